@@ -1,6 +1,7 @@
 //! What is delivered, and what may become of it: messages, their ids, cursors, outcomes and
 //! decisions. Pure: no server is known here.
 
+pub(crate) mod breaker;
 pub(crate) mod copy;
 pub(crate) mod cursor;
 pub(crate) mod decision;

@@ -6,6 +6,5 @@ pub(crate) mod keeper;
 mod places;
 pub(crate) mod proof;
 pub(crate) mod publisher;
-mod silence;
 mod stored_id;
 pub(crate) mod streams;

@@ -1,26 +1,42 @@
 //! The loops that deliver and that maintain.
 
 mod acknowledgements;
+mod bounds;
 mod budget;
 mod checks;
+mod claim;
 mod demand;
-mod held;
 mod hot_key;
 pub(crate) mod maintenance;
 mod missing;
 pub(crate) mod mover;
 mod plan;
-mod probes;
+mod publish;
 mod quiet;
-mod reading;
 pub(crate) mod recovery;
-mod refused;
 mod rounds;
 mod runner;
+mod settle;
 mod standby;
-mod steps;
 pub(crate) mod unread;
 pub(crate) mod worker;
 
-pub use self::steps::{Claimed, Pass, Published, Settled};
-pub(crate) use self::{budget::Budget, demand::Demand, held::HeldLanes, runner::Runner};
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+pub(crate) use self::{budget::Budget, demand::Demand, runner::Runner};
+pub use self::{
+    claim::Claimed,
+    publish::Published,
+    settle::{Pass, Settled},
+};
+use crate::error::{RelayError, StoreError};
+
+/// Every statement has a deadline of the server; this one is for a server that no longer answers.
+async fn bounded<T>(step: impl Future<Output = Result<T, StoreError>>) -> Result<T, RelayError> {
+    match timeout(Duration::from_secs(45), step).await {
+        Ok(result) => result.map_err(RelayError::store),
+        Err(_) => Err(RelayError::PostgresTimeout),
+    }
+}

@@ -16,8 +16,12 @@ use crate::{
         keeper, streams,
     },
     pass::{
-        Budget, Demand, HeldLanes, Runner, maintenance::Maintainer, mover::Mover, recovery::Recovery, unread,
-        worker::Worker,
+        Budget, Demand, Runner,
+        maintenance::Maintainer,
+        mover::Mover,
+        recovery::Recovery,
+        unread,
+        worker::{Shared, Worker},
     },
     postgres::{
         Store,
@@ -37,10 +41,9 @@ const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Relay {
     config: Config,
-    store: Arc<Store>,
+    shared: Shared,
     server: Server,
-    first_connection: Connection,
-    metrics: Metrics,
+    first_connection: Arc<Connection>,
     systemd: Option<Systemd>,
 }
 
@@ -77,7 +80,12 @@ impl Relay {
             server.connect(&metrics).await.map_err(|error| error.at(config.nats_target()))?;
         metrics.nats_connected.set(1);
         streams::ready(&config.streams, &first_connection).await?;
-        Ok(Self { config, store, server, first_connection, metrics, systemd: None })
+        let first_connection = Arc::new(first_connection);
+        let (_, connections) = watch::channel(Some(Arc::clone(&first_connection)));
+        let (tuning, budget) = (config.tuning.clone(), Budget::new(&config.tuning));
+        let breaker = server.breaker.clone();
+        let shared = Shared { store, connections, tuning, metrics, traces: None, budget, breaker };
+        Ok(Self { config, shared, server, first_connection, systemd: None })
     }
 
     /// Makes the relay tell systemd how it is while it serves.
@@ -90,29 +98,26 @@ impl Relay {
     /// A worker by itself, on this relay's first connection to NATS, to make passes one at a time.
     #[must_use]
     pub fn worker(&self) -> Worker {
-        let (_, connections) = watch::channel(Some(Arc::new(self.first_connection.clone())));
-        let (store, tuning) = (Arc::clone(&self.store), self.config.tuning.clone());
-        let budget = Budget::new(&tuning);
-        Worker::new(store, connections, tuning, self.metrics.clone(), None, budget, HeldLanes::default())
+        Worker::new(self.shared.clone())
     }
 
     /// This relay's maintenance by itself, to make its steps one at a time.
     #[must_use]
     pub fn maintainer(&self) -> Maintainer {
-        maintainer(&self.config, &self.store, &self.metrics)
+        maintainer(&self.config, &self.shared)
     }
 
     /// This relay's mover of delayed messages by itself, to make its steps one at a time.
     #[must_use]
     pub fn mover(&self) -> Mover {
-        Mover::new(Arc::clone(&self.store))
+        Mover::new(Arc::clone(&self.shared.store))
     }
 
     /// This relay's checks of streams by themselves, on its first connection to NATS.
     #[must_use]
     pub fn recovery(&self) -> Recovery {
-        let (store, connection) = (Arc::clone(&self.store), Arc::new(self.first_connection.clone()));
-        Recovery::new(store, Some(connection), self.config.on_loss, self.metrics.clone())
+        let (Shared { store, metrics, .. }, connection) = (&self.shared, Arc::clone(&self.first_connection));
+        Recovery::new(Arc::clone(store), Some(connection), self.config.on_loss, metrics.clone())
     }
 
     /// Runs the loops until `shutdown` resolves, then drains.
@@ -120,7 +125,8 @@ impl Relay {
     /// # Errors
     /// The HTTP address cannot be bound, or the grace period was too short.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RelayError> {
-        let Self { config, store, server, first_connection, metrics, systemd } = self;
+        let Self { config, mut shared, server, first_connection, systemd } = self;
+        let (store, metrics) = (Arc::clone(&shared.store), shared.metrics.clone());
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
         for weakness in &config.weaknesses {
@@ -138,7 +144,6 @@ impl Relay {
         let kept = keeper::maintain(server, first_connection, kept_sender, metrics.clone(), stop.clone());
         tasks.spawn(kept);
         let (checked, connections) = watch::channel(None);
-        let budget = Budget::new(&config.tuning);
         let recovery = Recovery::new(Arc::clone(&store), None, config.on_loss, metrics.clone());
         tasks.spawn(recovery.run(unchecked, checked, stop.clone()));
         let ((wake_sender, wake), (leader_sender, leader)) =
@@ -150,20 +155,18 @@ impl Relay {
             connections.clone(),
             stop.clone(),
         ));
-        let traces = trace(&config, &metrics, &mut tasks, &stop)?;
-        let (demand, held) = (Arc::new(Demand::new(config.workers)), HeldLanes::default());
+        shared.traces = trace(&config, &metrics, &mut tasks, &stop)?;
+        shared.connections = connections;
+        let demand = Arc::new(Demand::new(config.workers));
         for number in 0..config.workers {
-            let (store, connections, tuning) =
-                (Arc::clone(&store), connections.clone(), config.tuning.clone());
-            let (metrics, traces, budget) = (metrics.clone(), traces.clone(), budget.clone());
-            let worker = Worker::new(store, connections, tuning, metrics, traces, budget, held.clone());
-            let runner = Runner::new(worker, number, Arc::clone(&demand), leader.clone());
+            let runner =
+                Runner::new(Worker::new(shared.clone()), number, Arc::clone(&demand), leader.clone());
             tasks.spawn(runner.run(wake.clone(), stop.clone()));
         }
-        // The queue ends with the last worker.
-        drop(traces);
         tasks.spawn(unread::run(Arc::clone(&store), stop.clone()));
-        tasks.spawn(maintainer(&config, &store, &metrics).run(stop.clone()));
+        tasks.spawn(maintainer(&config, &shared).run(stop.clone()));
+        // The queue of traces ends with the last worker.
+        drop(shared);
         tasks.spawn(Mover::new(Arc::clone(&store)).run(leader, stop.clone()));
         // Outlives the loops: their drain is watched as well.
         let (mut telling, over) = (JoinSet::new(), CancellationToken::new());
@@ -215,7 +218,8 @@ fn trace(
     Ok(Some(traces))
 }
 
-fn maintainer(config: &Config, store: &Arc<Store>, metrics: &Metrics) -> Maintainer {
+fn maintainer(config: &Config, shared: &Shared) -> Maintainer {
     let dead_blocks = config.tuning.read.dead_blocks;
-    Maintainer::new(Arc::clone(store), config.outbox.retention, dead_blocks, metrics.clone())
+    let store = Arc::clone(&shared.store);
+    Maintainer::new(store, config.outbox.retention, dead_blocks, shared.metrics.clone())
 }

@@ -1,5 +1,4 @@
-//! What to do about a message that was not acknowledged: one pure function from failure to
-//! decision.
+//! The reaction to a message that was not acknowledged: one pure function from failure to decision.
 
 use std::fmt;
 
@@ -53,7 +52,7 @@ impl Failure {
         matches!(self, Self::Refused { err_code: 10167, .. })
     }
 
-    /// A stream, account or server has no room: what is sent next is refused as well, unless
+    /// A stream, account or server has no room: it refuses the next message as well, unless
     /// [`Failure::spares_smaller`].
     pub(crate) fn is_full_stream(&self) -> bool {
         matches!(self, Self::Refused { err_code: 10077 | 10023 | 10002, .. })
@@ -66,8 +65,7 @@ impl Failure {
         self.is_full_stream() && !is_counted
     }
 
-    /// The same failure with what the relay knows and JetStream does not say: the stream that it
-    /// expects.
+    /// The same failure with the stream that the relay expects, which JetStream does not name.
     pub(crate) fn knowing(self, expected_stream: Option<&str>) -> Self {
         match (self, expected_stream) {
             (Self::Refused { err_code: 10060, .. }, Some(name)) => {
@@ -77,26 +75,15 @@ impl Failure {
         }
     }
 
-    /// What refuses the message, and most likely others with it, as it is stored with those that
-    /// wait for it; `None` when the refusal says nothing about others.
-    pub(crate) fn waits_for(&self, subject: &str) -> Option<String> {
-        match self {
-            // Only of one subject, when the stream limits each.
-            Self::Refused { description, .. }
-                if self.is_full_stream() && description.contains("per subject") =>
-            {
-                Some(format!("subject {subject}"))
-            }
-            Self::Refused { err_code: 10077 | 10023 | 10002 | 10109, stream: Some(stream), .. }
-            | Self::NoLeader { stream }
-            | Self::Unreachable { stream } => Some(format!("stream {stream}")),
-            Self::Refused { err_code: 10077 | 10023 | 10002 | 10109 | 10060, .. }
-            | Self::OtherStream { .. }
-            | Self::NoResponders
-            | Self::OnlySubscribers
-            | Self::Denied { .. } => Some(format!("subject {subject}")),
-            _ => None,
-        }
+    /// From which size of payload on a stream that refused one of so many bytes has no room.
+    pub(crate) fn refused_bytes(&self, bytes: usize) -> usize {
+        if self.spares_smaller() { bytes } else { 0 }
+    }
+
+    /// Whether the configuration of streams is to blame, which JetStream tells without storing a
+    /// copy.
+    pub(crate) fn shows_in_streams(&self) -> bool {
+        matches!(self, Self::OnlySubscribers | Self::NeverAcknowledges { .. })
     }
 
     /// The cause as it is stored with a message that is set aside.
@@ -120,7 +107,7 @@ impl Failure {
     }
 }
 
-/// Why a message is set aside: what its remedy depends on.
+/// Why a message is set aside; its remedy depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Cause {
     NoStream,
@@ -230,7 +217,7 @@ pub(crate) fn decide(failure: &Failure) -> Decision {
             10077 | 10023 | 10002 | 10047 | 10167 | 10158 => Decision::Wait,
             // Message larger, or headers larger, than the stream takes.
             10054 | 10097 => Decision::Dead,
-            // Whatever else: an operator may mend it, so it is tried again for a while.
+            // Others: an operator may mend it, so it is tried again for a while.
             _ => Decision::Park,
         },
     }
@@ -344,7 +331,8 @@ mod tests {
     #[test]
     fn bytes_without_room_spare_smaller_messages() {
         let spares = |err_code, description: &str| {
-            Failure::Refused { err_code, description: description.into(), stream: None }.spares_smaller()
+            let description = description.into();
+            Failure::Refused { err_code, description, stream: None }.refused_bytes(9) == 9
         };
         assert!(spares(10077, "maximum bytes exceeded") && spares(10023, "insufficient resources"));
         assert!(!spares(10077, "maximum messages exceeded"));
@@ -353,12 +341,11 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_by_another_stream_names_the_expected_one_and_waits_as_before() {
+    fn a_refusal_by_another_stream_names_the_expected_one() {
         let refused =
             |err_code| Failure::Refused { err_code, description: "does not match".into(), stream: None };
         let failure = refused(10060).knowing(Some("ORDERS"));
         assert!(failure.to_string().contains("another stream than ORDERS"), "{failure}");
-        assert_eq!(failure.waits_for("a"), refused(10060).waits_for("a"));
         assert_eq!(refused(10060).knowing(None), refused(10060));
         assert_eq!(refused(10077).knowing(Some("ORDERS")), refused(10077));
     }

@@ -13,7 +13,7 @@ pub(crate) enum Outcome {
     Unknown,
     Stored {
         duplicate: bool,
-        /// By this stream, at this sequence; of a duplicate that of the first copy.
+        /// By this stream, at this sequence; a duplicate has the sequence of the first copy.
         stream: Arc<str>,
         sequence: u64,
         sent_at: Instant,

@@ -5,9 +5,10 @@ use std::{ops::Deref, sync::Arc};
 use oncebox_connect::nats::{self, ConnectionError};
 use tokio::sync::{Notify, watch};
 
-use super::{places::Places, silence::Silence, stored_id::Answers};
+use super::{places::Places, stored_id::Answers};
 use crate::{
     config::{Config, StreamTable},
+    delivery::breaker::Breaker,
     telemetry::metrics::Metrics,
 };
 
@@ -15,8 +16,8 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(crate) struct Connection {
     inner: nats::Connection,
-    /// Which messages nobody answers, and when NATS last answered anything.
-    pub(crate) silence: Arc<Silence>,
+    /// The relay's, which outlives this connection.
+    pub(crate) breaker: Breaker,
     /// Room for what JetStream answers when it is asked for messages.
     pub(super) answers: Answers,
     pub(super) places: Arc<Places>,
@@ -41,12 +42,13 @@ pub(crate) struct Server {
     inner: nats::Server,
     pub(super) streams: Vec<StreamTable>,
     places: Arc<Places>,
+    pub(crate) breaker: Breaker,
 }
 
 impl Server {
     pub(crate) fn new(config: &Config, name: String) -> Self {
         let inner = nats::Server::new(config, name);
-        Self { inner, streams: config.streams.clone(), places: Arc::default() }
+        Self { inner, streams: config.streams.clone(), places: Arc::default(), breaker: Breaker::default() }
     }
 
     /// The servers, without credentials.
@@ -62,7 +64,7 @@ impl Server {
         };
         Ok(Connection {
             inner: self.inner.connect(note_error).await?,
-            silence: Arc::new(Silence::new()),
+            breaker: self.breaker.clone(),
             answers: Answers::new(),
             places: Arc::clone(&self.places),
             no_stream: Arc::default(),

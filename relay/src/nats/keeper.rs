@@ -19,7 +19,7 @@ const SHORT: Duration = Duration::from_secs(10);
 /// already.
 pub(crate) async fn maintain(
     server: Server,
-    first: Connection,
+    first: Arc<Connection>,
     connections: watch::Sender<Option<Arc<Connection>>>,
     metrics: Metrics,
     shutdown: CancellationToken,
@@ -30,7 +30,7 @@ pub(crate) async fn maintain(
     let mut said = None;
     let mut failures = 0;
     loop {
-        let (current, since) = (Arc::new(connection), Instant::now());
+        let (current, since) = (connection, Instant::now());
         connections.send_replace(Some(Arc::clone(&current)));
         metrics.nats_connected.set(1);
         tokio::select! {
@@ -53,7 +53,7 @@ pub(crate) async fn maintain(
             connection = reconnect(&server, &metrics, failures) => connection,
             () = shutdown.cancelled() => return,
         };
-        connection = reconnected;
+        connection = Arc::new(reconnected);
         if is_news {
             info!("NATS is back");
         }

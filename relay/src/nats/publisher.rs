@@ -22,10 +22,10 @@ use tokio::{
 };
 
 use self::{atomic::AtomicStream, batch::Batch, window::Window};
-use super::{connection::Connection, silence::Known};
+use super::connection::Connection;
 use crate::{
     config::Limits,
-    delivery::{decision::Failure, message::Message, outcome::Outcome},
+    delivery::{breaker::Sending, decision::Failure, message::Message, outcome::Outcome},
 };
 
 /// Publishes over one connection; made anew with each connection.
@@ -65,7 +65,7 @@ impl Publisher {
         subject.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'))
     }
 
-    /// Gives the connection up: what it answers cannot be true.
+    /// Gives the connection up: its answers cannot be true.
     pub(crate) fn give_up(&self, reason: &str) {
         self.connection.end(&reason);
     }
@@ -79,12 +79,12 @@ impl Publisher {
         self.connection.client.max_payload()
     }
 
-    /// Publishes what of the batch may be published, and returns the outcome of each message. When
+    /// Publishes the messages that may be published, and returns the outcome of each one. When
     /// the broker goes away, the connection is declared over and the rest is [`Outcome::Unknown`].
     pub(crate) async fn publish(&mut self, messages: &[Message], limits: &Limits) -> Vec<Outcome> {
         let mut batch = Batch::new(messages, self.next_number);
         self.next_number += messages.len() as u64;
-        // What was denied before may be allowed by now: this batch finds out.
+        // A subject that was denied before may be allowed by now: this batch finds out.
         while !matches!(self.denied.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
         let started = Instant::now();
         self.publish_atomically(&mut batch, limits, started).await;
@@ -127,7 +127,7 @@ impl Publisher {
                 ack = self.acks.next() => match ack {
                     Some(ack) => {
                         batch.progress = Instant::now();
-                        self.connection.silence.heard(batch.progress);
+                        self.connection.breaker.heard(batch.progress);
                         batch.acknowledge(&ack, &mut self.window, limits);
                     }
                     None => batch.away = Some(Failure::Disconnected),
@@ -152,10 +152,6 @@ impl Publisher {
             return;
         }
         let message = &batch.messages[index];
-        if batch.denied.contains(&*message.subject) {
-            let failure = Failure::Denied { subject: message.subject.clone() };
-            return batch.finish(index, Err(failure), limits);
-        }
         if self.is_inbox(&message.subject) {
             let failure =
                 Failure::BadHeader(format!("subject {}: it lies below the relay's inbox", message.subject));
@@ -164,10 +160,10 @@ impl Publisher {
         if let Some(failure) = batch.refused_unsent(message) {
             return batch.finish(index, Err(failure), limits);
         }
-        match self.connection.silence.of(&message.subject) {
-            Known::Nothing => {}
-            Known::Unanswered(failure) => return batch.finish(index, Err(failure), limits),
-            Known::ToBeAsked => return batch.suspected.push(index),
+        match self.connection.breaker.sending(&message.subject) {
+            Sending::Publish => {}
+            Sending::Refuse(failure) => return batch.finish(index, Err(failure), limits),
+            Sending::Ask => return batch.suspected.push(index),
         }
         let headers = wire_headers(message, limits).and_then(|headers| {
             let limit = self.connection.client.max_payload();

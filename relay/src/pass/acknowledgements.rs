@@ -1,5 +1,5 @@
-//! What streams acknowledged in a pass, lane by lane: what the cursors note of it, and whether it
-//! can be true.
+//! The acknowledgements of streams in a pass, lane by lane: the cursors note them, unless they
+//! cannot be true.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -15,7 +15,7 @@ use crate::{
 struct Lane<'a> {
     highest: u64,
     message: &'a Message,
-    /// The lowest sequence of what was not a duplicate.
+    /// The lowest sequence that is no duplicate's.
     lowest_new: Option<u64>,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct Acknowledgements<'a> {
 }
 
 impl<'a> Acknowledgements<'a> {
-    /// Of what was settled and what was not alike: more may always be said to be covered.
+    /// Of settled messages and others alike: a receipt may always cover more.
     pub(super) fn new(claims: &'a [Claim], messages: &'a [Message], outcomes: &'a [Outcome]) -> Self {
         let mut lanes: BTreeMap<(i16, &Arc<str>), Lane<'_>> = BTreeMap::new();
         for (message, outcome) in messages.iter().zip(outcomes) {
@@ -61,7 +61,7 @@ impl<'a> Acknowledgements<'a> {
         found.and_then(|((_, stream), lane)| Some((*stream, lane.lowest_new?)))
     }
 
-    /// Notes in the settlements what was acknowledged. A lane of which only parked messages were
+    /// Notes the acknowledgements in the settlements. A lane of which only parked messages were
     /// sent has its cursor written again as it stands. Returns the receipts for where the cursors
     /// stand, and for where they are about to.
     pub(super) fn note(&self, settlements: &mut Vec<(i16, Settlement)>) -> Vec<Receipt> {
@@ -100,8 +100,7 @@ fn sequence(outcome: &Outcome, of: &str) -> Option<u64> {
     }
 }
 
-/// For the cursor that was claimed: what it knows of the stream, or that the stream had nothing of
-/// the lane.
+/// For the claimed cursor: its mark in the stream, or that the stream had nothing of the lane.
 fn before(claim: &Claim, stream: &Arc<str>) -> Receipt {
     let mark = claim.acknowledged.mark(stream);
     Receipt {

@@ -5,9 +5,8 @@
 //! room is left for a later pass, as if it had not been read; its payload is not even transferred,
 //! see `Session::read`.
 //!
-//! A pass may be over while the client of NATS still holds some of its payloads: what it has given
-//! up may wait behind a slow line. So the share of a pass comes back with the last copy of its
-//! payloads.
+//! A pass may be over while the client of NATS still holds some of its payloads: they wait behind a
+//! slow line. So the share of a pass comes back with the last copy of its payloads.
 
 use std::sync::Arc;
 
@@ -23,7 +22,7 @@ const ALL: usize = 32 * 1024 * 1024;
 /// The share that is taken of it at a time.
 const UNIT: usize = 256 * 1024;
 
-/// The client of NATS copies what is shorter.
+/// The client of NATS copies shorter payloads.
 const KEPT_BY_CLIENT: usize = 4096;
 
 /// One for all workers of a relay.
@@ -41,7 +40,6 @@ pub(super) struct Share {
     lent: Option<Arc<[OwnedSemaphorePermit]>>,
     held: usize,
     since_begin: usize,
-    payload_max: usize,
 }
 
 /// A payload, and the share that it takes up.
@@ -64,19 +62,14 @@ impl Budget {
         Self { all: Arc::new(Semaphore::new(ALL / UNIT)), pass_max: bytes.saturating_mul(2).min(ALL / 2) }
     }
 
-    /// For a pass; `payload_max` is what the server takes of one message.
-    pub(super) fn share(&self, payload_max: usize) -> Share {
-        Share { budget: self.clone(), taken: Vec::new(), lent: None, held: 0, since_begin: 0, payload_max }
+    /// For a pass.
+    pub(super) fn share(&self) -> Share {
+        Share { budget: self.clone(), taken: Vec::new(), lent: None, held: 0, since_begin: 0 }
     }
 }
 
 impl Share {
-    /// A larger payload is not to be read at all.
-    pub(super) fn payload_max(&self) -> usize {
-        self.payload_max
-    }
-
-    /// From here on a single message is admitted again, whatever the pass holds.
+    /// From here on one message is admitted again, however much the pass holds.
     pub(super) fn begin(&mut self) {
         self.since_begin = 0;
     }
@@ -128,37 +121,37 @@ mod tests {
     #[test]
     fn a_pass_holds_many_small_messages_or_one_large_one() {
         let budget = budget(4, 524_288);
-        let mut share = budget.share(MESSAGE);
+        let mut share = budget.share();
         assert!((0..4_096).all(|_| share.admit(1_024)), "4 MiB");
         assert!(!share.admit(1_024));
         share.begin();
         assert!(share.admit(MESSAGE) && !share.admit(1));
-        let mut empty = budget.share(MESSAGE);
+        let mut empty = budget.share();
         assert!(empty.admit(0) && !empty.admit(MESSAGE));
     }
 
     #[test]
     fn what_all_workers_hold_is_bounded_and_comes_back() {
         let budget = budget(256, i64::MAX);
-        let mut shares: Vec<Share> = (0..4).map(|_| budget.share(MESSAGE)).collect();
+        let mut shares: Vec<Share> = (0..4).map(|_| budget.share()).collect();
         assert!(shares.iter_mut().all(|share| share.admit(MESSAGE)));
-        assert!(!budget.share(MESSAGE).admit(1));
+        assert!(!budget.share().admit(1));
         shares.pop();
-        assert!(budget.share(MESSAGE).admit(MESSAGE));
+        assert!(budget.share().admit(MESSAGE));
     }
 
     #[test]
     fn a_share_comes_back_with_the_last_copy_of_a_payload() {
         let budget = budget(256, i64::MAX);
-        let mut share = budget.share(MESSAGE);
+        let mut share = budget.share();
         let mut payloads = vec![Bytes::from(vec![1; ALL / 2]), Bytes::from_static(b"short")];
-        assert!(share.admit(ALL) && !budget.share(MESSAGE).admit(1));
+        assert!(share.admit(ALL) && !budget.share().admit(1));
         share.lend(payloads.iter_mut());
         let client = payloads.clone();
         drop((share, payloads));
-        assert!(!budget.share(MESSAGE).admit(1), "the client still has it");
+        assert!(!budget.share().admit(1), "the client still has it");
         assert!(client[0].len() == ALL / 2 && client[0].iter().all(|byte| *byte == 1));
         drop(client);
-        assert!(budget.share(MESSAGE).admit(ALL));
+        assert!(budget.share().admit(ALL));
     }
 }

@@ -11,10 +11,10 @@ use tracing::{info, warn};
 
 use super::{
     recovery::{Problem, Recovery},
-    runner::{REFUSED, is_away},
+    runner::pace,
 };
 use crate::{
-    backoff::{AWAY, Backoff},
+    backoff::Backoff,
     error::{RelayError, error_chain},
     nats::connection::{Connection, Connections},
 };
@@ -96,7 +96,7 @@ impl Recovery {
         }
     }
 
-    /// PostgreSQL has failed a check: how to wait for the next one.
+    /// PostgreSQL has failed a check; returns the pace of the next ones.
     fn note_failure(&self, error: RelayError) -> Backoff {
         self.metrics.postgres_errors.inc();
         if self.metrics.health.postgres_away(true) {
@@ -105,15 +105,12 @@ impl Recovery {
                 "PostgreSQL failed a check of the streams; it is tried again until it succeeds"
             );
         }
-        if is_away(&error) { AWAY } else { REFUSED }
-    }
-
-    fn is_over(&self) -> bool {
-        self.connection.as_ref().is_none_or(|connection| connection.over.is_cancelled())
+        pace(&error)
     }
 
     pub(super) fn report(&mut self, problem: String) {
-        if !self.is_over() && self.said.as_ref() != Some(&problem) {
+        let is_over = self.connection.as_ref().is_none_or(|connection| connection.over.is_cancelled());
+        if !is_over && self.said.as_ref() != Some(&problem) {
             warn!(
                 problem,
                 "it cannot be checked whether a stream still has all that it acknowledged; delivery goes on"

@@ -68,7 +68,7 @@ impl Demand {
         }
     }
 
-    /// A pass has settled so many messages; a limit may have cut what it read.
+    /// A pass has settled so many messages; a limit may have cut its read.
     pub(super) fn settled(&self, number: usize, messages: usize, full: bool) {
         if messages > MANY {
             self.more(number);
@@ -107,8 +107,8 @@ impl Demand {
         });
     }
 
-    /// How many lanes a pass may claim: those that work share what all workers would claim
-    /// together. Of more lanes a pass reads less each, see [`ReadLimits::shared_by`].
+    /// How many lanes a pass may claim: those that work share the lanes that all workers would
+    /// claim together. Of more lanes a pass reads less each, see [`ReadLimits::shared_by`].
     ///
     /// [`ReadLimits::shared_by`]: crate::config::ReadLimits::shared_by
     pub(super) fn lanes(&self, lanes_max: i64) -> i64 {

@@ -1,17 +1,17 @@
 //! An ordering key that fills a lane gives way to the others in it.
 //!
 //! Messages of one ordering key are sent one after another, each after the acknowledgement of the
-//! one before: some thousands a second. A burst of tens of thousands would hold up whatever stands
+//! one before: some thousands a second. A burst of tens of thousands would hold up all that stands
 //! behind it in its lane for seconds. The cursor settles prefixes, so nobody is sent ahead of the
 //! burst while it is in the log. Instead the burst is parked, which is quick: when a read that may
 //! have been cut is nearly all of one ordering key, and others wait behind it, a share of it is
 //! sent, and the rest is set aside behind that. From then on every message of the key that is read
 //! finds one of its key parked, and is set aside as well (`read.sql`); so the passes reach the
-//! others as fast as rows are written. What is parked is sent in its order, a share in each pass
-//! (`read_parked.sql`), due at once when nothing before it is left (`release.sql`).
-//! Whether others wait is asked each 50 ms at most, while the answer is no.
+//! others as fast as rows are written. Parked ones are sent in their order, a share in each pass
+//! (`read_parked.sql`), due at once when nothing before them is left (`release.sql`). Each
+//! 50 ms at most a pass asks whether others wait, while the answer is no.
 //!
-//! | what might go wrong | why it does not |
+//! | danger | why it does not happen |
 //! |---|---|
 //! | a message of the key overtakes another | parked ones go in the order of their ids, and none of the key is sent from the log while one is parked |
 //! | one is lost | parking and the cursor move in one transaction; a crash before it leaves all in the log |
@@ -44,7 +44,7 @@ const ASK_EVERY: Duration = Duration::from_millis(50);
 pub(super) struct HotKeys(HashMap<i16, (String, Instant)>);
 
 impl HotKeys {
-    /// Marks what is to be set aside of an ordering key that fills its lane.
+    /// Blocks the messages that an ordering key has above its share in a lane that it fills.
     pub(super) async fn give_way(
         &mut self,
         session: &Session,
@@ -92,7 +92,7 @@ fn filling(lane: &[Message]) -> Option<&str> {
     (is_filled && of_key().filter(|message| !message.blocked).count() > SHARE).then_some(key)
 }
 
-/// What more than half of all are, if anything: whatever is left when unlike ones cancel out.
+/// The one that more than half of all are, if there is one: it is left when unlike ones cancel out.
 fn majority<'a>(all: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let mut left = (None, 0_usize);
     for one in all {

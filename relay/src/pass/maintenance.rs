@@ -87,19 +87,16 @@ impl Maintainer {
         dead_blocks: bool,
         metrics: Metrics,
     ) -> Self {
-        let (tasks, finished) = (VecDeque::new(), HashMap::new());
-        let (finished_since, registered) = (Instant::now(), None);
-        let looked_at_schema = None;
         Self {
             store,
             retention,
             dead_blocks,
             metrics,
-            tasks,
-            finished,
-            finished_since,
-            registered,
-            looked_at_schema,
+            tasks: VecDeque::new(),
+            finished: HashMap::new(),
+            finished_since: Instant::now(),
+            registered: None,
+            looked_at_schema: None,
         }
     }
 
@@ -115,16 +112,13 @@ impl Maintainer {
                     failing = false;
                     if more { started.elapsed().min(TICK_MAX) } else { jittered(tick) }
                 }
-                Ok(Err(error)) => {
-                    if !failing {
-                        warn!(error = %error_chain(&error), "maintenance failed; it is tried again");
+                failed => {
+                    match failed {
+                        Ok(Err(error)) if !std::mem::replace(&mut failing, true) => {
+                            warn!(error = %error_chain(&error), "maintenance failed; it is tried again");
+                        }
+                        _ => debug!("maintenance failed again, or took too long"),
                     }
-                    failing = true;
-                    self.tasks.clear();
-                    jittered(tick)
-                }
-                Err(_) => {
-                    debug!("maintenance took too long");
                     self.tasks.clear();
                     jittered(tick)
                 }

@@ -1,4 +1,4 @@
-//! Looks for what a stream has no more of what it acknowledged.
+//! Looks for acknowledged messages that a stream no longer has.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use crate::{
     postgres::receipts::{KnownStream, Mark},
 };
 
-/// A stream, and what it has lost of what it acknowledged.
+/// A stream, and its losses.
 pub(super) struct Look {
     pub(super) facts: Facts,
     pub(super) gone: Gone,
@@ -30,8 +30,8 @@ pub(super) enum Gone {
     Since(BTreeMap<i16, i64>),
 }
 
-/// `None` when the stream is not there: it refuses what is published to it, and when it is made
-/// again, it is another one.
+/// `None` when the stream is not there: it refuses all messages, and when somebody makes it again,
+/// it is another one.
 pub(super) async fn look(connection: &Connection, stream: &KnownStream) -> Result<Option<Look>, String> {
     let Some(facts) = proof::facts(connection, &stream.name).await? else { return Ok(None) };
     if stream.created.is_some_and(|created| !is_same_time(created, facts.created)) {
@@ -55,7 +55,7 @@ pub(super) async fn look(connection: &Connection, stream: &KnownStream) -> Resul
     Ok(Some(Look { facts, gone }))
 }
 
-/// What the stream says of each of these.
+/// The stream's evidence for each of these.
 pub(super) async fn ask(
     connection: &Connection,
     stream: &KnownStream,

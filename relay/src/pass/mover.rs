@@ -2,7 +2,7 @@
 //!
 //! A message that must not be sent before its time waits in the table `delayed`. When it is due,
 //! one transaction deletes it there and inserts it into the log, where it is an ordinary message
-//! from then on: whatever dies, it is in one of the two. Of many relays one moves at a time. A
+//! from then on: it is in one of the two, also after a crash. Of many relays one moves at a time. A
 //! message of an ordering key is moved only if none of an earlier time stays behind, whoever holds
 //! that one, so the messages of an ordering key get their ids in the order of their times.
 //!
@@ -44,7 +44,7 @@ const FAILING: Backoff = Backoff { first: Duration::from_millis(500), max: Durat
 #[derive(Debug)]
 pub struct Mover {
     store: Arc<Store>,
-    /// What comes up to here was looked at in this round: it was moved, or others hold it.
+    /// All up to here was looked at in this round: it was moved, or others hold it.
     place: DelayedPlace,
 }
 
@@ -71,16 +71,14 @@ impl Mover {
                     let look = LOOK.delay(0);
                     next_due.map_or(look, |due| due.min(look))
                 }
-                Ok(Err(error)) => {
-                    if failures == 0 {
-                        let error = error_chain(&error);
-                        warn!(%error, "moving delayed messages failed; it is tried again");
+                failed => {
+                    match failed {
+                        Ok(Err(error)) if failures == 0 => {
+                            let error = error_chain(&error);
+                            warn!(%error, "moving delayed messages failed; it is tried again");
+                        }
+                        _ => debug!("moving delayed messages failed again, or took too long"),
                     }
-                    failures = failures.saturating_add(1);
-                    FAILING.delay(failures)
-                }
-                Err(_) => {
-                    debug!("moving delayed messages took too long");
                     failures = failures.saturating_add(1);
                     FAILING.delay(failures)
                 }
@@ -100,7 +98,7 @@ impl Mover {
     pub async fn run_once(&mut self) -> Result<Moved, RelayError> {
         let from = std::mem::take(&mut self.place);
         let (moved, place) = self.store.move_delayed(from).await.map_err(RelayError::store)?;
-        // A round that is over begins anew: what others held may be free.
+        // A round that is over begins anew: messages that others held may be free.
         self.place = place.filter(|_| moved.more).unwrap_or_default();
         if moved.messages > 0 {
             debug!(messages = moved.messages, "moved delayed messages into the log");

@@ -1,4 +1,4 @@
-//! What a settling transaction writes: cursors that move, messages that are set aside or sent at
+//! The writes of a settling transaction: cursors that move, messages that are set aside or sent at
 //! last.
 
 use std::{
@@ -8,18 +8,20 @@ use std::{
 
 use tracing::warn;
 
-use super::probes::{Place, Probes, SELDOM, Tried, WAITS};
 use crate::{
     backoff::Backoff,
     config::{ReadLimits, Tuning},
     delivery::{
+        breaker::{Breaker, Circuit, Place, SELDOM, Tried, WAITS},
         cursor::{Read, Settlement},
         decision::{Cause, Decision, Failure},
         message::Message,
         outcome::Outcome,
     },
+    error::StoreError,
     postgres::{
         claim::Claim,
+        session::Session,
         settle::{Parking, Unparked},
     },
     telemetry::metrics::Metrics,
@@ -35,27 +37,27 @@ const PROBE_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// The writes of a settling transaction.
 pub(super) struct Plan<'a> {
     tuning: &'a Tuning,
-    probes: &'a Probes,
+    breaker: &'a Breaker,
     pub(super) settlements: Vec<(i16, Settlement)>,
     pub(super) parkings: Vec<(&'a Message, Parking)>,
-    pub(super) unparked: Vec<Unparked<'a>>,
+    unparked: Vec<Unparked<'a>>,
     /// Ordering keys whose first parked message may be due now.
-    pub(super) freed: BTreeSet<(i16, &'a str)>,
-    /// What became of messages that wait with others.
+    freed: BTreeSet<(i16, &'a str)>,
+    /// The fate of tried messages, by lane and the stream or subject that had refused them.
     tried: BTreeMap<(i16, &'a str), Tried>,
     pub(super) done: usize,
     stored: u64,
     duplicates: u64,
     pub(super) full: bool,
-    /// Lanes in which a limit may have cut what was read.
+    /// Lanes of which a limit may have cut the read.
     pub(super) cut_lanes: usize,
 }
 
 impl<'a> Plan<'a> {
-    pub(super) fn new(full: bool, tuning: &'a Tuning, probes: &'a Probes) -> Self {
+    pub(super) fn new(full: bool, tuning: &'a Tuning, breaker: &'a Breaker) -> Self {
         Self {
             tuning,
-            probes,
+            breaker,
             settlements: Vec::new(),
             parkings: Vec::new(),
             unparked: Vec::new(),
@@ -69,8 +71,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Settles the longest prefix of a lane's rows that is done; what was sent beyond it is sent
-    /// again.
+    /// Settles the longest prefix of a lane's rows that is done; rows behind it are sent again.
     pub(super) fn add_lane(
         &mut self,
         claim: &Claim,
@@ -155,22 +156,40 @@ impl<'a> Plan<'a> {
         self.freed.extend(message.ordering_key.as_deref().map(|key| (message.lane, key)));
     }
 
-    /// Notes what became of a message that has waited with others.
+    /// Notes the fate of a message that has waited with others.
     fn note(&mut self, message: &'a Message, note: impl FnOnce(&mut Tried)) {
         let Some(waits_for) = waits_for(message) else { return };
         let tried = self.tried.entry((message.lane, waits_for)).or_default();
         let refused = tried.refused;
         note(tried);
         if tried.refused == refused {
-            self.probes.leave(message.lane, waits_for, message.id);
+            self.breaker.leave(message.lane, waits_for, message.id);
         }
     }
 
-    /// How many of those that wait with others are tried next, for each lane and what they wait
-    /// for.
-    pub(super) fn released(&self, limits: ReadLimits) -> Vec<(i16, &'a str, i64)> {
-        let count =
-            |tried: &Tried| i64::try_from(tried.released()).unwrap_or(i64::MAX).min(limits.messages_max);
+    /// Parks messages, forgets stored ones, and has others tried that waited for these; returns
+    /// whether anything is due by that.
+    pub(super) async fn write(&self, session: &Session, limits: ReadLimits) -> Result<bool, StoreError> {
+        if !self.parkings.is_empty() {
+            session.park(&self.parkings).await?;
+        }
+        if !self.unparked.is_empty() {
+            session.unpark(&self.unparked).await?;
+        }
+        let groups = self.released(limits);
+        if !groups.is_empty() {
+            session.release_waiting(&groups).await?;
+        }
+        let freed: Vec<(i16, &str)> = self.freed.iter().copied().collect();
+        if !freed.is_empty() {
+            session.release(&freed, self.tuning.read.dead_blocks).await?;
+        }
+        Ok(!groups.is_empty() || !freed.is_empty())
+    }
+
+    /// How many of the messages that wait with others are tried next, by lane and cause.
+    fn released(&self, limits: ReadLimits) -> Vec<(i16, &'a str, i64)> {
+        let count = |tried: &Tried| i64::try_from(tried.freed()).unwrap_or(i64::MAX).min(limits.messages_max);
         let all = self.tried.iter().map(|((lane, waits_for), tried)| (*lane, *waits_for, count(tried)));
         all.filter(|(_, _, messages)| *messages > 0).collect()
     }
@@ -178,8 +197,8 @@ impl<'a> Plan<'a> {
     fn set_aside(&self, message: &Message, decision: Decision, failure: &Failure) -> Parking {
         let before = message.parked.as_ref().map_or(0, |parked| parked.attempts);
         let waited = message.parked.as_ref().map_or(0.0, |parked| parked.seconds);
-        let kept = waits_for(message).filter(|_| failure.cause() == Cause::NoStream);
-        let waits_for = kept.map(ToOwned::to_owned).or_else(|| failure.waits_for(&message.subject));
+        let kept = waits_for(message).filter(|_| failure.cause() == Cause::NoStream).map(ToOwned::to_owned);
+        let waits_for = kept.or_else(|| Circuit::of(failure, &message.subject).map(|of| of.to_string()));
         let pause_max = if waits_for.is_some() { PROBE_PAUSE_MAX } else { PAUSE_MAX };
         let attempts = before.saturating_add(1);
         let (attempts, delay) = match decision {
@@ -194,25 +213,23 @@ impl<'a> Plan<'a> {
             }
             Decision::Park | Decision::Dead | Decision::Away => (attempts, None),
         };
-        let parking = Parking {
+        let place =
+            |waits_for: &String, delay| self.breaker.place(message.lane, waits_for, message.id, delay);
+        let (attempts, delay, waits_for) = match waits_for.zip(delay) {
+            None => (attempts, delay, None),
+            Some((waits_for, delay)) => match place(&waits_for, delay) {
+                Place::Probe => (attempts, Some(delay), Some(waits_for)),
+                Place::Waits => (before, Some(WAITS), Some(waits_for)),
+                Place::Alone => (attempts, Some(delay.max(SELDOM.delay(0))), None),
+            },
+        };
+        Parking {
             attempts,
             delay_seconds: delay.map(|delay| delay.as_secs_f64()),
             dead: delay.is_none(),
             error: error_text(failure),
             cause: failure.cause(),
-            waits_for: None,
-        };
-        let Some((waits_for, delay)) = waits_for.zip(delay) else { return parking };
-        match self.probes.place(message.lane, &waits_for, message.id, delay) {
-            Place::Probe => Parking { waits_for: Some(waits_for), ..parking },
-            Place::Waits => {
-                let delay_seconds = Some(WAITS.as_secs_f64());
-                Parking { attempts: before, delay_seconds, waits_for: Some(waits_for), ..parking }
-            }
-            Place::Alone => {
-                let delay_seconds = Some(delay.max(SELDOM.delay(0)).as_secs_f64());
-                Parking { delay_seconds, ..parking }
-            }
+            waits_for,
         }
     }
 
@@ -248,15 +265,15 @@ fn behind(attempts: i32) -> Parking {
     Parking { attempts, delay_seconds: None, dead: false, error, cause: Cause::Behind, waits_for: None }
 }
 
-/// What the database is told. Anybody can answer on a subject, with any bytes: PostgreSQL takes no
-/// NUL, and a terminal no control characters.
+/// The error as the database has it. Anybody can answer on a subject, with any bytes: PostgreSQL
+/// takes no NUL, and a terminal no control characters.
 fn error_text(failure: &Failure) -> String {
     let mut error = failure.to_string().replace(char::is_control, " ");
     error.truncate(error.floor_char_boundary(ERROR_BYTES_MAX));
     error
 }
 
-/// What has refused a parked message with others before.
+/// The stream or subject that has refused a parked message with others before.
 fn waits_for(message: &Message) -> Option<&str> {
     message.parked.as_ref()?.waits_for.as_deref()
 }

@@ -1,16 +1,16 @@
 //! A pass that is made only when it may find something: a cheap look at the log comes first.
 //!
-//! | what happens | how it is noticed |
+//! | event | how the relay notices it |
 //! |---|---|
 //! | a message is committed after the look, whenever its transaction began, prepared ones too | at the next look its transaction has ended |
 //! | it is committed between the look and the claim | the claim sees it, or the next look that its transaction has ended |
 //! | it was enqueued before the sleep mark was set, so no NOTIFY was sent | the look that follows the mark after the shortest pause; the mark's own transaction does not count. If that look sees a transaction open, the pauses begin anew |
-//! | a wake-up is lost, a lane was locked by a relay that died, a parked message is due | the claim of all lanes, whatever a look says |
+//! | a wake-up is lost, a lane was locked by a relay that died, a parked message is due | the claim of all lanes, which looks do not prevent |
 //!
 //! In between, a claim need not ask where each lane stands: after a pass that left nothing due,
-//! only what has come since is due (`claim_since.sql`):
+//! only new messages are due (`claim_since.sql`):
 //!
-//! | what happens | how it is noticed |
+//! | event | how the relay notices it |
 //! |---|---|
 //! | a message is committed by a transaction that was open then, or began later | the claim asks for both |
 //! | somebody else has locked a lane into which something has come | there are more such lanes than were claimed: the next claim asks for all that has come since the same look |
@@ -25,7 +25,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    steps::{Pass, bounded},
+    bounded,
+    settle::Pass,
     worker::{Quiet, Worker},
 };
 use crate::error::RelayError;
@@ -63,7 +64,7 @@ impl Worker {
     /// # Errors
     /// As [`Worker::run_once`].
     pub async fn run_if_due(&mut self) -> Result<Pass, RelayError> {
-        self.pass_if_due(self.tuning.lanes_max).await
+        self.pass_if_due(self.shared.tuning.lanes_max).await
     }
 
     /// Makes a pass over so many lanes at most, unless nothing has happened since the last one that
@@ -73,7 +74,7 @@ impl Worker {
         if !self.is_connected().await {
             return Ok(Pass::Away);
         }
-        let snapshot = bounded(self.store.look()).await?;
+        let snapshot = bounded(self.shared.store.look()).await?;
         self.heartbeat.beat();
         let still = quiet.as_ref().filter(|quiet| quiet.snapshot.is_same_but(&snapshot, &quiet.own));
         let still_since = still.map_or_else(Instant::now, |still| still.still_since);
@@ -84,14 +85,14 @@ impl Worker {
         let quiet = quiet.filter(Quiet::is_fresh);
         let claimed_at = quiet.as_ref().map_or_else(Instant::now, |quiet| quiet.claimed_at);
         let passed = self.pass_since(lanes_max, quiet, false).await?;
-        if passed == Pass::Idle && !self.memory.has_left {
+        if passed == Pass::Idle && !self.bounds.has_left {
             self.quiet = Some(Quiet { snapshot, own: Vec::new(), claimed_at, still_since });
         }
         Ok(passed)
     }
 
-    /// Makes a pass without a look, over what has come since the last one if that left nothing due.
-    /// Whoever has woken the relay may have done something else: made a parked message due.
+    /// Makes a pass without a look, over the messages since the last one if that left nothing due.
+    /// An operator who has woken the relay may have made a parked message due.
     pub(super) async fn pass_on(&mut self, lanes_max: i64, is_woken: bool) -> Result<Pass, RelayError> {
         let goes_on = !is_woken && self.may_go_on(lanes_max);
         let quiet = self.quiet.take().filter(|quiet| goes_on || quiet.is_fresh());

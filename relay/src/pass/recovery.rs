@@ -1,7 +1,7 @@
-//! Finds out when a stream has lost what it acknowledged, and has it sent again. The loop around it
-//! is `checks`.
+//! Finds out when a stream has lost acknowledged messages, and has them sent again. The loop around
+//! it is `checks`.
 //!
-//! The essay in `delivery/receipt.rs` says what proves that nothing is lost. Every new connection
+//! The essay in `delivery/receipt.rs` has the proof that nothing is lost. Every new connection
 //! is checked before the workers get it, since a server that was restarted may have come back with
 //! less; and every half minute besides, since a cluster changes its leader without cutting a
 //! client. A worker that is given a sequence a second time ends the connection, which leads here
@@ -38,8 +38,8 @@ use crate::{
 /// Streams that are asked at once. One without a leader takes until the deadline of a question and
 /// delays no other.
 const CONCURRENT: usize = 16;
-/// A new leader may not have applied all that it has: what a replicated stream lacks, it is asked
-/// for again after so long.
+/// A new leader may not have applied all that it has: a replicated stream is asked again after so
+/// long for messages that it lacks.
 const LEADER_PAUSE: Duration = Duration::from_secs(1);
 /// Pages of receipts that are looked at on the way back, at most.
 const PAGES_MAX: usize = 64;
@@ -56,21 +56,12 @@ pub struct Recovery {
 }
 
 /// Why a check was not made.
+#[derive(Debug, thiserror::Error)]
 pub(super) enum Problem {
-    Postgres(StoreError),
+    #[error(transparent)]
+    Postgres(#[from] StoreError),
+    #[error("{0}")]
     Nats(String),
-}
-
-impl From<StoreError> for Problem {
-    fn from(error: StoreError) -> Self {
-        Self::Postgres(error)
-    }
-}
-
-impl From<String> for Problem {
-    fn from(problem: String) -> Self {
-        Self::Nats(problem)
-    }
 }
 
 impl Recovery {
@@ -138,7 +129,7 @@ impl Recovery {
         }
     }
 
-    /// Writes down what is missing in a stream, and has it sent again; returns in how many lanes.
+    /// Writes down the losses of a stream, and has them sent again; returns in how many lanes.
     async fn handle(
         &self,
         connection: &Connection,
@@ -147,7 +138,7 @@ impl Recovery {
     ) -> Result<usize, Problem> {
         if look.facts.replicas > 1 {
             sleep(LEADER_PAUSE).await;
-            match missing::look(connection, stream).await? {
+            match missing::look(connection, stream).await.map_err(Problem::Nats)? {
                 Some(again) => look = again,
                 None => return Ok(0),
             }
@@ -156,7 +147,7 @@ impl Recovery {
         let losses = self.losses(connection, stream, &look).await?;
         let seen = seen(stream, facts);
         if !losses.is_empty() {
-            // What is sent again goes by the subjects of now.
+            // Messages are sent again by the subjects of now.
             let created = stream.created.unwrap_or(facts.created);
             let checked_at = stream.checked_at.unwrap_or(SystemTime::UNIX_EPOCH);
             self.store.saw_streams(&[SeenStream { created, checked_at, ..seen.clone() }]).await?;
@@ -226,7 +217,7 @@ impl Recovery {
         for _ in 0..PAGES_MAX {
             let page = self.store.older_receipts(lane, &stream.name, below).await?;
             let marks: Vec<&Mark> = page.iter().collect();
-            let evidence = missing::ask(connection, stream, facts, &marks).await?;
+            let evidence = missing::ask(connection, stream, facts, &marks).await.map_err(Problem::Nats)?;
             if let Some(at) = newest_proven(&evidence) {
                 return Ok(Some(page[at].number));
             }

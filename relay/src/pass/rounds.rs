@@ -1,18 +1,18 @@
-//! A pass of several rounds: while it has all lanes locked, it also reads and publishes what comes
-//! in the next moment, and settles all of it together.
+//! A pass of several rounds: while it has all lanes locked, it also reads and publishes messages of
+//! the next moment, and settles all of them together.
 //!
 //! To claim lanes and to settle them costs PostgreSQL several times as much as to read in them, and
 //! takes some milliseconds, in which nothing is published. So while messages keep coming, few at a
 //! time, only a pass now and then pays for it.
 //!
-//! | what might go wrong | why it does not |
+//! | danger | why it does no harm |
 //! |---|---|
-//! | a transaction that was open at the last round ends with an id below others | a round reads whatever the snapshot of the one before did not show, in the order of ids |
+//! | a transaction that was open at the last round ends with an id below others | a round reads all rows that the snapshot of the one before did not show, in the order of ids |
 //! | more comes than a round may hold, or a large payload | the round counts as not read, and the pass ends: the next one reads it |
 //! | a message is refused, or NATS says nothing of it | the pass ends, and its lanes are settled as those of any other: set aside, or a prefix |
 //! | a message waits behind a parked one of its ordering key | it is read as blocked, and the pass ends the same way |
 //! | the relay hangs | it holds all lanes until its session is ended, within half a minute |
-//! | the relay dies, or PostgreSQL | nothing of the pass is settled, all is sent again under the same ids: what [`TIME`] has brought |
+//! | the relay dies, or PostgreSQL | nothing of the pass is settled, and the messages of [`TIME`] are sent again under the same ids |
 //! | rows of another cluster carry ids of transactions that come to pass here | they lie below the floor |
 //! | a stream gives out a sequence again | nothing of that stream is settled, of any round |
 //! | an operator, or another relay, waits for a lane | for [`TIME`] more at most |
@@ -21,14 +21,10 @@ use std::time::Duration;
 
 use tokio::{task::spawn_blocking, time::Instant};
 
-use super::{
-    standby::LAG,
-    steps::{Claimed, Published, bounded},
-    worker::Worker,
-};
+use super::{bounded, claim::Claimed, publish::Published, standby::LAG, worker::Worker};
 use crate::{
     delivery::{message::Message, outcome::Outcome, snapshot::Snapshot},
-    error::{RelayError, StoreError},
+    error::RelayError,
     postgres::{
         claim::{Claim, Wanted},
         read_on::{Come, ReadOn},
@@ -45,7 +41,7 @@ const PAUSE: Duration = Duration::from_micros(400);
 /// something: then the looks of a relay at rest are cheaper.
 const EMPTY_MAX: u32 = 5;
 const MAKES_UP_FOR: u32 = 2;
-/// Whoever wants longer pauses between passes wants fewer rounds as well.
+/// An operator who sets longer pauses between passes wants fewer rounds as well.
 const POLL_MAX: Duration = Duration::from_millis(2);
 /// A pass with more messages, or more bytes of payloads together, does not go on. All payloads are
 /// kept to the end: receipts have the ids of messages, which are digests of them.
@@ -59,7 +55,7 @@ const BYTES_MAX: usize = 4 * 1024;
 impl Worker {
     /// Whether a pass over so many lanes has all of them, and may go on.
     pub(super) fn may_go_on(&self, lanes_max: i64) -> bool {
-        lanes_max >= self.store.lanes && self.tuning.poll_min <= POLL_MAX
+        lanes_max >= self.shared.store.lanes && self.shared.tuning.poll_min <= POLL_MAX
     }
 
     /// Claims all lanes, for a pass that may go on with [`Worker::round`]; `None` when they are all
@@ -68,12 +64,12 @@ impl Worker {
     /// # Errors
     /// As [`Worker::run_once`].
     pub async fn claim_all(&mut self) -> Result<Option<Claimed>, RelayError> {
-        self.claim_lanes(self.store.lanes, Wanted::All).await
+        self.claim_lanes(self.shared.store.lanes, Wanted::All).await
     }
 
-    /// Publishes what has come since the last round into the lanes of a pass, and tells how much
-    /// that was; `None` when there is no further round: the pass does not have all lanes, something
-    /// in it is not stored, or more has come than a round may hold.
+    /// Publishes the messages that have come into the lanes of a pass since the last round; returns
+    /// how many. `None` when there is no further round: the pass does not have all lanes, a message
+    /// in it is not stored, or more have come than a round may hold.
     ///
     /// # Errors
     /// As [`Worker::run_once`].
@@ -82,11 +78,15 @@ impl Worker {
         let limits = ReadOn {
             messages_max: ROUND_MAX.min(MESSAGES_MAX - published.outcomes.len()),
             bytes_max: BYTES_MAX,
-            dead_blocks: self.tuning.limits.dead_blocks,
+            dead_blocks: self.shared.tuning.limits.dead_blocks,
         };
-        let Some(come) = bounded(published.read_on(&since, limits)).await? else { return Ok(None) };
+        let Claimed { session, claims, .. } = &published.claimed;
+        let (lanes, floors): (Vec<i16>, Vec<i64>) =
+            claims.iter().map(|claim| (claim.lane, claim.cursor.floor)).unzip();
+        let reading = session.read_on(&lanes, &floors, &since, limits);
+        let Some(come) = bounded(reading).await? else { return Ok(None) };
         let count = come.messages.len();
-        let outcomes = published.claimed.session.keep_alive(self.send(&come.messages)).await;
+        let outcomes = session.keep_alive(self.send(&come.messages)).await;
         published.add(come, outcomes);
         self.take_in(published);
         Ok(Some(count))
@@ -112,45 +112,27 @@ impl Worker {
     }
 }
 
-/// A timer of tokio takes more than a millisecond, whatever it is set to.
+/// Every timer of tokio takes more than a millisecond.
 async fn pause() {
     // It cannot fail: it neither panics nor is it aborted.
     let _ = spawn_blocking(|| std::thread::sleep(PAUSE)).await;
 }
 
 impl Published {
-    /// All lanes were read, and there was nothing.
-    pub(super) fn found_nothing(&self) -> bool {
-        self.claimed.has_all && self.outcomes.is_empty()
-    }
-
-    pub(super) async fn roll_back(self) -> Result<(), StoreError> {
-        self.claimed.session.rollback().await
-    }
-
     /// The snapshot of the last round, when another one may follow.
     fn goes_on(&self) -> Option<Snapshot> {
         let claimed = &self.claimed;
         let is_stored = |outcome: &Outcome| matches!(outcome, Outcome::Stored { .. });
+        let is_full = |claim: &Claim| {
+            let rows = claimed.messages.iter().filter(|message| message.lane == claim.lane);
+            claim.is_full(rows, claimed.limits)
+        };
         let may_go_on = claimed.has_all
             && self.outcomes.len() < MESSAGES_MAX
             && claimed.messages.iter().map(|message| message.payload.len()).sum::<usize>() < HELD_MAX
             && self.outcomes.iter().all(is_stored)
-            && !claimed.claims.iter().any(|claim| self.is_full(claim));
+            && !claimed.claims.iter().any(is_full);
         Snapshot::parse(&claimed.claims.first().filter(|_| may_go_on)?.snapshot)
-    }
-
-    fn is_full(&self, claim: &Claim) -> bool {
-        let Self { claimed, .. } = self;
-        claim.is_full(claimed.messages.iter().filter(|message| message.lane == claim.lane), claimed.limits)
-    }
-
-    /// Reads what has come since the last round; `None` when that is too much for a round.
-    async fn read_on(&self, since: &Snapshot, limits: ReadOn) -> Result<Option<Come>, StoreError> {
-        let claims = &self.claimed.claims;
-        let lanes: Vec<i16> = claims.iter().map(|claim| claim.lane).collect();
-        let floors: Vec<i64> = claims.iter().map(|claim| claim.cursor.floor).collect();
-        self.claimed.session.read_on(&lanes, &floors, since, limits).await
     }
 
     /// Takes in another round, which all lanes were read in.

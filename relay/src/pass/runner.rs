@@ -15,8 +15,8 @@ use tracing::{debug, info};
 
 use super::{
     demand::{Demand, LONG_PASS},
-    steps::Pass,
-    worker::Worker,
+    settle::Pass,
+    worker::{Shared, Worker},
 };
 use crate::{
     backoff::{AWAY, Backoff},
@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// PostgreSQL is there and refuses: each time it may write a line into its log.
-pub(super) const REFUSED: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_secs(5) };
+const REFUSED: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_secs(5) };
 /// Idle passes in a row with the shortest pause: the next message of a trickle is near.
 const ALERT: u32 = 1;
 /// Idle passes in a row before a worker leaves, and before the relay is marked asleep.
@@ -35,13 +35,52 @@ const TICK: Duration = Duration::from_millis(1);
 /// The longest pause where producers send no NOTIFY: see `sleep.sql`.
 const NAP: Duration = Duration::from_millis(100);
 
-/// A new relay works so long before it is a standby: what is due by then may be more
-/// than one relay does.
+/// A new relay works so long before it is a standby: a backlog may be more than one relay's work.
 const START: Duration = Duration::from_secs(3);
 /// For how long a standby helps that has found lanes that lag.
 const HELPS: Duration = Duration::from_secs(10);
 /// The longest wait for news of the leader; they come about once a second.
 const STAND_BY_MAX: Duration = Duration::from_secs(5);
+
+/// The outlook after the last passes.
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// Another relay is the leader.
+    StandsBy,
+    /// Somebody has woken the relay: something is due.
+    Woken,
+    /// The last pass has found a lone message, or none was made yet.
+    Alert,
+    /// The last pass has found several messages, or the one before it some as well: so will the
+    /// next.
+    Busy,
+    /// So many passes in a row have found nothing.
+    Idle { passes: u32, mark: Option<SleepMark> },
+}
+
+impl State {
+    /// After a pass that found nothing, and after a wake-up, one message is no sign of more.
+    fn settled(self, messages: usize) -> Self {
+        let is_calm = matches!(self, Self::Woken | Self::Idle { passes: 1.., .. });
+        if messages > usize::from(is_calm) { Self::Busy } else { Self::Alert }
+    }
+
+    /// This and the idle passes before it, and whether the relay is marked asleep.
+    fn found_nothing(self) -> (u32, Option<SleepMark>) {
+        match self {
+            Self::Idle { passes, mark } => (passes.saturating_add(1), mark),
+            _ => (1, None),
+        }
+    }
+}
+
+/// The relay is marked asleep: the next producer wakes it.
+#[derive(Clone, Copy, Debug)]
+struct SleepMark {
+    at: Instant,
+    /// There was no look since.
+    is_new: bool,
+}
 
 /// One worker and its loop.
 #[derive(Debug)]
@@ -50,24 +89,13 @@ pub(crate) struct Runner {
     number: usize,
     demand: Arc<Demand>,
     leader: watch::Receiver<Leader>,
+    state: State,
     /// Until then this relay works, whichever is the leader.
     works_until: Instant,
     poll: Backoff,
-    idle_passes: u32,
     failures: u32,
-    /// It has said that it is a standby.
-    stands_by: bool,
-    /// Somebody has woken the relay: something is due.
-    is_woken: bool,
-    /// When the relay was last marked asleep, if nothing has happened since.
-    marked: Option<Instant>,
-    /// There was no look since it was marked asleep.
-    is_just_marked: bool,
     /// The last pass took long: it is better to leave lanes to others.
     is_slow: bool,
-    /// The next look would find more: the last pass settled several messages, or the one before it
-    /// some as well.
-    is_busy: bool,
 }
 
 impl Runner {
@@ -77,23 +105,10 @@ impl Runner {
         demand: Arc<Demand>,
         leader: watch::Receiver<Leader>,
     ) -> Self {
-        let poll = Backoff { first: worker.tuning.poll_min, max: worker.tuning.poll_max };
-        Self {
-            worker,
-            number,
-            demand,
-            leader,
-            works_until: Instant::now() + START,
-            poll,
-            idle_passes: 0,
-            failures: 0,
-            stands_by: false,
-            is_woken: false,
-            marked: None,
-            is_just_marked: false,
-            is_slow: false,
-            is_busy: false,
-        }
+        let tuning = &worker.shared.tuning;
+        let poll = Backoff { first: tuning.poll_min, max: tuning.poll_max };
+        let (state, works_until) = (State::Alert, Instant::now() + START);
+        Self { worker, number, demand, leader, state, works_until, poll, failures: 0, is_slow: false }
     }
 
     /// Makes passes until shutdown; the pass under way is finished first.
@@ -101,7 +116,7 @@ impl Runner {
         while !shutdown.is_cancelled() {
             self.worker.heartbeat.beat();
             if !self.demand.is_wanted(self.number) {
-                self.worker.store.close_idle();
+                self.worker.shared.store.close_idle();
                 tokio::select! {
                     () = self.demand.stand_by(self.number) => {}
                     () = shutdown.cancelled() => {}
@@ -114,12 +129,12 @@ impl Runner {
             }
             if wake.has_changed().unwrap_or(false) {
                 wake.mark_unchanged();
-                self.wake_up();
+                self.state = State::Woken;
             }
             let Some(pause) = self.pass(&shutdown).await else { continue };
             tokio::select! {
                 () = sleep(pause) => {}
-                Ok(()) = wake.changed(), if self.number == 0 => self.wake_up(),
+                Ok(()) = wake.changed(), if self.number == 0 => self.state = State::Woken,
                 // The leader may be another by now.
                 Ok(()) = self.leader.changed(), if self.number == 0 => {}
                 () = shutdown.cancelled() => {}
@@ -135,17 +150,17 @@ impl Runner {
     /// Another relay is the leader: sees to it that no lane lags.
     async fn stand_by(&mut self, shutdown: &CancellationToken) {
         let Leader::Another(snapshot) = self.leader.borrow_and_update().clone() else { return };
-        if !self.stands_by {
-            self.stands_by = true;
+        if !matches!(self.state, State::StandsBy) {
+            self.state = State::StandsBy;
             info!("another relay is the leader; this one is a standby");
         }
-        self.worker.store.close_idle();
-        let lanes = self.demand.lanes(self.worker.tuning.lanes_max);
+        self.worker.shared.store.close_idle();
+        let lanes = self.demand.lanes(self.worker.shared.tuning.lanes_max);
         match self.worker.finds_lag(lanes, snapshot).await {
             Ok(true) => {
                 info!("the leader is behind; this relay helps");
                 self.works_until = Instant::now() + HELPS;
-                self.stands_by = false;
+                self.state = State::Alert;
                 return;
             }
             Ok(false) => {}
@@ -157,18 +172,10 @@ impl Runner {
         }
     }
 
-    fn wake_up(&mut self) {
-        self.marked = None;
-        self.is_woken = true;
-        self.idle_passes = 0;
-    }
-
-    /// One pass, and for how long to pause then; `None` for not at all. While messages keep coming
-    /// the shortest pause counts from the beginning of a pass to that of the next.
+    /// Makes a pass; returns the pause behind it, if there is one. While messages keep coming the
+    /// shortest pause counts from beginning to beginning.
     async fn pass(&mut self, shutdown: &CancellationToken) -> Option<Duration> {
         let started = Instant::now();
-        // After a pass that found nothing, and after a wake-up, one message is no sign of more.
-        let is_calm = self.idle_passes > 0 || self.is_woken;
         let passed = {
             let demand = Arc::clone(&self.demand);
             let _in_pass = demand.begin_pass(self.number);
@@ -179,29 +186,22 @@ impl Runner {
             self.failures = 0;
         }
         match passed {
-            // Its connection is over. What paces new ones is their keeper; a pause here would
-            // outlast the outage.
+            // Its connection is over. The keeper paces new ones; a pause here would outlast the
+            // outage.
             Ok(Pass::Settled { .. }) if self.worker.is_over() => None,
             Ok(Pass::Settled { full, messages }) => {
-                // Two passes in a row found something, or one found several: so will the next.
-                self.is_busy = messages > usize::from(is_calm);
-                self.idle_passes = 0;
-                self.marked = None;
+                self.state = self.state.settled(messages);
                 self.demand.settled(self.number, messages, full);
-                if full {
-                    None
-                } else if self.is_busy {
-                    let left = self.worker.tuning.poll_min.saturating_sub(started.elapsed());
-                    (left >= TICK).then_some(left)
-                } else {
-                    Some(self.poll.delay(0))
+                match self.state {
+                    _ if full => None,
+                    State::Busy => {
+                        let poll_min = self.worker.shared.tuning.poll_min;
+                        Some(poll_min.saturating_sub(started.elapsed())).filter(|left| *left >= TICK)
+                    }
+                    _ => Some(self.poll.delay(0)),
                 }
             }
-            Ok(Pass::Idle) => {
-                self.is_busy = false;
-                self.idle_passes = self.idle_passes.saturating_add(1);
-                Some(self.rest().await)
-            }
+            Ok(Pass::Idle) => Some(self.rest().await),
             Ok(Pass::Away) => {
                 self.worker.await_connection(shutdown).await;
                 None
@@ -209,72 +209,100 @@ impl Runner {
             Err(error) => {
                 self.worker.report(&error);
                 self.failures = self.failures.saturating_add(1);
-                Some(if is_away(&error) { AWAY.delay(self.failures) } else { REFUSED.delay(self.failures) })
+                Some(pace(&error).delay(self.failures))
             }
         }
     }
 
     async fn look_and_pass(&mut self) -> Result<Pass, RelayError> {
-        let lanes = self.worker.tuning.lanes_max;
+        let lanes = self.worker.shared.tuning.lanes_max;
         let lanes = if self.is_slow { lanes } else { self.demand.lanes(lanes) };
-        let passed = if self.number > 0 || !self.demand.is_alone() {
-            self.worker.pass(lanes).await
-        } else if self.is_busy || self.is_woken {
-            self.worker.pass_on(lanes, self.is_woken).await
-        } else {
-            self.worker.pass_if_due(lanes).await
-        };
-        self.is_woken &= passed.is_err();
-        passed
+        if self.number > 0 || !self.demand.is_alone() {
+            return self.worker.pass(lanes).await;
+        }
+        match self.state {
+            State::Woken => self.worker.pass_on(lanes, true).await,
+            State::Busy => self.worker.pass_on(lanes, false).await,
+            State::StandsBy | State::Alert | State::Idle { .. } => self.worker.pass_if_due(lanes).await,
+        }
     }
 
     /// Nothing was due: for how long to pause. After a while the last worker leaves, or the only
     /// one has the next enqueue wake it.
     async fn rest(&mut self) -> Duration {
-        // Whoever has enqueued before the mark was set, and is open still, sends no NOTIFY: the
-        // pauses begin anew, so that the message waits no longer than its transaction took.
-        if std::mem::take(&mut self.is_just_marked) && self.worker.has_seen_open() {
-            self.idle_passes = 0;
-        }
-        let pause = self.poll.delay(self.idle_passes.saturating_sub(ALERT));
+        let (passes, mut mark) = self.state.found_nothing();
+        // A producer that enqueued before the mark was set, and is still open, sends no NOTIFY: the
+        // pauses begin anew, so that its message waits no longer than its transaction took.
+        let was_new = mark.as_mut().is_some_and(|mark| std::mem::take(&mut mark.is_new));
+        let passes = if was_new && self.worker.has_seen_open() { 0 } else { passes };
+        self.state = State::Idle { passes, mark };
+        let pause = self.poll.delay(passes.saturating_sub(ALERT));
         debug!(worker = self.number, ?pause, "nothing is due");
-        if self.idle_passes < CALM {
+        if passes < CALM {
             return pause;
         }
         if self.number > 0 {
             self.demand.fewer(self.number);
             return pause;
         }
-        self.worker.store.close_idle();
+        self.worker.shared.store.close_idle();
         if matches!(*self.leader.borrow(), Leader::Another(_)) {
             // The mark is set by the relay that would be woken.
             return pause.min(NAP);
         }
         // The mark is set again now and then: the producer that cleared it may have woken nobody.
-        if self.marked.is_some_and(|marked| marked.elapsed() < self.worker.asks_every()) {
+        if mark.is_some_and(|mark| mark.at.elapsed() < self.worker.asks_every()) {
             return pause;
         }
-        self.marked = None;
-        let mark = timeout(self.worker.tuning.poll_max, self.worker.store.sleep()).await;
-        self.marked = matches!(mark, Ok(Ok(Mark::New(_) | Mark::Old))).then(Instant::now);
-        match mark {
-            Ok(Ok(Mark::Useless)) => pause.min(NAP),
-            // Whoever has enqueued in the meantime has sent no NOTIFY: look again before the long
-            // pause.
+        let Shared { tuning, store, .. } = &self.worker.shared;
+        let marked = timeout(tuning.poll_max, store.sleep()).await;
+        let mark = |is_new| Some(SleepMark { at: Instant::now(), is_new });
+        let (mark, pause) = match marked {
+            Ok(Ok(Mark::Useless)) => (None, pause.min(NAP)),
+            // A producer that enqueued in the meantime has sent no NOTIFY: the relay looks again
+            // before the long pause.
             Ok(Ok(Mark::New(xact))) => {
                 self.worker.note_own(xact);
-                self.is_just_marked = true;
-                self.poll.delay(0)
+                (mark(true), self.poll.delay(0))
             }
-            Ok(Ok(Mark::Old)) => pause,
+            Ok(Ok(Mark::Old)) => (mark(false), pause),
             failed => {
                 debug!(?failed, "mark asleep");
-                pause
+                (None, pause)
             }
-        }
+        };
+        self.state = State::Idle { passes, mark };
+        pause
     }
 }
 
-pub(super) fn is_away(error: &RelayError) -> bool {
-    matches!(error, RelayError::Postgres(error) if error.is_away())
+/// Of tries while PostgreSQL fails.
+pub(super) fn pace(error: &RelayError) -> Backoff {
+    if matches!(error, RelayError::Postgres(error) if error.is_away()) { AWAY } else { REFUSED }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_message_is_a_sign_of_more_only_while_messages_keep_coming() {
+        let idle = |passes| State::Idle { passes, mark: None };
+        for calm in [State::Woken, idle(1), idle(9)] {
+            assert!(matches!(calm.settled(1), State::Alert), "{calm:?}");
+            assert!(matches!(calm.settled(2), State::Busy), "{calm:?}");
+        }
+        for lively in [State::Alert, State::Busy, idle(0)] {
+            assert!(matches!(lively.settled(1), State::Busy), "{lively:?}");
+        }
+        assert!(matches!(State::Busy.settled(0), State::Alert), "messages were only seen");
+    }
+
+    #[test]
+    fn idle_passes_count_from_the_last_message_and_keep_the_mark_of_sleep() {
+        let mark = Some(SleepMark { at: Instant::now(), is_new: true });
+        assert!(matches!(State::Busy.found_nothing(), (1, None)));
+        assert!(matches!(State::Idle { passes: 3, mark }.found_nothing(), (4, Some(_))));
+        assert!(matches!(State::Woken.found_nothing(), (1, None)), "a wake-up clears it");
+    }
 }

@@ -5,7 +5,7 @@
 //! rarely, and all together more often. A relay may also hang, be stopped or lose its way to NATS,
 //! with its connection open. So standbys look for lanes that nobody serves:
 //!
-//! | what happens | what a standby does |
+//! | event | reaction of a standby |
 //! |---|---|
 //! | no transaction has ended | nothing |
 //! | one has ended, nothing is due | claims, finds nothing, does nothing until another one ends |
@@ -20,7 +20,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    steps::bounded,
+    bounded,
     worker::{Quiet, Worker},
 };
 use crate::{config::ReadLimits, delivery::snapshot::Snapshot, error::RelayError, postgres::claim::Wanted};
@@ -61,9 +61,9 @@ impl Worker {
     /// Lanes in which something is due and that nobody has locked, with the numbers of their
     /// cursors; and about how many messages are due, if they are many.
     async fn due_lanes(&mut self, lanes_max: i64) -> Result<(Vec<(i16, i64)>, i64), RelayError> {
-        let limits = ReadLimits { messages_max: ONE, bytes_max: ONE, ..self.tuning.read };
+        let limits = ReadLimits { messages_max: ONE, bytes_max: ONE, ..self.shared.tuning.read };
         let looking = async {
-            let (session, lanes) = self.store.claim(lanes_max, &[], Wanted::Due, limits, 0).await?;
+            let (session, lanes) = self.shared.store.claim(lanes_max, &[], Wanted::Due, limits, 0).await?;
             let behind = session.behind().await?;
             session.rollback().await?;
             Ok((lanes.cursors(), behind))

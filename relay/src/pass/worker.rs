@@ -1,4 +1,5 @@
-//! One worker of a relay: claim, read, publish, settle, commit. The loop around it is `runner`.
+//! One worker of a relay, and its pass: claim and read, publish, settle, commit. The loop around it
+//! is `runner`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,13 +8,16 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{
+    bounded,
+    bounds::Bounds,
     budget::Budget,
-    held::HeldLanes,
-    steps::{Claimed, Memory, Pass, Published, Settled, bounded},
+    claim::Claimed,
+    publish::Published,
+    settle::{Pass, Settled},
 };
 use crate::{
     config::Tuning,
-    delivery::{message::Message, outcome::Outcome, snapshot::Snapshot},
+    delivery::{breaker::Breaker, message::Message, outcome::Outcome, snapshot::Snapshot},
     error::{RelayError, error_chain},
     nats::{connection::Connections, publisher::Publisher},
     postgres::{
@@ -29,24 +33,29 @@ const DISTRUST_EVERY: Duration = Duration::from_secs(60);
 /// One worker of a relay: a connection to PostgreSQL at a time, the relay's connection to NATS.
 ///
 /// [`Relay::run`](crate::Relay::run) runs several. On its own a worker makes one bounded pass at a
-/// time, or the steps of a pass one by one: whatever is dropped between two steps is as if the
-/// process had died there.
+/// time, or the steps of a pass one by one. To drop a step is as if the process had died there.
 #[derive(Debug)]
 pub struct Worker {
-    pub(super) store: Arc<Store>,
-    connections: Connections,
+    pub(super) shared: Shared,
     publisher: Option<Publisher>,
-    pub(super) tuning: Tuning,
-    metrics: Metrics,
-    traces: Option<Traces>,
     pub(super) heartbeat: Heartbeat,
-    pub(super) memory: Memory,
+    pub(super) bounds: Bounds,
     /// When a stream last gave out a sequence again.
     distrusted: Option<Instant>,
-    budget: Budget,
-    held: HeldLanes,
     /// The last pass that left nothing due, if nothing has happened since.
     pub(super) quiet: Option<Quiet>,
+}
+
+/// The parts of a relay that its workers share.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared {
+    pub(crate) store: Arc<Store>,
+    pub(crate) connections: Connections,
+    pub(crate) tuning: Tuning,
+    pub(crate) metrics: Metrics,
+    pub(crate) traces: Option<Traces>,
+    pub(crate) budget: Budget,
+    pub(crate) breaker: Breaker,
 }
 
 /// A pass after which nothing was due.
@@ -56,38 +65,17 @@ pub(super) struct Quiet {
     pub(super) snapshot: Snapshot,
     /// Transactions of our own that have ended since.
     pub(super) own: Vec<u64>,
-    /// When all lanes were last asked for what is due in them, be it parked or sent again.
+    /// When all lanes were last asked for due messages, those that are parked or sent again too.
     pub(super) claimed_at: Instant,
     /// Since when no transaction but our own has ended.
     pub(super) still_since: Instant,
 }
 
 impl Worker {
-    pub(crate) fn new(
-        store: Arc<Store>,
-        connections: Connections,
-        tuning: Tuning,
-        metrics: Metrics,
-        traces: Option<Traces>,
-        budget: Budget,
-        held: HeldLanes,
-    ) -> Self {
-        let heartbeat = metrics.health.heartbeat();
-        let (publisher, distrusted, quiet) = (None, None, None);
-        Self {
-            store,
-            connections,
-            publisher,
-            tuning,
-            metrics,
-            heartbeat,
-            traces,
-            memory: Memory::new(),
-            distrusted,
-            budget,
-            held,
-            quiet,
-        }
+    pub(crate) fn new(shared: Shared) -> Self {
+        let heartbeat = shared.metrics.health.heartbeat();
+        let bounds = Bounds::new(&shared.tuning, shared.breaker.clone(), shared.budget.clone());
+        Self { shared, publisher: None, heartbeat, bounds, distrusted: None, quiet: None }
     }
 
     /// One bounded pass.
@@ -96,7 +84,7 @@ impl Worker {
     /// PostgreSQL refused, went away or took too long. Nothing is settled then that was not
     /// published.
     pub async fn run_once(&mut self) -> Result<Pass, RelayError> {
-        self.pass(self.tuning.lanes_max).await
+        self.pass(self.shared.tuning.lanes_max).await
     }
 
     /// One bounded pass over so many lanes at most.
@@ -105,15 +93,15 @@ impl Worker {
         self.pass_since(lanes_max, None, false).await
     }
 
-    /// A pass over the lanes into which something has come since a pass that left nothing due; one
-    /// that `goes_on` takes all lanes, and reads in them what comes for a moment.
+    /// A pass over the lanes into which something has come since a pass that left nothing due. One
+    /// that `goes_on` takes all lanes, and for a moment reads new messages in them.
     pub(super) async fn pass_since(
         &mut self,
         lanes_max: i64,
         since: Option<Quiet>,
         goes_on: bool,
     ) -> Result<Pass, RelayError> {
-        self.memory.has_left = false;
+        self.bounds.has_left = false;
         let claimed_at =
             since.as_ref().filter(|_| !goes_on).map_or_else(Instant::now, |quiet| quiet.claimed_at);
         let wanted = match &since {
@@ -129,30 +117,30 @@ impl Worker {
         let mut published = self.publish(claimed).await;
         let took = begun.elapsed();
         self.go_on(&mut published, begun).await?;
-        if published.found_nothing() {
-            bounded(published.roll_back()).await?;
+        if published.claimed.has_all && published.outcomes.is_empty() {
+            bounded(published.claimed.session.rollback()).await?;
             self.quiet = since.map(|quiet| Quiet { claimed_at, ..quiet });
             return Ok(Pass::Idle);
         }
         let mut settled = self.settle(published).await?;
         let (seen, cut_lanes) = (settled.seen.take(), settled.cut_lanes);
         let passed = settled.commit().await?;
-        self.memory.reading.note(cut_lanes, self.tuning.lanes_max, took);
+        self.bounds.learn(cut_lanes, took);
         let still_since = Instant::now();
-        let left = since.filter(|_| self.memory.has_left);
+        let left = since.filter(|_| self.bounds.has_left);
         self.quiet = seen
             .map(|Seen { snapshot, xact }| Quiet { snapshot, own: vec![xact], claimed_at, still_since })
             .or(left);
         Ok(passed)
     }
 
-    /// Claims lanes and reads what is due in them; `None` when nothing is due, or while NATS is
+    /// Claims lanes and reads their due messages; `None` when nothing is due, or while NATS is
     /// away: then no transaction is open.
     ///
     /// # Errors
     /// As [`Worker::run_once`].
     pub async fn claim(&mut self) -> Result<Option<Claimed>, RelayError> {
-        self.claim_lanes(self.tuning.lanes_max, Wanted::Due).await
+        self.claim_lanes(self.shared.tuning.lanes_max, Wanted::Due).await
     }
 
     pub(super) async fn claim_lanes(
@@ -164,11 +152,9 @@ impl Worker {
             return Ok(None);
         }
         let started = Instant::now();
-        let share = self.budget.share(self.publisher.as_ref().map_or(usize::MAX, Publisher::payload_max));
-        let (tuning, memory) = (&self.tuning, &mut self.memory);
-        let claiming = Claimed::new(&self.store, lanes_max, wanted, tuning, memory, share, &self.held);
-        let claimed = bounded(claiming).await?;
-        self.metrics.claim_time.observe(started.elapsed().as_secs_f64());
+        self.bounds.payload_max = self.publisher.as_ref().map_or(usize::MAX, Publisher::payload_max);
+        let claimed = bounded(Claimed::new(&self.shared.store, wanted, lanes_max, &mut self.bounds)).await?;
+        self.shared.metrics.claim_time.observe(started.elapsed().as_secs_f64());
         self.note_answer();
         Ok(claimed)
     }
@@ -176,13 +162,13 @@ impl Worker {
     /// PostgreSQL has answered.
     pub(super) fn note_answer(&self) {
         self.heartbeat.beat();
-        if self.metrics.health.postgres_away(false) {
+        if self.shared.metrics.health.postgres_away(false) {
             info!("PostgreSQL is back");
         }
     }
 
-    /// Publishes what was claimed and waits for the acknowledgements, within the deadlines
-    /// configured.
+    /// Publishes the claimed messages and waits for the acknowledgements, within the configured
+    /// deadlines.
     pub async fn publish(&mut self, claimed: Claimed) -> Published {
         let outcomes = claimed.session.keep_alive(self.send(&claimed.messages)).await;
         let mut published = Published::new(claimed, outcomes);
@@ -190,17 +176,17 @@ impl Worker {
         published
     }
 
-    /// Sends messages, and tells what became of them.
+    /// Sends messages; returns their outcomes.
     pub(super) async fn send(&mut self, messages: &[Message]) -> Vec<Outcome> {
         if messages.is_empty() {
             return Vec::new();
         }
         let started = Instant::now();
         let outcomes = match &mut self.publisher {
-            Some(publisher) => publisher.publish(messages, &self.tuning.limits).await,
+            Some(publisher) => publisher.publish(messages, &self.shared.tuning.limits).await,
             None => Vec::new(),
         };
-        self.metrics.publish_time.observe(started.elapsed().as_secs_f64());
+        self.shared.metrics.publish_time.observe(started.elapsed().as_secs_f64());
         self.heartbeat.beat();
         outcomes
     }
@@ -209,7 +195,7 @@ impl Worker {
     pub(super) fn take_in(&mut self, published: &mut Published) {
         // Delivery goes on all the same where nobody would check the stream and hand out another
         // connection, and where the stream does not let itself be checked.
-        let is_checked = self.connections.has_changed().is_ok();
+        let is_checked = self.shared.connections.has_changed().is_ok();
         let may_distrust = is_checked && self.distrusted.is_none_or(|at| at.elapsed() >= DISTRUST_EVERY);
         if let (true, Some(publisher)) = (may_distrust, &self.publisher)
             && let Some(reason) = published.distrust()
@@ -217,17 +203,18 @@ impl Worker {
             publisher.give_up(&reason);
             self.distrusted = Some(Instant::now());
         }
-        published.observe(&self.metrics, self.traces.as_ref());
+        published.observe(&self.shared.metrics, self.shared.traces.as_ref());
     }
 
-    /// Moves the cursors over what was published or set aside, in the claiming transaction.
+    /// Parks refused messages and plans how the cursors move, in the claiming transaction.
     ///
     /// # Errors
     /// As [`Worker::run_once`].
     pub async fn settle(&mut self, published: Published) -> Result<Settled, RelayError> {
         let started = Instant::now();
-        let settled = bounded(published.settle(&self.tuning, &self.metrics, &self.held)).await;
-        self.metrics.settle_time.observe(started.elapsed().as_secs_f64());
+        let Shared { tuning, metrics, breaker, .. } = &self.shared;
+        let settled = bounded(Settled::new(published, tuning, metrics, breaker)).await;
+        self.shared.metrics.settle_time.observe(started.elapsed().as_secs_f64());
         self.heartbeat.beat();
         settled
     }
@@ -243,11 +230,11 @@ impl Worker {
             self.publisher = None;
         }
         if self.publisher.is_none() {
-            let connection = self.connections.borrow_and_update().clone();
+            let connection = self.shared.connections.borrow_and_update().clone();
             let Some(connection) = connection.filter(|connection| !connection.over.is_cancelled()) else {
                 return false;
             };
-            let publisher = Publisher::new(connection, &self.tuning.limits).await;
+            let publisher = Publisher::new(connection, &self.shared.tuning.limits).await;
             self.publisher = publisher.inspect_err(|error| debug!(%error, "subscribe")).ok();
         }
         self.publisher.is_some()
@@ -255,17 +242,17 @@ impl Worker {
 
     pub(super) async fn await_connection(&mut self, shutdown: &CancellationToken) {
         tokio::select! {
-            _ = self.connections.changed() => {}
+            _ = self.shared.connections.changed() => {}
             // The connection that is over may not have been taken down yet.
-            () = tokio::time::sleep(self.tuning.poll_max) => {}
+            () = tokio::time::sleep(self.shared.tuning.poll_max) => {}
             () = shutdown.cancelled() => {}
         }
     }
 
     /// Once when PostgreSQL goes away, not per attempt.
     pub(super) fn report(&self, error: &RelayError) {
-        self.metrics.postgres_errors.inc();
-        if self.metrics.health.postgres_away(true) {
+        self.shared.metrics.postgres_errors.inc();
+        if self.shared.metrics.health.postgres_away(true) {
             warn!(error = %error_chain(error), "PostgreSQL failed a pass; it is tried again until it succeeds");
         }
     }

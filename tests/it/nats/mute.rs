@@ -13,8 +13,8 @@ use crate::{
     relay::{
         process::Process,
         support::{
-            LIMIT, assert_delivered, await_messages, connect, enqueue, stored, stream_config, through_proxy,
-            values, with,
+            LIMIT, assert_delivered, await_messages, connect, enqueue, fresh_stream, stored, stream_config,
+            through_proxy, values, with,
         },
     },
 };
@@ -54,6 +54,30 @@ async fn a_single_message_that_is_not_answered_does_not_end_the_connection() {
     eventually("it is tried again", LIMIT, async || {
         let parked = parked(&client).await;
         (parked.attempts >= 3 && parked.reasons.contains("no stream stores it")).then_some(())
+    })
+    .await;
+    assert_eq!(relay.metric("oncebox_nats_reconnects_total").await, 0.0, "{}", relay.log());
+    relay.kill().await;
+}
+
+/// The question about a silent message gets no answer either, while others are acknowledged.
+#[tokio::test]
+async fn a_silent_api_does_not_end_a_connection_on_which_other_workers_are_answered() {
+    let env = TestEnv::new().await;
+    let (nats, client) = (Nats::start().await.unwrap(), env.pg().await);
+    fresh_stream(&nats.url(), stream_config("GOOD", "good.>")).await;
+    let _silent = (listener(&nats.url(), "bad.>").await, listener(&nats.url(), "silent.>").await);
+    // Passes without rounds lock only lanes with messages, and leave the others to other workers.
+    let settings =
+        [("http-listen", "127.0.0.1:0"), ("nats-api-prefix", "silent.API"), ("poll-min-milliseconds", "5")];
+    let relay = Process::relay(&with(&values(env.database_url(), &nats.url()), settings));
+    relay.await_log("relay is running").await;
+    enqueue(&client, "bad.a", "bad-", 0..1, 0).await;
+    let mut number = 0;
+    eventually("it is set aside", LIMIT, async || {
+        enqueue(&client, "good.a", "good-", number..number + 1, 0).await;
+        number += 1;
+        (parked(&client).await.all == 1).then_some(())
     })
     .await;
     assert_eq!(relay.metric("oncebox_nats_reconnects_total").await, 0.0, "{}", relay.log());

@@ -35,7 +35,7 @@ pub(super) fn parse_names(payload: &[u8]) -> Names {
     }
 }
 
-/// What a stream's configuration says about publishing to it.
+/// The part of a stream's configuration that is about publishing to it.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct StreamConfig {

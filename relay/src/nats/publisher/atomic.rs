@@ -8,10 +8,10 @@
 //! |---|---|---|
 //! | is committed: the answer has its id and its count | all are stored, and where | the next batch |
 //! | is refused: an id that the stream knows, a limit, a gap, no room | none is stored | each is published by itself, and has an answer of its own |
-//! | is not answered | nothing | each is published by itself: what is stored is answered as a duplicate |
+//! | is not answered | nothing | each is published by itself: a stored one is answered as a duplicate |
 //! | breaks off with the connection | nothing; half a batch is never visible | the next pass publishes all again |
 //!
-//! Batches come first in a pass, and what is not stored by one goes the ordinary way after them. A
+//! Batches come first in a pass; messages that none has stored go the ordinary way after them. A
 //! message whose ordering key has an earlier one that is not stored yet is in no batch. A batch
 //! that an old connection commits late cannot disturb that order: once one of its messages is
 //! stored, the stream refuses all of it.
@@ -32,24 +32,23 @@ use super::{
 };
 use crate::{
     config::Limits,
-    delivery::{decision::Failure, message::Message, outcome::Outcome, subjects::covers},
-    nats::silence::Known,
+    delivery::{breaker::Sending, decision::Failure, message::Message, outcome::Outcome, subjects::covers},
 };
 
 /// Messages of one batch at most; nats-server takes so many unless it is configured otherwise.
 const MESSAGES_MAX: usize = 1_000;
 /// How often a stream is asked whether it allows batches.
 const ASK_EVERY: Duration = Duration::from_secs(60);
-/// What a batch adds to the headers of a message, in bytes, at most.
+/// So many bytes at most a batch adds to the headers of a message.
 const HEADERS_MAX: usize = 128;
-/// After a refusal: what a batch is refused for often holds for the next one too.
+/// After a refusal: its reason often holds for the next batch too.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// A stream that is to get its messages in atomic batches.
 #[derive(Debug)]
 pub(super) struct AtomicStream {
     name: String,
-    /// What it takes; nothing while it allows no batches.
+    /// Its subjects; none while it allows no batches.
     subjects: Arc<[String]>,
     ask_at: Instant,
     /// Until then its messages are published one by one.
@@ -135,7 +134,7 @@ impl<'a> Queue<'a> {
 }
 
 impl Publisher {
-    /// Publishes in batches what may go in batches.
+    /// Publishes in batches the messages that may go so.
     pub(super) async fn publish_atomically(
         &mut self,
         batch: &mut Batch<'_>,
@@ -233,11 +232,11 @@ impl Publisher {
             let is_of_stream = subjects.iter().any(|pattern| covers(pattern, &message.subject));
             if !is_of_stream
                 || message.is_left_out()
-                || self.connection.silence.of(&message.subject) != Known::Nothing
+                || self.connection.breaker.sending(&message.subject) != Sending::Publish
             {
                 return None;
             }
-            // What cannot be sent is refused where it would be sent by itself.
+            // A message that cannot be sent is refused where it would be sent by itself.
             let headers = wire_headers(message, limits).ok()?;
             let limit = self.payload_max().saturating_sub(HEADERS_MAX);
             message.check_size(&headers, limit).ok().map(|()| headers)
@@ -296,7 +295,7 @@ impl Publisher {
             other => other?,
         };
         batch.progress = Instant::now();
-        self.connection.silence.heard(batch.progress);
+        self.connection.breaker.heard(batch.progress);
         let Ack { stream, domain, sequence, .. } = parse_commit(&answer.payload, &id, members.len())?;
         self.window.answered(weight, at, batch.progress);
         // The answer's sequence is that of the last one, and a batch is stored without gaps.
@@ -371,7 +370,7 @@ mod tests {
             taken.collect::<Vec<_>>()
         };
         assert_eq!(all(&outcomes), [0, 2, 4, 8]);
-        // What another stream has stored meanwhile holds nothing back.
+        // A message that another stream has stored meanwhile holds nothing back.
         let now = Instant::now();
         outcomes[1] = Outcome::Stored {
             duplicate: false,

@@ -1,7 +1,7 @@
-//! A batch on its way: what is free to be sent, what is in flight, what became of each message.
+//! A batch on its way: messages that are free to be sent, those in flight, and their outcomes.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{HashMap, VecDeque},
     sync::Arc,
 };
 
@@ -40,11 +40,9 @@ pub(super) struct Batch<'a> {
     /// handled together.
     pub(super) progress: Instant,
     pub(super) first_number: u64,
-    /// Subjects that NATS denied while this batch was under way.
-    pub(super) denied: HashSet<Arc<str>>,
-    /// Subjects whose stream has no room for messages of so many bytes: the rest of the batch for
-    /// them is refused unsent, unless it is smaller.
-    pub(super) full: HashMap<&'a str, (usize, Failure)>,
+    /// Subjects that are denied, or whose stream is full: the relay sends no more of the batch for
+    /// them than messages of fewer bytes than this.
+    refused: HashMap<&'a str, (usize, Failure)>,
     /// Messages that nobody took. JetStream is still to be asked for the reason.
     pub(super) orphans: Vec<usize>,
     /// Messages to subjects that were silent a while ago. JetStream is still to be asked whether
@@ -72,8 +70,7 @@ impl<'a> Batch<'a> {
             weight: 0,
             progress: Instant::now(),
             first_number,
-            denied: HashSet::new(),
-            full: HashMap::new(),
+            refused: HashMap::new(),
             orphans: Vec::new(),
             suspected: Vec::new(),
             away: None,
@@ -81,7 +78,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Lets go, one by one, what may be published and is not stored yet.
+    /// Frees, one by one, the messages that may be published and are not stored yet.
     pub(super) fn line_up(&mut self) {
         let waiting = self.messages.iter().zip(&self.outcomes).map(|(message, outcome)| {
             (*outcome == Outcome::Unknown).then_some((message.lane, message.ordering_key.as_deref()))
@@ -150,14 +147,17 @@ impl<'a> Batch<'a> {
     /// NATS answers a publish without permission by an error aside, which names the subject only:
     /// all that is in flight on it is taken as denied. Should one of these have been stored, it is
     /// sent again under the same id. Returns whether there was any.
-    pub(super) fn deny(&mut self, subject: &Arc<str>, limits: &Limits) -> bool {
-        if !self.denied.insert(Arc::clone(subject)) {
+    pub(super) fn deny(&mut self, subject: &str, limits: &Limits) -> bool {
+        let failure = Failure::Denied { subject: subject.to_owned() };
+        let first = self.messages.iter().find(|message| message.subject == subject);
+        let Some(first) = first.filter(|first| self.refused_unsent(first).as_ref() != Some(&failure)) else {
             return false;
-        }
+        };
+        self.refused.insert(&first.subject, (0, failure.clone()));
         let open_before = self.in_flight;
         for index in self.open() {
-            if *self.messages[index].subject == **subject {
-                self.give_up(index, Failure::Denied { subject: subject.to_string() }, limits);
+            if self.messages[index].subject == subject {
+                self.give_up(index, failure.clone(), limits);
             }
         }
         self.in_flight < open_before
@@ -170,9 +170,9 @@ impl<'a> Batch<'a> {
         self.finish(index, Err(failure), limits);
     }
 
-    /// Why a message need not be sent, if its stream has just refused one that is no larger.
+    /// Why a message need not be sent: one that is no larger has just been refused.
     pub(super) fn refused_unsent(&self, message: &Message) -> Option<Failure> {
-        let (bytes, failure) = self.full.get(message.subject.as_str())?;
+        let (bytes, failure) = self.refused.get(message.subject.as_str())?;
         (message.payload_bytes >= *bytes).then(|| failure.clone())
     }
 
@@ -181,9 +181,9 @@ impl<'a> Batch<'a> {
             return;
         }
         let message = &self.messages[index];
-        let bytes = if failure.spares_smaller() { message.payload_bytes } else { 0 };
-        if self.full.get(message.subject.as_str()).is_none_or(|(known, _)| bytes < *known) {
-            self.full.insert(&message.subject, (bytes, failure.clone()));
+        let bytes = failure.refused_bytes(message.payload_bytes);
+        if self.refused.get(message.subject.as_str()).is_none_or(|(known, _)| bytes < *known) {
+            self.refused.insert(&message.subject, (bytes, failure.clone()));
         }
     }
 
@@ -223,5 +223,33 @@ impl<'a> Batch<'a> {
             self.outcomes[behind] = Outcome::Behind;
             next = self.next[behind];
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_refusal_the_rest_of_the_batch_for_the_subject_is_refused_unsent() {
+        let values = [("database-url", "postgres://localhost/x"), ("nats-url", "nats://localhost")];
+        let values = values.map(|(name, value)| (name, value.to_owned())).into();
+        let limits = crate::Config::from_values(&values).unwrap().tuning.limits;
+        let message = |subject: &str, payload_bytes| Message {
+            subject: subject.to_owned(),
+            payload_bytes,
+            ..Message::example()
+        };
+        let messages = [message("a", 9), message("a", 8), message("b", 9), message("b", 8)];
+        let mut batch = Batch::new(&messages, 0);
+        batch.sent(0);
+        assert!(batch.deny("a", &limits), "one was in flight");
+        assert!(!batch.deny("a", &limits) && !batch.deny("c", &limits));
+        let full =
+            Failure::Refused { err_code: 10077, description: "maximum bytes exceeded".into(), stream: None };
+        batch.finish(2, Err(full.clone()), &limits);
+        let refused = messages.each_ref().map(|message| batch.refused_unsent(message));
+        let denied = Some(Failure::Denied { subject: "a".into() });
+        assert_eq!(refused, [denied.clone(), denied, Some(full), None], "smaller ones may fit");
     }
 }

@@ -18,7 +18,6 @@ use super::{
 use crate::{
     config::Limits,
     delivery::{decision::Failure, outcome::Outcome},
-    nats::silence::can_be_asked_about,
 };
 
 /// How long JetStream may take to answer one question.
@@ -36,12 +35,14 @@ pub(super) enum Reply {
     Silence,
 }
 
-/// What JetStream has just said of the subjects of a batch; each is asked about once.
+/// JetStream's answers about the subjects of a batch; each is asked about once.
 struct Asked<'a> {
     failures: HashMap<&'a str, Failure>,
     /// All questions together take no longer than an acknowledgement may: meanwhile nothing is
     /// published, and the transaction is open.
     end: Instant,
+    /// An answer to any worker within this time shows that the broker is there.
+    lately: Duration,
     /// The last question was answered.
     answers: bool,
 }
@@ -49,7 +50,7 @@ struct Asked<'a> {
 impl Asked<'_> {
     fn new(limits: &Limits, end: Instant) -> Self {
         let end = end.min(Instant::now() + limits.ack_timeout);
-        Self { failures: HashMap::new(), end, answers: true }
+        Self { failures: HashMap::new(), end, lately: limits.ack_timeout / 2, answers: true }
     }
 
     fn is_over(&self) -> bool {
@@ -95,17 +96,14 @@ impl Publisher {
         let messages = batch.messages;
         for index in std::mem::take(&mut batch.suspected) {
             let subject = messages[index].subject.as_str();
-            if !asked.failures.contains_key(subject) && !asked.is_over() {
-                let failure = self.why_silent(subject, &mut asked).await;
-                asked.failures.insert(subject, failure);
-            }
+            self.ask_about(subject, &mut asked).await;
             match asked.failures.get(subject).filter(|_| asked.answers) {
                 None => batch.finish(index, Err(Failure::NoAnswer), limits),
-                Some(failure) if can_be_asked_about(failure) => {
+                Some(failure) if failure.shows_in_streams() => {
                     batch.finish(index, Err(failure.clone()), limits);
                 }
                 Some(_) => {
-                    self.connection.silence.forget(subject);
+                    self.connection.breaker.close_subject(subject);
                     batch.free.push_back(index);
                 }
             }
@@ -120,18 +118,7 @@ impl Publisher {
         let messages = batch.messages;
         for index in batch.open() {
             let subject = messages[index].subject.as_str();
-            if !asked.failures.contains_key(subject) && !asked.is_over() {
-                let failure = self.why_silent(subject, &mut asked).await;
-                // Where other workers are answered, the broker is there, and only its answer to
-                // this was late.
-                let is_there = !asked.failures.is_empty()
-                    || self.connection.silence.was_heard_within(limits.ack_timeout / 2);
-                let failure = match failure {
-                    Failure::TimedOut if is_there => Failure::Silent { stream: None },
-                    other => other,
-                };
-                asked.failures.insert(subject, failure);
-            }
+            self.ask_about(subject, &mut asked).await;
             self.collect(batch, limits);
             if !batch.is_open(index) {
                 continue;
@@ -145,6 +132,21 @@ impl Publisher {
         let now = Instant::now();
         batch.progress = now;
         self.window.halve(now, now);
+    }
+
+    /// Asks once why nobody answers a subject. Where other workers are answered, the broker is
+    /// there, and only its answer to this was late.
+    async fn ask_about<'a>(&mut self, subject: &'a str, asked: &mut Asked<'a>) {
+        if asked.failures.contains_key(subject) || asked.is_over() {
+            return;
+        }
+        let mut failure = self.why_silent(subject, asked).await;
+        let is_there =
+            || !asked.failures.is_empty() || self.connection.breaker.was_heard_within(asked.lately);
+        if failure == Failure::TimedOut && is_there() {
+            failure = Failure::Silent { stream: None };
+        }
+        asked.failures.insert(subject, failure);
     }
 
     /// Acknowledgements that are there already.
@@ -209,7 +211,7 @@ impl Publisher {
         if failure == Failure::OnlySubscribers {
             self.connection.no_stream.notify_one();
         }
-        self.connection.silence.note(patterns, failure.clone());
+        self.connection.breaker.open_subjects(patterns, failure.clone());
         failure
     }
 

@@ -1,7 +1,7 @@
 //! How much may be unacknowledged: as much as the broker answers quickly.
 //!
-//! A broker that is slow, or far away behind a narrow line, answers what was sent first long before
-//! what was sent last: with everything in flight at once the last answers would come after the
+//! A broker that is slow, or far away behind a narrow line, answers the first message long before
+//! the last: with everything in flight at once the last answers would come after the
 //! deadline, the broker would count as away, and all would begin again. So the window begins small,
 //! doubles with each round of quick answers, then grows by a constant a round, and halves when an
 //! answer was slow: as TCP does, with waiting in place of loss. A broker that keeps up never
@@ -36,7 +36,7 @@ pub(crate) struct Window {
     doubles: bool,
     /// More would be under way if this window were larger.
     is_limiting: bool,
-    /// An answer to what was sent before is an answer to the window as it was before.
+    /// An answer to a message from before is an answer to the window as it was before.
     halved: Option<Instant>,
 }
 
@@ -61,7 +61,7 @@ impl Window {
         1 + bytes / 1024
     }
 
-    /// Whether more may be sent. One message may always be under way, whatever its weight.
+    /// Whether more may be sent. One message may always be under way, however heavy.
     #[expect(clippy::cast_precision_loss, reason = "at most 16384 and one message")]
     pub(crate) fn has_room(&self, in_flight: usize) -> bool {
         in_flight == 0 || (in_flight as f64) < self.size
@@ -112,7 +112,7 @@ mod tests {
 
     const DEADLINE: Duration = Duration::from_secs(5);
 
-    /// What happened to workers that share a broker for a while.
+    /// The result of workers that share a broker for a while.
     #[derive(Debug)]
     struct Run {
         answered: u64,

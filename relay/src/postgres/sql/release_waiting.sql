@@ -1,4 +1,5 @@
--- Have some messages tried that wait with others, the longest waiting first: see pass/probes.rs.
+-- Have some messages tried that wait with others, the longest waiting first: see
+-- delivery/breaker.rs.
 -- $1: lanes; $2: the obstacles that they wait for; $3: how many of each. Those that are not tried
 -- for now have a due time more than ten minutes ahead; every other pause is shorter.
 -- Index: parked_waits_for, parked_pkey. Locking: the lanes are locked by claim.sql or

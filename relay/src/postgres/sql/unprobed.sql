@@ -1,4 +1,4 @@
--- Find messages that wait with others of which none is tried: see pass/probes.rs and
+-- Find messages that wait with others of which none is tried: see delivery/breaker.rs and
 -- release_waiting.sql.
 -- $1: the most obstacles to look at, in all lanes together.
 -- Index: parked_waits_for, from group to group. Locking: none: release_waiting.sql looks again

@@ -1,0 +1,60 @@
+//! The second step of a pass: each claimed message has its outcome.
+
+use std::sync::Arc;
+
+use super::{acknowledgements::Acknowledgements, claim::Claimed};
+use crate::{
+    delivery::outcome::Outcome,
+    telemetry::{metrics::Metrics, traces::Traces},
+};
+
+/// Claimed messages, each with its outcome.
+#[derive(Debug)]
+pub struct Published {
+    pub(super) claimed: Claimed,
+    pub(super) outcomes: Vec<Outcome>,
+    /// The first message of the last round: see `rounds`.
+    pub(super) round: usize,
+}
+
+impl Published {
+    pub(super) fn new(claimed: Claimed, mut outcomes: Vec<Outcome>) -> Self {
+        outcomes.resize(claimed.messages.len(), Outcome::Unknown);
+        Self { claimed, outcomes, round: 0 }
+    }
+
+    /// Takes back the acknowledgements of a stream that has given out a sequence again: it has lost
+    /// messages, and nothing more is settled there until the relay has looked into it. Returns why.
+    pub(super) fn distrust(&mut self) -> Option<String> {
+        let Claimed { claims, messages, .. } = &self.claimed;
+        let (before, round) = self.outcomes.split_at(self.round);
+        let (stream, sequence) = {
+            let acknowledged = Acknowledgements::new(claims, &messages[self.round..], round);
+            let (stream, sequence) = acknowledged.regressed(before)?;
+            (Arc::clone(stream), sequence)
+        };
+        for outcome in &mut self.outcomes {
+            if matches!(outcome, Outcome::Stored { stream: of, .. } if **of == *stream) {
+                *outcome = Outcome::Unknown;
+            }
+        }
+        Some(format!("stream {stream} has given out the sequence {sequence} again: it has lost messages"))
+    }
+
+    /// Tells the metrics how old each message of the last round was when JetStream stored it (a
+    /// duplicate was told of at its first copy), and the traces which were sent.
+    pub(super) fn observe(&self, metrics: &Metrics, traces: Option<&Traces>) {
+        let Claimed { messages, clock, .. } = &self.claimed;
+        let (messages, outcomes) = (&messages[self.round..], &self.outcomes[self.round..]);
+        if let Some(traces) = traces {
+            traces.published(messages, outcomes);
+        }
+        for (message, outcome) in messages.iter().zip(outcomes) {
+            if let Outcome::Stored { duplicate: false, acknowledged_at, .. } = outcome
+                && message.replay.is_none()
+            {
+                metrics.message_lag.observe(clock.age(message.created_at, *acknowledged_at));
+            }
+        }
+    }
+}
