@@ -168,13 +168,13 @@ func (c *Consumer) handle(ctx context.Context, inbox *Inbox, handler Handler, me
 		}
 	}()
 	received, err := Received(message)
-	var answer Answer
+	var answer Verdict
 	if err == nil {
 		answer, err = inbox.Run(ctx, handler, received)
 	}
 	if err != nil {
 		slog.Error("the message could not be handled now, will retry", "consumer", c.durable, "reason", err)
-		answer = Answer{Name: "retry", After: inbox.options.Backoff}
+		answer = Verdict{Name: "retry", After: inbox.options.Backoff}
 	}
 	isKnown := answer.Name == "replayed" || answer.Name == "rejected"
 	if isKnown && received.Deliveries > 2 {

@@ -101,7 +101,7 @@ func (in *Inbox) Register(ctx context.Context) error {
 
 // Run handles one message: it runs the handler, or answers a copy from the stored outcome. An error
 // means that PostgreSQL could not record the result: run the message again later.
-func (in *Inbox) Run(ctx context.Context, handler Handler, message Message) (Answer, error) {
+func (in *Inbox) Run(ctx context.Context, handler Handler, message Message) (Verdict, error) {
 	message.Tenant, message.Key = "", ""
 	identified, err := in.identify(message)
 	if err != nil {
@@ -117,7 +117,7 @@ func (in *Inbox) Run(ctx context.Context, handler Handler, message Message) (Ans
 			in.endHolder(ctx, current)
 		}
 		if isCommitted, problem := in.hasCommitted(ctx, current); problem != nil {
-			return Answer{}, problem
+			return Verdict{}, problem
 		} else if isCommitted {
 			return in.bury(ctx, identified, committed+": "+firstLine(err), current.xid)
 		}
@@ -160,12 +160,12 @@ func (in *Inbox) identify(message Message) (Message, error) {
 }
 
 // attempt claims the key, runs the handler and stores the outcome, in one transaction.
-func (in *Inbox) attempt(ctx context.Context, handler Handler, current *run) (Answer, error) {
+func (in *Inbox) attempt(ctx context.Context, handler Handler, current *run) (Verdict, error) {
 	step, cancel := limited(ctx)
 	defer cancel()
 	connection, err := in.pool.Acquire(step)
 	if err != nil {
-		return Answer{}, fmt.Errorf("get a connection: %w", err)
+		return Verdict{}, fmt.Errorf("get a connection: %w", err)
 	}
 	current.isBegun = true
 	defer release(ctx, connection, current)
@@ -173,13 +173,13 @@ func (in *Inbox) attempt(ctx context.Context, handler Handler, current *run) (An
 	if answer.Name == "mismatch" {
 		return answer, GiveUp("the key was used before with another payload")
 	}
-	if err != nil || answer.Name != "new" {
+	if err != nil || answer.Name != "handled" {
 		return answer, err
 	}
 	current.began = time.Now()
 	reply, status, err := in.handle(ctx, handler, tx, current.Message)
 	if err != nil {
-		return Answer{}, err
+		return Verdict{}, err
 	}
 	answer.Reply = reply
 	return answer, in.commit(ctx, tx, current, string(reply), status)
@@ -211,7 +211,7 @@ func release(ctx context.Context, connection *pgxpool.Conn, current *run) {
 // claim begins the transaction and claims a key that is probably new, in one round trip; of another
 // key it asks claim() what is known. DEFERRABLE marks a transaction that an inbox will commit: the
 // claim is sent before BEGIN is answered, and without the mark it claims nothing.
-func (in *Inbox) claim(ctx context.Context, connection *pgxpool.Conn, current *run) (pgx.Tx, Answer, error) {
+func (in *Inbox) claim(ctx context.Context, connection *pgxpool.Conn, current *run) (pgx.Tx, Verdict, error) {
 	limit := fmt.Sprintf("%dms", (in.options.HandlerTimeout + 5*time.Second).Milliseconds())
 	fingerprint := sha256.Sum256(append([]byte("oncebox payload 1\x00"), current.Payload...))
 	id := current.Headers["oncebox-id"]
@@ -231,12 +231,12 @@ func (in *Inbox) claim(ctx context.Context, connection *pgxpool.Conn, current *r
 	tx := results.Tx()
 	closed := results.Close()
 	if !errors.Is(err, pgx.ErrNoRows) {
-		return tx, Answer{Name: "new"}, cmp.Or(err, closed)
+		return tx, Verdict{Name: "handled"}, cmp.Or(err, closed) // once the handler has returned
 	}
 	if closed != nil {
-		return tx, Answer{}, closed
+		return tx, Verdict{}, closed
 	}
-	answer := Answer{After: in.pause(1)}
+	answer := Verdict{After: in.pause(1)}
 	var outcome, xid, then string
 	statement := "SELECT answer, coalesce(outcome::text, ''), coalesce(reason, ''), coalesce(pg_current_xact_id_if_assigned()::text, ''), " +
 		session + ", set_config('idle_in_transaction_session_timeout', $1::text, true)" +
@@ -247,7 +247,7 @@ func (in *Inbox) claim(ctx context.Context, connection *pgxpool.Conn, current *r
 		answer.Reply = json.RawMessage(outcome)
 	}
 	if answer.Name == "new" {
-		current.xid, current.session = xid, then
+		answer.Name, current.xid, current.session = "handled", xid, then
 	}
 	return tx, answer, err
 }
@@ -343,7 +343,7 @@ func (in *Inbox) endHolder(ctx context.Context, current *run) {
 }
 
 // failed counts a failed attempt, and gives the message up when it has reached AttemptsMax.
-func (in *Inbox) failed(ctx context.Context, message Message, failure error) (Answer, error) {
+func (in *Inbox) failed(ctx context.Context, message Message, failure error) (Verdict, error) {
 	said, isSaid := errors.AsType[verdict](failure)
 	if isSaid && said.after < 0 {
 		return in.bury(ctx, message, said.Error(), "")
@@ -354,7 +354,7 @@ func (in *Inbox) failed(ctx context.Context, message Message, failure error) (An
 	parameters := append([]any{in.scope, message.Key, message.Tenant}, message.Origin.parameters()...)
 	statement := "SELECT {schema}.attempt_failed($1::text, $2::text, $3::text, $4::text, $5::bigint, $6::timestamptz)::text"
 	if err := in.ask(ctx, &counted, statement, parameters...); err != nil {
-		return Answer{}, fmt.Errorf("count a failed attempt (%s): %w", reason, err)
+		return Verdict{}, fmt.Errorf("count a failed attempt (%s): %w", reason, err)
 	}
 	attempts, _ := strconv.ParseInt(counted, 10, 64)
 	if attempts >= in.options.AttemptsMax {
@@ -365,18 +365,18 @@ func (in *Inbox) failed(ctx context.Context, message Message, failure error) (An
 		after = min(said.after, in.options.BackoffMax)
 	}
 	slog.Warn("attempt failed, will retry", "scope", in.scope, "key", message.Key, "attempt", attempts, "after", after, "reason", reason)
-	return Answer{Name: "retry", Reason: reason, After: after}, nil
+	return Verdict{Name: "retry", Reason: reason, After: after}, nil
 }
 
 // bury gives a message up and records it as a dead letter, unless a copy was handled meanwhile.
-func (in *Inbox) bury(ctx context.Context, message Message, reason, committedBy string) (Answer, error) {
-	answer := Answer{Reason: printable(reason), After: in.pause(1)}
+func (in *Inbox) bury(ctx context.Context, message Message, reason, committedBy string) (Verdict, error) {
+	answer := Verdict{Reason: printable(reason), After: in.pause(1)}
 	statement := "SELECT {schema}.bury($1::text, nullif($2::text, ''), $3::bytea, $4::text, $5::text, $7::jsonb, $8::text, " + messageID +
 		", $11::text, $12::bigint, $13::timestamptz, $9::bigint, nullif($10::text, '')::xid8)"
 	parameters := append([]any{in.scope, message.Key, bytea(message.Payload), answer.Reason, message.Subject, message.Headers["oncebox-id"],
 		object(message.Headers), message.Tenant, deliveries(message), committedBy}, message.Origin.parameters()...)
 	if err := in.ask(ctx, &answer.Name, statement, parameters...); err != nil {
-		return Answer{}, fmt.Errorf("record a dead letter (%s): %w", answer.Reason, err)
+		return Verdict{}, fmt.Errorf("record a dead letter (%s): %w", answer.Reason, err)
 	}
 	if answer.Name == "dead" || answer.Name == "mismatch" {
 		slog.Warn("dead letter", "scope", in.scope, "key", message.Key, "reason", answer.Reason)

@@ -69,9 +69,9 @@ type verdict struct {
 	after time.Duration
 }
 
-// Answer is the result of running a message.
-type Answer struct {
-	// Name is new, replayed, rejected, dead, mismatch, in_flight or retry; all but the last two are
+// Verdict is the result of running a message.
+type Verdict struct {
+	// Name is handled, replayed, rejected, dead, mismatch, in_flight or retry; all but the last two are
 	// final, and committed.
 	Name string
 	// Reply is the handler's reply as JSON, also when an earlier run gave it.

@@ -7,10 +7,10 @@
 from .consumer import Consumer
 from .inbox import Inbox
 from .keys import part_key, root_key, step_key, undo_key
-from .message import Answer, Context, Dead, Message, Origin, Reject, RetryAfter
+from .message import Context, Dead, Message, Origin, Reject, RetryAfter, Verdict
 from .outbox import enqueue
 
 __all__ = [
-    *("Answer", "Consumer", "Context", "Dead", "Inbox", "Message", "Origin", "Reject", "RetryAfter"),
+    *("Consumer", "Context", "Dead", "Inbox", "Message", "Origin", "Reject", "RetryAfter", "Verdict"),
     *("enqueue", "part_key", "root_key", "step_key", "undo_key"),
 ]

@@ -20,7 +20,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from .deadline import Deadline
 from .headers import single
 from .keys import check_key
-from .message import Answer, Context, Dead, Handler, Message, Reject, RetryAfter
+from .message import Context, Dead, Handler, Message, Reject, RetryAfter, Verdict
 from .wire import SESSION, Handle, Parameters, execute, execute_all
 
 log = logging.getLogger("oncebox")
@@ -108,7 +108,7 @@ class Inbox:
         statement = "SELECT {schema}.register_scope(%s, make_interval(secs => %s::float8))::text"
         await self._ask(statement, [self.scope, seconds])
 
-    async def run(self, handler: Handler, message: Message) -> Answer:
+    async def run(self, handler: Handler, message: Message) -> Verdict:
         """Handles one message: runs the handler, or answers a copy from the stored outcome.
 
         Raises psycopg.OperationalError or PoolTimeout when PostgreSQL is away: run the message again later.
@@ -138,11 +138,11 @@ class Inbox:
             await asyncio.sleep(random.uniform(0.005, 0.1))
         return await self._failed(claim, failure)
 
-    async def _attempt(self, handler: Handler, claim: Claim, data: Any) -> Answer:
+    async def _attempt(self, handler: Handler, claim: Claim, data: Any) -> Verdict:
         claim.xid, claim.is_ending = None, False
         async with self._connection() as (connection, deadline):
             answer = await self._claimed(connection, claim)
-            if answer.name != "new":
+            if answer.name != "handled":
                 return answer
             # Behind its own limit, since a statement of the handler's may wait on although it is cancelled.
             deadline.begin(connection, self.handler_timeout)
@@ -161,9 +161,9 @@ class Inbox:
                 raise
             if session != claim.session:
                 await self._check_session(connection, claim)
-        return Answer("new", stored)
+        return Verdict("handled", stored)
 
-    async def _claimed(self, connection: AsyncConnection, claim: Claim) -> Answer:
+    async def _claimed(self, connection: AsyncConnection, claim: Claim) -> Verdict:
         """Claims a key that is probably new, in a transaction that begins; else asks claim() what is known of it."""
         limit = f"{round(1000 * self.handler_timeout + 5000)}ms"
         fingerprint = sha256(b"oncebox payload 1\0" + claim.message.payload).digest()
@@ -173,17 +173,17 @@ class Inbox:
         # BEGIN goes out before, alone: a pipeline of psycopg's costs more than the round trip.
         if row := await execute(connection, self._claim_new, parameters):
             claim.xid, claim.session = row
-            return Answer("new")
+            return Verdict("handled")  # once the handler has returned
         await connection.rollback()
         # It tells claim() that an inbox will commit; in any other transaction claim() fails.
         await execute(connection, "SET TRANSACTION DEFERRABLE")
         parameters = [limit, self.scope, claim.key, claim.message.payload, claim.tenant, message_id]
         name, outcome, reason, xid, claim.session, _ = await execute(connection, self._claim, parameters)
         if name == "new":
-            claim.xid = xid
+            claim.xid, name = xid, "handled"
         else:
             await connection.rollback()
-        return Answer(name, outcome and json.loads(outcome), reason, self._pause(1) if name == "in_flight" else 0.0)
+        return Verdict(name, outcome and json.loads(outcome), reason, self._pause(1) if name == "in_flight" else 0.0)
 
     async def _end(self, connection: AsyncConnection, claim: Claim, reply: str, status: str) -> str:
         """Stores the reply and commits, in one round trip, if this still is the transaction that made the claim.
@@ -225,7 +225,7 @@ class Inbox:
         (status,) = await self._ask("SELECT pg_xact_status(%s::xid8)", [claim.xid])
         return status == "committed"
 
-    async def _failed(self, claim: Claim, failure: Exception) -> Answer:
+    async def _failed(self, claim: Claim, failure: Exception) -> Verdict:
         reason = first_line(failure)
         if isinstance(failure, Dead):
             return await self._bury(claim, reason.removeprefix("Dead: "))
@@ -239,9 +239,9 @@ class Inbox:
         after = min(after, self.backoff[1])
         text = "scope %s, key %s: attempt %d failed, again in %.1f s: %s"
         log.warning(text, self.scope, claim.key, attempts, after, reason)
-        return Answer("retry", None, reason, after)
+        return Verdict("retry", None, reason, after)
 
-    async def _bury(self, claim: Claim, reason: str, committed_by: str | None = None) -> Answer:
+    async def _bury(self, claim: Claim, reason: str, committed_by: str | None = None) -> Verdict:
         statement = "SELECT {schema}.bury(%s, %s, %s::bytea, %s, %s, %s::jsonb, %s, %s, %s, %s, %s, %s, %s)"
         reason, message = _printable(reason), claim.message
         parameters = [self.scope, claim.key, message.payload, reason, _printable(message.subject), _headers(message)]
@@ -249,7 +249,7 @@ class Inbox:
         (name,) = await self._ask(statement, parameters)
         if name in ("dead", "mismatch"):
             log.warning("scope %s, key %s: dead letter: %s", self.scope, claim.key, reason)
-        return Answer(name, None, reason, self._pause(1) if name == "in_flight" else 0.0)
+        return Verdict(name, None, reason, self._pause(1) if name == "in_flight" else 0.0)
 
     async def _ask(self, statement: str, parameters: Parameters) -> tuple:
         """Calls a function in a transaction of its own."""

@@ -58,11 +58,12 @@ class RetryAfter(Exception):
         self.seconds = seconds
 
 
-class Answer(NamedTuple):
+class Verdict(NamedTuple):
     """The result of running a message. All but `retry` and `in_flight` are final, and committed.
 
-    `name` is new, replayed, rejected, dead, mismatch, in_flight or retry; `reply` is the handler's
-    reply, also when an earlier run gave it; `after` is the number of seconds until the next run.
+    `name` is handled, replayed, rejected, dead, mismatch, in_flight or retry; `reply` is the
+    handler's reply, also when an earlier run gave it; `after` is the number of seconds until the
+    next run.
     """
 
     name: str

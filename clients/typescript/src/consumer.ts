@@ -7,7 +7,7 @@ import {
 
 import { collected } from "./headers.ts";
 import type { Inbox } from "./inbox.ts";
-import type { Answer, Handler, Message } from "./message.ts";
+import type { Verdict, Handler, Message } from "./message.ts";
 import { line } from "./text.ts";
 
 /** How long one pull request waits for a message; a drain may have to wait for it as long. */
@@ -138,7 +138,7 @@ export class Consumer {
   }
 
   async #handle<T>(inbox: Inbox<T>, handler: Handler<T>, message: JsMsg): Promise<void> {
-    let answer: Answer;
+    let answer: Verdict;
     const [taken, { log }] = [received(message), inbox.options];
     try {
       answer = await inbox.run(handler, taken);

@@ -4,7 +4,7 @@ import { DatabaseError, type Pool, type PoolClient } from "pg";
 
 import { single } from "./headers.ts";
 import { checkKey } from "./keys.ts";
-import { Dead, Reject, RetryAfter, type Answer, type Handler, type Message } from "./message.ts";
+import { Dead, Reject, RetryAfter, type Verdict, type Handler, type Message } from "./message.ts";
 import { headers, line, messageId, origin, printable, sqlState, stringified } from "./text.ts";
 import { close, Handle, query, quoted, SESSION, together } from "./wire.ts";
 
@@ -91,7 +91,7 @@ export class Inbox<T = any> {
    *
    * Throws when PostgreSQL could not record the result: run the message again later.
    */
-  async run(handler: Handler<T>, message: Message): Promise<Answer> {
+  async run(handler: Handler<T>, message: Message): Promise<Verdict> {
     let claim: Claim, data: T;
     try {
       claim = { message, tenant: this.#tenant(message), key: this.#key(message) };
@@ -130,11 +130,11 @@ export class Inbox<T = any> {
   }
 
   /** Claims the key, runs the handler and stores the outcome, in one transaction. */
-  async #attempt(client: PoolClient, handler: Handler<T>, claim: Claim, data: T): Promise<Answer> {
+  async #attempt(client: PoolClient, handler: Handler<T>, claim: Claim, data: T): Promise<Verdict> {
     [claim.xid, claim.sessionThen, claim.isUnsure] = [undefined, undefined, false];
     return await this.#within(client, claim, async () => {
       const answer = await this.#step(client, () => this.#claim(client, claim));
-      if (answer.name === "new") {
+      if (answer.name === "handled") {
         const reply = await this.#handle(handler, client, claim, data);
         const status = reply instanceof Reject ? "rejected" : "completed";
         answer.reply = (reply instanceof Reject ? reply.reply : reply) ?? null;
@@ -222,7 +222,7 @@ export class Inbox<T = any> {
   }
 
   /** Claims a key that is probably new; of another key it asks claim() what is known. */
-  async #claim(client: PoolClient, claim: Claim): Promise<Answer> {
+  async #claim(client: PoolClient, claim: Claim): Promise<Verdict> {
     const { message, tenant, key } = claim;
     const limits = "set_config('idle_in_transaction_session_timeout', $1, true), set_config('statement_timeout', $1, true)";
     const limit = `${this.options.handlerTimeoutMs + 5000}ms`;
@@ -246,7 +246,7 @@ export class Inbox<T = any> {
     const [row] = claimed!;
     if (row !== undefined) {
       [claim.xid, claim.session] = row as [string, string];
-      return { name: "new", after: 0 };
+      return { name: "handled", after: 0 }; // once the handler has returned
     }
     const [[answer, outcome, reason, xid, session] = []] = await query(
       client,
@@ -258,7 +258,8 @@ export class Inbox<T = any> {
       [claim.xid, claim.session] = [xid!, session!];
     }
     const reply = outcome == null ? null : JSON.parse(outcome);
-    return { name: answer as Answer["name"], reply, ...(reason == null ? {} : { reason }), after: answer === "in_flight" ? this.#pause(1) : 0 };
+    const name = (answer === "new" ? "handled" : answer) as Verdict["name"];
+    return { name, reply, ...(reason == null ? {} : { reason }), after: answer === "in_flight" ? this.#pause(1) : 0 };
   }
 
   /** 64 bits that stand for a key in advisory locks, as the function inbox_lock() computes them. */
@@ -301,7 +302,7 @@ export class Inbox<T = any> {
   }
 
   /** Counts a failed attempt, and gives the message up when it has reached `attemptsMax`. */
-  async #failed(claim: Claim, failure: unknown): Promise<Answer> {
+  async #failed(claim: Claim, failure: unknown): Promise<Verdict> {
     const reason = line(failure);
     if (failure instanceof Dead) {
       return await this.#bury(claim, reason.replace(/^Dead: /, ""));
@@ -319,7 +320,7 @@ export class Inbox<T = any> {
   }
 
   /** Gives a message up whose connection may have been closed: PostgreSQL notices that a moment later. */
-  async #buryClosed(claim: Claim, reason: string): Promise<Answer> {
+  async #buryClosed(claim: Claim, reason: string): Promise<Verdict> {
     let answer = await this.#bury(claim, reason);
     for (let round = 0; round < CONFLICT_ROUNDS && answer.name === "in_flight"; round++) {
       await sleep(50 * 2 ** round);
@@ -329,7 +330,7 @@ export class Inbox<T = any> {
   }
 
   /** Gives a message up and records it as a dead letter, unless a copy was handled meanwhile. */
-  async #bury({ message, tenant, key }: Claim, text: string, committedBy: string | null = null): Promise<Answer> {
+  async #bury({ message, tenant, key }: Claim, text: string, committedBy: string | null = null): Promise<Verdict> {
     const reason = printable(text);
     const name = await this.#ask(`SELECT ${this.#schema}.bury($1, $2, $3, $4, $5, $6::jsonb, $7, $8, $9, $10, $11, $12, $13)`, [
       ...[this.scope, key, message.payload, reason, printable(message.subject), headers(message), tenant],
@@ -338,7 +339,7 @@ export class Inbox<T = any> {
     if (name === "dead" || name === "mismatch") {
       this.options.log.warn(`scope ${this.scope}, key ${key}: dead letter: ${reason}`);
     }
-    return { name: name as Answer["name"], reason, after: name === "in_flight" ? this.#pause(1) : 0 };
+    return { name: name as Verdict["name"], reason, after: name === "in_flight" ? this.#pause(1) : 0 };
   }
 
   #key(message: Message): string {

@@ -60,8 +60,8 @@ export class RetryAfter extends Error {
 }
 
 /** The result of running a message. All but `retry` and `in_flight` are final, and committed. */
-export interface Answer {
-  name: "new" | "replayed" | "rejected" | "dead" | "mismatch" | "in_flight" | "retry";
+export interface Verdict {
+  name: "handled" | "replayed" | "rejected" | "dead" | "mismatch" | "in_flight" | "retry";
   /** The handler's reply, also when an earlier run gave it. */
   reply?: unknown;
   reason?: string;

@@ -100,8 +100,8 @@ async fn no_handler_of_python_commits_before_its_end() {
     let expected = format!(
         "commits dead delivery limit of 1 reached: {refused}\n\
          fails dead delivery limit of 1 reached: ValueError: the handler fails\n\
-         returns new None\ncharged [('returns',)] autocommit True\n\
-         [(('new', 'serializable'), 1), (('replayed', 'serializable'), 7)]\n\
+         returns handled None\ncharged [('returns',)] autocommit True\n\
+         [(('handled', 'serializable'), 1), (('replayed', 'serializable'), 7)]\n\
          charged 1 SERIALIZABLE deferrable None\n"
     );
     ends_with(Programs::of("python"), "committing", &[], &expected).await;
