@@ -112,14 +112,14 @@ async fn no_handler_of_python_commits_before_its_end() {
 #[tokio::test]
 async fn a_claim_of_typescript_behind_a_begin_that_failed_has_no_effect() {
     for mode in ["pipeline", "one by one"] {
-        ends_with(Programs::of("typescript"), "unbegun", &[mode], "retry new 1\n").await;
+        ends_with(Programs::of("typescript"), "unbegun", &[mode], "retry handled 1\n").await;
     }
 }
 
 /// As with a pool that has too few connections: the message itself was not attempted.
 #[tokio::test]
 async fn waiting_in_vain_for_a_connection_is_no_attempt_in_go() {
-    let refused = " get a connection: too many connections\nnew <nil>\n";
+    let refused = " get a connection: too many connections\nhandled <nil>\n";
     ends_with(Programs::of("go"), "unreachable", &[], refused).await;
 }
 
@@ -230,12 +230,12 @@ async fn fall_silent(programs: Programs) {
     client.batch_execute(table).await.unwrap();
     let (proxy, url) = through_proxy(env.database_url()).await;
     let steps: [(&str, &[u8], &str); 7] = [
-        ("connect", b"user\0", "silent new"),
+        ("connect", b"user\0", "silent handled"),
         ("register", b".register_scope(", "silent registered"),
-        ("claim", b"inbox_pkey DO NOTHING", "retry new"),
-        ("commit", b"COMMIT\0", "retry new"),
-        ("failing-back", b"ROLLBACK", "retry new"),
-        ("failing", b".attempt_failed(", "silent new"),
+        ("claim", b"inbox_pkey DO NOTHING", "retry handled"),
+        ("commit", b"COMMIT\0", "retry handled"),
+        ("failing-back", b"ROLLBACK", "retry handled"),
+        ("failing", b".attempt_failed(", "silent handled"),
         ("poison", b".bury(", "silent dead"),
     ];
     for (what, needle, expected) in steps {
