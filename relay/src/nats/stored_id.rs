@@ -1,4 +1,4 @@
-//! Asks for the id of a stored message, with a bound on what comes as an answer.
+//! Asks for the id of a stored message, with a bound on the bytes of answers.
 //!
 //! JetStream answers with all of the message, its payload as well. A server cuts a connection for
 //! which more bytes wait than its `max_pending` (64 MiB unless set), and a relay holds no more than
@@ -18,8 +18,8 @@ use tokio::sync::Semaphore;
 
 use crate::error::error_chain;
 
-/// What answers may have together, on one connection. A message that is larger still is asked for
-/// when nothing else is.
+/// The bytes that answers may have together, on one connection. The relay asks for a message that
+/// is larger still when it asks for nothing else.
 const ANSWERS_MAX: usize = 16 * 1024 * 1024;
 /// The share that is taken of it at a time, and so by a small answer.
 const UNIT: usize = 256 * 1024;

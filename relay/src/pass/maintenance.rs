@@ -1,10 +1,10 @@
 //! Retention, and messages that wait for nothing: `run` around `run_once`.
 //!
-//! A message has no time of its settlement; it would have to be updated for that. Instead the
-//! cursors are written down now and then, as milestones. What the cursor of a lane said when a
-//! milestone was reached, it said truly: every message with `id <= high` that is visible in `snap`
-//! was settled by then. So when a milestone is older than the retention time, exactly those
-//! messages go, less those that are parked, dead or to be replayed. A message whose transaction was
+//! A message has no time of its settlement, which would cost an update of each. Instead maintenance
+//! writes the cursors down now and then, as milestones. The cursor of a lane told the truth when
+//! the milestone was reached: every message with `id <= high` that is visible in `snap` was settled
+//! by then. So when a milestone is older than the retention time, maintenance deletes exactly those
+//! messages, less those that are parked, dead or to be replayed. A message whose transaction was
 //! open at the time is not visible in that `snap`, and stays, although its id is below `high`; nor
 //! does a drain matter, which leaves `snap` as it is until it ends. All lanes are pruned together,
 //! by ranges of ids, since neighbours in the table belong to any lanes.
@@ -100,8 +100,8 @@ impl Maintainer {
         }
     }
 
-    /// Maintains until shutdown. An outage of PostgreSQL is the workers' to report; here only what
-    /// they do not meet.
+    /// Maintains until shutdown. It warns of the first of several errors in a row; the workers
+    /// report an outage of PostgreSQL.
     pub(crate) async fn run(mut self, shutdown: CancellationToken) {
         let tick = self.interval().min(TICK_MAX);
         let mut failing = false;
@@ -268,8 +268,8 @@ impl Maintainer {
     }
 }
 
-/// Not deleted, and not sent either: only somebody who knows what happened to the database can tell
-/// which of them are to be.
+/// These messages are neither deleted nor sent: only somebody who knows the database's history can
+/// tell which of them to send.
 fn report_unsent(pruned: &Pruned) {
     if let Some(last_id) = pruned.unsent_id {
         warn!(

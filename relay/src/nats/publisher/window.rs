@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_quick_broker_gets_the_whole_window_at_once() {
-        // 150,000 messages a second: what a nats-server on the same machine takes.
+        // 150,000 messages a second, the rate of a nats-server on the same machine.
         let run = run(4, 2_048, Duration::from_micros(7), Duration::from_micros(100), 20_000);
         assert_eq!(run.in_flight_max, 2_048);
         assert!(run.slowest < Duration::from_millis(100), "{run:?}");
