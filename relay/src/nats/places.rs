@@ -1,5 +1,5 @@
-//! Which streams have acknowledged which subjects, and who answers for them; known as long as the
-//! process lives, over all connections.
+//! Which streams have acknowledged which subjects, and which JetStream knows each stream;
+//! remembered as long as the process lives, over all connections.
 
 use std::{
     collections::HashMap,

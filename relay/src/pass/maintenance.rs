@@ -1,4 +1,4 @@
-//! Retention, and messages that wait for nothing: `run` around `run_once`.
+//! Retention, and the release of messages that wait in vain: `run` around `run_once`.
 //!
 //! A message has no time of its settlement, which would cost an update of each. Instead maintenance
 //! writes the cursors down now and then, as milestones. The cursor of a lane told the truth when
@@ -51,7 +51,7 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(45);
 pub struct Maintained {
     /// Messages deleted.
     pub pruned: u64,
-    /// Messages behind dead ones, or with others of which none was tried, that may go on.
+    /// Messages released: they waited behind dead ones, or with others of which none was tried.
     pub released: u64,
     /// More is to be done at once.
     pub more: bool,
@@ -171,7 +171,8 @@ impl Maintainer {
         Ok(Maintained { more: !self.tasks.is_empty(), ..done })
     }
 
-    /// Rows that somebody has deleted, a policy that hides messages: nothing else tells of them.
+    /// Finds rows that somebody has deleted, and policies that hide messages: nothing else shows
+    /// them.
     async fn look_at_schema(&mut self) -> Result<(), StoreError> {
         if self.looked_at_schema.is_some_and(|at| at.elapsed() < LOOK_AT_SCHEMA_EVERY) {
             return Ok(());
@@ -199,7 +200,7 @@ impl Maintainer {
     }
 
     async fn begin_round(&mut self) -> Result<(), StoreError> {
-        // Retention does not depend on it; a role that may not do it is the doctor's to report.
+        // Retention does not depend on it; the doctor reports a role that may not do it.
         if let Err(error) = self.register().await {
             debug!(error = %error_chain(&error), "the relay could not write down its settings");
         }

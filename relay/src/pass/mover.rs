@@ -43,7 +43,7 @@ const FAILING: Backoff = Backoff { first: Duration::from_millis(500), max: Durat
 #[derive(Debug)]
 pub struct Mover {
     store: Arc<Store>,
-    /// All up to here was looked at in this round: it was moved, or others hold it.
+    /// This round has looked at all messages up to here: it moved each one, or others hold it.
     place: DelayedPlace,
 }
 
@@ -52,7 +52,7 @@ impl Mover {
         Self { store, place: DelayedPlace::default() }
     }
 
-    /// Moves until shutdown. An outage of PostgreSQL is the workers' to report.
+    /// Moves until shutdown. The workers report an outage of PostgreSQL.
     pub(crate) async fn run(mut self, mut leader: watch::Receiver<Leader>, shutdown: CancellationToken) {
         let mut failures = 0_u32;
         while !shutdown.is_cancelled() {

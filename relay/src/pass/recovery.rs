@@ -230,7 +230,7 @@ impl Recovery {
     }
 }
 
-/// How a stream is that has all that had been acknowledged when its marks were read.
+/// The record of a stream that has all messages acknowledged before its marks were read.
 fn seen<'a>(stream: &'a KnownStream, facts: &Facts) -> SeenStream<'a> {
     SeenStream {
         name: &stream.name,

@@ -36,7 +36,8 @@ pub(crate) struct Window {
     doubles: bool,
     /// More would be under way if this window were larger.
     is_limiting: bool,
-    /// An answer to a message from before is an answer to the window as it was before.
+    /// When the window was last halved: a slow answer to a message sent before then does not halve
+    /// it again.
     halved: Option<Instant>,
 }
 
@@ -92,7 +93,7 @@ impl Window {
         }
     }
 
-    /// The stream said that it is asked too much at once.
+    /// The broker was slow, or said that too many requests wait.
     pub(crate) fn halve(&mut self, sent: Instant, now: Instant) {
         self.doubles = false;
         if self.halved.is_none_or(|halved| sent >= halved) {
