@@ -166,7 +166,7 @@ impl Recovery {
     }
 
     /// Sending again is plainly right when the end of a stream is missing. It is not for a stream
-    /// that somebody made anew, perhaps on purpose, nor for a work queue, whose missing messages may
+    /// that somebody made anew, perhaps on purpose, nor for a work queue: its missing messages may
     /// have been consumed.
     fn resends(&self, lost: &Lost<'_>, facts: &Facts) -> bool {
         match self.on_loss {
