@@ -1,5 +1,4 @@
-//! What is delivered, and what may become of it: messages, their ids, cursors, outcomes and
-//! decisions. Pure: no server is known here.
+//! Messages, their ids, cursors, outcomes and decisions. Pure: nothing here talks to a server.
 
 pub(crate) mod breaker;
 pub(crate) mod copy;

@@ -1,12 +1,13 @@
 //! The relay: carries committed outbox messages from PostgreSQL to NATS JetStream.
 //!
-//! A message is relayed if and only if its transaction committed, at least once whatever crashes,
-//! and in order within its ordering key. Any number of relays share the work through `SKIP LOCKED`;
-//! one of them, the leader, does it alone while there is little.
+//! The relay publishes a message if and only if its transaction committed, at least once in spite
+//! of crashes, and in order within its ordering key. Any number of relays share the work through
+//! `SKIP LOCKED`; one of them, the leader, does it alone while there is little.
 //!
 //! The model: the log is cut into lanes; each lane has a cursor, explained in the text of the
-//! `cursor` module. A worker's pass is one transaction: claim lanes, read what is due, publish,
-//! settle, commit. What a crash leaves unsettled is sent again, under the same `Nats-Msg-Id`.
+//! `cursor` module. A worker's pass is one transaction: claim lanes, read the due messages,
+//! publish, settle, commit. After a crash another pass sends unsettled messages again, under the
+//! same `Nats-Msg-Id`.
 //!
 //! ```no_run
 //! use oncebox_relay::{Config, Relay, Values};

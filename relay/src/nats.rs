@@ -1,5 +1,5 @@
-//! NATS as a relay speaks it: publishing, the streams that it publishes to, and what they still
-//! have.
+//! The relay's side of NATS: it publishes messages, keeps declared streams, and asks streams which
+//! messages they still have.
 
 pub(crate) mod connection;
 pub(crate) mod keeper;

@@ -1,4 +1,4 @@
-//! Who is told how the relay is: whoever asks over HTTP, and systemd.
+//! Tells systemd, and clients over HTTP, how the relay is.
 
 pub(crate) mod http;
 pub(crate) mod systemd;

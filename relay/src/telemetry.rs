@@ -1,4 +1,4 @@
-//! What the relay tells of itself: metrics, health and spans.
+//! The relay's metrics, health and spans.
 
 pub(crate) mod health;
 pub(crate) mod metrics;

@@ -14,10 +14,11 @@
 //! | half open | JetStream is asked, or the next message is sent | 16 messages are read | the oldest four messages are due in seconds |
 //! | closes | JetStream sees no obstacle | a message is answered otherwise, or others wait behind | a stored probe frees two more, and each of these two more |
 //!
-//! A lane is held in the log only while all from the first refused message on is refused, or waits
-//! behind such a message. The first one is parked, so that `status` and `doctor` tell the reason. A
-//! stream that lacks bytes may take a smaller message: when some seconds have brought nothing, the
-//! messages that wait for bytes are parked, a few at a time, as long as a smaller one waits behind.
+//! A lane is held in the log only while every message from the first refused one on is refused as
+//! well, or waits behind a refused one. The relay parks the first one, so that `status` and
+//! `doctor` tell the reason. A stream too full for a large message may still take a smaller one:
+//! after some seconds in vain the relay parks the messages that wait for bytes, a few at a time, as
+//! long as a smaller one waits behind.
 //!
 //! | danger | why it does not happen |
 //! |---|---|
@@ -118,7 +119,7 @@ impl Breaker {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// NATS has answered something.
+    /// NATS has answered.
     pub(crate) fn heard(&self, now: Instant) {
         self.circuits().heard = Some(now);
     }

@@ -1,4 +1,4 @@
-//! What a stream holds of a message, beside what the log says of it.
+//! Compares a stream's copy of a message with the message in the log.
 
 use std::{collections::BTreeMap, time::SystemTime};
 
@@ -10,10 +10,10 @@ use sha2::{Digest as _, Sha256};
 use super::message::{EVENT_ATTRIBUTES, Message};
 use crate::clock::with_text;
 
-/// What the relay adds to the headers of a message.
+/// The headers that the relay adds to a message, beside those of NATS and of `CloudEvents`.
 const ADDED: [&str; 4] = ["Idempotency-Key", "Oncebox-Id", "Oncebox-Time", "Oncebox-Ordering-Key"];
 
-/// A message of the outbox as a stream holds it; of its payload a hash.
+/// A message of the outbox as a stream holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Copy {
     /// Where it stands in the stream.
@@ -24,13 +24,14 @@ pub struct Copy {
     pub key: String,
     /// An operator had it sent again.
     pub is_replay: bool,
-    /// Its `Nats-Msg-Id`, where that is derived from its content: not of replays.
+    /// Its `Nats-Msg-Id`; `None` if the message was sent again on purpose, since such an id does
+    /// not follow from the content alone.
     derived_id: Option<String>,
     payload: Bytes,
     content: Content,
 }
 
-/// What a message consists of, in the log or in a stream.
+/// The parts of a message that the log and a stream both have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
     /// The subject that it is published to.
@@ -46,7 +47,7 @@ pub struct Content {
 }
 
 impl Copy {
-    /// `None` for what is no message of this outbox.
+    /// `None` if it is no message of this outbox.
     #[must_use]
     pub fn parse(
         outbox: &str,
@@ -86,9 +87,9 @@ impl Copy {
         Some(Self { sequence, id, key, is_replay, derived_id, payload, content })
     }
 
-    /// What differs from the log; nothing when all is as it was enqueued. NATS may store a message
-    /// under another subject: a stream that `maps_subjects` does, and so may its account, as the id
-    /// shows that the message was sent with.
+    /// The names of the parts that differ from the log. A stream that `maps_subjects` stores
+    /// messages under other subjects, and an account may map them too: then the id still fits the
+    /// logged message, which proves that it was published to the logged subject.
     #[must_use]
     pub fn differs(&self, logged: &Content, maps_subjects: bool) -> Vec<String> {
         let found = &self.content;
@@ -116,7 +117,7 @@ impl Copy {
         names
     }
 
-    /// Whether an id is that of the message as it was logged.
+    /// Whether the message, as it was logged, has this id; `None` if the id cannot be parsed.
     fn is_derived(&self, id: &str, logged: &Content) -> Option<bool> {
         let MessageId { outbox, .. } = MessageId::parse(id)?;
         Some(logged.message_id(outbox, self.id, &self.key, self.payload.clone()) == id)
@@ -124,7 +125,7 @@ impl Copy {
 }
 
 impl Content {
-    /// The id that a message with this content has, which is not its replay.
+    /// The id of a message with this content, unless it is a replay.
     fn message_id(&self, outbox: &str, id: i64, key: &str, payload: Bytes) -> String {
         let message = Message {
             outbox: outbox.into(),

@@ -7,7 +7,7 @@
 //!
 //! > every row with `id <= high` that is visible in `snap` has been settled.
 //!
-//! What is due follows by set difference, with no assumption about sequences or clocks:
+//! The due rows follow by set difference, with no assumption about sequences or clocks:
 //!
 //! ```text
 //!            id <= high                                    id > high
@@ -39,19 +39,19 @@
 //!
 //! **Other clusters.** A restored dump brings `xact` values and snapshots of another cluster.
 //! `system_identifier` tells; so does an `xmax(snap)` from the future. Until `reset_until`, above
-//! which no restored row lies, passes read what the *old* snapshot says is due, old ids against old
-//! snapshot, and raise `floor` as they go: rows up to `floor` are settled whatever their `xact`
-//! says, which is safe since no transaction of this cluster can still commit an id that low. At the
-//! end a new snapshot starts. Nothing settled is sent again.
+//! which no restored row lies, passes read the rows that are due by the *old* snapshot, old ids
+//! against old snapshot, and raise `floor` as they go: rows up to `floor` are settled, with any
+//! `xact`. That is safe, since no transaction of this cluster can still commit an id that low. At
+//! the end a new snapshot starts. The reset sends no settled message again.
 //!
 //! **Ids that stand too low.** All that needs a sequence of ids that stands above all restored
 //! rows, and some come without it: logical replication copies none, and anybody may restart one. So
 //! maintenance compares them at its start and in each round; `repair_ids` (`0004_operations.sql`)
 //! then waits for the transactions that have drawn ids, raises the sequence, and parks, to be sent,
-//! what was written here at or below the floor, all in one transaction. Where that came too late,
-//! retention still tells such a row from a restored one: another snapshot, that of the moment of
-//! the reset (table `reset`), does not see the transaction that wrote it, which its system column
-//! `xmin` names. Such a row is not deleted before it was replayed.
+//! the rows that were written here at or below the floor, all in one transaction. If that came too
+//! late, retention still tells such a row from a restored one: its system column `xmin` names the
+//! transaction that wrote it, and the snapshot of the moment of the reset (table `reset`) does not
+//! see that transaction. Retention deletes such a row only after a replay.
 
 /// How far one lane is settled, as it was claimed; `snap` itself stays in the database.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,7 +81,7 @@ pub(crate) struct Settlement {
     pub(crate) target: Option<String>,
     pub(crate) after: Option<i64>,
     pub(crate) reset_until: Option<i64>,
-    /// The acknowledgements of streams, as JSON; `None` keeps what is known.
+    /// The acknowledgements of streams, as JSON; `None` keeps the known ones.
     pub(crate) acknowledged: Option<String>,
 }
 

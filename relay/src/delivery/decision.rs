@@ -75,7 +75,8 @@ impl Failure {
         }
     }
 
-    /// From which size of payload on a stream that refused one of so many bytes has no room.
+    /// The stream has refused a payload of so many bytes: returns the size from which on it has no
+    /// room.
     pub(crate) fn refused_bytes(&self, bytes: usize) -> usize {
         if self.spares_smaller() { bytes } else { 0 }
     }
@@ -217,7 +218,7 @@ pub(crate) fn decide(failure: &Failure) -> Decision {
             10077 | 10023 | 10002 | 10047 | 10167 | 10158 => Decision::Wait,
             // Message larger, or headers larger, than the stream takes.
             10054 | 10097 => Decision::Dead,
-            // Others: an operator may mend it, so it is tried again for a while.
+            // Others: an operator may mend the cause, so the relay tries again for a while.
             _ => Decision::Park,
         },
     }

@@ -18,7 +18,7 @@ pub(crate) struct ParkedCount {
     pub(crate) dead: i64,
     /// Replays still to be sent.
     pub(crate) replays: i64,
-    /// Losses of streams that nobody has had sent again, one for each lane.
+    /// Losses of streams whose messages were not sent again, one for each lane.
     pub(crate) losses: i64,
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct ParkedCount {
 pub struct DelayedCount {
     /// Messages that wait for their time, or are due and not yet in the log; counted to 10,000.
     pub messages: i64,
-    /// How late the one is that should have been moved first; 0 when none is late.
+    /// How late the oldest due message is; 0 when none is late.
     pub late_seconds: f64,
 }
 

@@ -16,7 +16,7 @@ use crate::clock::with_text;
 pub(crate) const EVENT_ATTRIBUTES: [&str; 5] = ["ce-specversion", "ce-id", "ce-source", "ce-type", "ce-time"];
 /// Headers that have no form in UTF-8, as the schema's function `headers_text` shows them.
 const UNREADABLE: &str = "\"unreadable\"";
-/// What the binding has percent-encoded in attributes, besides what is not ASCII.
+/// The ASCII characters that the binding percent-encodes in attributes; of non-ASCII ones, all.
 const NOT_IN_ATTRIBUTES: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%');
 
 /// One row of the log that is due.
@@ -31,7 +31,7 @@ pub(crate) struct Message {
     pub(crate) ordering_key: Option<String>,
     /// A JSON object of strings; `None` when empty.
     pub(crate) headers: Option<String>,
-    /// Empty when it was left out, whatever its size.
+    /// Empty when the read left it out: see [`Message::is_left_out`].
     pub(crate) payload: Bytes,
     /// Its size in the database.
     pub(crate) payload_bytes: usize,
@@ -62,7 +62,7 @@ pub(crate) struct Parked {
     /// It has a due time, which is only a hint to look: the first of its ordering key may be
     /// another.
     pub(crate) is_due: bool,
-    /// What has refused it with others.
+    /// The stream or subject that refuses it, with others that wait for the same circuit.
     pub(crate) waits_for: Option<String>,
 }
 
@@ -102,8 +102,8 @@ impl Message {
         Ok(map)
     }
 
-    /// The attributes of a `CloudEvent` in binary mode, as its binding to NATS has them. What the
-    /// message says of them itself takes their place.
+    /// The attributes of a `CloudEvent` in binary mode, as its binding to NATS has them. A
+    /// message's own headers of the same names take their place.
     fn add_event(&self, map: &mut HeaderMap, source: &str, time: &str) -> Result<(), Failure> {
         let attributes = ["1.0", &self.key, source, &self.subject, time];
         for (name, text) in EVENT_ATTRIBUTES.into_iter().zip(attributes) {
@@ -128,7 +128,7 @@ impl Message {
         self.payload.len() < self.payload_bytes
     }
 
-    /// Refuses what the server would answer by cutting the connection.
+    /// Refuses a message so large that the server would cut the connection.
     pub(crate) fn check_size(&self, headers: &HeaderMap, limit: usize) -> Result<(), Failure> {
         // "NATS/1.0\r\n", "Name: value\r\n" each, "\r\n".
         let pairs = headers.iter().flat_map(|(name, values)| values.iter().map(move |v| (name, v)));

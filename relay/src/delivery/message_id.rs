@@ -1,21 +1,22 @@
-//! The `Nats-Msg-Id` of what is sent: why a duplicate is always a copy.
+//! The `Nats-Msg-Id` of messages: why a duplicate is always a copy.
 //!
-//! A stream answers `duplicate` to every id that it has seen within its window, from whomever,
-//! about whatever; and the relay settles what was answered so. The id must therefore say which row
-//! it is for, not only which key:
+//! A stream answers `duplicate` to every id that it has seen within its window, no matter who
+//! published it and with which body, and the relay settles a message that is answered so. The id
+//! must therefore name the row, not only the key:
 //!
 //! - **Another outbox with the same keys** on the same stream has another identity.
-//! - **The same key again** is another row: enqueued once more after retention deleted the first,
-//!   or after a failover to a standby that had not received it, with whatever body. It may even
-//!   have the id of the lost row, since a promoted standby gives ids out again; but not its time.
+//! - **The same key again** is another row: a producer enqueued it once more after retention
+//!   deleted the first, or after a failover to a standby that had not received it, perhaps with
+//!   another body. The new row may even have the id of the lost one, since a promoted standby gives
+//!   ids out again; but not its time.
 //! - **A deliberate replay** has its number, and the time when it was asked for: after a failover
 //!   numbers are given out again as well.
 //!
-//! All that is in the digest, and nothing that changes: the row is append-only, a dump keeps it and
-//! the outbox's identity. So what is sent again after a crash, a lost commit or a restore has the
-//! same id. Where a row was lost and the producer enqueues the very same again, the stream stores a
-//! second copy: the inbox drops it, while nobody would miss a message that was settled and never
-//! stored.
+//! The id has all that, and nothing that changes: the row is append-only, and a dump keeps it and
+//! the outbox's identity. So a message that is sent again after a crash, a lost commit or a restore
+//! has the same id. If a row was lost and the producer enqueues the very same message again, the
+//! stream stores a second copy, which the inbox drops. This is the safe side: nobody would notice a
+//! message that was settled and never stored.
 
 use std::{
     collections::BTreeMap,

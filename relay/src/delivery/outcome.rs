@@ -23,6 +23,7 @@ pub(crate) enum Outcome {
     Failed(Decision, Failure),
     /// The message was not sent, because an earlier one of its ordering key is set aside.
     Behind,
-    /// Not sent: it was settled before, and its lane is sent again for the sake of others.
+    /// The message was not sent: it was settled before, and its lane is sent again for other
+    /// messages.
     Passed,
 }

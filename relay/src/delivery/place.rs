@@ -4,13 +4,13 @@
 //! account. Such a stream acknowledges, but the JetStream that the relay asks does not know it, or
 //! knows another one of that name. Names of streams have no dots, so one stands before the name:
 //!
-//! | in a receipt | the stream | who is asked about it |
+//! | in a receipt | the stream | where the relay asks about it |
 //! |---|---|---|
-//! | `ORDERS` | of the JetStream that the configuration names | that one |
+//! | `ORDERS` | of the JetStream that the configuration names | there |
 //! | `hub.ORDERS` | of the domain `hub` | `$JS.hub.API` |
-//! | `-.ORDERS` | that acknowledges, and nobody answers for | nobody: its losses cannot be found |
+//! | `-.ORDERS` | acknowledges, but no JetStream seems to know it | nowhere: the relay cannot find its losses |
 
-/// Stands for the domain of a stream that nobody answers for.
+/// Stands for the domain of a stream that no JetStream seems to know.
 const UNSEEN: &str = "-";
 
 /// A stream's name with its domain.
@@ -18,7 +18,7 @@ pub(crate) fn qualified(stream: &str, domain: Option<&str>) -> String {
     domain.map_or_else(|| stream.to_owned(), |domain| format!("{domain}.{stream}"))
 }
 
-/// The name of a stream that nobody answers for.
+/// The name of a stream that no JetStream seems to know.
 pub(crate) fn unseen(name: &str) -> String {
     format!("{UNSEEN}.{name}")
 }

@@ -1,37 +1,38 @@
-//! Receipts: what a stream has acknowledged, and what proves that it still has it.
+//! Receipts: they prove that a stream still has the messages that it acknowledged.
 //!
-//! JetStream acknowledges a message before it is on the disk. A power loss, a backup that is
-//! restored, a replica that comes back from an old copy: the end of a stream is gone, and no client
-//! hears of it. The log still has the messages, and a cursor is a position in it, so what was lost
-//! can be sent again by writing an old cursor once more. What is needed is an old cursor of which
-//! the stream can prove that nothing of what it calls settled is missing: a receipt.
+//! JetStream acknowledges a message before it is on the disk. After a power loss, a restored
+//! backup, or a replica that comes back from an old copy, the end of a stream is gone, and no
+//! client hears of it. The log still has the messages, and a cursor is a position in it, so the
+//! relay can send the lost messages again by writing an old cursor once more. It needs an old
+//! cursor for which the stream can prove that none of the messages it calls settled is missing: a
+//! receipt.
 //!
 //! A receipt is a cursor of a lane, with a stream, a sequence, and the id of the message there. It
 //! means exactly:
 //!
-//! > all that this cursor calls settled was acknowledged by this stream at or below this sequence,
-//! > or by another stream, or it was set aside and has, once it is stored, a late receipt of its
-//! > own.
+//! > every message that this cursor calls settled was acknowledged by this stream at or below this
+//! > sequence, or by another stream, or it was set aside and has, once it is stored, a late receipt
+//! > of its own.
 //!
 //! A stream gives out sequences in order. When it has lost its end, everything below some sequence
-//! is there and everything above is not; but the sequences above are given out again, to whomever
-//! publishes next. So a sequence alone proves nothing: the message at it must be the receipt's,
-//! which its `Nats-Msg-Id` tells. If it is, all that the receipt covers is there.
+//! is there and everything above is not; but it gives the sequences above out again, to the next
+//! publishers. So a sequence alone proves nothing: the message at it must be the receipt's, which
+//! its `Nats-Msg-Id` tells. If it is, all messages that the receipt covers are there.
 //!
-//! | the stream, at the receipt's sequence | the receipt is |
+//! | at the receipt's sequence, the stream has | the receipt is |
 //! |---|---|
-//! | is the message with the receipt's id | proven |
-//! | is another message; or the sequence lies above the last one | missing: acknowledged, and lost |
-//! | lies below the first sequence: expired, purged, dropped by a limit, consumed | as good as proven: what the stream let go as it was told is not lost |
-//! | is no message, with others around it: deleted, consumed, dropped by a limit per subject | not proven, and no sign of a loss |
+//! | the message with the receipt's id | proven |
+//! | another message; or the sequence lies above the last one | missing: acknowledged, and lost |
+//! | nothing, and begins above it: the message expired, or was purged, dropped by a limit, consumed | as good as proven: the stream let it go as it was told, and lost nothing |
+//! | nothing, with messages around it: deleted, consumed, dropped by a limit per subject | not proven, and no sign of a loss |
 //!
 //! The newest receipt of a lane is its cursor itself: each settlement writes down the highest
-//! sequence of every stream beside it (`Acknowledged`), so nothing that was settled is ever without
-//! one. The older ones, of which there is one a second at most, are for the way back. So that there
-//! is always one to go back to, a lane's first message in a stream, and the first one after a
-//! pause, comes with a receipt of the cursor before it. Where that cursor knows of nothing in the
-//! stream, the receipt has the sequence 0, which every stream proves as long as it is the same one.
-//! What a cursor knows is complete: each stream that is not in it has acknowledged nothing.
+//! sequence of every stream beside it (`Acknowledged`), so every settled message always has one.
+//! The relay keeps older ones, one a second at most, for the way back. So that there is always one
+//! to go back to, a lane's first message in a stream, and the first one after a pause, comes with a
+//! receipt of the cursor before it. If that cursor knows of nothing in the stream, the receipt has
+//! the sequence 0, which every stream proves as long as it is the same one. A cursor names all its
+//! streams: each one that is not in it has acknowledged nothing.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -72,7 +73,7 @@ impl Acknowledged {
     }
 }
 
-/// The contents of a stream: its first and last sequence, its time of creation.
+/// The first and the last sequence of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
     /// The sequence of the first message; one above the last where there is none.
@@ -93,7 +94,7 @@ pub(crate) enum Evidence {
 }
 
 impl Extent {
-    /// What can be said without a look at the message.
+    /// The evidence of the sequence alone; `None` if the relay must look at the message.
     pub(crate) fn judge(self, sequence: u64, id: Option<&str>) -> Option<Evidence> {
         if sequence == 0 {
             // Nothing was acknowledged yet.
@@ -111,8 +112,8 @@ impl Extent {
 }
 
 impl Evidence {
-    /// What the message at the receipt's sequence says; `found` is `None` when none is there, and
-    /// its id is `None` when it has none.
+    /// The evidence of the message at the receipt's sequence; `found` is `None` when no message is
+    /// there, and `Some(None)` when it has no id.
     pub(crate) fn of(expected: Option<&str>, found: Option<Option<&str>>) -> Self {
         match found {
             Some(id) if id == expected => Self::Proven,
@@ -122,9 +123,9 @@ impl Evidence {
     }
 }
 
-/// Of a lane's receipts, the newest first, which one to go back to: the newest that is proven and
-/// has no missing one below it. What was published between a loss and its discovery is there, and
-/// proves nothing of what came before it.
+/// Which one of a lane's receipts, the newest first, to go back to: the newest that is proven and
+/// has no missing one below it. Messages published between a loss and its discovery are there, and
+/// prove nothing of the messages before them.
 pub(crate) fn newest_proven(receipts: &[Evidence]) -> Option<usize> {
     let after_loss =
         receipts.iter().rposition(|evidence| *evidence == Evidence::Missing).map_or(0, |at| at + 1);
@@ -202,8 +203,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever became of the stream: all that was lost comes after the receipt that is chosen,
-        /// and without holes it is the newest such.
+        /// In every case all lost messages come after the chosen receipt, and without holes it is
+        /// the newest such.
         #[test]
         fn what_was_lost_comes_after_the_receipt(
             steps in prop::collection::vec(step(), 1..80),

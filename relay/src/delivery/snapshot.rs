@@ -28,7 +28,7 @@ impl Snapshot {
     /// Whether no transaction has ended between this snapshot and a later one, but those given.
     pub(crate) fn is_same_but(&self, later: &Self, own: &[u64]) -> bool {
         let has_ended = |xact: &u64| !later.open.contains(xact) && !own.contains(xact);
-        // A difference beyond what can be explained is not walked through.
+        // A larger difference has transactions that are neither open nor our own: no need to look.
         let explained = later.open.len().saturating_add(own.len()) as u64;
         later.xmax >= self.xmax
             && later.xmax - self.xmax <= explained
@@ -49,7 +49,7 @@ mod tests {
         (0..snapshot.xmax).filter(|xact| !snapshot.open.contains(xact)).collect()
     }
 
-    /// What PostgreSQL shows when these have ended, of transactions that began in turn.
+    /// The snapshot of PostgreSQL when these have ended, of transactions that began in turn.
     fn snapshot(ended: &BTreeSet<u64>) -> Snapshot {
         let xmax = ended.last().map_or(0, |last| last + 1);
         Snapshot { xmax, open: (0..xmax).filter(|xact| !ended.contains(xact)).collect() }

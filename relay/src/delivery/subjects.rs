@@ -25,7 +25,7 @@ pub fn expression(pattern: &str) -> String {
             "*" => expression.push_str("[^.]+"),
             ">" => expression.push_str(".+"),
             token => token.chars().for_each(|c| {
-                // What is not alphanumeric means something to a regular expression, or may.
+                // Other characters may have a meaning in a regular expression.
                 if !c.is_ascii_alphanumeric() {
                     expression.push('\\');
                 }
@@ -40,12 +40,12 @@ pub fn expression(pattern: &str) -> String {
     expression
 }
 
-/// The longest regular expression that is asked for: PostgreSQL calls one of some hundred thousand
+/// The longest regular expression that a relay sends: PostgreSQL calls one of some hundred thousand
 /// characters too complex, and would fail each pass.
 const EXPRESSION_MAX: usize = 50_000;
 
-/// Several patterns as one regular expression, which takes what any of them takes; everything, when
-/// they are too many.
+/// One regular expression for several patterns: it takes each subject that any of them takes, and
+/// all subjects if the patterns are too many.
 #[must_use]
 pub fn any_expression(patterns: &[String]) -> String {
     let each: Vec<String> = patterns.iter().map(|pattern| expression(pattern)).collect();

@@ -1,4 +1,4 @@
-//! The relay's connection to NATS: with all that its workers know together of what JetStream said.
+//! The relay's connection to NATS, and the knowledge that its workers share about JetStream.
 
 use std::{ops::Deref, sync::Arc};
 
@@ -18,7 +18,7 @@ pub(crate) struct Connection {
     inner: nats::Connection,
     /// The relay's, which outlives this connection.
     pub(crate) breaker: Breaker,
-    /// Room for what JetStream answers when it is asked for messages.
+    /// Room for JetStream's answers about stored messages.
     pub(super) answers: Answers,
     pub(super) places: Arc<Places>,
     /// Wakes the task that makes declared streams again: a message met no stream.

@@ -1,4 +1,4 @@
-//! Keeps a connection to NATS: a new one whenever one is over, and with it the declared streams.
+//! Keeps a connection to NATS, a new one whenever one is over, and on each the declared streams.
 
 use std::{sync::Arc, time::Duration};
 

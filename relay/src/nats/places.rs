@@ -1,5 +1,5 @@
-//! Which streams have acknowledged which subjects, and who answers for them; known as long as the
-//! process lives, over all connections.
+//! Which streams have acknowledged which subjects, and which JetStream knows each stream;
+//! remembered as long as the process lives, over all connections.
 
 use std::{
     collections::HashMap,
@@ -17,7 +17,7 @@ const SUBJECTS_MAX: usize = 10_000;
 /// been cut off right behind an acknowledgement, and would never be checked for losses.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
-/// What is remembered.
+/// The streams and subjects that a relay remembers.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
     known: Mutex<Known>,

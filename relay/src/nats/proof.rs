@@ -1,4 +1,4 @@
-//! Asks a stream what it still has of what it acknowledged.
+//! Asks a stream which of its acknowledged messages it still has.
 //!
 //! Both questions go to the stream's leader: another server may be behind.
 
@@ -50,8 +50,8 @@ pub(crate) async fn facts(connection: &Connection, name: &str) -> Result<Option<
     }))
 }
 
-/// What a stream says of sequences, each with the id that the message there should have, in their
-/// order.
+/// A stream's evidence for sequences, in their order. Each comes with the id that the message there
+/// should have.
 pub(crate) async fn evidence(
     connection: &Connection,
     name: &str,

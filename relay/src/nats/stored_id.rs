@@ -1,8 +1,8 @@
-//! Asks for the id of a stored message, with a bound on what comes as an answer.
+//! Asks for the id of a stored message, with a bound on the bytes of answers.
 //!
 //! JetStream answers with all of the message, its payload as well. A server cuts a connection for
-//! which more bytes wait than its `max_pending` (64 MiB unless set), and a relay holds no more than
-//! it has promised to: so no more is asked for at a time than may come at once.
+//! which more bytes wait than its `max_pending` (64 MiB unless set), and a relay must stay within
+//! the memory that it promises. So it asks for no more at a time than may arrive at once.
 
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ use tokio::sync::Semaphore;
 
 use crate::error::error_chain;
 
-/// What answers may have together, on one connection. A message that is larger still is asked for
-/// when nothing else is.
+/// The bytes that answers may have together, on one connection. The relay asks for a message that
+/// is larger still when it asks for nothing else.
 const ANSWERS_MAX: usize = 16 * 1024 * 1024;
-/// The share that is taken of it at a time, and so by a small answer.
+/// The unit of shares of it: a small answer takes one.
 const UNIT: usize = 256 * 1024;
 /// Questions under way at once, at most.
 pub(super) const CONCURRENT: usize = ANSWERS_MAX / UNIT;

@@ -48,7 +48,7 @@ pub(crate) async fn ready(streams: &[StreamTable], connection: &Connection) -> R
     if wrong.is_empty() { Ok(()) } else { Err(RelayError::Stream(wrong.join("; "))) }
 }
 
-/// After NATS was away: a running relay goes on whatever is found, and says so.
+/// After NATS was away: a running relay logs each problem that it finds, and goes on.
 pub(crate) async fn check(streams: &[StreamTable], connection: &Connection) {
     if let Err(found) = ready(streams, connection).await {
         error!("{found}; what cannot be published is set aside");
@@ -63,7 +63,7 @@ pub(crate) async fn keep(streams: &[StreamTable], connection: &Connection) {
     if streams.is_empty() {
         return std::future::pending().await;
     }
-    // What stands in the way is said once, not with every look.
+    // A problem is logged once, not with every look.
     let mut said = None;
     loop {
         let _ = timeout(LOOK_EVERY, connection.no_stream.notified()).await;

@@ -47,10 +47,10 @@ impl<'a> Acknowledgements<'a> {
         Self { claims, lanes }
     }
 
-    /// A stream that has just given out a sequence again. All that the claimed lanes know of was
-    /// acknowledged before anything of this pass was published, and what was published `before`
-    /// this round as well, so what is new has higher ones. Lanes with rows of another cluster are
-    /// not looked into before these are drained.
+    /// A stream that has just given out a sequence again. It acknowledged all messages that the
+    /// claimed lanes know of before this pass published any, and the messages of `before` before
+    /// this round published any, so new messages have higher sequences. Lanes with rows of another
+    /// cluster are not looked into before these are drained.
     pub(super) fn regressed(&self, before: &[Outcome]) -> Option<(&'a Arc<str>, u64)> {
         let found = self.lanes.iter().find(|((_, stream), lane)| {
             let claims = self.claims.iter().filter(|claim| claim.cursor.reset_until.is_none());

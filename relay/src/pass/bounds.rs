@@ -1,9 +1,9 @@
 //! The bounds of a worker's passes: set before a claim, and learned from the pass.
 //!
-//! A pass over many lanes reads little of each, so that it holds no more than one over a few. Where
-//! few lanes are cut short by that, as by a burst of one ordering key, and the pass is over soon
-//! all the same, the next passes read twice as much of each lane, until one takes longer: everybody
-//! else's messages wait for the end of a pass.
+//! A pass over many lanes reads little of each, so that it holds no more than one over a few. If
+//! that cuts few lanes short, as in a burst of one ordering key, and the pass is over soon all the
+//! same, the next passes read twice as much of each lane, until one takes longer: all other
+//! messages wait for the end of a pass.
 
 use std::time::Duration;
 

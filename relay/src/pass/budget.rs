@@ -32,7 +32,8 @@ pub(crate) struct Budget {
     pass_max: usize,
 }
 
-/// The share of a pass; given back when it and all payloads are dropped that have it lent.
+/// The share of a pass; it is given back when the share and all payloads that borrow it are
+/// dropped.
 #[derive(Debug)]
 pub(super) struct Share {
     budget: Budget,
@@ -92,7 +93,7 @@ impl Share {
         true
     }
 
-    /// Nothing more is admitted: from here on the share is the payloads' as well.
+    /// Admits nothing more: from here on the payloads hold the share as well.
     pub(super) fn lend<'a>(&mut self, payloads: impl Iterator<Item = &'a mut Bytes>) {
         let lent: Arc<[_]> = std::mem::take(&mut self.taken).into();
         for payload in payloads.filter(|payload| payload.len() >= KEPT_BY_CLIENT) {

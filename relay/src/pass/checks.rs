@@ -22,9 +22,9 @@ use crate::{
 const CHECK_EVERY: Backoff = Backoff { first: Duration::from_secs(30), max: Duration::from_secs(30) };
 /// A check that takes longer is given up: delivery goes on, and the next one is made in time.
 const CHECK_MAX: Duration = Duration::from_secs(20);
-/// After so many connections in a row that ended during their first check, the check may be what
-/// ends them, as when an answer is larger than the server lets wait. The next one is handed on
-/// before it is checked, since otherwise nothing would ever be delivered.
+/// After so many connections in a row that ended during their first check, the check itself may end
+/// them, as when an answer is larger than the server lets wait. The relay hands the next one on
+/// before it checks it, since otherwise it would never deliver anything.
 const ENDED_MAX: u32 = 5;
 
 impl Recovery {

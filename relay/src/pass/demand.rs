@@ -84,7 +84,7 @@ impl Demand {
         }
     }
 
-    /// One more is wanted than this worker, when it is the last that works.
+    /// Wants one more worker, when this one is the last that works.
     pub(super) fn more(&self, number: usize) {
         let max = self.passes.len();
         self.wanted.send_if_modified(|wanted| {
@@ -107,8 +107,8 @@ impl Demand {
         });
     }
 
-    /// How many lanes a pass may claim: those that work share the lanes that all workers would
-    /// claim together. Of more lanes a pass reads less each, see [`ReadLimits::shared_by`].
+    /// How many lanes a pass may claim: the workers at work share the lanes that all workers would
+    /// claim together. A pass over more lanes reads less of each, see [`ReadLimits::shared_by`].
     ///
     /// [`ReadLimits::shared_by`]: crate::config::ReadLimits::shared_by
     pub(super) fn lanes(&self, lanes_max: i64) -> i64 {

@@ -1,15 +1,15 @@
 //! An ordering key that fills a lane gives way to the others in it.
 //!
 //! Messages of one ordering key are sent one after another, each after the acknowledgement of the
-//! one before: some thousands a second. A burst of tens of thousands would hold up all that stands
-//! behind it in its lane for seconds. The cursor settles prefixes, so nobody is sent ahead of the
-//! burst while it is in the log. Instead the burst is parked, which is quick: when a read that may
-//! have been cut is nearly all of one ordering key, and others wait behind it, a share of it is
-//! sent, and the rest is set aside behind that. From then on every message of the key that is read
-//! finds one of its key parked, and is set aside as well (`read.sql`); so the passes reach the
-//! others as fast as rows are written. Parked ones are sent in their order, a share in each pass
-//! (`read_parked.sql`), due at once when nothing before them is left (`release.sql`). Each
-//! 50 ms at most a pass asks whether others wait, while the answer is no.
+//! one before: some thousands a second. A burst of tens of thousands would hold up all messages
+//! behind it in its lane for seconds. The cursor settles prefixes, so no message can be sent ahead
+//! of the burst while it is in the log. Instead the relay parks the burst, which is quick. When a
+//! read that may have been cut is nearly all of one ordering key, and others wait behind it, the
+//! relay sends a share of it, and sets the rest aside behind that. From then on every message of
+//! the key that is read finds one of its key parked, and is set aside as well (`read.sql`); so the
+//! passes reach the others as fast as rows are written. Parked ones are sent in their order, a
+//! share in each pass (`read_parked.sql`), due at once when nothing before them is left
+//! (`release.sql`). While no others wait, a pass asks for them every 50 ms at most.
 //!
 //! | danger | why it does not happen |
 //! |---|---|
@@ -31,8 +31,8 @@ use crate::{
     postgres::{claim::Claim, session::Session},
 };
 
-/// Messages of a key that gives way which are sent in a pass, one after another: everybody else's
-/// wait for them. `read_parked.sql` has the same number.
+/// So many messages of a key that gives way are sent in a pass, one after another: all other
+/// messages wait for them. `read_parked.sql` has the same number.
 const SHARE: usize = 32;
 
 /// Where nobody waits behind an ordering key, it is asked again so much later: to look through ten
@@ -92,7 +92,8 @@ fn filling(lane: &[Message]) -> Option<&str> {
     (is_filled && of_key().filter(|message| !message.blocked).count() > SHARE).then_some(key)
 }
 
-/// The one that more than half of all are, if there is one: it is left when unlike ones cancel out.
+/// The value of more than half of the items, if there is one: it is left when unlike ones cancel
+/// out.
 fn majority<'a>(all: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let mut left = (None, 0_usize);
     for one in all {

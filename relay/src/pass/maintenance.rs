@@ -1,10 +1,10 @@
-//! Retention, and messages that wait for nothing: `run` around `run_once`.
+//! Retention, and the release of messages that wait in vain: `run` around `run_once`.
 //!
-//! A message has no time of its settlement; it would have to be updated for that. Instead the
-//! cursors are written down now and then, as milestones. What the cursor of a lane said when a
-//! milestone was reached, it said truly: every message with `id <= high` that is visible in `snap`
-//! was settled by then. So when a milestone is older than the retention time, exactly those
-//! messages go, less those that are parked, dead or to be replayed. A message whose transaction was
+//! A message has no time of its settlement, which would cost an update of each. Instead maintenance
+//! writes the cursors down now and then, as milestones. The cursor of a lane told the truth when
+//! the milestone was reached: every message with `id <= high` that is visible in `snap` was settled
+//! by then. So when a milestone is older than the retention time, maintenance deletes exactly those
+//! messages, less those that are parked, dead or to be replayed. A message whose transaction was
 //! open at the time is not visible in that `snap`, and stays, although its id is below `high`; nor
 //! does a drain matter, which leaves `snap` as it is until it ends. All lanes are pruned together,
 //! by ranges of ids, since neighbours in the table belong to any lanes.
@@ -51,7 +51,7 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(45);
 pub struct Maintained {
     /// Messages deleted.
     pub pruned: u64,
-    /// Messages behind dead ones, or with others of which none was tried, that may go on.
+    /// Messages released: they waited behind dead ones, or with others of which none was tried.
     pub released: u64,
     /// More is to be done at once.
     pub more: bool,
@@ -100,8 +100,8 @@ impl Maintainer {
         }
     }
 
-    /// Maintains until shutdown. An outage of PostgreSQL is the workers' to report; here only what
-    /// they do not meet.
+    /// Maintains until shutdown. It warns of the first of several errors in a row; the workers
+    /// report an outage of PostgreSQL.
     pub(crate) async fn run(mut self, shutdown: CancellationToken) {
         let tick = self.interval().min(TICK_MAX);
         let mut failing = false;
@@ -171,7 +171,8 @@ impl Maintainer {
         Ok(Maintained { more: !self.tasks.is_empty(), ..done })
     }
 
-    /// Rows that somebody has deleted, a policy that hides messages: nothing else tells of them.
+    /// Finds rows that somebody has deleted, and policies that hide messages: nothing else shows
+    /// them.
     async fn look_at_schema(&mut self) -> Result<(), StoreError> {
         if self.looked_at_schema.is_some_and(|at| at.elapsed() < LOOK_AT_SCHEMA_EVERY) {
             return Ok(());
@@ -199,7 +200,7 @@ impl Maintainer {
     }
 
     async fn begin_round(&mut self) -> Result<(), StoreError> {
-        // Retention does not depend on it; a role that may not do it is the doctor's to report.
+        // Retention does not depend on it; the doctor reports a role that may not do it.
         if let Err(error) = self.register().await {
             debug!(error = %error_chain(&error), "the relay could not write down its settings");
         }
@@ -268,8 +269,8 @@ impl Maintainer {
     }
 }
 
-/// Not deleted, and not sent either: only somebody who knows what happened to the database can tell
-/// which of them are to be.
+/// These messages are neither deleted nor sent: only somebody who knows the database's history can
+/// tell which of them to send.
 fn report_unsent(pruned: &Pruned) {
     if let Some(last_id) = pruned.unsent_id {
         warn!(

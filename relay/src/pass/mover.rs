@@ -2,14 +2,13 @@
 //!
 //! A message that must not be sent before its time waits in the table `delayed`. When it is due,
 //! one transaction deletes it there and inserts it into the log, where it is an ordinary message
-//! from then on: it is in one of the two, also after a crash. Of many relays one moves at a time. A
-//! message of an ordering key is moved only if none of an earlier time stays behind, whoever holds
-//! that one, so the messages of an ordering key get their ids in the order of their times.
+//! from then on: it is in one of the two, also after a crash. Of many relays one moves at a time.
+//! It moves a message of an ordering key only if no message of an earlier time stays behind, not
+//! even a locked one, so the messages of an ordering key get their ids in the order of their times.
 //!
-//! The database's clock decides what is due. It also says in how many seconds the next message is,
-//! so the mover sleeps until then; a message that is enqueued meanwhile is found within a second.
-//! Nobody is notified: a transaction that enqueues may be prepared (see
-//! `sleep.sql`).
+//! The database's clock decides which messages are due. It also says in how many seconds the next
+//! one is, so the mover sleeps until then; it finds a message that is enqueued meanwhile within a
+//! second. Nobody is notified: a transaction that enqueues may be prepared (see `sleep.sql`).
 
 use std::{sync::Arc, time::Duration};
 
@@ -34,8 +33,8 @@ use crate::{
 /// may be late by as much.
 const LOOK: Backoff = Backoff { first: Duration::from_millis(666), max: Duration::from_millis(666) };
 const LOOK_MAX: Duration = Duration::from_secs(1);
-/// The pause of a standby, in a fleet of a few relays: it moves only what the leader leaves
-/// undone.
+/// The pause of a standby, in a fleet of a few relays: it moves only messages that the leader
+/// leaves undone.
 const LOOK_ALONG: Duration = Duration::from_secs(3);
 const STEP_TIMEOUT: Duration = Duration::from_secs(45);
 const FAILING: Backoff = Backoff { first: Duration::from_millis(500), max: Duration::from_secs(10) };
@@ -44,7 +43,7 @@ const FAILING: Backoff = Backoff { first: Duration::from_millis(500), max: Durat
 #[derive(Debug)]
 pub struct Mover {
     store: Arc<Store>,
-    /// All up to here was looked at in this round: it was moved, or others hold it.
+    /// This round has looked at all messages up to here: it moved each one, or others hold it.
     place: DelayedPlace,
 }
 
@@ -53,7 +52,7 @@ impl Mover {
         Self { store, place: DelayedPlace::default() }
     }
 
-    /// Moves until shutdown. An outage of PostgreSQL is the workers' to report.
+    /// Moves until shutdown. The workers report an outage of PostgreSQL.
     pub(crate) async fn run(mut self, mut leader: watch::Receiver<Leader>, shutdown: CancellationToken) {
         let mut failures = 0_u32;
         while !shutdown.is_cancelled() {

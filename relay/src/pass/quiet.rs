@@ -31,7 +31,7 @@ use super::{
 };
 use crate::error::RelayError;
 
-/// All lanes are claimed so often, however quiet a look says the log is.
+/// All lanes are claimed so often, even if looks find the log quiet.
 const CLAIM_EVERY: Duration = Duration::from_millis(250);
 /// All lanes are claimed at least so often when nothing has happened for a while.
 const CLAIM_EVERY_MAX: Duration = Duration::from_secs(1);

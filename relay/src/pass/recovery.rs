@@ -7,11 +7,11 @@
 //! client. A worker that is given a sequence a second time ends the connection, which leads here
 //! too.
 //!
-//! A lane that has lost something is claimed as for a pass, its cursor is written anew as it stood
-//! at the newest receipt that the stream can prove, and the ordinary passes send what comes after,
-//! in order and under the same ids. Of two relays that find the same loss the second one sees that
-//! the first has written a cursor since. Where it is not plain that sending again is right, the
-//! loss is only written down, and `oncebox outbox resend` repairs it.
+//! The relay claims a lane that has lost something as for a pass, and writes its cursor anew as it
+//! stood at the newest receipt that the stream can prove. Ordinary passes then send the messages
+//! after it, in order and under the same ids. Of two relays that find the same loss, the second one
+//! sees that the first has written a cursor since. If it is not plain that sending again is right,
+//! the relay only writes the loss down, and `oncebox outbox resend` repairs it.
 
 use std::{
     sync::Arc,
@@ -165,9 +165,9 @@ impl Recovery {
         Ok(noted)
     }
 
-    /// Sending again is plainly right when the end of a stream is missing. A stream that is another
-    /// one was perhaps made anew on purpose; from a work queue what is missing may have been
-    /// consumed.
+    /// Sending again is plainly right when the end of a stream is missing. It is not for a stream
+    /// that somebody made anew, perhaps on purpose, nor for a work queue: its missing messages may
+    /// have been consumed.
     fn resends(&self, lost: &Lost<'_>, facts: &Facts) -> bool {
         match self.on_loss {
             OnLoss::Auto => lost.kind == "tail" && !facts.deletes_consumed,
@@ -230,7 +230,7 @@ impl Recovery {
     }
 }
 
-/// How a stream is that has all that had been acknowledged when its marks were read.
+/// The record of a stream that has all messages acknowledged before its marks were read.
 fn seen<'a>(stream: &'a KnownStream, facts: &Facts) -> SeenStream<'a> {
     SeenStream {
         name: &stream.name,

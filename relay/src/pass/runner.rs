@@ -24,7 +24,7 @@ use crate::{
     postgres::{leader::Leader, store::Mark},
 };
 
-/// PostgreSQL is there and refuses: each time it may write a line into its log.
+/// The pace while PostgreSQL answers and refuses: it may write each refusal into its log.
 const REFUSED: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_secs(5) };
 /// Idle passes in a row with the shortest pause: the next message of a trickle is near.
 const ALERT: u32 = 1;
@@ -37,7 +37,7 @@ const NAP: Duration = Duration::from_millis(100);
 
 /// A new relay works so long before it is a standby: a backlog may be more than one relay's work.
 const START: Duration = Duration::from_secs(3);
-/// For how long a standby helps that has found lanes that lag.
+/// How long a standby helps after it has found lanes that lag.
 const HELPS: Duration = Duration::from_secs(10);
 /// The longest wait for news of the leader; they come about once a second.
 const STAND_BY_MAX: Duration = Duration::from_secs(5);
@@ -90,7 +90,7 @@ pub(crate) struct Runner {
     demand: Arc<Demand>,
     leader: watch::Receiver<Leader>,
     state: State,
-    /// Until then this relay works, whichever is the leader.
+    /// Until then this relay works, even if another one is the leader.
     works_until: Instant,
     poll: Backoff,
     failures: u32,
@@ -147,7 +147,7 @@ impl Runner {
         self.number > 0 || Instant::now() < self.works_until || matches!(*self.leader.borrow(), Leader::This)
     }
 
-    /// Another relay is the leader: sees to it that no lane lags.
+    /// Another relay is the leader: begins to help when a lane lags.
     async fn stand_by(&mut self, shutdown: &CancellationToken) {
         let Leader::Another(snapshot) = self.leader.borrow_and_update().clone() else { return };
         if !matches!(self.state, State::StandsBy) {
@@ -276,7 +276,7 @@ impl Runner {
     }
 }
 
-/// Of tries while PostgreSQL fails.
+/// The pace of tries while PostgreSQL fails.
 pub(super) fn pace(error: &RelayError) -> Backoff {
     if matches!(error, RelayError::Postgres(error) if error.is_away()) { AWAY } else { REFUSED }
 }

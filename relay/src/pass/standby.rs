@@ -1,4 +1,4 @@
-//! Many relays, one of them the leader: what the others do.
+//! The standbys: of many relays one is the leader, and the others watch over it.
 //!
 //! The leader has an advisory lock, which ends with its connection: when it dies, the next one that
 //! asks is the leader. One of two relays asks about once a second; each of many asks more

@@ -191,10 +191,10 @@ impl Worker {
         outcomes
     }
 
-    /// Tells the metrics of the last round, and doubts a stream that gives out a sequence again.
+    /// Notes the last round in the metrics, and doubts a stream that gives out a sequence again.
     pub(super) fn take_in(&mut self, published: &mut Published) {
-        // Delivery goes on all the same where nobody would check the stream and hand out another
-        // connection, and where the stream does not let itself be checked.
+        // Delivery goes on all the same if nobody would check the stream and hand out another
+        // connection, or if the stream cannot be checked.
         let is_checked = self.shared.connections.has_changed().is_ok();
         let may_distrust = is_checked && self.distrusted.is_none_or(|at| at.elapsed() >= DISTRUST_EVERY);
         if let (true, Some(publisher)) = (may_distrust, &self.publisher)

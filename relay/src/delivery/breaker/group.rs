@@ -68,7 +68,7 @@ impl Breaker {
         if last.is_some_and(|(last, _)| last == id) { Place::Waits } else { Place::Probe }
     }
 
-    /// A message waits for this cause no more.
+    /// A message no longer waits for this cause.
     pub(crate) fn leave(&self, lane: i16, waits_for: &str, id: i64) {
         let mut circuits = self.circuits();
         let groups = circuits.lanes.get_mut(&lane).map(|lane| &mut lane.groups);

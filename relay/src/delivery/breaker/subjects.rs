@@ -37,8 +37,9 @@ impl Silent {
 }
 
 impl Breaker {
-    /// Nobody answers messages for these subjects. An earlier failure about which JetStream can be
-    /// asked stays, should this one come from a question without an answer.
+    /// Nobody answers messages for these subjects. If a subject already has a failure about which
+    /// JetStream can be asked, it keeps that one when the new failure comes from an unanswered
+    /// question.
     pub(crate) fn open_subjects(&self, patterns: Vec<String>, failure: Failure) {
         let silent = &mut self.circuits().silent;
         let keeps = |known: &Silent| known.failure.shows_in_streams() && !failure.shows_in_streams();

@@ -40,8 +40,8 @@ pub(super) fn parse_names(payload: &[u8]) -> Names {
 #[serde(default)]
 struct StreamConfig {
     no_ack: bool,
-    /// A server that does not know atomic batches does not say this of any stream, whatever it was
-    /// created with.
+    /// A server that does not know atomic batches leaves this out, even for a stream that was
+    /// created with it.
     allow_atomic: bool,
     subjects: Vec<String>,
 }

@@ -298,7 +298,7 @@ impl Publisher {
         self.connection.breaker.heard(batch.progress);
         let Ack { stream, domain, sequence, .. } = parse_commit(&answer.payload, &id, members.len())?;
         self.window.answered(weight, at, batch.progress);
-        // The answer's sequence is that of the last one, and a batch is stored without gaps.
+        // The answer has the last message's sequence, and a batch is stored without gaps.
         for (index, sequence) in members.iter().rev().zip((1..=sequence).rev()) {
             batch.sent[*index] = Some(at);
             let (stream, domain) = (stream.clone(), domain.clone());

@@ -106,7 +106,7 @@ impl<'a> Batch<'a> {
         self.weight += Window::weight(self.messages[index].payload.len());
     }
 
-    /// It is in flight no more.
+    /// It is no longer in flight.
     fn landed(&mut self, index: usize) {
         self.in_flight = self.in_flight.saturating_sub(1);
         self.weight = self.weight.saturating_sub(Window::weight(self.messages[index].payload.len()));
@@ -134,7 +134,7 @@ impl<'a> Batch<'a> {
         self.finish(index, answer, limits);
     }
 
-    /// The name of a stream with its domain, kept once however many messages it acknowledges.
+    /// The name of a stream with its domain, kept once for all messages that it acknowledges.
     fn named(&mut self, stream: &str, domain: Option<&str>) -> Arc<str> {
         if let Some(known) = self.streams.iter().find(|known| split(known) == (domain, stream)) {
             return Arc::clone(known);
@@ -144,8 +144,8 @@ impl<'a> Batch<'a> {
         name
     }
 
-    /// NATS answers a publish without permission by an error aside, which names the subject only:
-    /// all that is in flight on it is taken as denied. Should one of these have been stored, it is
+    /// If the relay may not publish to a subject, NATS sends an error that names only the subject:
+    /// all messages in flight on it count as denied. Should one of these have been stored, it is
     /// sent again under the same id. Returns whether there was any.
     pub(super) fn deny(&mut self, subject: &str, limits: &Limits) -> bool {
         let failure = Failure::Denied { subject: subject.to_owned() };

@@ -1,4 +1,4 @@
-//! Finds out who answers for a stream that has just acknowledged something for the first time.
+//! Finds the JetStream of a stream that has just acknowledged something for the first time.
 
 use std::sync::Arc;
 
@@ -110,14 +110,15 @@ impl Publisher {
                 None => Seen::No,
             },
             Reply::NoResponders => Seen::No,
-            // As far as anybody can tell it is the one.
+            // Nothing shows that it is another one.
             Reply::Denied => Seen::Yes,
             Reply::Silence => Seen::Unknown,
         }
     }
 
-    /// Nobody takes a subject, and the JetStream that is asked has no stream for it. One that has
-    /// acknowledged it before and that this JetStream does not know is away, not gone.
+    /// No stream took a message for a subject, and the JetStream that the relay asks has none for
+    /// it. A stream that acknowledged the subject before, and that this JetStream does not know, is
+    /// away, not gone.
     pub(super) async fn why_gone(&self, subject: &str, end: Instant) -> Failure {
         let known = self.connection.places.of(subject);
         let Some(name) = known.filter(|name| split(name).0.is_some()) else { return Failure::NoResponders };

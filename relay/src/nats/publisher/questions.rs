@@ -59,8 +59,8 @@ impl Asked<'_> {
 }
 
 impl Publisher {
-    /// Nobody took these messages. Whether they have no stream, which an operator must mend, or one
-    /// without a leader, which may take a while, the answer to the publish does not say.
+    /// Nobody took these messages. The answer to the publish does not say whether they have no
+    /// stream, which an operator must mend, or one without a leader, which may take a while.
     pub(super) async fn explain(&mut self, batch: &mut Batch<'_>, limits: &Limits, end: Instant) {
         let mut asked = Asked::new(limits, end);
         let messages = batch.messages;
@@ -110,8 +110,8 @@ impl Publisher {
         }
     }
 
-    /// Nothing was answered for as long as an acknowledgement may take. A question to JetStream
-    /// tells whether the broker is silent, and the connection is to be given up, or only these
+    /// No answer came for as long as an acknowledgement may take. A question to JetStream tells
+    /// whether the broker is silent, so that the connection is to be given up, or only these
     /// messages are.
     pub(super) async fn face_silence(&mut self, batch: &mut Batch<'_>, limits: &Limits, end: Instant) {
         let mut asked = Asked::new(limits, end);

@@ -36,7 +36,8 @@ pub(crate) struct Window {
     doubles: bool,
     /// More would be under way if this window were larger.
     is_limiting: bool,
-    /// An answer to a message from before is an answer to the window as it was before.
+    /// When the window was last halved: a slow answer to a message sent before then does not halve
+    /// it again.
     halved: Option<Instant>,
 }
 
@@ -92,7 +93,7 @@ impl Window {
         }
     }
 
-    /// The stream said that it is asked too much at once.
+    /// The broker was slow, or said that too many requests wait.
     pub(crate) fn halve(&mut self, sent: Instant, now: Instant) {
         self.doubles = false;
         if self.halved.is_none_or(|halved| sent >= halved) {
@@ -196,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_quick_broker_gets_the_whole_window_at_once() {
-        // 150,000 messages a second: what a nats-server on the same machine takes.
+        // 150,000 messages a second, the rate of a nats-server on the same machine.
         let run = run(4, 2_048, Duration::from_micros(7), Duration::from_micros(100), 20_000);
         assert_eq!(run.in_flight_max, 2_048);
         assert!(run.slowest < Duration::from_millis(100), "{run:?}");
