@@ -36,13 +36,13 @@
 //!     type Reply = ();
 //!
 //!     async fn handle(&self, cx: Context<'_>, order: Reserve) -> Result<Outcome<()>, HandlerError> {
-//!         let outcome = match self.barrier.action(cx).await? {
+//!         let outcome = match self.barrier.action(&cx).await? {
 //!             Action::Act => {
 //!                 let sql = "UPDATE stock SET free = free - $2 WHERE item = $1 AND free >= $2";
 //!                 match cx.transaction().execute(sql, &[&order.item, &order.count]).await? {
 //!                     1 => Outcome::done(()),
 //!                     _ => {
-//!                         self.barrier.had_no_effect(cx).await?;
+//!                         self.barrier.had_no_effect(&cx).await?;
 //!                         Outcome::reject(())
 //!                     }
 //!                 }
@@ -51,7 +51,7 @@
 //!             // The saga gave up before this came: nobody would release a reservation made now.
 //!             Action::Refused => Outcome::reject(()),
 //!         };
-//!         self.replier.reply(cx, &outcome).await?;
+//!         self.replier.reply(&cx, &outcome).await?;
 //!         Ok(outcome)
 //!     }
 //! }
@@ -64,12 +64,12 @@
 //!     type Reply = ();
 //!
 //!     async fn handle(&self, cx: Context<'_>, order: Reserve) -> Result<Outcome<()>, HandlerError> {
-//!         if self.barrier.compensation(cx).await? == Compensation::Undo {
+//!         if self.barrier.compensation(&cx).await? == Compensation::Undo {
 //!             let sql = "UPDATE stock SET free = free + $2 WHERE item = $1";
 //!             cx.transaction().execute(sql, &[&order.item, &order.count]).await?;
 //!         }
 //!         let outcome = Outcome::done(());
-//!         self.replier.reply(cx, &outcome).await?;
+//!         self.replier.reply(&cx, &outcome).await?;
 //!         Ok(outcome)
 //!     }
 //! }

@@ -120,6 +120,9 @@ async fn the_end_that_a_stream_lost_is_sent_again_once_under_two_relays() {
     broker.nats.back_up().await.unwrap();
     let relays = [Running::start(&broker.values), Running::start(&broker.values)];
     let client = env.pg().await;
+    // One that begins while NATS is away ends with an error.
+    let at_work = "SELECT count(*) FROM oncebox.relay";
+    eventually("both are at work", LIMIT, async || (number(&client, at_work).await == 2).then_some(())).await;
     let mut expected = Vec::new();
     // The store is rolled back to where it was empty, and that twice.
     for round in ["a", "b"] {
