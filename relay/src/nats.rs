@@ -3,8 +3,9 @@
 
 pub(crate) mod connection;
 pub(crate) mod keeper;
-mod places;
+pub(crate) mod places;
 pub(crate) mod proof;
 pub(crate) mod publisher;
+mod question;
 mod stored_id;
 pub(crate) mod streams;

@@ -26,6 +26,11 @@ pub async fn await_relay_session(client: &Client, condition: &str) -> Result<()>
     within(condition, WAIT_MAX, async || Ok(client.query_opt(&sql, &[]).await?.map(drop))).await
 }
 
+/// A statement of a pass waits for a lock, as its first comment tells. Other sessions of a relay
+/// wait for the same lock.
+const PASS_WAITS: &str =
+    "wait_event_type = 'Lock' AND query ~ '^-- (Claim|Read|Move) [a-z ]*(lanes|messages|cursors)'";
+
 /// Has `suspend` suspend a relay while a statement of its pass waits for the lock that `lock`
 /// takes. The message that `enqueue` writes under the lock is committed then, so that PostgreSQL
 /// answers it.
@@ -42,7 +47,7 @@ pub async fn suspend_behind<T>(
     let transaction = locking.transaction().await?;
     transaction.batch_execute(lock).await?;
     let enqueued = enqueue(&transaction).await?;
-    await_relay_session(watching, "wait_event_type = 'Lock'").await?;
+    await_relay_session(watching, PASS_WAITS).await?;
     suspend().await?;
     transaction.commit().await?;
     Ok(enqueued)

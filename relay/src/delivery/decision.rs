@@ -81,6 +81,11 @@ impl Failure {
         if self.spares_smaller() { bytes } else { 0 }
     }
 
+    /// The stream, or the way to it, is away; it may come back with less.
+    pub(crate) fn is_absence(&self) -> bool {
+        matches!(self, Self::NoLeader { .. } | Self::Unreachable { .. } | Self::NoAnswer)
+    }
+
     /// Whether the configuration of streams is to blame, which JetStream tells without storing a
     /// copy.
     pub(crate) fn shows_in_streams(&self) -> bool {

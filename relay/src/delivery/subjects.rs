@@ -53,6 +53,13 @@ pub fn any_expression(patterns: &[String]) -> String {
     if any.len() > EXPRESSION_MAX { expression(">") } else { any }
 }
 
+/// The patterns of [`any_expression`].
+pub(crate) fn patterns(any: &str) -> Vec<String> {
+    let any = any.strip_prefix('^').and_then(|any| any.strip_suffix('$')).unwrap_or_default();
+    // A bar of a subject stands behind a backslash, so it is no end of a pattern.
+    any.split("$|^").map(|one| one.replace("[^.]+", "*").replace(".+", ">").replace('\\', "")).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,5 +81,12 @@ mod tests {
         ] {
             assert_eq!(covers(pattern, subject), expected, "{pattern} {subject}");
         }
+    }
+
+    #[test]
+    fn the_patterns_of_an_expression_are_those_that_it_was_made_of() {
+        let made = ["orders.>", "*.pla-ced.*", "a$|^b.+c", ">", "one_2"].map(str::to_owned);
+        assert_eq!(patterns(&any_expression(&made)), made);
+        assert_eq!(patterns(&any_expression(&made[..1])), made[..1]);
     }
 }

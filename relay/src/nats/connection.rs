@@ -20,7 +20,7 @@ pub(crate) struct Connection {
     pub(crate) breaker: Breaker,
     /// Room for JetStream's answers about stored messages.
     pub(super) answers: Answers,
-    pub(super) places: Arc<Places>,
+    pub(crate) places: Arc<Places>,
     /// Wakes the task that makes declared streams again: a message met no stream.
     pub(crate) no_stream: Arc<Notify>,
 }

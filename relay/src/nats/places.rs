@@ -1,15 +1,23 @@
-//! Which streams have acknowledged which subjects, and which JetStream knows each stream;
-//! remembered as long as the process lives, over all connections.
+//! Which streams have acknowledged which subjects, which JetStream knows each stream, and which
+//! streams are in doubt; remembered as long as the process lives, over all connections.
+//!
+//! A stream that was out of reach may come back with less than it had acknowledged, while the
+//! connection stays: the stream of a hub, seen from a leaf node, or one of another server in a
+//! cluster. Newer messages would then be stored before the lost ones. So the stream is in doubt
+//! from its first sign of absence, and gets no message until it has been checked (`pass/checks.rs`).
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
-use crate::delivery::place::is_unseen;
+use crate::delivery::{
+    place::{is_unseen, split},
+    subjects::covers,
+};
 
 /// So many subjects are remembered; then they are learnt anew.
 const SUBJECTS_MAX: usize = 10_000;
@@ -21,6 +29,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(2);
 #[derive(Debug, Default)]
 pub(crate) struct Places {
     known: Mutex<Known>,
+    /// A stream is in doubt.
+    pub(crate) doubting: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -30,6 +40,10 @@ struct Known {
     streams: HashMap<Arc<str>, (Arc<str>, Instant)>,
     /// The stream that has acknowledged a subject last.
     subjects: HashMap<Box<str>, Arc<str>>,
+    /// Somebody checks streams. Without it, nobody would end a doubt, and there is none.
+    is_checked: bool,
+    /// Streams in doubt, and their subjects as far as the database has them.
+    doubted: HashMap<Arc<str>, Vec<String>>,
 }
 
 impl Places {
@@ -66,6 +80,63 @@ impl Places {
         }
     }
 
+    /// From now on somebody checks the streams that are in doubt.
+    pub(crate) fn are_checked(&self) {
+        self.known().is_checked = true;
+    }
+
+    /// A stream was out of reach. A relay that has just started knows its subjects only from the
+    /// database.
+    pub(crate) fn doubt(&self, name: &str, patterns: Vec<String>) {
+        let mut known = self.known();
+        if !known.is_checked || is_unseen(name) {
+            return;
+        }
+        if known.doubted.insert(name.into(), patterns).is_none() {
+            tracing::debug!(stream = name, "out of reach; it is checked when it is back");
+            self.doubting.notify_one();
+        }
+    }
+
+    /// The stream that has acknowledged this subject was out of reach.
+    pub(super) fn doubt_stream_of(&self, subject: &str) {
+        if let Some(name) = self.of(subject) {
+            self.doubt(&name, Vec::new());
+        }
+    }
+
+    /// A stream was checked, or cannot be.
+    pub(crate) fn trust(&self, name: &str) {
+        self.known().doubted.remove(name);
+    }
+
+    pub(crate) fn trust_all(&self) {
+        self.known().doubted.clear();
+    }
+
+    /// The streams in doubt.
+    pub(crate) fn doubted(&self) -> HashSet<Arc<str>> {
+        self.known().doubted.keys().cloned().collect()
+    }
+
+    pub(crate) fn are_in_doubt(&self) -> bool {
+        !self.known().doubted.is_empty()
+    }
+
+    /// The stream of a subject, if it is in doubt.
+    pub(super) fn in_doubt(&self, subject: &str) -> Option<String> {
+        let known = self.known();
+        if known.doubted.is_empty() {
+            return None;
+        }
+        let takes = |patterns: &[String]| patterns.iter().any(|pattern| covers(pattern, subject));
+        let name = match known.subjects.get(subject) {
+            Some(name) => known.doubted.contains_key(name).then_some(name),
+            None => known.doubted.iter().find(|(_, patterns)| takes(patterns)).map(|(name, _)| name),
+        };
+        name.map(|name| split(name).1.to_owned())
+    }
+
     /// The stream that has acknowledged a subject.
     pub(super) fn of(&self, subject: &str) -> Option<Arc<str>> {
         self.known().subjects.get(subject).cloned()
@@ -89,5 +160,23 @@ mod tests {
         assert!(places.note_stream(&acknowledged, &acknowledged));
         tokio::time::advance(LOOK_AGAIN * 100).await;
         assert_eq!(places.found("hub.ORDERS"), Some(acknowledged));
+    }
+
+    #[test]
+    fn a_stream_is_in_doubt_from_its_first_absence_to_its_check() {
+        let places = Places::default();
+        let (hub, local): (Arc<str>, Arc<str>) = ("hub.ORDERS".into(), "LOCAL".into());
+        places.note_subjects([("orders.placed", &hub), ("local.x", &local)].into_iter());
+        places.doubt_stream_of("orders.placed");
+        assert!(!places.are_in_doubt(), "nobody would check it");
+        places.are_checked();
+        places.doubt_stream_of("orders.placed");
+        assert_eq!(places.in_doubt("orders.placed").as_deref(), Some("ORDERS"));
+        assert_eq!(places.in_doubt("orders.paid"), None, "nothing shows that it is of that stream");
+        places.doubt("hub.ORDERS", vec!["orders.>".to_owned(), "local.>".to_owned()]);
+        assert_eq!(places.in_doubt("orders.paid").as_deref(), Some("ORDERS"));
+        assert_eq!(places.in_doubt("local.x"), None, "another stream has acknowledged it");
+        places.trust("hub.ORDERS");
+        assert!(!places.are_in_doubt());
     }
 }

@@ -160,6 +160,12 @@ impl Publisher {
         if let Some(failure) = batch.refused_unsent(message) {
             return batch.finish(index, Err(failure), limits);
         }
+        if let Some(stream) = self.connection.places.in_doubt(&message.subject) {
+            return batch.finish(index, Err(Failure::Unreachable { stream }), limits);
+        }
+        if batch.orphaned.contains(message.subject.as_str()) {
+            return batch.orphans.push(index);
+        }
         match self.connection.breaker.sending(&message.subject) {
             Sending::Publish => {}
             Sending::Refuse(failure) => return batch.finish(index, Err(failure), limits),

@@ -16,10 +16,15 @@ use super::{
 use crate::{
     backoff::Backoff,
     error::{RelayError, error_chain},
-    nats::connection::{Connection, Connections},
+    nats::{
+        connection::{Connection, Connections},
+        places::Places,
+    },
 };
 
-const CHECK_EVERY: Backoff = Backoff { first: Duration::from_secs(30), max: Duration::from_secs(30) };
+const CHECK_EVERY: Duration = Duration::from_secs(30);
+/// A stream that was out of reach gets nothing before it is checked, so it is looked for often.
+const DOUBT_EVERY: Duration = Duration::from_millis(250);
 /// A check that takes longer is given up: delivery goes on, and the next one is made in time.
 const CHECK_MAX: Duration = Duration::from_secs(20);
 /// After so many connections in a row that ended during their first check, the check itself may end
@@ -53,9 +58,8 @@ impl Recovery {
     /// Hands the connection on once its streams are checked, and checks them now and then; `ended`
     /// counts the connections that have ended meanwhile.
     async fn keep_checking(&mut self, checked: &watch::Sender<Option<Arc<Connection>>>, ended: &mut u32) {
-        if self.connection.is_none() {
-            return std::future::pending().await;
-        }
+        let Some(connection) = self.connection.clone() else { return std::future::pending().await };
+        connection.places.are_checked();
         if *ended < ENDED_MAX {
             *ended += 1;
             if self.check_until_done().await {
@@ -64,9 +68,9 @@ impl Recovery {
         } else {
             self.report(format!("each of {ended} connections to NATS has ended during the check"));
         }
-        checked.send_replace(self.connection.clone());
+        checked.send_replace(Some(Arc::clone(&connection)));
         loop {
-            sleep(CHECK_EVERY.delay(0)).await;
+            pause(&connection.places).await;
             if self.check_until_done().await {
                 *ended = 0;
             }
@@ -85,7 +89,10 @@ impl Recovery {
                     failures = failures.saturating_add(1);
                     continue;
                 }
-                Err(_) => Some(format!("the check took longer than {CHECK_MAX:?}")),
+                Err(_) => {
+                    self.connection.iter().for_each(|connection| connection.places.trust_all());
+                    Some(format!("the check took longer than {CHECK_MAX:?}"))
+                }
             };
             if self.metrics.health.postgres_away(false) {
                 info!("PostgreSQL is back");
@@ -118,4 +125,15 @@ impl Recovery {
             self.said = Some(problem);
         }
     }
+}
+
+/// Until the next check.
+async fn pause(places: &Places) {
+    let doubting = async {
+        while !places.are_in_doubt() {
+            places.doubting.notified().await;
+        }
+        sleep(DOUBT_EVERY).await;
+    };
+    let _ = timeout(CHECK_EVERY, doubting).await;
 }

@@ -33,7 +33,18 @@ pub(super) enum Gone {
 /// `None` when the stream is not there: it refuses all messages, and when somebody makes it again,
 /// it is another one.
 pub(super) async fn look(connection: &Connection, stream: &KnownStream) -> Result<Option<Look>, String> {
-    let Some(facts) = proof::facts(connection, &stream.name).await? else { return Ok(None) };
+    let facts = match proof::facts(connection, &stream.name).await {
+        Ok(Some(facts)) => facts,
+        Ok(None) => return Ok(None),
+        Err(problem) => {
+            if connection.is_out_of_reach(&stream.name).await {
+                connection.places.doubt(&stream.name, stream.subjects.clone());
+            } else {
+                connection.places.trust(&stream.name);
+            }
+            return Err(problem);
+        }
+    };
     if stream.created.is_some_and(|created| !is_same_time(created, facts.created)) {
         return Ok(Some(Look { facts, gone: Gone::All }));
     }
@@ -55,7 +66,8 @@ pub(super) async fn look(connection: &Connection, stream: &KnownStream) -> Resul
     Ok(Some(Look { facts, gone }))
 }
 
-/// The stream's evidence for each of these.
+/// The stream's evidence for each of these. A stream that cannot be asked is trusted: delivery goes
+/// on.
 pub(super) async fn ask(
     connection: &Connection,
     stream: &KnownStream,
@@ -64,7 +76,8 @@ pub(super) async fn ask(
 ) -> Result<Vec<Evidence>, String> {
     let wanted: Vec<(u64, Option<&str>)> =
         marks.iter().map(|mark| (mark.sequence, mark.message_id.as_deref())).collect();
-    proof::evidence(connection, &stream.name, facts, &wanted).await
+    let evidence = proof::evidence(connection, &stream.name, facts, &wanted).await;
+    evidence.inspect_err(|_| connection.places.trust(&stream.name))
 }
 
 /// PostgreSQL keeps microseconds.

@@ -91,6 +91,7 @@ impl Recovery {
 
     pub(super) async fn check(&mut self) -> Result<usize, Problem> {
         let Some(connection) = self.connection.clone() else { return Ok(0) };
+        let doubted = connection.places.doubted();
         let mut streams = self.store.acknowledged().await?;
         // A server that got a domain later acknowledges under another name.
         let elsewhere: Vec<String> = streams
@@ -112,12 +113,21 @@ impl Recovery {
                 Err(text) => Err(Problem::Nats(text)),
             };
             match handled {
-                Ok(losses) => found += losses,
+                Ok(losses) => {
+                    found += losses;
+                    // Not a doubt that has come up since.
+                    if doubted.contains(&*stream.name) {
+                        connection.places.trust(&stream.name);
+                    }
+                }
                 // The others are checked all the same.
                 Err(Problem::Nats(text)) => problem = Some(format!("stream {}: {text}", stream.name)),
                 Err(error) => return Err(error),
             }
         }
+        // Nothing was settled there yet, so there is nothing to check.
+        let is_settled = |name: &str| streams.iter().any(|stream| stream.name == name);
+        doubted.iter().filter(|name| !is_settled(name)).for_each(|name| connection.places.trust(name));
         self.store.saw_streams(&whole).await?;
         self.store.end_resends().await?;
         match problem {

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tokio_postgres::Row;
 
 use super::{Store, session::Session};
-use crate::error::StoreError;
+use crate::{delivery::subjects::patterns, error::StoreError};
 
 /// A lane and a stream get a receipt so often at most; their cursor has the newest anyway.
 const APPEND_EVERY: Duration = Duration::from_secs(1);
@@ -56,6 +56,8 @@ pub(crate) struct KnownStream {
     /// When it was created, if a relay has looked before.
     pub(crate) created: Option<SystemTime>,
     pub(crate) checked_at: Option<SystemTime>,
+    /// Its subjects, when a relay looked last.
+    pub(crate) subjects: Vec<String>,
     /// When its marks were read, by the database's clock.
     pub(crate) read_at: SystemTime,
     /// One for each lane.
@@ -142,6 +144,7 @@ impl Store {
                     name: name.to_owned(),
                     created: row.get("created"),
                     checked_at: row.get("checked_at"),
+                    subjects: row.get::<_, Option<&str>>("subjects").map_or_else(Vec::new, patterns),
                     read_at: row.get("read_at"),
                     marks: Vec::new(),
                     recent: Vec::new(),

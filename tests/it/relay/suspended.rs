@@ -112,8 +112,11 @@ async fn suspended_behind(lock: &str, is_unix: bool, bytes: i32, ends_up: &str) 
         first.signal("STOP").await;
         Ok(())
     };
+    // Its sessions are not to be taken for those of the first, and it would help.
+    second.signal("STOP").await;
     let more = adversity::suspend_behind(&watching, &mut locking, lock, enqueue, suspend).await.unwrap();
     outbox.await_session(ends_up).await;
+    second.signal("CONT").await;
     outbox.goes_on(first, second, [expected, more].concat()).await;
 }
 

@@ -26,13 +26,13 @@ use super::{
     Publisher,
     answer::{Ack, parse_atomic, parse_commit},
     batch::Batch,
-    questions::Reply,
     window::Window,
     wire_headers,
 };
 use crate::{
     config::Limits,
     delivery::{breaker::Sending, decision::Failure, message::Message, outcome::Outcome, subjects::covers},
+    nats::question::Reply,
 };
 
 /// Messages of one batch at most; nats-server takes so many unless it is configured otherwise.
@@ -168,8 +168,7 @@ impl Publisher {
     }
 
     async fn ask_for_atomic(&mut self, at: usize, end: Instant) {
-        let question = format!("{}.STREAM.INFO.{}", self.connection.api, self.atomic[at].name);
-        let reply = self.ask(&question, "", end).await;
+        let reply = self.connection.ask_for_stream(&self.atomic[at].name, end).await;
         let (subjects, again) = match reply {
             Reply::Answer(info) => (parse_atomic(&info), ASK_EVERY),
             Reply::NoResponders | Reply::Denied => (None, ASK_EVERY),
@@ -232,6 +231,7 @@ impl Publisher {
             let is_of_stream = subjects.iter().any(|pattern| covers(pattern, &message.subject));
             if !is_of_stream
                 || message.is_left_out()
+                || self.connection.places.in_doubt(&message.subject).is_some()
                 || self.connection.breaker.sending(&message.subject) != Sending::Publish
             {
                 return None;

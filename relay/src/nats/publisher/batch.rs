@@ -1,7 +1,7 @@
 //! A batch on its way: messages that are free to be sent, those in flight, and their outcomes.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::Arc,
 };
 
@@ -45,6 +45,9 @@ pub(super) struct Batch<'a> {
     refused: HashMap<&'a str, (usize, Failure)>,
     /// Messages that nobody took. JetStream is still to be asked for the reason.
     pub(super) orphans: Vec<usize>,
+    /// Their subjects. No more messages are sent to them: a stream that comes back must be checked
+    /// first.
+    pub(super) orphaned: HashSet<&'a str>,
     /// Messages to subjects that were silent a while ago. JetStream is still to be asked whether
     /// that is over.
     pub(super) suspected: Vec<usize>,
@@ -72,6 +75,7 @@ impl<'a> Batch<'a> {
             first_number,
             refused: HashMap::new(),
             orphans: Vec::new(),
+            orphaned: HashSet::new(),
             suspected: Vec::new(),
             away: None,
             streams: Vec::new(),
@@ -125,6 +129,7 @@ impl<'a> Batch<'a> {
             // The message is answered now; a later answer for it means nothing.
             self.sent[index] = None;
             self.orphans.push(index);
+            self.orphaned.insert(&self.messages[index].subject);
             return;
         }
         let answer = parse_ack(&ack.payload);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::{Publisher, answer::parse_subjects, batch::Batch, questions::Reply};
+use super::{Publisher, answer::parse_subjects, batch::Batch};
 use crate::{
     delivery::{
         decision::Failure,
@@ -14,7 +14,7 @@ use crate::{
         place::{is_unseen, split, unseen},
         subjects::covers,
     },
-    nats::proof,
+    nats::{proof, question::Reply},
 };
 
 /// Whether a stream of this name is the one that has acknowledged.
@@ -93,8 +93,7 @@ impl Publisher {
     /// Whether it takes the subject, or has the message where it was acknowledged: behind a mapping
     /// of subjects it has another one.
     async fn is_seen(&self, name: &str, message: &Message, sequence: u64, end: Instant) -> Seen {
-        let (api, stream) = self.connection.api(name);
-        match self.ask(&format!("{api}.STREAM.INFO.{stream}"), "", end).await {
+        match self.connection.ask_for_stream(name, end).await {
             Reply::Answer(info) => match parse_subjects(&info) {
                 Some(subjects) if subjects.iter().any(|pattern| covers(pattern, &message.subject)) => {
                     Seen::Yes
@@ -122,12 +121,11 @@ impl Publisher {
     pub(super) async fn why_gone(&self, subject: &str, end: Instant) -> Failure {
         let known = self.connection.places.of(subject);
         let Some(name) = known.filter(|name| split(name).0.is_some()) else { return Failure::NoResponders };
-        let (api, stream) = self.connection.api(&name);
-        let stream = stream.to_owned();
+        let stream = split(&name).1.to_owned();
         if is_unseen(&name) {
             return Failure::Unreachable { stream };
         }
-        match self.ask(&format!("{api}.STREAM.INFO.{stream}"), "", end).await {
+        match self.connection.ask_for_stream(&name, end).await {
             Reply::Answer(info) => match parse_subjects(&info) {
                 Some(subjects) if subjects.iter().any(|pattern| covers(pattern, subject)) => {
                     Failure::NoLeader { stream }

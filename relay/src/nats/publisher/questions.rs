@@ -2,13 +2,8 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use async_nats::RequestErrorKind;
-use bytes::Bytes;
 use futures_util::{FutureExt as _, StreamExt as _};
-use tokio::{
-    sync::broadcast::error::RecvError,
-    time::{Instant, timeout_at},
-};
+use tokio::time::Instant;
 
 use super::{
     Publisher,
@@ -18,22 +13,11 @@ use super::{
 use crate::{
     config::Limits,
     delivery::{decision::Failure, outcome::Outcome},
+    nats::question::Reply,
 };
 
-/// How long JetStream may take to answer one question.
-const QUESTION: Duration = Duration::from_secs(1);
 /// How many subjects JetStream is asked about in a row, at most; fewer when it fails to answer.
 const QUESTIONS_MAX: usize = 256;
-
-/// The result of a question.
-pub(super) enum Reply {
-    Answer(Bytes),
-    /// Nobody listens there: this account has no JetStream.
-    NoResponders,
-    /// NATS does not let us ask, and says so: it works.
-    Denied,
-    Silence,
-}
 
 /// JetStream's answers about the subjects of a batch; each is asked about once.
 struct Asked<'a> {
@@ -157,7 +141,7 @@ impl Publisher {
     }
 
     async fn why_nobody_took(&mut self, subject: &str, end: Instant) -> Failure {
-        match self.streams_of(subject, end).await {
+        let failure = match self.streams_of(subject, end).await {
             Reply::Answer(names) => match parse_names(&names) {
                 Names::None => self.why_gone(subject, end).await,
                 Names::Stream(stream) => Failure::NoLeader { stream },
@@ -166,7 +150,11 @@ impl Publisher {
             },
             Reply::NoResponders | Reply::Denied => self.why_gone(subject, end).await,
             Reply::Silence => Failure::NoAnswer,
+        };
+        if failure.is_absence() {
+            self.connection.places.doubt_stream_of(subject);
         }
+        failure
     }
 
     /// Why a message is not answered; [`Failure::TimedOut`] when nobody answers the question
@@ -191,21 +179,16 @@ impl Publisher {
                 Names::None => (only_this(), self.only_subscribers(subject)),
                 Names::Refused(failure) => return failure,
                 Names::Stranger => (only_this(), Failure::Unexplained { stream: None }),
-                Names::Stream(stream) => {
-                    match self
-                        .ask(&format!("{}.STREAM.INFO.{stream}", self.connection.api), "", asked.end)
-                        .await
-                    {
-                        Reply::Answer(info) => match parse_no_ack(&info) {
-                            Some(patterns) => (patterns, Failure::NeverAcknowledges { stream }),
-                            None => (only_this(), Failure::Silent { stream: Some(stream) }),
-                        },
-                        Reply::NoResponders | Reply::Silence => {
-                            (only_this(), Failure::Silent { stream: Some(stream) })
-                        }
-                        Reply::Denied => (only_this(), Failure::Unexplained { stream: Some(stream) }),
+                Names::Stream(stream) => match self.connection.ask_for_stream(&stream, asked.end).await {
+                    Reply::Answer(info) => match parse_no_ack(&info) {
+                        Some(patterns) => (patterns, Failure::NeverAcknowledges { stream }),
+                        None => (only_this(), Failure::Silent { stream: Some(stream) }),
+                    },
+                    Reply::NoResponders | Reply::Silence => {
+                        (only_this(), Failure::Silent { stream: Some(stream) })
                     }
-                }
+                    Reply::Denied => (only_this(), Failure::Unexplained { stream: Some(stream) }),
+                },
             },
         };
         if failure == Failure::OnlySubscribers {
@@ -217,37 +200,18 @@ impl Publisher {
 
     fn only_subscribers(&self, subject: &str) -> Failure {
         match self.elsewhere(subject) {
-            Some(stream) => Failure::Silent { stream: Some(stream) },
+            Some(stream) => {
+                self.connection.places.doubt_stream_of(subject);
+                Failure::Silent { stream: Some(stream) }
+            }
             None => Failure::OnlySubscribers,
         }
     }
 
     async fn streams_of(&mut self, subject: &str, end: Instant) -> Reply {
         let question = serde_json::json!({ "subject": subject }).to_string();
-        let reply = self.ask(&self.connection.stream_names(), &question, end).await;
+        let reply = self.connection.ask(&self.connection.stream_names(), &question, end).await;
         self.may_ask = !matches!(reply, Reply::Denied);
         reply
-    }
-
-    pub(super) async fn ask(&self, place: &str, question: &str, end: Instant) -> Reply {
-        let mut denied = self.connection.denied.subscribe();
-        let asking = self.connection.client.request(place.to_owned(), question.to_owned().into());
-        let denial = async {
-            loop {
-                match denied.recv().await {
-                    Ok(subject) if *subject == *place => return,
-                    Ok(_) | Err(RecvError::Lagged(_)) => {}
-                    Err(RecvError::Closed) => std::future::pending().await,
-                }
-            }
-        };
-        tokio::select! {
-            answer = timeout_at(end.min(Instant::now() + QUESTION), asking) => match answer {
-                Ok(Ok(answer)) => Reply::Answer(answer.payload),
-                Ok(Err(error)) if error.kind() == RequestErrorKind::NoResponders => Reply::NoResponders,
-                Ok(Err(_)) | Err(_) => Reply::Silence,
-            },
-            () = denial => Reply::Denied,
-        }
     }
 }

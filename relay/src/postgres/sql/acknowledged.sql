@@ -12,12 +12,13 @@ SELECT
   a.value ->> 1 AS message_id,
   s.created,
   s.checked_at,
+  s.subjects,
   coalesce(c.settled_at < s.checked_at - interval '5 seconds', false) AS is_checked,
   statement_timestamp() AS read_at
 FROM {schema}.lane_cursor AS c
 CROSS JOIN LATERAL jsonb_each(c.acknowledged) AS a
 LEFT JOIN LATERAL (
-  SELECT t.created, CASE WHEN t.checked_at <= statement_timestamp() THEN t.checked_at END AS checked_at
+  SELECT t.created, t.subjects, CASE WHEN t.checked_at <= statement_timestamp() THEN t.checked_at END AS checked_at
   FROM {schema}.stream AS t
   WHERE t.name = a.key
 ) AS s ON true

@@ -32,11 +32,16 @@ pub(crate) async fn reader_suspended(stage: &mut Stage<'_>) -> Result<String> {
     .await?;
     let (watching, mut locking) = (stage.connection().await?, stage.connection().await?);
     let lock = "LOCK TABLE oncebox.message IN ACCESS EXCLUSIVE MODE";
-    let relay = &mut stage.relays[0];
-    let enqueue = async |client: &tokio_postgres::Transaction<'_>| place(client, "large", 24, 800_000).await;
+    let [relay, second] = &mut stage.relays[..] else { bail!("this scenario takes two relays") };
+    // Workers of the first relay may share the lanes, and PostgreSQL must have more for each than
+    // the sockets hold.
+    let enqueue = async |client: &tokio_postgres::Transaction<'_>| place(client, "large", 64, 800_000).await;
     let suspend = async || relay.suspend(true);
+    // Not the second relay's sessions: it would help.
+    second.suspend(true)?;
     adversity::suspend_behind(&watching, &mut locking, lock, enqueue, suspend).await?;
     adversity::await_relay_session(&watching, "wait_event = 'ClientWrite'").await?;
+    second.suspend(false)?;
     let suspended = Instant::now();
     let left =
         "SELECT count(*) = 0 FROM placed WHERE key LIKE 'large-%' AND key NOT IN (SELECT key FROM effect)";
