@@ -7,7 +7,8 @@ use oncebox_tests::{Leaf, Log, Nats, TestEnv, eventually};
 use crate::relay::{
     process::Process,
     support::{
-        LIMIT, assert_delivered, await_messages, connect, drain, enqueue, stored, stream_config, values,
+        LIMIT, assert_delivered, await_messages, connect, count, drain, enqueue, stored, stream_config,
+        values,
     },
 };
 
@@ -77,6 +78,45 @@ async fn a_hub_that_is_lost_costs_no_attempts() {
     relay.signal("TERM").await;
     assert_eq!(relay.ended().await.0.code(), Some(0));
     assert_eq!(assert_delivered(&stored(&leaf.at_hub).await, &keys), 0);
+}
+
+/// The relay's connection to the leaf node stays, so that only the stream's absence tells.
+#[tokio::test]
+async fn a_hub_that_comes_back_with_less_gets_its_losses_before_newer_messages() {
+    let mut leaf = Streams::start().await;
+    let client = leaf.env.pg().await;
+    let values = values(leaf.env.database_url(), &leaf.servers.url());
+    for relays in 1..=2 {
+        let mut relay = Process::relay(&values);
+        let before = count(&leaf.at_hub).await;
+        let number = i32::try_from(before).unwrap();
+        let batch = async |from| enqueue(&client, "orders.a", "m-", from..from + 10, 1).await;
+        batch(number).await;
+        await_messages(&leaf.at_hub, before + 10).await;
+        leaf.servers.nodes_mut()[0].back_up().await.unwrap();
+        batch(number + 10).await;
+        await_messages(&leaf.at_hub, before + 20).await;
+        leaf.servers.nodes_mut()[0].roll_back().await.unwrap();
+        batch(number + 20).await;
+        let waiting = "SELECT count(*) FROM oncebox.parked WHERE error LIKE '%cannot be reached%'";
+        eventually("they wait", LIMIT, async || {
+            (client.query_one(waiting, &[]).await.unwrap().get::<_, i64>(0) > 0).then_some(())
+        })
+        .await;
+        if relays == 2 {
+            // A relay that knows the stream's subjects only from the database.
+            relay.signal("KILL").await;
+            relay = Process::relay(&values);
+            relay.await_log("relay is running").await;
+            batch(number + 30).await;
+        }
+        leaf.servers.nodes_mut()[0].resume().await.unwrap();
+        await_messages(&leaf.at_hub, before + 20 + 10 * relays).await;
+        relay.signal("TERM").await;
+        assert_eq!(relay.ended().await.0.code(), Some(0));
+    }
+    let all: Vec<String> = (0..70).map(|n| format!("m-{n}")).collect();
+    assert_delivered(&stored(&leaf.at_hub).await, &all);
 }
 
 #[tokio::test]
