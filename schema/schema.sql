@@ -1628,8 +1628,8 @@ CREATE TABLE oncebox.audit (
     reason text,
     messages bigint DEFAULT 1 NOT NULL,
     scope text,
-    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text]))),
-    CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text]))))),
+    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'pause'::text, 'throttle'::text, 'resume'::text]))),
+    CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text, 'pause'::text, 'throttle'::text, 'resume'::text]))))),
     CONSTRAINT audit_messages CHECK ((messages >= 1)),
     CONSTRAINT audit_note_size CHECK (((octet_length(note) >= 1) AND (octet_length(note) <= 1000))),
     CONSTRAINT audit_operator_size CHECK (((octet_length(operator) >= 1) AND (octet_length(operator) <= 255)))
@@ -1639,7 +1639,7 @@ COMMENT ON TABLE oncebox.audit IS 'What operators did: a row for each message an
 
 COMMENT ON COLUMN oncebox.audit.operator IS 'Who it was by their own word (--by); database_user is who the database knows.';
 
-COMMENT ON COLUMN oncebox.audit.reason IS 'Why the message was dead; for a replay the name of the request.';
+COMMENT ON COLUMN oncebox.audit.reason IS 'Why the message was dead; for a replay the name of the request; of a pause or throttle its kind and value.';
 
 COMMENT ON COLUMN oncebox.audit.scope IS 'Who gave the message up, for a dead letter of an inbox; message_id is the letter''s id then.';
 
@@ -2138,7 +2138,32 @@ COMMENT ON COLUMN oncebox.parked.replay IS '0 for a message that was never store
 
 COMMENT ON COLUMN oncebox.parked.cause IS 'What error is about, in a word that does not change, such as no-stream; behind = waits behind its ordering key, replay = to be replayed.';
 
-COMMENT ON COLUMN oncebox.parked.waits_for IS 'What refuses the message with others: stream NAME or subject NAME. A few of them have the next due times; all others have one that is hours away, and are tried as soon as one of those is stored.';
+COMMENT ON COLUMN oncebox.parked.waits_for IS 'What refuses the message with others: stream NAME, subject NAME, or pause KIND VALUE. A few of them have the next due times; all others have one that is hours away, and are tried as soon as one of those is stored.';
+
+CREATE TABLE oncebox.pause (
+    kind text NOT NULL,
+    value text NOT NULL COLLATE pg_catalog."C",
+    rate double precision,
+    subjects text[],
+    ordering_key text COLLATE pg_catalog."C",
+    reason text,
+    paused_by text,
+    database_user text DEFAULT SESSION_USER NOT NULL,
+    paused_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    ends_at timestamp with time zone DEFAULT 'infinity'::timestamp with time zone NOT NULL,
+    CONSTRAINT pause_by_size CHECK (((octet_length(paused_by) >= 1) AND (octet_length(paused_by) <= 255))),
+    CONSTRAINT pause_kind CHECK ((kind = ANY (ARRAY['all'::text, 'subject'::text, 'stream'::text, 'ordering key'::text]))),
+    CONSTRAINT pause_matches CHECK ((((subjects IS NULL) = (kind = 'ordering key'::text)) AND ((ordering_key IS NULL) = (subjects IS NOT NULL)))),
+    CONSTRAINT pause_rate CHECK ((rate > (0)::double precision)),
+    CONSTRAINT pause_reason_size CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000))),
+    CONSTRAINT pause_value_size CHECK (((octet_length(value) >= 1) AND (octet_length(value) <= 1000)))
+);
+
+COMMENT ON TABLE oncebox.pause IS 'What operators have paused or throttled: relays send none of these messages, or so many a second, until ends_at.';
+
+COMMENT ON COLUMN oncebox.pause.rate IS 'Messages a second; NULL = none.';
+
+COMMENT ON COLUMN oncebox.pause.subjects IS 'Patterns; of a stream those that it had when it was paused.';
 
 CREATE TABLE oncebox.receipt (
     lane smallint NOT NULL,
@@ -2448,6 +2473,9 @@ ALTER TABLE ONLY oncebox.outbox
 
 ALTER TABLE ONLY oncebox.parked
     ADD CONSTRAINT parked_pkey PRIMARY KEY (lane, id);
+
+ALTER TABLE ONLY oncebox.pause
+    ADD CONSTRAINT pause_pkey PRIMARY KEY (kind, value);
 
 ALTER TABLE ONLY oncebox.receipt
     ADD CONSTRAINT receipt_pkey PRIMARY KEY (lane, stream, number);
@@ -2788,6 +2816,25 @@ GRANT SELECT ON TABLE oncebox.outbox TO oncebox_operator;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.parked TO oncebox_relay;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.parked TO oncebox_operator;
+
+GRANT SELECT ON TABLE oncebox.pause TO oncebox_relay;
+GRANT SELECT,DELETE ON TABLE oncebox.pause TO oncebox_operator;
+
+GRANT INSERT(kind) ON TABLE oncebox.pause TO oncebox_operator;
+
+GRANT INSERT(value) ON TABLE oncebox.pause TO oncebox_operator;
+
+GRANT INSERT(rate) ON TABLE oncebox.pause TO oncebox_operator;
+
+GRANT INSERT(subjects) ON TABLE oncebox.pause TO oncebox_operator;
+
+GRANT INSERT(ordering_key) ON TABLE oncebox.pause TO oncebox_operator;
+
+GRANT INSERT(reason) ON TABLE oncebox.pause TO oncebox_operator;
+
+GRANT INSERT(paused_by) ON TABLE oncebox.pause TO oncebox_operator;
+
+GRANT INSERT(ends_at) ON TABLE oncebox.pause TO oncebox_operator;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.receipt TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.receipt TO oncebox_operator;

@@ -9,6 +9,7 @@ mod delayed;
 mod losses;
 mod output;
 mod parked;
+mod pause;
 mod prune;
 mod replay;
 mod saga;
@@ -50,6 +51,8 @@ enum Action {
     /// Holds the whole configuration if the command sends messages.
     DeadLetters(dead_letters::DeadLetters, Option<Box<Config>>),
     Replay(replay::Replay),
+    /// Holds the whole configuration if a stream is named.
+    Pauses(pause::Pauses, Option<Box<Config>>),
     Sagas(saga::Sagas),
     Resend(losses::Resend),
     Verify(verify::Verify, Box<Config>),
@@ -157,6 +160,7 @@ fn parser() -> clap::Command {
                 .subcommands(parked::commands(connection))
                 .subcommand(delayed::command(connection))
                 .subcommand(replay::command(connection))
+                .subcommands(pause::commands(connection, || options(FOR_BOTH).collect()))
                 .subcommand(losses::command(connection()))
                 .subcommand(verify::command(options(FOR_BOTH).collect()).after_help(secrets_help()))
                 .subcommand(prune::of_outbox(options(FOR_PRUNE).collect())),
@@ -218,6 +222,7 @@ impl Command {
             ["status"] if sources.has("nats-url") => FOR_STATUS,
             ["inbox", "dead", name] if dead_letters::DeadLetters::new(name, flags).publishes() => FOR_BOTH,
             ["outbox", "verify"] => FOR_BOTH,
+            ["outbox", "pause" | "throttle"] if pause::Pauses::names_stream(flags) => FOR_BOTH,
             ["outbox", "prune"] => FOR_PRUNE,
             _ => FOR_DATABASE,
         };
@@ -246,6 +251,9 @@ impl Command {
             (["outbox", "replay", name], _) => set_aside(ParkedKind::Replay, name, flags),
             (["outbox", "replay"], _) => Action::Replay(replay::Replay::new(flags)),
             (["outbox", "delayed", name], _) => Action::Delayed(delayed::Delayed::new(name, flags)),
+            (["outbox", name @ ("pause" | "throttle" | "resume" | "pauses")], config) => {
+                Action::Pauses(pause::Pauses::new(name, flags), config)
+            }
             (["outbox", "resend"], _) => Action::Resend(losses::Resend::new(flags)),
             (["outbox", "verify"], Some(config)) => Action::Verify(verify::Verify::new(flags), config),
             (["outbox", "prune"], _) => Action::PruneOutbox(prune::OfOutbox::new(flags, &outbox)?),
@@ -268,6 +276,7 @@ impl Command {
             Action::DeadLetters(dead_letters, config) => {
                 dead_letters.run(&self.outbox, config.as_deref()).await
             }
+            Action::Pauses(pauses, config) => pauses.run(&self.outbox, config.as_deref()).await,
             Action::Resend(resend) => resend.run(&self.outbox).await,
             Action::Replay(replay) => replay.run(&self.outbox).await,
             Action::Sagas(sagas) => sagas.run(&self.outbox).await,

@@ -114,6 +114,9 @@ pub enum RelayError {
         /// The error of NATS, or the problem with the dead letter.
         source: Box<dyn Error + Send + Sync>,
     },
+    /// The messages to pause are not there.
+    #[error("pause: {0}; nothing was done")]
+    Pause(String),
     /// The log could not be compared with a stream to its end.
     #[error("verify stream {stream}: {problem}")]
     Verify {

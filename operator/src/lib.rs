@@ -15,6 +15,7 @@ mod doctor;
 mod losses;
 mod obstacles;
 mod parked;
+mod pauses;
 mod prune;
 mod rates;
 mod relay_settings;
@@ -47,6 +48,7 @@ pub use self::{
     doctor::{DatabaseFacts, Diagnosis, Examination, InboxFacts, Severity, examine},
     losses::LossStatus,
     parked::{ParkedAction, ParkedDetails, ParkedMessage},
+    pauses::{PauseOf, PauseRow},
     rates::Rates,
     relay_settings::RelaySettings,
     replay::Replayed,

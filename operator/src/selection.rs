@@ -93,10 +93,17 @@ pub struct ReplaySelection {
 /// more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubjectPattern {
+    text: String,
     expression: String,
 }
 
 impl SubjectPattern {
+    /// The pattern as it was given.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
     /// The pattern as a regular expression of PostgreSQL.
     pub(crate) fn expression(&self) -> &str {
         &self.expression
@@ -126,7 +133,7 @@ impl FromStr for SubjectPattern {
                 _ => {}
             }
         }
-        Ok(Self { expression: expression(text) })
+        Ok(Self { text: text.to_owned(), expression: expression(text) })
     }
 }
 

@@ -8,6 +8,7 @@ pub(crate) mod lag;
 pub(crate) mod message;
 pub(crate) mod message_id;
 pub(crate) mod outcome;
+pub(crate) mod pause;
 pub(crate) mod place;
 pub(crate) mod receipt;
 pub(crate) mod snapshot;

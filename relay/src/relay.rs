@@ -10,6 +10,7 @@ use tracing::{info, warn};
 
 use crate::{
     config::Config,
+    delivery::pause::Throttles,
     error::{NoConnection, RelayError},
     nats::{
         connection::{Connection, Server},
@@ -84,7 +85,8 @@ impl Relay {
         let (_, connections) = watch::channel(Some(Arc::clone(&first_connection)));
         let (tuning, budget) = (config.tuning.clone(), Budget::new(&config.tuning));
         let breaker = server.breaker.clone();
-        let shared = Shared { store, connections, tuning, metrics, traces: None, budget, breaker };
+        let throttles = Throttles::default();
+        let shared = Shared { store, connections, tuning, metrics, traces: None, budget, breaker, throttles };
         Ok(Self { config, shared, server, first_connection, systemd: None })
     }
 

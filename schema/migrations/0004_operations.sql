@@ -25,7 +25,7 @@ CREATE TABLE {schema}.parked (
 COMMENT ON TABLE {schema}.parked IS 'Messages set aside: next_attempt_at set = looked at again then, and sent if it is the first of its ordering key; dead_at set = dead; neither = waits behind its ordering key.';
 COMMENT ON COLUMN {schema}.parked.replay IS '0 for a message that was never stored; N for its replay, sent with Nats-Msg-Id outbox/digest/rN/key.';
 COMMENT ON COLUMN {schema}.parked.cause IS 'What error is about, in a word that does not change, such as no-stream; behind = waits behind its ordering key, replay = to be replayed.';
-COMMENT ON COLUMN {schema}.parked.waits_for IS 'What refuses the message with others: stream NAME or subject NAME. A few of them have the next due times; all others have one that is hours away, and are tried as soon as one of those is stored.';
+COMMENT ON COLUMN {schema}.parked.waits_for IS 'What refuses the message with others: stream NAME, subject NAME, or pause KIND VALUE. A few of them have the next due times; all others have one that is hours away, and are tried as soon as one of those is stored.';
 CREATE INDEX parked_due ON {schema}.parked (lane, next_attempt_at) WHERE next_attempt_at IS NOT NULL;
 CREATE INDEX parked_ordering_key ON {schema}.parked (lane, ordering_key, id)
   WHERE ordering_key IS NOT NULL AND dead_at IS NULL;
@@ -55,6 +55,30 @@ CREATE TABLE {schema}.replay (
 COMMENT ON TABLE {schema}.replay IS 'How often a message was replayed, and by which request last, so that a request that was cut off can go on. Goes with the message.';
 COMMENT ON COLUMN {schema}.replay.cancelled IS 'The number of the last replay that an operator gave up before it was sent; NULL = none.';
 
+-- Each claim of a relay reads the rows whose time has not come.
+CREATE TABLE {schema}.pause (
+  kind          text NOT NULL,
+  value         text COLLATE "C" NOT NULL,
+  rate          double precision,
+  subjects      text[],
+  ordering_key  text COLLATE "C",
+  reason        text,
+  paused_by     text,
+  database_user text NOT NULL DEFAULT session_user,
+  paused_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+  ends_at       timestamptz NOT NULL DEFAULT 'infinity',
+  CONSTRAINT pause_pkey PRIMARY KEY (kind, value),
+  CONSTRAINT pause_kind CHECK (kind IN ('all', 'subject', 'stream', 'ordering key')),
+  CONSTRAINT pause_value_size CHECK (octet_length(value) BETWEEN 1 AND 1000),
+  CONSTRAINT pause_rate CHECK (rate > 0),
+  CONSTRAINT pause_matches CHECK ((subjects IS NULL) = (kind = 'ordering key') AND (ordering_key IS NULL) = (subjects IS NOT NULL)),
+  CONSTRAINT pause_reason_size CHECK (octet_length(reason) BETWEEN 1 AND 1000),
+  CONSTRAINT pause_by_size CHECK (octet_length(paused_by) BETWEEN 1 AND 255)
+);
+COMMENT ON TABLE {schema}.pause IS 'What operators have paused or throttled: relays send none of these messages, or so many a second, until ends_at.';
+COMMENT ON COLUMN {schema}.pause.rate IS 'Messages a second; NULL = none.';
+COMMENT ON COLUMN {schema}.pause.subjects IS 'Patterns; of a stream those that it had when it was paused.';
+
 -- A dead letter of an inbox is recorded with its scope, and need not have a key. Of a saga, scope
 -- is the type, key the saga's, reason the step.
 CREATE TABLE {schema}.audit (
@@ -72,16 +96,16 @@ CREATE TABLE {schema}.audit (
   messages      bigint NOT NULL DEFAULT 1,
   scope         text,
   CONSTRAINT audit_action CHECK (action IN (
-    'retry', 'discard', 'replay', 'prune', 'cancel', 'skip', 'abandon', 'resend'
+    'retry', 'discard', 'replay', 'prune', 'cancel', 'skip', 'abandon', 'resend', 'pause', 'throttle', 'resume'
   )),
   CONSTRAINT audit_operator_size CHECK (octet_length(operator) BETWEEN 1 AND 255),
   CONSTRAINT audit_note_size CHECK (octet_length(note) BETWEEN 1 AND 1000),
-  CONSTRAINT audit_message CHECK (scope IS NOT NULL OR (key IS NULL) = (action IN ('prune', 'resend'))),
+  CONSTRAINT audit_message CHECK (scope IS NOT NULL OR (key IS NULL) = (action IN ('prune', 'resend', 'pause', 'throttle', 'resume'))),
   CONSTRAINT audit_messages CHECK (messages >= 1)
 );
 COMMENT ON TABLE {schema}.audit IS 'What operators did: a row for each message and action. Never deleted by Oncebox.';
 COMMENT ON COLUMN {schema}.audit.operator IS 'Who it was by their own word (--by); database_user is who the database knows.';
-COMMENT ON COLUMN {schema}.audit.reason IS 'Why the message was dead; for a replay the name of the request.';
+COMMENT ON COLUMN {schema}.audit.reason IS 'Why the message was dead; for a replay the name of the request; of a pause or throttle its kind and value.';
 COMMENT ON COLUMN {schema}.audit.scope IS 'Who gave the message up, for a dead letter of an inbox; message_id is the letter''s id then.';
 CREATE INDEX audit_key ON {schema}.audit (key);
 

@@ -74,6 +74,7 @@ BEGIN
     GRANT SELECT, UPDATE ON {schema}.lane TO "{name}_relay";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.cursor TO "{name}_relay";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.parked TO "{name}_relay";
+    GRANT SELECT ON {schema}.pause TO "{name}_relay";
     -- Receipts, and losses of streams.
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.receipt, {schema}.late_receipt TO "{name}_relay";
     GRANT SELECT, INSERT, UPDATE ON {schema}.stream TO "{name}_relay";
@@ -105,6 +106,9 @@ BEGIN
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.parked, {schema}.replay TO "{name}_operator";
     GRANT SELECT, INSERT, DELETE ON {schema}.discarded TO "{name}_operator";
     GRANT DELETE ON {schema}.milestone TO "{name}_operator";
+    GRANT SELECT, DELETE ON {schema}.pause TO "{name}_operator";
+    GRANT INSERT (kind, value, rate, subjects, ordering_key, reason, paused_by, ends_at) ON {schema}.pause
+      TO "{name}_operator";
     -- Losses of streams, and their repair.
     GRANT SELECT ON {schema}.loss, {schema}.receipt, {schema}.stream TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.resend_lost(smallint, text, timestamptz) TO "{name}_operator";

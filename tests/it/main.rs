@@ -27,6 +27,7 @@ mod relay {
     mod ids; // what a stream takes for a copy is one
     mod parked; // messages that cannot be published are set aside
     mod parked_load; // a hundred thousand of them slow nothing else
+    mod pauses; // what operators pause and throttle
     mod outage; // servers go away and come back
     mod resume; // how soon a relay goes on when a server is back
     mod slow; // a broker behind a narrow or a long line: slower, but never away

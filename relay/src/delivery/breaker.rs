@@ -9,7 +9,7 @@
 //!
 //! | | a subject, before it is sent | the front of a lane, in the log | a stream or subject, parked in a lane |
 //! |---|---|---|---|
-//! | opens | NATS answers other subjects and not this one | a full stream refused it, and nobody else waits behind | it refused a message that others had to get past |
+//! | opens | NATS answers other subjects and not this one | a full stream or a pause refused it, and nobody else waits behind | it refused a message that others had to get past |
 //! | open | the publisher refuses it unsent, for 10 s | no pass claims the lane, for 0.25 to 2 s, and nothing is written | one row is written, due in six hours, and no attempt spent |
 //! | half open | JetStream is asked, or the next message is sent | 16 messages are read | the oldest four messages are due in seconds |
 //! | closes | JetStream sees no obstacle | a message is answered otherwise, or others wait behind | a stored probe frees two more, and each of these two more |
@@ -61,6 +61,8 @@ pub(crate) enum Circuit<'a> {
     Stream(&'a str),
     /// No stream takes it, it is denied, or it has its maximum of messages.
     Subject(&'a str),
+    /// An operator has paused or throttled it.
+    Pause(&'a str),
 }
 
 impl<'a> Circuit<'a> {
@@ -80,6 +82,7 @@ impl<'a> Circuit<'a> {
             | Failure::NoResponders
             | Failure::OnlySubscribers
             | Failure::Denied { .. } => Some(Self::Subject(subject)),
+            Failure::Paused(paused) => Some(Self::Pause(&paused.what)),
             _ => None,
         }
     }
@@ -91,6 +94,7 @@ impl fmt::Display for Circuit<'_> {
         match self {
             Self::Stream(stream) => write!(f, "stream {stream}"),
             Self::Subject(subject) => write!(f, "subject {subject}"),
+            Self::Pause(what) => write!(f, "pause {what}"),
         }
     }
 }

@@ -140,6 +140,7 @@ impl Content {
             created_at: self.created_at,
             blocked: false,
             is_passed: false,
+            paused: None,
             parked: None,
             replay: None,
         };

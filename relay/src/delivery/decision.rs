@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::pause::Paused;
+
 /// Why a message was not stored, as far as the relay can know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
@@ -40,6 +42,8 @@ pub(crate) enum Failure {
     TooLarge { bytes: usize, limit: usize },
     /// The server takes more by now than it said on this connection; a new one will know.
     Raised { before: String },
+    /// An operator has paused or throttled it.
+    Paused(Paused),
     /// A header that NATS cannot carry.
     BadHeader(String),
     /// The database is not in UTF-8, and a header has a byte that has no form in it.
@@ -56,6 +60,11 @@ impl Failure {
     /// [`Failure::spares_smaller`].
     pub(crate) fn is_full_stream(&self) -> bool {
         matches!(self, Self::Refused { err_code: 10077 | 10023 | 10002, .. })
+    }
+
+    /// It refuses all that follows in a lane as well, but for other subjects.
+    pub(crate) fn holds_lane(&self) -> bool {
+        self.is_full_stream() || matches!(self, Self::Paused(paused) if paused.is_by_subject)
     }
 
     /// There is no room for so many bytes, but perhaps for fewer.
@@ -98,6 +107,7 @@ impl Failure {
             Self::NoResponders | Self::OnlySubscribers => Cause::NoStream,
             Self::NeverAcknowledges { .. } => Cause::NoAck,
             Self::NoLeader { .. } | Self::Unreachable { .. } => Cause::NoLeader,
+            Self::Paused(_) => Cause::Paused,
             Self::Denied { .. } => Cause::Denied,
             Self::OtherStream { .. } => Cause::OtherStream,
             Self::Refused { .. } => Cause::Refused,
@@ -125,12 +135,13 @@ pub(crate) enum Cause {
     NotJetStream,
     NotSendable,
     Unanswered,
+    Paused,
     /// It waits behind another message of its ordering key.
     Behind,
 }
 
 impl Cause {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::NoStream,
         Self::NoAck,
         Self::NoLeader,
@@ -140,6 +151,7 @@ impl Cause {
         Self::NotJetStream,
         Self::NotSendable,
         Self::Unanswered,
+        Self::Paused,
         Self::Behind,
     ];
 
@@ -155,6 +167,7 @@ impl Cause {
             Self::NotJetStream => "not-jetstream",
             Self::NotSendable => "not-sendable",
             Self::Unanswered => "unanswered",
+            Self::Paused => "paused",
             Self::Behind => "behind",
         }
     }
@@ -181,6 +194,7 @@ impl Cause {
             }
             Self::NotSendable => "raise the server's limits, or have the producer send less",
             Self::Unanswered => "see whether the servers of the stream run",
+            Self::Paused => "resume it: oncebox outbox resume",
             Self::Behind => "see to the first message of the ordering key",
         }
     }
@@ -206,6 +220,7 @@ pub(crate) fn decide(failure: &Failure) -> Decision {
         Failure::NoLeader { .. }
         | Failure::Unreachable { .. }
         | Failure::NoAnswer
+        | Failure::Paused(_)
         | Failure::Silent { .. } => Decision::Wait,
         Failure::NoResponders
         | Failure::OnlySubscribers
@@ -293,6 +308,8 @@ impl fmt::Display for Failure {
                 "a header has a byte that cannot be converted from the database's encoding to UTF-8; discard the message, \
                  and enqueue it anew with that header in ASCII",
             ),
+            Self::Paused(Paused { what, is_throttled: true, .. }) => write!(f, "an operator has throttled {what}"),
+            Self::Paused(Paused { what, .. }) => write!(f, "an operator has paused {what}"),
             Self::BadHeader(name) => write!(f, "NATS cannot carry the header {name:?}"),
         }
     }

@@ -9,7 +9,7 @@ use async_nats::{
 use bytes::Bytes;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
-use super::decision::Failure;
+use super::{decision::Failure, pause::Paused};
 use crate::clock::with_text;
 
 /// The attributes that a message gets when it is published as a `CloudEvent`, in binary mode.
@@ -40,6 +40,8 @@ pub(crate) struct Message {
     pub(crate) blocked: bool,
     /// It was settled, and its lane is sent again for the sake of others: it is passed over.
     pub(crate) is_passed: bool,
+    /// An operator has paused it.
+    pub(crate) paused: Option<Paused>,
     /// Set when the message itself comes from the parked ones.
     pub(crate) parked: Option<Parked>,
     /// Set when this is not the message itself, but a deliberate replay of it.
@@ -62,7 +64,7 @@ pub(crate) struct Parked {
     /// It has a due time, which is only a hint to look: the first of its ordering key may be
     /// another.
     pub(crate) is_due: bool,
-    /// The stream or subject that refuses it, with others that wait for the same circuit.
+    /// The stream, subject or pause that refuses it, with others that wait for the same circuit.
     pub(crate) waits_for: Option<String>,
 }
 
@@ -160,6 +162,7 @@ impl Message {
             created_at: UNIX_EPOCH + Duration::from_micros(1_700_000_000_123_456),
             blocked: false,
             is_passed: false,
+            paused: None,
             parked: None,
             replay: None,
         }

@@ -157,6 +157,9 @@ impl Publisher {
                 Failure::BadHeader(format!("subject {}: it lies below the relay's inbox", message.subject));
             return batch.finish(index, Err(failure), limits);
         }
+        if let Some(paused) = &message.paused {
+            return batch.finish(index, Err(Failure::Paused(paused.clone())), limits);
+        }
         if let Some(failure) = batch.refused_unsent(message) {
             return batch.finish(index, Err(failure), limits);
         }

@@ -9,7 +9,7 @@ use super::{bounds::Bounds, budget::Share};
 use crate::{
     clock::Clock,
     config::ReadLimits,
-    delivery::message::Message,
+    delivery::{message::Message, pause::Pauses},
     error::StoreError,
     postgres::{
         Store,
@@ -34,6 +34,8 @@ pub struct Claimed {
     pub(super) share: Share,
     /// All due messages are here, as far as nobody else had locked their lanes.
     pub(super) seen: Option<Seen>,
+    /// What operators have paused.
+    pub(super) pauses: Pauses,
     /// The pass has locked all lanes, and only new messages are due in them.
     pub(super) has_all: bool,
 }
@@ -57,6 +59,7 @@ impl Claimed {
             return Ok(None);
         }
         let parked_due = std::mem::take(&mut lanes.parked_due);
+        let pauses = Pauses::parse(lanes.pauses.as_deref(), &bounds.throttles);
         let lanes_full = claimed as i64 >= lanes_max && (claimed as i64) < store.lanes;
         let room = Room { payload_max, admit: &mut |bytes| share.admit(bytes) };
         let (claims, mut messages, seen) = session.read(lanes, limits, room).await?;
@@ -76,6 +79,7 @@ impl Claimed {
             parked_full = is_full;
             messages.extend(parked);
         }
+        pauses.mark(&mut messages);
         share.lend(messages.iter_mut().map(|message| &mut message.payload));
         for claim in claims.iter().filter(|claim| claim.is_foreign) {
             warn!(
@@ -89,7 +93,7 @@ impl Claimed {
         // Without room for anything it is better to wait for the other workers a little.
         let full = lanes_full || parked_full || is_cut && !messages.is_empty();
         let seen = seen.filter(|_| !is_cut && left_out.is_empty());
-        Ok(Some(Self { session, claims, messages, clock, full, limits, share, seen, has_all }))
+        Ok(Some(Self { session, claims, messages, clock, full, limits, share, seen, pauses, has_all }))
     }
 
     /// How many messages were read.

@@ -31,6 +31,8 @@ const ATTEMPT: Backoff = Backoff { first: Duration::from_secs(1), max: Duration:
 const ERROR_BYTES_MAX: usize = 1000;
 /// The longest pause of a message that costs no attempt.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// How soon a throttled message is tried again.
+const THROTTLED: Duration = Duration::from_millis(250);
 /// The longest pause of a message that is tried for others.
 const PROBE_PAUSE_MAX: Duration = Duration::from_secs(5);
 
@@ -202,6 +204,9 @@ impl<'a> Plan<'a> {
         let pause_max = if waits_for.is_some() { PROBE_PAUSE_MAX } else { PAUSE_MAX };
         let attempts = before.saturating_add(1);
         let (attempts, delay) = match decision {
+            Decision::Wait if matches!(failure, Failure::Paused(paused) if paused.is_throttled) => {
+                (before, Some(THROTTLED))
+            }
             // No attempt is spent, so the pause grows with the time that the message has waited
             // already.
             Decision::Wait => {

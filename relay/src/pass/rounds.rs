@@ -80,11 +80,12 @@ impl Worker {
             bytes_max: BYTES_MAX,
             dead_blocks: self.shared.tuning.limits.dead_blocks,
         };
-        let Claimed { session, claims, .. } = &published.claimed;
+        let Claimed { session, claims, pauses, .. } = &published.claimed;
         let (lanes, floors): (Vec<i16>, Vec<i64>) =
             claims.iter().map(|claim| (claim.lane, claim.cursor.floor)).unzip();
         let reading = session.read_on(&lanes, &floors, &since, limits);
-        let Some(come) = bounded(reading).await? else { return Ok(None) };
+        let Some(mut come) = bounded(reading).await? else { return Ok(None) };
+        pauses.mark(&mut come.messages);
         let count = come.messages.len();
         let outcomes = session.keep_alive(self.send(&come.messages)).await;
         published.add(come, outcomes);

@@ -115,6 +115,8 @@ impl Runner {
     pub(crate) async fn run(mut self, mut wake: watch::Receiver<u64>, shutdown: CancellationToken) {
         while !shutdown.is_cancelled() {
             self.worker.heartbeat.beat();
+            let is_standby = matches!(*self.leader.borrow(), Leader::Another(_));
+            self.worker.shared.throttles.stand_by(is_standby);
             if !self.demand.is_wanted(self.number) {
                 self.worker.shared.store.close_idle();
                 tokio::select! {

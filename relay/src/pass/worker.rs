@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     config::Tuning,
-    delivery::{breaker::Breaker, message::Message, outcome::Outcome, snapshot::Snapshot},
+    delivery::{breaker::Breaker, message::Message, outcome::Outcome, pause::Throttles, snapshot::Snapshot},
     error::{RelayError, error_chain},
     nats::{connection::Connections, publisher::Publisher},
     postgres::{
@@ -56,6 +56,7 @@ pub(crate) struct Shared {
     pub(crate) traces: Option<Traces>,
     pub(crate) budget: Budget,
     pub(crate) breaker: Breaker,
+    pub(crate) throttles: Throttles,
 }
 
 /// A pass after which nothing was due.
@@ -74,7 +75,12 @@ pub(super) struct Quiet {
 impl Worker {
     pub(crate) fn new(shared: Shared) -> Self {
         let heartbeat = shared.metrics.health.heartbeat();
-        let bounds = Bounds::new(&shared.tuning, shared.breaker.clone(), shared.budget.clone());
+        let bounds = Bounds::new(
+            &shared.tuning,
+            shared.breaker.clone(),
+            shared.throttles.clone(),
+            shared.budget.clone(),
+        );
         Self { shared, publisher: None, heartbeat, bounds, distrusted: None, quiet: None }
     }
 

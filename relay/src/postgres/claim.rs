@@ -100,6 +100,8 @@ pub(crate) struct Lanes {
     pub(crate) has_left: bool,
     /// The snapshot by which the claim found that these lanes have something due.
     snapshot: Option<Snapshot>,
+    /// What operators have paused, as JSON.
+    pub(crate) pauses: Option<String>,
     /// The rows that are due in these lanes, as they arrive.
     rows: Pin<Box<RowStream>>,
 }
@@ -171,6 +173,7 @@ impl Store {
             claims: claimed.iter().map(self::claim).collect(),
             parked_due: parked_due.collect(),
             has_left: !is_all,
+            pauses: claimed.first().and_then(|row| row.get("pauses")),
             snapshot: claimed.first().filter(|_| is_all).and_then(|row| Snapshot::parse(row.get("snapshot"))),
             rows: Box::pin(rows),
         };

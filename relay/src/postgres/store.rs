@@ -216,6 +216,7 @@ pub(super) fn message(
         payload_bytes: usize::try_from(row.get::<_, i32>("payload_bytes")).unwrap_or(0),
         blocked: row.get(8),
         is_passed: false,
+        paused: None,
         parked,
         replay,
     }

@@ -1,4 +1,4 @@
-//! The front of a lane, which a full stream holds up in the log: see the table of `breaker`.
+//! The front of a lane, which a full stream or a pause holds up in the log: see the table of `breaker`.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -63,7 +63,7 @@ impl<'m> Front<'m> {
 
 fn refusal(outcome: &Outcome) -> Option<&Failure> {
     match outcome {
-        Outcome::Failed(_, failure) if failure.is_full_stream() => Some(failure),
+        Outcome::Failed(_, failure) if failure.holds_lane() => Some(failure),
         _ => None,
     }
 }

@@ -38,7 +38,12 @@ SELECT
     WHERE p.lane = l.lane AND p.next_attempt_at <= statement_timestamp()
     ORDER BY p.next_attempt_at
     OFFSET 0
-  ) AS parked_due
+  ) AS parked_due,
+  (
+    SELECT json_agg(json_build_object('kind', h.kind, 'value', h.value, 'rate', h.rate, 'subjects', h.subjects, 'ordering_key', h.ordering_key))::text
+    FROM {schema}.pause AS h
+    WHERE h.ends_at > clock_timestamp()
+  ) AS pauses
 FROM {schema}.lane AS l
 CROSS JOIN LATERAL (
   SELECT *

@@ -1,0 +1,193 @@
+//! Pausing and throttling messages, and having them go on.
+
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
+
+use oncebox_connect::{
+    config::Config,
+    error::RelayError,
+    nats::{Server, stream_info},
+    postgres::Parameter,
+};
+use oncebox_relay::facts::covers;
+use serde::Serialize;
+use tokio_postgres::Row;
+
+use super::{
+    Operator, execute, failed,
+    parked::{rfc3339, rfc3339_option},
+    selection::SubjectPattern,
+    status::recent_subjects,
+};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Pauses that are listed, at most.
+const PAUSES_MAX: i64 = 1_000;
+/// Every subject.
+const ALL: &str = ">";
+
+/// The messages that a pause takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PauseOf {
+    /// All messages of the outbox.
+    All,
+    /// Messages with such a subject.
+    Subject(SubjectPattern),
+    /// Messages with the subjects that the stream has now.
+    Stream(String),
+    /// Messages with this ordering key.
+    OrderingKey(String),
+}
+
+impl PauseOf {
+    fn names(&self) -> (&'static str, &str) {
+        match self {
+            Self::All => ("all", "messages"),
+            Self::Subject(pattern) => ("subject", pattern.as_str()),
+            Self::Stream(name) => ("stream", name),
+            Self::OrderingKey(key) => ("ordering key", key),
+        }
+    }
+}
+
+/// `subject orders.>`, for instance.
+impl fmt::Display for PauseOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (kind, value) = self.names();
+        write!(f, "{kind} {value}")
+    }
+}
+
+/// A pause, or with a rate a throttle.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct PauseRow {
+    /// `all`, `subject`, `stream` or `ordering key`.
+    pub kind: String,
+    /// The pattern, name or key.
+    pub value: String,
+    /// Messages a second; `None` = none.
+    pub rate: Option<f64>,
+    /// The patterns of subjects; `None` for an ordering key.
+    pub subjects: Option<Vec<String>>,
+    /// Why, by the operator's own word.
+    pub reason: Option<String>,
+    /// Who, by their own word.
+    pub paused_by: Option<String>,
+    /// Who, as the database knows it.
+    pub database_user: String,
+    /// Since when.
+    #[serde(serialize_with = "rfc3339")]
+    pub paused_at: SystemTime,
+    /// Until when; `None` until somebody resumes it.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub ends_at: Option<SystemTime>,
+}
+
+impl Operator {
+    /// Pauses messages, or with a `rate` has so many a second sent, until `ends_at` or
+    /// [`Operator::resume`]. It takes the place of an earlier pause or throttle of the same. Every
+    /// relay obeys from its next pass on. A subject that no recent message has is refused unless it
+    /// `is_unseen`. `config` says where NATS is, which a stream needs.
+    ///
+    /// # Errors
+    /// [`RelayError::Pause`] when no recent message has such a subject, or the stream is not there;
+    /// PostgreSQL or NATS refused or went away.
+    pub async fn pause(
+        &mut self,
+        of: &PauseOf,
+        rate: Option<f64>,
+        ends_at: Option<SystemTime>,
+        is_unseen: bool,
+        config: Option<&Config>,
+    ) -> Result<(), RelayError> {
+        let subjects = self.subjects_of(of, is_unseen, config).await?;
+        let (kind, value) = of.names();
+        let ordering_key = matches!(of, PauseOf::OrderingKey(_)).then_some(value);
+        let transaction = self.client.transaction().await.map_err(failed("begin"))?;
+        execute(&transaction, "forget pauses", &self.sql.forget_pause, &[&kind, &value]).await?;
+        let (by, note) = (self.stamp.operator.as_deref(), self.stamp.note.as_deref());
+        let parameters: [&dyn Parameter; 8] =
+            [&kind, &value, &rate, &subjects, &ordering_key, &by, &note, &ends_at];
+        execute(&transaction, "pause", &self.sql.pause, &parameters).await?;
+        transaction.commit().await.map_err(failed("commit"))
+    }
+
+    /// Has messages go on; false when they were not paused.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn resume(&mut self, of: &PauseOf) -> Result<bool, RelayError> {
+        let (kind, value) = of.names();
+        let (by, note) = (self.stamp.operator.as_deref(), self.stamp.note.as_deref());
+        let parameters: [&dyn Parameter; 4] = [&kind, &value, &by, &note];
+        Ok(execute(&self.client, "resume", &self.sql.resume, &parameters).await? > 0)
+    }
+
+    /// The pauses and throttles of now, the newest first; 1,000 at most.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn pauses(&self) -> Result<Vec<PauseRow>, RelayError> {
+        let rows = self.query("list pauses", &self.sql.pauses, &[&PAUSES_MAX]).await?;
+        Ok(rows.iter().map(pause_row).collect())
+    }
+
+    async fn subjects_of(
+        &mut self,
+        of: &PauseOf,
+        is_unseen: bool,
+        config: Option<&Config>,
+    ) -> Result<Option<Vec<String>>, RelayError> {
+        match of {
+            PauseOf::All => Ok(Some(vec![ALL.to_owned()])),
+            PauseOf::OrderingKey(_) => Ok(None),
+            PauseOf::Subject(pattern) => {
+                let transaction = self.client.transaction().await.map_err(failed("begin"))?;
+                let recent = recent_subjects(&transaction, &self.schema).await;
+                let recent = recent.map_err(failed("look for subjects"))?;
+                if !is_unseen
+                    && !recent.is_empty()
+                    && !recent.iter().any(|one| covers(pattern.as_str(), &one.subject))
+                {
+                    let some: Vec<&str> = recent.iter().take(5).map(|one| one.subject.as_str()).collect();
+                    return Err(RelayError::Pause(format!(
+                        "no recent message has a subject that {} takes (there are {}); if it is right all the same, \
+                         add --unseen",
+                        pattern.as_str(),
+                        some.join(", "),
+                    )));
+                }
+                Ok(Some(vec![pattern.as_str().to_owned()]))
+            }
+            PauseOf::Stream(name) => {
+                let config = config.ok_or_else(|| {
+                    RelayError::Pause("NATS is not configured, which has the stream".into())
+                })?;
+                let connection =
+                    Server::connect_once(config, "oncebox outbox pause", CONNECT_TIMEOUT).await?;
+                let refused = |problem| RelayError::Pause(format!("stream {name}: {problem}"));
+                let info = stream_info(&connection, name).await.map_err(refused)?;
+                let info = info.ok_or_else(|| refused("there is no such stream".to_owned()))?;
+                Ok(Some(info.config.subjects))
+            }
+        }
+    }
+}
+
+fn pause_row(row: &Row) -> PauseRow {
+    PauseRow {
+        kind: row.get("kind"),
+        value: row.get("value"),
+        rate: row.get("rate"),
+        subjects: row.get("subjects"),
+        reason: row.get("reason"),
+        paused_by: row.get("paused_by"),
+        database_user: row.get("database_user"),
+        paused_at: row.get("paused_at"),
+        ends_at: row.get("ends_at"),
+    }
+}

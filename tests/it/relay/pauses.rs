@@ -1,0 +1,167 @@
+//! Operators pause and throttle messages, while relays die and come back.
+
+use std::time::Duration;
+
+use oncebox_tests::{Nats, TestEnv, eventually};
+use tokio::time::{Instant, sleep};
+
+use crate::relay::{
+    process::{Process, run, run_ok},
+    support::{
+        LIMIT, Running, assert_delivered, await_messages, enqueue, fresh_stream, stored, stream_config,
+        values, values_of,
+    },
+};
+
+/// Far longer than a pass takes.
+const MOMENT: Duration = Duration::from_millis(1_500);
+
+async fn pause(env: &TestEnv, arguments: &[&str]) -> String {
+    run_ok(env.database_url(), &[&["outbox"], arguments].concat()).await
+}
+
+#[tokio::test]
+async fn a_paused_subject_waits_in_order_through_kills_of_all_relays_and_others_go_on() {
+    let env = TestEnv::new().await;
+    let (stream, values) = (env.stream().await, values_of(&env));
+    let client = env.pg().await;
+    let (paused, free) = (env.subject("paused"), env.subject("free"));
+    let mut relays = [Process::relay(&values), Process::relay(&values)];
+    let mut keys = enqueue(&client, &paused, "p-", 0..10, 3).await;
+    await_messages(&stream, 10).await;
+    let said = pause(&env, &["pause", "--subject", &paused, "--by", "mina", "--note", "INC-7"]).await;
+    assert_eq!(said, format!("paused subject {paused}\n"));
+    let listed = pause(&env, &["pauses"]).await;
+    assert!(listed.contains("mina") && listed.contains("INC-7"), "{listed}");
+    let mut delivered = 10;
+    for round in 1..4 {
+        keys.extend(enqueue(&client, &paused, "p-", 10 * round..10 * round + 10, 3).await);
+        keys.extend(enqueue(&client, &free, "f-", 10 * round..10 * round + 10, 3).await);
+        delivered += 10;
+        await_messages(&stream, delivered).await;
+        for relay in relays {
+            relay.kill().await;
+        }
+        relays = [Process::relay(&values), Process::relay(&values)];
+    }
+    sleep(MOMENT).await;
+    let sent = stored(&stream).await;
+    assert_eq!(sent.len(), delivered, "the paused ones wait");
+    assert_eq!(pause(&env, &["resume", "--subject", &paused]).await, format!("resumed subject {paused}\n"));
+    await_messages(&stream, keys.len()).await;
+    assert_delivered(&stored(&stream).await, &keys);
+    let audit =
+        "SELECT string_agg(concat_ws(' ', action, operator, note), ', ' ORDER BY id) FROM oncebox.audit";
+    let audit: String = client.query_one(audit, &[]).await.unwrap().get(0);
+    assert_eq!(audit, "pause mina INC-7, resume");
+    assert_eq!(pause(&env, &["pauses"]).await.lines().count(), 1, "only the heads");
+}
+
+#[tokio::test]
+async fn of_one_subject_only_the_paused_ordering_key_waits_and_by_itself_goes_on() {
+    let env = TestEnv::new().await;
+    let stream = env.stream().await;
+    let client = env.pg().await;
+    let subject = env.subject("a");
+    let relay = Running::start(&values_of(&env));
+    let until = humantime_after(Duration::from_secs(6)).await;
+    pause(&env, &["pause", "--ordering-key", "k-key0", "--until", &until]).await;
+    let keys = enqueue(&client, &subject, "k-", 0..400, 4).await;
+    await_messages(&stream, 300).await;
+    assert!(stored(&stream).await.iter().all(|message| message.ordering_key.as_deref() != Some("k-key0")));
+    await_messages(&stream, keys.len()).await;
+    relay.stop().await;
+    assert_eq!(assert_delivered(&stored(&stream).await, &keys), 0);
+}
+
+/// A time to come, as a command takes it.
+async fn humantime_after(time: Duration) -> String {
+    humantime::format_rfc3339_seconds(std::time::SystemTime::now() + time).to_string()
+}
+
+#[tokio::test]
+async fn all_messages_and_those_of_a_stream_wait_too() {
+    let env = TestEnv::new().await;
+    let nats = Nats::start().await.unwrap();
+    let orders = fresh_stream(&nats.url(), stream_config("ORDERS", "orders.>")).await;
+    let mails = fresh_stream(&nats.url(), stream_config("MAILS", "mails.>")).await;
+    let client = env.pg().await;
+    let relay = Running::start(&values(env.database_url(), &nats.url()));
+    let nats_url = nats.url();
+    pause(&env, &["pause", "--stream", "ORDERS", "--nats-url", &nats_url]).await;
+    let mut ordered = enqueue(&client, "orders.a", "o-", 0..100, 0).await;
+    let mailed = enqueue(&client, "mails.a", "m-", 0..100, 0).await;
+    await_messages(&mails, 100).await;
+    pause(&env, &["pause", "--all"]).await;
+    pause(&env, &["resume", "--stream", "ORDERS"]).await;
+    sleep(MOMENT).await;
+    assert_eq!(stored(&orders).await, [], "all are paused");
+    ordered.extend(enqueue(&client, "orders.a", "o-", 100..200, 0).await);
+    pause(&env, &["resume", "--all"]).await;
+    await_messages(&orders, 200).await;
+    relay.stop().await;
+    assert_eq!(assert_delivered(&stored(&orders).await, &ordered), 0);
+    assert_eq!(assert_delivered(&stored(&mails).await, &mailed), 0);
+}
+
+#[tokio::test]
+async fn a_throttle_lets_its_rate_pass_under_two_relays() {
+    const RATE: u32 = 40;
+    let env = TestEnv::new().await;
+    let (stream, values) = (env.stream().await, values_of(&env));
+    let client = env.pg().await;
+    let (slow, free) = (env.subject("slow"), env.subject("free"));
+    pause(&env, &["throttle", "--subject", &slow, "--rate", &RATE.to_string(), "--unseen"]).await;
+    let relays = [Running::start(&values), Running::start(&values)];
+    let begun = Instant::now();
+    let keys = enqueue(&client, &slow, "s-", 0..300, 5).await;
+    let others = enqueue(&client, &free, "f-", 0..300, 5).await;
+    eventually("others are not throttled", LIMIT, async || {
+        let sent = stored(&stream).await;
+        let of = |start: &str| sent.iter().filter(|message| message.key.starts_with(start)).count();
+        // The burst is a second's messages.
+        let most = (begun.elapsed() + Duration::from_secs(1)).as_secs_f64() * f64::from(RATE);
+        #[expect(clippy::cast_precision_loss, reason = "hundreds")]
+        let throttled = of("s-") as f64;
+        assert!(throttled <= most + 1.0, "{throttled} messages after {:?}", begun.elapsed());
+        (of("f-") == others.len()).then_some(())
+    })
+    .await;
+    let expected = [keys, others].concat();
+    await_messages(&stream, expected.len()).await;
+    let least = Duration::from_secs(300 / u64::from(RATE) - 2);
+    assert!(begun.elapsed() >= least, "all came after {:?}", begun.elapsed());
+    for relay in relays {
+        relay.stop().await;
+    }
+    assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
+}
+
+#[tokio::test]
+async fn a_wrong_pause_is_refused_with_its_reason() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    enqueue(&client, "orders.placed", "o-", 0..1, 0).await;
+    for (arguments, expected) in [
+        (&["pause"][..], "required"),
+        (&["pause", "--subject", "orders..x"], "an empty token"),
+        (
+            &["pause", "--subject", "order.>"],
+            "no recent message has a subject that order.> takes (there are orders.placed)",
+        ),
+        (&["pause", "--stream", "ORDERS"], "nats-url"),
+        (&["pause", "--all", "--until", "2020-01-01T00:00:00Z"], "the end of the pause is in the past"),
+        (&["pause", "--all", "--for", "0s"], "not a time of a second to a year"),
+        (&["throttle", "--all"], "--rate"),
+        (&["throttle", "--all", "--rate", "0"], "to send none, pause"),
+        (&["resume", "--subject", "orders.>"], "subject orders.> is not paused"),
+    ] {
+        let (code, output, log) = run(env.database_url(), &[&["outbox"], arguments].concat()).await;
+        assert!(
+            code != 0 && (output.clone() + &log).contains(expected),
+            "{arguments:?}: {code} {output}{log}"
+        );
+    }
+    let rows: i64 = client.query_one("SELECT count(*) FROM oncebox.pause", &[]).await.unwrap().get(0);
+    assert_eq!(rows, 0);
+}
