@@ -48,7 +48,7 @@ pub use self::{
     doctor::{DatabaseFacts, Diagnosis, Examination, InboxFacts, Severity, examine},
     losses::LossStatus,
     parked::{ParkedAction, ParkedDetails, ParkedMessage},
-    pauses::{PauseOf, PauseRow},
+    pauses::{Ends, PauseOf, PauseRow},
     rates::Rates,
     relay_settings::RelaySettings,
     replay::Replayed,

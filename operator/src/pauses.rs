@@ -18,6 +18,7 @@ use tokio_postgres::Row;
 use super::{
     Operator, execute, failed,
     parked::{rfc3339, rfc3339_option},
+    query,
     selection::SubjectPattern,
     status::recent_subjects,
 };
@@ -61,6 +62,18 @@ impl fmt::Display for PauseOf {
     }
 }
 
+/// When a pause ends by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Ends {
+    /// It does not.
+    Never,
+    /// At a time.
+    At(SystemTime),
+    /// So long from now, by the database's clock.
+    After(Duration),
+}
+
 /// A pause, or with a rate a throttle.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
@@ -88,32 +101,43 @@ pub struct PauseRow {
 }
 
 impl Operator {
-    /// Pauses messages, or with a `rate` has so many a second sent, until `ends_at` or
-    /// [`Operator::resume`]. It takes the place of an earlier pause or throttle of the same. Every
-    /// relay obeys from its next pass on. A subject that no recent message has is refused unless it
-    /// `is_unseen`. `config` says where NATS is, which a stream needs.
+    /// Pauses messages, or with a `rate` has so many a second sent, until its end or
+    /// [`Operator::resume`]; returns the end. It takes the place of an earlier pause or throttle of
+    /// the same. Every relay obeys from its next pass on. A subject that no recent message has is
+    /// refused unless it `is_unseen`. `config` says where NATS is, which a stream needs.
     ///
     /// # Errors
-    /// [`RelayError::Pause`] when no recent message has such a subject, or the stream is not there;
+    /// [`RelayError::Pause`] when no recent message has such a subject, the stream is not there, or
+    /// the end is in the past;
     /// PostgreSQL or NATS refused or went away.
     pub async fn pause(
         &mut self,
         of: &PauseOf,
         rate: Option<f64>,
-        ends_at: Option<SystemTime>,
+        ends: Ends,
         is_unseen: bool,
         config: Option<&Config>,
-    ) -> Result<(), RelayError> {
+    ) -> Result<Option<SystemTime>, RelayError> {
         let subjects = self.subjects_of(of, is_unseen, config).await?;
         let (kind, value) = of.names();
         let ordering_key = matches!(of, PauseOf::OrderingKey(_)).then_some(value);
         let transaction = self.client.transaction().await.map_err(failed("begin"))?;
         execute(&transaction, "forget pauses", &self.sql.forget_pause, &[&kind, &value]).await?;
         let (by, note) = (self.stamp.operator.as_deref(), self.stamp.note.as_deref());
-        let parameters: [&dyn Parameter; 8] =
-            [&kind, &value, &rate, &subjects, &ordering_key, &by, &note, &ends_at];
-        execute(&transaction, "pause", &self.sql.pause, &parameters).await?;
-        transaction.commit().await.map_err(failed("commit"))
+        let (at, seconds) = match ends {
+            Ends::Never => (None, None),
+            Ends::At(at) => (Some(at), None),
+            Ends::After(time) => (None, Some(time.as_secs_f64())),
+        };
+        let parameters: [&dyn Parameter; 9] =
+            [&kind, &value, &rate, &subjects, &ordering_key, &by, &note, &at, &seconds];
+        let rows = query(&transaction, "pause", &self.sql.pause, &parameters).await?;
+        let Some(row) = rows.first() else {
+            return Err(RelayError::Pause("its end is in the past, by the database's clock".to_owned()));
+        };
+        let ends_at = row.get("ends_at");
+        transaction.commit().await.map_err(failed("commit"))?;
+        Ok(ends_at)
     }
 
     /// Has messages go on; false when they were not paused.

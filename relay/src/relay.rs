@@ -10,7 +10,6 @@ use tracing::{info, warn};
 
 use crate::{
     config::Config,
-    delivery::pause::Throttles,
     error::{NoConnection, RelayError},
     nats::{
         connection::{Connection, Server},
@@ -85,8 +84,16 @@ impl Relay {
         let (_, connections) = watch::channel(Some(Arc::clone(&first_connection)));
         let (tuning, budget) = (config.tuning.clone(), Budget::new(&config.tuning));
         let breaker = server.breaker.clone();
-        let throttles = Throttles::default();
-        let shared = Shared { store, connections, tuning, metrics, traces: None, budget, breaker, throttles };
+        let shared = Shared {
+            store,
+            connections,
+            tuning,
+            metrics,
+            traces: None,
+            budget,
+            breaker,
+            throttles: Default::default(),
+        };
         Ok(Self { config, shared, server, first_connection, systemd: None })
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::ensure;
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command};
 use oncebox_connect::config::{Config, OutboxConfig};
-use oncebox_operator::{Operator, PauseOf, PauseRow, Stamp, SubjectPattern};
+use oncebox_operator::{Ends, Operator, PauseOf, PauseRow, Stamp, SubjectPattern};
 use serde_json::json;
 use tokio::task::JoinSet;
 
@@ -22,13 +22,6 @@ pub(crate) enum Pauses {
     List { json: bool },
     Pause { of: PauseOf, rate: Option<f64>, ends: Ends, is_unseen: bool, run: action::Run },
     Resume { of: PauseOf, run: action::Run },
-}
-
-/// When a pause ends.
-pub(crate) enum Ends {
-    Never,
-    At(SystemTime),
-    After(Duration),
 }
 
 pub(super) fn commands(connection: impl Fn() -> Vec<Arg>, both: impl Fn() -> Vec<Arg>) -> [Command; 4] {
@@ -133,17 +126,8 @@ impl Pauses {
                 output::print(&if json { output::json_lines(&pauses)? } else { table(&pauses) })?;
             }
             Self::Pause { of, rate, ends, is_unseen, run } => {
-                let ends_at = match ends {
-                    Ends::Never => None,
-                    Ends::At(at) => Some(at),
-                    Ends::After(time) => Some(SystemTime::now() + time),
-                };
-                ensure!(
-                    ends_at.is_none_or(|at| at > SystemTime::now()),
-                    "the end of the pause is in the past; nothing was done"
-                );
                 let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
-                operator.pause(&of, rate, ends_at, is_unseen, nats).await?;
+                let ends_at = operator.pause(&of, rate, ends, is_unseen, nats).await?;
                 let action = if rate.is_some() { "throttled" } else { "paused" };
                 report(&run, action, &of, ends_at)?;
             }

@@ -1,8 +1,6 @@
 //! The reaction to a message that was not acknowledged: one pure function from failure to decision.
 
-use std::fmt;
-
-use super::pause::Paused;
+use std::{fmt, sync::Arc};
 
 /// Why a message was not stored, as far as the relay can know.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +46,17 @@ pub(crate) enum Failure {
     BadHeader(String),
     /// The database is not in UTF-8, and a header has a byte that has no form in it.
     UnreadableHeaders,
+}
+
+/// Why a message waits for an operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Paused {
+    /// `subject orders.>`, for instance.
+    pub(crate) what: Arc<str>,
+    /// Some of these messages pass.
+    pub(crate) is_throttled: bool,
+    /// Other messages of its subject are paused as well.
+    pub(crate) is_by_subject: bool,
 }
 
 impl Failure {

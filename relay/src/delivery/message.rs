@@ -9,7 +9,7 @@ use async_nats::{
 use bytes::Bytes;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
-use super::{decision::Failure, pause::Paused};
+use super::decision::{Failure, Paused};
 use crate::clock::with_text;
 
 /// The attributes that a message gets when it is published as a `CloudEvent`, in binary mode.

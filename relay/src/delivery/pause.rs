@@ -1,8 +1,8 @@
 //! What operators have paused or throttled.
 //!
-//! Each claim reads the pauses in its own transaction, so a relay obeys a new one from its next pass
-//! on, and so does a relay that has just started. A paused message is refused unsent, as by a full
-//! stream: see `breaker`.
+//! Each claim reads the pauses in its own transaction, so a relay obeys a new one from its next
+//! pass on, and so does a relay that has just started. A paused message is refused unsent, as by a
+//! full stream: see `breaker`.
 
 use std::{
     collections::HashMap,
@@ -15,7 +15,7 @@ use std::{
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use super::{message::Message, subjects::covers};
+use super::{decision::Paused, message::Message, subjects::covers};
 
 /// A throttle that was not used lets the messages of so many seconds pass at once.
 const BURST_SECONDS: f64 = 1.0;
@@ -37,17 +37,6 @@ impl Pause {
         subjects.into_iter().any(|pattern| covers(pattern, &message.subject))
             || ordering_key.is_some_and(|key| message.ordering_key.as_ref() == Some(key))
     }
-}
-
-/// Why a message waits for an operator.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Paused {
-    /// `subject orders.>`, for instance.
-    pub(crate) what: Arc<str>,
-    /// Some of these messages pass.
-    pub(crate) is_throttled: bool,
-    /// Other messages of its subject are paused as well.
-    pub(crate) is_by_subject: bool,
 }
 
 /// The pauses that a claim has read.

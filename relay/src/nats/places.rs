@@ -4,7 +4,8 @@
 //! A stream that was out of reach may come back with less than it had acknowledged, while the
 //! connection stays: the stream of a hub, seen from a leaf node, or one of another server in a
 //! cluster. Newer messages would then be stored before the lost ones. So the stream is in doubt
-//! from its first sign of absence, and gets no message until it has been checked (`pass/checks.rs`).
+//! from its first sign of absence, and gets no message until it has been checked
+//! (`pass/checks.rs`).
 
 use std::{
     collections::{HashMap, HashSet},

@@ -1,4 +1,5 @@
-//! The front of a lane, which a full stream or a pause holds up in the log: see the table of `breaker`.
+//! The front of a lane, which a full stream or a pause holds up in the log: see the table of
+//! `breaker`.
 
 use std::{collections::BTreeSet, time::Duration};
 
