@@ -150,7 +150,9 @@ impl Operator {
                 if done == limit || id > last_id {
                     return Ok(done);
                 }
-                done += u64::from(self.resend_dead_letter(&resend, id).await?);
+                let resent = u64::from(self.resend_dead_letter(&resend, id).await?);
+                self.pace.did(resent).await;
+                done += resent;
             }
             after = next(&rows);
         }

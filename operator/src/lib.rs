@@ -14,6 +14,7 @@ mod delayed;
 mod doctor;
 mod losses;
 mod obstacles;
+mod pace;
 mod parked;
 mod pauses;
 mod prune;
@@ -40,13 +41,13 @@ use oncebox_schema::{SchemaName, check_version};
 use tokio::task::JoinSet;
 use tokio_postgres::{Client, GenericClient, Row, Transaction};
 
-use self::statements::Statements;
 pub use self::{
     audit::AuditRow,
     dead_letters::{DeadLetter, DeadLetterDetails, DeadLetters},
     delayed::{DelayedMessage, DelayedSelection},
     doctor::{DatabaseFacts, Diagnosis, Examination, InboxFacts, Severity, examine},
     losses::LossStatus,
+    pace::Progress,
     parked::{ParkedAction, ParkedDetails, ParkedMessage},
     pauses::{Ends, PauseOf, PauseRow},
     rates::Rates,
@@ -66,6 +67,7 @@ pub use self::{
     trace::{Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay},
     verify::{AlteredCopy, Difference, Verification, VerificationFinding, Verified},
 };
+use self::{pace::Pace, statements::Statements};
 
 /// Rows that one statement looks at, and that one transaction changes, at most.
 const BATCH: i64 = 1_000;
@@ -94,6 +96,7 @@ pub struct Operator {
     sql: Statements,
     /// The `application_name` that relays with this configuration have.
     relay_name: String,
+    pace: Pace,
 }
 
 /// Who says to act, and why: written to the audit table beside the database's user.
@@ -121,7 +124,14 @@ impl Operator {
         let sql = Statements::new(&config.schema);
         let row = client.query_typed_one(&sql.name_session, &[]).await.map_err(failed("name the session"))?;
         let relay_name = row.get("name");
-        Ok(Self { client, schema: config.schema.clone(), stamp, sql, relay_name })
+        Ok(Self { client, schema: config.schema.clone(), stamp, sql, relay_name, pace: Pace::default() })
+    }
+
+    /// Has the commands that act on many messages change so many a second at most, and tell how
+    /// many are done.
+    #[must_use]
+    pub fn at_rate(self, rate: Option<f64>, progress: Option<Progress>) -> Self {
+        Self { pace: Pace::new(rate, progress), ..self }
     }
 
     async fn query(

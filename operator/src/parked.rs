@@ -151,14 +151,28 @@ impl Operator {
                 let ids: Vec<i64> = selected.map(|row| row.get("id")).take(room).collect();
                 done += match dry_run {
                     true => ids.len() as u64,
-                    false if ids.is_empty() => 0,
-                    false => self.act_on(action, lane, &ids).await?,
+                    false => self.act_in_batches(action, lane, &ids).await?,
                 };
                 match rows.last() {
                     Some(row) if !is_last(&rows, last) => after = row.get("id"),
                     _ => break,
                 }
             }
+        }
+        Ok(done)
+    }
+
+    async fn act_in_batches(
+        &mut self,
+        action: ParkedAction,
+        lane: i16,
+        ids: &[i64],
+    ) -> Result<u64, RelayError> {
+        let mut done = 0;
+        for some in ids.chunks(self.pace.batch()) {
+            let acted = self.act_on(action, lane, some).await?;
+            self.pace.did(acted).await;
+            done += acted;
         }
         Ok(done)
     }

@@ -47,8 +47,7 @@ impl Operator {
                 done.before += row.get::<_, i64>("asked_for").unsigned_abs();
                 done.messages += match dry_run {
                     true => ids.len() as u64,
-                    false if ids.is_empty() => 0,
-                    false => self.request_replay(lane, &ids, request).await?,
+                    false => self.replay_in_batches(lane, &ids, request).await?,
                 };
                 match row.get::<_, Option<i64>>("last_id") {
                     Some(last) if row.get("is_full") => after = last,
@@ -85,6 +84,16 @@ impl Operator {
             [&lane, &after, &high, &BATCH, key, &subject, since, until, &request];
         let row = self.client.query_typed_one(&self.sql.settled, &typed(&parameters)).await;
         row.map_err(failed("look at settled messages"))
+    }
+
+    async fn replay_in_batches(&mut self, lane: i16, ids: &[i64], request: &str) -> Result<u64, RelayError> {
+        let mut done = 0;
+        for some in ids.chunks(self.pace.batch()) {
+            let asked = self.request_replay(lane, some, request).await?;
+            self.pace.did(asked).await;
+            done += asked;
+        }
+        Ok(done)
     }
 
     /// One batch. Under the locks the statement looks again which messages may be replayed.

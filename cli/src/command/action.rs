@@ -1,9 +1,16 @@
 //! The options that the commands which change something share.
 
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    time::Duration,
+};
+
 use anyhow::anyhow;
 use clap::{Arg, ArgAction, ArgMatches};
-use oncebox_operator::{Operator, Stamp};
+use oncebox_connect::{config::OutboxConfig, error::RelayError};
+use oncebox_operator::{Operator, Progress, Stamp};
 use serde_json::json;
+use tokio::{task::JoinSet, time::Instant};
 
 use super::output;
 
@@ -12,6 +19,7 @@ pub(crate) struct Run {
     pub(super) stamp: Stamp,
     pub(super) dry_run: bool,
     pub(super) json: bool,
+    pub(super) rate: Option<f64>,
 }
 
 pub(super) fn json() -> Arg {
@@ -31,6 +39,18 @@ pub(super) fn run() -> [Arg; 5] {
     ]
 }
 
+/// The pace of a command that has messages sent again.
+pub(super) fn rate() -> Arg {
+    let help = "Messages a second, at most; a command that is cut off can be run again for the rest";
+    Arg::new("rate").long("rate").value_name("N").value_parser(messages_a_second).help(help)
+}
+
+/// A number of messages a second.
+pub(super) fn messages_a_second(text: &str) -> Result<f64, String> {
+    let parsed = text.parse().ok().filter(|rate| (0.001..=1e6).contains(rate));
+    parsed.ok_or_else(|| "it is not a number of messages a second, 0.001 to 1000000".to_owned())
+}
+
 /// A text of so many bytes.
 pub(super) fn bounded(most: usize) -> impl Fn(&str) -> Result<String, String> + Clone {
     move |text: &str| match text.len() {
@@ -46,7 +66,18 @@ impl Run {
             stamp: Stamp { operator: text("by"), note: text("note") },
             dry_run: flags.get_flag("dry-run"),
             json: flags.get_flag("json"),
+            rate: flags.try_get_one("rate").ok().flatten().copied(),
         }
+    }
+
+    /// Connects for a command that acts on many messages. On a terminal it says how far it is.
+    pub(super) async fn connect(
+        &self,
+        config: &OutboxConfig,
+        tasks: &mut JoinSet<()>,
+    ) -> Result<Operator, RelayError> {
+        let progress = (!self.dry_run && io::stderr().is_terminal()).then(progress);
+        Ok(Operator::connect(config, self.stamp.clone(), tasks).await?.at_rate(self.rate, progress))
     }
 
     /// Says how many were changed, or would be.
@@ -66,6 +97,20 @@ impl Run {
         output::print(&text)?;
         Ok(())
     }
+}
+
+/// One line that is written over about once a second.
+fn progress() -> Progress {
+    let (begun, mut said) = (Instant::now(), Instant::now());
+    Box::new(move |done| {
+        if said.elapsed() < Duration::from_secs(1) {
+            return;
+        }
+        said = Instant::now();
+        #[expect(clippy::cast_precision_loss, reason = "for a person")]
+        let rate = done as f64 / begun.elapsed().as_secs_f64();
+        drop(write!(io::stderr(), "\r{}, {rate:.0} a second  ", output::messages(done)));
+    })
 }
 
 /// The error of a command that found nothing; where a key was given, it says how that one stands.

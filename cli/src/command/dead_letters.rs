@@ -65,6 +65,7 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>, both_servers: Vec<Arg>)
         )
         .subcommand(
             acting("retry", "Send dead letters back to JetStream as new messages, their keys free again")
+                .arg(action::rate())
                 .args(both_servers),
         )
         .subcommand(
@@ -135,7 +136,7 @@ impl DeadLetters {
                 output::print(&if json { output::json_lines(&[letter])? } else { details(&letter) })?;
             }
             Self::Retry { selection, limit, run } => {
-                let mut operator = Operator::connect(outbox, run.stamp.clone(), &mut tasks).await?;
+                let mut operator = run.connect(outbox, &mut tasks).await?;
                 let done = match config {
                     Some(config) => operator.retry_dead_letters(config, &selection, limit).await?,
                     None => operator.count_dead_letters(&selection, limit).await?,

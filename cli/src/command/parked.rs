@@ -94,6 +94,7 @@ fn acting(name: &'static str, kind: ParkedKind, about: &'static str) -> Command 
         .arg(all.conflicts_with_all(selectors))
         .group(group)
         .args(action::run())
+        .arg(action::rate())
 }
 
 fn selection(kind: ParkedKind) -> Vec<Arg> {
@@ -179,7 +180,7 @@ impl Asked {
                 output::print(&if json { output::json_lines(&[message])? } else { details(&message) })?;
             }
             Self::Act { action, selection, limit, run } => {
-                let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
+                let mut operator = run.connect(config, &mut tasks).await?;
                 let done = operator.act(action, &selection, limit, run.dry_run).await?;
                 let (name, past, kind) = match action {
                     ParkedAction::Retry => ("retry", "retried", ParkedKind::Dead),

@@ -29,7 +29,7 @@ pub(super) fn commands(connection: impl Fn() -> Vec<Arg>, both: impl Fn() -> Vec
         .long("rate")
         .value_name("N")
         .required(true)
-        .value_parser(rate)
+        .value_parser(action::messages_a_second)
         .help("Messages a second; less than 1 is possible: 0.1 is one in ten seconds");
     let unseen = Arg::new("unseen").long("unseen").action(ArgAction::SetTrue);
     let unseen = unseen.help("Also if no recent message has such a subject");
@@ -81,13 +81,6 @@ fn duration(text: &str) -> Result<Duration, String> {
     parsed.ok_or_else(|| "it is not a time of a second to a year, such as 90s, 15m or 2h".to_owned())
 }
 
-fn rate(text: &str) -> Result<f64, String> {
-    let parsed = text.parse().ok().filter(|rate| (0.001..=1e6).contains(rate));
-    parsed.ok_or_else(|| {
-        "it is not a number of messages a second, 0.001 to 1000000; to send none, pause".to_owned()
-    })
-}
-
 impl Pauses {
     pub(super) fn new(name: &str, flags: &ArgMatches) -> Self {
         if name == "pauses" {
@@ -101,6 +94,7 @@ impl Pauses {
             stamp: Stamp { operator: text("by"), note: text("note") },
             dry_run: false,
             json: flags.get_flag("json"),
+            rate: None,
         };
         if name == "resume" {
             return Self::Resume { of, run };

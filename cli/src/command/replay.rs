@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches};
 use oncebox_connect::config::OutboxConfig;
-use oncebox_operator::{Operator, ReplaySelection, SubjectPattern};
+use oncebox_operator::{ReplaySelection, SubjectPattern};
 use tokio::task::JoinSet;
 
 use super::{action, parked};
@@ -46,6 +46,7 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> clap::Command {
             .value_parser(action::bounded(255)),
         )
         .args(action::run())
+        .arg(action::rate())
         .args(connection())
         .args_conflicts_with_subcommands(true)
         .subcommand_negates_reqs(true)
@@ -83,7 +84,7 @@ impl Replay {
     pub(super) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
         let Self { selection, request, limit, run } = self;
         let mut tasks = JoinSet::new();
-        let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
+        let mut operator = run.connect(config, &mut tasks).await?;
         if !run.dry_run {
             tracing::info!(request, "should this be cut off, run it again with --request and this name");
         }

@@ -148,7 +148,7 @@ async fn a_wrong_pause_is_refused_with_its_reason() {
         (&["pause", "--all", "--until", "2020-01-01T00:00:00Z"], "its end is in the past"),
         (&["pause", "--all", "--for", "0s"], "not a time of a second to a year"),
         (&["throttle", "--all"], "--rate"),
-        (&["throttle", "--all", "--rate", "0"], "to send none, pause"),
+        (&["throttle", "--all", "--rate", "0"], "0.001 to 1000000"),
         (&["resume", "--subject", "orders.>"], "subject orders.> is not paused"),
     ] {
         let (code, output, log) = run(env.database_url(), &[&["outbox"], arguments].concat()).await;
@@ -159,4 +159,29 @@ async fn a_wrong_pause_is_refused_with_its_reason() {
     }
     let rows: i64 = client.query_one("SELECT count(*) FROM oncebox.pause", &[]).await.unwrap().get(0);
     assert_eq!(rows, 0);
+}
+
+#[tokio::test]
+async fn replays_keep_a_rate_and_go_on_after_a_kill() {
+    let env = TestEnv::new().await;
+    let (stream, values) = (env.stream().await, values_of(&env));
+    let client = env.pg().await;
+    let relay = Running::start(&values);
+    let keys = enqueue(&client, &env.subject("a"), "r-", 0..60, 1).await;
+    await_messages(&stream, keys.len()).await;
+    let arguments = ["outbox", "replay", "--all", "--request", "again", "--rate", "20"];
+    let database = [("DATABASE_URL", env.database_url())];
+    let begun = Instant::now();
+    let replaying = Process::start(&arguments, database);
+    await_messages(&stream, keys.len() + 10).await;
+    replaying.kill().await;
+    let before = stored(&stream).await.len() - keys.len();
+    assert!(before < 50, "{before} at once");
+    let said = run_ok(env.database_url(), &arguments).await;
+    assert!(said.starts_with("asked the relays to replay "), "{said}");
+    await_messages(&stream, 2 * keys.len()).await;
+    assert!(begun.elapsed() >= Duration::from_secs(2), "60 messages after {:?}", begun.elapsed());
+    relay.stop().await;
+    let copies = stored(&stream).await;
+    assert_eq!(copies.iter().filter(|copy| copy.key.contains(";r=1")).count(), keys.len(), "each once");
 }
