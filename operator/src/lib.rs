@@ -35,6 +35,7 @@ use oncebox_connect::{
     error::{RelayError, StoreError},
     postgres::{Parameter, connect_postgres, typed},
 };
+pub use oncebox_relay::facts::InboxStatus;
 use oncebox_schema::{SchemaName, check_version};
 use tokio::task::JoinSet;
 use tokio_postgres::{Client, GenericClient, Row, Transaction};

@@ -1,0 +1,47 @@
+//! The part of a status behind the streams: consumers, and the inboxes of this database.
+
+use std::time::Duration;
+
+use oncebox_operator::{InboxStatus, Status};
+
+use super::output;
+
+/// A line for each inbox with something to tell, and how many are left out.
+pub(super) fn inboxes(status: &Status, all: bool) -> String {
+    let Some(inboxes) = &status.inboxes else {
+        return "the inboxes are not shown: this role may not read them\n\n".to_owned();
+    };
+    let is_shown = |inbox: &&InboxStatus| all || inbox.failing + inbox.dead + inbox.snoozed > 0;
+    let rows = inboxes.iter().filter(is_shown).map(|inbox| {
+        let oldest = if inbox.failing > 0 { age(Some(inbox.failing_oldest_seconds)) } else { String::new() };
+        [
+            inbox.scope.clone().unwrap_or_else(|| "(others)".to_owned()),
+            inbox.failing.to_string(),
+            oldest,
+            inbox.dead.to_string(),
+            inbox.snoozed.to_string(),
+            inbox.reason.clone().unwrap_or_default(),
+        ]
+    });
+    let rows: Vec<[String; 6]> = rows.collect();
+    let mut text = String::new();
+    if !rows.is_empty() {
+        text += &output::table(["INBOX", "FAILING", "OLDEST", "DEAD", "SNOOZED", "LAST REASON"], &rows);
+    }
+    match inboxes.len() - rows.len() {
+        0 => {}
+        1 => text += "1 inbox has nothing failing, dead or snoozed; --all shows it\n",
+        hidden => {
+            text += &format!("{hidden} inboxes have nothing failing, dead or snoozed; --all shows them\n")
+        }
+    }
+    if text.is_empty() { text } else { text + "\n" }
+}
+
+/// To the second: `4m 3s`.
+fn age(seconds: Option<f64>) -> String {
+    let age = seconds.map(|seconds| {
+        Duration::from_secs(Duration::try_from_secs_f64(seconds).unwrap_or_default().as_secs())
+    });
+    age.map_or("never".to_owned(), |age| humantime::format_duration(age).to_string())
+}
