@@ -9,6 +9,7 @@
 //! lock, as in the relay; a batch holds one lock.
 
 mod audit;
+mod consumption;
 mod dead_letters;
 mod delayed;
 mod doctor;
@@ -60,7 +61,7 @@ pub use self::{
         BlockedKey, Finding, Holder, LaneStatus, ParkedReason, RecentSubject, RelaySessions, SagasWaiting,
         Status,
     },
-    survey::{StreamStatus, Survey},
+    survey::{ConsumerStatus, StreamStatus, Survey},
     sweep::Swept,
     trace::{Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay},
     verify::{AlteredCopy, Difference, Verification, VerificationFinding, Verified},

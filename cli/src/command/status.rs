@@ -133,6 +133,7 @@ fn text(status: &Stands, all: bool) -> String {
     text += &(output::table(["SCHEMA", &status.schema], &summary(status)) + "\n");
     if let Some(nats) = status.nats.as_ref().filter(|nats| !nats.streams.is_empty()) {
         text += &(doctor::streams(&nats.streams) + "\n");
+        text += &beyond::consumers(nats);
     }
     text += &beyond::inboxes(status, all);
     let is_busy = |lane: &LaneStatus| {

@@ -7,6 +7,7 @@ use oncebox_relay::facts::{Explained, InboxStatus, remedy};
 
 use super::{
     super::{
+        consumption::consumption,
         dead_letters::DeadLetters,
         losses::LossStatus,
         obstacles::{Expected, obstacles},
@@ -86,7 +87,7 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
 
 /// Findings about NATS.
 pub(crate) fn of_nats(config: &Config, survey: &Survey, subjects: &[RecentSubject]) -> Vec<Finding> {
-    let found = obstacles(&Expected::new(config), survey, subjects).into_iter();
+    let found = obstacles(&Expected::new(config), survey, subjects).into_iter().chain(consumption(survey));
     found.map(|found| Finding::new(format!("{}: {}", found.what, found.consequence), found.remedy)).collect()
 }
 

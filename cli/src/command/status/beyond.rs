@@ -2,9 +2,45 @@
 
 use std::time::Duration;
 
-use oncebox_operator::{InboxStatus, Status};
+use oncebox_operator::{ConsumerStatus, InboxStatus, Status, Survey};
 
-use super::output;
+use super::output::{self, time};
+
+/// A line for each consumer, and why some are not shown.
+pub(super) fn consumers(nats: &Survey) -> String {
+    let rows = nats.consumers.iter().map(|consumer| {
+        let most = consumer.unacknowledged_max.map(|most| format!(" of {most}")).unwrap_or_default();
+        [
+            consumer.stream.clone(),
+            consumer.name.clone(),
+            consumer.pending.to_string(),
+            format!("{}{most}", consumer.unacknowledged),
+            consumer.redelivered.to_string(),
+            age(consumer.delivered_seconds),
+            age(consumer.acknowledged_seconds),
+            state(consumer),
+        ]
+    });
+    let rows: Vec<[String; 8]> = rows.collect();
+    let mut text = String::new();
+    if !rows.is_empty() {
+        let heads =
+            ["STREAM", "CONSUMER", "PENDING", "UNACKED", "REDELIVERED", "DELIVERED", "ACKED", "PULLED BY"];
+        text += &output::table(heads, &rows);
+    }
+    for problem in nats.unasked.iter().filter(|problem| problem.starts_with("the consumers")) {
+        text += &output::clean(&format!("not shown: {problem}\n"));
+    }
+    if text.is_empty() { text } else { text + "\n" }
+}
+
+fn state(consumer: &ConsumerStatus) -> String {
+    match consumer.paused_until {
+        Some(until) => format!("paused until {}", time(until)),
+        None if consumer.is_awaited => "its service".to_owned(),
+        None => "nobody".to_owned(),
+    }
+}
 
 /// A line for each inbox with something to tell, and how many are left out.
 pub(super) fn inboxes(status: &Status, all: bool) -> String {
