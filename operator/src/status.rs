@@ -63,7 +63,7 @@ pub struct Status {
     /// Inboxes of this database with dead letters, ten at most; `None` when this role may not look
     /// into them.
     pub dead_letters: Option<Vec<DeadLetters>>,
-    /// The inboxes of this database, the first 100 by name, and one line for the others; `None` when
+    /// The inboxes of this database, the first 100 by name, and the others together; `None` when
     /// this role may not look into them.
     pub inboxes: Option<Vec<InboxStatus>>,
     /// Sagas that wait for an operator, by type and state.

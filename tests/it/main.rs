@@ -180,7 +180,7 @@ mod clients {
 
 mod operator {
     mod status; // how the outbox stands, and what holds it up
-    pub(crate) mod status_nats; // the part of NATS in a status: streams, and what there holds delivery up
+    pub(crate) mod status_nats; // NATS in a status: streams, and what there holds delivery up
     mod consumers; // the consumers behind the streams: those that get no messages, and why
     pub(crate) mod inboxes; // failing, dead and snoozed messages, in a status and in metrics
     mod integrity; // rows that were deleted, rights that were given, settings that hide messages
