@@ -30,7 +30,7 @@ pub(crate) fn consumption(survey: &Survey) -> Vec<Obstacle> {
 
 fn unconsumed(stream: &StreamStatus) -> Option<Obstacle> {
     let name = &stream.name;
-    if stream.consumers > 0 {
+    if stream.consumers > 0 || stream.copied_by.is_some() {
         return None;
     }
     if stream.drops_unconsumed {
@@ -46,7 +46,7 @@ fn unconsumed(stream: &StreamStatus) -> Option<Obstacle> {
             "stream-unconsumed",
             format!("nobody consumes stream {name}, which has {} messages", stream.messages),
             "they reach no service",
-            "start the services that consume it; none is needed where another stream copies it (mirror, source)",
+            "start the services that consume it; none is needed where a stream of another account copies it",
         )
     })
 }

@@ -5,6 +5,7 @@
 //! one deadline.
 
 mod consumers;
+mod copies;
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -24,7 +25,7 @@ use serde::{Deserialize, Serialize, de::IgnoredAny};
 use tokio::time::{Instant, timeout_at};
 
 pub use self::consumers::ConsumerStatus;
-use self::consumers::consumers_of;
+use self::{consumers::consumers_of, copies::copies};
 
 /// How long one request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -89,6 +90,8 @@ pub struct StreamStatus {
     pub copies_others: bool,
     /// How many consumers it has.
     pub consumers: usize,
+    /// A stream of the same account that copies it, if it has no consumers.
+    pub copied_by: Option<String>,
     /// A full stream refuses new messages; else it drops old ones.
     pub discards_new: bool,
     /// The stream acknowledges no messages.
@@ -191,6 +194,7 @@ impl Looker<'_> {
         }
         self.find_streams(subjects).await;
         self.look_at_consumers().await;
+        self.look_for_copies().await;
     }
 
     async fn find_streams(&mut self, subjects: &[String]) {
@@ -225,6 +229,19 @@ impl Looker<'_> {
             if self.survey.consumers.len() >= CONSUMERS_MAX {
                 return self.survey.consumers.truncate(CONSUMERS_MAX);
             }
+        }
+    }
+
+    /// A user who may not ask is told of a stream that nobody consumes although others copy it, as
+    /// is everybody whose copies are in another account.
+    async fn look_for_copies(&mut self) {
+        if self.survey.streams.iter().all(|stream| stream.consumers > 0 || stream.messages == 0) {
+            return;
+        }
+        let copies = copies(self.connection, &self.context).await.unwrap_or_default();
+        for stream in self.survey.streams.iter_mut().filter(|stream| stream.consumers == 0) {
+            let copy = copies.iter().find(|(_, origins)| origins.contains(&stream.name));
+            stream.copied_by = copy.map(|(name, _)| name.clone());
         }
     }
 
@@ -306,6 +323,7 @@ fn status(info: &Info, declared: Option<&StreamTable>) -> StreamStatus {
             || config.sources.as_ref().is_some_and(|sources| !sources.is_empty())
             || config.subject_transform.is_some(),
         consumers: info.state.consumer_count,
+        copied_by: None,
         deletes_acknowledged: config.retention != RetentionPolicy::Limits,
         discards_new: config.discard == DiscardPolicy::New,
         is_silent: config.no_ack,

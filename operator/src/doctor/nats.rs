@@ -25,7 +25,7 @@ pub(super) fn check(plan: &Plan, survey: &Survey, subjects: &[RecentSubject], fo
             format!("NATS could not be asked: {problem}"),
             "this part was not checked",
             "to check it let the relay's NATS user publish to $JS.API.INFO, $JS.API.STREAM.NAMES, \
-             $JS.API.STREAM.INFO.* and $JS.API.CONSUMER.LIST.*; messages flow without it",
+             $JS.API.STREAM.LIST, $JS.API.STREAM.INFO.* and $JS.API.CONSUMER.LIST.*; messages flow without it",
         )
     }));
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::{
     consumer::pull::Config as Consumer,
-    stream::{Config, RetentionPolicy, Stream},
+    stream::{Config, RetentionPolicy, Source, Stream},
 };
 use futures_util::StreamExt;
 use oncebox_tests::{Nats, TestEnv, eventually};
@@ -61,6 +61,15 @@ async fn a_stream_that_nobody_consumes_is_a_finding_until_somebody_does() {
     let (_, told) = status(&env, env.nats_url()).await;
     assert_finds(&told, &["nobody consumes stream", env.name(), "4 messages", "start the services"]);
     assert_eq!(doctor_finds(&env, "stream-unconsumed").await, ["warning"]);
+
+    // Neither when another stream has its messages.
+    let context = async_nats::jetstream::new(env.nats().await);
+    let source = Source { name: env.name().to_owned(), ..Source::default() };
+    let copy = format!("{}_copy", env.name());
+    let sources = Some(vec![source]);
+    context.create_stream(Config { name: copy.clone(), sources, ..Config::default() }).await.unwrap();
+    assert_eq!(findings(&status(&env, env.nats_url()).await.1), [""; 0]);
+    context.delete_stream(&copy).await.unwrap();
 
     stream.create_consumer(durable("charge")).await.unwrap();
     let (_, told) = status(&env, env.nats_url()).await;

@@ -363,6 +363,22 @@ async fn the_relays_role_may_do_what_it_needs_and_no_more() {
         pg.batch_execute(&change("GRANT", "TO")).await.unwrap();
     }
 
+    let granted = "SELECT c.relname::text, a.attname::text
+                   FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid, aclexplode(a.attacl) AS l
+                   WHERE c.relnamespace = 'oncebox'::regnamespace AND l.grantee = 'oncebox_relay'::regrole
+                     AND c.relname IN ('inbox', 'inbox_attempt', 'inbox_snooze', 'dead_letter')";
+    let rows = pg.query(granted, &[]).await.unwrap();
+    assert!(rows.len() >= 10, "{rows:?}");
+    for row in rows {
+        let (table, column): (&str, &str) = (row.get(0), row.get(1));
+        let what = format!("SELECT ({column}) ON oncebox.{table}");
+        pg.batch_execute(&format!("REVOKE {what} FROM oncebox_relay")).await.unwrap();
+        let rows = as_role.query(lacking, &[&"oncebox"]).await.unwrap();
+        let rows: Vec<&str> = rows.iter().map(|row| row.get(0)).collect();
+        assert_eq!(rows, [format!("SELECT ({column}) on {table}")]);
+        pg.batch_execute(&format!("GRANT {what} TO oncebox_relay")).await.unwrap();
+    }
+
     pg.batch_execute(
         "REVOKE USAGE ON SCHEMA oncebox FROM oncebox_relay; REVOKE SELECT ON oncebox.lane FROM oncebox_relay",
     )
