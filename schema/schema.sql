@@ -1800,7 +1800,15 @@ CREATE TABLE oncebox.inbox_attempt (
     failures bigint DEFAULT 0 NOT NULL,
     begun bigint DEFAULT 0 NOT NULL,
     touched_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    CONSTRAINT inbox_attempt_counts CHECK (((failures >= 0) AND (begun >= 0)))
+    reason text,
+    failed_at timestamp with time zone,
+    due_at timestamp with time zone,
+    stream text COLLATE pg_catalog."C",
+    stream_sequence bigint,
+    subject text,
+    CONSTRAINT inbox_attempt_counts CHECK (((failures >= 0) AND (begun >= 0))),
+    CONSTRAINT inbox_attempt_failure CHECK (((failed_at IS NULL) = (reason IS NULL))),
+    CONSTRAINT inbox_attempt_reason_size CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000)))
 );
 
 COMMENT ON TABLE oncebox.inbox_attempt IS 'Messages that failed, or were delivered again before they had ended. A row outlives its message''s end for a while.';
@@ -1810,6 +1818,10 @@ COMMENT ON COLUMN oncebox.inbox_attempt.message IS 'Which copy: stream, sequence
 COMMENT ON COLUMN oncebox.inbox_attempt.failures IS 'How many attempts have failed.';
 
 COMMENT ON COLUMN oncebox.inbox_attempt.begun IS 'How many runs have begun since and left no trace: the first beside others, each further one alone among its like.';
+
+COMMENT ON COLUMN oncebox.inbox_attempt.reason IS 'Why the last one failed; NULL when none has. The message is failing as long as its key is not in inbox.';
+
+COMMENT ON COLUMN oncebox.inbox_attempt.due_at IS 'When it is delivered again; NULL when the consumer has not said.';
 
 CREATE TABLE oncebox.inbox_batch (
     xact xid8 DEFAULT pg_current_xact_id() NOT NULL
@@ -2518,6 +2530,8 @@ CREATE INDEX delayed_due ON oncebox.delayed USING btree (not_before, id);
 
 CREATE INDEX delayed_ordering_key ON oncebox.delayed USING btree (ordering_key, not_before, id) WHERE (ordering_key IS NOT NULL);
 
+CREATE INDEX inbox_attempt_failed ON oncebox.inbox_attempt USING btree (scope, failed_at) WHERE (failed_at IS NOT NULL);
+
 CREATE INDEX inbox_attempt_touched ON oncebox.inbox_attempt USING btree (scope, touched_at);
 
 CREATE INDEX inbox_snooze_due ON oncebox.inbox_snooze USING btree (scope, due_at);
@@ -2749,6 +2763,10 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.cursor TO oncebox_relay;
 GRANT SELECT,DELETE ON TABLE oncebox.dead_letter TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.dead_letter TO oncebox_consumer;
 
+GRANT SELECT(scope) ON TABLE oncebox.dead_letter TO oncebox_relay;
+
+GRANT SELECT(stream) ON TABLE oncebox.dead_letter TO oncebox_relay;
+
 GRANT SELECT ON TABLE oncebox.delayed TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.delayed TO oncebox_operator;
 
@@ -2758,8 +2776,26 @@ GRANT SELECT,INSERT,DELETE ON TABLE oncebox.discarded TO oncebox_operator;
 GRANT SELECT,DELETE ON TABLE oncebox.inbox TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox TO oncebox_consumer;
 
+GRANT SELECT(scope) ON TABLE oncebox.inbox TO oncebox_relay;
+
+GRANT SELECT(tenant) ON TABLE oncebox.inbox TO oncebox_relay;
+
+GRANT SELECT(key) ON TABLE oncebox.inbox TO oncebox_relay;
+
 GRANT SELECT ON TABLE oncebox.inbox_attempt TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_attempt TO oncebox_consumer;
+
+GRANT SELECT(scope) ON TABLE oncebox.inbox_attempt TO oncebox_relay;
+
+GRANT SELECT(tenant) ON TABLE oncebox.inbox_attempt TO oncebox_relay;
+
+GRANT SELECT(key) ON TABLE oncebox.inbox_attempt TO oncebox_relay;
+
+GRANT SELECT(message) ON TABLE oncebox.inbox_attempt TO oncebox_relay;
+
+GRANT SELECT(reason) ON TABLE oncebox.inbox_attempt TO oncebox_relay;
+
+GRANT SELECT(failed_at) ON TABLE oncebox.inbox_attempt TO oncebox_relay;
 
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.inbox_batch TO oncebox_consumer;
 
@@ -2773,6 +2809,10 @@ GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.inbox_scope TO oncebox_consumer;
 
 GRANT SELECT ON TABLE oncebox.inbox_snooze TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_snooze TO oncebox_consumer;
+
+GRANT SELECT(scope) ON TABLE oncebox.inbox_snooze TO oncebox_relay;
+
+GRANT SELECT(due_at) ON TABLE oncebox.inbox_snooze TO oncebox_relay;
 
 GRANT SELECT,UPDATE ON TABLE oncebox.inbox_sweep TO oncebox_consumer;
 

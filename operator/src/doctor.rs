@@ -18,6 +18,7 @@ use oncebox_connect::{config::Config, error::error_chain};
 use serde::Serialize;
 
 use crate::{
+    consumption::consumption,
     obstacles::{Expected, Obstacle, obstacles},
     survey::{self, Survey},
 };
@@ -157,6 +158,7 @@ fn diagnose(plan: &Plan, seen: &Examination) -> Vec<Diagnosis> {
             let subjects =
                 seen.postgres.iter().flat_map(|facts| &facts.subjects).cloned().collect::<Vec<_>>();
             found.extend(obstacles(&plan.expected, survey, &subjects).into_iter().map(problem));
+            found.extend(consumption(survey).into_iter().map(behind));
             nats::check(plan, survey, &subjects, &mut found);
             for stream in &survey.streams {
                 streams::check(plan, survey, stream, &subjects, &mut found);
@@ -184,6 +186,11 @@ fn diagnose(plan: &Plan, seen: &Examination) -> Vec<Diagnosis> {
 fn problem(obstacle: Obstacle) -> Diagnosis {
     let Obstacle { check, what, consequence, remedy } = obstacle;
     Diagnosis { severity: Severity::Problem, check, what, consequence, remedy }
+}
+
+/// Something behind the streams, of which a relay knows nothing.
+fn behind(obstacle: Obstacle) -> Diagnosis {
+    Diagnosis { severity: Severity::Warning, ..problem(obstacle) }
 }
 
 fn unreachable(check: &'static str, consequence: &str, problem: Option<&String>) -> Diagnosis {

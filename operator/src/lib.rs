@@ -9,6 +9,7 @@
 //! lock, as in the relay; a batch holds one lock.
 
 mod audit;
+mod consumption;
 mod dead_letters;
 mod delayed;
 mod doctor;
@@ -37,6 +38,7 @@ use oncebox_connect::{
     error::{RelayError, StoreError},
     postgres::{Parameter, connect_postgres, typed},
 };
+pub use oncebox_relay::facts::InboxStatus;
 use oncebox_schema::{SchemaName, check_version};
 use tokio::task::JoinSet;
 use tokio_postgres::{Client, GenericClient, Row, Transaction};
@@ -62,7 +64,7 @@ pub use self::{
         BlockedKey, Finding, Holder, LaneStatus, ParkedReason, RecentSubject, RelaySessions, SagasWaiting,
         Status,
     },
-    survey::{StreamStatus, Survey},
+    survey::{ConsumerStatus, StreamStatus, Survey},
     sweep::Swept,
     trace::{Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay},
     verify::{AlteredCopy, Difference, Verification, VerificationFinding, Verified},

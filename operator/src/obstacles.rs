@@ -58,7 +58,7 @@ pub(crate) fn obstacles(expected: &Expected, survey: &Survey, subjects: &[Recent
     found
 }
 
-fn obstacle(
+pub(crate) fn obstacle(
     check: &'static str,
     what: impl Into<String>,
     consequence: impl Into<String>,

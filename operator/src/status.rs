@@ -6,7 +6,7 @@ mod query;
 
 use std::time::SystemTime;
 
-use oncebox_relay::facts::{DelayedCount, Fault};
+use oncebox_relay::facts::{DelayedCount, Fault, InboxStatus};
 use serde::Serialize;
 
 pub(crate) use self::query::recent_subjects;
@@ -63,6 +63,9 @@ pub struct Status {
     /// Inboxes of this database with dead letters, ten at most; `None` when this role may not look
     /// into them.
     pub dead_letters: Option<Vec<DeadLetters>>,
+    /// The inboxes of this database, the first 100 by name, and the others together; `None` when
+    /// this role may not look into them.
+    pub inboxes: Option<Vec<InboxStatus>>,
     /// Sagas that wait for an operator, by type and state.
     pub sagas_waiting: Vec<SagasWaiting>,
     /// The losses of streams after their acknowledgement, the ten newest.

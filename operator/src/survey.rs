@@ -1,8 +1,11 @@
-//! Questions to JetStream about the streams that take the outbox's subjects, for `oncebox doctor`
-//! and `oncebox status`.
+//! Questions to JetStream about the streams that take the outbox's subjects, and about their
+//! consumers, for `oncebox doctor` and `oncebox status`.
 //!
 //! Every question is a look: nothing is created, changed or published. All of them together have
 //! one deadline.
+
+mod consumers;
+mod copies;
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -21,12 +24,17 @@ use oncebox_relay::facts::covers;
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 use tokio::time::{Instant, timeout_at};
 
+pub use self::consumers::ConsumerStatus;
+use self::{consumers::consumers_of, copies::copies};
+
 /// How long one request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long all requests together may take.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(20);
 /// How many streams are looked at at most.
 const STREAMS_MAX: usize = 50;
+/// How many consumers are kept at most.
+const CONSUMERS_MAX: usize = 500;
 
 /// The answers of NATS.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -42,6 +50,8 @@ pub struct Survey {
     pub max_payload_bytes: u64,
     /// The streams that take subjects of the outbox, or that the configuration names.
     pub streams: Vec<StreamStatus>,
+    /// The consumers of these streams, 500 at most, and of one stream 256.
+    pub consumers: Vec<ConsumerStatus>,
     /// Subjects of recent messages that no stream takes.
     pub subjects_without_stream: Vec<String>,
     /// Streams that the configuration names and that are not there.
@@ -72,6 +82,16 @@ pub struct StreamStatus {
     pub has_leader: bool,
     /// Whether acknowledged messages leave it: retention by interest or as a work queue.
     pub deletes_acknowledged: bool,
+    /// Whether it keeps a message only until its consumers have it, and none without consumers:
+    /// retention by interest.
+    pub drops_unconsumed: bool,
+    /// Whether it has messages of other streams, or under other subjects than they were published
+    /// to.
+    pub copies_others: bool,
+    /// How many consumers it has.
+    pub consumers: usize,
+    /// A stream of the same account that copies it, if it has no consumers.
+    pub copied_by: Option<String>,
     /// A full stream refuses new messages; else it drops old ones.
     pub discards_new: bool,
     /// The stream acknowledges no messages.
@@ -172,6 +192,12 @@ impl Looker<'_> {
         for name in self.named() {
             self.look_at(&name).await;
         }
+        self.find_streams(subjects).await;
+        self.look_at_consumers().await;
+        self.look_for_copies().await;
+    }
+
+    async fn find_streams(&mut self, subjects: &[String]) {
         for subject in subjects {
             if self.survey.streams.iter().any(|stream| stream.takes(subject)) {
                 continue;
@@ -185,6 +211,37 @@ impl Looker<'_> {
                     return;
                 }
             }
+        }
+    }
+
+    async fn look_at_consumers(&mut self) {
+        let consumed = self.survey.streams.iter().filter(|stream| stream.consumers > 0);
+        let names: Vec<String> = consumed.map(|stream| stream.name.clone()).collect();
+        for name in names {
+            match consumers_of(self.connection, &self.context, &name).await {
+                Ok(consumers) => self.survey.consumers.extend(consumers),
+                Err(problem) => {
+                    self.survey.unasked.push(format!("the consumers of stream {name}: {problem}"));
+                    // Those of other streams would not be told either.
+                    return;
+                }
+            }
+            if self.survey.consumers.len() >= CONSUMERS_MAX {
+                return self.survey.consumers.truncate(CONSUMERS_MAX);
+            }
+        }
+    }
+
+    /// A user who may not ask is told of a stream that nobody consumes although others copy it, as
+    /// is everybody whose copies are in another account.
+    async fn look_for_copies(&mut self) {
+        if self.survey.streams.iter().all(|stream| stream.consumers > 0 || stream.messages == 0) {
+            return;
+        }
+        let copies = copies(self.connection, &self.context).await.unwrap_or_default();
+        for stream in self.survey.streams.iter_mut().filter(|stream| stream.consumers == 0) {
+            let copy = copies.iter().find(|(_, origins)| origins.contains(&stream.name));
+            stream.copied_by = copy.map(|(name, _)| name.clone());
         }
     }
 
@@ -261,6 +318,12 @@ fn status(info: &Info, declared: Option<&StreamTable>) -> StreamStatus {
         replicas: config.num_replicas.max(1),
         offline_replicas: offline.map(|peer| peer.name.clone()).collect(),
         has_leader: info.cluster.as_ref().is_none_or(|cluster| cluster.leader.is_some()),
+        drops_unconsumed: config.retention == RetentionPolicy::Interest,
+        copies_others: config.mirror.is_some()
+            || config.sources.as_ref().is_some_and(|sources| !sources.is_empty())
+            || config.subject_transform.is_some(),
+        consumers: info.state.consumer_count,
+        copied_by: None,
         deletes_acknowledged: config.retention != RetentionPolicy::Limits,
         discards_new: config.discard == DiscardPolicy::New,
         is_silent: config.no_ack,

@@ -5,12 +5,12 @@ use crate::delivery::{decision::Cause, message_id};
 pub use crate::{
     delivery::{
         copy::{Content, Copy},
-        lag::DelayedCount,
+        lag::{DelayedCount, InboxStatus},
         subjects::{any_expression, covers, expression},
     },
     postgres::{
         integrity::{Explained, Fault, faults},
-        lag::delayed_count,
+        lag::{delayed_count, inbox_status},
         retention::{LowIds, Milestones, Place, Pruned, milestones, prune},
     },
 };
@@ -34,6 +34,8 @@ pub mod sql {
     pub const DELAYED: &str = include_str!("postgres/sql/delayed.sql");
     /// How many sagas are in each state.
     pub const SAGAS: &str = include_str!("postgres/sql/sagas.sql");
+    /// How many messages of each inbox are failing, dead and snoozed.
+    pub const INBOXES: &str = include_str!("postgres/sql/inboxes.sql");
     /// Which outbox it is.
     pub const OUTBOX: &str = include_str!("postgres/sql/outbox.sql");
     /// Whether new messages get ids that cursors have passed: see [`LowIds`](super::LowIds).

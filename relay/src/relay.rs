@@ -221,7 +221,8 @@ fn trace(
     stop: &CancellationToken,
 ) -> Result<Option<Traces>, RelayError> {
     let Some(endpoint) = &config.otlp_endpoint else { return Ok(None) };
-    let (traces, export) = Traces::new(endpoint, metrics).map_err(RelayError::Traces)?;
+    let (traces, export) =
+        Traces::new(endpoint, &config.nats_target(), metrics).map_err(RelayError::Traces)?;
     tasks.spawn(export.run(stop.clone(), FLUSH_MAX.min(config.grace / 2)));
     info!(endpoint, "spans of traced messages go to the collector");
     Ok(Some(traces))

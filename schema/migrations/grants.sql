@@ -61,8 +61,13 @@ BEGIN
     GRANT SELECT (saga_id, step, state, attempt, undo_attempt, subject, undo_subject, reason, deadline_at, sent_at,
                   answered_at, undo_sent_at, undone_at)
       ON {schema}.saga_step TO "{name}_relay";
-    -- For the doctor.
+    -- Metrics of inboxes; neither payloads nor outcomes.
+    GRANT SELECT (scope, tenant, key, message, failed_at, reason) ON {schema}.inbox_attempt TO "{name}_relay";
+    GRANT SELECT (scope, tenant, key) ON {schema}.inbox TO "{name}_relay";
+    GRANT SELECT (scope, stream) ON {schema}.dead_letter TO "{name}_relay";
+    GRANT SELECT (scope, due_at) ON {schema}.inbox_snooze TO "{name}_relay";
     GRANT SELECT ON {schema}.inbox_scope TO "{name}_relay";
+    -- For the doctor.
     GRANT SELECT ON {schema}.installation TO "{name}_relay";
     -- Retention: settled messages, and their records.
     GRANT EXECUTE ON FUNCTION {schema}.delete_settled(smallint[], bigint[]) TO "{name}_relay";

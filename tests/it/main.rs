@@ -181,7 +181,9 @@ mod clients {
 
 mod operator {
     mod status; // how the outbox stands, and what holds it up
-    mod status_nats; // the part of NATS in a status: streams, and what there holds delivery up
+    pub(crate) mod status_nats; // NATS in a status: streams, and what there holds delivery up
+    mod consumers; // the consumers behind the streams: those that get no messages, and why
+    pub(crate) mod inboxes; // failing, dead and snoozed messages, in a status and in metrics
     mod integrity; // rows that were deleted, rights that were given, settings that hide messages
     mod hostile; // rows that no program writes, in every table: commands and relays go on
     mod findings; // dead letters, settings that differ and rates in a status, and its order

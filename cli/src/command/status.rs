@@ -1,5 +1,7 @@
 //! `oncebox status`.
 
+mod beyond;
+
 use std::{io::IsTerminal as _, time::Duration};
 
 use clap::{Arg, ArgAction, ArgMatches};
@@ -131,7 +133,9 @@ fn text(status: &Stands, all: bool) -> String {
     text += &(output::table(["SCHEMA", &status.schema], &summary(status)) + "\n");
     if let Some(nats) = status.nats.as_ref().filter(|nats| !nats.streams.is_empty()) {
         text += &(doctor::streams(&nats.streams) + "\n");
+        text += &beyond::consumers(nats);
     }
+    text += &beyond::inboxes(status, all);
     let is_busy = |lane: &LaneStatus| {
         lane.backlog_messages > 0
             || lane.is_restored

@@ -24,8 +24,8 @@ pub(super) fn check(plan: &Plan, survey: &Survey, subjects: &[RecentSubject], fo
             "unasked",
             format!("NATS could not be asked: {problem}"),
             "this part was not checked",
-            "to check it let the relay's NATS user publish to $JS.API.INFO, $JS.API.STREAM.NAMES and \
-             $JS.API.STREAM.INFO.*; messages flow without it",
+            "to check it let the relay's NATS user publish to $JS.API.INFO, $JS.API.STREAM.NAMES, \
+             $JS.API.STREAM.LIST, $JS.API.STREAM.INFO.* and $JS.API.CONSUMER.LIST.*; messages flow without it",
         )
     }));
 }

@@ -29,6 +29,7 @@ fn healthy() -> Examination {
         filled: Some(0.1),
         bytes: 10_000,
         messages: 100,
+        consumers: 1,
         duplicate_window_seconds: 600.0,
         ..StreamStatus::default()
     };

@@ -1,10 +1,15 @@
 -- The database's time, the milestones that retention uses, whether this role sees the activity of
--- other users' sessions, and whether it may look into the inboxes.
+-- other users' sessions, whether it may look into the inboxes, and whether it may count there.
 -- Index: milestone_pkey, its first and last entry of each lane. Locking: none.
 SELECT
   clock_timestamp() AS now,
   pg_has_role('pg_read_all_stats', 'USAGE') AS sees_all_sessions,
   has_table_privilege('{schema}.dead_letter', 'SELECT') AS sees_inboxes,
+  has_column_privilege('{schema}.inbox_attempt', 'reason', 'SELECT')
+    AND has_column_privilege('{schema}.inbox', 'key', 'SELECT')
+    AND has_column_privilege('{schema}.dead_letter', 'stream', 'SELECT')
+    AND has_column_privilege('{schema}.inbox_snooze', 'due_at', 'SELECT')
+    AND has_table_privilege('{schema}.inbox_scope', 'SELECT') AS counts_inboxes,
   min(first.reached_at) AS oldest_milestone,
   max(last.reached_at) AS newest_milestone
 FROM {schema}.lane AS l

@@ -1,12 +1,13 @@
 //! The findings of a status, that is all that holds delivery up: a line each, with its remedy.
 
-use std::fmt::Write as _;
+use std::{cmp::Reverse, fmt::Write as _};
 
 use oncebox_connect::config::Config;
-use oncebox_relay::facts::{Explained, remedy};
+use oncebox_relay::facts::{Explained, InboxStatus, remedy};
 
 use super::{
     super::{
+        consumption::consumption,
         dead_letters::DeadLetters,
         losses::LossStatus,
         obstacles::{Expected, obstacles},
@@ -22,6 +23,8 @@ use crate::{status::RecentSubject, survey::Survey};
 const PASS_SECONDS: f64 = 30.0;
 /// Due for so long, with nothing settled meanwhile, is no pause between passes.
 const STALL_SECONDS: f64 = 10.0;
+/// Inboxes with failing messages that have a finding, at most.
+const INBOXES_LISTED_MAX: usize = 10;
 /// A transaction that has enqueued messages and is open for so long is forgotten, perhaps.
 const ENQUEUING_SECONDS: f64 = 60.0;
 
@@ -74,6 +77,7 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
         )
     }));
     found.extend(status.dead_letters.iter().flatten().map(dead_letters));
+    found.extend(failing(status.inboxes.as_deref().unwrap_or_default()));
     found.extend(status.sagas_waiting.iter().map(sagas));
     found.extend(different(status));
     found.extend(status.enqueuing.iter().filter_map(enqueuing));
@@ -83,7 +87,7 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
 
 /// Findings about NATS.
 pub(crate) fn of_nats(config: &Config, survey: &Survey, subjects: &[RecentSubject]) -> Vec<Finding> {
-    let found = obstacles(&Expected::new(config), survey, subjects).into_iter();
+    let found = obstacles(&Expected::new(config), survey, subjects).into_iter().chain(consumption(survey));
     found.map(|found| Finding::new(format!("{}: {}", found.what, found.consequence), found.remedy)).collect()
 }
 
@@ -116,6 +120,25 @@ fn dead_letters(group: &DeadLetters) -> Finding {
              `oncebox inbox dead discard --scope {word}`"
         ),
     )
+}
+
+/// Findings about inboxes whose messages fail, the ten with the most.
+fn failing(inboxes: &[InboxStatus]) -> Vec<Finding> {
+    let mut failing: Vec<&InboxStatus> = inboxes.iter().filter(|inbox| inbox.failing > 0).collect();
+    failing.sort_by_key(|inbox| Reverse(inbox.failing));
+    let findings = failing.into_iter().take(INBOXES_LISTED_MAX).map(|inbox| {
+        let who = inbox.scope.as_ref().map_or("other inboxes".to_owned(), |scope| format!("the inbox of {scope}"));
+        let noun = if inbox.failing == 1 { "message" } else { "messages" };
+        let reason = inbox.reason.as_deref().unwrap_or("unknown");
+        Finding::new(
+            format!(
+                "{} {noun} of {who} failed and are tried again, the oldest is {:.0} s old; the newest reason: {reason}",
+                inbox.failing, inbox.failing_oldest_seconds
+            ),
+            "mend the cause: the consumer tries them again by itself, until its attempts are used up and they are dead",
+        )
+    });
+    findings.collect()
 }
 
 /// Findings about sagas that go on only when an operator acts.

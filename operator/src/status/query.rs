@@ -5,7 +5,7 @@ use oncebox_connect::{
     error::{RelayError, error_chain},
     postgres::{Parameter, typed},
 };
-use oncebox_relay::facts::{delayed_count, faults, sql};
+use oncebox_relay::facts::{delayed_count, faults, inbox_status, sql};
 use oncebox_schema::SchemaName;
 use tokio_postgres::{Row, Transaction};
 
@@ -26,6 +26,9 @@ use crate::{status::RecentSubject, survey};
 
 /// Kinds of sagas that are looked at, at most.
 const SAGAS_MAX: i32 = 1_000;
+/// Inboxes that are looked at, and that have a line of their own, at most.
+const INBOXES_MAX: i64 = 1_000;
+const INBOXES_NAMED_MAX: i64 = 100;
 const RECENT_SUBJECTS: &str = include_str!("../sql/recent_subjects.sql");
 /// Sessions, ordering keys, reasons that a status lists, at most; lanes may be locked by one
 /// session each.
@@ -74,6 +77,13 @@ impl Operator {
             }
             false => None,
         };
+        let inboxes = match overview.get("counts_inboxes") {
+            true => {
+                let bounds: [&dyn Parameter; 2] = [&INBOXES_MAX, &INBOXES_NAMED_MAX];
+                Some(ask.all("count failing messages", &schema.sql(sql::INBOXES), &bounds).await?)
+            }
+            false => None,
+        };
         let sagas = ask.all("count sagas", &schema.sql(sql::SAGAS), &[&SAGAS_MAX]).await?;
         let losses = ask.all("read what was lost", &sql.losses, &[&LISTED_MAX]).await?;
         let faults =
@@ -101,6 +111,7 @@ impl Operator {
             blocked: blocked.iter().map(blocked_key).collect(),
             parked_reasons: reasons.iter().map(parked_reason).collect(),
             dead_letters: dead_letters.map(|rows| rows.iter().map(DeadLetters::new).collect()),
+            inboxes: inboxes.map(|rows| rows.iter().map(inbox_status).collect()),
             sagas_waiting: sagas.iter().filter_map(sagas_waiting).collect(),
             losses: losses.iter().map(LossStatus::new).collect(),
             faults,

@@ -1,5 +1,5 @@
-//! How far behind the delivery is, how much is set aside, how much waits for its time, and how the
-//! sagas stand.
+//! How far behind the delivery is, how much is set aside, how much waits for its time, and how
+//! sagas and inboxes stand.
 
 /// How far a lane is behind.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,6 +52,27 @@ pub(crate) struct FinishedSagas {
     pub(crate) sagas: i64,
 }
 
+/// Messages of an inbox of this database that have not ended well.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
+#[non_exhaustive]
+pub struct InboxStatus {
+    /// Who consumes: `service:handler`; `None` for all inboxes together that have no place in a
+    /// list.
+    pub scope: Option<String>,
+    /// Messages of which an attempt has failed, and that have not ended. This number and the next
+    /// two are counted to 1,000, and to an equal share of 2,000 where there are many inboxes.
+    pub failing: i64,
+    /// For how long the oldest of them has been in its stream; since its attempt, where it has come
+    /// from none.
+    pub failing_oldest_seconds: f64,
+    /// Dead letters.
+    pub dead: i64,
+    /// Messages that wait because the handler has snoozed them.
+    pub snoozed: i64,
+    /// Why the last attempt failed of those that are failing.
+    pub reason: Option<String>,
+}
+
 /// All of it, as read at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Standing {
@@ -60,4 +81,5 @@ pub(crate) struct Standing {
     pub(crate) delayed: DelayedCount,
     pub(crate) sagas: Vec<SagaCount>,
     pub(crate) finished_sagas: Vec<FinishedSagas>,
+    pub(crate) inboxes: Vec<InboxStatus>,
 }

@@ -6,27 +6,33 @@ use tokio_postgres::Row;
 
 use super::Store;
 use crate::{
-    delivery::lag::{DelayedCount, FinishedSagas, LaneLag, ParkedCount, SagaCount, Standing},
+    delivery::lag::{DelayedCount, FinishedSagas, InboxStatus, LaneLag, ParkedCount, SagaCount, Standing},
     error::StoreError,
 };
 
 /// Kinds of sagas, of one type, version and state, that a scrape looks at.
 const KINDS_MAX: i32 = 1_000;
+/// Inboxes that a scrape looks at.
+const INBOXES_MAX: i64 = 1_000;
+/// Inboxes that a scrape names; the others have one series together.
+const INBOXES_NAMED_MAX: i64 = 100;
 
 impl Store {
     pub(crate) async fn lag(self: &Arc<Self>) -> Result<Standing, StoreError> {
         let session = self.session().await?;
         session.begin().await?;
         // All in one round trip: while the processor is full, each costs more than the statements.
-        let (rows, parked, delayed, sagas, finished) = tokio::join!(
+        let (rows, parked, delayed, sagas, finished, inboxes) = tokio::join!(
             session.query("read the lag", &self.sql.lag, &[]),
             session.query("count parked messages", &self.sql.parked, &[]),
             session.query("count delayed messages", &self.sql.delayed, &[]),
             session.query("count sagas", &self.sql.sagas, &[&KINDS_MAX]),
             session.query("count sagas that finished", &self.sql.finished_sagas, &[]),
+            session.query("count failing messages", &self.sql.inboxes, &[&INBOXES_MAX, &INBOXES_NAMED_MAX]),
         );
         // In this order: the first error says why, the others only that the transaction is aborted.
-        let (rows, parked, delayed, sagas, finished) = (rows?, parked?, delayed?, sagas?, finished?);
+        let (rows, parked, delayed, sagas, finished, inboxes) =
+            (rows?, parked?, delayed?, sagas?, finished?, inboxes?);
         let lanes = rows
             .iter()
             .map(|row| LaneLag {
@@ -57,8 +63,9 @@ impl Store {
             sagas: row.get("sagas"),
         });
         let finished_sagas = finished.collect();
+        let inboxes = inboxes.iter().map(inbox_status).collect();
         session.rollback().await?;
-        Ok(Standing { lanes, parked, delayed, sagas, finished_sagas })
+        Ok(Standing { lanes, parked, delayed, sagas, finished_sagas, inboxes })
     }
 }
 
@@ -66,4 +73,17 @@ impl Store {
 #[must_use]
 pub fn delayed_count(row: &Row) -> DelayedCount {
     DelayedCount { messages: row.get("messages"), late_seconds: row.get("late_seconds") }
+}
+
+/// Of a row of `inboxes.sql`.
+#[must_use]
+pub fn inbox_status(row: &Row) -> InboxStatus {
+    InboxStatus {
+        scope: row.get("scope"),
+        failing: row.get("failing"),
+        failing_oldest_seconds: row.get("failing_oldest_seconds"),
+        dead: row.get("dead"),
+        snoozed: row.get("snoozed"),
+        reason: row.get("reason"),
+    }
 }

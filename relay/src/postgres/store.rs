@@ -95,6 +95,7 @@ statements!(
     delayed,
     sagas,
     finished_sagas,
+    inboxes,
     passed,
     append_receipts,
     acknowledged,

@@ -8,7 +8,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use super::health::Health;
+use super::{health::Health, inboxes::InboxGauges};
 use crate::delivery::lag::Standing;
 
 type Seconds = Gauge<f64, AtomicU64>;
@@ -56,6 +56,7 @@ pub(crate) struct Metrics {
     sagas: Family<SagaLabels, Gauge>,
     saga_oldest: Family<SagaLabels, Seconds>,
     finished_sagas: Family<SagaLabels, Gauge>,
+    inboxes: InboxGauges,
     pub(crate) health: Arc<Health>,
 }
 
@@ -108,6 +109,7 @@ impl Metrics {
             sagas: Family::default(),
             saga_oldest: Family::default(),
             finished_sagas: Family::default(),
+            inboxes: InboxGauges::default(),
             health: Arc::new(Health::new()),
         }
     }
@@ -166,6 +168,7 @@ impl Metrics {
         all.register("lane_backlog_messages", "A lane's messages due", self.lane_backlog.clone());
         self.register_set_aside(&mut all);
         self.register_waiting(&mut all);
+        self.inboxes.register(&mut all);
         self.register_losses(&mut all);
         all.register(
             "spans_dropped",
@@ -232,7 +235,9 @@ impl Metrics {
         );
     }
 
-    pub(crate) fn observe(&self, Standing { lanes, parked, delayed, sagas, finished_sagas }: &Standing) {
+    pub(crate) fn observe(&self, standing: &Standing) {
+        let Standing { lanes, parked, delayed, sagas, finished_sagas, inboxes } = standing;
+        self.inboxes.observe(inboxes);
         for lane in lanes {
             let label = LaneLabel { lane: lane.lane.into() };
             self.lane_lag.get_or_create(&label).set(lane.lag_seconds);

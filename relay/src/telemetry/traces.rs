@@ -48,16 +48,21 @@ const BATCH: usize = 512;
 /// How long a span waits for others to share its request.
 const COMPANY: Duration = Duration::from_secs(1);
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Where a NATS server listens whose URL has no port.
+const NATS_PORT: i64 = 4222;
 
 /// Makes spans of published messages. Clones share the queue; it ends with the last of them.
 #[derive(Clone, Debug)]
 pub(crate) struct Traces {
     tracer: SdkTracer,
+    /// The attributes that name the server.
+    server: Vec<KeyValue>,
 }
 
 impl Traces {
-    /// With a collector at this URL. The caller runs the [`Export`], which sends the spans.
-    pub(crate) fn new(endpoint: &str, metrics: &Metrics) -> Result<(Self, Export), String> {
+    /// With a collector at this URL, and NATS at another. The caller runs the [`Export`], which
+    /// sends the spans.
+    pub(crate) fn new(endpoint: &str, nats_url: &str, metrics: &Metrics) -> Result<(Self, Export), String> {
         let mut exporter = SpanExporter::builder()
             .with_http()
             .with_protocol(Protocol::HttpBinary)
@@ -84,29 +89,33 @@ impl Traces {
             failing: false,
             metrics: metrics.clone(),
         };
-        Ok((Self { tracer }, export))
+        Ok((Self { tracer, server: server(nats_url) }, export))
     }
 
-    /// A span for each message that was answered and belongs to a sampled trace.
+    /// A span for each message that was answered and belongs to a sampled trace, with the names of
+    /// OpenTelemetry's conventions for messaging. The subject is no part of the span's name, since
+    /// it may have the number of an order in it. The kind is CLIENT, because consumers are children
+    /// of the producer's span, not of this one.
     pub(crate) fn published(&self, messages: &[Message], outcomes: &[Outcome]) {
         let (now, here) = (Instant::now(), SystemTime::now());
         let at = |then: Instant| here - now.saturating_duration_since(then);
         for (message, outcome) in messages.iter().zip(outcomes) {
-            let (start, end, status, duplicate) = match outcome {
+            let (start, end, failure, duplicate) = match outcome {
                 Outcome::Unknown | Outcome::Behind | Outcome::Passed => continue,
                 Outcome::Stored { duplicate, sent_at, acknowledged_at, .. } => {
-                    (at(*sent_at), at(*acknowledged_at), Status::Unset, *duplicate)
+                    (at(*sent_at), at(*acknowledged_at), None, *duplicate)
                 }
-                Outcome::Failed(_, failure) => (here, here, Status::error(failure.to_string()), false),
+                Outcome::Failed(_, failure) => (here, here, Some(failure), false),
             };
             let Some(parent) = parent(message) else { continue };
             let mut span = self
                 .tracer
                 .span_builder("publish")
-                .with_kind(SpanKind::Producer)
+                .with_kind(SpanKind::Client)
                 .with_start_time(start)
                 .with_attributes([
                     KeyValue::new("messaging.system", "nats"),
+                    KeyValue::new("messaging.operation.name", "publish"),
                     KeyValue::new("messaging.operation.type", "send"),
                     KeyValue::new("messaging.destination.name", message.subject.clone()),
                     KeyValue::new("messaging.message.id", message.key.clone()),
@@ -114,10 +123,27 @@ impl Traces {
                     KeyValue::new("oncebox.duplicate", duplicate),
                 ])
                 .start_with_context(&self.tracer, &parent);
-            span.set_status(status);
+            span.set_attributes(self.server.iter().cloned());
+            if let Some(failure) = failure {
+                span.set_attribute(KeyValue::new("error.type", failure.cause().name()));
+                span.set_status(Status::error(failure.to_string()));
+            }
             span.end_with_timestamp(end);
         }
     }
+}
+
+/// `server.address` and `server.port`; none of a cluster, whose client moves between its servers.
+fn server(url: &str) -> Vec<KeyValue> {
+    let authority = url.split_once("://").map_or(url, |(_, rest)| rest).trim_end_matches('/');
+    let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    if authority.is_empty() || authority.contains(',') {
+        return Vec::new();
+    }
+    let port = authority.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
+    let (host, port) = port.unwrap_or((authority, NATS_PORT));
+    let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+    vec![KeyValue::new("server.address", host), KeyValue::new("server.port", port)]
 }
 
 /// The context that a message was enqueued in, if it is one whose spans anybody wants.
@@ -243,5 +269,28 @@ impl Export {
             None if was_failing => info!(endpoint, "the collector takes spans again"),
             None => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(url: &str, expected: Option<(&'static str, i64)>) {
+        let expected = expected.map(|(host, port)| {
+            vec![KeyValue::new("server.address", host), KeyValue::new("server.port", port)]
+        });
+        assert_eq!(server(url), expected.unwrap_or_default(), "{url}");
+    }
+
+    #[test]
+    fn a_span_names_the_server_where_there_is_one() {
+        check("nats://nats.internal:4333", Some(("nats.internal", 4333)));
+        check("tls://nats.internal/", Some(("nats.internal", 4222)));
+        check("nats://[::1]:4222", Some(("::1", 4222)));
+        check("nats://[::1]", Some(("::1", 4222)));
+        check("10.0.0.7", Some(("10.0.0.7", 4222)));
+        check("nats://a:4222,nats://b:4222", None);
+        check("", None);
     }
 }

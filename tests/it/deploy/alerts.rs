@@ -14,8 +14,9 @@ use serde_json::Value;
 
 use crate::{
     deploy::promql::Names,
-    inbox::support::{Does, message},
+    inbox::support::{Does, SCOPE, message},
     operator::{
+        inboxes::{SCOPES, fail},
         sagas::SAGAS,
         telemetry::{Site, file},
     },
@@ -85,7 +86,7 @@ async fn traffic(site: &Site) {
 #[tokio::test]
 async fn every_name_in_an_alert_is_one_that_a_scrape_shows() {
     let site = Site::start(&file("deploy/alerts.yml")).await;
-    site.env.pg().await.batch_execute(SAGAS).await.unwrap();
+    site.env.pg().await.batch_execute(&[SAGAS, SCOPES].join(";")).await.unwrap();
     let rules = site.rules().await;
     assert!(rules.len() >= 10, "{rules:?}");
     let runbook = file("docs/operations.md");
@@ -122,7 +123,7 @@ async fn every_panel_of_the_dashboard_shows_something() {
     assert_eq!(ids.len(), panels.len(), "ids of panels are unique");
 
     let site = Site::start("").await;
-    site.env.pg().await.batch_execute(SAGAS).await.unwrap();
+    site.env.pg().await.batch_execute(&[SAGAS, SCOPES].join(";")).await.unwrap();
     assert_known(&site, "count by (job) (oncebox_lag_seconds)", "").await;
     traffic(&site).await;
     let mut expressions = 0;
@@ -162,6 +163,10 @@ async fn alerts_fire_when_real_things_go_wrong_and_end_when_they_are_right_again
     let bad = Received::new("s.t", "no JSON").header("Idempotency-Key", "bad");
     site.inbox.run(&Does::effect(), &bad).await.unwrap();
     site.await_firing("OnceboxInboxDeadLetters").await;
+    client.batch_execute("DELETE FROM oncebox.dead_letter").await.unwrap();
+    site.await_quiet("OnceboxInboxDeadLetters").await;
+    fail(&client, SCOPE, "fails").await;
+    site.await_firing("OnceboxInboxFailing").await;
     let late = SystemTime::now() - Duration::from_secs(3600);
     let late = message("late", 1).header("Oncebox-Time", humantime::format_rfc3339_micros(late).to_string());
     site.inbox.run(&Does::effect(), &late).await.unwrap();

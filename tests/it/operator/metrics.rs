@@ -14,7 +14,7 @@ use oncebox_tests::{Proxy, TestEnv, eventually, prometheus_directory};
 
 use crate::{
     inbox::support::{Does, environment, gives_up, inbox, message},
-    operator::{sagas::SAGAS, telemetry::file},
+    operator::{inboxes::SCOPES, sagas::SAGAS, telemetry::file},
     relay::{
         process::{Process, run_ok},
         support::{LIMIT, await_messages, enqueue, values_of, with},
@@ -82,7 +82,7 @@ fn assert_same(mut documented: BTreeMap<String, Row>, scraped: &BTreeMap<String,
 #[tokio::test]
 async fn the_tables_are_what_scrapes_show() {
     let env = environment().await;
-    env.pg().await.batch_execute(SAGAS).await.unwrap();
+    env.pg().await.batch_execute(&[SAGAS, SCOPES].join(";")).await.unwrap();
     let relay = Process::relay(&with(&values_of(&env), [("http-listen", "127.0.0.1:0")]));
     let (status, text) = relay.get("/metrics").await;
     assert_eq!(status, 200, "{text}");

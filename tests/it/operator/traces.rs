@@ -196,7 +196,20 @@ async fn one_trace_leads_from_the_producer_over_the_relay_to_the_consumer() {
 
     let published = collector.span_of("order").await;
     assert_eq!((hex(&published.trace_id), hex(&published.parent_span_id)), (trace.clone(), producer));
-    assert_eq!((&*published.name, published.kind()), ("publish", SpanKind::Producer));
+    assert_eq!((&*published.name, published.kind()), ("publish", SpanKind::Client));
+    let address = env.nats_url().trim_start_matches("nats://").to_owned();
+    let (host, port) = address.rsplit_once(':').unwrap();
+    let expected = [
+        ("messaging.system", "nats".to_owned()),
+        ("messaging.operation.name", "publish".to_owned()),
+        ("messaging.operation.type", "send".to_owned()),
+        ("server.address", host.to_owned()),
+        ("server.port", format!("IntValue({port})")),
+    ];
+    for (name, value) in expected {
+        assert_eq!(attribute(&published, name), Some(value), "{name}");
+    }
+    assert_eq!(attribute(&published, "error.type"), None);
     assert_eq!(attribute(&published, "messaging.destination.name"), Some(env.subject("a")));
     assert!(published.start_time_unix_nano <= published.end_time_unix_nano);
     assert!(published.end_time_unix_nano - published.start_time_unix_nano < 30_000_000_000, "{published:?}");
@@ -233,6 +246,7 @@ async fn a_failed_publish_and_a_failed_handler_say_so_and_a_shutdown_sends_what_
     let status = span.status.clone().unwrap();
     assert_eq!(status.code(), StatusCode::Error);
     assert!(status.message.contains("no stream"), "{status:?}");
+    assert_eq!(attribute(&span, "error.type").as_deref(), Some("no-stream"));
 
     let ended = Ended::default();
     let panics = Does::new(|_, _| Box::pin(async { panic!("a bug") }));

@@ -51,6 +51,14 @@ WITH needed (name, privilege) AS (
     ('delayed', 'SELECT'),
     ('relay_asleep', 'SELECT'),
     ('relay_asleep', 'UPDATE')
+),
+-- Of the inboxes, a relay reads no payload and no outcome.
+readable (name, columns) AS (
+  VALUES
+    ('inbox', '{scope,tenant,key}'::text[]),
+    ('inbox_attempt', '{scope,tenant,key,message,failed_at,reason}'),
+    ('inbox_snooze', '{scope,due_at}'),
+    ('dead_letter', '{scope,stream}')
 )
 SELECT 'USAGE on schema ' || s.nspname AS lacking
 FROM pg_namespace AS s
@@ -66,6 +74,14 @@ WHERE s.nspname = $1
     ELSE has_table_privilege(c.oid, n.privilege)
   END
 GROUP BY n.name
+UNION ALL
+SELECT 'SELECT (' || string_agg(a.attname, ', ' ORDER BY a.attnum) || ') on ' || r.name
+FROM pg_namespace AS s
+JOIN pg_class AS c ON c.relnamespace = s.oid
+JOIN readable AS r ON r.name = c.relname
+JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attname = ANY (r.columns)
+WHERE s.nspname = $1 AND NOT has_column_privilege(c.oid, a.attnum, 'SELECT')
+GROUP BY r.name
 UNION ALL
 SELECT 'EXECUTE on ' || p.oid::regprocedure
 FROM pg_namespace AS s

@@ -1,0 +1,235 @@
+//! Obstacles behind the streams: consumers that get no messages, or acknowledge none. Messages
+//! reach their stream all the same, so `oncebox doctor` only warns of them.
+
+use crate::{
+    obstacles::{Obstacle, obstacle},
+    shell::quoted,
+    survey::{ConsumerStatus, StreamStatus, Survey},
+};
+
+/// Nothing for so long is no pause between two messages.
+const QUIET_SECONDS: f64 = 5.0;
+/// Obstacles that are listed, at most; there may be hundreds of consumers.
+const LISTED_MAX: usize = 20;
+
+/// The obstacles behind the streams of the outbox.
+pub(crate) fn consumption(survey: &Survey) -> Vec<Obstacle> {
+    let streams = survey.streams.iter().filter_map(unconsumed);
+    let of_stream = |consumer: &ConsumerStatus| {
+        let stream = survey.streams.iter().find(|stream| stream.name == consumer.stream)?;
+        without_match(stream, consumer)
+    };
+    let consumers = survey.consumers.iter().filter_map(|consumer| {
+        of_stream(consumer)
+            .or_else(|| paused(consumer))
+            .or_else(|| full(consumer))
+            .or_else(|| forsaken(consumer))
+    });
+    streams.chain(consumers).take(LISTED_MAX).collect()
+}
+
+fn unconsumed(stream: &StreamStatus) -> Option<Obstacle> {
+    let name = &stream.name;
+    if stream.consumers > 0 || stream.copied_by.is_some() {
+        return None;
+    }
+    if stream.drops_unconsumed {
+        return Some(obstacle(
+            "stream-unconsumed",
+            format!("stream {name} keeps messages for its consumers only (retention interest), and has none"),
+            "each message counts as delivered and is dropped at once",
+            "start the services that consume it, then `oncebox outbox replay` what was dropped",
+        ));
+    }
+    (stream.messages > 0).then(|| {
+        obstacle(
+            "stream-unconsumed",
+            format!("nobody consumes stream {name}, which has {} messages", stream.messages),
+            "they reach no service",
+            "start the services that consume it; none is needed where a stream of another account copies it",
+        )
+    })
+}
+
+fn without_match(stream: &StreamStatus, consumer: &ConsumerStatus) -> Option<Obstacle> {
+    let matches = |filter: &String| stream.subjects.iter().any(|subject| overlap(filter, subject));
+    // Its messages may have subjects that its own list does not name.
+    if stream.copies_others || consumer.filters.is_empty() || consumer.filters.iter().any(matches) {
+        return None;
+    }
+    Some(obstacle(
+        "consumer-filter",
+        format!(
+            "{} takes {}, and no subject of its stream matches that: {}",
+            name(consumer),
+            consumer.filters.join(", "),
+            stream.subjects.join(", ")
+        ),
+        "it never gets a message",
+        format!(
+            "`nats consumer edit {} --filter ...`, or add the subject to those of the stream",
+            arguments(consumer)
+        ),
+    ))
+}
+
+fn paused(consumer: &ConsumerStatus) -> Option<Obstacle> {
+    let until = humantime::format_rfc3339_seconds(consumer.paused_until?);
+    Some(obstacle(
+        "consumer-paused",
+        format!("{} is paused until {until}", name(consumer)),
+        waiting(consumer),
+        format!("`nats consumer resume {}`", arguments(consumer)),
+    ))
+}
+
+fn full(consumer: &ConsumerStatus) -> Option<Obstacle> {
+    let most = consumer.unacknowledged_max.filter(|most| consumer.unacknowledged >= *most)?;
+    let quiet = consumer.acknowledged_seconds.unwrap_or(consumer.created_seconds);
+    (quiet >= QUIET_SECONDS).then(|| {
+        obstacle(
+            "consumer-full",
+            format!(
+                "{} has all {most} messages of its max_ack_pending unacknowledged, and none was acknowledged for {quiet:.0} s",
+                name(consumer)
+            ),
+            waiting(consumer),
+            "see why its service acknowledges nothing: handlers that hang or fail, or a process that died; where they \
+             only take long, raise max_ack_pending",
+        )
+    })
+}
+
+/// While messages are unacknowledged for less than `ack_wait`, their handlers may be at work.
+fn forsaken(consumer: &ConsumerStatus) -> Option<Obstacle> {
+    let work = if consumer.unacknowledged > 0 { consumer.ack_wait_seconds } else { 0.0 };
+    let is_quiet = consumer.delivered_seconds.is_none_or(|seconds| seconds >= QUIET_SECONDS.max(work));
+    (consumer.pending > 0 && !consumer.is_awaited && is_quiet).then(|| {
+        obstacle(
+            "consumer-forsaken",
+            format!("nobody pulls from {}", name(consumer)),
+            waiting(consumer),
+            format!(
+                "start its service, or see in its log why it does not pull; if nobody needs the consumer any more: `nats consumer rm {}`",
+                arguments(consumer)
+            ),
+        )
+    })
+}
+
+fn name(consumer: &ConsumerStatus) -> String {
+    format!("the consumer {} of stream {}", consumer.name, consumer.stream)
+}
+
+fn waiting(consumer: &ConsumerStatus) -> String {
+    format!("it gets no message: {} wait in the stream", consumer.pending)
+}
+
+fn arguments(consumer: &ConsumerStatus) -> String {
+    format!("{} {}", quoted(&consumer.stream), quoted(&consumer.name))
+}
+
+/// Whether any subject is taken by both patterns.
+fn overlap(one: &str, other: &str) -> bool {
+    let (mut one, mut other) = (one.split('.'), other.split('.'));
+    loop {
+        match (one.next(), other.next()) {
+            (None, None) | (Some(">"), Some(_)) | (Some(_), Some(">")) => return true,
+            (Some("*"), Some(_)) | (Some(_), Some("*")) => {}
+            (Some(one), Some(other)) if one == other => {}
+            (_, _) => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_overlap_when_a_subject_fits_both() {
+        for (one, other, expected) in [
+            ("orders.placed", "orders.placed", true),
+            ("orders.placed", "orders.paid", false),
+            ("orders.*", "*.placed", true),
+            ("orders.*", "orders.placed.eu", false),
+            ("orders.>", "*.placed.eu", true),
+            ("orders.>", "orders", false),
+            (">", "orders", true),
+            ("order.>", "orders.>", false),
+        ] {
+            assert_eq!(overlap(one, other), expected, "{one} {other}");
+            assert_eq!(overlap(other, one), expected, "{other} {one}");
+        }
+    }
+
+    fn check(change: impl FnOnce(&mut StreamStatus, &mut ConsumerStatus), expected: Option<&str>) {
+        let mut stream = StreamStatus {
+            name: "S".into(),
+            subjects: vec!["a.>".into()],
+            consumers: 1,
+            ..StreamStatus::default()
+        };
+        let mut consumer = ConsumerStatus {
+            stream: "S".into(),
+            name: "c".into(),
+            pending: 9,
+            ack_wait_seconds: 30.0,
+            unacknowledged_max: Some(5),
+            created_seconds: 3600.0,
+            delivered_seconds: Some(1.0),
+            acknowledged_seconds: Some(1.0),
+            is_awaited: true,
+            ..ConsumerStatus::default()
+        };
+        change(&mut stream, &mut consumer);
+        let survey = Survey { streams: vec![stream], consumers: vec![consumer], ..Survey::default() };
+        let found: Vec<&str> = consumption(&survey).iter().map(|found| found.check).collect();
+        assert_eq!(found, expected.into_iter().collect::<Vec<_>>(), "{survey:?}");
+    }
+
+    #[test]
+    fn a_consumer_at_work_is_no_obstacle_and_one_that_stands_still_is() {
+        check(|_, _| {}, None);
+        check(|_, consumer| consumer.unacknowledged = 5, None);
+        let full = |quiet, created| {
+            move |_: &mut StreamStatus, consumer: &mut ConsumerStatus| {
+                consumer.unacknowledged = 5;
+                consumer.acknowledged_seconds = quiet;
+                consumer.created_seconds = created;
+            }
+        };
+        check(full(Some(6.0), 60.0), Some("consumer-full"));
+        check(full(None, 6.0), Some("consumer-full"));
+        check(full(None, 1.0), None);
+        let forsaken = |unacknowledged, delivered| {
+            move |_: &mut StreamStatus, consumer: &mut ConsumerStatus| {
+                consumer.is_awaited = false;
+                consumer.unacknowledged = unacknowledged;
+                consumer.delivered_seconds = delivered;
+            }
+        };
+        check(forsaken(0, Some(1.0)), None);
+        check(forsaken(0, Some(6.0)), Some("consumer-forsaken"));
+        check(forsaken(1, Some(6.0)), None);
+        check(forsaken(1, Some(31.0)), Some("consumer-forsaken"));
+        check(forsaken(0, None), Some("consumer-forsaken"));
+        check(|_, consumer| consumer.filters = vec!["b".into(), "a.b".into()], None);
+        check(|_, consumer| consumer.filters = vec!["b".into(), "c".into()], Some("consumer-filter"));
+        let copied = |stream: &mut StreamStatus, consumer: &mut ConsumerStatus| {
+            stream.copies_others = true;
+            consumer.filters = vec!["b".into()];
+        };
+        check(copied, None);
+    }
+
+    #[test]
+    fn a_stream_without_consumers_is_an_obstacle_once_it_has_messages_or_drops_them() {
+        let empty = |messages, drops_unconsumed| {
+            let stream =
+                StreamStatus { name: "S".into(), messages, drops_unconsumed, ..StreamStatus::default() };
+            consumption(&Survey { streams: vec![stream], ..Survey::default() }).len()
+        };
+        assert_eq!((empty(0, false), empty(1, false), empty(0, true)), (0, 1, 1));
+    }
+}

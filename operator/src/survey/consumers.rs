@@ -1,0 +1,145 @@
+//! The consumers of a stream, as JetStream lists them.
+
+use std::time::{Duration, SystemTime};
+
+use async_nats::jetstream::{self, response::Response};
+use oncebox_connect::{
+    error::error_chain,
+    nats::{Connection, unless_denied},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::parked::rfc3339_option;
+
+/// A consumer of a stream: how far it is, and who waits for its messages.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct ConsumerStatus {
+    /// Its stream.
+    pub stream: String,
+    /// Its name.
+    pub name: String,
+    /// The subjects that it takes; none stands for all of its stream.
+    pub filters: Vec<String>,
+    /// Messages of the stream that it has not delivered yet.
+    pub pending: u64,
+    /// Messages delivered and not acknowledged.
+    pub unacknowledged: u64,
+    /// With so many (`max_ack_pending`) it delivers no further message.
+    pub unacknowledged_max: Option<u64>,
+    /// Messages of those that it has delivered more than once.
+    pub redelivered: u64,
+    /// How long ago it was created.
+    pub created_seconds: f64,
+    /// How long ago it last delivered a message; `None` when it never has.
+    pub delivered_seconds: Option<f64>,
+    /// How long ago a message was last acknowledged; `None` when none ever was.
+    pub acknowledged_seconds: Option<f64>,
+    /// After so long without an acknowledgement it delivers a message again.
+    pub ack_wait_seconds: f64,
+    /// Whether somebody waits for messages: a pull request, or a subscriber.
+    pub is_awaited: bool,
+    /// When its pause ends, if it is paused.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub paused_until: Option<SystemTime>,
+}
+
+/// Asks for the consumers of a stream: the first page, which has 256 of them.
+pub(super) async fn consumers_of(
+    connection: &Connection,
+    context: &jetstream::Context,
+    stream: &str,
+) -> Result<Vec<ConsumerStatus>, String> {
+    #[derive(Serialize)]
+    struct Question {
+        offset: u32,
+    }
+    let asking = async {
+        let request = context.request(format!("CONSUMER.LIST.{stream}"), &Question { offset: 0 });
+        request.await.map_err(|error| error_chain(&error))
+    };
+    match unless_denied(connection, asking).await? {
+        Response::Ok(Page { consumers }) => {
+            Ok(consumers.unwrap_or_default().into_iter().map(|info| info.status(stream)).collect())
+        }
+        Response::Err { error } => Err(error.to_string()),
+    }
+}
+
+#[derive(Deserialize)]
+struct Page {
+    consumers: Option<Vec<Info>>,
+}
+
+/// The part of JetStream's answer that is shown. async-nats cannot decode the answers of all
+/// versions.
+#[derive(Deserialize)]
+struct Info {
+    name: String,
+    created: String,
+    config: Config,
+    #[serde(default)]
+    delivered: Place,
+    #[serde(default)]
+    ack_floor: Place,
+    #[serde(default)]
+    num_ack_pending: u64,
+    #[serde(default)]
+    num_redelivered: u64,
+    #[serde(default)]
+    num_waiting: u64,
+    #[serde(default)]
+    num_pending: u64,
+    #[serde(default)]
+    push_bound: bool,
+    #[serde(default)]
+    paused: bool,
+    /// The server's clock; from nats-server 2.10 on.
+    ts: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Config {
+    filter_subject: Option<String>,
+    filter_subjects: Option<Vec<String>>,
+    #[serde(default)]
+    max_ack_pending: i64,
+    /// Nanoseconds.
+    #[serde(default)]
+    ack_wait: u64,
+    pause_until: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+struct Place {
+    last_active: Option<String>,
+}
+
+impl Info {
+    fn status(self, stream: &str) -> ConsumerStatus {
+        let time = |text: &str| humantime::parse_rfc3339(text).ok();
+        let now = self.ts.as_deref().and_then(time).unwrap_or_else(SystemTime::now);
+        let age = |then: Option<&String>| {
+            let then = then.and_then(|text| time(text))?;
+            Some(now.duration_since(then).unwrap_or_default().as_secs_f64())
+        };
+        let Config { filter_subject, filter_subjects, max_ack_pending, ack_wait, pause_until } = self.config;
+        let filters = filter_subject.into_iter().chain(filter_subjects.unwrap_or_default());
+        let paused_until = pause_until.as_deref().and_then(time).filter(|_| self.paused);
+        ConsumerStatus {
+            stream: stream.to_owned(),
+            name: self.name,
+            filters: filters.filter(|filter| !filter.is_empty()).collect(),
+            pending: self.num_pending,
+            unacknowledged: self.num_ack_pending,
+            unacknowledged_max: u64::try_from(max_ack_pending).ok().filter(|most| *most > 0),
+            redelivered: self.num_redelivered,
+            created_seconds: age(Some(&self.created)).unwrap_or_default(),
+            delivered_seconds: age(self.delivered.last_active.as_ref()),
+            acknowledged_seconds: age(self.ack_floor.last_active.as_ref()),
+            ack_wait_seconds: Duration::from_nanos(ack_wait).as_secs_f64(),
+            is_awaited: self.num_waiting > 0 || self.push_bound,
+            paused_until,
+        }
+    }
+}
