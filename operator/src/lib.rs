@@ -17,6 +17,7 @@ mod losses;
 mod obstacles;
 mod pace;
 mod parked;
+mod pause_row;
 mod pauses;
 mod prune;
 mod rates;
@@ -51,7 +52,8 @@ pub use self::{
     losses::LossStatus,
     pace::Progress,
     parked::{ParkedAction, ParkedDetails, ParkedMessage},
-    pauses::{Ends, PauseOf, PauseRow},
+    pause_row::PauseRow,
+    pauses::{Ends, PauseOf},
     rates::Rates,
     relay_settings::RelaySettings,
     replay::Replayed,

@@ -14,6 +14,7 @@ use super::{
     dead_letters::DeadLetters,
     losses::LossStatus,
     parked::{rfc3339, rfc3339_option},
+    pause_row::PauseRow,
     rates::Rates,
     relay_settings::RelaySettings,
 };
@@ -58,6 +59,8 @@ pub struct Status {
     pub blocked_keys: i64,
     /// The ten whose dead messages are the oldest of these.
     pub blocked: Vec<BlockedKey>,
+    /// The pauses and throttles of operators, the ten newest.
+    pub pauses: Vec<PauseRow>,
     /// Why messages are set aside: the ten commonest of the 1,000 that are tried next.
     pub parked_reasons: Vec<ParkedReason>,
     /// Inboxes of this database with dead letters, ten at most; `None` when this role may not look

@@ -11,6 +11,7 @@ use super::{
         dead_letters::DeadLetters,
         losses::LossStatus,
         obstacles::{Expected, obstacles},
+        pause_row::PauseRow,
         relay_settings::RelaySettings,
         shell::quoted,
     },
@@ -65,7 +66,9 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
             "see `oncebox outbox dead list`",
         ));
     }
-    found.extend(status.parked_reasons.iter().map(|group| {
+    found.extend(status.pauses.iter().map(paused));
+    let others = status.parked_reasons.iter().filter(|group| group.cause.as_deref() != Some("paused"));
+    found.extend(others.map(|group| {
         let what = format!("{} set aside, to {}: {}", group.messages, group.subject, group.reason);
         let remedy = group.cause.as_deref().and_then(remedy).unwrap_or("mend the cause");
         Finding::new(
@@ -96,6 +99,23 @@ pub(crate) fn nats_away(problem: &str) -> Finding {
     Finding::new(
         format!("{problem}; messages wait in the outbox until it is back"),
         "see whether the server runs, and whether URL, network, login and TLS are right; relays go on by themselves",
+    )
+}
+
+/// Findings about pauses.
+fn paused(pause: &PauseRow) -> Finding {
+    let PauseRow { kind, value, rate, reason, paused_by, database_user, .. } = pause;
+    let action = rate.map_or("paused".to_owned(), |rate| format!("throttled to {rate} messages/s"));
+    let by = paused_by.as_ref().unwrap_or(database_user);
+    let reason = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    let selection = match kind.as_str() {
+        "all" => "--all".to_owned(),
+        kind => format!("--{} {}", kind.replace(' ', "-"), quoted(value)),
+    };
+    let end = if pause.ends_at.is_some() { "it ends by itself, or" } else { "when it is time," };
+    Finding::new(
+        format!("{kind} {value}: {action} by {by}{reason}"),
+        format!("{end} `oncebox outbox resume {selection}`; see `oncebox outbox pauses`"),
     )
 }
 

@@ -15,6 +15,7 @@ use super::{
         dead_letters::DeadLetters,
         failed,
         losses::LossStatus,
+        pause_row::pause_row,
         query,
         rates::{Marks, Rates},
         relay_settings::relay_settings,
@@ -67,23 +68,16 @@ impl Operator {
         let locks = ask.all("find locks", &sql.status_locks, &[&LOCKS_MAX]).await?;
         let open =
             ask.all("find open transactions", &sql.status_enqueuing, &[&LISTED_MAX, &relay_name]).await?;
-        let (behind_max, looked_at) = (i64::from(LOOKED_AT_MAX), i64::from(LOOKED_AT_MAX));
-        let bounds: [&dyn Parameter; 3] = [&LOOKED_AT_MAX, &LISTED_MAX, &behind_max];
+        let looked_at = i64::from(LOOKED_AT_MAX);
+        let bounds: [&dyn Parameter; 3] = [&LOOKED_AT_MAX, &LISTED_MAX, &looked_at];
         let blocked = ask.all("find blocked ordering keys", &sql.status_blocked, &bounds).await?;
         let reasons = ask.all("read the reasons", &sql.status_reasons, &[&looked_at, &LISTED_MAX]).await?;
-        let dead_letters = match overview.get("sees_inboxes") {
-            true => {
-                Some(ask.all("find dead letters", &sql.status_letters, &[&looked_at, &LISTED_MAX]).await?)
-            }
-            false => None,
-        };
-        let inboxes = match overview.get("counts_inboxes") {
-            true => {
-                let bounds: [&dyn Parameter; 2] = [&INBOXES_MAX, &INBOXES_NAMED_MAX];
-                Some(ask.all("count failing messages", &schema.sql(sql::INBOXES), &bounds).await?)
-            }
-            false => None,
-        };
+        let pauses = ask.all("list pauses", &sql.pauses, &[&LISTED_MAX]).await?;
+        let (sees, counts) = (overview.get("sees_inboxes"), overview.get("counts_inboxes"));
+        let letters: [&dyn Parameter; 2] = [&looked_at, &LISTED_MAX];
+        let dead_letters = ask.all_if(sees, "find dead letters", &sql.status_letters, &letters).await?;
+        let bounds: [&dyn Parameter; 2] = [&INBOXES_MAX, &INBOXES_NAMED_MAX];
+        let inboxes = ask.all_if(counts, "count inboxes", &schema.sql(sql::INBOXES), &bounds).await?;
         let sagas = ask.all("count sagas", &schema.sql(sql::SAGAS), &[&SAGAS_MAX]).await?;
         let losses = ask.all("read what was lost", &sql.losses, &[&LISTED_MAX]).await?;
         let faults =
@@ -109,6 +103,7 @@ impl Operator {
             relays: relays.iter().map(relay_sessions).collect(),
             blocked_keys: blocked.first().map_or(0, |row| row.get("keys")),
             blocked: blocked.iter().map(blocked_key).collect(),
+            pauses: pauses.iter().map(pause_row).collect(),
             parked_reasons: reasons.iter().map(parked_reason).collect(),
             dead_letters: dead_letters.map(|rows| rows.iter().map(DeadLetters::new).collect()),
             inboxes: inboxes.map(|rows| rows.iter().map(inbox_status).collect()),
@@ -172,6 +167,17 @@ impl Asking<'_> {
         parameters: &[&(dyn Parameter + '_)],
     ) -> Result<Vec<Row>, RelayError> {
         query(&self.0, what, sql, parameters).await
+    }
+
+    /// `None` when this role may not look.
+    async fn all_if(
+        &self,
+        may_look: bool,
+        what: &'static str,
+        sql: &str,
+        parameters: &[&(dyn Parameter + '_)],
+    ) -> Result<Option<Vec<Row>>, RelayError> {
+        if may_look { self.all(what, sql, parameters).await.map(Some) } else { Ok(None) }
     }
 
     async fn one(&self, what: &'static str, sql: &str) -> Result<Row, RelayError> {

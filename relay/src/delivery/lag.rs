@@ -20,6 +20,8 @@ pub(crate) struct ParkedCount {
     pub(crate) replays: i64,
     /// Losses of streams whose messages were not sent again, one for each lane.
     pub(crate) losses: i64,
+    /// Pauses and throttles of operators.
+    pub(crate) pauses: i64,
 }
 
 /// How many delayed messages there are.

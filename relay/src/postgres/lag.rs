@@ -46,6 +46,7 @@ impl Store {
             dead: row.get("dead"),
             replays: row.get("replays"),
             losses: row.get("losses"),
+            pauses: row.get("pauses"),
         });
         let delayed = delayed.first().map(delayed_count).unwrap_or_default();
         let sagas = sagas

@@ -32,6 +32,7 @@ pub(crate) struct Metrics {
     pub(crate) pruned: Counter,
     pub(crate) losses: Counter,
     unrepaired_losses: Gauge,
+    pauses: Gauge,
     pub(crate) claim_time: Histogram,
     pub(crate) publish_time: Histogram,
     pub(crate) settle_time: Histogram,
@@ -85,6 +86,7 @@ impl Metrics {
             pruned: Counter::default(),
             losses: Counter::default(),
             unrepaired_losses: Gauge::default(),
+            pauses: Gauge::default(),
             claim_time: time(),
             publish_time: time(),
             settle_time: time(),
@@ -233,6 +235,7 @@ impl Metrics {
             "Losses of acknowledged messages that nobody has had sent again, one for each lane and stream",
             self.unrepaired_losses.clone(),
         );
+        all.register("pauses", "Pauses and throttles of operators that have not ended", self.pauses.clone());
     }
 
     pub(crate) fn observe(&self, standing: &Standing) {
@@ -249,6 +252,7 @@ impl Metrics {
         self.dead_messages.set(parked.dead);
         self.replay_messages.set(parked.replays);
         self.unrepaired_losses.set(parked.losses);
+        self.pauses.set(parked.pauses);
         self.delayed_messages.set(delayed.messages);
         self.delayed_late.set(delayed.late_seconds);
         // A state in which no saga is any more has no series, until one is again.

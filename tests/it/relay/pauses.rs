@@ -33,6 +33,11 @@ async fn a_paused_subject_waits_in_order_through_kills_of_all_relays_and_others_
     assert_eq!(said, format!("paused subject {paused}\n"));
     let listed = pause(&env, &["pauses"]).await;
     assert!(listed.contains("mina") && listed.contains("INC-7"), "{listed}");
+    let status = run_ok(env.database_url(), &["status"]).await;
+    let finding = format!(
+        "- subject {paused}: paused by mina: INC-7\n    when it is time, `oncebox outbox resume --subject '{paused}'`"
+    );
+    assert!(status.contains(&finding), "{status}");
     let mut delivered = 10;
     for round in 1..4 {
         keys.extend(enqueue(&client, &paused, "p-", 10 * round..10 * round + 10, 3).await);

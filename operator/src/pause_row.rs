@@ -1,0 +1,48 @@
+//! A pause as the database has it.
+
+use std::time::SystemTime;
+
+use serde::Serialize;
+use tokio_postgres::Row;
+
+use super::parked::{rfc3339, rfc3339_option};
+
+/// A pause, or with a rate a throttle.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct PauseRow {
+    /// `all`, `subject`, `stream` or `ordering key`.
+    pub kind: String,
+    /// The pattern, name or key.
+    pub value: String,
+    /// Messages a second; `None` = none.
+    pub rate: Option<f64>,
+    /// The patterns of subjects; `None` for an ordering key.
+    pub subjects: Option<Vec<String>>,
+    /// Why, by the operator's own word.
+    pub reason: Option<String>,
+    /// Who, by their own word.
+    pub paused_by: Option<String>,
+    /// Who, as the database knows it.
+    pub database_user: String,
+    /// Since when.
+    #[serde(serialize_with = "rfc3339")]
+    pub paused_at: SystemTime,
+    /// Until when; `None` until somebody resumes it.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub ends_at: Option<SystemTime>,
+}
+
+pub(crate) fn pause_row(row: &Row) -> PauseRow {
+    PauseRow {
+        kind: row.get("kind"),
+        value: row.get("value"),
+        rate: row.get("rate"),
+        subjects: row.get("subjects"),
+        reason: row.get("reason"),
+        paused_by: row.get("paused_by"),
+        database_user: row.get("database_user"),
+        paused_at: row.get("paused_at"),
+        ends_at: row.get("ends_at"),
+    }
+}
