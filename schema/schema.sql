@@ -73,27 +73,61 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text) IS 'What retry_saga() and skip_saga_step() share: an event for each step that waits, and an orchestrator that looks at once.';
 
-CREATE FUNCTION oncebox.attempt_failed(scope text, key text, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS bigint
+CREATE FUNCTION oncebox.attempt_failed(scope text, key text, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone, reason text DEFAULT NULL::text, subject text DEFAULT NULL::text, pause double precision DEFAULT NULL::double precision, pause_max double precision DEFAULT NULL::double precision) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
   failed bigint;
+  longest double precision := CASE WHEN attempt_failed.pause_max IS NOT NULL
+    THEN least(attempt_failed.pause_max, "oncebox".retention_max()) END;
 BEGIN
   IF attempt_failed.key IS NULL THEN
     PERFORM "oncebox".refuse_null(true, false);
   END IF;
   PERFORM "oncebox".check_inbox_names(attempt_failed.scope, attempt_failed.tenant), "oncebox".check_key(attempt_failed.key);
-  INSERT INTO "oncebox".inbox_attempt AS a (scope, tenant, key, message, failures)
+  IF attempt_failed.pause < 0 OR attempt_failed.pause_max < 0
+     OR num_nulls(attempt_failed.pause, attempt_failed.pause_max) = 1 THEN
+    RAISE EXCEPTION 'pause % and pause_max % are not both 0 seconds or more', attempt_failed.pause, attempt_failed.pause_max
+      USING ERRCODE = 'OB011', HINT = 'Leave them out when you do not know when the message is delivered again.';
+  END IF;
+  INSERT INTO "oncebox".inbox_attempt AS a
+    (scope, tenant, key, message, failures, reason, failed_at, due_at, stream, stream_sequence, subject)
   VALUES (attempt_failed.scope, attempt_failed.tenant, attempt_failed.key,
-          "oncebox".inbox_copy(attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.stored_at), 1)
+          "oncebox".inbox_copy(attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.stored_at), 1,
+          "oncebox".bounded_reason(attempt_failed.reason), clock_timestamp(),
+          clock_timestamp() + make_interval(secs => least(attempt_failed.pause, longest)),
+          attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.subject)
   ON CONFLICT ON CONSTRAINT inbox_attempt_pkey DO UPDATE
-  SET failures = a.failures + greatest(a.begun - 1, 1), begun = 0, touched_at = clock_timestamp()
+  SET failures = a.failures + greatest(a.begun - 1, 1),
+      begun = 0,
+      touched_at = clock_timestamp(),
+      reason = excluded.reason,
+      failed_at = excluded.failed_at,
+      due_at = clock_timestamp() + make_interval(secs => least(
+        attempt_failed.pause * 2::double precision ^ least(a.failures + greatest(a.begun - 1, 1) - 1, 30),
+        longest
+      )),
+      stream = excluded.stream,
+      stream_sequence = excluded.stream_sequence,
+      subject = excluded.subject
   RETURNING a.failures INTO failed;
   RETURN failed;
 END $$;
 
-COMMENT ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) IS 'Counts a failed attempt at a message, after its rollback; returns how many have failed.';
+COMMENT ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, reason text, subject text, pause double precision, pause_max double precision) IS 'Counts a failed attempt at a message, after its rollback; returns how many have failed. The rest is for operators: reason, subject, and when it is delivered again, after pause seconds that double with each failure up to pause_max; for a fixed pause both are the same.';
+
+CREATE FUNCTION oncebox.bounded_reason(reason text) RETURNS text
+    LANGUAGE plpgsql STABLE PARALLEL SAFE
+    AS $$
+DECLARE
+  kept text := coalesce(nullif(left(reason, 1000), ''), 'no reason given');
+BEGIN
+  WHILE octet_length(convert_to(kept, 'UTF8')) > 1000 LOOP
+    kept := left(kept, -((octet_length(convert_to(kept, 'UTF8')) - 997) / 4));
+  END LOOP;
+  RETURN kept;
+END $$;
 
 CREATE FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb DEFAULT '{}'::jsonb, tenant text DEFAULT ''::text, message_id bigint DEFAULT NULL::bigint, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deliveries bigint DEFAULT 1, committed_by xid8 DEFAULT NULL::xid8) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
@@ -102,7 +136,7 @@ CREATE FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, s
 DECLARE
   fingerprint bytea;
   lock bigint;
-  kept text := coalesce(nullif(left(bury.reason, 1000), ''), 'no reason given');
+  kept text := "oncebox".bounded_reason(bury.reason);
   answer text;
 BEGIN
   IF bury.payload IS NULL OR bury.subject IS NULL THEN
@@ -116,9 +150,6 @@ BEGIN
       USING ERRCODE = 'OB011', HINT = 'They say where the message is stored. Leave all of them out for one that is in no stream.';
   END IF;
   PERFORM "oncebox".check_inbox_names(bury.scope, bury.tenant), "oncebox".check_key(bury.key);
-  WHILE octet_length(convert_to(kept, 'UTF8')) > 1000 LOOP
-    kept := left(kept, -((octet_length(convert_to(kept, 'UTF8')) - 997) / 4));
-  END LOOP;
   IF bury.key IS NOT NULL THEN
     fingerprint := "oncebox".inbox_fingerprint(bury.payload);
     lock := "oncebox".inbox_lock(bury.scope, bury.tenant, bury.key);
@@ -785,6 +816,19 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) IS 'Whether a compensation has something to undo in this transaction: undo, nothing (and the action will never act), or wait (a leased run of it, or of another attempt at undoing it, is under way or may have had its effect). scope: that of the inbox of a leased compensation, where the other attempt is looked up.';
+
+CREATE FUNCTION oncebox.forget_attempts(scope text, key text, tenant text DEFAULT ''::text) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  DELETE FROM "oncebox".inbox_attempt AS a
+  WHERE a.scope = $1
+    AND a.tenant = $3
+    AND a.key = $2
+    AND EXISTS (SELECT FROM "oncebox".inbox AS i WHERE i.scope = a.scope AND i.tenant = a.tenant AND i.key = a.key)
+$_$;
+
+COMMENT ON FUNCTION oncebox.forget_attempts(scope text, key text, tenant text) IS 'Forgets how often a message was tried, once its key has ended: after the COMMIT of one that had been delivered before.';
 
 CREATE FUNCTION oncebox.readable_headers(headers jsonb) RETURNS text
     LANGUAGE plpgsql STABLE STRICT
@@ -1800,7 +1844,15 @@ CREATE TABLE oncebox.inbox_attempt (
     failures bigint DEFAULT 0 NOT NULL,
     begun bigint DEFAULT 0 NOT NULL,
     touched_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    CONSTRAINT inbox_attempt_counts CHECK (((failures >= 0) AND (begun >= 0)))
+    reason text,
+    failed_at timestamp with time zone,
+    due_at timestamp with time zone,
+    stream text COLLATE pg_catalog."C",
+    stream_sequence bigint,
+    subject text,
+    CONSTRAINT inbox_attempt_counts CHECK (((failures >= 0) AND (begun >= 0))),
+    CONSTRAINT inbox_attempt_failure CHECK (((failed_at IS NULL) = (reason IS NULL))),
+    CONSTRAINT inbox_attempt_reason_size CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000)))
 );
 
 COMMENT ON TABLE oncebox.inbox_attempt IS 'Messages that failed, or were delivered again before they had ended. A row outlives its message''s end for a while.';
@@ -1810,6 +1862,10 @@ COMMENT ON COLUMN oncebox.inbox_attempt.message IS 'Which copy: stream, sequence
 COMMENT ON COLUMN oncebox.inbox_attempt.failures IS 'How many attempts have failed.';
 
 COMMENT ON COLUMN oncebox.inbox_attempt.begun IS 'How many runs have begun since and left no trace: the first beside others, each further one alone among its like.';
+
+COMMENT ON COLUMN oncebox.inbox_attempt.reason IS 'Why the last one failed; NULL when none has. The message is failing as long as its key is not in inbox.';
+
+COMMENT ON COLUMN oncebox.inbox_attempt.due_at IS 'When it is delivered again; NULL when the consumer has not said.';
 
 CREATE TABLE oncebox.inbox_batch (
     xact xid8 DEFAULT pg_current_xact_id() NOT NULL
@@ -2490,6 +2546,8 @@ CREATE INDEX delayed_due ON oncebox.delayed USING btree (not_before, id);
 
 CREATE INDEX delayed_ordering_key ON oncebox.delayed USING btree (ordering_key, not_before, id) WHERE (ordering_key IS NOT NULL);
 
+CREATE INDEX inbox_attempt_failed ON oncebox.inbox_attempt USING btree (scope, failed_at) WHERE (failed_at IS NOT NULL);
+
 CREATE INDEX inbox_attempt_touched ON oncebox.inbox_attempt USING btree (scope, touched_at);
 
 CREATE INDEX inbox_snooze_due ON oncebox.inbox_snooze USING btree (scope, due_at);
@@ -2536,8 +2594,10 @@ GRANT ALL ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) TO oncebox_
 
 REVOKE ALL ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) TO oncebox_consumer;
+REVOKE ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, reason text, subject text, pause double precision, pause_max double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, reason text, subject text, pause double precision, pause_max double precision) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.bounded_reason(reason text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, committed_by xid8) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, committed_by xid8) TO oncebox_consumer;
@@ -2599,6 +2659,9 @@ GRANT ALL ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, 
 
 REVOKE ALL ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.forget_attempts(scope text, key text, tenant text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.forget_attempts(scope text, key text, tenant text) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.readable_headers(headers jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.readable_headers(headers jsonb) TO oncebox_relay;

@@ -76,23 +76,35 @@ COMMENT ON COLUMN {schema}.inbox_snooze.attempts IS 'How many attempts had faile
 COMMENT ON COLUMN {schema}.inbox_snooze.snoozed_at IS 'Since when it has been snoozed again and again.';
 CREATE INDEX inbox_snooze_due ON {schema}.inbox_snooze (scope, due_at);
 
--- How often a message was tried, which JetStream's count of deliveries does not tell.
+-- How often a message was tried, which JetStream's count of deliveries does not tell, and how its last
+-- attempt failed.
 CREATE TABLE {schema}.inbox_attempt (
-  scope      text COLLATE "C" NOT NULL,
-  tenant     text COLLATE "C" NOT NULL,
-  key        text COLLATE "C" NOT NULL,
-  message    text COLLATE "C" NOT NULL,
-  failures   bigint NOT NULL DEFAULT 0,
-  begun      bigint NOT NULL DEFAULT 0,
-  touched_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+  scope           text COLLATE "C" NOT NULL,
+  tenant          text COLLATE "C" NOT NULL,
+  key             text COLLATE "C" NOT NULL,
+  message         text COLLATE "C" NOT NULL,
+  failures        bigint NOT NULL DEFAULT 0,
+  begun           bigint NOT NULL DEFAULT 0,
+  touched_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+  reason          text,
+  failed_at       timestamptz,
+  due_at          timestamptz,
+  stream          text COLLATE "C",
+  stream_sequence bigint,
+  subject         text,
   CONSTRAINT inbox_attempt_pkey PRIMARY KEY (scope, tenant, key, message),
-  CONSTRAINT inbox_attempt_counts CHECK (failures >= 0 AND begun >= 0)
+  CONSTRAINT inbox_attempt_counts CHECK (failures >= 0 AND begun >= 0),
+  CONSTRAINT inbox_attempt_failure CHECK ((failed_at IS NULL) = (reason IS NULL)),
+  CONSTRAINT inbox_attempt_reason_size CHECK (octet_length(reason) BETWEEN 1 AND 1000)
 );
 COMMENT ON TABLE {schema}.inbox_attempt IS 'Messages that failed, or were delivered again before they had ended. A row outlives its message''s end for a while.';
 COMMENT ON COLUMN {schema}.inbox_attempt.message IS 'Which copy: stream, sequence, and when the stream stored it; empty for one that is in no stream.';
 COMMENT ON COLUMN {schema}.inbox_attempt.failures IS 'How many attempts have failed.';
+COMMENT ON COLUMN {schema}.inbox_attempt.reason IS 'Why the last one failed; NULL when none has. The message is failing as long as its key is not in inbox.';
+COMMENT ON COLUMN {schema}.inbox_attempt.due_at IS 'When it is delivered again; NULL when the consumer has not said.';
 COMMENT ON COLUMN {schema}.inbox_attempt.begun IS 'How many runs have begun since and left no trace: the first beside others, each further one alone among its like.';
 CREATE INDEX inbox_attempt_touched ON {schema}.inbox_attempt (scope, touched_at);
+CREATE INDEX inbox_attempt_failed ON {schema}.inbox_attempt (scope, failed_at) WHERE failed_at IS NOT NULL;
 
 -- A batch claims all keys before its handlers run. A handler that commits by itself would commit
 -- the keys of messages that nobody has handled: the foreign key refuses it.

@@ -135,7 +135,9 @@ BEGIN
     GRANT EXECUTE ON FUNCTION
       {schema}.register_scope(text, interval, interval), {schema}.claim(text, text, bytea, text, bigint),
       {schema}.settle(text, text, json, text, text),
-      {schema}.attempt_failed(text, text, text, text, bigint, timestamptz),
+      {schema}.attempt_failed(
+        text, text, text, text, bigint, timestamptz, text, text, double precision, double precision),
+      {schema}.forget_attempts(text, text, text),
       {schema}.bury(text, text, bytea, text, text, jsonb, text, bigint, text, bigint, timestamptz, bigint, xid8)
       TO "{name}_consumer";
     -- Participants of sagas.

@@ -2,15 +2,20 @@
 //!
 //! JetStream counts deliveries: also of messages that only waited, were given back, or were lost on
 //! the way. So the inbox keeps a count of its own, for messages that failed or were delivered
-//! again. A message that is handled at its first delivery pays nothing.
+//! again, and how the last attempt failed, for operators. A message that is handled at its first
+//! delivery pays nothing.
+
+use std::time::Duration;
 
 use oncebox_claims::{
+    backoff::Backoff,
     database::{failed_through, statement},
+    failure::bounded,
     identity::Identity,
 };
 use oncebox_schema::{Driver, SchemaName, Value};
 
-use super::{Records, copy_name, name_values};
+use super::{Records, bigint, copy_name, name_values, subject};
 use crate::{Error, Received};
 
 const FORGET: &str = "forget failed attempts";
@@ -21,6 +26,7 @@ pub(super) struct Statements {
     begin: String,
     failed: String,
     forget: String,
+    forget_ended: String,
     sweep: String,
 }
 
@@ -30,6 +36,7 @@ impl Statements {
             begin: statement(schema, include_str!("attempts/begin.sql")),
             failed: statement(schema, include_str!("attempts/failed.sql")),
             forget: statement(schema, include_str!("attempts/forget.sql")),
+            forget_ended: statement(schema, include_str!("attempts/forget_ended.sql")),
             sweep: statement(schema, include_str!("attempts/sweep_attempts.sql")),
         }
     }
@@ -49,6 +56,16 @@ impl PastAttempts {
     pub(crate) fn attempts(self) -> u64 {
         self.failures + self.untraced.saturating_sub(1)
     }
+}
+
+/// A failed attempt, for the record.
+#[derive(Debug)]
+pub(crate) struct FailedAttempt<'a> {
+    pub(crate) reason: &'a str,
+    /// When the message is run again: the pauses after a first and after further failures.
+    pub(crate) pauses: Backoff,
+    /// How many have failed, this one included, where something else counts them.
+    pub(crate) count: Option<u64>,
 }
 
 impl<D: Driver> Records<D> {
@@ -87,10 +104,25 @@ impl<D: Driver> Records<D> {
         scope: &str,
         identity: &Identity,
         received: &Received,
+        failed: FailedAttempt<'_>,
     ) -> Result<u64, Error> {
+        let milliseconds = |pause: Duration| Value::Float(Some(pause.as_secs_f64() * 1000.0));
         let [scope, tenant, key] = name_values(scope, identity);
-        let copy = copy_name(received);
-        let values = [scope, tenant, key, Value::Text(Some(&copy))];
+        let (copy, origin) = (copy_name(received), received.origin());
+        let (reason, subject) = (bounded(failed.reason), subject(received));
+        let values = [
+            scope,
+            tenant,
+            key,
+            Value::Text(Some(&copy)),
+            Value::Text(Some(&reason)),
+            Value::Text(origin.map(|origin| origin.stream.as_str())),
+            Value::Integer(origin.map(|origin| bigint(origin.sequence))),
+            Value::Text(Some(&subject)),
+            milliseconds(failed.pauses.first),
+            milliseconds(failed.pauses.max),
+            Value::Integer(failed.count.map(bigint)),
+        ];
         let row = self.database.alone("record a failed attempt", &self.attempts.failed, &values).await?;
         Ok(row.and_then(|row| row.number(0)).unwrap_or(0))
     }
@@ -105,6 +137,12 @@ impl<D: Driver> Records<D> {
         let forgotten =
             self.database.query(transaction, &self.attempts.forget, &name_values(scope, identity)).await;
         forgotten.map(drop).map_err(failed_through::<D>(FORGET))
+    }
+
+    /// Forgets how often a key was tried if it has ended; else nothing changes.
+    pub(crate) async fn forget_if_ended(&self, scope: &str, identity: &Identity) -> Result<(), Error> {
+        let values = name_values(scope, identity);
+        self.database.alone(FORGET, &self.attempts.forget_ended, &values).await.map(drop)
     }
 
     /// Deletes a bounded number of rows of messages that have ended.
