@@ -187,6 +187,51 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, committed_by xid8) IS 'Gives a message up in a transaction of its own, after its rollback, and records it as a dead letter. Answers what its copies are answered: dead; or what decides instead: replayed, rejected, in_flight; or mismatch. A message without a valid key has key NULL. committed_by: the id of the transaction that claimed the key, when the handler has committed it by itself and then failed; its claim is taken back.';
 
+CREATE FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  kept text := "oncebox".bounded_reason('an operator gave it up: ' || bury_failing.reason);
+  claimed record;
+BEGIN
+  IF (SELECT s.mode FROM "oncebox".inbox_scope AS s WHERE s.scope = bury_failing.scope) IS DISTINCT FROM 'lease' THEN
+    RETURN "oncebox".bury(bury_failing.scope, bury_failing.key, bury_failing.payload, kept, bury_failing.subject,
+      bury_failing.headers, bury_failing.tenant, NULL, bury_failing.stream, bury_failing.stream_sequence,
+      bury_failing.stored_at, bury_failing.failures);
+  END IF;
+  DELETE FROM "oncebox".inbox_claim AS c
+  WHERE c.scope = bury_failing.scope
+    AND c.tenant = bury_failing.tenant
+    AND c.key = bury_failing.key
+    AND c.fingerprint = "oncebox".inbox_fingerprint(bury_failing.payload)
+    AND (c.state <> 'running' OR c.lease_until < clock_timestamp())
+  RETURNING c.fingerprint, c.message_id INTO claimed;
+  IF NOT FOUND THEN
+    RETURN CASE WHEN EXISTS (
+      SELECT
+      FROM "oncebox".inbox AS i
+      WHERE i.scope = bury_failing.scope AND i.tenant = bury_failing.tenant AND i.key = bury_failing.key
+    ) THEN 'replayed' ELSE 'in_flight' END;
+  END IF;
+  UPDATE "oncebox".inbox_effect AS e
+  SET epoch = 0
+  WHERE e.scope = bury_failing.scope AND e.tenant = bury_failing.tenant AND e.key = bury_failing.key;
+  INSERT INTO "oncebox".inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
+  VALUES (bury_failing.scope, bury_failing.tenant, bury_failing.key, claimed.fingerprint, claimed.message_id, 'dead',
+          convert_to(kept, 'UTF8'));
+  DELETE FROM "oncebox".inbox_snooze AS p
+  WHERE p.scope = bury_failing.scope AND p.tenant = bury_failing.tenant AND p.key = bury_failing.key;
+  DELETE FROM "oncebox".inbox_attempt AS a
+  WHERE a.scope = bury_failing.scope AND a.tenant = bury_failing.tenant AND a.key = bury_failing.key;
+  PERFORM "oncebox".record_dead_letter(bury_failing.scope, bury_failing.tenant, bury_failing.key, bury_failing.subject,
+    bury_failing.headers, bury_failing.payload, bury_failing.stream, bury_failing.stream_sequence, bury_failing.stored_at,
+    bury_failing.failures, kept);
+  RETURN 'dead';
+END $$;
+
+COMMENT ON FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text) IS 'For operators: gives a message up that fails, in either mode of its scope. Answers dead; or replayed, rejected, in_flight, mismatch, when that decides instead.';
+
 CREATE FUNCTION oncebox.cancel_delayed(key text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1672,7 +1717,7 @@ CREATE TABLE oncebox.audit (
     reason text,
     messages bigint DEFAULT 1 NOT NULL,
     scope text,
-    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text]))),
+    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text]))),
     CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text]))))),
     CONSTRAINT audit_messages CHECK ((messages >= 1)),
     CONSTRAINT audit_note_size CHECK (((octet_length(note) >= 1) AND (octet_length(note) <= 1000))),
@@ -2602,6 +2647,9 @@ REVOKE ALL ON FUNCTION oncebox.bounded_reason(reason text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, committed_by xid8) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, committed_by xid8) TO oncebox_consumer;
 
+REVOKE ALL ON FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text) TO oncebox_operator;
+
 REVOKE ALL ON FUNCTION oncebox.cancel_delayed(key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.cancel_delayed(key text) TO oncebox_producer;
 GRANT ALL ON FUNCTION oncebox.cancel_delayed(key text) TO oncebox_operator;
@@ -2793,12 +2841,24 @@ GRANT SELECT,INSERT,DELETE ON TABLE oncebox.discarded TO oncebox_operator;
 GRANT SELECT,DELETE ON TABLE oncebox.inbox TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox TO oncebox_consumer;
 
-GRANT SELECT ON TABLE oncebox.inbox_attempt TO oncebox_operator;
+GRANT SELECT,DELETE ON TABLE oncebox.inbox_attempt TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_attempt TO oncebox_consumer;
+
+GRANT UPDATE(due_at) ON TABLE oncebox.inbox_attempt TO oncebox_operator;
 
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.inbox_batch TO oncebox_consumer;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_claim TO oncebox_consumer;
+
+GRANT SELECT(scope) ON TABLE oncebox.inbox_claim TO oncebox_operator;
+
+GRANT SELECT(tenant) ON TABLE oncebox.inbox_claim TO oncebox_operator;
+
+GRANT SELECT(key) ON TABLE oncebox.inbox_claim TO oncebox_operator;
+
+GRANT SELECT(state) ON TABLE oncebox.inbox_claim TO oncebox_operator;
+
+GRANT SELECT(lease_until),UPDATE(lease_until) ON TABLE oncebox.inbox_claim TO oncebox_operator;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_effect TO oncebox_consumer;
 

@@ -6,6 +6,7 @@ mod document;
 mod help;
 mod dead_letters;
 mod delayed;
+mod failing;
 mod losses;
 mod output;
 mod parked;
@@ -49,6 +50,8 @@ enum Action {
     Delayed(delayed::Delayed),
     /// Holds the whole configuration if the command sends messages.
     DeadLetters(dead_letters::DeadLetters, Option<Box<Config>>),
+    /// The same.
+    Failing(failing::Failing, Option<Box<Config>>),
     Replay(replay::Replay),
     Sagas(saga::Sagas),
     Resend(losses::Resend),
@@ -106,7 +109,7 @@ fn is_meant(names: &[&str], option: &str) -> bool {
     names.iter().any(|name| *name == option || (name.ends_with('-') && option.starts_with(name)))
 }
 
-/// The options of `inbox dead retry` and `outbox verify`, which talk to both servers.
+/// The options of commands that talk to both servers, such as `inbox dead retry`.
 const FOR_BOTH: &[&str] = &["config", "database-", "schema", "log", "log-format", "nats-"];
 
 /// The options of `outbox prune`.
@@ -162,7 +165,10 @@ fn parser() -> clap::Command {
                 .subcommand(prune::of_outbox(options(FOR_PRUNE).collect())),
         )
         .subcommand(
-            group("inbox", "Look at messages that consumers gave up; delete what is old")
+            group("inbox", "Look at messages that consumers fail or gave up; delete what is old")
+                .subcommand(
+                    failing::command(connection(), || options(FOR_BOTH).collect()).after_help(secrets_help()),
+                )
                 .subcommand(
                     dead_letters::command(connection, options(FOR_BOTH).collect()).after_help(secrets_help()),
                 )
@@ -216,6 +222,7 @@ impl Command {
         let needs = match path {
             ["relay" | "doctor"] => &[][..],
             ["status"] if sources.has("nats-url") => FOR_STATUS,
+            ["inbox", "failing", name] if failing::Failing::new(name, flags).needs_nats() => FOR_BOTH,
             ["inbox", "dead", name] if dead_letters::DeadLetters::new(name, flags).publishes() => FOR_BOTH,
             ["outbox", "verify"] => FOR_BOTH,
             ["outbox", "prune"] => FOR_PRUNE,
@@ -252,6 +259,9 @@ impl Command {
             (["inbox", "dead", name], config) => {
                 Action::DeadLetters(dead_letters::DeadLetters::new(name, flags), config)
             }
+            (["inbox", "failing", name], config) => {
+                Action::Failing(failing::Failing::new(name, flags), config)
+            }
             (["inbox", "prune"], _) => Action::PruneInboxes(prune::OfInboxes::new(flags)),
             (["saga", name], _) => Action::Sagas(saga::Sagas::new(name, flags)),
             (other, _) => unreachable!("{other:?} is a command, and each has its line here"),
@@ -268,6 +278,7 @@ impl Command {
             Action::DeadLetters(dead_letters, config) => {
                 dead_letters.run(&self.outbox, config.as_deref()).await
             }
+            Action::Failing(failing, config) => failing.run(&self.outbox, config.as_deref()).await,
             Action::Resend(resend) => resend.run(&self.outbox).await,
             Action::Replay(replay) => replay.run(&self.outbox).await,
             Action::Sagas(sagas) => sagas.run(&self.outbox).await,

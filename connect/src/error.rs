@@ -114,6 +114,15 @@ pub enum RelayError {
         /// The error of NATS, or the problem with the dead letter.
         source: Box<dyn Error + Send + Sync>,
     },
+    /// A failing message could not be fetched or sent: it stays as it is, and those before it are
+    /// dealt with.
+    #[error("deal with the failing message {key:?}; it and those after it stay as they are")]
+    Failing {
+        /// Its key.
+        key: String,
+        /// The error of NATS, or the problem with the message.
+        source: Box<dyn Error + Send + Sync>,
+    },
     /// The log could not be compared with a stream to its end.
     #[error("verify stream {stream}: {problem}")]
     Verify {

@@ -12,6 +12,7 @@ mod audit;
 mod dead_letters;
 mod delayed;
 mod doctor;
+mod failing;
 mod losses;
 mod obstacles;
 mod parked;
@@ -45,6 +46,7 @@ pub use self::{
     dead_letters::{DeadLetter, DeadLetterDetails, DeadLetters},
     delayed::{DelayedMessage, DelayedSelection},
     doctor::{DatabaseFacts, Diagnosis, Examination, InboxFacts, Severity, examine},
+    failing::{FailingDone, FailingMessage, FailingReason},
     losses::LossStatus,
     parked::{ParkedAction, ParkedDetails, ParkedMessage},
     rates::Rates,
@@ -54,14 +56,16 @@ pub use self::{
         ActedOn, SAGA_STATES, Saga, SagaAction, SagaDefinition, SagaDetails, SagaEvent, SagaGraphStep,
         SagaProgress, SagaSelection, SagaStep,
     },
-    selection::{DeadLetterSelection, ParkedKind, ParkedSelection, ReplaySelection, SubjectPattern},
+    selection::{
+        DeadLetterSelection, FailingSelection, ParkedKind, ParkedSelection, ReplaySelection, SubjectPattern,
+    },
     status::{
         BlockedKey, Finding, Holder, LaneStatus, ParkedReason, RecentSubject, RelaySessions, SagasWaiting,
         Status,
     },
     survey::{StreamStatus, Survey},
     sweep::Swept,
-    trace::{Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay},
+    trace::{Trace, TracedFailure, TracedInbox, TracedKey, TracedMessage, TracedParking, TracedReplay},
     verify::{AlteredCopy, Difference, Verification, VerificationFinding, Verified},
 };
 

@@ -110,6 +110,12 @@ BEGIN
     GRANT EXECUTE ON FUNCTION {schema}.resend_lost(smallint, text, timestamptz) TO "{name}_operator";
     GRANT SELECT ON {schema}.inbox_scope, {schema}.inbox_snooze, {schema}.inbox_attempt, {schema}.relay
       TO "{name}_operator";
+    -- Messages that fail in inboxes.
+    GRANT UPDATE (due_at), DELETE ON {schema}.inbox_attempt TO "{name}_operator";
+    GRANT SELECT (scope, tenant, key, state, lease_until), UPDATE (lease_until) ON {schema}.inbox_claim TO "{name}_operator";
+    GRANT EXECUTE ON FUNCTION
+      {schema}.bury_failing(text, text, text, bytea, text, jsonb, text, bigint, timestamptz, bigint, text)
+      TO "{name}_operator";
     -- Dead letters of inboxes, and the keys that died with them.
     GRANT SELECT, DELETE ON {schema}.dead_letter, {schema}.inbox TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.sweep_inbox(bigint, bigint, boolean) TO "{name}_operator";

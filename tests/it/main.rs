@@ -92,6 +92,7 @@ mod inbox {
     mod secrets; // what an SQL error tells about rows is neither stored nor logged
     mod breaks; // runs that break their connection: the message's fault, or an outage
     mod abandoned; // handlers that are cut short at the delivery limit
+    mod failing; // the row of a message that fails, in every mode, and its end
     mod attempts; // what is an attempt, and what is none
     mod snooze; // "not now": snoozes, in every mode
     mod dead_letter_subject; // dead letters on a subject: when, what, and through which crashes
@@ -193,6 +194,7 @@ mod operator {
     mod replay; // settled messages are sent again: by whom asked, in order, not twice
     pub(crate) mod sagas; // sagas: list, show, retry, skip, abandon; in a trace and in a scrape
     mod dead_letters; // dead letters of inboxes: list, show, retry, discard
+    mod failing; // messages that fail in inboxes: list, retry, bury; in a trace
     pub(crate) mod doctor; // what oncebox doctor finds on real servers, and that it changes nothing
     pub(crate) mod metrics; // the tables of metrics are what scrapes show; what is measured is true
     mod traces; // spans from producer to consumer, and a collector that is away

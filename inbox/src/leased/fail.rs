@@ -86,7 +86,11 @@ impl Run<'_> {
         let failed = FailedAttempt { reason, pauses, count: Some(attempt) };
         let recorded = inbox.records.attempt_failed(inbox.scope(), &self.identity, self.received, failed);
         if let Err(error) = recorded.await {
-            warn!(scope = inbox.scope(), error = text(&error), "a failed attempt is not recorded for operators");
+            warn!(
+                scope = inbox.scope(),
+                error = text(&error),
+                "a failed attempt is not recorded for operators"
+            );
         }
     }
 

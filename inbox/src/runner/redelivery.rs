@@ -23,7 +23,9 @@ use super::{
     Refused,
     delivery::{Attempt, Delivery},
 };
-use crate::{Error, Handler, Inbox, Received, Verdict, decode::decode, inbox::IsolationPermit, records::FailedAttempt};
+use crate::{
+    Error, Handler, Inbox, Received, Verdict, decode::decode, inbox::IsolationPermit, records::FailedAttempt,
+};
 
 /// Why a message becomes a dead letter whose runs end their process.
 pub(crate) const NO_TRACE: &str =
@@ -120,7 +122,11 @@ impl<D: Driver> Inbox<D> {
     /// the sweep does it: a message whose key has ended does not count as failing.
     pub(crate) async fn forget_attempts_of_ended(&self, identity: &Identity) {
         if let Err(error) = self.records.forget_if_ended(self.scope(), identity).await {
-            debug!(scope = self.scope(), error = text(&error), "the attempts at a message are not forgotten yet");
+            debug!(
+                scope = self.scope(),
+                error = text(&error),
+                "the attempts at a message are not forgotten yet"
+            );
         }
     }
 }

@@ -114,7 +114,8 @@ async fn conform(client: &str, settings: &str) {
     let lock = "SELECT pg_advisory_lock(oncebox.inbox_lock('conform:test', 'acme', 'locked'))";
     locked.batch_execute(lock).await.unwrap();
     let Some(mut consumer) = Running::start(&env, client, settings).await else { return };
-    let (setting, mut sent): (Vec<_>, Vec<_>) = sent_to(column).into_iter().partition(Sent::changes_its_session);
+    let (setting, mut sent): (Vec<_>, Vec<_>) =
+        sent_to(column).into_iter().partition(Sent::changes_its_session);
     sent.push(recovers("fails-once"));
     let unlocked = returns("locked");
     let vectors = if column.reads_headers() { vectors() } else { Vec::new() };

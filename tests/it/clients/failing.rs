@@ -98,7 +98,14 @@ async fn of(client: &Client, env: &TestEnv, name: &str, sequence: usize) -> Vec<
         let place: String = row.get(2);
         let is_in_place = place == expected;
         let numbers = (row.get(3), row.get(4));
-        Row { failures: row.get(0), reason: row.get(1), place, is_in_place, pause: numbers.0, late: numbers.1 }
+        Row {
+            failures: row.get(0),
+            reason: row.get(1),
+            place,
+            is_in_place,
+            pause: numbers.0,
+            late: numbers.1,
+        }
     };
     rows.iter().map(read).collect()
 }

@@ -29,7 +29,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 use tracing_subscriber::prelude::*;
 
 use crate::{
-    inbox::support::{Does, inbox, stream_environment},
+    inbox::support::{Does, SCOPE, inbox, stream_environment},
     relay::{
         process::Process,
         support::{LIMIT, await_messages, values_of, with},
@@ -193,6 +193,18 @@ async fn one_trace_leads_from_the_producer_over_the_relay_to_the_consumer() {
     assert_eq!(handled.span_context.trace_id().to_string(), trace);
     assert_eq!(handled.parent_span_id.to_string(), producer);
     assert!(handled.parent_span_is_remote);
+    let said = |name: &str| {
+        let found = handled.attributes.iter().find(|attribute| attribute.key.as_str() == name);
+        found.map(|attribute| attribute.value.as_str().into_owned())
+    };
+    for (name, expected) in [
+        ("messaging.system", "nats"),
+        ("messaging.operation.name", "process"),
+        ("messaging.operation.type", "process"),
+        ("messaging.consumer.group.name", SCOPE),
+    ] {
+        assert_eq!(said(name).as_deref(), Some(expected), "{name}");
+    }
 
     let published = collector.span_of("order").await;
     assert_eq!((hex(&published.trace_id), hex(&published.parent_span_id)), (trace.clone(), producer));

@@ -1,6 +1,6 @@
 -- Record that an attempt has failed, why, and when the message is run again. Returns how many have
--- failed, this one included. Earlier runs that left no trace count too, except the first one: it ran
--- beside other messages, and one of those may have ended the process.
+-- failed, this one included. Earlier runs that left no trace count too, except the first one: it
+-- ran beside other messages, and one of those may have ended the process.
 -- $1 scope; $2 tenant; $3 key; $4 message; $5 reason; $6 stream or NULL; $7 sequence in it or NULL;
 -- $8 subject; $9 pause after the first failure, in milliseconds, which doubles with each further
 -- one; $10 longest pause; $11 how many have failed, or NULL: as many as are recorded, and this one.
