@@ -125,6 +125,9 @@ async fn failing_messages_are_listed_retried_and_buried() {
     assert_eq!(output, "retried 2 messages\n", "{log}");
     eventually("they are handled", LIMIT, async || (effects(&env).await == 6).then_some(())).await;
     assert_eq!(list(url, &[]).await, ["k4", "k6"]);
+    // The original has not come again, so its row is still there.
+    let trace = run_ok(url, &["trace", "k0"]).await;
+    assert!(trace.contains("completed in") && !trace.contains("failing in"), "{trace}");
 
     let (output, _) = act(&env, "bury", &["--key", "k4", "--by", "mina"]).await;
     assert_eq!(output, "buried 1 message\n");
