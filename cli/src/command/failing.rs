@@ -129,7 +129,7 @@ impl Failing {
                     None => operator.count_failing(&selection, limit, true).await?,
                 };
                 run.report("retry", "retried", found.done)?;
-                explain(&found, "are due already: they are run now, unless their consumer does not run")?;
+                explain(&found, "due already: run now, unless the consumer does not run", "left alone")?;
             }
             Self::Bury { selection, limit, run } => {
                 let mut operator = Operator::connect(outbox, run.stamp.clone(), &mut tasks).await?;
@@ -138,22 +138,22 @@ impl Failing {
                     None => operator.count_failing(&selection, limit, false).await?,
                 };
                 run.report("bury", "buried", found.done)?;
-                explain(&found, "are at work; try again")?;
+                explain(&found, "at work: try again", "forgotten")?;
             }
         }
         Ok(())
     }
 }
 
-/// Says which messages were left alone, and why. An error when nothing was done.
-fn explain(found: &FailingDone, busy: &str) -> anyhow::Result<()> {
-    for (count, why) in [
-        (found.busy, busy),
-        (found.gone, "are not in their stream any more, so nobody delivers them again"),
-        (found.elsewhere, "came from no stream, so they cannot be fetched"),
+/// Says which messages were left alone, and why. An error when none was found.
+fn explain(found: &FailingDone, busy: &str, gone: &str) -> anyhow::Result<()> {
+    for (count, done, why) in [
+        (found.busy, "left alone", busy),
+        (found.gone, gone, "not in the stream any more: nobody delivers it again"),
+        (found.elsewhere, "left alone", "from no stream: nobody can fetch it"),
     ] {
         if count > 0 {
-            tracing::warn!("{} {why}", messages(count));
+            tracing::warn!("{} {done}, {why}", messages(count));
         }
     }
     ensure!(found.done + found.busy + found.gone + found.elsewhere > 0, NOTHING);

@@ -12,10 +12,16 @@ use crate::{
 };
 
 const LONG: Duration = Duration::from_secs(200);
-/// Every statement about attempts fails.
-const FORBIDDEN: &str = "
-CREATE FUNCTION forbid() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not for this message'; END $$;
-CREATE TRIGGER forbid BEFORE INSERT OR UPDATE OR DELETE ON oncebox.inbox_attempt FOR EACH STATEMENT EXECUTE FUNCTION forbid()";
+/// Every statement that would change the record is noted.
+const NOTES: &str = "
+CREATE TABLE note (n int);
+CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO public.note VALUES (1);
+  RETURN NULL;
+END $$;
+CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON oncebox.inbox_attempt
+FOR EACH STATEMENT EXECUTE FUNCTION note()";
 
 /// In a stream.
 fn stored(key: &str, n: i64, sequence: u64) -> Received {
@@ -144,9 +150,14 @@ async fn under_a_lease_the_row_goes_when_the_message_ends() {
 #[tokio::test]
 async fn a_message_that_never_fails_touches_no_row() {
     let env = environment().await;
-    env.pg().await.batch_execute(FORBIDDEN).await.unwrap();
+    env.pg().await.batch_execute(NOTES).await.unwrap();
     let inbox = inbox(&env);
     inbox.run(&Does::effect(), &stored("a", 1, 1)).await.unwrap();
     inbox.run_batch(&Does::effect(), [&stored("b", 2, 2), &stored("c", 3, 3)]).await;
-    assert_eq!(effects(&env).await, 3);
+    let leased = leased_builder(&env, Duration::from_secs(8)).build().unwrap();
+    let done = Pays::new(|_, _| Box::pin(async { Ok(Outcome::done(String::new())) }));
+    let other = "UPDATE oncebox.inbox_scope SET mode = 'lease'";
+    env.pg().await.execute(other, &[]).await.unwrap();
+    leased.run(&done, &stored("d", 4, 4)).await.unwrap();
+    assert_eq!((effects(&env).await, count(&env, "note").await), (4, 0));
 }
