@@ -76,8 +76,8 @@ COMMENT ON COLUMN {schema}.inbox_snooze.attempts IS 'How many attempts had faile
 COMMENT ON COLUMN {schema}.inbox_snooze.snoozed_at IS 'Since when it has been snoozed again and again.';
 CREATE INDEX inbox_snooze_due ON {schema}.inbox_snooze (scope, due_at);
 
--- How often a message was tried, which JetStream's count of deliveries does not tell, and how its last
--- attempt failed.
+-- How often a message was tried, which JetStream's count of deliveries does not tell, and how its
+-- last attempt failed.
 CREATE TABLE {schema}.inbox_attempt (
   scope           text COLLATE "C" NOT NULL,
   tenant          text COLLATE "C" NOT NULL,

@@ -235,8 +235,8 @@ END $$;
 COMMENT ON FUNCTION {schema}.sweep_inbox(bigint, bigint, boolean) IS 'Deletes, or only counts, what is older than the retentions of inbox_scope in a range of blocks of inbox, dead_letter and inbox_claim. unknown_effects: effects outside the database whose outcome nobody found out.';
 
 -- Gives a failing message up for an operator, in either mode of its scope: see bury() in
--- 0008_claims.sql. Under a lease its claim ends as in end.sql of oncebox-claims, unless an owner works
--- on it. Its effects stay, since the dead letter may be retried.
+-- 0008_claims.sql. Under a lease its claim ends as in end.sql of oncebox-claims, unless an owner
+-- works on it. Its effects stay, since the dead letter may be retried.
 CREATE FUNCTION {schema}.bury_failing(
   scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint,
   stored_at timestamptz, failures bigint, reason text

@@ -18,6 +18,8 @@ use oncebox_schema::{Driver, SchemaName, Value};
 use super::{Records, bigint, copy_name, name_values, subject};
 use crate::{Error, Received};
 
+/// The reason of an attempt that did not live to tell it.
+const LEFT_NO_TRACE: &str = "the attempt left no trace: did it end the process?";
 const FORGET: &str = "forget failed attempts";
 
 /// The statements, as this schema has them.
@@ -80,7 +82,7 @@ impl<D: Driver> Records<D> {
         permitted: bool,
     ) -> Result<Option<PastAttempts>, Error> {
         let [scope, tenant, key] = name_values(scope, identity);
-        let copy = copy_name(received);
+        let (copy, origin, subject) = (copy_name(received), received.origin(), subject(received));
         let values = [
             Value::Integer(Some(identity.lock)),
             scope,
@@ -90,6 +92,10 @@ impl<D: Driver> Records<D> {
             Value::Integer(Some(i64::from(permitted))),
             Value::Integer(Some(i64::from(received.begun.is_set()))),
             Value::Float(self.database.retention_seconds()),
+            Value::Text(origin.map(|origin| origin.stream.as_str())),
+            Value::Integer(origin.map(|origin| bigint(origin.sequence))),
+            Value::Text(Some(&subject)),
+            Value::Text(Some(LEFT_NO_TRACE)),
         ];
         let row = self.database.alone("record that a run begins", &self.attempts.begin, &values).await?;
         Ok(row.map(|row| PastAttempts {

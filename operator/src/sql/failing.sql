@@ -11,7 +11,7 @@ SELECT
   a.tenant,
   a.key,
   a.message,
-  a.failures,
+  a.failures + greatest(a.begun - 2, 0) AS failures,
   a.reason,
   a.failed_at,
   a.due_at,

@@ -4,13 +4,15 @@
 use std::time::{Duration, SystemTime};
 
 use oncebox_inbox::{Context, Handler, HandlerError, Inbox, Origin, Outcome, Received, Verdict};
-use oncebox_tests::TestEnv;
+use oncebox_tests::{TestEnv, eventually};
+use tokio::time::timeout;
 
 use crate::{
-    inbox::support::{Does, Job, SCOPE, builder, count, effects, environment, inbox, insert, message},
+    inbox::support::{Does, Job, LIMIT, SCOPE, builder, count, effects, environment, inbox, insert, message},
     leased::support::{Pays, builder as leased_builder},
 };
 
+const SHORT: Duration = Duration::from_millis(500);
 const LONG: Duration = Duration::from_secs(200);
 /// Every statement that would change the record is noted.
 const NOTES: &str = "
@@ -103,6 +105,33 @@ async fn a_failure_is_recorded_with_reason_place_and_due_time_in_each_mode() {
             check(&env, failures).await;
         }
     }
+}
+
+/// Each process dies in the handler. The first death proves nothing, since others ran beside it.
+#[tokio::test]
+async fn an_attempt_that_ends_its_process_is_recorded_when_the_message_comes_again() {
+    let env = environment().await;
+    let hangs = Does::new(|_, _| Box::pin(std::future::pending()));
+    let sql = "SELECT begun, concat_ws(' ', reason, stream, stream_sequence, subject, due_at)
+               FROM oncebox.inbox_attempt WHERE failed_at IS NOT NULL";
+    let mut deliveries = 1;
+    let row = eventually("a failure is recorded", LIMIT, async || {
+        deliveries += 1;
+        let (inbox, dying) = (inbox(&env), stored("k", 1, 7).deliveries(deliveries));
+        // The server may not know yet that the last one is gone.
+        let _ = timeout(SHORT, inbox.run(&hangs, &dying)).await;
+        env.pg().await.query_opt(sql, &[]).await.unwrap()
+    })
+    .await;
+    assert_eq!(row.get::<_, i64>(0), 3, "two deaths, the second one alone, and this run");
+    assert_eq!(row.get::<_, &str>(1), "the attempt left no trace: did it end the process? S 7 s.t");
+    eventually("it is handled", LIMIT, async || {
+        deliveries += 1;
+        let again = stored("k", 1, 7).deliveries(deliveries);
+        matches!(inbox(&env).run(&Does::effect(), &again).await, Ok(Verdict::Handled(_))).then_some(())
+    })
+    .await;
+    assert_eq!((count(&env, "oncebox.inbox_attempt").await, effects(&env).await), (0, 1));
 }
 
 /// Also where the handler has left its transaction to a role that may not touch the record.
