@@ -73,27 +73,61 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text) IS 'What retry_saga() and skip_saga_step() share: an event for each step that waits, and an orchestrator that looks at once.';
 
-CREATE FUNCTION oncebox.attempt_failed(scope text, key text, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS bigint
+CREATE FUNCTION oncebox.attempt_failed(scope text, key text, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone, reason text DEFAULT NULL::text, subject text DEFAULT NULL::text, pause double precision DEFAULT NULL::double precision, pause_max double precision DEFAULT NULL::double precision) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
   failed bigint;
+  longest double precision := CASE WHEN attempt_failed.pause_max IS NOT NULL
+    THEN least(attempt_failed.pause_max, "oncebox".retention_max()) END;
 BEGIN
   IF attempt_failed.key IS NULL THEN
     PERFORM "oncebox".refuse_null(true, false);
   END IF;
   PERFORM "oncebox".check_inbox_names(attempt_failed.scope, attempt_failed.tenant), "oncebox".check_key(attempt_failed.key);
-  INSERT INTO "oncebox".inbox_attempt AS a (scope, tenant, key, message, failures)
+  IF attempt_failed.pause < 0 OR attempt_failed.pause_max < 0
+     OR num_nulls(attempt_failed.pause, attempt_failed.pause_max) = 1 THEN
+    RAISE EXCEPTION 'pause % and pause_max % are not both 0 seconds or more', attempt_failed.pause, attempt_failed.pause_max
+      USING ERRCODE = 'OB011', HINT = 'Leave them out when you do not know when the message is delivered again.';
+  END IF;
+  INSERT INTO "oncebox".inbox_attempt AS a
+    (scope, tenant, key, message, failures, reason, failed_at, due_at, stream, stream_sequence, subject)
   VALUES (attempt_failed.scope, attempt_failed.tenant, attempt_failed.key,
-          "oncebox".inbox_copy(attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.stored_at), 1)
+          "oncebox".inbox_copy(attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.stored_at), 1,
+          "oncebox".bounded_reason(attempt_failed.reason), clock_timestamp(),
+          clock_timestamp() + make_interval(secs => least(attempt_failed.pause, longest)),
+          attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.subject)
   ON CONFLICT ON CONSTRAINT inbox_attempt_pkey DO UPDATE
-  SET failures = a.failures + greatest(a.begun - 1, 1), begun = 0, touched_at = clock_timestamp()
+  SET failures = a.failures + greatest(a.begun - 1, 1),
+      begun = 0,
+      touched_at = clock_timestamp(),
+      reason = excluded.reason,
+      failed_at = excluded.failed_at,
+      due_at = clock_timestamp() + make_interval(secs => least(
+        attempt_failed.pause * 2::double precision ^ least(a.failures + greatest(a.begun - 1, 1) - 1, 30),
+        longest
+      )),
+      stream = excluded.stream,
+      stream_sequence = excluded.stream_sequence,
+      subject = excluded.subject
   RETURNING a.failures INTO failed;
   RETURN failed;
 END $$;
 
-COMMENT ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) IS 'Counts a failed attempt at a message, after its rollback; returns how many have failed.';
+COMMENT ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, reason text, subject text, pause double precision, pause_max double precision) IS 'Counts a failed attempt at a message, after its rollback; returns how many have failed. The rest is for operators: reason, subject, and when it is delivered again, after pause seconds that double with each failure up to pause_max; for a fixed pause both are the same.';
+
+CREATE FUNCTION oncebox.bounded_reason(reason text) RETURNS text
+    LANGUAGE plpgsql STABLE PARALLEL SAFE
+    AS $$
+DECLARE
+  kept text := coalesce(nullif(left(reason, 1000), ''), 'no reason given');
+BEGIN
+  WHILE octet_length(convert_to(kept, 'UTF8')) > 1000 LOOP
+    kept := left(kept, -((octet_length(convert_to(kept, 'UTF8')) - 997) / 4));
+  END LOOP;
+  RETURN kept;
+END $$;
 
 CREATE FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb DEFAULT '{}'::jsonb, tenant text DEFAULT ''::text, message_id bigint DEFAULT NULL::bigint, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deliveries bigint DEFAULT 1, committed_by xid8 DEFAULT NULL::xid8) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
@@ -102,7 +136,7 @@ CREATE FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, s
 DECLARE
   fingerprint bytea;
   lock bigint;
-  kept text := coalesce(nullif(left(bury.reason, 1000), ''), 'no reason given');
+  kept text := "oncebox".bounded_reason(bury.reason);
   answer text;
 BEGIN
   IF bury.payload IS NULL OR bury.subject IS NULL THEN
@@ -116,9 +150,6 @@ BEGIN
       USING ERRCODE = 'OB011', HINT = 'They say where the message is stored. Leave all of them out for one that is in no stream.';
   END IF;
   PERFORM "oncebox".check_inbox_names(bury.scope, bury.tenant), "oncebox".check_key(bury.key);
-  WHILE octet_length(convert_to(kept, 'UTF8')) > 1000 LOOP
-    kept := left(kept, -((octet_length(convert_to(kept, 'UTF8')) - 997) / 4));
-  END LOOP;
   IF bury.key IS NOT NULL THEN
     fingerprint := "oncebox".inbox_fingerprint(bury.payload);
     lock := "oncebox".inbox_lock(bury.scope, bury.tenant, bury.key);
@@ -155,6 +186,51 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, committed_by xid8) IS 'Gives a message up in a transaction of its own, after its rollback, and records it as a dead letter. Answers what its copies are answered: dead; or what decides instead: replayed, rejected, in_flight; or mismatch. A message without a valid key has key NULL. committed_by: the id of the transaction that claimed the key, when the handler has committed it by itself and then failed; its claim is taken back.';
+
+CREATE FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  kept text := "oncebox".bounded_reason('an operator gave it up: ' || bury_failing.reason);
+  claimed record;
+BEGIN
+  IF (SELECT s.mode FROM "oncebox".inbox_scope AS s WHERE s.scope = bury_failing.scope) IS DISTINCT FROM 'lease' THEN
+    RETURN "oncebox".bury(bury_failing.scope, bury_failing.key, bury_failing.payload, kept, bury_failing.subject,
+      bury_failing.headers, bury_failing.tenant, NULL, bury_failing.stream, bury_failing.stream_sequence,
+      bury_failing.stored_at, bury_failing.failures);
+  END IF;
+  DELETE FROM "oncebox".inbox_claim AS c
+  WHERE c.scope = bury_failing.scope
+    AND c.tenant = bury_failing.tenant
+    AND c.key = bury_failing.key
+    AND c.fingerprint = "oncebox".inbox_fingerprint(bury_failing.payload)
+    AND (c.state <> 'running' OR c.lease_until < clock_timestamp())
+  RETURNING c.fingerprint, c.message_id INTO claimed;
+  IF NOT FOUND THEN
+    RETURN CASE WHEN EXISTS (
+      SELECT
+      FROM "oncebox".inbox AS i
+      WHERE i.scope = bury_failing.scope AND i.tenant = bury_failing.tenant AND i.key = bury_failing.key
+    ) THEN 'replayed' ELSE 'in_flight' END;
+  END IF;
+  UPDATE "oncebox".inbox_effect AS e
+  SET epoch = 0
+  WHERE e.scope = bury_failing.scope AND e.tenant = bury_failing.tenant AND e.key = bury_failing.key;
+  INSERT INTO "oncebox".inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
+  VALUES (bury_failing.scope, bury_failing.tenant, bury_failing.key, claimed.fingerprint, claimed.message_id, 'dead',
+          convert_to(kept, 'UTF8'));
+  DELETE FROM "oncebox".inbox_snooze AS p
+  WHERE p.scope = bury_failing.scope AND p.tenant = bury_failing.tenant AND p.key = bury_failing.key;
+  DELETE FROM "oncebox".inbox_attempt AS a
+  WHERE a.scope = bury_failing.scope AND a.tenant = bury_failing.tenant AND a.key = bury_failing.key;
+  PERFORM "oncebox".record_dead_letter(bury_failing.scope, bury_failing.tenant, bury_failing.key, bury_failing.subject,
+    bury_failing.headers, bury_failing.payload, bury_failing.stream, bury_failing.stream_sequence, bury_failing.stored_at,
+    bury_failing.failures, kept);
+  RETURN 'dead';
+END $$;
+
+COMMENT ON FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text) IS 'For operators: gives a message up that fails, in either mode of its scope. Answers dead; or replayed, rejected, in_flight, mismatch, when that decides instead.';
 
 CREATE FUNCTION oncebox.cancel_delayed(key text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -785,6 +861,19 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) IS 'Whether a compensation has something to undo in this transaction: undo, nothing (and the action will never act), or wait (a leased run of it, or of another attempt at undoing it, is under way or may have had its effect). scope: that of the inbox of a leased compensation, where the other attempt is looked up.';
+
+CREATE FUNCTION oncebox.forget_attempts(scope text, key text, tenant text DEFAULT ''::text) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  DELETE FROM "oncebox".inbox_attempt AS a
+  WHERE a.scope = $1
+    AND a.tenant = $3
+    AND a.key = $2
+    AND EXISTS (SELECT FROM "oncebox".inbox AS i WHERE i.scope = a.scope AND i.tenant = a.tenant AND i.key = a.key)
+$_$;
+
+COMMENT ON FUNCTION oncebox.forget_attempts(scope text, key text, tenant text) IS 'Forgets how often a message was tried, once its key has ended: after the COMMIT of one that had been delivered before.';
 
 CREATE FUNCTION oncebox.readable_headers(headers jsonb) RETURNS text
     LANGUAGE plpgsql STABLE STRICT
@@ -1628,7 +1717,7 @@ CREATE TABLE oncebox.audit (
     reason text,
     messages bigint DEFAULT 1 NOT NULL,
     scope text,
-    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'pause'::text, 'throttle'::text, 'resume'::text]))),
+    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text, 'pause'::text, 'throttle'::text, 'resume'::text]))),
     CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text, 'pause'::text, 'throttle'::text, 'resume'::text]))))),
     CONSTRAINT audit_messages CHECK ((messages >= 1)),
     CONSTRAINT audit_note_size CHECK (((octet_length(note) >= 1) AND (octet_length(note) <= 1000))),
@@ -2578,11 +2667,16 @@ GRANT ALL ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) TO oncebox_
 
 REVOKE ALL ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) TO oncebox_consumer;
+REVOKE ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, reason text, subject text, pause double precision, pause_max double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, reason text, subject text, pause double precision, pause_max double precision) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.bounded_reason(reason text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, committed_by xid8) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, committed_by xid8) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.cancel_delayed(key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.cancel_delayed(key text) TO oncebox_producer;
@@ -2641,6 +2735,9 @@ GRANT ALL ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, 
 
 REVOKE ALL ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.forget_attempts(scope text, key text, tenant text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.forget_attempts(scope text, key text, tenant text) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.readable_headers(headers jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.readable_headers(headers jsonb) TO oncebox_relay;
@@ -2782,7 +2879,7 @@ GRANT SELECT(tenant) ON TABLE oncebox.inbox TO oncebox_relay;
 
 GRANT SELECT(key) ON TABLE oncebox.inbox TO oncebox_relay;
 
-GRANT SELECT ON TABLE oncebox.inbox_attempt TO oncebox_operator;
+GRANT SELECT,DELETE ON TABLE oncebox.inbox_attempt TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_attempt TO oncebox_consumer;
 
 GRANT SELECT(scope) ON TABLE oncebox.inbox_attempt TO oncebox_relay;
@@ -2797,9 +2894,21 @@ GRANT SELECT(reason) ON TABLE oncebox.inbox_attempt TO oncebox_relay;
 
 GRANT SELECT(failed_at) ON TABLE oncebox.inbox_attempt TO oncebox_relay;
 
+GRANT UPDATE(due_at) ON TABLE oncebox.inbox_attempt TO oncebox_operator;
+
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.inbox_batch TO oncebox_consumer;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_claim TO oncebox_consumer;
+
+GRANT SELECT(scope) ON TABLE oncebox.inbox_claim TO oncebox_operator;
+
+GRANT SELECT(tenant) ON TABLE oncebox.inbox_claim TO oncebox_operator;
+
+GRANT SELECT(key) ON TABLE oncebox.inbox_claim TO oncebox_operator;
+
+GRANT SELECT(state) ON TABLE oncebox.inbox_claim TO oncebox_operator;
+
+GRANT SELECT(lease_until),UPDATE(lease_until) ON TABLE oncebox.inbox_claim TO oncebox_operator;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_effect TO oncebox_consumer;
 

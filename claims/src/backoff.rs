@@ -21,9 +21,21 @@ impl Backoff {
     /// - 1)`, at most `max`.
     #[must_use]
     pub fn after(self, attempt: u64) -> Duration {
+        self.drawn().exactly(attempt)
+    }
+
+    /// The jitter is drawn: from here on [`Backoff::exactly`] tells each pause.
+    #[must_use]
+    pub fn drawn(self) -> Self {
+        let factor = 0.5 + 0.5 * unit();
+        Self { first: self.first.mul_f64(factor), max: self.max.mul_f64(factor) }
+    }
+
+    /// The pause after the `attempt`-th failure, without jitter.
+    #[must_use]
+    pub fn exactly(self, attempt: u64) -> Duration {
         let doublings = u32::try_from(attempt.saturating_sub(1)).unwrap_or(u32::MAX).min(30);
-        let full = self.first.saturating_mul(1 << doublings).min(self.max);
-        full.mul_f64(0.5 + 0.5 * unit())
+        self.first.saturating_mul(1 << doublings).min(self.max)
     }
 }
 

@@ -6,6 +6,7 @@ mod document;
 mod help;
 mod dead_letters;
 mod delayed;
+mod failing;
 mod losses;
 mod output;
 mod parked;
@@ -50,6 +51,8 @@ enum Action {
     Delayed(delayed::Delayed),
     /// Holds the whole configuration if the command sends messages.
     DeadLetters(dead_letters::DeadLetters, Option<Box<Config>>),
+    /// The same.
+    Failing(failing::Failing, Option<Box<Config>>),
     Replay(replay::Replay),
     /// Holds the whole configuration if a stream is named.
     Pauses(pause::Pauses, Option<Box<Config>>),
@@ -109,7 +112,7 @@ fn is_meant(names: &[&str], option: &str) -> bool {
     names.iter().any(|name| *name == option || (name.ends_with('-') && option.starts_with(name)))
 }
 
-/// The options of `inbox dead retry` and `outbox verify`, which talk to both servers.
+/// The options of commands that talk to both servers, such as `inbox dead retry`.
 const FOR_BOTH: &[&str] = &["config", "database-", "schema", "log", "log-format", "nats-"];
 
 /// The options of `outbox prune`.
@@ -166,7 +169,10 @@ fn parser() -> clap::Command {
                 .subcommand(prune::of_outbox(options(FOR_PRUNE).collect())),
         )
         .subcommand(
-            group("inbox", "Look at messages that consumers gave up; delete what is old")
+            group("inbox", "Look at messages that consumers fail or gave up; delete what is old")
+                .subcommand(
+                    failing::command(connection(), || options(FOR_BOTH).collect()).after_help(secrets_help()),
+                )
                 .subcommand(
                     dead_letters::command(connection, options(FOR_BOTH).collect()).after_help(secrets_help()),
                 )
@@ -220,6 +226,7 @@ impl Command {
         let needs = match path {
             ["relay" | "doctor"] => &[][..],
             ["status"] if sources.has("nats-url") => FOR_STATUS,
+            ["inbox", "failing", name] if failing::Failing::new(name, flags).needs_nats() => FOR_BOTH,
             ["inbox", "dead", name] if dead_letters::DeadLetters::new(name, flags).publishes() => FOR_BOTH,
             ["outbox", "verify"] => FOR_BOTH,
             ["outbox", "pause" | "throttle"] if pause::Pauses::names_stream(flags) => FOR_BOTH,
@@ -260,6 +267,9 @@ impl Command {
             (["inbox", "dead", name], config) => {
                 Action::DeadLetters(dead_letters::DeadLetters::new(name, flags), config)
             }
+            (["inbox", "failing", name], config) => {
+                Action::Failing(failing::Failing::new(name, flags), config)
+            }
             (["inbox", "prune"], _) => Action::PruneInboxes(prune::OfInboxes::new(flags)),
             (["saga", name], _) => Action::Sagas(saga::Sagas::new(name, flags)),
             (other, _) => unreachable!("{other:?} is a command, and each has its line here"),
@@ -277,6 +287,7 @@ impl Command {
                 dead_letters.run(&self.outbox, config.as_deref()).await
             }
             Action::Pauses(pauses, config) => pauses.run(&self.outbox, config.as_deref()).await,
+            Action::Failing(failing, config) => failing.run(&self.outbox, config.as_deref()).await,
             Action::Resend(resend) => resend.run(&self.outbox).await,
             Action::Replay(replay) => replay.run(&self.outbox).await,
             Action::Sagas(sagas) => sagas.run(&self.outbox).await,

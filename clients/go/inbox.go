@@ -94,9 +94,8 @@ func NewInbox(pool *pgxpool.Pool, scope string, options InboxOptions) *Inbox {
 // mode.
 func (in *Inbox) Register(ctx context.Context) error {
 	var registered string
-	seconds := strconv.FormatFloat(in.options.Retention.Seconds(), 'f', -1, 64)
-	return in.ask(ctx, &registered,
-		"SELECT {schema}.register_scope($1::text, make_interval(secs => nullif($2::float8, 0)))::text", in.scope, seconds)
+	return in.ask(ctx, &registered, "SELECT {schema}.register_scope($1::text, make_interval(secs => nullif($2::float8, 0)))::text",
+		in.scope, seconds(in.options.Retention))
 }
 
 // Run handles one message: it runs the handler, or answers a copy from the stored outcome. An error
@@ -110,6 +109,9 @@ func (in *Inbox) Run(ctx context.Context, handler Handler, message Message) (Ver
 	for round := 1; ; round++ {
 		current := &run{Message: identified}
 		answer, err := in.attempt(ctx, handler, current)
+		if err == nil {
+			in.forgetAttempts(ctx, identified, answer)
+		}
 		if err == nil || !current.isBegun {
 			return answer, err
 		}
@@ -236,7 +238,7 @@ func (in *Inbox) claim(ctx context.Context, connection *pgxpool.Conn, current *r
 	if closed != nil {
 		return tx, Verdict{}, closed
 	}
-	answer := Verdict{After: in.pause(1)}
+	answer := Verdict{After: in.pause()}
 	var outcome, xid, then string
 	statement := "SELECT answer, coalesce(outcome::text, ''), coalesce(reason, ''), coalesce(pg_current_xact_id_if_assigned()::text, ''), " +
 		session + ", set_config('idle_in_transaction_session_timeout', $1::text, true)" +
@@ -342,62 +344,11 @@ func (in *Inbox) endHolder(ctx context.Context, current *run) {
 	}
 }
 
-// failed counts a failed attempt, and gives the message up when it has reached AttemptsMax.
-func (in *Inbox) failed(ctx context.Context, message Message, failure error) (Verdict, error) {
-	said, isSaid := errors.AsType[verdict](failure)
-	if isSaid && said.after < 0 {
-		return in.bury(ctx, message, said.Error(), "")
-	}
-	reason := firstLine(failure)
-	// If PostgreSQL is away, this statement fails too, and the attempt does not count.
-	var counted string
-	parameters := append([]any{in.scope, message.Key, message.Tenant}, message.Origin.parameters()...)
-	statement := "SELECT {schema}.attempt_failed($1::text, $2::text, $3::text, $4::text, $5::bigint, $6::timestamptz)::text"
-	if err := in.ask(ctx, &counted, statement, parameters...); err != nil {
-		return Verdict{}, fmt.Errorf("count a failed attempt (%s): %w", reason, err)
-	}
-	attempts, _ := strconv.ParseInt(counted, 10, 64)
-	if attempts >= in.options.AttemptsMax {
-		return in.bury(ctx, message, fmt.Sprintf("delivery limit of %d reached: %s", in.options.AttemptsMax, reason), "")
-	}
-	after := in.pause(attempts)
-	if isSaid {
-		after = min(said.after, in.options.BackoffMax)
-	}
-	slog.Warn("attempt failed, will retry", "scope", in.scope, "key", message.Key, "attempt", attempts, "after", after, "reason", reason)
-	return Verdict{Name: "retry", Reason: reason, After: after}, nil
-}
-
-// bury gives a message up and records it as a dead letter, unless a copy was handled meanwhile.
-func (in *Inbox) bury(ctx context.Context, message Message, reason, committedBy string) (Verdict, error) {
-	answer := Verdict{Reason: printable(reason), After: in.pause(1)}
-	statement := "SELECT {schema}.bury($1::text, nullif($2::text, ''), $3::bytea, $4::text, $5::text, $7::jsonb, $8::text, " + messageID +
-		", $11::text, $12::bigint, $13::timestamptz, $9::bigint, nullif($10::text, '')::xid8)"
-	parameters := append([]any{in.scope, message.Key, bytea(message.Payload), answer.Reason, message.Subject, message.Headers["oncebox-id"],
-		object(message.Headers), message.Tenant, deliveries(message), committedBy}, message.Origin.parameters()...)
-	if err := in.ask(ctx, &answer.Name, statement, parameters...); err != nil {
-		return Verdict{}, fmt.Errorf("record a dead letter (%s): %w", answer.Reason, err)
-	}
-	if answer.Name == "dead" || answer.Name == "mismatch" {
-		slog.Warn("dead letter", "scope", in.scope, "key", message.Key, "reason", answer.Reason)
-	}
-	return answer, nil
-}
-
 // ask calls a function in a transaction of its own, and reads the text that it answers.
 func (in *Inbox) ask(ctx context.Context, answer *string, statement string, parameters ...any) error {
 	ctx, cancel := limited(ctx)
 	defer cancel()
 	return in.pool.QueryRow(ctx, in.sql(statement), parameters...).Scan(answer)
-}
-
-func (in *Inbox) pause(attempts int64) time.Duration {
-	longest := in.options.BackoffMax
-	// Compared before it is doubled, since so many doublings overflow.
-	if doublings := min(attempts-1, 62); in.options.Backoff <= longest>>doublings {
-		longest = in.options.Backoff << doublings
-	}
-	return longest/2 + rand.N(longest/2+1)
 }
 
 // limited is the context of a step before or after the handler. It does not end with ctx, so that a

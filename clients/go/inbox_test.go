@@ -12,7 +12,8 @@ import (
 func TestPausesGrowToTheLongestAndNeverOverflow(t *testing.T) {
 	check := func(backoff, longest time.Duration, attempts int64, expected time.Duration) {
 		inbox := NewInbox(nil, "s:h", InboxOptions{Backoff: backoff, BackoffMax: longest})
-		if pause := inbox.pause(attempts); pause < expected/2 || pause > expected {
+		first, last := inbox.pauses()
+		if pause := grown(first, last, attempts); pause < expected/2 || pause > expected {
 			t.Errorf("%s after %d attempts of %s to %s", pause, attempts, backoff, longest)
 		}
 	}

@@ -45,6 +45,10 @@ func (o *Origin) parameters() []any {
 	return []any{o.Stream, strconv.FormatUint(o.Sequence, 10), o.StoredAt.UTC().Format(time.RFC3339Nano)}
 }
 
+func seconds(duration time.Duration) string {
+	return strconv.FormatFloat(duration.Seconds(), 'f', -1, 64)
+}
+
 func deliveries(message Message) string { return strconv.FormatInt(max(message.Deliveries, 1), 10) }
 
 // firstLine is the first line of an error's text; fmt survives an error that panics.

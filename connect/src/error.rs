@@ -117,6 +117,15 @@ pub enum RelayError {
     /// The messages to pause are not there.
     #[error("pause: {0}; nothing was done")]
     Pause(String),
+    /// A failing message could not be fetched or sent: it stays as it is, and those before it are
+    /// dealt with.
+    #[error("deal with the failing message {key:?}; it and those after it stay as they are")]
+    Failing {
+        /// Its key.
+        key: String,
+        /// The error of NATS, or the problem with the message.
+        source: Box<dyn Error + Send + Sync>,
+    },
     /// The log could not be compared with a stream to its end.
     #[error("verify stream {stream}: {problem}")]
     Verify {

@@ -14,6 +14,7 @@ use oncebox_schema::{Driver, Value};
 
 use crate::{Origin, Received};
 
+pub(crate) use attempts::FailedAttempt;
 pub(crate) use snoozes::SnoozeRecord;
 
 /// The statements, as this schema has them.
@@ -51,6 +52,11 @@ fn name_values<'a>(scope: &'a str, identity: &'a Identity) -> [Value<'a>; 3] {
 fn stored_at(origin: &Origin) -> i64 {
     let stored = origin.stored_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(stored.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// The subject of a message, as the tables take it.
+fn subject(received: &Received) -> String {
+    received.subject().replace('\0', "\u{fffd}")
 }
 
 /// Which copy of a message: a stream that is recreated counts from 1 again.

@@ -126,8 +126,14 @@ impl<D: Driver> Inbox<D> {
                     }
                 },
             };
+            let recorded = attempt.delivery.recorded();
             let PipelineEnd { delivery, result, waiting: behind } =
                 self.run_pipeline(handler, source, attempt).await;
+            if let Some(first) = recorded
+                && (result.is_ok() || first != delivery.identity)
+            {
+                Box::pin(self.forget_attempts_of_ended(&first)).await;
+            }
             let Delivery { received, identity, round, .. } = delivery;
             match result {
                 Err(Failure::Conflict(_)) if round < CONFLICT_ROUNDS => {

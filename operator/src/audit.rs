@@ -20,12 +20,13 @@ pub struct AuditRow {
     pub operator: Option<String>,
     /// Why, by their own word.
     pub note: Option<String>,
-    /// `retry`, `discard`, `replay`, or `cancel` of a replay or of a delayed message; of a saga
-    /// also `skip` and `abandon`.
+    /// `retry`, `discard`, `replay`, or `cancel` of a replay or of a delayed message; `bury` of one
+    /// that fails in an inbox; of a saga also `skip` and `abandon`.
     pub action: String,
     /// The message's key.
     pub key: Option<String>,
-    /// Why the message was dead; for a replay the name of the request, for a saga the step.
+    /// Why the message was dead, or failed; for a replay the name of the request, for a saga the
+    /// step.
     pub reason: Option<String>,
 }
 

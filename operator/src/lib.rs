@@ -13,6 +13,7 @@ mod consumption;
 mod dead_letters;
 mod delayed;
 mod doctor;
+mod failing;
 mod losses;
 mod obstacles;
 mod pace;
@@ -49,6 +50,7 @@ pub use self::{
     dead_letters::{DeadLetter, DeadLetterDetails, DeadLetters},
     delayed::{DelayedMessage, DelayedSelection},
     doctor::{DatabaseFacts, Diagnosis, Examination, InboxFacts, Severity, examine},
+    failing::{FailingDone, FailingMessage, FailingReason},
     losses::LossStatus,
     pace::Progress,
     parked::{ParkedAction, ParkedDetails, ParkedMessage},
@@ -61,14 +63,16 @@ pub use self::{
         ActedOn, SAGA_STATES, Saga, SagaAction, SagaDefinition, SagaDetails, SagaEvent, SagaGraphStep,
         SagaProgress, SagaSelection, SagaStep,
     },
-    selection::{DeadLetterSelection, ParkedKind, ParkedSelection, ReplaySelection, SubjectPattern},
+    selection::{
+        DeadLetterSelection, FailingSelection, ParkedKind, ParkedSelection, ReplaySelection, SubjectPattern,
+    },
     status::{
         BlockedKey, Finding, Holder, LaneStatus, ParkedReason, RecentSubject, RelaySessions, SagasWaiting,
         Status,
     },
     survey::{ConsumerStatus, StreamStatus, Survey},
     sweep::Swept,
-    trace::{Trace, TracedInbox, TracedMessage, TracedParking, TracedReplay},
+    trace::{Trace, TracedFailure, TracedInbox, TracedKey, TracedMessage, TracedParking, TracedReplay},
     verify::{AlteredCopy, Difference, Verification, VerificationFinding, Verified},
 };
 use self::{pace::Pace, statements::Statements};

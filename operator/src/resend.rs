@@ -1,12 +1,12 @@
-//! Sending dead letters of inboxes back to JetStream: one at a time, each acknowledged before the
-//! next.
+//! Fetching messages of inboxes from JetStream, and sending dead letters and copies of failing
+//! messages to it: one at a time, each acknowledged before the next.
 
 use std::{collections::BTreeMap, error::Error, str::FromStr, time::Duration};
 
 use async_nats::{
     HeaderMap,
     header::{HeaderName, HeaderValue, NATS_MESSAGE_ID},
-    jetstream,
+    jetstream::{self, message::StreamMessage, stream::RawMessageErrorKind},
 };
 use oncebox_connect::{
     config::Config,
@@ -14,6 +14,7 @@ use oncebox_connect::{
     nats::{Connection, Server},
 };
 use oncebox_relay::facts::letter_id;
+use oncebox_schema::error_chain;
 use serde_json::Value;
 use tokio::time::timeout;
 
@@ -21,6 +22,9 @@ use tokio::time::timeout;
 const ACK_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Why NATS does not do something, or the problem with the message.
+type Refused = Box<dyn Error + Send + Sync>;
 
 /// A dead letter on its way back to the stream.
 #[derive(Debug)]
@@ -45,31 +49,60 @@ pub(crate) struct Resender {
 
 impl Resender {
     pub(crate) async fn connect(config: &Config) -> Result<Self, RelayError> {
-        let connection = Server::connect_once(config, "oncebox inbox dead", CONNECT_TIMEOUT).await?;
+        let connection = Server::connect_once(config, "oncebox inbox", CONNECT_TIMEOUT).await?;
         let context = connection.jetstream(ACK_TIMEOUT);
         Ok(Self { connection, context })
     }
 
     /// Publishes it; the stream has stored it when this returns.
     pub(crate) async fn send(&self, id: i64, letter: ToResend) -> Result<(), RelayError> {
-        let refused = |source: Box<dyn Error + Send + Sync>| RelayError::DeadLetter { id, source };
+        self.publish(letter).await.map_err(|source| RelayError::DeadLetter { id, source })
+    }
+
+    /// The same; the error is of NATS, or the message's own.
+    pub(crate) async fn publish(&self, letter: ToResend) -> Result<(), Refused> {
         if self.connection.over.is_cancelled() {
-            return Err(refused("the connection to NATS is gone".into()));
+            return Err("the connection to NATS is gone".into());
         }
-        let headers = headers(&letter).map_err(|problem| refused(problem.into()))?;
+        let headers = headers(&letter)?;
         let size = self.connection.client.server_info().max_payload;
         if letter.payload.len() > size {
-            return Err(refused(format!("{} bytes; the server takes {size}", letter.payload.len()).into()));
+            return Err(format!("{} bytes; the server takes {size}", letter.payload.len()).into());
         }
         let publishing = async {
             let sent =
                 self.context.publish_with_headers(letter.subject, headers, letter.payload.into()).await?;
             sent.await
         };
-        let stored = timeout(ACK_TIMEOUT, publishing).await;
-        let stored = stored.map_err(|elapsed| refused(elapsed.into()))?;
-        stored.map(drop).map_err(|error| refused(error.into()))
+        timeout(ACK_TIMEOUT, publishing).await??;
+        Ok(())
     }
+
+    /// The message with this sequence; `None` when its stream has it no more.
+    pub(crate) async fn stored(&self, stream: &str, sequence: u64) -> Result<Option<StreamMessage>, Refused> {
+        let (context, name) = self.connection.jetstream_of(stream, ACK_TIMEOUT);
+        let stream = context.get_stream_no_info(name).await?;
+        match timeout(ACK_TIMEOUT, stream.get_raw_message(sequence)).await? {
+            Ok(message) => Ok(Some(message)),
+            Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
+            Err(error) => {
+                Err(format!("read sequence {sequence} of stream {name}: {}", error_chain(&error)).into())
+            }
+        }
+    }
+}
+
+/// Headers as inboxes store them: a JSON object; a name that occurs more than once has an array.
+pub(crate) fn headers_json(headers: &HeaderMap) -> String {
+    let text = |value: &HeaderValue| Value::from(value.as_str().replace('\0', "\u{fffd}"));
+    let pair = |(name, values): (&HeaderName, &Vec<HeaderValue>)| {
+        let value = match &values[..] {
+            [single] => text(single),
+            several => Value::from(several.iter().map(text).collect::<Vec<_>>()),
+        };
+        (name.to_string(), value)
+    };
+    Value::Object(headers.iter().map(pair).collect()).to_string()
 }
 
 /// The headers that the dead letter came with, without those of NATS: these would make the stream

@@ -72,6 +72,36 @@ pub struct DeadLetterSelection {
     pub reason: Option<String>,
 }
 
+/// Messages that fail in an inbox and match all that is given; nothing given means every one.
+///
+/// ```
+/// use oncebox_operator::FailingSelection;
+///
+/// let selection = FailingSelection { reason: Some("does not exist".into()), ..FailingSelection::default() };
+/// # let _ = selection;
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FailingSelection {
+    /// Messages with this key: of each scope and tenant one.
+    pub key: Option<String>,
+    /// Messages of this scope.
+    pub scope: Option<String>,
+    /// Messages whose subject matches.
+    pub subject: Option<SubjectPattern>,
+    /// Messages whose last attempt failed for a reason that contains this, upper or lower case.
+    pub reason: Option<String>,
+}
+
+impl FailingSelection {
+    pub(crate) fn expression(&self) -> Option<&str> {
+        self.subject.as_ref().map(SubjectPattern::expression)
+    }
+
+    pub(crate) fn part_of_reason(&self) -> Option<String> {
+        self.reason.as_ref().map(|reason| reason.to_lowercase())
+    }
+}
+
 /// Settled messages that match all that is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplaySelection {

@@ -13,6 +13,7 @@ use super::{
     parked::{parking_state, rfc3339, rfc3339_option},
     query,
     sagas::SagaProgress,
+    statements::Statements,
 };
 
 /// Rows of the audit table that a trace holds, at most.
@@ -30,6 +31,9 @@ pub struct Trace {
     pub messages: Vec<TracedMessage>,
     /// There are more below it.
     pub is_cut: bool,
+    /// How the key stands in inboxes of this database although none of its messages has it, and
+    /// which keys below it fail there: the message is from another database.
+    pub inboxes: Vec<TracedKey>,
     /// The sagas with this key, or below it, and how far they are.
     pub sagas: Vec<SagaProgress>,
     /// The newest 1,000 rows of the audit table for these keys, newest first; `None` when this role
@@ -70,6 +74,17 @@ pub struct TracedMessage {
     pub inboxes: Vec<TracedInbox>,
 }
 
+/// A key of a message from elsewhere, and how it stands in an inbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct TracedKey {
+    /// The key.
+    pub key: String,
+    /// How it stands.
+    #[serde(flatten)]
+    pub inbox: TracedInbox,
+}
+
 /// How a key stands in an inbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -81,11 +96,30 @@ pub struct TracedInbox {
     pub scope: String,
     /// Whose key; empty where there is only one tenant.
     pub tenant: String,
-    /// `completed`, `rejected` or `dead`: given up, there may be a dead letter.
+    /// `completed`, `rejected` or `dead`: given up, there may be a dead letter; or `failing`.
     pub status: String,
     /// When the inbox settled it.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub settled_at: Option<SystemTime>,
+    /// How it fails, while it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<TracedFailure>,
+}
+
+/// How a message fails in an inbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct TracedFailure {
+    /// How many attempts have failed.
+    pub failures: i64,
+    /// Why the last one failed.
+    pub reason: String,
+    /// When it failed.
     #[serde(serialize_with = "rfc3339")]
-    pub settled_at: SystemTime,
+    pub failed_at: SystemTime,
+    /// When the message is delivered again; `None` when its consumer has not said.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub next_at: Option<SystemTime>,
 }
 
 /// How a message is set aside.
@@ -141,14 +175,16 @@ impl Operator {
         let room = steps_max as usize + usize::from(is_first);
         let is_cut = messages.len() > room;
         messages.truncate(room);
-        let keys: Vec<String> = messages.iter().map(|message| message.key.clone()).collect();
-        for (key, inbox) in inboxes(&transaction, &sql.trace_inboxes, &keys).await? {
-            let message = messages.iter_mut().find(|message| message.key == key);
-            message.into_iter().for_each(|message| message.inboxes.push(inbox.clone()));
+        // The key itself too: its message may be elsewhere, and the audit outlives the message.
+        let known = messages.iter().map(|message| message.key.clone());
+        let keys: Vec<String> = std::iter::once(key.to_owned()).chain(known).collect();
+        let mut elsewhere = Vec::new();
+        for TracedKey { key, inbox } in inboxes(&transaction, &sql, &keys, Some(key)).await? {
+            match messages.iter_mut().find(|message| message.key == key) {
+                Some(message) => message.inboxes.push(inbox),
+                None => elsewhere.push(TracedKey { key, inbox }),
+            }
         }
-        // The key itself too: the audit outlives the message.
-        let keys: Vec<&str> =
-            std::iter::once(key).chain(messages.iter().map(|message| message.key.as_str())).collect();
         let audit = match transaction.query_typed(&sql.trace_audit, &typed(&[&keys, &AUDIT_MAX])).await {
             Ok(rows) => Some(rows.iter().map(audit_row).collect()),
             Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => None,
@@ -156,7 +192,7 @@ impl Operator {
         };
         drop(transaction);
         let sagas = self.traced_sagas(key).await?;
-        Ok(Trace { key: key.to_owned(), messages, is_cut, sagas, audit })
+        Ok(Trace { key: key.to_owned(), messages, is_cut, inboxes: elsewhere, sagas, audit })
     }
 
     /// How these keys stand in the inboxes of this database, those of messages from elsewhere too;
@@ -164,37 +200,62 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn trace_inboxes(&mut self, keys: &[String]) -> Result<Vec<(String, TracedInbox)>, RelayError> {
+    pub async fn trace_inboxes(&mut self, keys: &[String]) -> Result<Vec<TracedKey>, RelayError> {
         let sql = self.sql.clone();
         let transaction = self.begin().await?;
-        inboxes(&transaction, &sql.trace_inboxes, keys).await
+        inboxes(&transaction, &sql, keys, None).await
     }
 }
 
 /// Under a savepoint: a role that may not look into inboxes still sees the rest.
 async fn inboxes(
     transaction: &Transaction<'_>,
-    sql: &str,
+    sql: &Statements,
     keys: &[String],
-) -> Result<Vec<(String, TracedInbox)>, RelayError> {
+    below: Option<&str>,
+) -> Result<Vec<TracedKey>, RelayError> {
     let (keys, rows_max) = (keys.to_vec(), BATCH * 10);
     transaction.batch_execute("SAVEPOINT inboxes").await.map_err(failed("set a savepoint"))?;
-    let rows = match transaction.query_typed(sql, &typed(&[&keys, &INBOXES_MAX, &rows_max])).await {
-        Ok(rows) => rows,
-        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+    let looking = async {
+        let settled = typed(&[&keys, &INBOXES_MAX, &rows_max]);
+        let settled = transaction.query_typed(&sql.trace_inboxes, &settled).await?;
+        let failing = typed(&[&keys, &below, &INBOXES_MAX, &rows_max]);
+        let failing = transaction.query_typed(&sql.trace_failing, &failing).await?;
+        Ok(settled.iter().map(settled_key).chain(failing.iter().map(failing_key)).collect())
+    };
+    match looking.await {
+        Ok(found) => Ok(found),
+        Err(error) if tokio_postgres::Error::code(&error) == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
             let back = transaction.batch_execute("ROLLBACK TO SAVEPOINT inboxes").await;
-            return back.map(|()| Vec::new()).map_err(failed("go back to a savepoint"));
+            back.map(|()| Vec::new()).map_err(failed("go back to a savepoint"))
         }
-        Err(error) => return Err(failed("look into the inboxes")(error)),
+        Err(error) => Err(failed("look into the inboxes")(error)),
+    }
+}
+
+fn settled_key(row: &Row) -> TracedKey {
+    let settled_at = row.get("created_at");
+    TracedKey { key: row.get("key"), inbox: inbox(row, row.get("status"), settled_at, None) }
+}
+
+fn failing_key(row: &Row) -> TracedKey {
+    let failure = TracedFailure {
+        failures: row.get("failures"),
+        reason: row.get("reason"),
+        failed_at: row.get("failed_at"),
+        next_at: row.get("due_at"),
     };
-    let inbox = |row: &Row| TracedInbox {
-        database: None,
-        scope: row.get("scope"),
-        tenant: row.get("tenant"),
-        status: row.get("status"),
-        settled_at: row.get("created_at"),
-    };
-    Ok(rows.iter().map(|row| (row.get("key"), inbox(row))).collect())
+    TracedKey { key: row.get("key"), inbox: inbox(row, "failing".to_owned(), None, Some(failure)) }
+}
+
+fn inbox(
+    row: &Row,
+    status: String,
+    settled_at: Option<SystemTime>,
+    failure: Option<TracedFailure>,
+) -> TracedInbox {
+    let (scope, tenant) = (row.get("scope"), row.get("tenant"));
+    TracedInbox { database: None, scope, tenant, status, settled_at, failure }
 }
 
 fn traced_message(row: &Row) -> TracedMessage {

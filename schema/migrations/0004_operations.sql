@@ -96,7 +96,7 @@ CREATE TABLE {schema}.audit (
   messages      bigint NOT NULL DEFAULT 1,
   scope         text,
   CONSTRAINT audit_action CHECK (action IN (
-    'retry', 'discard', 'replay', 'prune', 'cancel', 'skip', 'abandon', 'resend', 'pause', 'throttle', 'resume'
+    'retry', 'discard', 'replay', 'prune', 'cancel', 'skip', 'abandon', 'resend', 'bury', 'pause', 'throttle', 'resume'
   )),
   CONSTRAINT audit_operator_size CHECK (octet_length(operator) BETWEEN 1 AND 255),
   CONSTRAINT audit_note_size CHECK (octet_length(note) BETWEEN 1 AND 1000),

@@ -233,3 +233,51 @@ BEGIN
   unknown_effects := unknown_effects + unknown_of_keys + unknown_of_letters;
 END $$;
 COMMENT ON FUNCTION {schema}.sweep_inbox(bigint, bigint, boolean) IS 'Deletes, or only counts, what is older than the retentions of inbox_scope in a range of blocks of inbox, dead_letter and inbox_claim. unknown_effects: effects outside the database whose outcome nobody found out.';
+
+-- Gives a failing message up for an operator, in either mode of its scope: see bury() in
+-- 0008_claims.sql. Under a lease its claim ends as in end.sql of oncebox-claims, unless an owner
+-- works on it. Its effects stay, since the dead letter may be retried.
+CREATE FUNCTION {schema}.bury_failing(
+  scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint,
+  stored_at timestamptz, failures bigint, reason text
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  kept text := {schema}.bounded_reason('an operator gave it up: ' || bury_failing.reason);
+  claimed record;
+BEGIN
+  IF (SELECT s.mode FROM {schema}.inbox_scope AS s WHERE s.scope = bury_failing.scope) IS DISTINCT FROM 'lease' THEN
+    RETURN {schema}.bury(bury_failing.scope, bury_failing.key, bury_failing.payload, kept, bury_failing.subject,
+      bury_failing.headers, bury_failing.tenant, NULL, bury_failing.stream, bury_failing.stream_sequence,
+      bury_failing.stored_at, bury_failing.failures);
+  END IF;
+  DELETE FROM {schema}.inbox_claim AS c
+  WHERE c.scope = bury_failing.scope
+    AND c.tenant = bury_failing.tenant
+    AND c.key = bury_failing.key
+    AND c.fingerprint = {schema}.inbox_fingerprint(bury_failing.payload)
+    AND (c.state <> 'running' OR c.lease_until < clock_timestamp())
+  RETURNING c.fingerprint, c.message_id INTO claimed;
+  IF NOT FOUND THEN
+    RETURN CASE WHEN EXISTS (
+      SELECT
+      FROM {schema}.inbox AS i
+      WHERE i.scope = bury_failing.scope AND i.tenant = bury_failing.tenant AND i.key = bury_failing.key
+    ) THEN 'replayed' ELSE 'in_flight' END;
+  END IF;
+  UPDATE {schema}.inbox_effect AS e
+  SET epoch = 0
+  WHERE e.scope = bury_failing.scope AND e.tenant = bury_failing.tenant AND e.key = bury_failing.key;
+  INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
+  VALUES (bury_failing.scope, bury_failing.tenant, bury_failing.key, claimed.fingerprint, claimed.message_id, 'dead',
+          convert_to(kept, 'UTF8'));
+  DELETE FROM {schema}.inbox_snooze AS p
+  WHERE p.scope = bury_failing.scope AND p.tenant = bury_failing.tenant AND p.key = bury_failing.key;
+  DELETE FROM {schema}.inbox_attempt AS a
+  WHERE a.scope = bury_failing.scope AND a.tenant = bury_failing.tenant AND a.key = bury_failing.key;
+  PERFORM {schema}.record_dead_letter(bury_failing.scope, bury_failing.tenant, bury_failing.key, bury_failing.subject,
+    bury_failing.headers, bury_failing.payload, bury_failing.stream, bury_failing.stream_sequence, bury_failing.stored_at,
+    bury_failing.failures, kept);
+  RETURN 'dead';
+END $$;
+COMMENT ON FUNCTION {schema}.bury_failing IS 'For operators: gives a message up that fails, in either mode of its scope. Answers dead; or replayed, rejected, in_flight, mismatch, when that decides instead.';

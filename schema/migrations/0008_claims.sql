@@ -1,6 +1,6 @@
--- The inbox as functions, for consumers in any language: register_scope, claim, settle, bury and
--- attempt_failed. Tables, locks and fingerprints are those of the crates oncebox-claims and
--- oncebox-inbox: consumers of both kinds may share a scope.
+-- The inbox as functions, for consumers in any language: register_scope, claim, settle, bury,
+-- attempt_failed and forget_attempts. Tables, locks and fingerprints are those of the crates
+-- oncebox-claims and oncebox-inbox: consumers of both kinds may share a scope.
 
 -- Stands for a key in advisory locks, with 64 bits: oncebox_claims::identity::lock. Each field goes
 -- in with its length. STABLE, as convert_to() is: a function that is declared IMMUTABLE, and calls
@@ -252,29 +252,76 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.settle IS 'Stores how a key ended that this transaction has claimed; its copies are answered with the outcome.';
 
+-- A reason as the tables take it: 1 to 1000 bytes; `bounded` in oncebox_claims.
+CREATE FUNCTION {schema}.bounded_reason(reason text) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+DECLARE
+  kept text := coalesce(nullif(left(reason, 1000), ''), 'no reason given');
+BEGIN
+  WHILE octet_length(convert_to(kept, 'UTF8')) > 1000 LOOP
+    kept := left(kept, -((octet_length(convert_to(kept, 'UTF8')) - 997) / 4));
+  END LOOP;
+  RETURN kept;
+END $$;
+
 -- Counts a failed attempt at a message, as failed.sql of oncebox-inbox. The message is told from
--- its copies by where it is stored.
+-- its copies by where it is stored. `pause` is the pause in seconds after a first failure,
+-- `pause_max` the longest one: the pause doubles with each failure.
 CREATE FUNCTION {schema}.attempt_failed(
   scope text, key text, tenant text DEFAULT '', stream text DEFAULT NULL, stream_sequence bigint DEFAULT NULL,
-  stored_at timestamptz DEFAULT NULL
+  stored_at timestamptz DEFAULT NULL, reason text DEFAULT NULL, subject text DEFAULT NULL,
+  pause double precision DEFAULT NULL, pause_max double precision DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   failed bigint;
+  longest double precision := CASE WHEN attempt_failed.pause_max IS NOT NULL
+    THEN least(attempt_failed.pause_max, {schema}.retention_max()) END;
 BEGIN
   IF attempt_failed.key IS NULL THEN
     PERFORM {schema}.refuse_null(true, false);
   END IF;
   PERFORM {schema}.check_inbox_names(attempt_failed.scope, attempt_failed.tenant), {schema}.check_key(attempt_failed.key);
-  INSERT INTO {schema}.inbox_attempt AS a (scope, tenant, key, message, failures)
+  IF attempt_failed.pause < 0 OR attempt_failed.pause_max < 0
+     OR num_nulls(attempt_failed.pause, attempt_failed.pause_max) = 1 THEN
+    RAISE EXCEPTION 'pause % and pause_max % are not both 0 seconds or more', attempt_failed.pause, attempt_failed.pause_max
+      USING ERRCODE = 'OB011', HINT = 'Leave them out when you do not know when the message is delivered again.';
+  END IF;
+  INSERT INTO {schema}.inbox_attempt AS a
+    (scope, tenant, key, message, failures, reason, failed_at, due_at, stream, stream_sequence, subject)
   VALUES (attempt_failed.scope, attempt_failed.tenant, attempt_failed.key,
-          {schema}.inbox_copy(attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.stored_at), 1)
+          {schema}.inbox_copy(attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.stored_at), 1,
+          {schema}.bounded_reason(attempt_failed.reason), clock_timestamp(),
+          clock_timestamp() + make_interval(secs => least(attempt_failed.pause, longest)),
+          attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.subject)
   ON CONFLICT ON CONSTRAINT inbox_attempt_pkey DO UPDATE
-  SET failures = a.failures + greatest(a.begun - 1, 1), begun = 0, touched_at = clock_timestamp()
+  SET failures = a.failures + greatest(a.begun - 1, 1),
+      begun = 0,
+      touched_at = clock_timestamp(),
+      reason = excluded.reason,
+      failed_at = excluded.failed_at,
+      due_at = clock_timestamp() + make_interval(secs => least(
+        attempt_failed.pause * 2::double precision ^ least(a.failures + greatest(a.begun - 1, 1) - 1, 30),
+        longest
+      )),
+      stream = excluded.stream,
+      stream_sequence = excluded.stream_sequence,
+      subject = excluded.subject
   RETURNING a.failures INTO failed;
   RETURN failed;
 END $$;
-COMMENT ON FUNCTION {schema}.attempt_failed IS 'Counts a failed attempt at a message, after its rollback; returns how many have failed.';
+COMMENT ON FUNCTION {schema}.attempt_failed IS 'Counts a failed attempt at a message, after its rollback; returns how many have failed. The rest is for operators: reason, subject, and when it is delivered again, after pause seconds that double with each failure up to pause_max; for a fixed pause both are the same.';
+
+-- Forgets how often a message was tried that has ended, as forget_ended.sql of oncebox-inbox.
+CREATE FUNCTION {schema}.forget_attempts(scope text, key text, tenant text DEFAULT '') RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  DELETE FROM {schema}.inbox_attempt AS a
+  WHERE a.scope = $1
+    AND a.tenant = $3
+    AND a.key = $2
+    AND EXISTS (SELECT FROM {schema}.inbox AS i WHERE i.scope = a.scope AND i.tenant = a.tenant AND i.key = a.key)
+$$;
+COMMENT ON FUNCTION {schema}.forget_attempts IS 'Forgets how often a message was tried, once its key has ended: after the COMMIT of one that had been delivered before.';
 
 -- Records a dead letter, as record.sql of oncebox-inbox: copies of one stored message have one.
 CREATE FUNCTION {schema}.record_dead_letter(
@@ -301,7 +348,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   fingerprint bytea;
   lock bigint;
-  kept text := coalesce(nullif(left(bury.reason, 1000), ''), 'no reason given');
+  kept text := {schema}.bounded_reason(bury.reason);
   answer text;
 BEGIN
   IF bury.payload IS NULL OR bury.subject IS NULL THEN
@@ -315,9 +362,6 @@ BEGIN
       USING ERRCODE = 'OB011', HINT = 'They say where the message is stored. Leave all of them out for one that is in no stream.';
   END IF;
   PERFORM {schema}.check_inbox_names(bury.scope, bury.tenant), {schema}.check_key(bury.key);
-  WHILE octet_length(convert_to(kept, 'UTF8')) > 1000 LOOP
-    kept := left(kept, -((octet_length(convert_to(kept, 'UTF8')) - 997) / 4));
-  END LOOP;
   IF bury.key IS NOT NULL THEN
     fingerprint := {schema}.inbox_fingerprint(bury.payload);
     lock := {schema}.inbox_lock(bury.scope, bury.tenant, bury.key);

@@ -119,6 +119,12 @@ BEGIN
     GRANT EXECUTE ON FUNCTION {schema}.resend_lost(smallint, text, timestamptz) TO "{name}_operator";
     GRANT SELECT ON {schema}.inbox_scope, {schema}.inbox_snooze, {schema}.inbox_attempt, {schema}.relay
       TO "{name}_operator";
+    -- Messages that fail in inboxes.
+    GRANT UPDATE (due_at), DELETE ON {schema}.inbox_attempt TO "{name}_operator";
+    GRANT SELECT (scope, tenant, key, state, lease_until), UPDATE (lease_until) ON {schema}.inbox_claim TO "{name}_operator";
+    GRANT EXECUTE ON FUNCTION
+      {schema}.bury_failing(text, text, text, bytea, text, jsonb, text, bigint, timestamptz, bigint, text)
+      TO "{name}_operator";
     -- Dead letters of inboxes, and the keys that died with them.
     GRANT SELECT, DELETE ON {schema}.dead_letter, {schema}.inbox TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.sweep_inbox(bigint, bigint, boolean) TO "{name}_operator";
@@ -144,7 +150,9 @@ BEGIN
     GRANT EXECUTE ON FUNCTION
       {schema}.register_scope(text, interval, interval), {schema}.claim(text, text, bytea, text, bigint),
       {schema}.settle(text, text, json, text, text),
-      {schema}.attempt_failed(text, text, text, text, bigint, timestamptz),
+      {schema}.attempt_failed(
+        text, text, text, text, bigint, timestamptz, text, text, double precision, double precision),
+      {schema}.forget_attempts(text, text, text),
       {schema}.bury(text, text, bytea, text, text, jsonb, text, bigint, text, bigint, timestamptz, bigint, xid8)
       TO "{name}_consumer";
     -- Participants of sagas.

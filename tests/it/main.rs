@@ -93,6 +93,7 @@ mod inbox {
     mod secrets; // what an SQL error tells about rows is neither stored nor logged
     mod breaks; // runs that break their connection: the message's fault, or an outage
     mod abandoned; // handlers that are cut short at the delivery limit
+    mod failing; // the row of a message that fails, in every mode, and its end
     mod attempts; // what is an attempt, and what is none
     mod snooze; // "not now": snoozes, in every mode
     mod dead_letter_subject; // dead letters on a subject: when, what, and through which crashes
@@ -170,6 +171,7 @@ mod clients {
     mod chaos; // their consumers through kills, cuts at COMMIT and copies
     mod conformance; // one table of messages that each consumer ends alike
     mod consumers; // what becomes of the durable that a client pulls from, and of its pulls
+    mod failing; // the rows by which operators see failing messages, from each of these consumers
     mod functions; // a loop that calls the SQL functions, as one of these consumers
     mod inbox; // the Rust inboxes as some of these consumers
     mod requests; // the same for requests, over the HTTP layer
@@ -195,6 +197,7 @@ mod operator {
     mod replay; // settled messages are sent again: by whom asked, in order, not twice
     pub(crate) mod sagas; // sagas: list, show, retry, skip, abandon; in a trace and in a scrape
     mod dead_letters; // dead letters of inboxes: list, show, retry, discard
+    mod failing; // messages that fail in inboxes: list, retry, bury; in a trace
     pub(crate) mod doctor; // what oncebox doctor finds on real servers, and that it changes nothing
     pub(crate) mod metrics; // the tables of metrics are what scrapes show; what is measured is true
     mod traces; // spans from producer to consumer, and a collector that is away

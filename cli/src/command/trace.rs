@@ -5,7 +5,7 @@ mod text;
 use anyhow::{Context as _, bail};
 use clap::{Arg, ArgAction, ArgMatches};
 use oncebox_connect::config::{ConfigError, OutboxConfig, Sources, Values};
-use oncebox_operator::{Operator, Stamp, Trace as Traced};
+use oncebox_operator::{Operator, Stamp, Trace as Traced, TracedKey};
 use oncebox_schema::Key;
 use serde::Serialize;
 use tokio::task::JoinSet;
@@ -28,6 +28,9 @@ pub(crate) struct Trace {
 #[derive(Serialize)]
 struct Found {
     database: String,
+    /// Whether its inboxes have keys of the messages of other databases.
+    #[serde(skip)]
+    has_inboxes: bool,
     #[serde(flatten)]
     trace: Traced,
 }
@@ -92,7 +95,7 @@ impl Trace {
             let mut operator = operator.with_context(|| format!("look into {database}"))?;
             let trace = operator.trace(&self.key, self.steps_max).await?;
             operators.push(operator);
-            found.push(Found { database, trace });
+            found.push(Found { database, has_inboxes: false, trace });
         }
         if !found.iter().any(|found| is_known(&found.trace)) {
             let meant = self.meant(&mut operators[0]).await?;
@@ -117,7 +120,7 @@ impl Trace {
 
 fn is_known(trace: &Traced) -> bool {
     let was_acted_on = trace.audit.as_ref().is_some_and(|rows| !rows.is_empty());
-    !trace.messages.is_empty() || !trace.sagas.is_empty() || was_acted_on
+    !trace.messages.is_empty() || !trace.sagas.is_empty() || !trace.inboxes.is_empty() || was_acted_on
 }
 
 /// Finds the fate of each message in the inboxes of the other databases.
@@ -127,11 +130,14 @@ async fn look_elsewhere(operators: &mut [Operator], found: &mut [Found]) -> anyh
         for other in (0..found.len()).filter(|other| *other != at) {
             let messages = &mut found[other].trace.messages;
             let keys: Vec<String> = messages.iter().map(|message| message.key.clone()).collect();
-            for (key, mut inbox) in operator.trace_inboxes(&keys).await? {
+            let mut has_inboxes = false;
+            for TracedKey { key, mut inbox, .. } in operator.trace_inboxes(&keys).await? {
                 inbox.database = Some(database.clone());
                 let message = messages.iter_mut().find(|message| message.key == key);
                 message.into_iter().for_each(|message| message.inboxes.push(inbox.clone()));
+                has_inboxes = true;
             }
+            found[at].has_inboxes |= has_inboxes;
         }
     }
     Ok(())
@@ -142,9 +148,15 @@ fn shown(found: &[Found]) -> String {
     match found {
         [Found { trace, .. }] => text::text(trace),
         _ => {
-            let parts = found.iter().map(|Found { database, trace }| match is_known(trace) {
-                true => format!("database {database}\n{}", text::text(trace)),
-                false => format!("database {database}\nnothing has the key, or one below it\n"),
+            let parts = found.iter().map(|Found { database, has_inboxes, trace }| {
+                let text = match is_known(trace) {
+                    true => text::text(trace),
+                    false if *has_inboxes => {
+                        "it has inboxes of these messages, as their rows say\n".to_owned()
+                    }
+                    false => "nothing has the key, or one below it\n".to_owned(),
+                };
+                format!("database {database}\n{text}")
             });
             parts.collect::<Vec<_>>().join("\n")
         }

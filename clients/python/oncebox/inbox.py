@@ -130,6 +130,7 @@ class Inbox:
             except Exception as error:
                 failure = error
             else:
+                await self._forget_attempts(claim, answer)
                 return await self._bury(claim, MISMATCH) if answer.name == "mismatch" else answer
             if claim.xid is not None and await self._has_committed(claim, failure):
                 return await self._bury(claim, f"{COMMITTED}: {first_line(failure)}", claim.xid)
@@ -183,7 +184,7 @@ class Inbox:
             claim.xid, name = xid, "handled"
         else:
             await connection.rollback()
-        return Verdict(name, outcome and json.loads(outcome), reason, self._pause(1) if name == "in_flight" else 0.0)
+        return Verdict(name, outcome and json.loads(outcome), reason, self._pause() if name == "in_flight" else 0.0)
 
     async def _end(self, connection: AsyncConnection, claim: Claim, reply: str, status: str) -> str:
         """Stores the reply and commits, in one round trip, if this still is the transaction that made the claim.
@@ -229,17 +230,29 @@ class Inbox:
         reason = first_line(failure)
         if isinstance(failure, Dead):
             return await self._bury(claim, reason.removeprefix("Dead: "))
+        # The pause doubles with each failure.
+        jitter = random.uniform(0.5, 1.0)
+        first, longest = (jitter * pause for pause in self.backoff)
+        if isinstance(failure, RetryAfter):
+            first = longest = float(min(failure.seconds, self.backoff[1]))
         # If PostgreSQL is away, this statement fails too, and the attempt does not count.
-        statement = "SELECT {schema}.attempt_failed(%s, %s, %s, %s, %s, %s)::text"
-        (attempts,) = await self._ask(statement, [self.scope, claim.key, claim.tenant, *_origin(claim.message)])
+        statement = "SELECT {schema}.attempt_failed(%s, %s, %s, %s, %s, %s, %s, %s, %s::float8, %s::float8)::text"
+        message, parameters = claim.message, [self.scope, claim.key, claim.tenant, *_origin(claim.message)]
+        parameters += [_printable(reason), _printable(message.subject), str(first), str(longest)]
+        (attempts,) = await self._ask(statement, parameters)
         attempts = int(attempts)
         if attempts >= self.attempts_max:
             return await self._bury(claim, f"delivery limit of {self.attempts_max} reached: {reason}")
-        after = failure.seconds if isinstance(failure, RetryAfter) else self._pause(attempts)
-        after = min(after, self.backoff[1])
+        after = min(first * 2 ** min(attempts - 1, 30), longest)
         text = "scope %s, key %s: attempt %d failed, again in %.1f s: %s"
         log.warning(text, self.scope, claim.key, attempts, after, reason)
         return Verdict("retry", None, reason, after)
+
+    async def _forget_attempts(self, claim: Claim, answer: Verdict) -> None:
+        """Forgets the attempts at a message that has ended. If this fails, its key says that it has."""
+        if claim.message.deliveries > 1 and answer.name in ("handled", "replayed", "rejected"):
+            with suppress(psycopg.Error, PoolTimeout):
+                await self._ask("SELECT {schema}.forget_attempts(%s, %s, %s)::text", [self.scope, claim.key, claim.tenant])
 
     async def _bury(self, claim: Claim, reason: str, committed_by: str | None = None) -> Verdict:
         statement = "SELECT {schema}.bury(%s, %s, %s::bytea, %s, %s, %s::jsonb, %s, %s, %s, %s, %s, %s, %s)"
@@ -249,7 +262,7 @@ class Inbox:
         (name,) = await self._ask(statement, parameters)
         if name in ("dead", "mismatch"):
             log.warning("scope %s, key %s: dead letter: %s", self.scope, claim.key, reason)
-        return Verdict(name, None, reason, self._pause(1) if name == "in_flight" else 0.0)
+        return Verdict(name, None, reason, self._pause() if name == "in_flight" else 0.0)
 
     async def _ask(self, statement: str, parameters: Parameters) -> tuple:
         """Calls a function in a transaction of its own."""
@@ -304,8 +317,8 @@ class Inbox:
         text = message.headers.get("oncebox-id", "")
         return text if text.isascii() and text.isdigit() and len(text) < 19 else None
 
-    def _pause(self, attempts: int) -> float:
-        return min(self.backoff[0] * 2 ** min(attempts - 1, 30), self.backoff[1]) * random.uniform(0.5, 1.0)
+    def _pause(self) -> float:
+        return min(self.backoff) * random.uniform(0.5, 1.0)
 
     def _sql(self, text: str) -> str:
         return SQL(text).format(schema=Identifier(self.schema)).as_string()

@@ -1,11 +1,10 @@
-import { hash } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
 import { DatabaseError, type Pool, type PoolClient } from "pg";
 
 import { single } from "./headers.ts";
 import { checkKey } from "./keys.ts";
 import { Dead, Reject, RetryAfter, type Verdict, type Handler, type Message } from "./message.ts";
-import { headers, line, messageId, origin, printable, sqlState, stringified } from "./text.ts";
+import { headers, json, line, messageId, origin, printable, sha256, sqlState, stringified } from "./text.ts";
 import { close, Handle, query, quoted, SESSION, together } from "./wire.ts";
 
 /** How often a message is run again at once after a conflict with another transaction. */
@@ -110,6 +109,7 @@ export class Inbox<T = any> {
       const client = await this.#pool.connect();
       try {
         const answer = await this.#attempt(client, handler, claim, data);
+        await this.#forgetAttempts(claim, answer);
         return answer.name === "mismatch" ? await this.#bury(claim, MISMATCH) : answer;
       } catch (error) {
         failure = error;
@@ -259,7 +259,7 @@ export class Inbox<T = any> {
     }
     const reply = outcome == null ? null : JSON.parse(outcome);
     const name = (answer === "new" ? "handled" : answer) as Verdict["name"];
-    return { name, reply, ...(reason == null ? {} : { reason }), after: answer === "in_flight" ? this.#pause(1) : 0 };
+    return { name, reply, ...(reason == null ? {} : { reason }), after: answer === "in_flight" ? this.#pause() : 0 };
   }
 
   /** 64 bits that stand for a key in advisory locks, as the function inbox_lock() computes them. */
@@ -307,16 +307,32 @@ export class Inbox<T = any> {
     if (failure instanceof Dead) {
       return await this.#bury(claim, reason.replace(/^Dead: /, ""));
     }
+    const jitter = 0.5 + Math.random() / 2;
+    let [first, longest] = this.options.backoffMs.map((ms) => ms * jitter) as [number, number];
+    if (failure instanceof RetryAfter) {
+      first = longest = Math.min(failure.ms, this.options.backoffMs[1]);
+    }
     // If PostgreSQL is away, this statement fails too, and the attempt does not count.
-    const text = `SELECT ${this.#schema}.attempt_failed($1, $2, $3, $4, $5, $6)::text`;
-    const attempts = Number(await this.#ask(text, [this.scope, claim.key, claim.tenant, ...origin(claim.message)]));
+    const text = `SELECT ${this.#schema}.attempt_failed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)::text`;
+    const attempts = Number(
+      await this.#ask(text, [
+        ...[this.scope, claim.key, claim.tenant, ...origin(claim.message), printable(reason), printable(claim.message.subject)],
+        ...[String(first / 1000), String(longest / 1000)],
+      ]),
+    );
     if (attempts >= this.options.attemptsMax) {
       return await this.#buryClosed(claim, `delivery limit of ${this.options.attemptsMax} reached: ${reason}`);
     }
-    const wanted = failure instanceof RetryAfter ? failure.ms : this.#pause(attempts);
-    const after = Math.min(wanted, this.options.backoffMs[1]);
+    const after = Math.min(first * 2 ** Math.min(attempts - 1, 30), longest);
     this.options.log.warn(`scope ${this.scope}, key ${claim.key}: attempt ${attempts} failed, again in ${Math.round(after)} ms: ${reason}`);
     return { name: "retry", reason, after };
+  }
+
+  /** Forgets the attempts at a message that has ended. If this fails, its key says that it has. */
+  async #forgetAttempts({ message, tenant, key }: Claim, { name }: Verdict): Promise<void> {
+    if ((message.deliveries ?? 1) > 1 && ["handled", "replayed", "rejected"].includes(name)) {
+      await this.#ask(`SELECT ${this.#schema}.forget_attempts($1, $2, $3)::text`, [this.scope, key, tenant]).catch(() => null);
+    }
   }
 
   /** Gives a message up whose connection may have been closed: PostgreSQL notices that a moment later. */
@@ -339,7 +355,7 @@ export class Inbox<T = any> {
     if (name === "dead" || name === "mismatch") {
       this.options.log.warn(`scope ${this.scope}, key ${key}: dead letter: ${reason}`);
     }
-    return { name: name as Verdict["name"], reason, after: name === "in_flight" ? this.#pause(1) : 0 };
+    return { name: name as Verdict["name"], reason, after: name === "in_flight" ? this.#pause() : 0 };
   }
 
   #key(message: Message): string {
@@ -369,20 +385,11 @@ export class Inbox<T = any> {
     return (this.options.prepare ?? true) ? { name: `${name} ${this.#schema}`.slice(0, 63), text, values } : { text, values };
   }
 
-  #pause(attempts: number): number {
-    const [first, longest] = this.options.backoffMs;
-    return Math.min(first * 2 ** (attempts - 1), longest) * (0.5 + Math.random() / 2);
+  #pause(): number {
+    return Math.min(...this.options.backoffMs) * (0.5 + Math.random() / 2);
   }
 }
 
 class TimedOut extends Error {
   override readonly name = "TimedOut";
-}
-
-function sha256(parts: Uint8Array[]): Buffer {
-  return hash("sha256", Buffer.concat(parts), "buffer");
-}
-
-function json(payload: Uint8Array): any {
-  return JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(payload));
 }

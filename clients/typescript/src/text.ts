@@ -1,4 +1,6 @@
 /** Parts of messages, replies and errors as PostgreSQL stores them. */
+import { hash } from "node:crypto";
+
 import { Dead, type Message } from "./message.ts";
 
 /** A stored reply has at most so many bytes. */
@@ -16,6 +18,14 @@ export function origin({ origin }: Message): [string, string, string] | [null, n
 export function headers({ headers }: Message): string {
   const pairs = Object.entries(headers).map(([name, value]) => [printable(name), printable(value)]);
   return JSON.stringify(Object.fromEntries(pairs));
+}
+
+export function json(payload: Uint8Array): any {
+  return JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(payload));
+}
+
+export function sha256(parts: Uint8Array[]): Buffer {
+  return hash("sha256", Buffer.concat(parts), "buffer");
 }
 
 /** The reply as JSON. One that has none, or is too long, would be so at each attempt: the message is given up. */

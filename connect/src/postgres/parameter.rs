@@ -49,6 +49,7 @@ kinds! {
     f64: FLOAT8, FLOAT8_ARRAY;
     &str: TEXT, TEXT_ARRAY;
     String: TEXT, TEXT_ARRAY;
+    Vec<u8>: BYTEA, BYTEA_ARRAY;
     SystemTime: TIMESTAMPTZ, TIMESTAMPTZ_ARRAY;
 }
 

@@ -59,16 +59,16 @@ pub(super) fn after<R>(result: Result<Verdict<R>, Error>, waits: u64) -> Result<
 /// pass, then an operator has to look.
 pub(super) async fn refused(inbox: &Inbox<impl Driver>, received: &Received, error: &Error) -> Disposition {
     let reason = text(error);
-    let attempt = match inbox.dead_letter_refused(received, &reason).await {
+    let after = match inbox.dead_letter_refused(received, &reason).await {
         Ok(None) => return Disposition::Term,
-        Ok(Some(attempt)) => attempt,
+        Ok(Some(after)) => after,
         Err(second) => {
             warn!(error = text(&second), "a failed attempt, or a dead letter, cannot be recorded");
-            received.delivery_count()
+            inbox.shared.pause(received.delivery_count())
         }
     };
     warn!(subject = received.subject(), "attempt failed, will retry: {reason}");
-    Disposition::Retry(inbox.shared.pause(attempt))
+    Disposition::Retry(after)
 }
 
 /// Tells JetStream; a lost answer only means another delivery. False when the client takes nothing

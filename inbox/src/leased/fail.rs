@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use oncebox_claims::{
+    backoff::Backoff,
     database::failed,
     failure::{Class, bounded, text},
     leased::{END_MAX, Lost, Meaning},
@@ -16,6 +17,7 @@ use tracing::warn;
 use super::Run;
 use crate::{
     Error, HandlerError, Verdict,
+    records::FailedAttempt,
     runner::{Decision, Failure, RUN_HANDLER, Snoozed},
 };
 
@@ -59,7 +61,9 @@ impl Run<'_> {
             }
         };
         let attempt = if failure.is_attempt() { self.claim.lease().attempts() } else { 0 };
-        let (after, reason) = match inbox.shared.settings.retries.decide(failure, attempt) {
+        let retries = &inbox.shared.settings.retries;
+        let pauses = retries.pauses(&failure);
+        let (after, reason) = match retries.decide(failure, attempt, pauses) {
             Decision::Retry { after, reason } => (after, self.claim.explained(&reason)),
             Decision::Snooze { after, reason } => return self.snooze(after, reason).await,
             Decision::DeadLetter { reason, .. } => return self.dead_letter(reason).await,
@@ -67,11 +71,27 @@ impl Run<'_> {
         if !self.claim.release(after, &reason).await? {
             return lost(self.claim.lost());
         }
+        self.record_failure(attempt, after, &reason).await;
         let (scope, key, after_seconds) = (inbox.scope(), self.identity.key.as_str(), after.as_secs_f64());
         warn!(scope, key, attempt, after_seconds, "attempt failed, will retry: {reason}");
         let verdict = Verdict::Retry { after, reason };
         inbox.count(&verdict, self.received, &self.identity);
         Ok(verdict)
+    }
+
+    /// Shows operators that the message fails; the claim itself counts the attempts. The claim is
+    /// released before, so that nobody records a failure whose lease was lost.
+    async fn record_failure(&self, attempt: u64, after: Duration, reason: &str) {
+        let (inbox, pauses) = (&self.leased.inbox, Backoff { first: after, max: after });
+        let failed = FailedAttempt { reason, pauses, count: Some(attempt) };
+        let recorded = inbox.records.attempt_failed(inbox.scope(), &self.identity, self.received, failed);
+        if let Err(error) = recorded.await {
+            warn!(
+                scope = inbox.scope(),
+                error = text(&error),
+                "a failed attempt is not recorded for operators"
+            );
+        }
     }
 
     /// Releases the claim if PostgreSQL is back already, so that the next run need not wait for the
@@ -107,6 +127,7 @@ impl Run<'_> {
             let scope = inbox.scope();
             records.record_dead_letter(&mut transaction, scope, owner, self.received, &reason).await?;
             records.forget_snoozes(&mut transaction, scope, &self.identity).await?;
+            records.forget_attempts(&mut transaction, scope, &self.identity).await?;
             let ended = self.claim.end_in(&transaction, Status::Dead, Some(reason.as_bytes())).await;
             if !ended.map_err(failed("end a claim"))? {
                 return Ok(false);

@@ -72,6 +72,9 @@ impl Run<'_> {
                 failure => return self.fail(failure).await,
             }
         }
+        if self.claim.lease().attempts() > 1 {
+            self.leased.inbox.forget_attempts_of_ended(&self.identity).await;
+        }
         let verdict = Verdict::Handled(answer);
         self.leased.inbox.count(&verdict, self.received, &self.identity);
         Ok(verdict)

@@ -2,17 +2,24 @@
 //!
 //! JetStream counts deliveries: also of messages that only waited, were given back, or were lost on
 //! the way. So the inbox keeps a count of its own, for messages that failed or were delivered
-//! again. A message that is handled at its first delivery pays nothing.
+//! again, and how the last attempt failed, for operators. A message that is handled at its first
+//! delivery pays nothing.
+
+use std::time::Duration;
 
 use oncebox_claims::{
+    backoff::Backoff,
     database::{failed_through, statement},
+    failure::bounded,
     identity::Identity,
 };
 use oncebox_schema::{Driver, SchemaName, Value};
 
-use super::{Records, copy_name, name_values};
+use super::{Records, bigint, copy_name, name_values, subject};
 use crate::{Error, Received};
 
+/// The reason of an attempt that did not live to tell it.
+const LEFT_NO_TRACE: &str = "the attempt left no trace: did it end the process?";
 const FORGET: &str = "forget failed attempts";
 
 /// The statements, as this schema has them.
@@ -21,6 +28,7 @@ pub(super) struct Statements {
     begin: String,
     failed: String,
     forget: String,
+    forget_ended: String,
     sweep: String,
 }
 
@@ -30,6 +38,7 @@ impl Statements {
             begin: statement(schema, include_str!("attempts/begin.sql")),
             failed: statement(schema, include_str!("attempts/failed.sql")),
             forget: statement(schema, include_str!("attempts/forget.sql")),
+            forget_ended: statement(schema, include_str!("attempts/forget_ended.sql")),
             sweep: statement(schema, include_str!("attempts/sweep_attempts.sql")),
         }
     }
@@ -51,6 +60,16 @@ impl PastAttempts {
     }
 }
 
+/// A failed attempt, for the record.
+#[derive(Debug)]
+pub(crate) struct FailedAttempt<'a> {
+    pub(crate) reason: &'a str,
+    /// When the message is run again: the pauses after a first and after further failures.
+    pub(crate) pauses: Backoff,
+    /// How many have failed, this one included, where something else counts them.
+    pub(crate) count: Option<u64>,
+}
+
 impl<D: Driver> Records<D> {
     /// Records that a run begins, unless an earlier one left no trace and this one is not
     /// `permitted`; `None` when nothing is recorded, because the key has ended or somebody works on
@@ -63,7 +82,7 @@ impl<D: Driver> Records<D> {
         permitted: bool,
     ) -> Result<Option<PastAttempts>, Error> {
         let [scope, tenant, key] = name_values(scope, identity);
-        let copy = copy_name(received);
+        let (copy, origin, subject) = (copy_name(received), received.origin(), subject(received));
         let values = [
             Value::Integer(Some(identity.lock)),
             scope,
@@ -73,6 +92,10 @@ impl<D: Driver> Records<D> {
             Value::Integer(Some(i64::from(permitted))),
             Value::Integer(Some(i64::from(received.begun.is_set()))),
             Value::Float(self.database.retention_seconds()),
+            Value::Text(origin.map(|origin| origin.stream.as_str())),
+            Value::Integer(origin.map(|origin| bigint(origin.sequence))),
+            Value::Text(Some(&subject)),
+            Value::Text(Some(LEFT_NO_TRACE)),
         ];
         let row = self.database.alone("record that a run begins", &self.attempts.begin, &values).await?;
         Ok(row.map(|row| PastAttempts {
@@ -87,10 +110,25 @@ impl<D: Driver> Records<D> {
         scope: &str,
         identity: &Identity,
         received: &Received,
+        failed: FailedAttempt<'_>,
     ) -> Result<u64, Error> {
+        let milliseconds = |pause: Duration| Value::Float(Some(pause.as_secs_f64() * 1000.0));
         let [scope, tenant, key] = name_values(scope, identity);
-        let copy = copy_name(received);
-        let values = [scope, tenant, key, Value::Text(Some(&copy))];
+        let (copy, origin) = (copy_name(received), received.origin());
+        let (reason, subject) = (bounded(failed.reason), subject(received));
+        let values = [
+            scope,
+            tenant,
+            key,
+            Value::Text(Some(&copy)),
+            Value::Text(Some(&reason)),
+            Value::Text(origin.map(|origin| origin.stream.as_str())),
+            Value::Integer(origin.map(|origin| bigint(origin.sequence))),
+            Value::Text(Some(&subject)),
+            milliseconds(failed.pauses.first),
+            milliseconds(failed.pauses.max),
+            Value::Integer(failed.count.map(bigint)),
+        ];
         let row = self.database.alone("record a failed attempt", &self.attempts.failed, &values).await?;
         Ok(row.and_then(|row| row.number(0)).unwrap_or(0))
     }
@@ -105,6 +143,12 @@ impl<D: Driver> Records<D> {
         let forgotten =
             self.database.query(transaction, &self.attempts.forget, &name_values(scope, identity)).await;
         forgotten.map(drop).map_err(failed_through::<D>(FORGET))
+    }
+
+    /// Forgets how often a key was tried if it has ended; else nothing changes.
+    pub(crate) async fn forget_if_ended(&self, scope: &str, identity: &Identity) -> Result<(), Error> {
+        let values = name_values(scope, identity);
+        self.database.alone(FORGET, &self.attempts.forget_ended, &values).await.map(drop)
     }
 
     /// Deletes a bounded number of rows of messages that have ended.

@@ -8,7 +8,7 @@ use oncebox_claims::{
 };
 use oncebox_schema::{Columns, Driver, SchemaName, Value};
 
-use super::{Records, bigint, stored_at};
+use super::{Records, bigint, stored_at, subject};
 use crate::{Error, Received};
 
 /// The statements, as this schema has them.
@@ -74,8 +74,7 @@ impl<D: Driver> Records<D> {
         reason: &str,
     ) -> Result<(), Error> {
         let origin = received.origin();
-        let subject = received.subject().replace('\0', "\u{fffd}");
-        let (headers, reason) = (headers_json(received), bounded(reason));
+        let (subject, headers, reason) = (subject(received), headers_json(received), bounded(reason));
         let values = [
             Value::Text(Some(scope)),
             Value::Text(Some(tenant)),

@@ -1,5 +1,7 @@
 //! After a rollback: the message is run again later, or becomes a dead letter.
 
+use std::time::Duration;
+
 use oncebox_claims::{
     database::failed_through,
     failure::bounded,
@@ -28,11 +30,13 @@ impl<D: Driver> Inbox<D> {
         failure: Failure,
     ) -> Result<Verdict<R>, Error> {
         let failure = self.judge(identity, failure).await?;
+        let retries = &self.shared.settings.retries;
+        let pauses = retries.pauses(&failure);
         let attempt = match failure.is_attempt() {
-            true => self.count_failed(identity, received).await?,
+            true => self.count_failed(identity, received, &failure.reason(), pauses).await?,
             false => 0,
         };
-        let (after, reason) = match self.shared.settings.retries.decide(failure, attempt) {
+        let (after, reason) = match retries.decide(failure, attempt, pauses) {
             Decision::Retry { after, reason } => (after, reason),
             Decision::Snooze { after, reason } => {
                 return match self.snooze(identity, received, after, &reason).await? {
@@ -113,18 +117,19 @@ impl<D: Driver> Inbox<D> {
     }
 
     /// Deals with a message that our own tables refuse: at the delivery limit it becomes a dead
-    /// letter without a key, and this returns `None`; before that, how many attempts have failed.
+    /// letter without a key, and this returns `None`; before that, the pause until it is run again.
     pub(crate) async fn dead_letter_refused(
         &self,
         received: &Received,
         reason: &str,
-    ) -> Result<Option<u64>, Error> {
+    ) -> Result<Option<Duration>, Error> {
+        let pauses = self.shared.settings.retries.backoff.drawn();
         let attempt = match self.identify(received) {
-            Ok(identity) => self.count_failed(&identity, received).await?,
+            Ok(identity) => self.count_failed(&identity, received, reason, pauses).await?,
             Err(_) => received.delivery_count(),
         };
         if attempt < self.shared.settings.retries.attempts_max {
-            return Ok(Some(attempt));
+            return Ok(Some(pauses.exactly(attempt)));
         }
         let scope = &self.shared.settings.scope;
         let reason = bounded(reason);

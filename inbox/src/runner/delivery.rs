@@ -1,9 +1,11 @@
 //! The runner's notes on a message, from its arrival to its verdict.
 
+use std::ops::Deref;
+
 use oncebox_claims::{database::TokioPostgres, identity::Identity, transactional::Deferred};
 use oncebox_schema::Driver;
 
-use crate::inbox::IsolationPermit;
+use crate::{Received, inbox::IsolationPermit};
 
 /// A delivery whose message was decoded, and whose key shall be claimed.
 pub(super) struct Attempt<T, M, D: Driver = TokioPostgres> {
@@ -21,6 +23,14 @@ pub(super) struct Delivery<T, D: Driver = TokioPostgres> {
     pub(super) deferred: Deferred<D>,
     /// Held where the message may have ended a process: no other one of those runs meanwhile.
     pub(super) _isolation: Option<IsolationPermit>,
+}
+
+impl<T: Deref<Target = Received>, D: Driver> Delivery<T, D> {
+    /// The identity of a message of which attempts are recorded. Such a message is the first of its
+    /// pipeline.
+    pub(super) fn recorded(&self) -> Option<Identity> {
+        self.received.begun.is_set().then(|| self.identity.clone())
+    }
 }
 
 impl<T, D: Driver> Delivery<T, D> {

@@ -1,6 +1,6 @@
 //! Why an attempt was rolled back.
 
-use std::{error::Error as StdError, time::Duration};
+use std::{borrow::Cow, error::Error as StdError, time::Duration};
 
 use oncebox_claims::{
     failure::{CommitError, text},
@@ -9,11 +9,6 @@ use oncebox_claims::{
 use tokio::time::Instant;
 
 use crate::Error;
-
-/// The reason of [`Failure::RetryAfter`].
-pub(super) const ASKED_FOR_RETRY: &str = "the handler asked for a retry";
-/// The reason of [`Failure::ClaimAgain`].
-pub(super) const CLAIM_AGAIN: &str = "the key was claimed meanwhile";
 
 /// Why an attempt has no verdict; it is rolled back.
 #[derive(Debug)]
@@ -61,20 +56,25 @@ impl Failure {
         Self::Abandoned { reason: format!("the handler panicked: {panic}"), locked_since }
     }
 
-    /// The same failure of a handler that has committed its claim by itself.
-    pub(crate) fn committed(self, claimed: TransactionId) -> Self {
-        let reason = match self {
+    /// Why, for people.
+    pub(crate) fn reason(&self) -> Cow<'_, str> {
+        match self {
             Self::Conflict(reason)
             | Self::Dead(reason)
             | Self::Failed(reason)
             | Self::Committed(_, reason)
             | Self::Snoozed(_, reason)
-            | Self::Abandoned { reason, .. } => reason,
-            Self::RetryAfter(_) => ASKED_FOR_RETRY.to_owned(),
-            Self::ClaimAgain => CLAIM_AGAIN.to_owned(),
-            Self::Ours(error) => text(&error),
-            Self::Broken(what, source) => format!("{what}: {}", text(&*source)),
-        };
+            | Self::Abandoned { reason, .. } => reason.into(),
+            Self::RetryAfter(_) => "the handler asked for a retry".into(),
+            Self::ClaimAgain => "the key was claimed meanwhile".into(),
+            Self::Ours(error) => text(error).into(),
+            Self::Broken(what, source) => format!("{what}: {}", text(&**source)).into(),
+        }
+    }
+
+    /// The same failure of a handler that has committed its claim by itself.
+    pub(crate) fn committed(self, claimed: TransactionId) -> Self {
+        let reason = self.reason();
         Self::Committed(
             claimed,
             format!("the handler sent COMMIT by itself, which stays, and then failed: {reason}"),

@@ -15,7 +15,7 @@
 
 use std::ops::Deref;
 
-use oncebox_claims::identity::Identity;
+use oncebox_claims::{backoff::Backoff, failure::text, identity::Identity};
 use oncebox_schema::Driver;
 use tracing::{debug, warn};
 
@@ -23,7 +23,9 @@ use super::{
     Refused,
     delivery::{Attempt, Delivery},
 };
-use crate::{Error, Handler, Inbox, Received, Verdict, decode::decode, inbox::IsolationPermit};
+use crate::{
+    Error, Handler, Inbox, Received, Verdict, decode::decode, inbox::IsolationPermit, records::FailedAttempt,
+};
 
 /// Why a message becomes a dead letter whose runs end their process.
 pub(crate) const NO_TRACE: &str =
@@ -103,9 +105,28 @@ impl<D: Driver> Inbox<D> {
     }
 
     /// Records that an attempt has failed; how many have, this one included.
-    pub(super) async fn count_failed(&self, identity: &Identity, received: &Received) -> Result<u64, Error> {
-        let failures = self.records.attempt_failed(&self.shared.settings.scope, identity, received).await?;
+    pub(super) async fn count_failed(
+        &self,
+        identity: &Identity,
+        received: &Received,
+        reason: &str,
+        pauses: Backoff,
+    ) -> Result<u64, Error> {
+        let failed = FailedAttempt { reason, pauses, count: None };
+        let failures = self.records.attempt_failed(self.scope(), identity, received, failed).await?;
         received.begun.set(false);
         Ok(failures)
+    }
+
+    /// Forgets the attempts at a message that was delivered before, if it has ended. If this fails,
+    /// the sweep does it: a message whose key has ended does not count as failing.
+    pub(crate) async fn forget_attempts_of_ended(&self, identity: &Identity) {
+        if let Err(error) = self.records.forget_if_ended(self.scope(), identity).await {
+            debug!(
+                scope = self.scope(),
+                error = text(&error),
+                "the attempts at a message are not forgotten yet"
+            );
+        }
     }
 }

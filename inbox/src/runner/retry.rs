@@ -2,9 +2,9 @@
 
 use std::{error::Error as StdError, time::Duration};
 
-use oncebox_claims::{failure::text, identity::Identity, transactional::TransactionId};
+use oncebox_claims::{backoff::Backoff, failure::text, identity::Identity, transactional::TransactionId};
 
-use super::failure::{ASKED_FOR_RETRY, CLAIM_AGAIN, Failure};
+use super::failure::Failure;
 use crate::{
     Error, Inbox,
     inbox::{Blame, RetryPolicy},
@@ -33,26 +33,28 @@ impl Failure {
 }
 
 impl RetryPolicy {
-    /// Decides after so many attempts, this one included.
-    pub(crate) fn decide(&self, failure: Failure, attempts: u64) -> Decision {
-        let pause = self.backoff.after(attempts);
-        let (after, reason) = match failure {
-            Failure::Dead(reason) => return Decision::DeadLetter { reason, committed: None },
-            Failure::Committed(id, reason) => return Decision::DeadLetter { reason, committed: Some(id) },
-            Failure::Snoozed(after, reason) => return Decision::Snooze { after, reason },
-            Failure::RetryAfter(after) => (after.min(self.backoff.max), ASKED_FOR_RETRY.to_owned()),
-            Failure::ClaimAgain => (pause, CLAIM_AGAIN.to_owned()),
-            Failure::Ours(error) => (pause, text(&error)),
-            Failure::Conflict(reason) | Failure::Failed(reason) | Failure::Abandoned { reason, .. } => {
-                (pause, reason)
-            }
-            Failure::Broken(_, source) => (pause, broken_run(&*source)),
-        };
-        if attempts >= self.attempts_max {
-            let reason = format!("delivery limit of {} reached: {reason}", self.attempts_max);
-            return Decision::DeadLetter { reason, committed: None };
+    /// The pauses behind this failure: those of the settings, or the one that the handler asks for.
+    pub(crate) fn pauses(&self, failure: &Failure) -> Backoff {
+        match failure {
+            Failure::RetryAfter(after) => Backoff { first: *after, max: (*after).min(self.backoff.max) },
+            _ => self.backoff.drawn(),
         }
-        Decision::Retry { after, reason }
+    }
+
+    /// Decides after so many attempts, this one included.
+    pub(crate) fn decide(&self, failure: Failure, attempts: u64, pauses: Backoff) -> Decision {
+        match failure {
+            Failure::Dead(reason) => Decision::DeadLetter { reason, committed: None },
+            Failure::Committed(id, reason) => Decision::DeadLetter { reason, committed: Some(id) },
+            Failure::Snoozed(after, reason) => Decision::Snooze { after, reason },
+            failure if attempts >= self.attempts_max => {
+                let reason = format!("delivery limit of {} reached: {}", self.attempts_max, failure.reason());
+                Decision::DeadLetter { reason, committed: None }
+            }
+            failure => {
+                Decision::Retry { after: pauses.exactly(attempts), reason: failure.reason().into_owned() }
+            }
+        }
     }
 }
 
@@ -80,8 +82,6 @@ fn broken_run(source: &(dyn StdError + 'static)) -> String {
 
 #[cfg(test)]
 mod tests {
-    use oncebox_claims::backoff::Backoff;
-
     use super::*;
 
     #[test]
@@ -105,9 +105,12 @@ mod tests {
             (Failure::Dead("x".to_owned()), 0, "dead letter: x"),
             (Failure::RetryAfter(second * 9), 1, "retry: the handler asked for a retry"),
         ] {
-            assert_eq!(reason(policy.decide(failure, attempts)), expected);
+            let pauses = policy.pauses(&failure);
+            assert_eq!(reason(policy.decide(failure, attempts, pauses)), expected);
         }
-        let asked = policy.decide(Failure::RetryAfter(second * 9), 1);
+        let asked = Failure::RetryAfter(second * 9);
+        let pauses = policy.pauses(&asked);
+        let asked = policy.decide(asked, 1, pauses);
         assert!(matches!(asked, Decision::Retry { after, .. } if after == second), "{asked:?}");
     }
 }

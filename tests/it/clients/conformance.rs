@@ -8,6 +8,7 @@ use tokio::time::timeout;
 use tokio_postgres::Client;
 
 use super::{
+    failing::{self, recovers},
     inbox,
     scenarios::{Column, Ends, Sent, documented, returns, sent_to},
     shop::{LIMIT, Programs, lines, publish_raw, repository},
@@ -108,11 +109,14 @@ async fn conform(client: &str, settings: &str) {
     let stream = env.stream().await;
     let postgres = env.pg().await;
     postgres.batch_execute(TABLES).await.unwrap();
+    postgres.batch_execute(failing::KEEPS).await.unwrap();
     let locked = env.pg().await;
     let lock = "SELECT pg_advisory_lock(oncebox.inbox_lock('conform:test', 'acme', 'locked'))";
     locked.batch_execute(lock).await.unwrap();
     let Some(mut consumer) = Running::start(&env, client, settings).await else { return };
-    let (setting, sent): (Vec<_>, Vec<_>) = sent_to(column).into_iter().partition(Sent::changes_its_session);
+    let (setting, mut sent): (Vec<_>, Vec<_>) =
+        sent_to(column).into_iter().partition(Sent::changes_its_session);
+    sent.push(recovers("fails-once"));
     let unlocked = returns("locked");
     let vectors = if column.reads_headers() { vectors() } else { Vec::new() };
     publish(&env, sent.iter().map(|sent| (own_key(&sent.name), sent))).await;
@@ -149,6 +153,7 @@ async fn conform(client: &str, settings: &str) {
     if again > column.runs_in_vain() {
         wrong.push(format!("{again} runs behind messages that have changed their session"));
     }
+    wrong.extend(failing::wrong(&env, &postgres, &sent).await);
     wrong.extend(lines(&postgres, HURRIED).await);
     if sent.iter().any(|sent| sent.name == "leaves-work") {
         wrong.extend(lines(&postgres, LATE).await);
@@ -238,6 +243,7 @@ fn compare(wrong: &mut Vec<String>, found: &Ended, sent: &Sent) {
                 && letter(reason)
                 && paused
         }
+        Ends::Recovers => expected(2, 1, "completed") && found.letters.is_empty(),
         Ends::Parted => expected(1, 1, "dead") && letter("the handler sent COMMIT by itself"),
         Ends::Unkept | Ends::Never(_) => false,
     };

@@ -27,7 +27,9 @@ const CLAIM: &str = "SELECT answer, pg_current_xact_id_if_assigned()::text
                      FROM oncebox.claim('conform:test', $1, $2, $3)";
 const SETTLE: &str = "SELECT oncebox.settle('conform:test', $1, $2::text::json, $3, $4)";
 const COMMITTED: &str = "SELECT pg_xact_status($1::text::xid8) = 'committed'";
-const FAILED: &str = "SELECT oncebox.attempt_failed('conform:test', $1, $2)";
+const FAILED: &str = "SELECT oncebox.attempt_failed('conform:test', $1, $2, $3, $4, timestamptz 'epoch' + $5 * interval '1 microsecond',
+                                              $6, $7, $8, $8)";
+const FORGET: &str = "SELECT oncebox.forget_attempts('conform:test', $1, $2)";
 const BURY: &str =
     "SELECT oncebox.bury('conform:test', $1, $2, $3, 'a', tenant => $4, committed_by => $5::text::xid8,
                                         headers => jsonb_build_object('Scenario', $6))";
@@ -83,6 +85,10 @@ impl Consumer {
             message: &message,
         };
         let again = self.run(&received).await.unwrap();
+        if again.is_none() && message.info().unwrap().delivered > 1 {
+            let owner = [(&received.key as &(dyn ToSql + Sync), Type::TEXT), (&received.tenant, Type::TEXT)];
+            self.pool.get().await.unwrap().query_typed(FORGET, &owner).await.unwrap();
+        }
         let kind = again.map_or(AckKind::Ack, |after| AckKind::Nak(Some(after)));
         message.ack_with(kind).await.unwrap();
     }
@@ -107,17 +113,16 @@ impl Consumer {
                 Failure::Conflict(_) if round < 5 => continue,
                 Failure::Dead(reason) => reason,
                 failure => {
-                    let owner: [(&(dyn ToSql + Sync), Type); 2] =
-                        [(&received.key, Type::TEXT), (&received.tenant, Type::TEXT)];
-                    let attempts: i64 = client.query_typed_one(FAILED, &owner).await?.get(0);
-                    match failure {
-                        Failure::RetryAfter(after) if attempts < ATTEMPTS => return Ok(Some(after)),
-                        _ if attempts < ATTEMPTS => return Ok(Some(PAUSE)),
-                        Failure::RetryAfter(_) => "delivery limit of 3 reached: asked for a retry".to_owned(),
+                    let (after, reason) = match failure {
+                        Failure::RetryAfter(after) => (after, "asked for a retry".to_owned()),
                         Failure::Conflict(reason) | Failure::Attempt(reason) | Failure::Dead(reason) => {
-                            format!("delivery limit of 3 reached: {reason}")
+                            (PAUSE, reason)
                         }
+                    };
+                    if self.failed(received, after, &reason).await? < ATTEMPTS {
+                        return Ok(Some(after));
                     }
+                    format!("delivery limit of 3 reached: {reason}")
                 }
             };
             let committed_by = xid.filter(|_| is_committed);
@@ -133,6 +138,25 @@ impl Consumer {
             return Ok((buried == "in_flight").then_some(PAUSE));
         }
         unreachable!("the last round returns")
+    }
+
+    /// Counts a failed attempt; how many have failed.
+    async fn failed(&self, received: &Received<'_>, after: Duration, reason: &str) -> Result<i64, Error> {
+        let info = received.message.info().unwrap();
+        let sequence = i64::try_from(info.stream_sequence).unwrap();
+        let stored_at = i64::try_from(info.published.unix_timestamp_nanos() / 1000).unwrap();
+        let parameters: [(&(dyn ToSql + Sync), Type); 8] = [
+            (&received.key, Type::TEXT),
+            (&received.tenant, Type::TEXT),
+            (&info.stream, Type::TEXT),
+            (&sequence, Type::INT8),
+            (&stored_at, Type::INT8),
+            (&reason, Type::TEXT),
+            (&received.message.subject.as_str(), Type::TEXT),
+            (&after.as_secs_f64(), Type::FLOAT8),
+        ];
+        let client = self.pool.get().await.unwrap();
+        Ok(client.query_typed_one(FAILED, &parameters).await?.get(0))
     }
 
     /// Claims and handles a message in one transaction; or why not, and the transaction that has

@@ -139,6 +139,7 @@ fn expected(ends: Ends) -> Expected {
             (1, 1, Some("completed"), &[410], Some((410, "\"A part of the request may be done\"")))
         }
         Ends::Unkept => (1, 1, Some("completed"), &[200], Some((410, "true"))),
+        Ends::Recovers => unreachable!("it is sent to consumers only"),
         Ends::Never(reason) => unreachable!("it was not sent: {reason}"),
     }
 }

@@ -62,6 +62,8 @@ pub(super) enum Ends {
     /// Rolled back and run again until the limit of attempts is reached, for a reason with this
     /// text; between two runs lie at least so many milliseconds.
     Fails(&'static str, u32),
+    /// Rolled back, and done by its second run.
+    Recovers,
     /// Given up at once, although a part of the writes was committed.
     Parted,
     /// Of a request: committed with its key, and the response is not stored.
@@ -109,7 +111,7 @@ impl Ends {
             Self::Done(_) => "again",
             Self::Rejected => "no",
             Self::Dead(_) => "dead",
-            Self::Fails(..) => "attempt",
+            Self::Fails(..) | Self::Recovers => "attempt",
             Self::Parted => "part",
             Self::Unkept => "gone",
             Self::Never(reason) => reason,
@@ -144,6 +146,11 @@ pub(super) struct Sent {
 }
 
 impl Sent {
+    /// One more message, which fails at first.
+    pub(super) fn recovering(name: &str, payload: Value) -> Self {
+        Self { name: name.to_owned(), payload, replies: false, sets: false, ends: Ends::Recovers }
+    }
+
     /// Whether the messages behind it meet a session that it has changed: it is not rolled back.
     pub(super) fn changes_its_session(&self) -> bool {
         self.sets && self.ends == Ends::Done(1)

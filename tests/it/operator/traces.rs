@@ -29,7 +29,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 use tracing_subscriber::prelude::*;
 
 use crate::{
-    inbox::support::{Does, inbox, stream_environment},
+    inbox::support::{Does, SCOPE, inbox, stream_environment},
     relay::{
         process::Process,
         support::{LIMIT, await_messages, values_of, with},
@@ -152,6 +152,22 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// The attributes that the conventions for messaging require of a consumer's span.
+fn assert_handled(span: &SpanData) {
+    let said = |name: &str| {
+        let found = span.attributes.iter().find(|attribute| attribute.key.as_str() == name);
+        found.map(|attribute| attribute.value.as_str().into_owned())
+    };
+    for (name, expected) in [
+        ("messaging.system", "nats"),
+        ("messaging.operation.name", "process"),
+        ("messaging.operation.type", "process"),
+        ("messaging.consumer.group.name", SCOPE),
+    ] {
+        assert_eq!(said(name).as_deref(), Some(expected), "{name}");
+    }
+}
+
 #[tokio::test]
 async fn one_trace_leads_from_the_producer_over_the_relay_to_the_consumer() {
     let (env, collector) = (stream_environment().await, Collector::start().await);
@@ -193,6 +209,7 @@ async fn one_trace_leads_from_the_producer_over_the_relay_to_the_consumer() {
     assert_eq!(handled.span_context.trace_id().to_string(), trace);
     assert_eq!(handled.parent_span_id.to_string(), producer);
     assert!(handled.parent_span_is_remote);
+    assert_handled(&handled);
 
     let published = collector.span_of("order").await;
     assert_eq!((hex(&published.trace_id), hex(&published.parent_span_id)), (trace.clone(), producer));

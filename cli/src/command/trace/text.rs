@@ -1,6 +1,6 @@
 //! Traces for people.
 
-use oncebox_operator::{Saga, Trace, TracedMessage};
+use oncebox_operator::{Saga, Trace, TracedFailure, TracedInbox, TracedMessage};
 
 use crate::command::{
     output::{self, time},
@@ -11,7 +11,12 @@ pub(super) fn text(trace: &Trace) -> String {
     let rows: Vec<[String; 8]> = trace.messages.iter().map(row).collect();
     let heads = ["KEY", "STATE", "ID", "LANE", "SUBJECT", "ORDERING KEY", "ENQUEUED", "MORE"];
     let mut text = if rows.is_empty() { String::new() } else { output::table(heads, &rows) };
-    if trace.messages.is_empty() {
+    let rows: Vec<[String; 2]> =
+        trace.inboxes.iter().map(|traced| [traced.key.clone(), stand(&traced.inbox)]).collect();
+    if !rows.is_empty() {
+        text += if text.is_empty() { "" } else { "\n" };
+        text += &output::table(["KEY OF A MESSAGE FROM ELSEWHERE", "IN AN INBOX"], &rows);
+    } else if trace.messages.is_empty() {
         text += "no message has the key: none was enqueued, or it was deleted after the retention time\n";
     }
     for progress in &trace.sagas {
@@ -71,11 +76,18 @@ fn more(message: &TracedMessage) -> String {
         parts.extend(parked.next_attempt_at.map(|at| format!("next attempt {}", time(at))));
         parts.extend(parked.died_at.map(|at| format!("died {}", time(at))));
     }
-    parts.extend(message.inboxes.iter().map(|inbox| {
-        let status = if inbox.status == "dead" { "dead letter" } else { &inbox.status };
-        let tenant = if inbox.tenant.is_empty() { String::new() } else { format!(" of {}", inbox.tenant) };
-        let database = inbox.database.as_ref().map(|database| format!(", {database}")).unwrap_or_default();
-        format!("{status} in {}{tenant}{database}", inbox.scope)
-    }));
+    parts.extend(message.inboxes.iter().map(stand));
     parts.join("; ")
+}
+
+/// How a key stands in an inbox.
+fn stand(inbox: &TracedInbox) -> String {
+    let status = if inbox.status == "dead" { "dead letter" } else { &inbox.status };
+    let tenant = if inbox.tenant.is_empty() { String::new() } else { format!(" of {}", inbox.tenant) };
+    let database = inbox.database.as_ref().map(|database| format!(", {database}")).unwrap_or_default();
+    let failure = inbox.failure.as_ref().map(|TracedFailure { failures, reason, next_at, .. }| {
+        let next = next_at.map(|at| format!(", next at {}", time(at))).unwrap_or_default();
+        format!(": {failures} failure{}{next}, {reason}", if *failures == 1 { "" } else { "s" })
+    });
+    format!("{status} in {}{tenant}{database}{}", inbox.scope, failure.unwrap_or_default())
 }

@@ -3,7 +3,9 @@
 -- $1 lock: 64-bit hash of schema, scope, tenant and key; $2 scope; $3 tenant; $4 key; $5 message;
 -- $6 1 when it may be run although an earlier run left no trace, else 0; $7 1 when the last run
 -- that began is known to be no attempt, else 0;
--- $8 retention of keys in seconds, or NULL for ever. Returns no row, and records nothing, when the
+-- $8 retention of keys in seconds, or NULL for ever; $9 stream or NULL; $10 sequence in it or NULL;
+-- $11 subject; $12 the reason when the last run, which was alone, left no trace: that was an
+-- attempt, and this run is how anybody knows. Returns no row, and records nothing, when the
 -- key has ended or another transaction works on it (the claim that follows finds out which), or
 -- when $6 is 0 and a run has left no trace. `open` is the number of runs that left no trace.
 -- Index: inbox_attempt_pkey, inbox_pkey. Locking: the key's advisory lock, tried without waiting,
@@ -30,6 +32,12 @@ WHERE NOT EXISTS (
   AND pg_try_advisory_xact_lock($1::bigint)
 ON CONFLICT ON CONSTRAINT inbox_attempt_pkey DO UPDATE
 SET begun = a.begun + CASE WHEN a.begun <= $7::bigint OR $6::bigint = 1 THEN 1 - least($7::bigint, a.begun) ELSE 0 END,
-    touched_at = clock_timestamp()
+    touched_at = clock_timestamp(),
+    reason = CASE WHEN $6::bigint = 1 AND a.begun - $7::bigint >= 2 THEN $12::text ELSE a.reason END,
+    failed_at = CASE WHEN $6::bigint = 1 AND a.begun - $7::bigint >= 2 THEN clock_timestamp() ELSE a.failed_at END,
+    due_at = CASE WHEN $6::bigint = 1 AND a.begun - $7::bigint >= 2 THEN NULL ELSE a.due_at END,
+    stream = coalesce(a.stream, $9::text),
+    stream_sequence = coalesce(a.stream_sequence, $10::bigint),
+    subject = coalesce(a.subject, $11::text)
 RETURNING failures::text,
           greatest(coalesce((SELECT b.begun FROM before AS b), 0) - $7::bigint, 0)::text AS open

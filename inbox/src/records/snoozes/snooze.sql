@@ -9,7 +9,8 @@ WITH tried AS (
   UPDATE {schema}.inbox_attempt AS a
   SET failures = a.failures + greatest(a.begun - 2, 0),
       begun = 0,
-      touched_at = clock_timestamp()
+      touched_at = clock_timestamp(),
+      due_at = clock_timestamp() + $6::bigint * interval '1 millisecond'
   WHERE a.scope = $1::text
     AND a.tenant = $2::text
     AND a.key = $3::text

@@ -1,0 +1,157 @@
+//! Messages that fail in an inbox, again and again: list, count by reason; `act` retries and buries
+//! them.
+
+mod act;
+
+use std::time::SystemTime;
+
+use oncebox_connect::{error::RelayError, postgres::Parameter};
+use serde::Serialize;
+use tokio_postgres::Row;
+
+use super::{
+    BATCH, Operator,
+    parked::{rfc3339, rfc3339_option},
+    selection::FailingSelection,
+};
+
+pub use act::FailingDone;
+
+/// A message that fails.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct FailingMessage {
+    /// Whose handler fails: `service:handler`.
+    pub scope: String,
+    /// Whose it is; empty where there is only one tenant.
+    pub tenant: String,
+    /// Its key.
+    pub key: String,
+    /// Its subject.
+    pub subject: Option<String>,
+    /// The stream that it is in; `None` when it came from elsewhere.
+    pub stream: Option<String>,
+    /// Its place there.
+    pub stream_sequence: Option<i64>,
+    /// How many attempts have failed.
+    pub failures: i64,
+    /// Why the last one failed.
+    pub reason: String,
+    /// When it failed.
+    #[serde(serialize_with = "rfc3339")]
+    pub failed_at: SystemTime,
+    /// When it is delivered again; `None` when its consumer has not said.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub due_at: Option<SystemTime>,
+    /// Tells its copies apart.
+    #[serde(skip)]
+    message: String,
+    /// Whether the time of its next delivery has come.
+    #[serde(skip)]
+    is_due: bool,
+}
+
+/// Messages that fail in one inbox for one reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct FailingReason {
+    /// Whose handler fails: `service:handler`.
+    pub scope: String,
+    /// Why.
+    pub reason: String,
+    /// How many.
+    pub messages: i64,
+    /// When the one failed that has not failed again for the longest time.
+    #[serde(serialize_with = "rfc3339")]
+    pub oldest_at: SystemTime,
+    /// When the first of them is delivered again.
+    #[serde(serialize_with = "rfc3339_option")]
+    pub next_at: Option<SystemTime>,
+}
+
+impl Operator {
+    /// Messages that fail, in the order of scope, tenant and key, `limit` at most.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn failing(
+        &self,
+        selection: &FailingSelection,
+        limit: usize,
+    ) -> Result<Vec<FailingMessage>, RelayError> {
+        let (mut found, mut page) = (Vec::new(), Some(Place::default()));
+        while let Some(after) = page.filter(|_| found.len() < limit) {
+            let (messages, next) = self.look_at_failing(&after, selection).await?;
+            found.extend(messages);
+            page = next;
+        }
+        found.truncate(limit);
+        Ok(found)
+    }
+
+    /// How many messages fail, by inbox and reason, the most frequent first; `limit` rows at most.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn failing_reasons(
+        &self,
+        selection: &FailingSelection,
+        limit: usize,
+    ) -> Result<Vec<FailingReason>, RelayError> {
+        let FailingSelection { key, scope, .. } = selection;
+        let (subject, reason) = (selection.expression(), selection.part_of_reason());
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let parameters: [&dyn Parameter; 5] = [key, scope, &subject, &reason, &limit];
+        let rows = self.query("count failing messages", &self.sql.failing_reasons, &parameters).await?;
+        let read = |row: &Row| FailingReason {
+            scope: row.get("scope"),
+            reason: row.get("reason"),
+            messages: row.get("messages"),
+            oldest_at: row.get("oldest_at"),
+            next_at: row.get("next_at"),
+        };
+        Ok(rows.iter().map(read).collect())
+    }
+
+    /// The selected ones of a page, and where the next one begins.
+    async fn look_at_failing(
+        &self,
+        Place([scope, tenant, key, message]): &Place,
+        selection: &FailingSelection,
+    ) -> Result<(Vec<FailingMessage>, Option<Place>), RelayError> {
+        let (subject, reason) = (selection.expression(), selection.part_of_reason());
+        let parameters: [&dyn Parameter; 9] =
+            [scope, tenant, key, message, &BATCH, &selection.key, &selection.scope, &subject, &reason];
+        let rows = self.query("look at failing messages", &self.sql.failing, &parameters).await?;
+        let is_full = rows.len() >= usize::try_from(BATCH).unwrap_or(usize::MAX);
+        let next = rows.last().filter(|_| is_full).map(Place::of);
+        Ok((rows.iter().filter(|row| row.get("selected")).map(failing_message).collect(), next))
+    }
+}
+
+/// Behind which row a page begins.
+#[derive(Debug, Default)]
+struct Place([String; 4]);
+
+impl Place {
+    fn of(row: &Row) -> Self {
+        Self(["scope", "tenant", "key", "message"].map(|column| row.get(column)))
+    }
+}
+
+fn failing_message(row: &Row) -> FailingMessage {
+    FailingMessage {
+        scope: row.get("scope"),
+        tenant: row.get("tenant"),
+        key: row.get("key"),
+        subject: row.get("subject"),
+        stream: row.get("stream"),
+        stream_sequence: row.get("stream_sequence"),
+        failures: row.get("failures"),
+        reason: row.get("reason"),
+        failed_at: row.get("failed_at"),
+        due_at: row.get("due_at"),
+        message: row.get("message"),
+        is_due: row.get::<_, Option<bool>>("is_due") == Some(true),
+    }
+}

@@ -1,0 +1,253 @@
+//! Retrying and burying messages that fail. The message itself is in its stream: an inbox keeps
+//! only how it failed.
+
+use std::{error::Error, time::SystemTime};
+
+use async_nats::jetstream::message::StreamMessage;
+use oncebox_connect::{config::Config, error::RelayError, postgres::Parameter};
+use serde::Serialize;
+
+use super::{FailingMessage, Place};
+use crate::{
+    Operator, execute, failed, query,
+    resend::{Resender, ToResend, headers_json},
+    selection::FailingSelection,
+};
+
+/// How many messages a command has dealt with, and how many it has left alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct FailingDone {
+    /// Retried, or buried.
+    pub done: u64,
+    /// Left alone: due already, or at work.
+    pub busy: u64,
+    /// Not in their stream any more: nobody delivers them again. A burial forgets them.
+    pub gone: u64,
+    /// They came from no stream, so nobody can fetch them.
+    pub elsewhere: u64,
+}
+
+impl FailingDone {
+    fn all(self) -> u64 {
+        self.done + self.busy + self.gone + self.elsewhere
+    }
+}
+
+/// The fate of one message.
+enum Fate {
+    Done,
+    Busy,
+    Gone,
+    Elsewhere,
+    /// It has ended meanwhile.
+    Ended,
+}
+
+/// The action of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Act {
+    Retry,
+    Bury,
+}
+
+impl Operator {
+    /// Has failing messages run again now, `limit` keys at most: of each key a copy of one message,
+    /// at the end of its stream, with the same key, headers and payload. Of the two the first one
+    /// that succeeds counts; the inbox answers the other as a duplicate, as do the inboxes of other
+    /// scopes. A key whose message is due already is left alone, so it gets one copy for each time
+    /// that it fails.
+    ///
+    /// # Errors
+    /// PostgreSQL or NATS refused or went away: the messages so far are retried, and the same call
+    /// goes on with the rest.
+    pub async fn retry_failing(
+        &mut self,
+        config: &Config,
+        selection: &FailingSelection,
+        limit: Option<u64>,
+    ) -> Result<FailingDone, RelayError> {
+        self.act_on_failing(config, selection, limit, Act::Retry).await
+    }
+
+    /// Gives failing messages up, `limit` keys at most: each becomes a dead letter of its inbox,
+    /// whole, and copies of it are answered as dead. One that its stream has no more is forgotten.
+    ///
+    /// # Errors
+    /// PostgreSQL or NATS refused or went away: the messages so far are buried, and the same call
+    /// goes on with the rest.
+    pub async fn bury_failing(
+        &mut self,
+        config: &Config,
+        selection: &FailingSelection,
+        limit: Option<u64>,
+    ) -> Result<FailingDone, RelayError> {
+        self.act_on_failing(config, selection, limit, Act::Bury).await
+    }
+
+    /// Counts the keys of failing messages up to `limit`; `to_retry` leaves out those that are due
+    /// already.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn count_failing(
+        &self,
+        selection: &FailingSelection,
+        limit: Option<u64>,
+        to_retry: bool,
+    ) -> Result<FailingDone, RelayError> {
+        let (mut found, mut page, mut last) = (FailingDone::default(), Some(Place::default()), None);
+        let limit = limit.unwrap_or(u64::MAX);
+        while let Some(after) = page.filter(|_| found.all() < limit) {
+            let (messages, next) = self.look_at_failing(&after, selection).await?;
+            for message in messages {
+                if found.all() < limit && last.replace(owner(&message)) != Some(owner(&message)) {
+                    let is_busy = to_retry && message.is_due;
+                    *(if is_busy { &mut found.busy } else { &mut found.done }) += 1;
+                }
+            }
+            page = next;
+        }
+        Ok(found)
+    }
+
+    async fn act_on_failing(
+        &mut self,
+        config: &Config,
+        selection: &FailingSelection,
+        limit: Option<u64>,
+        act: Act,
+    ) -> Result<FailingDone, RelayError> {
+        let resender = Resender::connect(config).await?;
+        let (mut found, mut page, mut last) = (FailingDone::default(), Some(Place::default()), None);
+        let limit = limit.unwrap_or(u64::MAX);
+        while let Some(after) = page.filter(|_| found.all() < limit) {
+            let (messages, next) = self.look_at_failing(&after, selection).await?;
+            for message in messages {
+                if found.all() == limit {
+                    return Ok(found);
+                }
+                // Its copies have the same fate.
+                if last.replace(owner(&message)) == Some(owner(&message)) {
+                    continue;
+                }
+                match self.act_on_one(&resender, &message, act).await? {
+                    Fate::Done => found.done += 1,
+                    Fate::Busy => found.busy += 1,
+                    Fate::Gone => found.gone += 1,
+                    Fate::Elsewhere => found.elsewhere += 1,
+                    Fate::Ended => {}
+                }
+            }
+            page = next;
+        }
+        Ok(found)
+    }
+
+    async fn act_on_one(
+        &mut self,
+        resender: &Resender,
+        message: &FailingMessage,
+        act: Act,
+    ) -> Result<Fate, RelayError> {
+        if act == Act::Retry && message.is_due {
+            return Ok(Fate::Busy);
+        }
+        let Some((stream, sequence)) = message.stream.as_deref().zip(message.stream_sequence) else {
+            return Ok(Fate::Elsewhere);
+        };
+        let stored = resender.stored(stream, sequence.cast_unsigned()).await;
+        let stored = stored.map_err(|problem| refused(&message.key, problem))?;
+        // A stream that was made again counts from 1 again.
+        let stored = stored.filter(|stored| copy_name(stream, stored) == message.message);
+        match (stored, act) {
+            (Some(stored), Act::Retry) => self.send_copy(resender, message, stored).await,
+            (Some(stored), Act::Bury) => self.bury_one(message, stored).await,
+            (None, Act::Retry) => Ok(Fate::Gone),
+            (None, Act::Bury) => self.forget_one(message).await,
+        }
+    }
+
+    async fn send_copy(
+        &mut self,
+        resender: &Resender,
+        message: &FailingMessage,
+        stored: StreamMessage,
+    ) -> Result<Fate, RelayError> {
+        let (stamp, sql) = (self.stamp.clone(), self.sql.retry_failing.clone());
+        let FailingMessage { scope, tenant, key, message: copy, .. } = message;
+        let transaction = self.begin().await?;
+        let parameters: [&dyn Parameter; 6] = [scope, tenant, key, copy, &stamp.operator, &stamp.note];
+        let rows = query(&transaction, "retry a failing message", &sql, &parameters).await?;
+        let Some(row) = rows.first() else { return Ok(Fate::Busy) };
+        let copy = ToResend {
+            outbox: row.get("outbox"),
+            key: Some(key.clone()),
+            subject: stored.subject.to_string(),
+            headers: headers_json(&stored.headers),
+            payload: stored.payload.to_vec(),
+            number: row.get("number"),
+        };
+        resender.publish(copy).await.map_err(|problem| refused(key, problem))?;
+        transaction.commit().await.map_err(failed("commit"))?;
+        Ok(Fate::Done)
+    }
+
+    async fn bury_one(
+        &mut self,
+        message: &FailingMessage,
+        stored: StreamMessage,
+    ) -> Result<Fate, RelayError> {
+        let (stamp, sql) = (self.stamp.clone(), self.sql.bury_failing.clone());
+        let FailingMessage { scope, tenant, key, stream, stream_sequence, failures, reason, .. } = message;
+        let (payload, subject) = (stored.payload.to_vec(), stored.subject.to_string());
+        let (headers, stored_at) = (headers_json(&stored.headers), SystemTime::from(stored.time));
+        let transaction = self.begin().await?;
+        let parameters: [&dyn Parameter; 13] = [
+            scope,
+            tenant,
+            key,
+            &payload,
+            &subject,
+            &headers,
+            stream,
+            stream_sequence,
+            &stored_at,
+            failures,
+            reason,
+            &stamp.operator,
+            &stamp.note,
+        ];
+        let rows = query(&transaction, "bury a failing message", &sql, &parameters).await?;
+        transaction.commit().await.map_err(failed("commit"))?;
+        Ok(match rows.first().map(|row| row.get::<_, &str>("answer")) {
+            Some("dead") => Fate::Done,
+            Some("in_flight") => Fate::Busy,
+            _ => Fate::Ended,
+        })
+    }
+
+    async fn forget_one(&mut self, message: &FailingMessage) -> Result<Fate, RelayError> {
+        let (stamp, sql) = (self.stamp.clone(), self.sql.forget_failing.clone());
+        let FailingMessage { scope, tenant, key, message: copy, .. } = message;
+        let transaction = self.begin().await?;
+        let parameters: [&dyn Parameter; 6] = [scope, tenant, key, copy, &stamp.operator, &stamp.note];
+        execute(&transaction, "forget a failing message", &sql, &parameters).await?;
+        transaction.commit().await.map_err(failed("commit"))?;
+        Ok(Fate::Gone)
+    }
+}
+
+fn refused(key: &str, source: Box<dyn Error + Send + Sync>) -> RelayError {
+    RelayError::Failing { key: key.to_owned(), source }
+}
+
+fn owner(message: &FailingMessage) -> [String; 3] {
+    [message.scope.clone(), message.tenant.clone(), message.key.clone()]
+}
+
+/// Which copy a stored message is, as inboxes name it: `inbox/src/records.rs`.
+fn copy_name(stream: &str, stored: &StreamMessage) -> String {
+    let stored_at = SystemTime::from(stored.time).duration_since(SystemTime::UNIX_EPOCH);
+    format!("{stream} {} {}", stored.sequence, stored_at.unwrap_or_default().as_micros())
+}

@@ -1,0 +1,17 @@
+-- Give a failing message up, whole, and record it. Returns how its key stands then: dead, or
+-- what decides instead.
+-- $1: scope; $2: tenant; $3: key; $4: payload; $5: subject; $6: headers as JSON; $7: stream; $8:
+-- sequence in it; $9: when the stream stored it; $10: failures; $11: reason; $12: operator; $13:
+-- note.
+-- Index: those of the function. Locking: the key's advisory lock, tried without waiting: a
+-- message at work is left alone.
+WITH buried AS MATERIALIZED (
+  SELECT {schema}.bury_failing($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10, $11) AS answer
+),
+noted AS (
+  INSERT INTO {schema}.audit (operator, note, action, scope, key, subject, reason)
+  SELECT $12, $13, 'bury', $1, $3, $5, $11
+  FROM buried AS b
+  WHERE b.answer = 'dead'
+)
+SELECT b.answer FROM buried AS b
