@@ -5,7 +5,7 @@ use oncebox_connect::{
     error::{RelayError, error_chain},
     postgres::{Parameter, typed},
 };
-use oncebox_relay::facts::{delayed_count, faults, inbox_status, sql};
+use oncebox_relay::facts::{InboxStatus, delayed_count, faults, inbox_status, sql};
 use oncebox_schema::SchemaName;
 use tokio_postgres::{Row, Transaction};
 
@@ -71,19 +71,8 @@ impl Operator {
         let bounds: [&dyn Parameter; 3] = [&LOOKED_AT_MAX, &LISTED_MAX, &behind_max];
         let blocked = ask.all("find blocked ordering keys", &sql.status_blocked, &bounds).await?;
         let reasons = ask.all("read the reasons", &sql.status_reasons, &[&looked_at, &LISTED_MAX]).await?;
-        let dead_letters = match overview.get("sees_inboxes") {
-            true => {
-                Some(ask.all("find dead letters", &sql.status_letters, &[&looked_at, &LISTED_MAX]).await?)
-            }
-            false => None,
-        };
-        let inboxes = match overview.get("counts_inboxes") {
-            true => {
-                let bounds: [&dyn Parameter; 2] = [&INBOXES_MAX, &INBOXES_NAMED_MAX];
-                Some(ask.all("count failing messages", &schema.sql(sql::INBOXES), &bounds).await?)
-            }
-            false => None,
-        };
+        let dead_letters = ask.dead_letters(&overview, &sql.status_letters).await?;
+        let inboxes = ask.inboxes(&overview, &schema.sql(sql::INBOXES)).await?;
         let sagas = ask.all("count sagas", &schema.sql(sql::SAGAS), &[&SAGAS_MAX]).await?;
         let losses = ask.all("read what was lost", &sql.losses, &[&LISTED_MAX]).await?;
         let faults =
@@ -110,8 +99,8 @@ impl Operator {
             blocked_keys: blocked.first().map_or(0, |row| row.get("keys")),
             blocked: blocked.iter().map(blocked_key).collect(),
             parked_reasons: reasons.iter().map(parked_reason).collect(),
-            dead_letters: dead_letters.map(|rows| rows.iter().map(DeadLetters::new).collect()),
-            inboxes: inboxes.map(|rows| rows.iter().map(inbox_status).collect()),
+            dead_letters,
+            inboxes,
             sagas_waiting: sagas.iter().filter_map(sagas_waiting).collect(),
             losses: losses.iter().map(LossStatus::new).collect(),
             faults,
@@ -176,6 +165,26 @@ impl Asking<'_> {
 
     async fn one(&self, what: &'static str, sql: &str) -> Result<Row, RelayError> {
         self.0.query_typed_one(sql, &[]).await.map_err(failed(what))
+    }
+
+    /// `None` when this role may not look.
+    async fn dead_letters(&self, overview: &Row, sql: &str) -> Result<Option<Vec<DeadLetters>>, RelayError> {
+        if !overview.get::<_, bool>("sees_inboxes") {
+            return Ok(None);
+        }
+        let bounds: [&dyn Parameter; 2] = [&i64::from(LOOKED_AT_MAX), &LISTED_MAX];
+        let rows = self.all("find dead letters", sql, &bounds).await?;
+        Ok(Some(rows.iter().map(DeadLetters::new).collect()))
+    }
+
+    /// `None` when this role may not count.
+    async fn inboxes(&self, overview: &Row, sql: &str) -> Result<Option<Vec<InboxStatus>>, RelayError> {
+        if !overview.get::<_, bool>("counts_inboxes") {
+            return Ok(None);
+        }
+        let bounds: [&dyn Parameter; 2] = [&INBOXES_MAX, &INBOXES_NAMED_MAX];
+        let rows = self.all("count failing messages", sql, &bounds).await?;
+        Ok(Some(rows.iter().map(inbox_status).collect()))
     }
 }
 
