@@ -1,5 +1,6 @@
--- $1 keys of a hundred inboxes, a tenth as many failing messages, of which half have ended, and a
--- tenth as many dead letters and snoozed messages. Locks: those of the INSERTs. Index: none is read.
+-- $1 keys of a hundred inboxes; a tenth as many messages that failed, of which half have ended; a
+-- tenth as many dead letters, and snoozed messages. Locks: those of the INSERTs. Index: none is
+-- read.
 WITH scope AS (
   INSERT INTO {schema}.inbox_scope (scope)
   SELECT 'service-' || n
