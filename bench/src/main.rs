@@ -26,6 +26,7 @@ mod fleet;
 mod http;
 mod idle;
 mod inbox;
+mod inboxes;
 mod loss;
 mod machine;
 mod mixed;

@@ -59,6 +59,7 @@ const FIGURES: &[Figure] = &[
     figure("drain_scraped_ratio", "drain, scraped / not scraped", Goal::AtLeast(0.97)),
     figure("drain_large_ratio", "drain at 10 M messages / at 100,000", Goal::AtLeast(0.95)),
     figure("scrape_large_ms", "a scrape at 10 M messages, ms", Goal::AtMost(10.0)),
+    figure("inboxes_ms", "counts of 100 inboxes at 10 M keys, ms", Goal::AtMost(10.0)),
     figure("publish_pipelined_no_keys_ratio", "drain, pipelined / async-nats", Goal::AtLeast(0.90)),
     figure("publish_pipelined_thousand_keys_ratio", "the same, 1,000 ordering keys", Goal::None),
     figure("publish_pipelined_one_key_ratio", "the same, one ordering key", Goal::None),

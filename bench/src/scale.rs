@@ -18,6 +18,7 @@ use crate::{
     backlog::{Backlog, Ordering, PAYLOAD_BYTES},
     config::Config,
     drain::{Beside, drain},
+    inboxes,
     relay::Relay,
     report::Report,
     servers::{Servers, within},
@@ -31,6 +32,7 @@ const SCRAPE_PAUSE: Duration = Duration::from_millis(50);
 
 /// Takes all rounds.
 pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Report) -> anyhow::Result<()> {
+    inboxes::measure(servers, config, report).await.context("count messages of inboxes")?;
     company(servers, config, report).await.context("drain beside something else")?;
     size(servers, config, report).await.context("drain a large backlog")
 }

@@ -110,7 +110,7 @@ fn forsaken(consumer: &ConsumerStatus) -> Option<Obstacle> {
             format!("nobody pulls from {}", name(consumer)),
             waiting(consumer),
             format!(
-                "start its service, or see in its log why it does not pull; if nobody needs the consumer any more: `nats consumer rm {}`",
+                "start its service, or see why it does not pull (its log; all its handlers may be busy); if nobody needs the consumer any more: `nats consumer rm {}`",
                 arguments(consumer)
             ),
         )

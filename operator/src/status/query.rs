@@ -5,7 +5,7 @@ use oncebox_connect::{
     error::{RelayError, error_chain},
     postgres::{Parameter, typed},
 };
-use oncebox_relay::facts::{delayed_count, faults, inbox_status, sql};
+use oncebox_relay::facts::{InboxStatus, delayed_count, faults, inbox_status, sql};
 use oncebox_schema::SchemaName;
 use tokio_postgres::{Row, Transaction};
 
@@ -73,11 +73,8 @@ impl Operator {
         let blocked = ask.all("find blocked ordering keys", &sql.status_blocked, &bounds).await?;
         let reasons = ask.all("read the reasons", &sql.status_reasons, &[&looked_at, &LISTED_MAX]).await?;
         let pauses = ask.all("list pauses", &sql.pauses, &[&LISTED_MAX]).await?;
-        let (sees, counts) = (overview.get("sees_inboxes"), overview.get("counts_inboxes"));
-        let letters: [&dyn Parameter; 2] = [&looked_at, &LISTED_MAX];
-        let dead_letters = ask.all_if(sees, "find dead letters", &sql.status_letters, &letters).await?;
-        let bounds: [&dyn Parameter; 2] = [&INBOXES_MAX, &INBOXES_NAMED_MAX];
-        let inboxes = ask.all_if(counts, "count inboxes", &schema.sql(sql::INBOXES), &bounds).await?;
+        let dead_letters = ask.dead_letters(&overview, &sql.status_letters).await?;
+        let inboxes = ask.inboxes(&overview, &schema.sql(sql::INBOXES)).await?;
         let sagas = ask.all("count sagas", &schema.sql(sql::SAGAS), &[&SAGAS_MAX]).await?;
         let losses = ask.all("read what was lost", &sql.losses, &[&LISTED_MAX]).await?;
         let faults =
@@ -105,8 +102,8 @@ impl Operator {
             blocked: blocked.iter().map(blocked_key).collect(),
             pauses: pauses.iter().map(pause_row).collect(),
             parked_reasons: reasons.iter().map(parked_reason).collect(),
-            dead_letters: dead_letters.map(|rows| rows.iter().map(DeadLetters::new).collect()),
-            inboxes: inboxes.map(|rows| rows.iter().map(inbox_status).collect()),
+            dead_letters,
+            inboxes,
             sagas_waiting: sagas.iter().filter_map(sagas_waiting).collect(),
             losses: losses.iter().map(LossStatus::new).collect(),
             faults,
@@ -169,19 +166,28 @@ impl Asking<'_> {
         query(&self.0, what, sql, parameters).await
     }
 
-    /// `None` when this role may not look.
-    async fn all_if(
-        &self,
-        may_look: bool,
-        what: &'static str,
-        sql: &str,
-        parameters: &[&(dyn Parameter + '_)],
-    ) -> Result<Option<Vec<Row>>, RelayError> {
-        if may_look { self.all(what, sql, parameters).await.map(Some) } else { Ok(None) }
-    }
-
     async fn one(&self, what: &'static str, sql: &str) -> Result<Row, RelayError> {
         self.0.query_typed_one(sql, &[]).await.map_err(failed(what))
+    }
+
+    /// `None` when this role may not look.
+    async fn dead_letters(&self, overview: &Row, sql: &str) -> Result<Option<Vec<DeadLetters>>, RelayError> {
+        if !overview.get::<_, bool>("sees_inboxes") {
+            return Ok(None);
+        }
+        let bounds: [&dyn Parameter; 2] = [&i64::from(LOOKED_AT_MAX), &LISTED_MAX];
+        let rows = self.all("find dead letters", sql, &bounds).await?;
+        Ok(Some(rows.iter().map(DeadLetters::new).collect()))
+    }
+
+    /// `None` when this role may not count.
+    async fn inboxes(&self, overview: &Row, sql: &str) -> Result<Option<Vec<InboxStatus>>, RelayError> {
+        if !overview.get::<_, bool>("counts_inboxes") {
+            return Ok(None);
+        }
+        let bounds: [&dyn Parameter; 2] = [&INBOXES_MAX, &INBOXES_NAMED_MAX];
+        let rows = self.all("count failing messages", sql, &bounds).await?;
+        Ok(Some(rows.iter().map(inbox_status).collect()))
     }
 }
 

@@ -62,7 +62,7 @@ pub struct InboxStatus {
     /// list.
     pub scope: Option<String>,
     /// Messages of which an attempt has failed, and that have not ended. This number and the next
-    /// two are counted to 1,000, and to an equal share of 2,000 where there are many inboxes.
+    /// two are counted to 1,000 where there is one inbox, else to an equal share of that.
     pub failing: i64,
     /// For how long the oldest of them has been in its stream; since its attempt, where it has come
     /// from none.

@@ -1,14 +1,14 @@
 -- The inboxes of this database: how many messages of each are failing, dead and snoozed, for how
 -- long the oldest failing one has been in its stream, and why the newest one failed. A message is
--- failing when an attempt has failed and its key has not ended. Of an inbox each number is counted
--- to 1,000, and to an equal share of 2,000 where there are many inboxes. The first inboxes by name
--- have a row each; the others have one together, with scope NULL.
--- $1: inboxes to look at, at most; $2: rows with a scope, at most. Index: inbox_scope_pkey,
+-- failing when an attempt has failed and its key has not ended. Each number is counted to 1,000
+-- where there is one inbox, else to an equal share of that. The first inboxes by name have a row
+-- each; the others have one together, with scope NULL.
+-- $1: inboxes to look at, 1,000 at most; $2: rows with a scope, at most. Index: inbox_scope_pkey,
 -- inbox_attempt_failed backwards, then inbox_pkey for each entry; dead_letter_once and
 -- inbox_snooze_due without their tables where these are vacuumed; each ORDER BY keeps the planner
 -- from another way. Locking: none.
 WITH named AS MATERIALIZED (
-  SELECT n.scope, row_number() OVER (ORDER BY n.scope) AS place, least(1000, 2000 / count(*) OVER ()) AS most
+  SELECT n.scope, row_number() OVER (ORDER BY n.scope) AS place, 1000 / count(*) OVER () AS most
   FROM (
     SELECT s.scope
     FROM {schema}.inbox_scope AS s
