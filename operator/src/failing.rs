@@ -139,6 +139,13 @@ impl Place {
     }
 }
 
+/// How many attempts have failed: those that are recorded, and runs that left no trace but for the
+/// first, and for the one that begins.
+pub(super) fn failures(row: &Row) -> i64 {
+    let untraced = row.get::<_, i64>("begun").saturating_sub(2).max(0);
+    row.get::<_, i64>("failures").saturating_add(untraced)
+}
+
 fn failing_message(row: &Row) -> FailingMessage {
     FailingMessage {
         scope: row.get("scope"),
@@ -147,7 +154,7 @@ fn failing_message(row: &Row) -> FailingMessage {
         subject: row.get("subject"),
         stream: row.get("stream"),
         stream_sequence: row.get("stream_sequence"),
-        failures: row.get("failures"),
+        failures: failures(row),
         reason: row.get("reason"),
         failed_at: row.get("failed_at"),
         due_at: row.get("due_at"),

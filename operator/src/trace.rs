@@ -10,6 +10,7 @@ use super::{
     AuditRow, BATCH, Operator,
     audit::audit_row,
     failed,
+    failing::failures,
     parked::{parking_state, rfc3339, rfc3339_option},
     query,
     sagas::SagaProgress,
@@ -240,7 +241,7 @@ fn settled_key(row: &Row) -> TracedKey {
 
 fn failing_key(row: &Row) -> TracedKey {
     let failure = TracedFailure {
-        failures: row.get("failures"),
+        failures: failures(row),
         reason: row.get("reason"),
         failed_at: row.get("failed_at"),
         next_at: row.get("due_at"),

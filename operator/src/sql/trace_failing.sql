@@ -44,7 +44,7 @@ found AS (
     LIMIT $4
   ) AS f
 )
-SELECT f.key, f.scope, f.tenant, f.failures + greatest(f.begun - 2, 0) AS failures, f.reason, f.failed_at, f.due_at
+SELECT f.key, f.scope, f.tenant, f.failures, f.begun, f.reason, f.failed_at, f.due_at
 FROM found AS f
 WHERE f.failed_at IS NOT NULL
   AND NOT EXISTS (
