@@ -13,6 +13,7 @@ use toml::{
 
 use super::{
     OPTIONS,
+    fleet::{DATABASE, DatabaseTable, add_databases},
     options::{at_same_key, nearest},
     place::{Place, scalar},
     stream::{self, StreamTable},
@@ -27,6 +28,7 @@ pub(super) struct File {
     /// Option name to text and line.
     pub(super) values: HashMap<&'static str, (String, usize)>,
     pub(super) streams: Vec<StreamTable>,
+    pub(super) databases: Vec<DatabaseTable>,
     pub(super) mistakes: Vec<String>,
 }
 
@@ -45,6 +47,8 @@ pub(super) fn parse(path: &Path, text: &str) -> File {
         let name = key.get_ref().as_ref();
         if name == STREAM {
             add_streams(&mut file, &place, value);
+        } else if name == DATABASE {
+            add_databases(&mut file, &place, value);
         } else if let Some(option) = at_same_key(name) {
             match scalar(value.get_ref()) {
                 Some(text) => drop(file.values.insert(option.name, (text, line))),
@@ -56,6 +60,11 @@ pub(super) fn parse(path: &Path, text: &str) -> File {
         } else {
             file.mistakes.push(place.mistake(line, unknown(name)));
         }
+    }
+    let lone = ["database-url", "database-url-file"].into_iter().filter(|_| !file.databases.is_empty());
+    for (option, line) in lone.filter_map(|name| Some((at_same_key(&name.replace('-', "_"))?, file.values.remove(name)?.1))) {
+        let problem = format!("{} stands beside [[database]] tables: write one for this database too", option.key());
+        file.mistakes.push(place.mistake(line, problem));
     }
     file.mistakes.sort_by_key(|mistake| line_of(mistake, path));
     file
@@ -72,7 +81,7 @@ fn unknown(name: &str) -> String {
         .iter()
         .filter(|o| o.is_in_file())
         .map(super::OptionSpec::key)
-        .chain([STREAM.into()])
+        .chain([STREAM.into(), DATABASE.into()])
         .collect();
     let written = name.replace('-', "_");
     let near = nearest(&written, keys.iter().map(|key| (key.as_str(), key.clone())));
@@ -80,7 +89,7 @@ fn unknown(name: &str) -> String {
     format!("{name:?} is not an option of oncebox{hint}")
 }
 
-fn add_streams(file: &mut File, place: &Place<'_>, value: &Spanned<DeValue<'_>>) {
+pub(super) fn add_streams(file: &mut File, place: &Place<'_>, value: &Spanned<DeValue<'_>>) {
     let mistake = place.mistake(place.line(value.span().start), "streams are written as [[stream]] tables");
     let Some(tables) = value.get_ref().as_array() else { return file.mistakes.push(mistake) };
     let mut names = HashSet::new();
