@@ -1,6 +1,7 @@
 //! The command line of `oncebox`.
 
 mod action;
+mod databases;
 mod doctor;
 mod document;
 mod help;
@@ -20,7 +21,7 @@ use std::io::{IsTerminal as _, Write as _};
 
 use clap::{Arg, ArgMatches};
 use oncebox_connect::{
-    config::{Config, ConfigError, OPTIONS, OutboxConfig, Sources, Values},
+    config::{Config, ConfigError, NamedConfig, OPTIONS, OutboxConfig, Sources, Values},
     postgres::connect_postgres,
 };
 use oncebox_operator::ParkedKind;
@@ -43,6 +44,8 @@ pub(crate) struct Command {
 
 enum Action {
     Relay(Box<Config>),
+    /// Holds all that was typed too, to read the file again.
+    Relays(Vec<NamedConfig>, Box<Sources>),
     /// Holds the number of lanes and the prefix of role names, if they were given.
     Migrate(Option<Lanes>, Option<RolePrefix>),
     Parked(parked::Asked),
@@ -55,7 +58,9 @@ enum Action {
     Verify(verify::Verify, Box<Config>),
     PruneOutbox(prune::OfOutbox),
     PruneInboxes(prune::OfInboxes),
-    Trace(trace::Trace),
+    /// Holds where to look.
+    Trace(trace::Trace, Vec<trace::Place>),
+    Databases(databases::Databases),
     /// Holds the whole configuration if NATS is configured.
     Status(status::Status, Option<Box<Config>>),
     Doctor(doctor::Doctor, Box<Config>),
@@ -170,7 +175,7 @@ fn parser() -> clap::Command {
         )
         .subcommand(saga::command(connection))
         .subcommands(document::commands());
-    help::complete(program)
+    help::complete(program.mut_subcommands(databases::with_databases))
 }
 
 fn group(name: &'static str, about: &'static str) -> clap::Command {
@@ -213,6 +218,19 @@ impl Command {
     }
 
     fn new(path: &[&str], flags: &ArgMatches, sources: Sources) -> Result<Self, ConfigError> {
+        if sources.has_databases() {
+            return databases::command(path, flags, &sources);
+        }
+        if flags.try_get_raw("database").is_ok_and(|names| names.is_some()) {
+            let problem =
+                "--database chooses of the databases that a configuration file names, but none is named";
+            return Err(ConfigError::distinct([sources.mistakes(), &[problem.to_owned()]].concat()));
+        }
+        Self::one(path, flags, sources)
+    }
+
+    /// The command on one database.
+    fn one(path: &[&str], flags: &ArgMatches, sources: Sources) -> Result<Self, ConfigError> {
         let needs = match path {
             ["relay" | "doctor"] => &[][..],
             ["status"] if sources.has("nats-url") => FOR_STATUS,
@@ -235,7 +253,9 @@ impl Command {
             (["relay"], Some(config)) => Action::Relay(config),
             (["doctor"], Some(config)) => Action::Doctor(doctor::Doctor::new(flags), config),
             (["status"], config) => Action::Status(status::Status::new(flags), config),
-            (["trace"], _) => Action::Trace(trace::Trace::new(flags, sources.values())?),
+            (["trace"], _) => {
+                Action::Trace(trace::Trace::new(flags, sources.values())?, vec![databases::lone(&outbox)])
+            }
             (["migrate"], _) => {
                 let lanes = flags.get_one::<u16>("lanes").copied();
                 let roles = flags.get_one::<RolePrefix>("role-prefix").cloned();
@@ -263,6 +283,13 @@ impl Command {
     pub(crate) async fn run(self) -> anyhow::Result<u8> {
         self.hidden.iter().for_each(|hidden| tracing::warn!("{hidden}"));
         match self.action {
+            Action::Databases(databases) => databases.run().await,
+            _ => self.run_one().await,
+        }
+    }
+
+    async fn run_one(self) -> anyhow::Result<u8> {
+        match self.action {
             Action::Parked(asked) => asked.run(&self.outbox).await,
             Action::Delayed(delayed) => delayed.run(&self.outbox).await,
             Action::DeadLetters(dead_letters, config) => {
@@ -274,10 +301,12 @@ impl Command {
             Action::Status(status, config) => return status.run(&self.outbox, config.as_deref()).await,
             Action::Doctor(doctor, config) => return doctor.run(&config).await,
             Action::Verify(verify, config) => return verify.run(&config).await,
-            Action::Trace(trace) => trace.run(&self.outbox).await,
+            Action::Trace(trace, places) => return trace.run(places).await,
+            Action::Databases(_) => unreachable!("each of them is a command of its own"),
             Action::PruneOutbox(prune) => prune.run(&self.outbox).await,
             Action::PruneInboxes(prune) => prune.run(&self.outbox).await,
             Action::Relay(config) => relay(*config).await,
+            Action::Relays(databases, sources) => relays(databases, *sources).await,
             Action::Migrate(lanes, roles) => install(&self.outbox, lanes, roles.as_ref()).await,
         }
         .map(|()| 0)
@@ -319,6 +348,11 @@ async fn relay(config: Config) -> anyhow::Result<()> {
         None
     });
     Ok(Relay::connect(config).await?.telling(systemd).serve(shutdown).await?)
+}
+
+async fn relays(databases: Vec<NamedConfig>, sources: Sources) -> anyhow::Result<()> {
+    let _ = (databases, sources);
+    todo!()
 }
 
 /// Logs go to standard error; standard output is for data.

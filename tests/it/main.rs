@@ -186,6 +186,7 @@ mod operator {
     mod findings; // dead letters, settings that differ and rates in a status, and its order
     mod backlog; // how many messages are due: counted, estimated, the same everywhere
     mod trace; // where a message and its steps are
+    mod databases; // commands on the databases that a file names
     mod verify; // the log compared with a stream, message by message
     mod dead; // dead messages: list, show, retry, discard
     mod given_up; // parked messages and replays that an operator gives up

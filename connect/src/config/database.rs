@@ -183,7 +183,10 @@ fn text_of_url(read: &mut Reader<'_>) -> Option<String> {
     match read.text("database-url") {
         Some(_) if in_file => {
             let other = read.sources.place("database-url");
-            read.mistake("database-url-file", format_args!("is given as well as {other}; give only one of them"));
+            read.mistake(
+                "database-url-file",
+                format_args!("is given as well as {other}; give only one of them"),
+            );
             None
         }
         None if in_file => read.secret_file("database-url-file"),

@@ -62,8 +62,11 @@ pub(super) fn parse(path: &Path, text: &str) -> File {
         }
     }
     let lone = ["database-url", "database-url-file"].into_iter().filter(|_| !file.databases.is_empty());
-    for (option, line) in lone.filter_map(|name| Some((at_same_key(&name.replace('-', "_"))?, file.values.remove(name)?.1))) {
-        let problem = format!("{} stands beside [[database]] tables: write one for this database too", option.key());
+    for (option, line) in
+        lone.filter_map(|name| Some((at_same_key(&name.replace('-', "_"))?, file.values.remove(name)?.1)))
+    {
+        let problem =
+            format!("{} stands beside [[database]] tables: write one for this database too", option.key());
         file.mistakes.push(place.mistake(line, problem));
     }
     file.mistakes.sort_by_key(|mistake| line_of(mistake, path));

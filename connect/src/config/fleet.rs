@@ -110,12 +110,8 @@ impl Sources {
 
 impl DatabaseTable {
     fn over(&self, rest: &Sources) -> Sources {
-        let mut all = Sources {
-            databases: Vec::new(),
-            mistakes: Vec::new(),
-            hidden: Vec::new(),
-            ..rest.clone()
-        };
+        let mut all =
+            Sources { databases: Vec::new(), mistakes: Vec::new(), hidden: Vec::new(), ..rest.clone() };
         let url = find("database-url").into_iter();
         for option in self.values.keys().filter_map(|name| find(name)).chain(url) {
             for other in option.alternatives() {
@@ -143,6 +139,7 @@ impl InTable {
         match line {
             Some(line) if self.own.contains(name) => Some((line, key)),
             Some(_) => None,
+            None if self.name.is_empty() => Some((self.line, key)),
             None => Some((self.line, format!("database {}: {key}", self.name))),
         }
     }
@@ -154,7 +151,8 @@ pub(super) fn add_databases(file: &mut File, place: &Place<'_>, value: &Spanned<
     let mistake = place.mistake(line, "databases are written as [[database]] tables");
     let Some(tables) = value.get_ref().as_array() else { return file.mistakes.push(mistake) };
     if tables.len() > DATABASES_MAX {
-        let problem = format!("{} databases are too many for one file; {DATABASES_MAX} at most", tables.len());
+        let problem =
+            format!("{} databases are too many for one file; {DATABASES_MAX} at most", tables.len());
         file.mistakes.push(place.mistake(line, problem));
     }
     let mut names = HashSet::new();
@@ -216,7 +214,9 @@ fn unknown(key: &str) -> String {
     if let Some(option) = at_same_key(key) {
         return match option.key_in_table() {
             Some(here) => format!("{key:?} is called {here} in a [[database]] table"),
-            None => format!("{key:?} is a setting of the whole process: write it above the [[database]] tables"),
+            None => {
+                format!("{key:?} is a setting of the whole process: write it above the [[database]] tables")
+            }
         };
     }
     let keys: Vec<String> = OPTIONS.iter().filter_map(super::OptionSpec::key_in_table).collect();

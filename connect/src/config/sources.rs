@@ -155,6 +155,12 @@ impl Sources {
         }
     }
 
+    /// All mistakes so far.
+    #[must_use]
+    pub fn mistakes(&self) -> &[String] {
+        &self.mistakes
+    }
+
     /// Drops the options that `is_meant` refuses: a command looks only at the options that it has.
     #[must_use]
     pub fn only(mut self, is_meant: impl Fn(&str) -> bool) -> Self {
@@ -179,7 +185,9 @@ impl Sources {
         let Some(option) = find(name) else { return name.to_owned() };
         let line = self.lines.get(name).copied();
         let in_table = self.table.as_ref().filter(|_| line.is_some() || !self.has(name));
-        if let (Some((line, key)), Some(file)) = (in_table.and_then(|table| table.place(name, line)), &self.file) {
+        if let (Some((line, key)), Some(file)) =
+            (in_table.and_then(|table| table.place(name, line)), &self.file)
+        {
             return format!("{}:{line}: {key}", file.display());
         }
         match (line, &self.file) {

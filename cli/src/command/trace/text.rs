@@ -2,10 +2,39 @@
 
 use oncebox_operator::{Saga, Trace, TracedMessage};
 
+use super::Found;
 use crate::command::{
     output::{self, time},
     saga,
 };
+
+/// The messages of several databases in the order of time, then the rest of each database.
+pub(super) fn timeline(all: &[Found]) -> String {
+    let messages =
+        all.iter().flat_map(|found| found.trace.messages.iter().map(move |message| (found, message)));
+    let mut messages: Vec<(&Found, &TracedMessage)> = messages.collect();
+    messages.sort_by_key(|(_, message)| message.created_at);
+    let rows = messages.into_iter().map(|(found, message)| {
+        let (key, subject) = (message.key.clone(), message.subject.clone());
+        [
+            time(message.created_at),
+            found.database.clone(),
+            key,
+            message.state.to_owned(),
+            subject,
+            more(message),
+        ]
+    });
+    let heads = ["ENQUEUED", "DATABASE", "KEY", "STATE", "SUBJECT", "MORE"];
+    let mut text = output::table(heads, &rows.collect::<Vec<_>>());
+    for found in all {
+        let rest = rest(&found.trace);
+        if !rest.is_empty() {
+            text += &format!("\ndatabase {}\n{}", found.database, rest.trim_start_matches('\n'));
+        }
+    }
+    text
+}
 
 pub(super) fn text(trace: &Trace) -> String {
     let rows: Vec<[String; 8]> = trace.messages.iter().map(row).collect();
@@ -14,6 +43,12 @@ pub(super) fn text(trace: &Trace) -> String {
     if trace.messages.is_empty() {
         text += "no message has the key: none was enqueued, or it was deleted after the retention time\n";
     }
+    text + &rest(trace)
+}
+
+/// Sagas, and what operators did.
+fn rest(trace: &Trace) -> String {
+    let mut text = String::new();
     for progress in &trace.sagas {
         let Saga { key, saga_type, state, reason, .. } = &progress.saga;
         let reason = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
