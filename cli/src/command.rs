@@ -25,7 +25,7 @@ use oncebox_connect::{
     postgres::connect_postgres,
 };
 use oncebox_operator::ParkedKind;
-use oncebox_relay::{Relay, Systemd};
+use oncebox_relay::{Relay, Supervisor, Systemd};
 use oncebox_schema::{Lanes, RolePrefix, installed_lanes, migrate_with_roles};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -342,17 +342,20 @@ fn set_aside(kind: ParkedKind, name: &str, flags: &ArgMatches) -> Action {
 
 async fn relay(config: Config) -> anyhow::Result<()> {
     let shutdown = shutdown_signal()?;
-    // Delivering unsupervised is better than not delivering.
-    let systemd = Systemd::from_environment(std::env::var_os).unwrap_or_else(|problem| {
-        tracing::warn!("{problem}");
-        None
-    });
-    Ok(Relay::connect(config).await?.telling(systemd).serve(shutdown).await?)
+    Ok(Relay::connect(config).await?.telling(systemd()).serve(shutdown).await?)
 }
 
 async fn relays(databases: Vec<NamedConfig>, sources: Sources) -> anyhow::Result<()> {
-    let _ = (databases, sources);
-    todo!()
+    let shutdown = shutdown_signal()?;
+    Ok(Supervisor::run(databases, sources, systemd(), shutdown).await?)
+}
+
+/// Delivering unsupervised is better than not delivering.
+fn systemd() -> Option<Systemd> {
+    Systemd::from_environment(std::env::var_os).unwrap_or_else(|problem| {
+        tracing::warn!("{problem}");
+        None
+    })
 }
 
 /// Logs go to standard error; standard output is for data.

@@ -50,6 +50,7 @@ mod relay {
     mod rolling; // a rolling deploy: the database is migrated beneath running relays
     mod config; // the configuration file, its documentation, and the streams that it declares
     mod cli; // the program's manners: exit codes, signals, HTTP
+    mod databases; // one process for several databases
     mod documents; // completions, the manual page, log lines in JSON
 }
 

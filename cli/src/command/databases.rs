@@ -11,7 +11,7 @@ use oncebox_connect::{
 };
 use serde_json::json;
 use tokio::time::timeout;
-use tracing::{Instrument as _, info_span};
+use tracing::{Instrument as _, error_span};
 
 use super::{
     Action, Command, output,
@@ -180,7 +180,7 @@ impl Databases {
             if !self.json {
                 output::print(&format!("database {name}\n"))?;
             }
-            let span = info_span!("database", name);
+            let span = error_span!("database", name);
             let result = output::naming(&name, command.run_one()).instrument(span).await;
             worst = worst.max(result.unwrap_or_else(|error| {
                 tracing::error!(database = name, "{}", error_chain(error.as_ref()));
@@ -195,7 +195,7 @@ impl Databases {
 async fn at_once(commands: Vec<(String, Command)>) -> Vec<Ended> {
     let looks = commands.into_iter().map(|(database, command)| async move {
         let target = command.outbox.postgres_target();
-        let span = info_span!("database", name = database);
+        let span = error_span!("database", name = database);
         let (text, result) =
             output::keep(&database, in_time(target, command.run_one())).instrument(span).await;
         Ended { database, text, result }

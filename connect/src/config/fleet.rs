@@ -103,7 +103,12 @@ impl Sources {
             let is_read_once = name.starts_with("database-") && name.ends_with("-file");
             is_read_once.then(|| std::fs::read_to_string(value).unwrap_or_default())
         };
-        let values = self.values.iter().map(|(name, value)| (*name, (value.clone(), content(name, value))));
+        // Others of the process are read by each relay.
+        let mine = self
+            .values
+            .iter()
+            .filter(|(name, _)| !["config", "http-listen", "log", "log-format"].contains(*name));
+        let values = mine.map(|(name, value)| (*name, (value.clone(), content(name, value))));
         Settings { values: values.collect(), streams: format!("{:?}", self.streams) }
     }
 }
