@@ -21,6 +21,7 @@ mod place;
 mod reader;
 mod sources;
 mod stream;
+mod table;
 pub mod tls;
 
 use std::{

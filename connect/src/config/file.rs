@@ -1,26 +1,22 @@
 //! The configuration file: TOML, every mistake with its line, none with a value that could be a
 //! secret.
 
-use std::{
-    collections::{HashMap, HashSet},
-    path::Path,
-};
+use std::{collections::HashMap, path::Path};
 
-use toml::{
-    Spanned,
-    de::{DeTable, DeValue},
-};
+use toml::de::DeTable;
 
 use super::{
     OPTIONS,
-    fleet::{DATABASE, DatabaseTable, add_databases},
     options::{at_same_key, nearest},
     place::{Place, scalar},
     stream::{self, StreamTable},
+    table::{self, DatabaseTable},
 };
 
 /// The name of the tables that declare streams.
 const STREAM: &str = "stream";
+/// The name of those that name databases.
+const DATABASE: &str = "database";
 
 /// The contents of a configuration file.
 #[derive(Default)]
@@ -46,9 +42,13 @@ pub(super) fn parse(path: &Path, text: &str) -> File {
         let line = place.line(key.span().start);
         let name = key.get_ref().as_ref();
         if name == STREAM {
-            add_streams(&mut file, &place, value);
+            let (streams, mistakes) = stream::parse_all(&place, value);
+            file.streams = streams;
+            file.mistakes.extend(mistakes);
         } else if name == DATABASE {
-            add_databases(&mut file, &place, value);
+            let (databases, mistakes) = table::parse_all(&place, value);
+            file.databases = databases;
+            file.mistakes.extend(mistakes);
         } else if let Some(option) = at_same_key(name) {
             match scalar(value.get_ref()) {
                 Some(text) => drop(file.values.insert(option.name, (text, line))),
@@ -90,21 +90,4 @@ fn unknown(name: &str) -> String {
     let near = nearest(&written, keys.iter().map(|key| (key.as_str(), key.clone())));
     let hint = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
     format!("{name:?} is not an option of oncebox{hint}")
-}
-
-pub(super) fn add_streams(file: &mut File, place: &Place<'_>, value: &Spanned<DeValue<'_>>) {
-    let mistake = place.mistake(place.line(value.span().start), "streams are written as [[stream]] tables");
-    let Some(tables) = value.get_ref().as_array() else { return file.mistakes.push(mistake) };
-    let mut names = HashSet::new();
-    for table in tables.iter() {
-        let line = place.line(table.span().start);
-        let Some(fields) = table.get_ref().as_table() else { return file.mistakes.push(mistake) };
-        match stream::parse(place, line, fields) {
-            Ok(stream) if !names.insert(stream.name.clone()) => {
-                file.mistakes.push(place.mistake(line, format!("stream {} is declared twice", stream.name)));
-            }
-            Ok(stream) => file.streams.push(stream),
-            Err(mistakes) => file.mistakes.extend(mistakes),
-        }
-    }
 }

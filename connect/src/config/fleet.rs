@@ -1,45 +1,13 @@
-//! `[[database]]` tables: a file that names several databases. Each has the settings of its table
-//! over those of the rest of the file, of the environment and of flags.
+//! The databases that a file names: each has the settings of its table over those of the rest of the
+//! file, of the environment and of flags.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-
-use toml::{
-    Spanned,
-    de::{DeTable, DeValue},
-};
+use std::collections::BTreeMap;
 
 use super::{
-    Config, ConfigError, OPTIONS, Sources,
-    file::{File, add_streams},
-    options::{at_same_key, find, in_table, nearest},
-    place::{Place, scalar},
-    stream::StreamTable,
+    Config, ConfigError, Sources,
+    options::find,
+    table::{DatabaseTable, InTable},
 };
-
-/// The name of these tables.
-pub(super) const DATABASE: &str = "database";
-/// Databases of one file, at most: each takes connections of the process.
-const DATABASES_MAX: usize = 256;
-/// Names become labels of metrics.
-const NAME_MAX: usize = 63;
-
-/// One table.
-#[derive(Clone, Debug)]
-pub(super) struct DatabaseTable {
-    pub(super) name: String,
-    line: usize,
-    /// Option name to text and line.
-    values: HashMap<&'static str, (String, usize)>,
-    streams: Vec<StreamTable>,
-}
-
-/// Which table settings are of; for mistakes.
-#[derive(Clone, Debug)]
-pub(super) struct InTable {
-    name: String,
-    line: usize,
-    own: HashSet<&'static str>,
-}
 
 /// One of the databases that a file names, with the configuration of its relay.
 #[derive(Clone, Debug)]
@@ -84,16 +52,10 @@ impl NamedConfig {
 }
 
 impl Sources {
-    /// Whether the file names several databases.
-    #[must_use]
-    pub fn has_databases(&self) -> bool {
-        !self.databases.is_empty()
-    }
-
     /// The name and the settings of each database that the file names. Mistakes so far stay here.
     #[must_use]
     pub fn databases(&self) -> Vec<(String, Self)> {
-        self.databases.iter().map(|table| (table.name.clone(), table.over(self))).collect()
+        self.databases.iter().map(|table| (table.name.clone(), over(self, table))).collect()
     }
 
     /// All that was typed of one database.
@@ -113,120 +75,24 @@ impl Sources {
     }
 }
 
-impl DatabaseTable {
-    fn over(&self, rest: &Sources) -> Sources {
-        let mut all =
-            Sources { databases: Vec::new(), mistakes: Vec::new(), hidden: Vec::new(), ..rest.clone() };
-        let url = find("database-url").into_iter();
-        for option in self.values.keys().filter_map(|name| find(name)).chain(url) {
-            for other in option.alternatives() {
-                all.values.remove(other);
-                all.lines.remove(other);
-            }
-        }
-        for (name, (text, line)) in &self.values {
-            all.values.insert(name, text.clone());
-            all.lines.insert(name, *line);
-        }
-        if !self.streams.is_empty() {
-            all.streams.clone_from(&self.streams);
-        }
-        let own = self.values.keys().copied().collect();
-        all.table = Some(InTable { name: self.name.clone(), line: self.line, own });
-        all
-    }
-}
-
-impl InTable {
-    /// The line of an option and its name, for one that this table gives, or that nobody gives.
-    pub(super) fn place(&self, name: &str, line: Option<usize>) -> Option<(usize, String)> {
-        let key = find(name).and_then(|option| option.key_in_table())?;
-        match line {
-            Some(line) if self.own.contains(name) => Some((line, key)),
-            Some(_) => None,
-            None if self.name.is_empty() => Some((self.line, key)),
-            None => Some((self.line, format!("database {}: {key}", self.name))),
+/// The settings of a table, over those of the rest.
+fn over(rest: &Sources, table: &DatabaseTable) -> Sources {
+    let mut all = Sources { databases: Vec::new(), mistakes: Vec::new(), hidden: Vec::new(), ..rest.clone() };
+    let url = find("database-url").into_iter();
+    for option in table.values.keys().filter_map(|name| find(name)).chain(url) {
+        for other in option.alternatives() {
+            all.values.remove(other);
+            all.lines.remove(other);
         }
     }
-}
-
-/// Reads the tables of a file.
-pub(super) fn add_databases(file: &mut File, place: &Place<'_>, value: &Spanned<DeValue<'_>>) {
-    let line = place.line(value.span().start);
-    let mistake = place.mistake(line, "databases are written as [[database]] tables");
-    let Some(tables) = value.get_ref().as_array() else { return file.mistakes.push(mistake) };
-    if tables.len() > DATABASES_MAX {
-        let problem =
-            format!("{} databases are too many for one file; {DATABASES_MAX} at most", tables.len());
-        file.mistakes.push(place.mistake(line, problem));
+    for (name, (text, line)) in &table.values {
+        all.values.insert(name, text.clone());
+        all.lines.insert(name, *line);
     }
-    let mut names = HashSet::new();
-    for table in tables.iter() {
-        let line = place.line(table.span().start);
-        let Some(fields) = table.get_ref().as_table() else { return file.mistakes.push(mistake) };
-        let table = read(file, place, line, fields);
-        if !table.name.is_empty() && !names.insert(table.name.clone()) {
-            file.mistakes.push(place.mistake(line, format!("database {} is named twice", table.name)));
-        }
-        file.databases.push(table);
+    if !table.streams.is_empty() {
+        all.streams.clone_from(&table.streams);
     }
-}
-
-fn read(file: &mut File, place: &Place<'_>, line: usize, fields: &DeTable<'_>) -> DatabaseTable {
-    let mut table = DatabaseTable { name: String::new(), line, values: HashMap::new(), streams: Vec::new() };
-    // The streams of a table, with the mistakes of the whole file.
-    let mut inner = File::default();
-    for (key, value) in fields {
-        let line = place.line(key.span().start);
-        let (key, text) = (key.get_ref().as_ref(), scalar(value.get_ref()));
-        if key == "stream" {
-            add_streams(&mut inner, place, value);
-            continue;
-        }
-        let option = in_table(key);
-        let problem = match (option, text) {
-            (None, Some(text)) if key == "name" && is_name(&text) => {
-                table.name = text;
-                continue;
-            }
-            (Some(option), Some(text)) => {
-                table.values.insert(option.name, (text, line));
-                continue;
-            }
-            (None, text) if key == "name" => format!(
-                "name: {:?} is not a name: 1 to {NAME_MAX} letters, digits, - _ or .",
-                text.unwrap_or_default()
-            ),
-            (Some(_), None) => format!("{key} is a text, a whole number, true or false"),
-            (None, _) => unknown(key),
-        };
-        file.mistakes.push(place.mistake(line, problem));
-    }
-    if !fields.keys().any(|key| key.get_ref() == "name") {
-        file.mistakes.push(place.mistake(line, "a database needs its name"));
-    }
-    file.mistakes.append(&mut inner.mistakes);
-    table.streams = inner.streams;
-    table
-}
-
-fn is_name(text: &str) -> bool {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    (1..=NAME_MAX).contains(&text.len()) && text.chars().all(is_plain)
-}
-
-fn unknown(key: &str) -> String {
-    if let Some(option) = at_same_key(key) {
-        return match option.key_in_table() {
-            Some(here) => format!("{key:?} is called {here} in a [[database]] table"),
-            None => {
-                format!("{key:?} is a setting of the whole process: write it above the [[database]] tables")
-            }
-        };
-    }
-    let keys: Vec<String> = OPTIONS.iter().filter_map(super::OptionSpec::key_in_table).collect();
-    let known = keys.iter().map(String::as_str).chain(["name", "stream"]);
-    let near = nearest(&key.replace('-', "_"), known.map(|key| (key, key.to_owned())));
-    let hint = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
-    format!("{key:?} is not a setting of a database{hint}")
+    let own = table.values.keys().copied().collect();
+    all.table = Some(InTable { name: table.name.clone(), line: table.line, own });
+    all
 }

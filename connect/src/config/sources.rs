@@ -7,9 +7,9 @@ use std::{
 
 use super::{
     OPTIONS, OptionSpec, Values, file,
-    fleet::{DatabaseTable, InTable},
     options::{find, nearest},
     stream::StreamTable,
+    table::{DatabaseTable, InTable},
 };
 
 /// A secret as given; nothing shows it.
@@ -153,6 +153,12 @@ impl Sources {
                 }
             }
         }
+    }
+
+    /// Whether the file names several databases.
+    #[must_use]
+    pub fn has_databases(&self) -> bool {
+        !self.databases.is_empty()
     }
 
     /// All mistakes so far.
