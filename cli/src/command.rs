@@ -11,6 +11,7 @@ mod losses;
 mod output;
 mod parked;
 mod prune;
+mod relay;
 mod replay;
 mod saga;
 mod status;
@@ -25,12 +26,8 @@ use oncebox_connect::{
     postgres::connect_postgres,
 };
 use oncebox_operator::ParkedKind;
-use oncebox_relay::{Relay, Supervisor, Systemd};
 use oncebox_schema::{Lanes, RolePrefix, installed_lanes, migrate_with_roles};
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    task::JoinSet,
-};
+use tokio::task::JoinSet;
 use tracing_subscriber::EnvFilter;
 
 /// The command with its arguments, checked.
@@ -305,8 +302,8 @@ impl Command {
             Action::Databases(_) => unreachable!("each of them is a command of its own"),
             Action::PruneOutbox(prune) => prune.run(&self.outbox).await,
             Action::PruneInboxes(prune) => prune.run(&self.outbox).await,
-            Action::Relay(config) => relay(*config).await,
-            Action::Relays(databases, sources) => relays(databases, *sources).await,
+            Action::Relay(config) => relay::one(*config).await,
+            Action::Relays(databases, sources) => relay::many(databases, *sources).await,
             Action::Migrate(lanes, roles) => install(&self.outbox, lanes, roles.as_ref()).await,
         }
         .map(|()| 0)
@@ -340,24 +337,6 @@ fn set_aside(kind: ParkedKind, name: &str, flags: &ArgMatches) -> Action {
     Action::Parked(parked::Asked::new(kind, name, flags))
 }
 
-async fn relay(config: Config) -> anyhow::Result<()> {
-    let shutdown = shutdown_signal()?;
-    Ok(Relay::connect(config).await?.telling(systemd()).serve(shutdown).await?)
-}
-
-async fn relays(databases: Vec<NamedConfig>, sources: Sources) -> anyhow::Result<()> {
-    let shutdown = shutdown_signal()?;
-    Ok(Supervisor::run(databases, sources, systemd(), shutdown).await?)
-}
-
-/// Delivering unsupervised is better than not delivering.
-fn systemd() -> Option<Systemd> {
-    Systemd::from_environment(std::env::var_os).unwrap_or_else(|problem| {
-        tracing::warn!("{problem}");
-        None
-    })
-}
-
 /// Logs go to standard error; standard output is for data.
 pub(crate) fn start_logging(command: &Command) {
     let filter = Config::log_filter(&command.values);
@@ -369,27 +348,4 @@ pub(crate) fn start_logging(command: &Command) {
     // Colours are for people; a log file full of escape codes is for nobody.
     let colours = std::io::stderr().is_terminal();
     lines.with_ansi(colours).init();
-}
-
-/// Resolves at the first SIGTERM or SIGINT. A second one ends the process at once.
-fn shutdown_signal() -> anyhow::Result<impl Future<Output = ()>> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    Ok(async move {
-        let next = async move || {
-            tokio::select! {
-                _ = terminate.recv() => (),
-                _ = interrupt.recv() => (),
-            }
-        };
-        let mut next = next;
-        next().await;
-        tracing::info!("draining; a second signal ends the relay at once");
-        let watcher = async move {
-            next().await;
-            #[expect(clippy::exit, reason = "the operator asked twice; unsettled messages are sent again")]
-            std::process::exit(130);
-        };
-        drop(tokio::runtime::Handle::current().spawn(watcher));
-    })
 }
