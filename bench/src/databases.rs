@@ -3,7 +3,7 @@
 //!
 //! Idle, each database has had one message. The relay is scraped meanwhile, as Prometheus does.
 
-use std::{fmt::Write as _, time::Duration};
+use std::{fmt::Write as _, path::PathBuf, time::Duration};
 
 use tokio::time::{Instant, sleep};
 
@@ -72,18 +72,24 @@ pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Rep
     Ok(())
 }
 
-async fn take(servers: &Servers, count: usize, length: Duration) -> anyhow::Result<Round> {
-    let mut databases = vec![servers.migrated().await?];
-    while databases.len() < count {
-        databases.push(servers.copy_of(&databases[0]).await?);
-    }
+/// The configuration file that names these databases.
+fn write_file(servers: &Servers, databases: &[String]) -> anyhow::Result<PathBuf> {
     let mut file = String::new();
-    for name in &databases {
+    for name in databases {
         writeln!(file, "[[database]]\nname = {name:?}\nurl = {:?}", servers.database_url(name))?;
     }
     std::fs::create_dir_all(crate::report::directory()?)?;
     let path = crate::report::directory()?.join("databases.toml");
     std::fs::write(&path, file)?;
+    Ok(path)
+}
+
+async fn take(servers: &Servers, count: usize, length: Duration) -> anyhow::Result<Round> {
+    let mut databases = vec![servers.migrated().await?];
+    while databases.len() < count {
+        databases.push(servers.copy_of(&databases[0]).await?);
+    }
+    let path = write_file(servers, &databases)?;
     let mut stream = servers.fresh_stream().await?;
     let mut relay = Relay::start_with(servers, "none", &path)?;
     let plan = |prefix: &'static str, interval: Duration| -> anyhow::Result<Plan> {

@@ -181,7 +181,7 @@ impl Databases {
                 output::print(&format!("database {name}\n"))?;
             }
             let span = error_span!("database", name);
-            let result = output::naming(&name, command.run_one()).instrument(span).await;
+            let result = output::naming(&name, Box::pin(command.run_one())).instrument(span).await;
             worst = worst.max(result.unwrap_or_else(|error| {
                 tracing::error!(database = name, "{}", error_chain(error.as_ref()));
                 crate::exit_code(&error)
@@ -197,7 +197,7 @@ async fn at_once(commands: Vec<(String, Command)>) -> Vec<Ended> {
         let target = command.outbox.postgres_target();
         let span = error_span!("database", name = database);
         let (text, result) =
-            output::keep(&database, in_time(target, command.run_one())).instrument(span).await;
+            output::keep(&database, in_time(target, Box::pin(command.run_one()))).instrument(span).await;
         Ended { database, text, result }
     });
     together(looks).await

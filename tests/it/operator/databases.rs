@@ -1,10 +1,11 @@
 //! Commands on the databases that a configuration file names.
 
-use std::{fs, time::Instant};
+use std::fs;
 
 use oncebox_tests::{TestEnv, oncebox};
 use serde_json::Value;
 use tempfile::NamedTempFile;
+use tokio::time::Instant;
 
 use crate::relay::support::{enqueue, through_proxy};
 
