@@ -69,8 +69,12 @@ impl Reader {
                 return shutdown.cancelled().await;
             }
             if !is_fresh(*self.answered.borrow()) {
+                let reading = async {
+                    let _turn = store.turn().await;
+                    timeout(READ_TIMEOUT, store.lag()).await
+                };
                 let reading = tokio::select! {
-                    reading = timeout(READ_TIMEOUT, store.lag()) => reading,
+                    reading = reading => reading,
                     () = shutdown.cancelled() => return,
                 };
                 match reading {

@@ -3,13 +3,13 @@
 
 use std::{fs, path::PathBuf};
 
-use async_nats::jetstream::stream::Stream;
+use async_nats::jetstream::stream::{Config, DiscardPolicy, Stream};
 use oncebox_tests::{Proxy, TestEnv, eventually};
 use tempfile::TempDir;
 
 use crate::relay::{
     process::Process,
-    support::{LIMIT, await_messages, count, enqueue, through_proxy},
+    support::{LIMIT, await_messages, count, enqueue, fresh_stream, stream_config, through_proxy},
 };
 
 /// A service: its database and its stream.
@@ -179,6 +179,28 @@ async fn one_that_hangs_harms_no_other() {
     proxy.stall(false);
     await_messages(&hanging.stream, 20).await;
     stock.delivers("last-", 60).await;
+}
+
+#[tokio::test]
+async fn one_that_is_full_harms_no_other() {
+    let orders = Service::new("orders").await;
+    let mut full = Service::new("full").await;
+    let limited = Config {
+        max_messages: 5,
+        discard: DiscardPolicy::New,
+        ..stream_config(full.env.name(), &full.env.subject(">"))
+    };
+    full.stream = fresh_stream(full.env.nats_url(), limited).await;
+    let file = File::new(&[&full, &orders]);
+    let relay = file.start();
+    full.enqueue("m-").await;
+    await_messages(&full.stream, 5).await;
+    for round in 1..=5 {
+        orders.delivers(&format!("{round}-"), round * 10).await;
+    }
+    assert_eq!((count(&full.stream).await, &*relay.get("/readyz").await.1), (5, "ok\n"));
+    full.stream.purge().await.unwrap();
+    await_messages(&full.stream, 5).await;
 }
 
 #[tokio::test]
