@@ -47,7 +47,7 @@ pub(crate) struct Store {
 }
 
 /// The longest wait for a turn: a connection more is better than a delay.
-const TURN_MAX: Duration = Duration::from_millis(100);
+const TURN_MAX: Duration = Duration::from_secs(1);
 
 /// The mark that has the next `enqueue` send NOTIFY.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
