@@ -39,8 +39,8 @@ use crate::{
 
 /// How long a shutdown waits for the collector of spans, at most.
 const FLUSH_MAX: Duration = Duration::from_secs(2);
-/// The longest pause of a relay of one of several databases, at least: producers wake it, and of many
-/// databases most are idle.
+/// The longest pause of a relay of one of several databases, at least: producers wake it, and of
+/// many databases most are idle.
 const POLL_MAX: Duration = Duration::from_secs(1);
 
 /// A relay that has connected to both servers and checked the schema.

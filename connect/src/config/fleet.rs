@@ -1,5 +1,5 @@
-//! The databases that a file names: each has the settings of its table over those of the rest of the
-//! file, of the environment and of flags.
+//! The databases that a file names: each has the settings of its table over those of the rest of
+//! the file, of the environment and of flags.
 
 use std::collections::BTreeMap;
 

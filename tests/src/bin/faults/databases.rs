@@ -16,7 +16,7 @@ use crate::{
 
 const WAIT_MAX: Duration = Duration::from_secs(60);
 const DATABASES: [&str; 9] =
-    ["hanging", "full", "restored", "quiet_1", "quiet_2", "quiet_3", "quiet_4", "quiet_5", "quiet_6"];
+    ["hanging", "filled", "restored", "quiet_1", "quiet_2", "quiet_3", "quiet_4", "quiet_5", "quiet_6"];
 /// So many messages the full stream takes.
 const ROOM: i64 = 5;
 const MESSAGES: i32 = 20;
@@ -69,7 +69,7 @@ pub(crate) async fn run(stage: &mut Stage<'_>) -> Result<String> {
     let ready = http_get(address.port(), "/readyz").await?;
     ensure!(ready.contains("1 of 10 databases: hanging"), "{ready}");
     proxy.stall(false);
-    stage.broker.jetstream().await?.update_stream(config("full", -1)).await?;
+    stage.broker.jetstream().await?.update_stream(config("filled", -1)).await?;
     for stream in &streams[..2] {
         arrive(stream, all).await?;
     }
@@ -91,7 +91,7 @@ async fn install(stage: &Stage<'_>, name: &str) -> Result<Stream> {
     stage.connection().await?.batch_execute(&format!("CREATE DATABASE {name}")).await?;
     let (code, said) = stage.oncebox_of(stage.postgres.url(name), &["migrate"]).await?;
     ensure!(code == 0, "{said}");
-    stage.broker.create_stream(config(name, if name == "full" { ROOM } else { -1 })).await
+    stage.broker.create_stream(config(name, if name == "filled" { ROOM } else { -1 })).await
 }
 
 fn write_file(stage: &Stage<'_>, hanging: u16) -> Result<NamedTempFile> {
