@@ -46,6 +46,7 @@ pub(crate) enum Measurement {
     Saga,
     Delayed,
     Fleet,
+    Databases,
     Scale,
     Outage,
     Publish,
@@ -53,7 +54,7 @@ pub(crate) enum Measurement {
 }
 
 impl Measurement {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 16] = [
         Self::Drain,
         Self::Trickle,
         Self::Mixed,
@@ -65,6 +66,7 @@ impl Measurement {
         Self::Saga,
         Self::Delayed,
         Self::Fleet,
+        Self::Databases,
         Self::Scale,
         Self::Outage,
         Self::Publish,
@@ -74,7 +76,8 @@ impl Measurement {
     /// The measurements that take a few minutes together.
     fn by_default() -> impl Iterator<Item = Self> {
         let on_demand = |measurement: &Self| {
-            matches!(measurement, Self::Fleet | Self::Scale | Self::Outage | Self::Publish | Self::Loss)
+            use Measurement::{Databases, Fleet, Loss, Outage, Publish, Scale};
+            matches!(measurement, Fleet | Databases | Scale | Outage | Publish | Loss)
         };
         Self::ALL.into_iter().filter(move |measurement| !on_demand(measurement))
     }
@@ -87,6 +90,7 @@ impl fmt::Display for Measurement {
             Self::Trickle => "trickle",
             Self::Mixed => "mixed",
             Self::Fleet => "fleet",
+            Self::Databases => "databases",
             Self::Idle => "idle",
             Self::Inbox => "inbox",
             Self::Drivers => "drivers",

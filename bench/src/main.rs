@@ -4,8 +4,8 @@
 //! `make bench` builds `oncebox` and `bench` with optimisation and runs this program. It starts a
 //! PostgreSQL and a nats-server of its own, measures, prints a table and writes `results.json` into
 //! `bench/` of the target directory. Arguments name the measurements to take: `drain trickle mixed
-//! idle inbox drivers http enqueue saga delayed` by default, `fleet`, `scale`, `outage` and
-//! `publish` besides. The environment sets the sizes, see [`config`].
+//! idle inbox drivers http enqueue saga delayed` by default, `fleet`, `databases`, `scale`,
+//! `outage` and `publish` besides. The environment sets the sizes, see [`config`].
 //!
 //! Every ratio compares two things measured in turn within one round, so that a slow or noisy
 //! machine moves both sides. Rounds take the two sides in opposite orders, so that drift favours
@@ -18,6 +18,7 @@ mod backends;
 mod backlog;
 mod batch;
 mod config;
+mod databases;
 mod delayed;
 mod drain;
 mod drivers;
@@ -91,6 +92,7 @@ async fn run(config: &Config) -> anyhow::Result<()> {
             Measurement::Saga => saga::measure(&servers, config, &mut report).await,
             Measurement::Delayed => delayed::measure(&servers, config, &mut report).await,
             Measurement::Fleet => fleet::measure(&servers, config, &mut report).await,
+            Measurement::Databases => databases::measure(&servers, config, &mut report).await,
             Measurement::Idle => idle::measure(&servers, config, &mut report).await,
             Measurement::Inbox => measure_inbox(&servers, config, &mut report).await,
             Measurement::Drivers => drivers::measure(&servers, config, &mut report).await,

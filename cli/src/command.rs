@@ -1,6 +1,7 @@
 //! The command line of `oncebox`.
 
 mod action;
+mod databases;
 mod doctor;
 mod document;
 mod help;
@@ -12,6 +13,7 @@ mod output;
 mod parked;
 mod pause;
 mod prune;
+mod relay;
 mod replay;
 mod saga;
 mod status;
@@ -22,16 +24,12 @@ use std::io::{IsTerminal as _, Write as _};
 
 use clap::{Arg, ArgMatches};
 use oncebox_connect::{
-    config::{Config, ConfigError, OPTIONS, OutboxConfig, Sources, Values},
+    config::{Config, ConfigError, NamedConfig, OPTIONS, OutboxConfig, Sources, Values},
     postgres::connect_postgres,
 };
 use oncebox_operator::ParkedKind;
-use oncebox_relay::{Relay, Systemd};
 use oncebox_schema::{Lanes, RolePrefix, installed_lanes, migrate_with_roles};
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    task::JoinSet,
-};
+use tokio::task::JoinSet;
 use tracing_subscriber::EnvFilter;
 
 /// The command with its arguments, checked.
@@ -45,6 +43,8 @@ pub(crate) struct Command {
 
 enum Action {
     Relay(Box<Config>),
+    /// Holds all that was typed too, to read the file again.
+    Relays(Vec<NamedConfig>, Box<Sources>),
     /// Holds the number of lanes and the prefix of role names, if they were given.
     Migrate(Option<Lanes>, Option<RolePrefix>),
     Parked(parked::Asked),
@@ -61,7 +61,9 @@ enum Action {
     Verify(verify::Verify, Box<Config>),
     PruneOutbox(prune::OfOutbox),
     PruneInboxes(prune::OfInboxes),
-    Trace(trace::Trace),
+    /// Holds where to look.
+    Trace(trace::Trace, Vec<trace::Place>),
+    Databases(databases::Databases),
     /// Holds the whole configuration if NATS is configured.
     Status(status::Status, Option<Box<Config>>),
     Doctor(doctor::Doctor, Box<Config>),
@@ -180,7 +182,7 @@ fn parser() -> clap::Command {
         )
         .subcommand(saga::command(connection))
         .subcommands(document::commands());
-    help::complete(program)
+    help::complete(program.mut_subcommands(databases::with_databases))
 }
 
 fn group(name: &'static str, about: &'static str) -> clap::Command {
@@ -223,6 +225,19 @@ impl Command {
     }
 
     fn new(path: &[&str], flags: &ArgMatches, sources: Sources) -> Result<Self, ConfigError> {
+        if sources.has_databases() {
+            return databases::command(path, flags, &sources);
+        }
+        if flags.try_get_raw("database").is_ok_and(|names| names.is_some()) {
+            let problem =
+                "--database chooses of the databases that a configuration file names, but none is named";
+            return Err(ConfigError::distinct([sources.mistakes(), &[problem.to_owned()]].concat()));
+        }
+        Self::one(path, flags, sources)
+    }
+
+    /// The command on one database.
+    fn one(path: &[&str], flags: &ArgMatches, sources: Sources) -> Result<Self, ConfigError> {
         let needs = match path {
             ["relay" | "doctor"] => &[][..],
             ["status"] if sources.has("nats-url") => FOR_STATUS,
@@ -247,7 +262,9 @@ impl Command {
             (["relay"], Some(config)) => Action::Relay(config),
             (["doctor"], Some(config)) => Action::Doctor(doctor::Doctor::new(flags), config),
             (["status"], config) => Action::Status(status::Status::new(flags), config),
-            (["trace"], _) => Action::Trace(trace::Trace::new(flags, sources.values())?),
+            (["trace"], _) => {
+                Action::Trace(trace::Trace::new(flags, sources.values())?, vec![databases::lone(&outbox)])
+            }
             (["migrate"], _) => {
                 let lanes = flags.get_one::<u16>("lanes").copied();
                 let roles = flags.get_one::<RolePrefix>("role-prefix").cloned();
@@ -281,6 +298,13 @@ impl Command {
     pub(crate) async fn run(self) -> anyhow::Result<u8> {
         self.hidden.iter().for_each(|hidden| tracing::warn!("{hidden}"));
         match self.action {
+            Action::Databases(databases) => databases.run().await,
+            _ => self.run_one().await,
+        }
+    }
+
+    async fn run_one(self) -> anyhow::Result<u8> {
+        match self.action {
             Action::Parked(asked) => asked.run(&self.outbox).await,
             Action::Delayed(delayed) => delayed.run(&self.outbox).await,
             Action::DeadLetters(dead_letters, config) => {
@@ -294,10 +318,12 @@ impl Command {
             Action::Status(status, config) => return status.run(&self.outbox, config.as_deref()).await,
             Action::Doctor(doctor, config) => return doctor.run(&config).await,
             Action::Verify(verify, config) => return verify.run(&config).await,
-            Action::Trace(trace) => trace.run(&self.outbox).await,
+            Action::Trace(trace, places) => return trace.run(places).await,
+            Action::Databases(_) => unreachable!("each of them is a command of its own"),
             Action::PruneOutbox(prune) => prune.run(&self.outbox).await,
             Action::PruneInboxes(prune) => prune.run(&self.outbox).await,
-            Action::Relay(config) => relay(*config).await,
+            Action::Relay(config) => relay::one(*config).await,
+            Action::Relays(databases, sources) => relay::many(databases, *sources).await,
             Action::Migrate(lanes, roles) => install(&self.outbox, lanes, roles.as_ref()).await,
         }
         .map(|()| 0)
@@ -331,16 +357,6 @@ fn set_aside(kind: ParkedKind, name: &str, flags: &ArgMatches) -> Action {
     Action::Parked(parked::Asked::new(kind, name, flags))
 }
 
-async fn relay(config: Config) -> anyhow::Result<()> {
-    let shutdown = shutdown_signal()?;
-    // Delivering unsupervised is better than not delivering.
-    let systemd = Systemd::from_environment(std::env::var_os).unwrap_or_else(|problem| {
-        tracing::warn!("{problem}");
-        None
-    });
-    Ok(Relay::connect(config).await?.telling(systemd).serve(shutdown).await?)
-}
-
 /// Logs go to standard error; standard output is for data.
 pub(crate) fn start_logging(command: &Command) {
     let filter = Config::log_filter(&command.values);
@@ -352,27 +368,4 @@ pub(crate) fn start_logging(command: &Command) {
     // Colours are for people; a log file full of escape codes is for nobody.
     let colours = std::io::stderr().is_terminal();
     lines.with_ansi(colours).init();
-}
-
-/// Resolves at the first SIGTERM or SIGINT. A second one ends the process at once.
-fn shutdown_signal() -> anyhow::Result<impl Future<Output = ()>> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    Ok(async move {
-        let next = async move || {
-            tokio::select! {
-                _ = terminate.recv() => (),
-                _ = interrupt.recv() => (),
-            }
-        };
-        let mut next = next;
-        next().await;
-        tracing::info!("draining; a second signal ends the relay at once");
-        let watcher = async move {
-            next().await;
-            #[expect(clippy::exit, reason = "the operator asked twice; unsettled messages are sent again")]
-            std::process::exit(130);
-        };
-        drop(tokio::runtime::Handle::current().spawn(watcher));
-    })
 }

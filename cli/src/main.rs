@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use oncebox_connect::error::{RelayError, error_chain};
 
+const FAILED: u8 = 1;
 const BAD_CONFIGURATION: u8 = 64;
 const UNREACHABLE: u8 = 69;
 const LOGIN_REFUSED: u8 = 77;
@@ -28,21 +29,26 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             tracing::error!("{}", error_chain(error.as_ref()));
-            match error.downcast_ref::<RelayError>() {
-                Some(
-                    RelayError::PostgresUnreachable { .. }
-                    | RelayError::PostgresTls { .. }
-                    | RelayError::NatsUnreachable { .. }
-                    | RelayError::NatsTls { .. },
-                ) => ExitCode::from(UNREACHABLE),
-                Some(
-                    RelayError::DatabaseMissing { .. }
-                    | RelayError::PostgresRefused { .. }
-                    | RelayError::NatsRefused { .. },
-                ) => ExitCode::from(LOGIN_REFUSED),
-                Some(RelayError::Postgres(error)) if error.is_full() => ExitCode::from(UNREACHABLE),
-                _ => ExitCode::FAILURE,
-            }
+            ExitCode::from(exit_code(&error))
         }
+    }
+}
+
+/// The exit code of a command that failed.
+fn exit_code(error: &anyhow::Error) -> u8 {
+    match error.downcast_ref::<RelayError>() {
+        Some(
+            RelayError::PostgresUnreachable { .. }
+            | RelayError::PostgresTls { .. }
+            | RelayError::NatsUnreachable { .. }
+            | RelayError::NatsTls { .. },
+        ) => UNREACHABLE,
+        Some(
+            RelayError::DatabaseMissing { .. }
+            | RelayError::PostgresRefused { .. }
+            | RelayError::NatsRefused { .. },
+        ) => LOGIN_REFUSED,
+        Some(RelayError::Postgres(error)) if error.is_full() => UNREACHABLE,
+        _ => FAILED,
     }
 }

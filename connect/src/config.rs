@@ -11,6 +11,7 @@ mod address;
 pub mod database;
 mod document;
 mod file;
+mod fleet;
 mod limits;
 mod nats;
 mod on_loss;
@@ -20,14 +21,20 @@ mod place;
 mod reader;
 mod sources;
 mod stream;
+mod table;
 pub mod tls;
 
-use std::{collections::HashMap, net::SocketAddr, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    net::SocketAddr,
+    time::Duration,
+};
 
 use tracing_subscriber::EnvFilter;
 
 pub use database::Database;
 pub use document::options_document;
+pub use fleet::{NamedConfig, Settings};
 pub use limits::{Limits, ReadLimits};
 pub(crate) use nats::{DEFAULT_API, Login, Nats, with_credentials};
 pub use on_loss::OnLoss;
@@ -106,6 +113,16 @@ impl std::fmt::Debug for Config {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.join("\n"))]
 pub struct ConfigError(pub Vec<String>);
+
+impl ConfigError {
+    /// Each mistake once: those above the tables of databases are found with each of them.
+    #[must_use]
+    pub fn distinct(mut mistakes: Vec<String>) -> Self {
+        let mut seen = HashSet::new();
+        mistakes.retain(|mistake| seen.insert(mistake.clone()));
+        Self(mistakes)
+    }
+}
 
 /// The settings as typed: option name to text.
 pub type Values = HashMap<&'static str, String>;

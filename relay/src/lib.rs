@@ -31,6 +31,7 @@ mod pass;
 mod postgres;
 mod relay;
 mod serve;
+mod supervisor;
 mod telemetry;
 
 // Named as if they were rooms of this crate, since every room uses them.
@@ -40,3 +41,4 @@ pub use config::{Config, ConfigError, Values};
 pub use error::RelayError;
 pub use relay::Relay;
 pub use serve::systemd::{Systemd, SystemdError};
+pub use supervisor::Supervisor;

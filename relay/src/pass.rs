@@ -25,7 +25,11 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-pub(crate) use self::{budget::Budget, demand::Demand, runner::Runner};
+pub(crate) use self::{
+    budget::{Budget, Common},
+    demand::Demand,
+    runner::Runner,
+};
 pub use self::{
     claim::Claimed,
     publish::Published,

@@ -4,9 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use oncebox_connect::postgres::{Connector, pool};
 use oncebox_schema::check_version;
-use tokio::{net::TcpListener, sync::watch, task::JoinSet, time::timeout};
+use tokio::{sync::watch, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{Instrument as _, info, warn};
 
 use crate::{
     config::Config,
@@ -16,7 +16,7 @@ use crate::{
         keeper, streams,
     },
     pass::{
-        Budget, Demand, Runner,
+        Budget, Common, Demand, Runner,
         maintenance::Maintainer,
         mover::Mover,
         recovery::Recovery,
@@ -28,14 +28,20 @@ use crate::{
         leader::Leader,
         listen::{self, Told},
     },
-    serve::{http, systemd::Systemd},
+    serve::{
+        databases::{Database, Databases},
+        front::Front,
+        gauges,
+        systemd::Systemd,
+    },
     telemetry::{metrics::Metrics, traces::Traces},
 };
 
 /// How long a shutdown waits for the collector of spans, at most.
 const FLUSH_MAX: Duration = Duration::from_secs(2);
-/// The end of a relay waits no longer for systemd to be told.
-const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
+/// The longest pause of a relay of one of several databases, at least: producers wake it, and of
+/// many databases most are idle.
+const POLL_MAX: Duration = Duration::from_secs(1);
 
 /// A relay that has connected to both servers and checked the schema.
 #[derive(Debug)]
@@ -45,6 +51,9 @@ pub struct Relay {
     server: Server,
     first_connection: Arc<Connection>,
     systemd: Option<Systemd>,
+    /// Whether scrapes have a connection of their own: of one relay for several databases they have
+    /// none.
+    scrapes_beside: bool,
 }
 
 impl Relay {
@@ -62,19 +71,40 @@ impl Relay {
     /// # Errors
     /// A server cannot be reached or does not let us in, or the schema has another version.
     pub async fn connect(config: Config) -> Result<Self, RelayError> {
+        Self::connect_as(config, Metrics::new(), None).await
+    }
+
+    /// One of the relays of a process that serves several databases. Its metrics outlive it, and it
+    /// shares the memory for messages with the others.
+    pub(crate) async fn connect_one_of(
+        mut config: Config,
+        metrics: Metrics,
+        common: &Common,
+    ) -> Result<Self, RelayError> {
+        config.tuning.poll_max = config.tuning.poll_max.max(POLL_MAX);
+        Self::connect_as(config, metrics, Some(common)).await
+    }
+
+    async fn connect_as(
+        config: Config,
+        metrics: Metrics,
+        common: Option<&Common>,
+    ) -> Result<Self, RelayError> {
         // One connection for each worker, and three for marks, maintenance, delayed messages,
-        // receipts and looks at other relays.
-        let pool = pool(&config.outbox.database, config.workers + 3);
+        // receipts and looks at other relays; and one for scrapes, if these have none beside.
+        let pool = pool(&config.outbox.database, config.workers + 3 + usize::from(common.is_some()));
+        let budget =
+            common.map_or_else(|| Budget::new(&config.tuning), |common| common.budget(&config.tuning));
+        let scrapes_beside = common.is_none();
         let connection = pool.get().await.map_err(|error| {
             RelayError::no_postgres(config.outbox.postgres_target(), NoConnection::from(error))
         })?;
         check_version(&**connection, &config.outbox.schema).await?;
         drop(connection);
-        let store =
-            Arc::new(Store::new(pool, config.outbox.schema.clone()).await.map_err(RelayError::store)?);
+        let store = Store::new(pool, config.outbox.schema.clone()).await.map_err(RelayError::store)?;
+        let store = Arc::new(if common.is_some() { store.in_turns() } else { store });
         store.look_for_pooler().await.map_err(RelayError::store)?;
         refuse_subscriber(&store).await?;
-        let metrics = Metrics::new();
         let server = Server::new(&config, format!("oncebox relay {}", config.outbox.schema));
         let first_connection =
             server.connect(&metrics).await.map_err(|error| error.at(config.nats_target()))?;
@@ -82,7 +112,7 @@ impl Relay {
         streams::ready(&config.streams, &first_connection).await?;
         let first_connection = Arc::new(first_connection);
         let (_, connections) = watch::channel(Some(Arc::clone(&first_connection)));
-        let (tuning, budget) = (config.tuning.clone(), Budget::new(&config.tuning));
+        let tuning = config.tuning.clone();
         let breaker = server.breaker.clone();
         let shared = Shared {
             store,
@@ -94,7 +124,7 @@ impl Relay {
             breaker,
             throttles: Default::default(),
         };
-        Ok(Self { config, shared, server, first_connection, systemd: None })
+        Ok(Self { config, shared, server, first_connection, systemd: None, scrapes_beside })
     }
 
     /// Makes the relay tell systemd how it is while it serves.
@@ -129,26 +159,51 @@ impl Relay {
         Recovery::new(Arc::clone(store), Some(connection), self.config.on_loss, metrics.clone())
     }
 
-    /// Runs the loops until `shutdown` resolves, then drains.
+    /// Serves HTTP, tells systemd, and runs the loops until `shutdown` resolves; then drains.
     ///
     /// # Errors
     /// The HTTP address cannot be bound, or the grace period was too short.
-    pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RelayError> {
-        let Self { config, mut shared, server, first_connection, systemd } = self;
+    pub async fn serve(mut self, shutdown: impl Future<Output = ()>) -> Result<(), RelayError> {
+        let (stop, databases) = (CancellationToken::new(), Databases::default());
+        let database = Arc::new(Database::new(None, self.shared.metrics.clone(), self.config.stuck_after));
+        databases.add(Arc::clone(&database));
+        let (gauges, reader) = gauges::gauges();
+        database.served(gauges);
+        let front = Front::open(self.config.http_listen, self.systemd.take(), databases, stop.clone());
+        let mut front = front.await?;
+        let mut is_broken = false;
+        let shutdown = async {
+            tokio::select! {
+                () = shutdown => {}
+                () = front.broken() => is_broken = true,
+            }
+        };
+        let ended = self.deliver(reader, stop, shutdown).await;
+        front.close().await;
+        if is_broken { Err(RelayError::TaskEnded) } else { ended }
+    }
+
+    /// Runs the loops until `shutdown` resolves, then cancels `stop` and drains.
+    ///
+    /// # Errors
+    /// The grace period was too short, or a task ended early.
+    pub(crate) async fn deliver(
+        self,
+        reader: gauges::Reader,
+        stop: CancellationToken,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), RelayError> {
+        let Self { config, mut shared, server, first_connection, scrapes_beside, .. } = self;
         let (store, metrics) = (Arc::clone(&shared.store), shared.metrics.clone());
-        let stop = CancellationToken::new();
-        let mut tasks = JoinSet::new();
+        let mut tasks = Tasks(JoinSet::new());
         for weakness in &config.weaknesses {
             warn!("{weakness}");
         }
-        if let Some(address) = config.http_listen {
-            let bound = TcpListener::bind(address).await;
-            let listener = bound.map_err(|source| RelayError::Listen { address, source })?;
-            let address = listener.local_addr().unwrap_or(address);
-            info!(%address, "serving /livez, /readyz and /metrics");
-            let scraped = Arc::new(store.beside(pool(&config.outbox.database, 1)));
-            tasks.spawn(http::serve(listener, scraped, metrics.clone(), config.stuck_after, stop.clone()));
-        }
+        let scraped = match scrapes_beside {
+            true => Arc::new(store.beside(pool(&config.outbox.database, 1))),
+            false => Arc::clone(&store),
+        };
+        tasks.spawn(reader.run(scraped, metrics.clone(), stop.clone()));
         let (kept_sender, unchecked) = watch::channel(None);
         let kept = keeper::maintain(server, first_connection, kept_sender, metrics.clone(), stop.clone());
         tasks.spawn(kept);
@@ -177,20 +232,13 @@ impl Relay {
         // The queue of traces ends with the last worker.
         drop(shared);
         tasks.spawn(Mover::new(Arc::clone(&store)).run(leader, stop.clone()));
-        // Outlives the loops: their drain is watched as well.
-        let (mut telling, over) = (JoinSet::new(), CancellationToken::new());
-        if let Some(systemd) = systemd {
-            telling.spawn(systemd.tell(metrics.clone(), config.stuck_after, stop.clone(), over.clone()));
-        }
         info!(postgres = config.outbox.postgres_target(), nats = config.nats_target(), schema = %config.outbox.schema, "relay is running");
         let ended_early = tokio::select! {
             () = shutdown => false,
-            _ = tasks.join_next() => true,
+            _ = tasks.0.join_next() => true,
         };
         stop.cancel();
-        let drained = timeout(config.grace, async { while tasks.join_next().await.is_some() {} }).await;
-        over.cancel();
-        let _ = timeout(LAST_WORDS_MAX, telling.join_next()).await;
+        let drained = timeout(config.grace, async { while tasks.0.join_next().await.is_some() {} }).await;
         if ended_early {
             return Err(RelayError::TaskEnded);
         }
@@ -200,6 +248,15 @@ impl Relay {
         }
         info!("relay has drained");
         Ok(())
+    }
+}
+
+/// The loops, whose log lines name the database as their relay's do.
+struct Tasks(JoinSet<()>);
+
+impl Tasks {
+    fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+        self.0.spawn(task.in_current_span());
     }
 }
 
@@ -217,7 +274,7 @@ async fn refuse_subscriber(store: &Arc<Store>) -> Result<(), RelayError> {
 fn trace(
     config: &Config,
     metrics: &Metrics,
-    tasks: &mut JoinSet<()>,
+    tasks: &mut Tasks,
     stop: &CancellationToken,
 ) -> Result<Option<Traces>, RelayError> {
     let Some(endpoint) = &config.otlp_endpoint else { return Ok(None) };

@@ -1,4 +1,7 @@
 //! Tells systemd, and clients over HTTP, how the relay is.
 
-pub(crate) mod http;
+pub(crate) mod front;
+pub(crate) mod databases;
+pub(crate) mod gauges;
+mod http;
 pub(crate) mod systemd;

@@ -51,6 +51,7 @@ mod relay {
     mod rolling; // a rolling deploy: the database is migrated beneath running relays
     mod config; // the configuration file, its documentation, and the streams that it declares
     mod cli; // the program's manners: exit codes, signals, HTTP
+    mod databases; // one process for several databases
     mod documents; // completions, the manual page, log lines in JSON
 }
 
@@ -191,6 +192,7 @@ mod operator {
     mod findings; // dead letters, settings that differ and rates in a status, and its order
     mod backlog; // how many messages are due: counted, estimated, the same everywhere
     mod trace; // where a message and its steps are
+    mod databases; // commands on the databases that a file names
     mod verify; // the log compared with a stream, message by message
     mod dead; // dead messages: list, show, retry, discard
     mod given_up; // parked messages and replays that an operator gives up

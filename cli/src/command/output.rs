@@ -1,13 +1,51 @@
 //! The output of commands: a table for people, JSON for programs, both on standard output.
 
 use std::{
+    cell::RefCell,
     io::{self, Write as _},
     time::SystemTime,
 };
 
+tokio::task_local! {
+    /// The database that a command works on, where the configuration names several.
+    static PART: Part;
+}
+
+struct Part {
+    database: String,
+    /// Keeps the text until the others are there as well; `None` prints it at once.
+    kept: Option<RefCell<String>>,
+}
+
+/// Runs a command on one of several databases: its JSON names the database, and its text is kept.
+pub(super) async fn keep<T>(database: &str, command: impl Future<Output = T>) -> (String, T) {
+    let part = Part { database: database.to_owned(), kept: Some(RefCell::default()) };
+    let command = async {
+        let done = command.await;
+        (PART.with(|part| part.kept.as_ref().map(RefCell::take).unwrap_or_default()), done)
+    };
+    PART.scope(part, command).await
+}
+
+/// The same, with text that is printed at once.
+pub(super) async fn naming<T>(database: &str, command: impl Future<Output = T>) -> T {
+    PART.scope(Part { database: database.to_owned(), kept: None }, command).await
+}
+
+#[derive(serde::Serialize)]
+struct Named<'a, T> {
+    database: &'a str,
+    #[serde(flatten)]
+    value: &'a T,
+}
+
 /// Prints text; a reader that has gone, such as `head`, is no error. Returns whether it is still
 /// there.
 pub(super) fn print(text: &str) -> io::Result<bool> {
+    let is_kept = PART.try_with(|part| part.kept.as_ref().map(|kept| kept.borrow_mut().push_str(text)));
+    if matches!(is_kept, Ok(Some(()))) {
+        return Ok(true);
+    }
     let mut output = io::stdout();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
@@ -22,9 +60,11 @@ pub(super) fn time(time: SystemTime) -> String {
 
 /// One JSON document per line.
 pub(super) fn json_lines<T: serde::Serialize>(values: &[T]) -> Result<String, serde_json::Error> {
-    let lines: Result<Vec<String>, _> =
-        values.iter().map(|value| Ok(serde_json::to_string(value)? + "\n")).collect();
-    Ok(lines?.concat())
+    let line = |value: &T| {
+        let named = |part: &Part| serde_json::to_string(&Named { database: &part.database, value });
+        PART.try_with(named).unwrap_or_else(|_| serde_json::to_string(value)).map(|line| line + "\n")
+    };
+    values.iter().map(line).collect()
 }
 
 /// The longest text of a cell: more is in the JSON.

@@ -21,7 +21,11 @@ use super::{
     output::{self, time},
 };
 
+/// Clears the screen of a terminal.
+pub(super) const CLEAR: &str = "\x1b[H\x1b[2J";
+
 /// The arguments of the command.
+#[derive(Clone)]
 pub(crate) struct Status {
     watch: Option<Duration>,
     json: bool,
@@ -30,7 +34,7 @@ pub(crate) struct Status {
 }
 
 /// The result of one look.
-enum Looked {
+pub(super) enum Looked {
     /// All that was to be asked has answered.
     Whole,
     /// NATS could not be reached.
@@ -59,39 +63,19 @@ impl Status {
         Self { watch, json: flags.get_flag("json"), all: flags.get_flag("all") }
     }
 
+    /// The same without `--watch`, and its period.
+    pub(super) fn watched(&self) -> Option<(Duration, Self)> {
+        self.watch.map(|period| (period, Self { watch: None, ..*self }))
+    }
+
     /// Returns the exit code. NATS is asked with the whole configuration, where there is one.
     pub(super) async fn run(self, outbox: &OutboxConfig, config: Option<&Config>) -> anyhow::Result<u8> {
-        let Some(period) = self.watch else {
-            return Ok(match self.look(outbox, config, false).await? {
+        match self.watch {
+            Some(period) => watch(period, async |clears| self.look(outbox, config, clears).await).await,
+            None => Ok(match self.look(outbox, config, false).await? {
                 Looked::Whole | Looked::Unread => 0,
                 Looked::WithoutNats => crate::UNREACHABLE,
-            });
-        };
-        let (mut terminate, mut interrupt) =
-            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        let mut ticks = interval(period);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut is_first = true;
-        loop {
-            tokio::select! {
-                _ = ticks.tick() => {}
-                () = either(&mut terminate, &mut interrupt) => return Ok(0),
-            }
-            let looked = tokio::select! {
-                looked = self.look(outbox, config, std::io::stdout().is_terminal()) => looked,
-                () = either(&mut terminate, &mut interrupt) => return Ok(0),
-            };
-            match looked {
-                // That NATS is away is on the screen.
-                Ok(Looked::Whole | Looked::WithoutNats) => {}
-                Ok(Looked::Unread) => return Ok(0),
-                Err(error) if is_first => return Err(error),
-                Err(error) => tracing::warn!(
-                    error = %error_chain(error.as_ref()),
-                    "the status cannot be read; the next look tries again"
-                ),
-            }
-            is_first = false;
+            }),
         }
     }
 
@@ -110,13 +94,45 @@ impl Status {
             status.add_nats(config).await;
         }
         let text = if self.json { output::json_lines(&[&status])? } else { text(&status, self.all) };
-        let clear = if clears && !self.json { "\x1b[H\x1b[2J" } else { "" };
+        let clear = if clears && !self.json { CLEAR } else { "" };
         let is_read = output::print(&format!("{clear}{text}"))?;
         Ok(match status.nats_problem {
             _ if !is_read => Looked::Unread,
             Some(_) => Looked::WithoutNats,
             None => Looked::Whole,
         })
+    }
+}
+
+/// Looks again and again until a signal; a look is told whether it clears the screen.
+pub(super) async fn watch(
+    period: Duration,
+    mut look: impl AsyncFnMut(bool) -> anyhow::Result<Looked>,
+) -> anyhow::Result<u8> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut ticks = interval(period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut is_first = true;
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = either(&mut terminate, &mut interrupt) => return Ok(0),
+        }
+        let looked = tokio::select! {
+            looked = look(std::io::stdout().is_terminal()) => looked,
+            () = either(&mut terminate, &mut interrupt) => return Ok(0),
+        };
+        match looked {
+            // That NATS is away is on the screen.
+            Ok(Looked::Whole | Looked::WithoutNats) => {}
+            Ok(Looked::Unread) => return Ok(0),
+            Err(error) if is_first => return Err(error),
+            Err(error) => tracing::warn!(
+                error = %error_chain(error.as_ref()),
+                "the status cannot be read; the next look tries again"
+            ),
+        }
+        is_first = false;
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod text;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use clap::{Arg, ArgAction, ArgMatches};
 use oncebox_connect::config::{ConfigError, OutboxConfig, Sources, Values};
 use oncebox_operator::{Operator, Stamp, Trace as Traced, TracedKey};
@@ -10,7 +10,7 @@ use oncebox_schema::Key;
 use serde::Serialize;
 use tokio::task::JoinSet;
 
-use super::{action, output};
+use super::{action, databases, output};
 
 /// Of a client's key that nobody finds, so many colons are tried as part of its root.
 const COLONS_MAX: usize = 4;
@@ -24,15 +24,25 @@ pub(crate) struct Trace {
     json: bool,
 }
 
+/// A database to look into.
+pub(crate) struct Place {
+    pub(super) database: String,
+    pub(super) config: OutboxConfig,
+}
+
 /// The answer of one database.
 #[derive(Serialize)]
 struct Found {
     database: String,
-    /// Whether its inboxes have keys of the messages of other databases.
-    #[serde(skip)]
-    has_inboxes: bool,
     #[serde(flatten)]
     trace: Traced,
+}
+
+/// A database that has answered, to be asked again.
+struct Opened {
+    operator: Operator,
+    tasks: JoinSet<()>,
+    found: Found,
 }
 
 pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
@@ -64,6 +74,7 @@ impl Trace {
         let also = flags.get_many::<String>("also").into_iter().flatten().map(|url| {
             let mut values = values.clone();
             values.insert("database-url", url.clone());
+            values.remove("database-url-file");
             OutboxConfig::from_sources(&Sources::from(&values))
         });
         Ok(Self {
@@ -76,46 +87,77 @@ impl Trace {
 
     /// The key that was meant where a `:` stands in the client's own key, which is escaped when it
     /// is enqueued.
-    async fn meant(&self, operator: &mut Operator) -> anyhow::Result<Option<String>> {
-        for colons in 1..=self.key.matches(':').count().min(COLONS_MAX) {
-            let escaped = self.key.replacen(':', "%3A", colons);
-            if !operator.trace(&escaped, 1).await?.messages.is_empty() {
-                return Ok(Some(escaped));
+    async fn meant(&self, opened: &mut [Opened]) -> anyhow::Result<Option<String>> {
+        for Opened { operator, .. } in opened {
+            for colons in 1..=self.key.matches(':').count().min(COLONS_MAX) {
+                let escaped = self.key.replacen(':', "%3A", colons);
+                if !operator.trace(&escaped, 1).await?.messages.is_empty() {
+                    return Ok(Some(escaped));
+                }
             }
         }
         Ok(None)
     }
 
-    pub(super) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
-        let mut tasks = JoinSet::new();
-        let (mut operators, mut found) = (Vec::new(), Vec::new());
-        for config in std::iter::once(config).chain(&self.also) {
-            let database = config.postgres_target();
-            let operator = Operator::connect(config, Stamp::default(), &mut tasks).await;
-            let mut operator = operator.with_context(|| format!("look into {database}"))?;
-            let trace = operator.trace(&self.key, self.steps_max).await?;
-            operators.push(operator);
-            found.push(Found { database, has_inboxes: false, trace });
+    /// Returns the exit code: of several databases some may be out of reach.
+    pub(super) async fn run(self, mut places: Vec<Place>) -> anyhow::Result<u8> {
+        places.extend(self.also.iter().map(databases::lone));
+        let looked = databases::together(places.into_iter().map(|place| {
+            let (key, steps_max) = (self.key.clone(), self.steps_max);
+            async move {
+                let (database, target) = (place.database.clone(), place.config.postgres_target());
+                (database, databases::in_time(target, open(place, key, steps_max)).await)
+            }
+        }));
+        let (mut opened, mut unasked, mut code) = (Vec::new(), String::new(), 0);
+        let looked = looked.await;
+        let is_alone = looked.len() == 1;
+        for (database, looked) in looked {
+            match looked {
+                Ok(one) => opened.push(one),
+                Err(error) if is_alone => return Err(error),
+                Err(error) => {
+                    code = code.max(crate::exit_code(&error));
+                    unasked += &databases::unasked(&database, &error, self.json);
+                }
+            }
         }
-        if !found.iter().any(|found| is_known(&found.trace)) {
-            let meant = self.meant(&mut operators[0]).await?;
-            bail!(
+        if !opened.iter().any(|one| is_known(&one.found.trace)) {
+            let meant = self.meant(&mut opened).await?;
+            output::print(&unasked)?;
+            let problem = format!(
                 "no message has the key {:?} or one below it{}: it was never enqueued, its transaction has not \
                  committed, or it was deleted after the retention time",
                 self.key,
                 meant.map(|key| format!(" (there is {key:?})")).unwrap_or_default()
             );
+            anyhow::ensure!(code > 0, problem);
+            tracing::error!("{problem}; not all databases could be asked");
+            return Ok(code);
         }
-        if found.iter().any(|found| found.trace.is_cut) {
+        if opened.iter().any(|one| one.found.trace.is_cut) {
             tracing::warn!(
                 limit = self.steps_max,
                 "there are more below this key; see them with a higher --limit"
             );
         }
-        look_elsewhere(&mut operators, &mut found).await?;
-        output::print(&if self.json { output::json_lines(&found)? } else { shown(&found) })?;
-        Ok(())
+        let found = look_elsewhere(opened).await?;
+        let text = match (&found[..], self.json) {
+            (_, true) => output::json_lines(&found)?,
+            ([Found { trace, .. }], _) if is_alone => text::text(trace),
+            _ => text::timeline(&found),
+        };
+        output::print(&(text + &unasked))?;
+        Ok(code)
     }
+}
+
+async fn open(Place { database, config }: Place, key: String, steps_max: u32) -> anyhow::Result<Opened> {
+    let mut tasks = JoinSet::new();
+    let operator = Operator::connect(&config, Stamp::default(), &mut tasks).await;
+    let mut operator = operator.with_context(|| format!("look into {database}"))?;
+    let trace = operator.trace(&key, steps_max).await?;
+    Ok(Opened { operator, tasks, found: Found { database, trace } })
 }
 
 fn is_known(trace: &Traced) -> bool {
@@ -124,43 +166,38 @@ fn is_known(trace: &Traced) -> bool {
 }
 
 /// Finds the fate of each message in the inboxes of the other databases.
-async fn look_elsewhere(operators: &mut [Operator], found: &mut [Found]) -> anyhow::Result<()> {
-    for (at, operator) in operators.iter_mut().enumerate() {
-        let database = found[at].database.clone();
-        for other in (0..found.len()).filter(|other| *other != at) {
-            let messages = &mut found[other].trace.messages;
-            let keys: Vec<String> = messages.iter().map(|message| message.key.clone()).collect();
-            let mut has_inboxes = false;
-            for TracedKey { key, mut inbox, .. } in operator.trace_inboxes(&keys).await? {
-                inbox.database = Some(database.clone());
-                let message = messages.iter_mut().find(|message| message.key == key);
-                message.into_iter().for_each(|message| message.inboxes.push(inbox.clone()));
-                has_inboxes = true;
-            }
-            found[at].has_inboxes |= has_inboxes;
+async fn look_elsewhere(opened: Vec<Opened>) -> anyhow::Result<Vec<Found>> {
+    let keys = |one: &Opened| one.found.trace.messages.iter().map(|message| message.key.clone()).collect();
+    let keys: Vec<Vec<String>> = opened.iter().map(keys).collect();
+    let (mut found, mut looks) = (Vec::new(), Vec::new());
+    for (number, Opened { mut operator, tasks, found: own }) in opened.into_iter().enumerate() {
+        let others = keys.iter().enumerate().filter(|(other, _)| *other != number);
+        let (others, database) =
+            (others.flat_map(|(_, keys)| keys.clone()).collect::<Vec<_>>(), own.database.clone());
+        found.push(own);
+        looks.push(async move {
+            let _tasks = tasks;
+            let inboxes = match others.is_empty() {
+                true => Ok(Vec::new()),
+                false => {
+                    databases::in_time(database.clone(), async { Ok(operator.trace_inboxes(&others).await?) })
+                        .await
+                }
+            };
+            (database, inboxes)
+        });
+    }
+    for (number, (database, inboxes)) in databases::together(looks).await.into_iter().enumerate() {
+        for TracedKey { key, mut inbox, .. } in inboxes? {
+            inbox.database = Some(database.clone());
+            let others = found.iter_mut().enumerate().filter(|(other, _)| *other != number);
+            let messages = others.flat_map(|(_, found)| &mut found.trace.messages);
+            messages
+                .filter(|message| message.key == key)
+                .for_each(|message| message.inboxes.push(inbox.clone()));
         }
     }
-    Ok(())
-}
-
-/// One after another, each under its database where there are several.
-fn shown(found: &[Found]) -> String {
-    match found {
-        [Found { trace, .. }] => text::text(trace),
-        _ => {
-            let parts = found.iter().map(|Found { database, has_inboxes, trace }| {
-                let text = match is_known(trace) {
-                    true => text::text(trace),
-                    false if *has_inboxes => {
-                        "it has inboxes of these messages, as their rows say\n".to_owned()
-                    }
-                    false => "nothing has the key, or one below it\n".to_owned(),
-                };
-                format!("database {database}\n{text}")
-            });
-            parts.collect::<Vec<_>>().join("\n")
-        }
-    }
+    Ok(found)
 }
 
 /// A whole key; a client's own text is answered with the key that it has become.

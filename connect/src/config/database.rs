@@ -141,10 +141,7 @@ pub(super) fn database(read: &mut Reader<'_>) -> Database {
 }
 
 fn url(read: &mut Reader<'_>) -> (Config, UrlTls) {
-    let Some(text) = read.text("database-url") else {
-        read.mistake("database-url", "is not set; for example postgres://oncebox@localhost/orders");
-        return (Config::new(), UrlTls::default());
-    };
+    let Some(text) = text_of_url(read) else { return (Config::new(), UrlTls::default()) };
     if ["postgres://", "postgresql://"].iter().any(|scheme| text.starts_with(scheme)) && is_ambiguous(&text) {
         read.mistake("database-url", AMBIGUOUS);
         return (Config::new(), UrlTls::default());
@@ -178,6 +175,27 @@ fn url(read: &mut Reader<'_>) -> (Config, UrlTls) {
     }
     bound_sockets(&mut config);
     (config, url_tls)
+}
+
+/// The URL, given by itself or in a file.
+fn text_of_url(read: &mut Reader<'_>) -> Option<String> {
+    let in_file = read.given("database-url-file").is_some();
+    match read.text("database-url") {
+        Some(_) if in_file => {
+            let other = read.sources.place("database-url");
+            read.mistake(
+                "database-url-file",
+                format_args!("is given as well as {other}; give only one of them"),
+            );
+            None
+        }
+        None if in_file => read.secret_file("database-url-file"),
+        None => {
+            read.mistake("database-url", "is not set; for example postgres://oncebox@localhost/orders");
+            None
+        }
+        url => url,
+    }
 }
 
 /// Warns of a way to another host without TLS, unless `sslmode=disable` says that it needs none.

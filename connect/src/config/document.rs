@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::{OPTIONS, stream::STREAM_FIELDS};
+use super::{OPTIONS, OptionSpec, stream::STREAM_FIELDS};
 
-/// Every option and every field of a `[[stream]]` table, as Markdown.
+/// Every option and every field of `[[stream]]` and `[[database]]` tables, as Markdown.
 #[must_use]
 pub fn options_document() -> String {
     let mut text = String::from("| file | flag | environment | default | meaning |\n|---|---|---|---|---|\n");
@@ -22,5 +22,15 @@ pub fn options_document() -> String {
     for field in STREAM_FIELDS {
         let _ = writeln!(text, "| `{}` | {} | {} |", field.name, quoted(field.default), field.help);
     }
+    text.push_str("\nFields of a `[[database]]` table:\n\n| field | meaning |\n|---|---|\n");
+    text.push_str("| `name` | Name of the database: 1 to 63 letters, digits, `-`, `_` or `.`; required |\n");
+    let own = |option: &&OptionSpec| option.name.starts_with("database-");
+    for option in OPTIONS.iter().filter(own) {
+        let _ = writeln!(text, "| `{}` | `{}` |", option.key_in_table().unwrap_or_default(), option.key());
+    }
+    let others = OPTIONS.iter().filter(|option| !own(option)).filter_map(OptionSpec::key_in_table);
+    let others: Vec<String> = others.map(|key| format!("`{key}`")).collect();
+    let _ = writeln!(text, "| {} | as above the tables, for this database |", others.join(", "));
+    text.push_str("| `[[database.stream]]` | As `[[stream]]`; a database with such tables has no others |\n");
     text
 }

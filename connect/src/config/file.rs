@@ -1,25 +1,22 @@
 //! The configuration file: TOML, every mistake with its line, none with a value that could be a
 //! secret.
 
-use std::{
-    collections::{HashMap, HashSet},
-    path::Path,
-};
+use std::{collections::HashMap, path::Path};
 
-use toml::{
-    Spanned,
-    de::{DeTable, DeValue},
-};
+use toml::de::DeTable;
 
 use super::{
     OPTIONS,
     options::{at_same_key, nearest},
     place::{Place, scalar},
     stream::{self, StreamTable},
+    table::{self, DatabaseTable},
 };
 
 /// The name of the tables that declare streams.
 const STREAM: &str = "stream";
+/// The name of those that name databases.
+const DATABASE: &str = "database";
 
 /// The contents of a configuration file.
 #[derive(Default)]
@@ -27,6 +24,7 @@ pub(super) struct File {
     /// Option name to text and line.
     pub(super) values: HashMap<&'static str, (String, usize)>,
     pub(super) streams: Vec<StreamTable>,
+    pub(super) databases: Vec<DatabaseTable>,
     pub(super) mistakes: Vec<String>,
 }
 
@@ -44,7 +42,13 @@ pub(super) fn parse(path: &Path, text: &str) -> File {
         let line = place.line(key.span().start);
         let name = key.get_ref().as_ref();
         if name == STREAM {
-            add_streams(&mut file, &place, value);
+            let (streams, mistakes) = stream::parse_all(&place, value);
+            file.streams = streams;
+            file.mistakes.extend(mistakes);
+        } else if name == DATABASE {
+            let (databases, mistakes) = table::parse_all(&place, value);
+            file.databases = databases;
+            file.mistakes.extend(mistakes);
         } else if let Some(option) = at_same_key(name) {
             match scalar(value.get_ref()) {
                 Some(text) => drop(file.values.insert(option.name, (text, line))),
@@ -56,6 +60,14 @@ pub(super) fn parse(path: &Path, text: &str) -> File {
         } else {
             file.mistakes.push(place.mistake(line, unknown(name)));
         }
+    }
+    let lone = ["database-url", "database-url-file"].into_iter().filter(|_| !file.databases.is_empty());
+    for (option, line) in
+        lone.filter_map(|name| Some((at_same_key(&name.replace('-', "_"))?, file.values.remove(name)?.1)))
+    {
+        let problem =
+            format!("{} stands beside [[database]] tables: write one for this database too", option.key());
+        file.mistakes.push(place.mistake(line, problem));
     }
     file.mistakes.sort_by_key(|mistake| line_of(mistake, path));
     file
@@ -72,27 +84,10 @@ fn unknown(name: &str) -> String {
         .iter()
         .filter(|o| o.is_in_file())
         .map(super::OptionSpec::key)
-        .chain([STREAM.into()])
+        .chain([STREAM.into(), DATABASE.into()])
         .collect();
     let written = name.replace('-', "_");
     let near = nearest(&written, keys.iter().map(|key| (key.as_str(), key.clone())));
     let hint = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
     format!("{name:?} is not an option of oncebox{hint}")
-}
-
-fn add_streams(file: &mut File, place: &Place<'_>, value: &Spanned<DeValue<'_>>) {
-    let mistake = place.mistake(place.line(value.span().start), "streams are written as [[stream]] tables");
-    let Some(tables) = value.get_ref().as_array() else { return file.mistakes.push(mistake) };
-    let mut names = HashSet::new();
-    for table in tables.iter() {
-        let line = place.line(table.span().start);
-        let Some(fields) = table.get_ref().as_table() else { return file.mistakes.push(mistake) };
-        match stream::parse(place, line, fields) {
-            Ok(stream) if !names.insert(stream.name.clone()) => {
-                file.mistakes.push(place.mistake(line, format!("stream {} is declared twice", stream.name)));
-            }
-            Ok(stream) => file.streams.push(stream),
-            Err(mistakes) => file.mistakes.extend(mistakes),
-        }
-    }
 }

@@ -27,7 +27,40 @@ impl OptionSpec {
     pub(super) fn is_in_file(&self) -> bool {
         self.name != "config"
     }
+
+    /// Its name in a `[[database]]` table, where `url` is the URL of the database; `None` for the
+    /// options of the whole process.
+    pub(super) fn key_in_table(&self) -> Option<String> {
+        let of_process = OF_PROCESS.contains(&self.name);
+        (!of_process).then(|| self.name.strip_prefix("database-").unwrap_or(self.name).replace('-', "_"))
+    }
+
+    /// The options that a `[[database]]` table does not take over from the rest of the file once it
+    /// gives one of them: they are several ways to say the same.
+    pub(super) fn alternatives(&self) -> &'static [&'static str] {
+        ALTERNATIVES.iter().find(|names| names.contains(&self.name)).copied().unwrap_or_default()
+    }
 }
+
+/// Options of the process, which has one of each however many databases it serves.
+const OF_PROCESS: [&str; 7] =
+    ["config", "http-listen", "otlp-endpoint", "grace-seconds", "stuck-seconds", "log", "log-format"];
+
+const ALTERNATIVES: [&[&str]; 3] = [
+    &["database-url", "database-url-file"],
+    &[
+        "nats-user",
+        "nats-password",
+        "nats-password-file",
+        "nats-token",
+        "nats-token-file",
+        "nats-nkey-seed",
+        "nats-nkey-seed-file",
+        "nats-credentials",
+        "nats-credentials-file",
+    ],
+    &["nats-domain", "nats-api-prefix"],
+];
 
 /// The option of this name.
 pub(super) fn find(name: &str) -> Option<&'static OptionSpec> {
@@ -37,6 +70,11 @@ pub(super) fn find(name: &str) -> Option<&'static OptionSpec> {
 /// The option that has this key in the file.
 pub(super) fn at_same_key(key: &str) -> Option<&'static OptionSpec> {
     OPTIONS.iter().find(|option| option.is_in_file() && option.key() == key)
+}
+
+/// The option that has this key in a `[[database]]` table.
+pub(super) fn in_table(key: &str) -> Option<&'static OptionSpec> {
+    OPTIONS.iter().find(|option| option.key_in_table().as_deref() == Some(key))
 }
 
 /// Of some names, each with the text to compare, the one most like `written`, if any is.
@@ -70,6 +108,12 @@ pub const OPTIONS: &[OptionSpec] = &[
         "DATABASE_URL",
         None,
         "PostgreSQL: URL or connection string; required. Of several hosts, the first that takes writes is used",
+    ),
+    option(
+        "database-url-file",
+        "ONCEBOX_DATABASE_URL_FILE",
+        None,
+        "File with the URL of PostgreSQL, instead of --database-url; it may hold the password",
     ),
     option(
         "database-password-file",

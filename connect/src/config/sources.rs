@@ -9,6 +9,7 @@ use super::{
     OPTIONS, OptionSpec, Values, file,
     options::{find, nearest},
     stream::StreamTable,
+    table::{DatabaseTable, InTable},
 };
 
 /// A secret as given; nothing shows it.
@@ -37,9 +38,22 @@ pub struct Sources {
     pub(super) lines: HashMap<&'static str, usize>,
     pub(super) file: Option<PathBuf>,
     pub(super) streams: Vec<StreamTable>,
+    /// The databases that the file names.
+    pub(super) databases: Vec<DatabaseTable>,
+    /// Which of them these settings are of.
+    pub(super) table: Option<InTable>,
     pub(super) mistakes: Vec<String>,
-    /// Values of the file that the environment hides, in words.
-    hidden: Vec<String>,
+    /// Values that are not used although they are given, in words.
+    pub(super) hidden: Vec<String>,
+    /// What was typed outside of the file, to read that again.
+    pub(super) outside: Outside,
+}
+
+#[derive(Clone, Default)]
+pub(super) struct Outside {
+    flags: Values,
+    environment: Values,
+    mistakes: Vec<String>,
 }
 
 impl std::fmt::Debug for Sources {
@@ -60,25 +74,55 @@ impl Sources {
         names: impl IntoIterator<Item = String>,
         lookup: impl Fn(&str) -> Option<String>,
     ) -> Self {
-        let mut all = Self { mistakes: unknown(names), ..Self::default() };
         let from_environment = |option: &'static OptionSpec| Some((option.name, lookup(option.environment)?));
-        all.values = OPTIONS.iter().filter_map(from_environment).collect();
-        let given: Vec<String> = flags.keys().map(|name| (*name).to_owned()).collect();
-        all.values.extend(flags);
+        let environment = OPTIONS.iter().filter_map(from_environment).collect();
+        Self::from_outside(Outside { flags, environment, mistakes: unknown(names) })
+    }
+
+    /// The same with the file as it is now.
+    #[must_use]
+    pub fn read_again(&self) -> Self {
+        Self::from_outside(self.outside.clone())
+    }
+
+    fn from_outside(outside: Outside) -> Self {
+        let mut values = outside.environment.clone();
+        values.extend(outside.flags.clone());
+        let mut all = Self { values, mistakes: outside.mistakes.clone(), outside, ..Self::default() };
         if let Some(path) = all.values.get("config").filter(|path| !path.is_empty()).map(PathBuf::from) {
-            all.add_file(&path, &given);
+            all.add_file(&path);
+        }
+        if all.has_databases() {
+            all.refuse_lone_database();
         }
         all
     }
 
-    /// The values of the file that the environment hides: a command with `--config` may then go
-    /// somewhere else than the file says.
+    /// A database outside of the file is none of those that it names.
+    fn refuse_lone_database(&mut self) {
+        let names: Vec<&str> = self.databases.iter().map(|table| table.name.as_str()).collect();
+        let file = self.file.as_deref().unwrap_or(Path::new("")).display();
+        for option in ["database-url", "database-url-file"].into_iter().filter_map(find) {
+            if self.outside.flags.contains_key(option.name) {
+                self.mistakes.push(format!(
+                    "--{} is given, but {file} names databases: choose with --database: {}",
+                    option.name,
+                    names.join(", ")
+                ));
+            } else if self.has(option.name) {
+                self.hidden.push(format!("{} is not used, since {file} names databases", option.environment));
+            }
+        }
+    }
+
+    /// The values that are given and not used, for example those of the file that the environment
+    /// hides: a command with `--config` may then go somewhere else than the file says.
     #[must_use]
     pub fn hidden(&self) -> &[String] {
         &self.hidden
     }
 
-    fn add_file(&mut self, path: &Path, given: &[String]) {
+    fn add_file(&mut self, path: &Path) {
         self.file = Some(path.to_owned());
         let read = std::fs::read_to_string(path).map_err(|error| {
             let place = self.place("config");
@@ -90,10 +134,11 @@ impl Sources {
                 let file = file::parse(path, &text);
                 self.mistakes.extend(file.mistakes);
                 self.streams = file.streams;
+                self.databases = file.databases;
                 for (name, (text, line)) in file.values {
                     // An empty variable counts as not given, here as everywhere.
                     if self.values.get(name).is_some_and(|value| !value.is_empty() && *value != text)
-                        && !given.iter().any(|given| given == name)
+                        && !self.outside.flags.contains_key(name)
                     {
                         let variable = find(name).map_or(name, |option| option.environment);
                         self.hidden.push(format!(
@@ -108,6 +153,18 @@ impl Sources {
                 }
             }
         }
+    }
+
+    /// Whether the file names several databases.
+    #[must_use]
+    pub fn has_databases(&self) -> bool {
+        !self.databases.is_empty()
+    }
+
+    /// All mistakes so far.
+    #[must_use]
+    pub fn mistakes(&self) -> &[String] {
+        &self.mistakes
     }
 
     /// Drops the options that `is_meant` refuses: a command looks only at the options that it has.
@@ -132,7 +189,14 @@ impl Sources {
     /// The place at which an option was given, or could have been given.
     pub(super) fn place(&self, name: &str) -> String {
         let Some(option) = find(name) else { return name.to_owned() };
-        match (self.lines.get(name), &self.file) {
+        let line = self.lines.get(name).copied();
+        let in_table = self.table.as_ref().filter(|_| line.is_some() || !self.has(name));
+        if let (Some((line, key)), Some(file)) =
+            (in_table.and_then(|table| table.place(name, line)), &self.file)
+        {
+            return format!("{}:{line}: {key}", file.display());
+        }
+        match (line, &self.file) {
             (Some(line), Some(file)) => format!("{}:{line}: {}", file.display(), option.key()),
             _ if option.is_secret => option.environment.to_owned(),
             _ => format!("--{name} ({})", option.environment),

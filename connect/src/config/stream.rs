@@ -1,9 +1,12 @@
 //! `[[stream]]` tables: streams that the relay creates or compares when it starts.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use async_nats::jetstream::stream::{Config, DiscardPolicy, RetentionPolicy, StorageType};
-use toml::de::{DeTable, DeValue};
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
 
 use super::{
     options::nearest,
@@ -110,8 +113,28 @@ pub(super) const STREAM_FIELDS: &[StreamField] = &[
 
 const WINDOW: Duration = Duration::from_secs(600);
 
+/// Reads all tables, with the mistakes in them.
+pub(super) fn parse_all(place: &Place<'_>, value: &Spanned<DeValue<'_>>) -> (Vec<StreamTable>, Vec<String>) {
+    let line = place.line(value.span().start);
+    let unreadable = || vec![place.mistake(line, "streams are written as [[stream]] tables")];
+    let Some(tables) = value.get_ref().as_array() else { return (Vec::new(), unreadable()) };
+    let (mut streams, mut mistakes, mut names) = (Vec::new(), Vec::new(), HashSet::new());
+    for table in tables.iter() {
+        let line = place.line(table.span().start);
+        let Some(fields) = table.get_ref().as_table() else { return (streams, unreadable()) };
+        match parse(place, line, fields) {
+            Ok(stream) if !names.insert(stream.name.clone()) => {
+                mistakes.push(place.mistake(line, format!("stream {} is declared twice", stream.name)));
+            }
+            Ok(stream) => streams.push(stream),
+            Err(found) => mistakes.extend(found),
+        }
+    }
+    (streams, mistakes)
+}
+
 /// Reads one table; `line` is its own.
-pub(super) fn parse(place: &Place<'_>, line: usize, table: &DeTable<'_>) -> Result<StreamTable, Vec<String>> {
+fn parse(place: &Place<'_>, line: usize, table: &DeTable<'_>) -> Result<StreamTable, Vec<String>> {
     let config = Config { discard: DiscardPolicy::New, num_replicas: 1, ..Config::default() };
     let (policy, publish) = (Policy::Create, Publish::Pipelined);
     let mut stream = StreamTable { name: String::new(), policy, publish, config, given: Vec::new() };
@@ -246,7 +269,7 @@ pub(super) fn stream_name(text: &str) -> Result<String, String> {
 
 fn subjects(value: &DeValue<'_>) -> Result<Vec<String>, String> {
     let list = value.as_array().ok_or("is a list of subjects, such as [\"orders.>\"]")?;
-    let text = |value: &toml::Spanned<DeValue<'_>>| value.get_ref().as_str().map(str::to_owned);
+    let text = |value: &Spanned<DeValue<'_>>| value.get_ref().as_str().map(str::to_owned);
     let all: Option<Vec<String>> = list.iter().map(text).collect();
     let all = all.filter(|all| !all.is_empty()).ok_or("is a list of subjects, such as [\"orders.>\"]")?;
     match all.iter().find(|subject| !is_subject(subject)) {

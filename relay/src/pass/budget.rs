@@ -25,20 +25,45 @@ const UNIT: usize = 256 * 1024;
 /// The client of NATS copies shorter payloads.
 const KEPT_BY_CLIENT: usize = 4096;
 
+/// Payloads that all relays of a process hold at most, when it serves several databases, beside the
+/// reserve of each.
+const COMMON: usize = 64 * 1024 * 1024;
+/// The reserve of each of these relays: whatever the others hold, it goes on with small messages.
+const RESERVE: usize = 1024 * 1024;
+/// A relay takes no more than this part of all that it leaves to others.
+const SHARE: usize = 3;
+
+/// The budget that the relays of a process share. One whose NATS is slow takes a quarter of it, a
+/// second one a quarter of the rest, and so on.
+#[derive(Clone, Debug)]
+pub(crate) struct Common(Arc<Semaphore>);
+
+/// The part of one of these relays.
+#[derive(Clone, Debug)]
+struct Part {
+    reserve: Arc<Semaphore>,
+    /// As many as the common budget has, less those that this relay has taken of it.
+    untaken: Arc<Semaphore>,
+}
+
 /// One for all workers of a relay.
 #[derive(Clone, Debug)]
 pub(crate) struct Budget {
     all: Arc<Semaphore>,
+    part: Option<Part>,
     pass_max: usize,
 }
+
+/// A part of a budget, and what marks it as taken by this relay.
+type Taken = (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>);
 
 /// The share of a pass; it is given back when the share and all payloads that borrow it are
 /// dropped.
 #[derive(Debug)]
 pub(super) struct Share {
     budget: Budget,
-    taken: Vec<OwnedSemaphorePermit>,
-    lent: Option<Arc<[OwnedSemaphorePermit]>>,
+    taken: Vec<Taken>,
+    lent: Option<Arc<[Taken]>>,
     held: usize,
     since_begin: usize,
 }
@@ -46,7 +71,7 @@ pub(super) struct Share {
 /// A payload, and the share that it takes up.
 struct Lent {
     payload: Bytes,
-    _share: Arc<[OwnedSemaphorePermit]>,
+    _share: Arc<[Taken]>,
 }
 
 impl AsRef<[u8]> for Lent {
@@ -55,12 +80,39 @@ impl AsRef<[u8]> for Lent {
     }
 }
 
+impl Common {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(Semaphore::new(COMMON / UNIT)))
+    }
+
+    /// The budget of one of the relays.
+    pub(crate) fn budget(&self, tuning: &Tuning) -> Budget {
+        let semaphore = |bytes: usize| Arc::new(Semaphore::new(bytes / UNIT));
+        let part = Some(Part { reserve: semaphore(RESERVE), untaken: semaphore(COMMON) });
+        Budget { all: Arc::clone(&self.0), part, ..Budget::new(tuning) }
+    }
+}
+
 impl Budget {
     pub(crate) fn new(tuning: &Tuning) -> Self {
         let bytes = usize::try_from(tuning.read.bytes_max.saturating_mul(tuning.lanes_max)).unwrap_or(ALL);
         // Twice, since each lane may bring a message more: ordinary ones are not to be left for the
         // next pass.
-        Self { all: Arc::new(Semaphore::new(ALL / UNIT)), pass_max: bytes.saturating_mul(2).min(ALL / 2) }
+        let (all, part) = (Arc::new(Semaphore::new(ALL / UNIT)), None);
+        Self { all, part, pass_max: bytes.saturating_mul(2).min(ALL / 2) }
+    }
+
+    fn take(&self, units: u32) -> Option<Taken> {
+        let of = |semaphore: &Arc<Semaphore>| Arc::clone(semaphore).try_acquire_many_owned(units).ok();
+        let Some(Part { reserve, untaken }) = &self.part else { return Some((of(&self.all)?, None)) };
+        if let Some(reserved) = of(reserve) {
+            return Some((reserved, None));
+        }
+        let (mark, taken) = (of(untaken)?, of(&self.all)?);
+        let held = COMMON / UNIT - untaken.available_permits();
+        // A lone message may take all that is there, however large it is.
+        let is_first = held == units as usize;
+        (is_first || held * SHARE <= self.all.available_permits()).then_some((taken, Some(mark)))
     }
 
     /// For a pass.
@@ -84,7 +136,7 @@ impl Share {
         let needed = units(self.held + bytes) - units(self.held);
         if needed > 0 {
             let needed = u32::try_from(needed).unwrap_or(u32::MAX);
-            let Ok(taken) = Arc::clone(&self.budget.all).try_acquire_many_owned(needed) else { return false };
+            let Some(taken) = self.budget.take(needed) else { return false };
             self.taken.push(taken);
         }
         self.held += bytes;
@@ -111,12 +163,16 @@ mod tests {
     const MESSAGE: usize = 8 * 1024 * 1024;
 
     fn budget(lanes_max: i64, bytes_max: i64) -> Budget {
+        Budget::new(&tuning(lanes_max, bytes_max))
+    }
+
+    fn tuning(lanes_max: i64, bytes_max: i64) -> Tuning {
         let text = |text: &str| text.to_owned();
         let values =
             [("database-url", text("postgres://localhost/x")), ("nats-url", text("nats://localhost"))];
         let mut tuning = crate::Config::from_values(&values.into()).unwrap().tuning;
         (tuning.lanes_max, tuning.read.bytes_max) = (lanes_max, bytes_max);
-        Budget::new(&tuning)
+        tuning
     }
 
     #[test]
@@ -139,6 +195,33 @@ mod tests {
         assert!(!budget.share().admit(1));
         shares.pop();
         assert!(budget.share().admit(MESSAGE));
+    }
+
+    #[test]
+    fn relays_that_hold_all_they_may_leave_room_for_others() {
+        let (common, tuning) = (Common::new(), tuning(256, i64::MAX));
+        let hang = || {
+            let mut share = common.budget(&tuning).share();
+            while share.admit(UNIT) {
+                share.begin();
+            }
+            share
+        };
+        let mut hanging: Vec<Share> = (0..3).map(|_| hang()).collect();
+        let held: Vec<usize> = hanging.iter().map(|share| share.held / 1024 / 1024).collect();
+        assert_eq!(held, [17, 13, 10], "the reserve, and a quarter of all that was left");
+        assert!(common.budget(&tuning).share().admit(MESSAGE), "a large one of another relay");
+        hanging.extend((0..40).map(|_| hang()));
+        let mut other = common.budget(&tuning).share();
+        assert!(
+            (0..4).all(|_| {
+                other.begin();
+                other.admit(UNIT)
+            }),
+            "all the others hang, and it goes on"
+        );
+        drop((hanging, other));
+        assert!(common.budget(&tuning).share().admit(COMMON), "all has come back");
     }
 
     #[test]

@@ -107,7 +107,11 @@ impl Maintainer {
         let mut failing = false;
         while !shutdown.is_cancelled() {
             let started = Instant::now();
-            let pause = match timeout(STEP_TIMEOUT, self.run_once()).await {
+            let store = Arc::clone(&self.store);
+            let turn = store.turn().await;
+            let maintained = timeout(STEP_TIMEOUT, self.run_once()).await;
+            drop(turn);
+            let pause = match maintained {
                 Ok(Ok(Maintained { more, .. })) => {
                     failing = false;
                     if more { started.elapsed().min(TICK_MAX) } else { jittered(tick) }

@@ -56,7 +56,11 @@ impl Mover {
     pub(crate) async fn run(mut self, mut leader: watch::Receiver<Leader>, shutdown: CancellationToken) {
         let mut failures = 0_u32;
         while !shutdown.is_cancelled() {
-            let pause = match timeout(STEP_TIMEOUT, self.run_once()).await {
+            let store = Arc::clone(&self.store);
+            let turn = store.turn().await;
+            let moved = timeout(STEP_TIMEOUT, self.run_once()).await;
+            drop(turn);
+            let pause = match moved {
                 Ok(Ok(Moved { more: true, .. })) => {
                     failures = 0;
                     continue;

@@ -225,7 +225,11 @@ impl Runner {
         match self.state {
             State::Woken => self.worker.pass_on(lanes, true).await,
             State::Busy => self.worker.pass_on(lanes, false).await,
-            State::StandsBy | State::Alert | State::Idle { .. } => self.worker.pass_if_due(lanes).await,
+            State::StandsBy | State::Alert | State::Idle { .. } => {
+                let store = Arc::clone(&self.worker.shared.store);
+                let _turn = store.turn().await;
+                self.worker.pass_if_due(lanes).await
+            }
         }
     }
 
@@ -257,7 +261,9 @@ impl Runner {
             return pause;
         }
         let Shared { tuning, store, .. } = &self.worker.shared;
+        let turn = store.turn().await;
         let marked = timeout(tuning.poll_max, store.sleep()).await;
+        drop(turn);
         let mark = |is_new| Some(SleepMark { at: Instant::now(), is_new });
         let (mark, pause) = match marked {
             Ok(Ok(Mark::Useless)) => (None, pause.min(NAP)),

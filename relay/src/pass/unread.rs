@@ -24,7 +24,10 @@ pub(crate) async fn run(store: Arc<Store>, shutdown: CancellationToken) {
             () = sleep(store.fleet.pause(EVERY)) => {}
             () = shutdown.cancelled() => return,
         }
-        match timeout(LOOK_MAX, store.end_unread()).await {
+        let turn = store.turn().await;
+        let ended = timeout(LOOK_MAX, store.end_unread()).await;
+        drop(turn);
+        match ended {
             Ok(Ok(ended)) => {
                 for pid in ended {
                     warn!(

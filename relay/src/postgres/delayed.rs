@@ -48,6 +48,12 @@ impl Store {
         self: &Arc<Self>,
         after: DelayedPlace,
     ) -> Result<(Moved, Option<DelayedPlace>), StoreError> {
+        if after == DelayedPlace::default() {
+            let next_due = self.next_delayed().await?;
+            if next_due.is_none_or(|seconds| seconds > 0.0) {
+                return Ok((Moved { next_due: next_due.map(from_seconds), ..Moved::default() }, None));
+            }
+        }
         let session = self.session().await?;
         session.begin().await?;
         let parameters: [&dyn Parameter; 4] = [&BATCH, &BATCH_BYTES, &after.not_before, &after.id];
@@ -64,9 +70,20 @@ impl Store {
             messages: row.get::<_, i64>("moved").unsigned_abs(),
             // Fewer than a full batch may have been looked at because they are large.
             more: place.is_some(),
-            next_due: next.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default()),
+            next_due: next.map(from_seconds),
         };
         session.commit().await?;
         Ok((moved, place))
     }
+
+    async fn next_delayed(&self) -> Result<Option<f64>, StoreError> {
+        let connection = self.connection().await?;
+        let rows = connection.query_typed(&self.sql.next_delayed, &[]).await;
+        let rows = rows.map_err(|source| StoreError::Statement("look for delayed messages", source))?;
+        Ok(rows.first().map(|row| row.get("seconds")))
+    }
+}
+
+fn from_seconds(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }

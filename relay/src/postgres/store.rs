@@ -6,6 +6,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use deadpool_postgres::{Object, Pool};
@@ -14,7 +15,10 @@ use oncebox_connect::{
     statements,
 };
 use oncebox_schema::SchemaName;
-use tokio::time::Instant;
+use tokio::{
+    sync::{Mutex as AsyncMutex, MutexGuard},
+    time::{Instant, timeout},
+};
 use tokio_postgres::{Row, error::SqlState};
 
 use super::fleet::Fleet;
@@ -38,7 +42,12 @@ pub(crate) struct Store {
     /// When this relay last appended a receipt for a lane and a stream.
     pub(super) appended: Mutex<HashMap<(i16, Arc<str>), Instant>>,
     pub(crate) fleet: Fleet,
+    /// Where a relay at rest has one connection for all its tasks; see [`Store::turn`].
+    turns: Option<AsyncMutex<()>>,
 }
+
+/// The longest wait for a turn: a connection more is better than a delay.
+const TURN_MAX: Duration = Duration::from_secs(1);
 
 /// The mark that has the next `enqueue` send NOTIFY.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +100,7 @@ statements!(
     register,
     integrity,
     row_security,
+    next_delayed,
     move_delayed,
     delayed,
     sagas,
@@ -127,6 +137,7 @@ impl Store {
             is_pooled: AtomicBool::new(false),
             appended: Mutex::default(),
             fleet: Fleet::default(),
+            turns: None,
         })
     }
 
@@ -141,7 +152,19 @@ impl Store {
             is_pooled: AtomicBool::new(self.is_pooled()),
             appended: Mutex::default(),
             fleet: Fleet::default(),
+            turns: None,
         }
+    }
+
+    /// Has the tasks of a relay at rest take turns.
+    pub(crate) fn in_turns(self) -> Self {
+        Self { turns: Some(AsyncMutex::default()), ..self }
+    }
+
+    /// The turn of a task that looks whether there is anything to do: looks that overlap would take
+    /// a connection each, and of many idle databases each has one. Waits a moment at most.
+    pub(crate) async fn turn(&self) -> Option<MutexGuard<'_, ()>> {
+        timeout(TURN_MAX, self.turns.as_ref()?.lock()).await.ok()
     }
 
     pub(crate) fn schema(&self) -> &SchemaName {

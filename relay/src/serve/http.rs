@@ -14,23 +14,15 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use prometheus_client::{encoding::text::encode, registry::Registry};
 use tokio::{
     net::TcpListener,
-    sync::{Semaphore, mpsc, watch},
+    sync::Semaphore,
     task::JoinSet,
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{postgres::Store, telemetry::metrics::Metrics};
-
-/// A scrape waits so long for the database; then the gauges have their last values.
-const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Scrapes within this time share a reading.
-const FRESH: Duration = Duration::from_secs(1);
-/// The server ends each of its statements before that.
-const READ_TIMEOUT: Duration = Duration::from_secs(70);
+use super::databases::Databases;
 
 /// Connections at a time; who comes later waits.
 const CONNECTIONS_MAX: usize = 64;
@@ -42,41 +34,14 @@ const LAST_ANSWER: Duration = Duration::from_secs(10);
 /// The pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// When the gauges were last asked for, successfully or not.
-type Asked = Option<Instant>;
-
-struct Shared {
-    /// Asks for a reading; one request stands for all.
-    want: mpsc::Sender<()>,
-    asked: watch::Receiver<Asked>,
-    metrics: Metrics,
-    registry: Registry,
-    stuck_after: Duration,
-}
-
-/// Serves until shutdown. The store is for the gauges alone: its connection is none of those that
-/// deliver.
-pub(crate) async fn serve(
-    listener: TcpListener,
-    store: Arc<Store>,
-    metrics: Metrics,
-    stuck_after: Duration,
-    shutdown: CancellationToken,
-) {
-    let registry = metrics.registry();
-    let (want, wanted) = mpsc::channel(1);
-    let (answered, asked) = watch::channel(None);
-    let reading = read(store, metrics.clone(), wanted, answered);
-    let shared = Arc::new(Shared { want, asked, metrics, registry, stuck_after });
+/// Serves until shutdown.
+pub(super) async fn serve(listener: TcpListener, databases: Databases, shutdown: CancellationToken) {
     let router = Router::new()
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/metrics", get(scrape))
-        .with_state(shared);
-    tokio::select! {
-        () = accept(listener, router, shutdown) => {}
-        () = reading => {}
-    }
+        .with_state(databases);
+    accept(listener, router, shutdown).await;
 }
 
 /// Takes connections until shutdown, a bounded number at a time and each for a bounded time.
@@ -121,59 +86,26 @@ async fn accept(listener: TcpListener, router: Router, shutdown: CancellationTok
     while connections.join_next().await.is_some() {}
 }
 
-/// Reads the gauges of the database when they are wanted, one reading at a time and at most one a
-/// second. A reading goes on when the client that waits for it gives up. While PostgreSQL does not
-/// answer they keep their last values.
-async fn read(
-    store: Arc<Store>,
-    metrics: Metrics,
-    mut wanted: mpsc::Receiver<()>,
-    answered: watch::Sender<Asked>,
-) {
-    while wanted.recv().await.is_some() {
-        if !is_fresh(*answered.borrow()) {
-            match timeout(READ_TIMEOUT, store.lag()).await {
-                Ok(Ok(standing)) => metrics.observe(&standing),
-                Ok(Err(error)) => tracing::debug!(%error, "read the lag"),
-                Err(_) => tracing::debug!("reading the lag took too long"),
-            }
-        }
-        answered.send_replace(Some(Instant::now()));
-    }
+async fn livez(State(databases): State<Databases>) -> Response {
+    answer(databases.stuck().map(|problem| (problem, true)))
 }
 
-fn is_fresh(asked: Asked) -> bool {
-    asked.is_some_and(|at| at.elapsed() < FRESH)
+/// While some of several databases work, the process is ready: the others are named.
+async fn readyz(State(databases): State<Databases>) -> Response {
+    answer(databases.not_ready())
 }
 
-async fn livez(State(shared): State<Arc<Shared>>) -> Response {
-    answer(shared.metrics.health.stuck(shared.stuck_after))
-}
-
-async fn readyz(State(shared): State<Arc<Shared>>) -> Response {
-    answer(shared.metrics.not_ready())
-}
-
-fn answer(problem: Option<String>) -> Response {
+fn answer(problem: Option<(String, bool)>) -> Response {
     match problem {
-        Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
+        Some((reason, true)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
+        Some((reason, false)) => format!("not all are ready: {reason}\n").into_response(),
         None => "ok\n".into_response(),
     }
 }
 
-/// The gauges of the database are those of the last second, or the last ones known when PostgreSQL
-/// does not answer in time.
-async fn scrape(State(shared): State<Arc<Shared>>) -> Response {
-    let mut asked = shared.asked.clone();
-    if !is_fresh(*asked.borrow_and_update()) {
-        // Full: somebody has asked already.
-        let _ = shared.want.try_send(());
-        let _ = timeout(SCRAPE_TIMEOUT, asked.changed()).await;
-    }
-    shared.metrics.observe_now();
-    let mut text = String::new();
-    match encode(&mut text, &shared.registry) {
-        Ok(()) => ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+async fn scrape(State(databases): State<Databases>) -> Response {
+    match databases.scrape().await {
+        Ok(text) => ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
             .into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }

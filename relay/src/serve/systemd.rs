@@ -18,7 +18,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use crate::telemetry::metrics::Metrics;
+use super::databases::Databases;
 
 /// How long a change of the status may stay unsaid.
 const LOOK_MAX: Duration = Duration::from_secs(1);
@@ -81,8 +81,7 @@ impl Systemd {
     /// Tells of a relay whose loops run, until `over`, which follows upon `stopping`.
     pub(crate) async fn tell(
         self,
-        metrics: Metrics,
-        stuck_after: Duration,
+        databases: Databases,
         stopping: CancellationToken,
         over: CancellationToken,
     ) {
@@ -97,12 +96,14 @@ impl Systemd {
                 () = stopping.cancelled(), if !saw_stopping => saw_stopping = true,
                 () = over.cancelled() => is_over = true,
             }
-            let stuck = metrics.health.stuck(stuck_after);
+            let stuck = databases.stuck();
             let hungry = |feed| told.fed.is_none_or(|fed| fed.elapsed() + LOOK_MIN >= feed);
             let now = Now {
                 feeds: stuck.is_none() && feed.is_some_and(hungry),
                 stopping: stopping.is_cancelled(),
-                status: stuck.or_else(|| metrics.not_ready()).unwrap_or_else(|| "delivering".to_owned()),
+                status: stuck
+                    .or_else(|| databases.not_ready().map(|(problem, _)| problem))
+                    .unwrap_or_else(|| "delivering".to_owned()),
             };
             let Some(words) = told.words(&now) else { continue };
             match self.socket.send_to_addr(words.as_bytes(), &self.address) {

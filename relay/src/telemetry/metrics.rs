@@ -39,6 +39,7 @@ pub(crate) struct Metrics {
     pub(crate) batch_messages: Histogram,
     pub(crate) message_lag: Histogram,
     pub(crate) spans_dropped: Counter,
+    pub(crate) serving: Gauge,
     pub(crate) nats_connected: Gauge,
     pub(crate) nats_reconnects: Counter,
     pub(crate) nats_errors: Counter,
@@ -93,6 +94,7 @@ impl Metrics {
             batch_messages: Histogram::new([1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0]),
             message_lag: Histogram::new(MESSAGE_LAG_SECONDS),
             spans_dropped: Counter::default(),
+            serving: Gauge::default(),
             nats_connected: Gauge::default(),
             nats_reconnects: Counter::default(),
             nats_errors: Counter::default(),
@@ -116,9 +118,11 @@ impl Metrics {
         }
     }
 
-    /// The names and help texts, for `/metrics`.
-    pub(crate) fn registry(&self) -> Registry {
-        let mut all = Registry::with_prefix("oncebox");
+    /// The names and help texts, for `/metrics`; the name of the database is a label, where a
+    /// process serves several.
+    pub(crate) fn registry(&self, database: Option<&str>) -> Registry {
+        let label = database.map(|name| ("database".into(), name.to_owned().into()));
+        let mut all = Registry::with_prefix_and_labels("oncebox", label.into_iter());
         all.register("published", "Messages that JetStream acknowledged", self.published.clone());
         all.register("duplicate_acks", "Acknowledgements that said duplicate", self.duplicate_acks.clone());
         all.register("parked", "Times that a message was set aside", self.parked.clone());
@@ -143,6 +147,11 @@ impl Metrics {
             "Age of each message, since its enqueue, when JetStream stored it; replays left out",
             Unit::Seconds,
             self.message_lag.clone(),
+        );
+        all.register(
+            "serving",
+            "1 while the relay works for this database; 0 until it has reached both servers",
+            self.serving.clone(),
         );
         all.register("nats_connected", "1 while connected to NATS", self.nats_connected.clone());
         all.register("nats_reconnects", "Connections to NATS that broke", self.nats_reconnects.clone());

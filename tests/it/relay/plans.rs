@@ -5,7 +5,7 @@ use oncebox_tests::TestEnv;
 use tokio_postgres::Client;
 
 const BEGIN: &str = include_str!("../../../relay/src/postgres/sql/begin.sql");
-const QUERIES: [(&str, &str, &str); 20] = [
+const QUERIES: [(&str, &str, &str); 21] = [
     ("claim", include_str!("../../../relay/src/postgres/sql/claim.sql"), "(4, '{15}')"),
     (
         "claim_since",
@@ -53,6 +53,7 @@ const QUERIES: [(&str, &str, &str); 20] = [
     ),
     ("ids", include_str!("../../../relay/src/postgres/sql/ids.sql"), ""),
     ("trace", include_str!("../../../operator/src/sql/trace.sql"), "('k1', 100)"),
+    ("next_delayed", include_str!("../../../relay/src/postgres/sql/next_delayed.sql"), ""),
     ("delayed", include_str!("../../../relay/src/postgres/sql/delayed.sql"), ""),
     (
         "look_delayed",

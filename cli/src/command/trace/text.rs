@@ -1,24 +1,69 @@
 //! Traces for people.
 
-use oncebox_operator::{Saga, Trace, TracedFailure, TracedInbox, TracedMessage};
+use oncebox_operator::{Saga, Trace, TracedFailure, TracedInbox, TracedKey, TracedMessage};
 
+use super::Found;
 use crate::command::{
     output::{self, time},
     saga,
 };
 
+/// The messages of several databases in the order of time, then the rest of each database.
+pub(super) fn timeline(all: &[Found]) -> String {
+    let messages =
+        all.iter().flat_map(|found| found.trace.messages.iter().map(move |message| (found, message)));
+    let mut messages: Vec<(&Found, &TracedMessage)> = messages.collect();
+    messages.sort_by_key(|(_, message)| message.created_at);
+    let rows = messages.into_iter().map(|(found, message)| {
+        let (key, subject) = (message.key.clone(), message.subject.clone());
+        [
+            time(message.created_at),
+            found.database.clone(),
+            key,
+            message.state.to_owned(),
+            subject,
+            more(message),
+        ]
+    });
+    let heads = ["ENQUEUED", "DATABASE", "KEY", "STATE", "SUBJECT", "MORE"];
+    let mut text = output::table(heads, &rows.collect::<Vec<_>>());
+    let is_shown = |key: &str| all.iter().any(|found| found.trace.messages.iter().any(|one| one.key == key));
+    for found in all {
+        let lone = found.trace.inboxes.iter().filter(|traced| !is_shown(&traced.key));
+        let rest = elsewhere(lone) + &rest(&found.trace);
+        if !rest.is_empty() {
+            text += &format!("\ndatabase {}\n{}", found.database, rest.trim_start_matches('\n'));
+        }
+    }
+    text
+}
+
 pub(super) fn text(trace: &Trace) -> String {
     let rows: Vec<[String; 8]> = trace.messages.iter().map(row).collect();
     let heads = ["KEY", "STATE", "ID", "LANE", "SUBJECT", "ORDERING KEY", "ENQUEUED", "MORE"];
     let mut text = if rows.is_empty() { String::new() } else { output::table(heads, &rows) };
-    let rows: Vec<[String; 2]> =
-        trace.inboxes.iter().map(|traced| [traced.key.clone(), stand(&traced.inbox)]).collect();
-    if !rows.is_empty() {
+    let elsewhere = elsewhere(trace.inboxes.iter());
+    if !elsewhere.is_empty() {
         text += if text.is_empty() { "" } else { "\n" };
-        text += &output::table(["KEY OF A MESSAGE FROM ELSEWHERE", "IN AN INBOX"], &rows);
+        text += &elsewhere;
     } else if trace.messages.is_empty() {
         text += "no message has the key: none was enqueued, or it was deleted after the retention time\n";
     }
+    text + &rest(trace)
+}
+
+/// Inboxes that have keys of messages of other databases.
+fn elsewhere<'a>(inboxes: impl Iterator<Item = &'a TracedKey>) -> String {
+    let rows: Vec<[String; 2]> = inboxes.map(|traced| [traced.key.clone(), stand(&traced.inbox)]).collect();
+    match rows.is_empty() {
+        true => String::new(),
+        false => output::table(["KEY OF A MESSAGE FROM ELSEWHERE", "IN AN INBOX"], &rows),
+    }
+}
+
+/// Sagas, and what operators did.
+fn rest(trace: &Trace) -> String {
+    let mut text = String::new();
     for progress in &trace.sagas {
         let Saga { key, saga_type, state, reason, .. } = &progress.saga;
         let reason = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();

@@ -10,6 +10,7 @@ mod broker;
 mod cluster;
 mod consumer;
 mod database;
+mod databases;
 mod evidence;
 mod leaf;
 mod network;
@@ -29,7 +30,7 @@ use tokio::time::Instant;
 /// long as the longest scenario, `network`. Most of it is waiting, and two cores are enough.
 const TRACKS: &[&[&str]] = &[
     &["network"],
-    &["relay-hanging", "consumer-killed", "nats-busy"],
+    &["relay-hanging", "consumer-killed", "nats-busy", "databases"],
     &["relay-killed", "relay-suspended", "postgres", "nats-server", "cluster"],
     &["stream-full", "two-phase", "mute-subject", "two-outboxes", "rolling-deploy"],
     &[

@@ -9,7 +9,7 @@ use oncebox_tests::{Nats, Postgres, Stop, adversity, within};
 use tokio::{process::Command, time::sleep};
 
 use crate::{
-    Options, cluster, database, evidence, leaf, network, power_loss,
+    Options, cluster, database, databases, evidence, leaf, network, power_loss,
     report::{Row, Teller},
     stage::{Setup, Stage, stream_config},
     twin::Twin,
@@ -52,6 +52,7 @@ pub(crate) async fn run(name: &'static str, options: &Options, say: &Teller) -> 
         "two-phase" => {
             Setup { is_two_phase: true, postgres: &[("max_prepared_transactions", "32")], rate: 20, ..USUAL }
         }
+        "databases" => Setup { relays: 1, rate: 100, ..USUAL },
         "reader-suspended" => Setup { relays: 1, rate: 50, options: database::LARGE_PASSES, ..USUAL },
         "leaf-node" => Setup { is_leaf: true, ..USUAL },
         "notify-queue" => Setup { postgres: adversity::SMALL_NOTIFY_QUEUE, rate: 20, ..USUAL },
@@ -91,6 +92,7 @@ async fn play(name: &'static str, stage: &mut Stage<'_>, network: Duration) -> R
         "notify-queue" => database::notify_queue(stage).await?,
         "unreadable-header" => database::unreadable_header(stage).await?,
         "subscription" => database::subscription(stage).await?,
+        "databases" => databases::run(stage).await?,
         "no-cursors" => database::no_cursors(stage).await?,
         _ => bail!("no scenario {name}"),
     };

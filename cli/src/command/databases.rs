@@ -1,0 +1,253 @@
+//! Commands on the databases that a configuration file names: a command that looks is run on all of
+//! them at once, one that changes something where `--database` says.
+
+use std::time::Duration;
+
+use clap::{Arg, ArgAction, ArgMatches};
+use futures_util::{StreamExt as _, stream};
+use oncebox_connect::{
+    config::{ConfigError, NamedConfig, OutboxConfig, Sources},
+    error::{NoConnection, RelayError, error_chain},
+};
+use serde_json::json;
+use tokio::time::timeout;
+use tracing::{Instrument as _, error_span};
+
+use super::{
+    Action, Command, output,
+    status::{self, Looked, Status},
+    trace::{Place, Trace},
+};
+
+/// Databases that are looked at together, at most.
+const TOGETHER_MAX: usize = 16;
+/// The time for one look at one database.
+const LOOK_MAX: Duration = Duration::from_secs(20);
+/// The last words of commands that only look, and that have little to read.
+const LOOKS: [&str; 7] = ["status", "trace", "doctor", "list", "show", "graph", "failing"];
+
+/// A command on several databases.
+pub(crate) struct Databases {
+    commands: Vec<(String, Command)>,
+    /// It changes nothing, and asks all at once.
+    looks: bool,
+    json: bool,
+}
+
+/// The end of a command on one database: the text that it printed, and its exit code.
+struct Ended {
+    database: String,
+    text: String,
+    result: anyhow::Result<u8>,
+}
+
+/// Adds `--database` to each command that takes a configuration file, but `relay`, which serves
+/// all.
+pub(super) fn with_databases(command: clap::Command) -> clap::Command {
+    let takes_file = command.get_arguments().any(|argument| argument.get_id() == "config");
+    let command = command.mut_subcommands(with_databases);
+    if !takes_file || command.get_name() == "relay" {
+        return command;
+    }
+    let names = Arg::new("database").long("database").value_name("NAME").action(ArgAction::Append);
+    command.arg(names.help(
+        "A database that the configuration file names; may be given several times. Left out: all of them, if the \
+         command changes nothing",
+    ))
+}
+
+/// The command on the databases that are chosen of those that the file names.
+pub(super) fn command(path: &[&str], flags: &ArgMatches, sources: &Sources) -> Result<Command, ConfigError> {
+    let hidden = sources.hidden().to_vec();
+    if path == ["relay"] {
+        let databases = NamedConfig::all(sources)?;
+        let outbox = databases[0].config.outbox().clone();
+        let action = Action::Relays(databases, Box::new(sources.clone()));
+        return Ok(Command { values: sources.values().clone(), outbox, action, hidden });
+    }
+    let looks = looks(path, flags);
+    let (mut commands, mut mistakes) = (Vec::new(), sources.mistakes().to_vec());
+    match choose(path, flags, sources, looks) {
+        Err(unchosen) => mistakes.extend(unchosen),
+        Ok(chosen) => {
+            for (name, sources) in chosen {
+                match Command::one(path, flags, sources) {
+                    Ok(command) => commands.push((name, command)),
+                    Err(error) => mistakes.extend(error.0),
+                }
+            }
+        }
+    }
+    let Some((_, first)) = commands.first().filter(|_| mistakes.is_empty()) else {
+        return Err(ConfigError::distinct(mistakes));
+    };
+    let (values, outbox) = (first.values.clone(), first.outbox.clone());
+    if draws(flags) {
+        return Ok(Command { hidden, ..commands.swap_remove(0).1 });
+    }
+    let action = match path {
+        ["trace"] => Action::Trace(Trace::new(flags, &values)?, places(commands)),
+        _ => Action::Databases(Databases { commands, looks, json: has(flags, "json") }),
+    };
+    Ok(Command { values, outbox, action, hidden })
+}
+
+fn has(flags: &ArgMatches, name: &str) -> bool {
+    flags.try_get_one::<bool>(name).ok().flatten().copied().unwrap_or(false)
+}
+
+/// Whether the command prints a picture, which has no place for the name of a database.
+fn draws(flags: &ArgMatches) -> bool {
+    has(flags, "svg") || has(flags, "mermaid")
+}
+
+fn looks(path: &[&str], flags: &ArgMatches) -> bool {
+    path.last().is_some_and(|last| LOOKS.contains(last)) || has(flags, "dry-run")
+}
+
+fn places(commands: Vec<(String, Command)>) -> Vec<Place> {
+    commands.into_iter().map(|(database, command)| Place { database, config: command.outbox }).collect()
+}
+
+/// The databases that are named, or all if the command may take all.
+fn choose(
+    path: &[&str],
+    flags: &ArgMatches,
+    sources: &Sources,
+    looks: bool,
+) -> Result<Vec<(String, Sources)>, Vec<String>> {
+    let all = sources.databases();
+    let names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
+    let wanted: Vec<&String> = flags.get_many::<String>("database").into_iter().flatten().collect();
+    let known = names.join(", ");
+    let unknown = wanted.iter().filter(|name| !names.contains(&name.as_str()));
+    let unknown: Vec<String> =
+        unknown.map(|name| format!("--database: the file names no database {name:?}, but {known}")).collect();
+    if !unknown.is_empty() {
+        return Err(unknown);
+    }
+    let many = if wanted.is_empty() { names.len() } else { wanted.len() };
+    let words = path.join(" ");
+    if draws(flags) && many > 1 {
+        return Err(vec![format!(
+            "`oncebox {words}` draws one picture: choose one with --database: {known}"
+        )]);
+    }
+    if !looks && wanted.is_empty() && many > 1 {
+        return Err(vec![format!(
+            "`oncebox {words}` changes something, or reads a whole log, so it does not take all databases: choose with \
+             --database: {known}"
+        )]);
+    }
+    Ok(all.into_iter().filter(|(name, _)| wanted.is_empty() || wanted.contains(&name)).collect())
+}
+
+impl Databases {
+    /// Returns the highest of the exit codes.
+    pub(super) async fn run(self) -> anyhow::Result<u8> {
+        if let [(_, Command { action: Action::Status(status, _), .. }), ..] = &self.commands[..]
+            && let Some((period, once)) = status.watched()
+        {
+            return self.watch(period, once).await;
+        }
+        if !self.looks {
+            return self.one_by_one().await;
+        }
+        let json = self.json;
+        Ok(report(at_once(self.commands).await, json, "")?.0)
+    }
+
+    async fn watch(self, period: Duration, once: Status) -> anyhow::Result<u8> {
+        let json = self.json;
+        let look = async |clears: bool| {
+            let commands = self.commands.iter().filter_map(|(name, command)| {
+                let Action::Status(_, config) = &command.action else { return None };
+                let (values, outbox) = (command.values.clone(), command.outbox.clone());
+                let action = Action::Status(once.clone(), config.clone());
+                Some((name.clone(), Command { values, outbox, action, hidden: Vec::new() }))
+            });
+            let ended = at_once(commands.collect()).await;
+            let (_, is_read) = report(ended, json, if clears && !json { status::CLEAR } else { "" })?;
+            Ok(if is_read { Looked::Whole } else { Looked::Unread })
+        };
+        status::watch(period, look).await
+    }
+
+    /// Goes on after one that fails: each is a system of its own.
+    async fn one_by_one(self) -> anyhow::Result<u8> {
+        let mut worst = 0;
+        for (name, command) in self.commands {
+            if !self.json {
+                output::print(&format!("database {name}\n"))?;
+            }
+            let span = error_span!("database", name);
+            let result = output::naming(&name, Box::pin(command.run_one())).instrument(span).await;
+            worst = worst.max(result.unwrap_or_else(|error| {
+                tracing::error!(database = name, "{}", error_chain(error.as_ref()));
+                crate::exit_code(&error)
+            }));
+        }
+        Ok(worst)
+    }
+}
+
+/// Runs commands that look, some at a time, each with its deadline; they end in their own order.
+async fn at_once(commands: Vec<(String, Command)>) -> Vec<Ended> {
+    let looks = commands.into_iter().map(|(database, command)| async move {
+        let target = command.outbox.postgres_target();
+        let span = error_span!("database", name = database);
+        let (text, result) =
+            output::keep(&database, in_time(target, Box::pin(command.run_one()))).instrument(span).await;
+        Ended { database, text, result }
+    });
+    together(looks).await
+}
+
+/// The error of a database that does not answer in time is that of one which cannot be reached.
+pub(super) async fn in_time<T>(
+    target: String,
+    look: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<T> {
+    let silent = |_| Err(RelayError::no_postgres(target, NoConnection::Silent).into());
+    timeout(LOOK_MAX, look).await.unwrap_or_else(silent)
+}
+
+/// Runs futures, some at a time; the results are in the order of the futures.
+pub(super) async fn together<T>(all: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    stream::iter(all).buffered(TOGETHER_MAX).collect().await
+}
+
+/// A database that cannot be asked, as a line.
+pub(super) fn unasked(database: &str, error: &anyhow::Error, json: bool) -> String {
+    let error = error_chain(error.as_ref());
+    match json {
+        true => format!("{}\n", json!({ "database": database, "error": error })),
+        false => output::clean(&format!("database {database}: {error}\n")),
+    }
+}
+
+/// Prints all; returns the highest of the exit codes, and whether somebody reads. Where one of them
+/// has the thing that was asked for, the others need not say that they have not.
+fn report(all: Vec<Ended>, json: bool, before: &str) -> anyhow::Result<(u8, bool)> {
+    let is_found = all.iter().any(|ended| ended.result.is_ok());
+    let (mut text, mut worst) = (before.to_owned(), 0);
+    for Ended { database, text: own, result } in all {
+        match result {
+            Ok(code) => {
+                worst = worst.max(code);
+                text += &if json { own } else { format!("database {database}\n{own}\n") };
+            }
+            Err(error) if is_found && error.downcast_ref::<RelayError>().is_none() => {}
+            Err(error) => {
+                worst = worst.max(crate::exit_code(&error));
+                text += &unasked(&database, &error, json);
+            }
+        }
+    }
+    Ok((worst, output::print(&text)?))
+}
+
+/// The databases of a command that no file names: one.
+pub(super) fn lone(config: &OutboxConfig) -> Place {
+    Place { database: config.postgres_target(), config: config.clone() }
+}

@@ -1,0 +1,46 @@
+//! `oncebox relay`: the relay of one database, or those of all that a file names, until a signal.
+
+use oncebox_connect::config::{Config, NamedConfig, Sources};
+use oncebox_relay::{Relay, Supervisor, Systemd};
+use tokio::signal::unix::{SignalKind, signal};
+
+pub(super) async fn one(config: Config) -> anyhow::Result<()> {
+    let shutdown = shutdown_signal()?;
+    Ok(Relay::connect(config).await?.telling(systemd()).serve(shutdown).await?)
+}
+
+pub(super) async fn many(databases: Vec<NamedConfig>, sources: Sources) -> anyhow::Result<()> {
+    let shutdown = shutdown_signal()?;
+    Ok(Supervisor::run(databases, sources, systemd(), shutdown).await?)
+}
+
+/// Delivering unsupervised is better than not delivering.
+fn systemd() -> Option<Systemd> {
+    Systemd::from_environment(std::env::var_os).unwrap_or_else(|problem| {
+        tracing::warn!("{problem}");
+        None
+    })
+}
+
+/// Resolves at the first SIGTERM or SIGINT. A second one ends the process at once.
+fn shutdown_signal() -> anyhow::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        let next = async move || {
+            tokio::select! {
+                _ = terminate.recv() => (),
+                _ = interrupt.recv() => (),
+            }
+        };
+        let mut next = next;
+        next().await;
+        tracing::info!("draining; a second signal ends the relay at once");
+        let watcher = async move {
+            next().await;
+            #[expect(clippy::exit, reason = "the operator asked twice; unsettled messages are sent again")]
+            std::process::exit(130);
+        };
+        drop(tokio::runtime::Handle::current().spawn(watcher));
+    })
+}

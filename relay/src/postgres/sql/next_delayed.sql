@@ -1,0 +1,7 @@
+-- In how many seconds the next delayed message is due, or how long it has been due, below 0; no row
+-- when there is none. A cheap look before a transaction that moves.
+-- Index: delayed_due. Locking: none.
+SELECT extract(epoch FROM d.not_before - clock_timestamp())::float8 AS seconds
+FROM {schema}.delayed AS d
+ORDER BY d.not_before
+LIMIT 1

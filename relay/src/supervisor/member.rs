@@ -1,0 +1,109 @@
+//! The relay of one of several databases: it starts, and starts again after whatever ends it.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error, info};
+
+use crate::{
+    backoff::Backoff,
+    config::Config,
+    error::error_chain,
+    pass::Common,
+    relay::Relay,
+    serve::{databases::Database, gauges::gauges},
+};
+
+/// The time for a start: a server may accept a connection and answer nothing.
+const START_MAX: Duration = Duration::from_secs(30);
+const AGAIN: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(30) };
+/// A relay that has worked for so long is not the one that failed before.
+const WORKED: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// The relay of one database.
+pub(super) struct Member {
+    pub(super) config: Config,
+    pub(super) database: Arc<Database>,
+    pub(super) common: Common,
+    pub(super) starts: Arc<Semaphore>,
+    /// How often in a row it has failed.
+    pub(super) failures: u32,
+}
+
+impl Member {
+    /// Runs until `stop`, then drains.
+    pub(super) async fn run(mut self, stop: CancellationToken) {
+        let mut said = None;
+        loop {
+            if self.failures > 0 {
+                tokio::select! {
+                    () = sleep(AGAIN.delay(self.failures - 1)) => {}
+                    () = stop.cancelled() => {}
+                }
+            }
+            if stop.is_cancelled() {
+                return;
+            }
+            let begun = Instant::now();
+            let Err(problem) = self.run_once(&stop).await else { return };
+            self.database.down(problem.clone());
+            if begun.elapsed() > WORKED {
+                (self.failures, said) = (0, None);
+            }
+            self.failures = self.failures.saturating_add(1);
+            if said.as_ref() == Some(&problem) {
+                debug!(problem, "the relay of this database failed again");
+            } else {
+                error!(problem, "no relay serves this database; it is tried again until it does");
+                said = Some(problem);
+            }
+        }
+    }
+
+    /// Starts the relay and runs it; an error is its end before `stop`.
+    async fn run_once(&self, stop: &CancellationToken) -> Result<(), String> {
+        let starting = async {
+            let _permit = self.starts.acquire().await;
+            let (config, metrics) = (self.config.clone(), self.database.metrics.clone());
+            timeout(START_MAX, Relay::connect_one_of(config, metrics, &self.common)).await
+        };
+        let started = tokio::select! {
+            started = starting => started,
+            () = stop.cancelled() => return Ok(()),
+        };
+        let relay = match started {
+            Ok(Ok(relay)) => relay,
+            Ok(Err(error)) => return Err(error_chain(&error)),
+            Err(_) => return Err(format!("a server did not answer within {} s", START_MAX.as_secs())),
+        };
+        let (gauges, reader) = gauges();
+        self.database.served(gauges);
+        let ended = tokio::select! {
+            ended = relay.deliver(reader, CancellationToken::new(), stop.cancelled()) => ended,
+            // Its tasks are ended, and its transactions with their connections.
+            problem = self.stuck() => return Err(problem),
+        };
+        match ended {
+            Err(error) if !stop.is_cancelled() => Err(error_chain(&error)),
+            _ => {
+                info!("the relay of this database has ended");
+                Ok(())
+            }
+        }
+    }
+
+    /// Resolves when a worker hangs.
+    async fn stuck(&self) -> String {
+        loop {
+            sleep(LOOK_EVERY).await;
+            if let Some(problem) = self.database.metrics.health.stuck(self.config.stuck_after) {
+                return problem;
+            }
+        }
+    }
+}
