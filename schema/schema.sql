@@ -2242,7 +2242,7 @@ COMMENT ON COLUMN oncebox.parked.cause IS 'What error is about, in a word that d
 COMMENT ON COLUMN oncebox.parked.waits_for IS 'What refuses the message with others: stream NAME, subject NAME, or pause KIND VALUE. A few of them have the next due times; all others have one that is hours away, and are tried as soon as one of those is stored.';
 
 CREATE TABLE oncebox.pause (
-    kind text NOT NULL,
+    kind text NOT NULL COLLATE pg_catalog."C",
     value text NOT NULL COLLATE pg_catalog."C",
     rate double precision,
     subjects text[],

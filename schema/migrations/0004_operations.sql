@@ -57,7 +57,7 @@ COMMENT ON COLUMN {schema}.replay.cancelled IS 'The number of the last replay th
 
 -- Each claim of a relay reads the rows whose time has not come.
 CREATE TABLE {schema}.pause (
-  kind          text NOT NULL,
+  kind          text COLLATE "C" NOT NULL,
   value         text COLLATE "C" NOT NULL,
   rate          double precision,
   subjects      text[],

@@ -250,7 +250,7 @@ async fn a_trace_shows_where_a_message_fails_until_it_succeeds() {
     let says = |text: &str, key: &str| {
         let line = text
             .lines()
-            .find(|line| line.split_whitespace().next() == Some(key))
+            .find(|line| line.split_whitespace().any(|word| word == key))
             .unwrap_or_else(|| panic!("{text}"));
         line.contains(&format!("failing in {SCOPE}"))
             && line.contains(": 2 failures, next at 20")

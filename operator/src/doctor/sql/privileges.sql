@@ -25,6 +25,7 @@ WITH needed (name, privilege) AS (
     ('discarded', 'DELETE'),
     ('replay', 'SELECT'),
     ('replay', 'DELETE'),
+    ('pause', 'SELECT'),
     ('milestone', 'SELECT'),
     ('milestone', 'INSERT'),
     ('milestone', 'DELETE'),
