@@ -39,10 +39,6 @@ use crate::{
 
 /// How long a shutdown waits for the collector of spans, at most.
 const FLUSH_MAX: Duration = Duration::from_secs(2);
-/// The longest pause of a relay of one of several databases, at least: producers wake it, and of
-/// many databases most are idle.
-const POLL_MAX: Duration = Duration::from_secs(1);
-
 /// A relay that has connected to both servers and checked the schema.
 #[derive(Debug)]
 pub struct Relay {
@@ -77,11 +73,10 @@ impl Relay {
     /// One of the relays of a process that serves several databases. Its metrics outlive it, and it
     /// shares the memory for messages with the others.
     pub(crate) async fn connect_one_of(
-        mut config: Config,
+        config: Config,
         metrics: Metrics,
         common: &Common,
     ) -> Result<Self, RelayError> {
-        config.tuning.poll_max = config.tuning.poll_max.max(POLL_MAX);
         Self::connect_as(config, metrics, Some(common)).await
     }
 
@@ -102,7 +97,7 @@ impl Relay {
         check_version(&**connection, &config.outbox.schema).await?;
         drop(connection);
         let store = Store::new(pool, config.outbox.schema.clone()).await.map_err(RelayError::store)?;
-        let store = Arc::new(if common.is_some() { store.in_turns() } else { store });
+        let store = Arc::new(if common.is_some() { store.one_of_many() } else { store });
         store.look_for_pooler().await.map_err(RelayError::store)?;
         refuse_subscriber(&store).await?;
         let server = Server::new(&config, format!("oncebox relay {}", config.outbox.schema));

@@ -258,7 +258,7 @@ impl Runner {
         }
         // The mark is set again now and then: the producer that cleared it may have woken nobody.
         if mark.is_some_and(|mark| mark.at.elapsed() < self.worker.asks_every()) {
-            return pause;
+            return self.worker.shared.store.rest(pause);
         }
         let Shared { tuning, store, .. } = &self.worker.shared;
         let turn = store.turn().await;
@@ -273,7 +273,7 @@ impl Runner {
                 self.worker.note_own(xact);
                 (mark(true), self.poll.delay(0))
             }
-            Ok(Ok(Mark::Old)) => (mark(false), pause),
+            Ok(Ok(Mark::Old)) => (mark(false), store.rest(pause)),
             failed => {
                 debug!(?failed, "mark asleep");
                 (None, pause)

@@ -23,6 +23,7 @@ use tokio_postgres::{Row, error::SqlState};
 
 use super::fleet::Fleet;
 use crate::{
+    backoff::Backoff,
     delivery::message::{Message, Parked, Replay},
     error::StoreError,
 };
@@ -46,6 +47,8 @@ pub(crate) struct Store {
     turns: Option<AsyncMutex<()>>,
 }
 
+/// The pause of a relay at rest, of one of many databases.
+const REST: Backoff = Backoff { first: Duration::from_secs(2), max: Duration::from_secs(2) };
 /// The longest wait for a turn: a connection more is better than a delay.
 const TURN_MAX: Duration = Duration::from_secs(1);
 
@@ -156,9 +159,15 @@ impl Store {
         }
     }
 
-    /// Has the tasks of a relay at rest take turns.
-    pub(crate) fn in_turns(self) -> Self {
+    /// Of one of many databases, most of which are idle: a relay at rest costs little.
+    pub(crate) fn one_of_many(self) -> Self {
         Self { turns: Some(AsyncMutex::default()), ..self }
+    }
+
+    /// The pause of a relay at rest that producers wake; `pause` is that of one which looks.
+    pub(crate) fn rest(&self, pause: Duration) -> Duration {
+        let is_woken = self.turns.is_some() && !self.is_pooled();
+        if is_woken { pause.max(REST.delay(0)) } else { pause }
     }
 
     /// The turn of a task that looks whether there is anything to do: looks that overlap would take
