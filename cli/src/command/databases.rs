@@ -24,7 +24,7 @@ const TOGETHER_MAX: usize = 16;
 /// The time for one look at one database.
 const LOOK_MAX: Duration = Duration::from_secs(20);
 /// The last words of commands that only look, and that have little to read.
-const LOOKS: [&str; 7] = ["status", "trace", "doctor", "list", "show", "graph", "failing"];
+const LOOKS: [&str; 7] = ["status", "trace", "doctor", "list", "show", "graph", "pauses"];
 
 /// A command on several databases.
 pub(crate) struct Databases {
