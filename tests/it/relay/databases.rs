@@ -1,7 +1,7 @@
 //! One relay process for several databases: what happens to one harms no other, and they come and
 //! go with the file.
 
-use std::{fs, path::PathBuf};
+use std::{fs, path::PathBuf, time::Duration};
 
 use async_nats::jetstream::stream::{Config, DiscardPolicy, Stream};
 use oncebox_tests::{Proxy, TestEnv, eventually};
@@ -203,17 +203,24 @@ async fn one_that_is_full_harms_no_other() {
     await_messages(&full.stream, 5).await;
 }
 
+/// On a slow line, where looks that do not take turns overlap, and take a connection each.
 #[tokio::test]
 async fn an_idle_database_costs_two_connections() {
-    let services = [Service::new("one").await, Service::new("two").await];
-    let file = File::new(&[&services[0], &services[1]]);
+    let (service, proxy) = Service::behind_proxy("idle").await;
+    let file = File::new(&[&service]);
     let relay = file.start();
-    for service in &services {
-        service.delivers("m-", 10).await;
-        eventually("two connections", LIMIT, async || {
-            let _ = relay.get("/metrics").await;
-            (service.sessions().await == 2).then_some(())
-        })
-        .await;
-    }
+    service.delivers("m-", 10).await;
+    proxy.slow(0, Duration::from_millis(15));
+    let calm = async || (service.sessions().await == 2).then_some(());
+    eventually("two connections", LIMIT, calm).await;
+    let claims = async || metric(&relay, "oncebox_claim_seconds_count", "idle").await;
+    let claimed = claims().await;
+    let (mut seen, mut more) = (0, 0);
+    eventually("claims", LIMIT, async || {
+        seen += 1;
+        more += i32::from(service.sessions().await > 2);
+        (claims().await >= claimed + 4.0).then_some(())
+    })
+    .await;
+    assert!(more * 2 < seen, "more than two connections in {more} of {seen} looks");
 }
