@@ -221,3 +221,19 @@ fn the_readme_stays_a_landing_page() {
     let lines = fs::read_to_string(repository().join("README.md")).unwrap().lines().count();
     assert!(lines <= 120, "{lines} lines of 120: what is for some readers only belongs into docs/");
 }
+
+#[test]
+fn documents_install_crates_that_have_a_program() {
+    const INSTALL: &str = "cargo install --path ";
+    let mut found = 0;
+    for path in all_files("md") {
+        let text = fs::read_to_string(&path).unwrap();
+        for rest in text.split(INSTALL).skip(1) {
+            let manifest = rest.split_whitespace().next().unwrap().to_owned() + "/Cargo.toml";
+            let manifest = fs::read_to_string(repository().join(&manifest)).unwrap();
+            assert!(manifest.contains("[[bin]]"), "{}: {INSTALL}{rest:.20}", path.display());
+            found += 1;
+        }
+    }
+    assert!(found >= 2, "{found}");
+}
