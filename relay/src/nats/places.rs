@@ -25,6 +25,9 @@ const SUBJECTS_MAX: usize = 10_000;
 /// A stream that no JetStream seemed to know is looked for again after this time: its hub may have
 /// been cut off right behind an acknowledgement, and would never be checked for losses.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
+/// A stream that acknowledges while nobody answers for it is waited for so long. After that its
+/// messages are settled all the same.
+const FIND_MAX: Duration = Duration::from_secs(10);
 
 /// The streams and subjects that a relay remembers.
 #[derive(Debug, Default)]
@@ -39,6 +42,8 @@ struct Known {
     /// By the name in the acknowledgement, with its domain, the name as receipts have it, and when
     /// it was found.
     streams: HashMap<Arc<str>, (Arc<str>, Instant)>,
+    /// Since when streams are looked for in vain, for want of an answer.
+    sought: HashMap<Arc<str>, Instant>,
     /// The stream that has acknowledged a subject last.
     subjects: HashMap<Box<str>, Arc<str>>,
     /// Somebody checks streams. Without it, nobody would end a doubt, and there is none.
@@ -63,8 +68,16 @@ impl Places {
     /// Notes the name; whether it is another one than before.
     pub(super) fn note_stream(&self, acknowledged: &Arc<str>, name: &Arc<str>) -> bool {
         let found = (Arc::clone(name), Instant::now());
-        let before = self.known().streams.insert(Arc::clone(acknowledged), found);
+        let mut known = self.known();
+        known.sought.remove(acknowledged);
+        let before = known.streams.insert(Arc::clone(acknowledged), found);
         before.is_none_or(|(before, _)| before != *name)
+    }
+
+    /// There was no answer about a stream: whether to wait for one.
+    pub(super) fn may_be_found(&self, acknowledged: &Arc<str>) -> bool {
+        let mut known = self.known();
+        known.sought.entry(Arc::clone(acknowledged)).or_insert_with(Instant::now).elapsed() < FIND_MAX
     }
 
     /// Notes subjects, each with the stream that has acknowledged it.
@@ -161,6 +174,16 @@ mod tests {
         assert!(places.note_stream(&acknowledged, &acknowledged));
         tokio::time::advance(LOOK_AGAIN * 100).await;
         assert_eq!(places.found("hub.ORDERS"), Some(acknowledged));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_of_which_nobody_speaks_is_waited_for_a_while() {
+        let (places, name): (_, Arc<str>) = (Places::default(), "ORDERS".into());
+        assert!(places.may_be_found(&name));
+        tokio::time::advance(FIND_MAX).await;
+        assert!(!places.may_be_found(&name));
+        places.note_stream(&name, &name);
+        assert!(places.may_be_found(&name), "the time counts anew");
     }
 
     #[test]

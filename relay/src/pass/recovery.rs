@@ -25,7 +25,11 @@ use tracing::{error, warn};
 use super::missing::{self, Gone, Look};
 use crate::{
     config::OnLoss,
-    delivery::{place::split, receipt::newest_proven, subjects::any_expression},
+    delivery::{
+        place::{is_unseen, split},
+        receipt::newest_proven,
+        subjects::any_expression,
+    },
     error::{RelayError, StoreError},
     nats::{connection::Connection, proof::Facts},
     postgres::{
@@ -93,6 +97,8 @@ impl Recovery {
         let Some(connection) = self.connection.clone() else { return Ok(0) };
         let doubted = connection.places.doubted();
         let mut streams = self.store.acknowledged().await?;
+        // Nobody can be asked about those.
+        streams.retain(|stream| !is_unseen(&stream.name));
         // A server that got a domain later acknowledges under another name.
         let elsewhere: Vec<String> = streams
             .iter()

@@ -212,7 +212,11 @@ impl Consumer {
                 Failure::Attempt("the handler took too long".to_owned())
             }
         };
-        transaction.rollback().await?;
+        // A cancel that comes late hits the rollback; the connection is given up anyway.
+        match transaction.rollback().await {
+            Err(error) if error.code() != Some(&SqlState::QUERY_CANCELED) => return Err(error),
+            _ => {}
+        }
         Ok(Err((failure, xid)))
     }
 }

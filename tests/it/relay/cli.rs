@@ -3,7 +3,7 @@
 use std::{collections::HashMap, net::TcpListener};
 
 use oncebox_schema::LATEST_VERSION;
-use oncebox_tests::{Proxy, TestEnv, eventually};
+use oncebox_tests::{Proxy, TestEnv, adversity, eventually};
 
 use crate::relay::{
     process::Process,
@@ -242,7 +242,7 @@ async fn sigterm_settles_what_is_in_flight_and_a_second_signal_does_not_wait() {
     let env = TestEnv::new().await;
     let stream = env.stream().await;
     let client = client(env.database_url()).await;
-    let keys = enqueue(&**client, &env.subject("a"), "m-", 0..4_000, 0).await;
+    let mut keys = enqueue(&**client, &env.subject("a"), "m-", 0..4_000, 0).await;
     // Small batches: the signal arrives in the middle of the backlog.
     let values = with(&values_of(&env), [("batch-messages", "20"), ("window", "10"), ("workers", "2")]);
     let relay = Process::relay(&values);
@@ -260,8 +260,12 @@ async fn sigterm_settles_what_is_in_flight_and_a_second_signal_does_not_wait() {
     // not.
     let (proxy, url) = through_proxy(env.nats_url()).await;
     let relay = Process::relay(&with(&values, [("nats-url", &url), ("ack-timeout-seconds", "15")]));
-    await_messages(&stream, in_stream + 200).await;
+    await_messages(&stream, keys.len()).await;
     proxy.stall(true);
+    keys.extend(enqueue(&**client, &env.subject("a"), "late-", 0..20, 0).await);
+    let in_pass = "datname = current_database() AND state = 'idle in transaction'
+                   AND state_change < clock_timestamp() - interval '0.5 s'";
+    adversity::await_relay_session(&client, in_pass).await.unwrap();
     relay.signal("TERM").await;
     relay.await_log("draining").await;
     relay.signal("TERM").await;

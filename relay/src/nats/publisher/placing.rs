@@ -27,22 +27,27 @@ enum Seen {
 
 impl Publisher {
     /// Gives the streams that have acknowledged messages of a batch the names that receipts have,
-    /// and remembers the subjects.
+    /// and remembers the subjects. Messages of a stream that cannot be looked for now count as not
+    /// answered, for a while: settled under no name, they would be lost with the server that is
+    /// just going away.
     pub(super) async fn place(&self, batch: &mut Batch<'_>, end: Instant) {
         for acknowledged in batch.streams.clone() {
             let known = self.connection.places.found(&acknowledged);
             let name = match known {
-                Some(name) => name,
+                Some(name) => Some(name),
                 None => self.find(&acknowledged, batch, end).await,
             };
-            if name == acknowledged {
+            if name.as_ref() == Some(&acknowledged) {
                 continue;
             }
             for outcome in &mut batch.outcomes {
                 if let Outcome::Stored { stream, .. } = outcome
                     && *stream == acknowledged
                 {
-                    *stream = Arc::clone(&name);
+                    match &name {
+                        Some(name) => *stream = Arc::clone(name),
+                        None => *outcome = Outcome::Unknown,
+                    }
                 }
             }
         }
@@ -54,7 +59,8 @@ impl Publisher {
         self.connection.places.note_subjects(stored);
     }
 
-    async fn find(&self, acknowledged: &Arc<str>, batch: &Batch<'_>, end: Instant) -> Arc<str> {
+    /// `None` when there is no answer now.
+    async fn find(&self, acknowledged: &Arc<str>, batch: &Batch<'_>, end: Instant) -> Option<Arc<str>> {
         let stored = batch.messages.iter().zip(&batch.outcomes);
         let example = stored.filter_map(|(message, outcome)| match outcome {
             Outcome::Stored { stream, sequence, .. } if stream == acknowledged => Some((message, *sequence)),
@@ -62,7 +68,7 @@ impl Publisher {
         });
         // The newest: a stream that keeps little has it.
         let Some((message, sequence)) = example.max_by_key(|(_, sequence)| *sequence) else {
-            return Arc::clone(acknowledged);
+            return Some(Arc::clone(acknowledged));
         };
         // A JetStream that the configuration names comes first.
         let (_, plain) = split(acknowledged);
@@ -73,11 +79,14 @@ impl Publisher {
                 Seen::Yes => {
                     let name: Arc<str> = name.into();
                     self.connection.places.note_stream(acknowledged, &name);
-                    return name;
+                    return Some(name);
                 }
                 Seen::No => {}
                 Seen::Unknown => is_known = false,
             }
+        }
+        if !is_known && self.connection.places.may_be_found(acknowledged) {
+            return None;
         }
         let name: Arc<str> = unseen(acknowledged).into();
         if is_known && self.connection.places.note_stream(acknowledged, &name) {
@@ -87,7 +96,7 @@ impl Publisher {
                  found; see --nats-domain and --nats-api-prefix"
             );
         }
-        name
+        Some(name)
     }
 
     /// Whether it takes the subject, or has the message where it was acknowledged: behind a mapping
@@ -108,6 +117,8 @@ impl Publisher {
                 }
                 None => Seen::No,
             },
+            // The way to a domain may have been cut right behind the acknowledgement.
+            Reply::NoResponders if split(name).0.is_some() => Seen::Unknown,
             Reply::NoResponders => Seen::No,
             // Nothing shows that it is another one.
             Reply::Denied => Seen::Yes,

@@ -6,7 +6,7 @@ use oncebox_relay::Values;
 use oncebox_tests::{TestEnv, eventually};
 use tokio_postgres::Client;
 
-use super::{Broker, number, publish_foreign, status};
+use super::{Broker, lose, number, publish_foreign, status};
 use crate::relay::support::{
     LIMIT, assert_delivered, connect, drain, enqueue, fresh_stream, stored, stream_config, values, with,
 };
@@ -101,4 +101,23 @@ async fn the_first_messages_of_a_lane_are_sent_again_whatever_became_of_them_bef
     late.recovers(&broker, "LATE", &of_late).await;
     bare.recovers(&broker, "BARE", &of_bare).await;
     drop((copies.env, late.env, bare.env));
+}
+
+/// The relay could not look for the stream when it acknowledged first, as when the server dies
+/// right behind the acknowledgement.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mark_of_a_stream_that_nobody_knew_hides_no_loss() {
+    let env = TestEnv::new().await;
+    let mut broker = Broker::start(&env).await;
+    let expected = lose(&env, &mut broker, 100, 150).await;
+    let client = env.pg().await;
+    let unseen = "UPDATE oncebox.cursor
+                  SET acknowledged = acknowledged || jsonb_build_object('-.ORDERS', acknowledged -> 'ORDERS')
+                  WHERE acknowledged ? 'ORDERS'";
+    assert!(client.execute(unseen, &[]).await.unwrap() > 0);
+    broker.nats.resume().await.unwrap();
+    let relay = connect(&broker.values).await;
+    assert!(relay.recovery().run_once().await.unwrap() > 0, "the loss is found");
+    drain(&mut relay.worker()).await;
+    assert_eq!(assert_delivered(&stored(&broker.stream("ORDERS").await).await, &expected), 0, "copies");
 }
