@@ -194,6 +194,7 @@ async fn after_a_silence_of_nats_a_worker_of_python_holds_one_message() {
         (info.delivered.stream_sequence == 40 && info.num_ack_pending == 0).then_some(())
     })
     .await;
-    assert!(most <= 3, "{most} messages were held by 3 workers");
+    // A worker may have given a pull up just when the server answered it: that message comes again.
+    assert!(most <= 6, "{most} messages were held by 3 workers");
     consumer.stop().await.unwrap();
 }
