@@ -47,10 +47,18 @@ pub(crate) struct Pauses {
 }
 
 impl Pauses {
-    /// From the JSON of a claim; none when it cannot be read, which the table's checks rule out.
+    /// From the JSON of a claim. While it cannot be read, as when somebody has written a rate that
+    /// is no number, all messages wait: one of them may be paused.
     pub(crate) fn parse(json: Option<&str>, throttles: &Throttles) -> Self {
-        let all = json.and_then(|json| serde_json::from_str(json).ok()).unwrap_or_default();
-        Self { all, throttles: throttles.clone() }
+        let unreadable = || Pause {
+            kind: "all".to_owned(),
+            value: "messages: the table pause cannot be read".to_owned(),
+            rate: None,
+            subjects: Some(vec![">".to_owned()]),
+            ordering_key: None,
+        };
+        let read = |json| serde_json::from_str(json).unwrap_or_else(|_| vec![unreadable()]);
+        Self { all: json.map(read).unwrap_or_default(), throttles: throttles.clone() }
     }
 
     /// Marks the messages that are not to be sent now.
@@ -142,6 +150,15 @@ mod tests {
         pauses.mark(&mut messages);
         let what = messages.each_ref().map(|m| m.paused.as_ref().map(|paused| &*paused.what));
         assert_eq!(what, [Some("subject a.>"), Some("ordering key k"), None, None]);
+    }
+
+    #[test]
+    fn while_the_pauses_cannot_be_read_all_messages_wait() {
+        let json =
+            r#"[{"kind": "subject", "value": "a", "rate": "NaN", "subjects": ["a"], "ordering_key": null}]"#;
+        let mut messages = [message("b", None)];
+        pauses(json, &Throttles::default()).mark(&mut messages);
+        assert!(messages[0].paused.is_some());
     }
 
     #[tokio::test(start_paused = true)]

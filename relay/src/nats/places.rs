@@ -49,7 +49,7 @@ struct Known {
     /// Somebody checks streams. Without it, nobody would end a doubt, and there is none.
     is_checked: bool,
     /// Streams in doubt, and their subjects as far as the database has them.
-    doubted: HashMap<Arc<str>, Vec<String>>,
+    doubted: HashMap<Arc<str>, HashSet<String>>,
 }
 
 impl Places {
@@ -106,10 +106,12 @@ impl Places {
         if !known.is_checked || is_unseen(name) {
             return;
         }
-        if known.doubted.insert(name.into(), patterns).is_none() {
+        if !known.doubted.contains_key(name) {
             tracing::debug!(stream = name, "out of reach; it is checked when it is back");
             self.doubting.notify_one();
         }
+        // A worker knows only its own subject, and takes none of the others away.
+        known.doubted.entry(name.into()).or_default().extend(patterns);
     }
 
     /// The stream that has acknowledged this subject was out of reach.
@@ -143,7 +145,7 @@ impl Places {
         if known.doubted.is_empty() {
             return None;
         }
-        let takes = |patterns: &[String]| patterns.iter().any(|pattern| covers(pattern, subject));
+        let takes = |patterns: &HashSet<String>| patterns.iter().any(|pattern| covers(pattern, subject));
         let name = match known.subjects.get(subject) {
             Some(name) => known.doubted.contains_key(name).then_some(name),
             None => known.doubted.iter().find(|(_, patterns)| takes(patterns)).map(|(name, _)| name),
@@ -198,6 +200,7 @@ mod tests {
         assert_eq!(places.in_doubt("orders.placed").as_deref(), Some("ORDERS"));
         assert_eq!(places.in_doubt("orders.paid"), None, "nothing shows that it is of that stream");
         places.doubt("hub.ORDERS", vec!["orders.>".to_owned(), "local.>".to_owned()]);
+        places.doubt_stream_of("orders.placed");
         assert_eq!(places.in_doubt("orders.paid").as_deref(), Some("ORDERS"));
         assert_eq!(places.in_doubt("local.x"), None, "another stream has acknowledged it");
         places.trust("hub.ORDERS");
