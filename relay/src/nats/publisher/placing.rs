@@ -40,13 +40,19 @@ impl Publisher {
             if name.as_ref() == Some(&acknowledged) {
                 continue;
             }
-            for outcome in &mut batch.outcomes {
+            let nobody: Arc<str> = unseen(&acknowledged).into();
+            for (message, outcome) in batch.messages.iter().zip(&mut batch.outcomes) {
                 if let Outcome::Stored { stream, .. } = outcome
                     && *stream == acknowledged
                 {
                     match &name {
                         Some(name) => *stream = Arc::clone(name),
-                        None => *outcome = Outcome::Unknown,
+                        None => {
+                            // It has a stream, which costs no attempt while it is away.
+                            let noted = (message.subject.as_str(), &nobody);
+                            self.connection.places.note_subjects(std::iter::once(noted));
+                            *outcome = Outcome::Unknown;
+                        }
                     }
                 }
             }
