@@ -66,6 +66,8 @@ pub struct Config {
     pub http_listen: Option<SocketAddr>,
     /// The whole URL that spans are sent to; with `None` they are not sent.
     pub otlp_endpoint: Option<String>,
+    /// The whole URL that metrics are sent to, and how often; with `None` they are not sent.
+    pub otlp_metrics: Option<(String, Duration)>,
     /// How long passes under way may take when the relay stops.
     pub grace: Duration,
     /// A worker that got no further for longer is stuck.
@@ -103,6 +105,7 @@ impl std::fmt::Debug for Config {
             .field("saga_lifetime", &self.saga_lifetime)
             .field("http_listen", &self.http_listen)
             .field("otlp_endpoint", &self.otlp_endpoint)
+            .field("otlp_metrics", &self.otlp_metrics)
             .field("grace", &self.grace)
             .field("stuck_after", &self.stuck_after)
             .finish()
@@ -169,6 +172,9 @@ impl Config {
             Err(error) => Err(format!("{text:?} is no log filter: {error}")),
         });
         let retention = read.parsed("retention", outbox::retention).flatten();
+        let collector = read.parsed("otlp-endpoint", otlp_endpoint);
+        let metrics_every = read.duration("otlp-metrics-seconds", Duration::ZERO, Duration::from_secs(3600));
+        let otlp_metrics = collector.as_ref().filter(|_| !metrics_every.is_zero());
         let config = Self {
             nats,
             streams: sources.streams.clone(),
@@ -177,7 +183,8 @@ impl Config {
             on_loss: read.parsed("on-loss", OnLoss::parse).unwrap_or_default(),
             saga_lifetime: read.parsed("saga-lifetime", lifetime),
             http_listen,
-            otlp_endpoint: read.parsed("otlp-endpoint", otlp_endpoint),
+            otlp_metrics: otlp_metrics.map(|url| (format!("{url}/v1/metrics"), metrics_every)),
+            otlp_endpoint: collector.map(|url| format!("{url}/v1/traces")),
             grace: read.duration("grace-seconds", Duration::ZERO, Duration::from_secs(600)),
             stuck_after,
             outbox: OutboxConfig {
@@ -256,7 +263,7 @@ fn on_dead(text: &str) -> Result<bool, String> {
     }
 }
 
-/// The URL that OTLP over HTTP gives to traces below a collector's.
+/// The URL of a collector, below which OTLP over HTTP has one for traces and one for metrics.
 fn otlp_endpoint(text: &str) -> Result<String, String> {
     let parsed = text.parse::<hyper::Uri>().ok();
     let authority =
@@ -264,7 +271,7 @@ fn otlp_endpoint(text: &str) -> Result<String, String> {
     let is_plain = !text.contains(['?', '#']);
     match authority {
         Some(host) if is_plain && !host.host().is_empty() && !host.as_str().contains('@') => {
-            Ok(format!("{}/v1/traces", text.trim_end_matches('/')))
+            Ok(text.trim_end_matches('/').to_owned())
         }
         // Not shown: it may hold a password.
         _ => Err("is not a URL like http://HOST:4318, without user, query or TLS; a collector on this host can add \

@@ -164,7 +164,8 @@ impl Relay {
         databases.add(Arc::clone(&database));
         let (gauges, reader) = gauges::gauges();
         database.served(gauges);
-        let front = Front::open(self.config.http_listen, self.systemd.take(), databases, stop.clone());
+        let (listen, otlp) = (self.config.http_listen, self.config.otlp_metrics.clone());
+        let front = Front::open(listen, otlp, self.systemd.take(), databases, stop.clone());
         let mut front = front.await?;
         let mut is_broken = false;
         let shutdown = async {

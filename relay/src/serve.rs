@@ -4,4 +4,5 @@ pub(crate) mod front;
 pub(crate) mod databases;
 pub(crate) mod gauges;
 mod http;
+mod push;
 pub(crate) mod systemd;

@@ -76,8 +76,9 @@ impl Supervisor {
         let (stop, databases) = (CancellationToken::new(), Databases::default());
         // Settings of the process are the same for all.
         let http_listen = all.first().and_then(|named| named.config.http_listen);
+        let otlp = all.first().and_then(|named| named.config.otlp_metrics.clone());
         let grace = all.first().map(|named| named.config.grace).unwrap_or_default();
-        let mut front = Front::open(http_listen, systemd, databases.clone(), stop.clone()).await?;
+        let mut front = Front::open(http_listen, otlp, systemd, databases.clone(), stop.clone()).await?;
         let mut supervisor = Self {
             relays: HashMap::new(),
             tasks: JoinSet::new(),

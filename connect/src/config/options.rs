@@ -43,8 +43,16 @@ impl OptionSpec {
 }
 
 /// Options of the process, which has one of each however many databases it serves.
-const OF_PROCESS: [&str; 7] =
-    ["config", "http-listen", "otlp-endpoint", "grace-seconds", "stuck-seconds", "log", "log-format"];
+const OF_PROCESS: [&str; 8] = [
+    "config",
+    "http-listen",
+    "otlp-endpoint",
+    "otlp-metrics-seconds",
+    "grace-seconds",
+    "stuck-seconds",
+    "log",
+    "log-format",
+];
 
 const ALTERNATIVES: [&[&str]; 3] = [
     &["database-url", "database-url-file"],
@@ -299,8 +307,14 @@ pub const OPTIONS: &[OptionSpec] = &[
         "otlp-endpoint",
         "ONCEBOX_OTLP_ENDPOINT",
         None,
-        "OpenTelemetry collector that takes a span for each publish of a traced message, as OTLP over HTTP, such as \
-         http://127.0.0.1:4318; spans go to /v1/traces below it. Unset: no spans",
+        "OpenTelemetry collector that takes a span for each publish of a traced message, and the metrics, as OTLP over \
+         HTTP, such as http://127.0.0.1:4318; they go to /v1/traces and /v1/metrics below it. Unset: neither is sent",
+    ),
+    option(
+        "otlp-metrics-seconds",
+        "ONCEBOX_OTLP_METRICS_SECONDS",
+        Some("60"),
+        "The pause between two reports of the metrics to that collector; 0 to 3600, 0 = none",
     ),
     option(
         "grace-seconds",

@@ -6,7 +6,7 @@ use tokio::{net::TcpListener, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use super::{databases::Databases, http, systemd::Systemd};
+use super::{databases::Databases, http, push, systemd::Systemd};
 use crate::error::RelayError;
 
 /// The end of a relay waits no longer for systemd to be told, and for the last answers.
@@ -19,12 +19,13 @@ pub(crate) struct Front {
 }
 
 impl Front {
-    /// Serves HTTP until `stop`. Systemd is told longer: the drain of the loops is watched as well.
+    /// Serves HTTP, and sends the metrics where `otlp` says, until `stop`. Systemd is told longer: the drain of the loops is watched as well.
     ///
     /// # Errors
     /// The address cannot be bound.
     pub(crate) async fn open(
         http_listen: Option<SocketAddr>,
+        otlp: Option<(String, Duration)>,
         systemd: Option<Systemd>,
         databases: Databases,
         stop: CancellationToken,
@@ -36,6 +37,9 @@ impl Front {
             let address = listener.local_addr().unwrap_or(address);
             info!(%address, "serving /livez, /readyz and /metrics");
             tasks.spawn(http::serve(listener, databases.clone(), stop.clone()));
+        }
+        if let Some((url, every)) = otlp {
+            tasks.spawn(push::push(url, every, databases.clone(), stop.clone()));
         }
         if let Some(systemd) = systemd {
             tasks.spawn(systemd.tell(databases, stop, over.clone()));

@@ -14,15 +14,15 @@ use oncebox_outbox::{Message, Outbox};
 use oncebox_tests::{Proxy, TestEnv, eventually};
 use opentelemetry::trace::{TraceContextExt, TracerProvider};
 use opentelemetry_proto::tonic::{
-    collector::trace::v1::ExportTraceServiceRequest,
+    collector::{metrics::v1::ExportMetricsServiceRequest, trace::v1::ExportTraceServiceRequest},
     common::v1::any_value::Value,
+    metrics::v1::{Metric, metric::Data, number_data_point::Value as Number},
     trace::v1::{Span, span::SpanKind, status::StatusCode},
 };
 use opentelemetry_sdk::{
     error::OTelSdkResult,
     trace::{SdkTracerProvider, SpanData, SpanProcessor},
 };
-use prost::Message as _;
 use tokio::{net::TcpListener, task::JoinSet, time::Instant};
 use tracing::{Instrument, instrument::WithSubscriber};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
@@ -39,16 +39,15 @@ use crate::{
 /// An OTLP collector, as far as a relay needs one: HTTP that takes protobuf.
 struct Collector {
     port: u16,
-    requests: Arc<Mutex<Vec<(String, ExportTraceServiceRequest)>>>,
+    requests: Arc<Mutex<Vec<(String, Bytes)>>>,
     _serving: JoinSet<()>,
 }
 
 impl Collector {
     async fn start() -> Self {
-        type Requests = Arc<Mutex<Vec<(String, ExportTraceServiceRequest)>>>;
+        type Requests = Arc<Mutex<Vec<(String, Bytes)>>>;
         async fn take(State(requests): State<Requests>, url: Uri, body: Bytes) {
-            let request = ExportTraceServiceRequest::decode(body).expect("protobuf of OTLP");
-            requests.lock().unwrap().push((url.path().to_owned(), request));
+            requests.lock().unwrap().push((url.path().to_owned(), body));
         }
         let requests = Requests::default();
         let router = Router::new().fallback(take).with_state(Arc::clone(&requests));
@@ -63,10 +62,35 @@ impl Collector {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    fn spans(&self) -> Vec<Span> {
+    /// The requests to this path.
+    fn sent<T: prost::Message + Default>(&self, path: &str) -> Vec<T> {
         let requests = self.requests.lock().unwrap();
-        let resources = requests.iter().flat_map(|(_, request)| &request.resource_spans);
-        resources.flat_map(|resource| &resource.scope_spans).flat_map(|scope| scope.spans.clone()).collect()
+        let of_path = requests.iter().filter(|(to, _)| to == path);
+        of_path.map(|(_, body)| T::decode(body.clone()).expect("protobuf of OTLP")).collect()
+    }
+
+    fn spans(&self) -> Vec<Span> {
+        let requests = self.sent::<ExportTraceServiceRequest>("/v1/traces");
+        let resources = requests.into_iter().flat_map(|request| request.resource_spans);
+        resources.flat_map(|resource| resource.scope_spans).flat_map(|scope| scope.spans).collect()
+    }
+
+    /// The metrics of the last report.
+    fn metrics(&self) -> Vec<Metric> {
+        let last = self.sent::<ExportMetricsServiceRequest>("/v1/metrics").pop().unwrap_or_default();
+        let resources = last.resource_metrics.into_iter();
+        resources.flat_map(|resource| resource.scope_metrics).flat_map(|scope| scope.metrics).collect()
+    }
+
+    /// The value of a counter without labels, in the last report.
+    fn counter(&self, name: &str) -> Option<f64> {
+        let found = self.metrics().into_iter().find(|metric| metric.name == name)?;
+        let Data::Sum(sum) = found.data? else { return None };
+        assert!(sum.is_monotonic && sum.data_points.len() == 1, "{sum:?}");
+        match sum.data_points[0].value? {
+            Number::AsDouble(value) => Some(value),
+            Number::AsInt(_) => None,
+        }
     }
 
     /// Waits for the span of a message.
@@ -236,8 +260,7 @@ async fn one_trace_leads_from_the_producer_over_the_relay_to_the_consumer() {
     assert_eq!(hex(&next.parent_span_id), handled.span_context.span_id().to_string());
     assert_eq!(collector.spans().len(), 2, "no span of a message that nobody traces");
     await_messages(&stream, 5).await;
-    let (path, request) = collector.requests.lock().unwrap()[0].clone();
-    assert_eq!(path, "/v1/traces");
+    let request = collector.sent::<ExportTraceServiceRequest>("/v1/traces").remove(0);
     let resource = &request.resource_spans[0].resource.as_ref().unwrap().attributes;
     assert!(format!("{resource:?}").contains("oncebox-relay"), "{resource:?}");
     assert_eq!(relay.metric("oncebox_spans_dropped_total").await, 0.0);
@@ -321,4 +344,49 @@ async fn a_collector_that_is_away_delays_nobody_and_is_logged_once() {
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     assert!(log.contains("last spans"), "{log}");
     assert!(!log.contains("ERROR"), "{log}");
+}
+
+#[tokio::test]
+async fn the_collector_gets_the_metrics_of_a_scrape_and_the_last_ones_at_the_shutdown() {
+    let (env, collector) = (TestEnv::new().await, Collector::start().await);
+    let stream = env.stream().await;
+    let start = |seconds: &str| {
+        let (url, listen) = (collector.url(), ("http-listen", "127.0.0.1:0"));
+        Process::relay(&with(
+            &values_of(&env),
+            [("otlp-endpoint", &url), ("otlp-metrics-seconds", seconds), listen],
+        ))
+    };
+    let relay = start("1");
+    enqueue_plain(&env, message(&env, "a")).await;
+    await_messages(&stream, 1).await;
+    eventually("reported", LIMIT, async || {
+        (collector.counter("oncebox_published") == Some(1.0)).then_some(())
+    })
+    .await;
+    let (_, text) = relay.get("/metrics").await;
+    let scraped = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+    let mut scraped: Vec<&str> = scraped.collect();
+    // Only families that have samples are told.
+    scraped.retain(|name| text.lines().any(|line| line.starts_with(name)));
+    let told: Vec<String> = collector.metrics().into_iter().map(|metric| metric.name).collect();
+    assert!(told.len() > 20, "{told:?}");
+    assert_eq!(told, scraped);
+    relay.signal("TERM").await;
+    relay.ended().await;
+
+    // The first report is an hour away.
+    let relay = start("3600");
+    enqueue_plain(&env, message(&env, "b")).await;
+    await_messages(&stream, 2).await;
+    eventually("settled", LIMIT, async || {
+        (relay.metric("oncebox_published_total").await == 1.0).then_some(())
+    })
+    .await;
+    let before = collector.sent::<ExportMetricsServiceRequest>("/v1/metrics").len();
+    relay.signal("TERM").await;
+    let (status, log) = relay.ended().await;
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert_eq!(collector.sent::<ExportMetricsServiceRequest>("/v1/metrics").len(), before + 1);
+    assert_eq!(collector.counter("oncebox_published"), Some(1.0), "of this process");
 }
