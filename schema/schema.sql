@@ -500,6 +500,21 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text, message_id bigint, OUT answer text, OUT outcome json, OUT reason text) IS 'Claims a key in this transaction, begun with BEGIN DEFERRABLE: new (handle the message), replayed or rejected (a copy, with its outcome), dead (given up, with the reason), in_flight (somebody works on it: later), mismatch (the key of another payload: bury it).';
 
+CREATE FUNCTION oncebox.dead_letter_event() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  PERFORM "oncebox".send_event(
+    'dead-letter',
+    NEW.subject,
+    jsonb_build_object('inbox', NEW.scope, 'tenant', NEW.tenant, 'key', NEW.key, 'subject', NEW.subject,
+                       'stream', NEW.stream, 'stream_sequence', NEW.stream_sequence,
+                       'deliveries', NEW.deliveries, 'reason', NEW.reason)
+  );
+  RETURN NULL;
+END $$;
+
 CREATE FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) RETURNS bigint
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -986,6 +1001,20 @@ BEGIN
   END IF;
 END $$;
 
+CREATE FUNCTION oncebox.loss_event() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  PERFORM "oncebox".send_event(
+    'loss',
+    NULL,
+    jsonb_build_object('stream', NEW.stream, 'lane', NEW.lane, 'kind', NEW.kind,
+                       'stored_sequence', NEW.sequence, 'acknowledged_sequence', NEW.lost_sequence)
+  );
+  RETURN NULL;
+END $$;
+
 CREATE FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1119,6 +1148,25 @@ BEGIN
   RETURN true;
 END $$;
 
+CREATE FUNCTION oncebox.parked_event() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  of record;
+BEGIN
+  SELECT m.key, m.subject, m.ordering_key INTO of
+  FROM "oncebox".message AS m
+  WHERE m.lane = NEW.lane AND m.id = NEW.id;
+  PERFORM "oncebox".send_event(
+    CASE WHEN NEW.dead_at IS NULL THEN 'parked' ELSE 'dead' END,
+    of.subject,
+    jsonb_build_object('key', of.key, 'subject', of.subject, 'ordering_key', of.ordering_key,
+                       'attempts', NEW.attempts, 'cause', NEW.cause, 'reason', NEW.error)
+  );
+  RETURN NULL;
+END $$;
+
 CREATE FUNCTION oncebox.part_key(key text, part bigint) RETURNS text
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1129,6 +1177,25 @@ BEGIN
   END IF;
   PERFORM "oncebox".check_key(key || ':#' || part);
   RETURN key || ':#' || part;
+END $$;
+
+CREATE FUNCTION oncebox.pause_event() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  of record := CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END;
+BEGIN
+  PERFORM "oncebox".send_event(
+    'pause',
+    NULL,
+    jsonb_build_object(
+      'action', CASE WHEN TG_OP = 'DELETE' THEN 'resumed' WHEN of.rate IS NULL THEN 'paused' ELSE 'throttled' END,
+      'kind', of.kind, 'value', of.value, 'rate', of.rate, 'reason', of.reason, 'by', of.paused_by,
+      'until', nullif(of.ends_at, 'infinity')
+    )
+  );
+  RETURN NULL;
 END $$;
 
 CREATE FUNCTION oncebox.record_dead_letter(scope text, tenant text, key text, subject text, headers jsonb, payload bytea, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, reason text) RETURNS void
@@ -1403,6 +1470,27 @@ BEGIN
   RETURN escaped;
 END $$;
 
+CREATE FUNCTION oncebox.send_event(kind text, about text, facts jsonb) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  IF about LIKE 'oncebox.events.%' OR NOT EXISTS (SELECT FROM "oncebox".event_kind AS k WHERE k.kind = send_event.kind) THEN
+    RETURN;
+  END IF;
+  PERFORM "oncebox".enqueue(
+    concat('event-', gen_random_uuid()),
+    concat('oncebox.events.', send_event.kind),
+    convert_to((jsonb_build_object('event', send_event.kind, 'at', clock_timestamp(), 'database', current_database()) || facts)::text, 'UTF8'),
+    '{"Content-Type": "application/json"}'
+  );
+EXCEPTION
+  WHEN OTHERS THEN
+    RAISE WARNING 'an event "%" was not sent: %', send_event.kind, SQLERRM;
+END $$;
+
+COMMENT ON FUNCTION oncebox.send_event(kind text, about text, facts jsonb) IS 'Private: enqueue an event if its kind is chosen and the trouble is not about an event.';
+
 CREATE FUNCTION oncebox.settle(scope text, key text, outcome json DEFAULT NULL::json, tenant text DEFAULT ''::text, status text DEFAULT 'completed'::text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1490,6 +1578,20 @@ BEGIN
   PERFORM "oncebox".check_key(key || ':' || step);
   RETURN key || ':' || step;
 END $_$;
+
+CREATE FUNCTION oncebox.stuck_event() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  PERFORM "oncebox".send_event(
+    'stuck',
+    NULL,
+    jsonb_build_object('saga', NEW.id, 'type', NEW.type, 'business_id', NEW.business_id,
+                       'state', NEW.state, 'reason', NEW.reason)
+  );
+  RETURN NULL;
+END $$;
 
 CREATE FUNCTION oncebox.sweep_barrier(barrier text, keep interval, most integer) RETURNS bigint
     LANGUAGE sql SECURITY DEFINER
@@ -1866,6 +1968,13 @@ CREATE TABLE oncebox.discarded (
 
 COMMENT ON TABLE oncebox.discarded IS 'Messages that an operator gave up: never published, not by a replay either. Goes with the message.';
 
+CREATE TABLE oncebox.event_kind (
+    kind text NOT NULL COLLATE pg_catalog."C",
+    CONSTRAINT event_kind_known CHECK ((kind = ANY (ARRAY['parked'::text, 'dead'::text, 'loss'::text, 'pause'::text, 'dead-letter'::text, 'stuck'::text])))
+);
+
+COMMENT ON TABLE oncebox.event_kind IS 'The kinds of events that are sent, as messages with the subject oncebox.events.KIND.';
+
 CREATE TABLE oncebox.inbox (
     scope character varying(255) NOT NULL COLLATE pg_catalog."C",
     tenant character varying(255) NOT NULL COLLATE pg_catalog."C",
@@ -2189,7 +2298,7 @@ CREATE TABLE oncebox.migration (
     oldest_program integer
 );
 
-COMMENT ON TABLE oncebox.migration IS 'version 10, oldest program 10';
+COMMENT ON TABLE oncebox.migration IS 'version 11, oldest program 10';
 
 COMMENT ON COLUMN oncebox.migration.oldest_program IS 'Programs that were built for this version and later ones work with the schema as it is after this migration.';
 
@@ -2515,6 +2624,9 @@ ALTER TABLE ONLY oncebox.delayed
 ALTER TABLE ONLY oncebox.discarded
     ADD CONSTRAINT discarded_pkey PRIMARY KEY (lane, id);
 
+ALTER TABLE ONLY oncebox.event_kind
+    ADD CONSTRAINT event_kind_pkey PRIMARY KEY (kind);
+
 ALTER TABLE ONLY oncebox.inbox_attempt
     ADD CONSTRAINT inbox_attempt_pkey PRIMARY KEY (scope, tenant, key, message);
 
@@ -2651,6 +2763,20 @@ CREATE INDEX saga_finished_at ON oncebox.saga USING btree (finished_at, type, st
 
 CREATE INDEX saga_open ON oncebox.saga USING btree (type, version, fingerprint, state, created_at) WHERE (finished_at IS NULL);
 
+CREATE TRIGGER dead_letter_event AFTER INSERT ON oncebox.dead_letter FOR EACH ROW EXECUTE FUNCTION oncebox.dead_letter_event();
+
+CREATE TRIGGER loss_event AFTER INSERT ON oncebox.loss FOR EACH ROW EXECUTE FUNCTION oncebox.loss_event();
+
+CREATE TRIGGER parked_change_event AFTER UPDATE ON oncebox.parked FOR EACH ROW WHEN ((((old.dead_at IS NULL) AND (new.dead_at IS NOT NULL)) OR ((old.attempts = 0) AND (new.attempts > 0) AND (new.next_attempt_at IS NOT NULL)))) EXECUTE FUNCTION oncebox.parked_event();
+
+CREATE TRIGGER parked_event AFTER INSERT ON oncebox.parked FOR EACH ROW WHEN (((new.attempts > 0) AND ((new.dead_at IS NOT NULL) OR (new.next_attempt_at IS NOT NULL)))) EXECUTE FUNCTION oncebox.parked_event();
+
+CREATE TRIGGER pause_event AFTER INSERT ON oncebox.pause FOR EACH ROW EXECUTE FUNCTION oncebox.pause_event();
+
+CREATE TRIGGER resume_event AFTER DELETE ON oncebox.pause FOR EACH ROW WHEN ((old.ends_at > clock_timestamp())) EXECUTE FUNCTION oncebox.pause_event();
+
+CREATE TRIGGER stuck_event AFTER UPDATE OF state ON oncebox.saga FOR EACH ROW WHEN (((new.state = ANY (ARRAY['stuck'::text, 'quarantined'::text])) AND (new.state IS DISTINCT FROM old.state))) EXECUTE FUNCTION oncebox.stuck_event();
+
 ALTER TABLE ONLY oncebox.inbox_batch
     ADD CONSTRAINT inbox_batch_is_committed_by_the_inbox_only FOREIGN KEY (xact) REFERENCES oncebox.inbox_batch_end(xact) DEFERRABLE INITIALLY DEFERRED;
 
@@ -2704,6 +2830,8 @@ REVOKE ALL ON FUNCTION oncebox.check_subject(subject text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text, message_id bigint, OUT answer text, OUT outcome json, OUT reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text, message_id bigint, OUT answer text, OUT outcome json, OUT reason text) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.dead_letter_event() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) TO oncebox_relay;
@@ -2767,14 +2895,20 @@ GRANT ALL ON FUNCTION oncebox.list_delayed(of_key text, most integer) TO oncebox
 
 REVOKE ALL ON FUNCTION oncebox.look_up_key(scope text, tenant text, key text, fingerprint bytea, lock bigint, OUT answer text, OUT outcome bytea) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION oncebox.loss_event() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) TO oncebox_relay;
 
 REVOKE ALL ON FUNCTION oncebox.note_loss(wanted_lane smallint, wanted_stream text, seen bigint, kind text, lost_sequence bigint, proven bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.note_loss(wanted_lane smallint, wanted_stream text, seen bigint, kind text, lost_sequence bigint, proven bigint) TO oncebox_relay;
 
+REVOKE ALL ON FUNCTION oncebox.parked_event() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.part_key(key text, part bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.part_key(key text, part bigint) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.pause_event() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.record_dead_letter(scope text, tenant text, key text, subject text, headers jsonb, payload bytea, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, reason text) FROM PUBLIC;
 
@@ -2800,6 +2934,8 @@ GRANT ALL ON FUNCTION oncebox.retry_saga(saga_id bigint, step text) TO oncebox_o
 REVOKE ALL ON FUNCTION oncebox.root_key(client_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.root_key(client_key text) TO oncebox_producer;
 
+REVOKE ALL ON FUNCTION oncebox.send_event(kind text, about text, facts jsonb) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.settle(scope text, key text, outcome json, tenant text, status text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.settle(scope text, key text, outcome json, tenant text, status text) TO oncebox_consumer;
 
@@ -2808,6 +2944,8 @@ GRANT ALL ON FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) TO onceb
 
 REVOKE ALL ON FUNCTION oncebox.step_key(key text, step text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.step_key(key text, step text) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.stuck_event() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.sweep_barrier(barrier text, keep interval, most integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.sweep_barrier(barrier text, keep interval, most integer) TO oncebox_consumer;
@@ -2869,6 +3007,8 @@ GRANT SELECT ON TABLE oncebox.delayed TO oncebox_operator;
 
 GRANT SELECT,DELETE ON TABLE oncebox.discarded TO oncebox_relay;
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.discarded TO oncebox_operator;
+
+GRANT SELECT,INSERT,DELETE ON TABLE oncebox.event_kind TO oncebox_operator;
 
 GRANT SELECT,DELETE ON TABLE oncebox.inbox TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox TO oncebox_consumer;

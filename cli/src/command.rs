@@ -4,6 +4,7 @@ mod action;
 mod databases;
 mod doctor;
 mod document;
+mod events;
 mod help;
 mod dead_letters;
 mod delayed;
@@ -56,6 +57,7 @@ enum Action {
     Replay(replay::Replay),
     /// Holds the whole configuration if a stream is named.
     Pauses(pause::Pauses, Option<Box<Config>>),
+    Events(events::Events),
     Sagas(saga::Sagas),
     Resend(losses::Resend),
     Verify(verify::Verify, Box<Config>),
@@ -181,6 +183,7 @@ fn parser() -> clap::Command {
                 .subcommand(prune::of_inboxes(connection())),
         )
         .subcommand(saga::command(connection))
+        .subcommand(events::command(connection))
         .subcommands(document::commands());
     help::complete(program.mut_subcommands(databases::with_databases))
 }
@@ -288,6 +291,7 @@ impl Command {
                 Action::Failing(failing::Failing::new(name, flags), config)
             }
             (["inbox", "prune"], _) => Action::PruneInboxes(prune::OfInboxes::new(flags)),
+            (["events", name], _) => Action::Events(events::Events::new(name, flags)),
             (["saga", name], _) => Action::Sagas(saga::Sagas::new(name, flags)),
             (other, _) => unreachable!("{other:?} is a command, and each has its line here"),
         };
@@ -311,6 +315,7 @@ impl Command {
                 dead_letters.run(&self.outbox, config.as_deref()).await
             }
             Action::Pauses(pauses, config) => pauses.run(&self.outbox, config.as_deref()).await,
+            Action::Events(events) => events.run(&self.outbox).await,
             Action::Failing(failing, config) => failing.run(&self.outbox, config.as_deref()).await,
             Action::Resend(resend) => resend.run(&self.outbox).await,
             Action::Replay(replay) => replay.run(&self.outbox).await,

@@ -21,7 +21,8 @@ pub struct AuditRow {
     /// Why, by their own word.
     pub note: Option<String>,
     /// `retry`, `discard`, `replay`, or `cancel` of a replay or of a delayed message; `bury` of one
-    /// that fails in an inbox; of a saga also `skip` and `abandon`.
+    /// that fails in an inbox; of a saga also `skip` and `abandon`;
+    /// `pause`, `throttle`, `resume`, `enable-events` and `disable-events`.
     pub action: String,
     /// The message's key.
     pub key: Option<String>,

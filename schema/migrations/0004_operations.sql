@@ -96,11 +96,14 @@ CREATE TABLE {schema}.audit (
   messages      bigint NOT NULL DEFAULT 1,
   scope         text,
   CONSTRAINT audit_action CHECK (action IN (
-    'retry', 'discard', 'replay', 'prune', 'cancel', 'skip', 'abandon', 'resend', 'bury', 'pause', 'throttle', 'resume'
+    'retry', 'discard', 'replay', 'prune', 'cancel', 'skip', 'abandon', 'resend', 'bury', 'pause', 'throttle', 'resume',
+    'enable-events', 'disable-events'
   )),
   CONSTRAINT audit_operator_size CHECK (octet_length(operator) BETWEEN 1 AND 255),
   CONSTRAINT audit_note_size CHECK (octet_length(note) BETWEEN 1 AND 1000),
-  CONSTRAINT audit_message CHECK (scope IS NOT NULL OR (key IS NULL) = (action IN ('prune', 'resend', 'pause', 'throttle', 'resume'))),
+  CONSTRAINT audit_message CHECK (scope IS NOT NULL OR (key IS NULL) = (action IN (
+    'prune', 'resend', 'pause', 'throttle', 'resume', 'enable-events', 'disable-events'
+  ))),
   CONSTRAINT audit_messages CHECK (messages >= 1)
 );
 COMMENT ON TABLE {schema}.audit IS 'What operators did: a row for each message and action. Never deleted by Oncebox.';

@@ -111,6 +111,7 @@ BEGIN
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.parked, {schema}.replay TO "{name}_operator";
     GRANT SELECT, INSERT, DELETE ON {schema}.discarded TO "{name}_operator";
     GRANT DELETE ON {schema}.milestone TO "{name}_operator";
+    GRANT SELECT, INSERT, DELETE ON {schema}.event_kind TO "{name}_operator";
     GRANT SELECT, DELETE ON {schema}.pause TO "{name}_operator";
     GRANT INSERT (kind, value, rate, subjects, ordering_key, reason, paused_by, ends_at) ON {schema}.pause
       TO "{name}_operator";

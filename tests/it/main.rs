@@ -202,6 +202,7 @@ mod operator {
     mod failing; // messages that fail in inboxes: list, retry, bury; in a trace
     pub(crate) mod doctor; // what oncebox doctor finds on real servers, and that it changes nothing
     pub(crate) mod metrics; // the tables of metrics are what scrapes show; what is measured is true
+    mod events; // trouble that programs are told of
     mod traces; // spans from producer to consumer, and a collector that is away
     pub(crate) mod telemetry; // a relay and an inbox at work, scraped by a real Prometheus
 }

@@ -57,6 +57,7 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
     ("oncebox outbox throttle --subject 'mail.>' --rate 50", "Send 50 mails a second at most"),
     ("oncebox outbox resume --subject 'orders.>'", "Go on"),
     ("oncebox outbox pauses", "Who has paused what, and until when"),
+    ("oncebox events enable dead stuck loss", "Tell programs of trouble, as messages to oncebox.events.KIND"),
     ("oncebox saga list --state stuck", "Business processes that wait for an operator"),
     ("oncebox saga show 4711:order", "Each step of one, and each compensation"),
     ("oncebox saga show 4711:order --mermaid", "The same as a flowchart"),
