@@ -13,6 +13,7 @@ mod consumption;
 mod dead_letters;
 mod delayed;
 mod doctor;
+mod everywhere;
 mod failing;
 mod losses;
 mod obstacles;
@@ -50,6 +51,7 @@ pub use self::{
     dead_letters::{DeadLetter, DeadLetterDetails, DeadLetters},
     delayed::{DelayedMessage, DelayedSelection},
     doctor::{DatabaseFacts, Diagnosis, Examination, InboxFacts, Severity, examine},
+    everywhere::{PlacedTrace, look_elsewhere, together, within},
     failing::{FailingDone, FailingMessage, FailingReason},
     losses::LossStatus,
     pace::Progress,
