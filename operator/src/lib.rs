@@ -15,6 +15,7 @@ mod delayed;
 mod doctor;
 mod everywhere;
 mod failing;
+mod find;
 mod losses;
 mod obstacles;
 mod pace;
@@ -53,6 +54,7 @@ pub use self::{
     doctor::{DatabaseFacts, Diagnosis, Examination, InboxFacts, Severity, examine},
     everywhere::{PlacedTrace, look_elsewhere, together, within},
     failing::{FailingDone, FailingMessage, FailingReason},
+    find::{Found, FoundMessage},
     losses::LossStatus,
     pace::Progress,
     parked::{ParkedAction, ParkedDetails, ParkedMessage},

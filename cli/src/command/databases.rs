@@ -13,7 +13,9 @@ use serde_json::json;
 use tracing::{Instrument as _, error_span};
 
 use super::{
-    Action, Command, output,
+    Action, Command,
+    console::Console,
+    output,
     status::{self, Looked, Status},
     trace::{Place, Trace},
 };
@@ -21,7 +23,7 @@ use super::{
 /// The time for one look at one database.
 pub(super) const LOOK_MAX: Duration = Duration::from_secs(20);
 /// The last words of commands that only look, and that have little to read.
-const LOOKS: [&str; 7] = ["status", "trace", "doctor", "list", "show", "graph", "pauses"];
+const LOOKS: [&str; 8] = ["console", "status", "trace", "doctor", "list", "show", "graph", "pauses"];
 
 /// A command on several databases.
 pub(crate) struct Databases {
@@ -84,6 +86,7 @@ pub(super) fn command(path: &[&str], flags: &ArgMatches, sources: &Sources) -> R
     }
     let action = match path {
         ["trace"] => Action::Trace(Trace::new(flags, &values)?, places(commands)),
+        ["console"] => console(commands),
         _ => Action::Databases(Databases { commands, looks, json: has(flags, "json") }),
     };
     Ok(Command { values, outbox, action, hidden })
@@ -104,6 +107,15 @@ fn looks(path: &[&str], flags: &ArgMatches) -> bool {
 
 fn places(commands: Vec<(String, Command)>) -> Vec<Place> {
     commands.into_iter().map(|(database, command)| Place { database, config: command.outbox }).collect()
+}
+
+/// One console for all of them.
+fn console(commands: Vec<(String, Command)>) -> Action {
+    let all = commands.into_iter().filter_map(|(name, command)| match command.action {
+        Action::Console(console) => Some((name, console)),
+        _ => None,
+    });
+    Console::join(all).map(Action::Console).expect("each of the commands is a console")
 }
 
 /// The databases that are named, or all if the command may take all.
