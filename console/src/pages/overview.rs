@@ -50,6 +50,8 @@ pub(crate) struct Row {
     /// Why it is away.
     problem: Option<String>,
     seconds_ago: Option<f64>,
+    /// Whether it has ever answered.
+    is_known: bool,
     lag_seconds: f64,
     backlog_messages: i64,
     backlog_is_exact: bool,
@@ -103,6 +105,7 @@ impl Row {
             level: Level::Starting,
             problem: sample.problem.clone(),
             seconds_ago: sample.looked_at.map(|at| at.elapsed().as_secs_f64()),
+            is_known: seen.is_some(),
             lag_seconds: status.lag_seconds,
             backlog_messages: status.backlog_messages,
             backlog_is_exact: status.backlog_is_exact,
@@ -143,44 +146,51 @@ impl Row {
             let link = format!("{path}/set-aside?kind={kind}");
             html! { @if number > 0 { a href=(link) { (count(number, class)) } } @else { (count(0, class)) } }
         };
+        let needs = self.needs(&path);
         html! {
-            tr.away[self.level == Level::Away] {
-                th scope="row" { a href=(path) { (self.database) } }
-                td data-head="state" { (state(self.level.word())) }
-                td.number data-head="lag" { (span(self.lag_seconds)) }
-                td.number data-head="backlog" { (about) (number(self.backlog_messages)) }
-                td data-head="an hour" { (spark(&self.history, &BACKLOG)) }
-                td.number data-head="settled" { (format!("{:.1}", self.settled_per_second)) " /s" }
-                td.number data-head="set aside" { (aside("parked", self.set_aside, "warn")) }
-                td.number data-head="dead" { (aside("dead", self.dead, "bad")) }
-                td.number data-head="failing" { (aside("failing", self.failing, "warn")) }
-                td.number data-head="dead letters" { (aside("dead-letters", self.dead_letters, "bad")) }
-                td.number data-head="stuck" {
-                    @if self.stuck > 0 { a href=(format!("{path}/sagas?state=stuck")) { (count(self.stuck, "bad")) } }
-                    @else { (count(0, "bad")) }
+            tbody.away[self.level == Level::Away] {
+                tr {
+                    th scope="row" { a href=(path) { (self.database) } }
+                    td data-head="state" { (state(self.level.word())) }
+                    @if self.is_known {
+                        td.number data-head="lag" { (span(self.lag_seconds)) }
+                        td.number data-head="backlog" { (about) (number(self.backlog_messages)) }
+                        td data-head="an hour" { (spark(&self.history, &BACKLOG)) }
+                        td.number data-head="settled" { (format!("{:.1}", self.settled_per_second)) " /s" }
+                        td.number data-head="set aside" { (aside("parked", self.set_aside, "warn")) }
+                        td.number data-head="dead" { (aside("dead", self.dead, "bad")) }
+                        td.number data-head="failing" { (aside("failing", self.failing, "warn")) }
+                        td.number data-head="dead letters" { (aside("dead-letters", self.dead_letters, "bad")) }
+                        td.number data-head="stuck" {
+                            @if self.stuck > 0 { a href=(format!("{path}/sagas?state=stuck")) { (count(self.stuck, "bad")) } }
+                            @else { (count(0, "bad")) }
+                        }
+                        td.number data-head="relays" {
+                            (count(self.relay_sessions, "")) @if !self.has_leader && self.relay_sessions > 0 { " no leader" }
+                        }
+                    } @else { td.quiet colspan="10" { "not known yet" } }
                 }
-                td.number data-head="relays" {
-                    (count(self.relay_sessions, "")) @if !self.has_leader && self.relay_sessions > 0 { " no leader" }
-                }
-                td.long data-head="needs" { (self.needs(&path)) }
+                @if let Some(needs) = needs { tr.needs { td colspan="12" { (needs) } } }
             }
         }
     }
 
-    fn needs(&self, path: &str) -> Markup {
+    /// Why it needs somebody.
+    fn needs(&self, path: &str) -> Option<Markup> {
         let seconds = self.seconds_ago.map(|ago| format!(" (seen {} ago)", span(ago)));
-        html! {
-            @if let (Level::Away, Some(problem)) = (self.level, &self.problem) {
-                span.bad-text { (problem) (seconds.unwrap_or_default()) }
-            } @else if let Some(finding) = &self.finding {
-                (finding)
-                @if self.findings > 1 { " " a href=(path) { "and " (self.findings - 1) " more" } }
-            } @else if self.doctor_problems + self.doctor_warnings > 0 {
-                a href=(format!("{path}/doctor")) {
-                    "the doctor: " (self.doctor_problems) " problems, " (self.doctor_warnings) " warnings"
-                }
-            }
+        if let (Level::Away, Some(problem)) = (self.level, &self.problem) {
+            return Some(html! { span.bad-text { (problem) (seconds.unwrap_or_default()) } });
         }
+        if let Some(finding) = &self.finding {
+            return Some(html! {
+                (finding) @if self.findings > 1 { " " a href=(path) { "and " (self.findings - 1) " more" } }
+            });
+        }
+        let (problems, warnings) = (self.doctor_problems, self.doctor_warnings);
+        (problems + warnings > 0).then(|| {
+            let text = format!("the doctor finds {problems} problems and {warnings} warnings");
+            html! { a href=(format!("{path}/doctor")) { (text) } }
+        })
     }
 }
 
@@ -208,9 +218,8 @@ impl View for Overview {
             ("Dead", "number"),
             ("Failing", "number"),
             ("Dead letters", "number"),
-            ("Stuck sagas", "number"),
-            ("Relay sessions", "number"),
-            ("What needs somebody", ""),
+            ("Stuck", "number"),
+            ("Relays", "number"),
         ];
         let need = self.databases.iter().filter(|row| row.level >= Level::NeedsSomebody).count();
         html! {
@@ -225,7 +234,7 @@ impl View for Overview {
                 div.scroll {
                     table.stacks {
                         thead { tr { @for (head, class) in heads { th scope="col" class=[(!class.is_empty()).then_some(class)] { (head) } } } }
-                        tbody { @for row in &self.databases { (row.cells()) } }
+                        @for row in &self.databases { (row.cells()) }
                     }
                 }
             }
