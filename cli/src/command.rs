@@ -1,6 +1,7 @@
 //! The command line of `oncebox`.
 
 mod action;
+mod console;
 mod databases;
 mod doctor;
 mod document;
@@ -66,6 +67,7 @@ enum Action {
     /// Holds where to look.
     Trace(trace::Trace, Vec<trace::Place>),
     Databases(databases::Databases),
+    Console(console::Console),
     /// Holds the whole configuration if NATS is configured.
     Status(status::Status, Option<Box<Config>>),
     Doctor(doctor::Doctor, Box<Config>),
@@ -162,6 +164,7 @@ fn parser() -> clap::Command {
         .subcommand(status::command(options(FOR_STATUS).collect()))
         .subcommand(trace::command(connection()))
         .subcommand(doctor::command(options(&[]).collect()).after_help(secrets_help()))
+        .subcommand(console::command(options(&[]).collect()).after_help(secrets_help()))
         .subcommand(
             group("outbox", "Look at messages on their way to JetStream; retry, replay or give them up")
                 .subcommands(parked::commands(connection))
@@ -244,6 +247,7 @@ impl Command {
         let needs = match path {
             ["relay" | "doctor"] => &[][..],
             ["status"] if sources.has("nats-url") => FOR_STATUS,
+            ["console"] if sources.has("nats-url") => &[][..],
             ["inbox", "failing", name] if failing::Failing::new(name, flags).needs_nats() => FOR_BOTH,
             ["inbox", "dead", name] if dead_letters::DeadLetters::new(name, flags).publishes() => FOR_BOTH,
             ["outbox", "verify"] => FOR_BOTH,
@@ -265,6 +269,7 @@ impl Command {
             (["relay"], Some(config)) => Action::Relay(config),
             (["doctor"], Some(config)) => Action::Doctor(doctor::Doctor::new(flags), config),
             (["status"], config) => Action::Status(status::Status::new(flags), config),
+            (["console"], config) => Action::Console(console::Console::new(flags, outbox.clone(), config)?),
             (["trace"], _) => {
                 Action::Trace(trace::Trace::new(flags, sources.values())?, vec![databases::lone(&outbox)])
             }
@@ -324,6 +329,7 @@ impl Command {
             Action::Doctor(doctor, config) => return doctor.run(&config).await,
             Action::Verify(verify, config) => return verify.run(&config).await,
             Action::Trace(trace, places) => return trace.run(places).await,
+            Action::Console(console) => console.run().await,
             Action::Databases(_) => unreachable!("each of them is a command of its own"),
             Action::PruneOutbox(prune) => prune.run(&self.outbox).await,
             Action::PruneInboxes(prune) => prune.run(&self.outbox).await,

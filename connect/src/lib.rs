@@ -20,5 +20,6 @@ pub mod backoff;
 pub mod clock;
 pub mod config;
 pub mod error;
+pub mod http;
 pub mod nats;
 pub mod postgres;

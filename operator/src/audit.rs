@@ -2,10 +2,11 @@
 
 use std::time::SystemTime;
 
+use oncebox_connect::error::RelayError;
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::parked::rfc3339;
+use super::{Operator, parked::rfc3339};
 
 /// The action of an operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -29,6 +30,18 @@ pub struct AuditRow {
     /// Why the message was dead, or failed; for a replay the name of the request, for a saga the
     /// step.
     pub reason: Option<String>,
+}
+
+impl Operator {
+    /// The actions of operators before the one with this id, the newest first, each with its id.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn audit(&self, before: i64, limit: u32) -> Result<Vec<(i64, AuditRow)>, RelayError> {
+        let limit = i64::from(limit);
+        let rows = self.query("read the audit table", &self.sql.audits, &[&before, &limit]).await?;
+        Ok(rows.iter().map(|row| (row.get("id"), audit_row(row))).collect())
+    }
 }
 
 pub(super) fn audit_row(row: &Row) -> AuditRow {

@@ -14,7 +14,9 @@ mod dead_letters;
 mod delayed;
 mod doctor;
 mod events;
+mod everywhere;
 mod failing;
+mod find;
 mod losses;
 mod obstacles;
 mod pace;
@@ -52,7 +54,9 @@ pub use self::{
     delayed::{DelayedMessage, DelayedSelection},
     doctor::{DatabaseFacts, Diagnosis, Examination, InboxFacts, Severity, examine},
     events::EventKind,
+    everywhere::{PlacedTrace, look_elsewhere, together, within},
     failing::{FailingDone, FailingMessage, FailingReason},
+    find::{Found, FoundMessage},
     losses::LossStatus,
     pace::Progress,
     parked::{ParkedAction, ParkedDetails, ParkedMessage},

@@ -10,7 +10,7 @@ use super::BATCH;
 const BATCHES_A_SECOND: f64 = 4.0;
 
 /// Is told how many messages are done.
-pub type Progress = Box<dyn FnMut(u64) + Send>;
+pub type Progress = Box<dyn FnMut(u64) + Send + Sync>;
 
 /// The rate of a command, and what it has done.
 #[derive(Default)]

@@ -207,6 +207,12 @@ mod operator {
     pub(crate) mod telemetry; // a relay and an inbox at work, scraped by a real Prometheus
 }
 
+mod console {
+    pub(crate) mod support; // a console as a process, and requests to it
+    mod look; // what pages and the API show, of several databases, while some are away
+    mod access; // who gets in, under which name, and from which page
+}
+
 mod deploy {
     mod files; // the files of deploy/ agree with the program
     mod systemd; // what systemd is told of the relay: started, alive, stuck, draining

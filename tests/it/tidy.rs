@@ -14,10 +14,11 @@ use std::{
 };
 
 /// The crates whose statements, headers and clocks are judged.
-const PRODUCT: [&str; 9] = [
+const PRODUCT: [&str; 10] = [
     "connect/src",
     "relay/src",
     "operator/src",
+    "console/src",
     "cli/src",
     "claims/src",
     "inbox/src",

@@ -4,27 +4,26 @@
 use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches};
-use futures_util::{StreamExt as _, stream};
 use oncebox_connect::{
     config::{ConfigError, NamedConfig, OutboxConfig, Sources},
-    error::{NoConnection, RelayError, error_chain},
+    error::{RelayError, error_chain},
 };
+use oncebox_operator::{together, within};
 use serde_json::json;
-use tokio::time::timeout;
 use tracing::{Instrument as _, error_span};
 
 use super::{
-    Action, Command, output,
+    Action, Command,
+    console::Console,
+    output,
     status::{self, Looked, Status},
     trace::{Place, Trace},
 };
 
-/// Databases that are looked at together, at most.
-const TOGETHER_MAX: usize = 16;
 /// The time for one look at one database.
-const LOOK_MAX: Duration = Duration::from_secs(20);
+pub(super) const LOOK_MAX: Duration = Duration::from_secs(20);
 /// The last words of commands that only look, and that have little to read.
-const LOOKS: [&str; 7] = ["status", "trace", "doctor", "list", "show", "graph", "pauses"];
+const LOOKS: [&str; 8] = ["console", "status", "trace", "doctor", "list", "show", "graph", "pauses"];
 
 /// A command on several databases.
 pub(crate) struct Databases {
@@ -87,6 +86,7 @@ pub(super) fn command(path: &[&str], flags: &ArgMatches, sources: &Sources) -> R
     }
     let action = match path {
         ["trace"] => Action::Trace(Trace::new(flags, &values)?, places(commands)),
+        ["console"] => console(commands),
         _ => Action::Databases(Databases { commands, looks, json: has(flags, "json") }),
     };
     Ok(Command { values, outbox, action, hidden })
@@ -107,6 +107,15 @@ fn looks(path: &[&str], flags: &ArgMatches) -> bool {
 
 fn places(commands: Vec<(String, Command)>) -> Vec<Place> {
     commands.into_iter().map(|(database, command)| Place { database, config: command.outbox }).collect()
+}
+
+/// One console for all of them.
+fn console(commands: Vec<(String, Command)>) -> Action {
+    let all = commands.into_iter().filter_map(|(name, command)| match command.action {
+        Action::Console(console) => Some((name, console)),
+        _ => None,
+    });
+    Console::join(all).map(Action::Console).expect("each of the commands is a console")
 }
 
 /// The databases that are named, or all if the command may take all.
@@ -203,18 +212,12 @@ async fn at_once(commands: Vec<(String, Command)>) -> Vec<Ended> {
     together(looks).await
 }
 
-/// The error of a database that does not answer in time is that of one which cannot be reached.
+/// A look has its deadline.
 pub(super) async fn in_time<T>(
     target: String,
     look: impl Future<Output = anyhow::Result<T>>,
 ) -> anyhow::Result<T> {
-    let silent = |_| Err(RelayError::no_postgres(target, NoConnection::Silent).into());
-    timeout(LOOK_MAX, look).await.unwrap_or_else(silent)
-}
-
-/// Runs futures, some at a time; the results are in the order of the futures.
-pub(super) async fn together<T>(all: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
-    stream::iter(all).buffered(TOGETHER_MAX).collect().await
+    within(LOOK_MAX, target, look).await
 }
 
 /// A database that cannot be asked, as a line.

@@ -19,6 +19,14 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
     ("oncebox status", "Backlog, lag, relays, and what holds delivery up"),
     ("oncebox status --watch 5", "Look again every five seconds"),
     ("oncebox trace order-4711", "Where a message and those of its steps are"),
+    (
+        "oncebox console --config /etc/oncebox.toml",
+        "Pages over all databases that the file names, to look at",
+    ),
+    (
+        "oncebox console --listen 0.0.0.0:8321 --host console.example --token-file /etc/oncebox.tokens --allow-actions",
+        "For others as well: who signs in as operator may act",
+    ),
     ("oncebox outbox dead list --subject 'orders.*'", "What was given up, and why"),
     ("oncebox outbox dead show order-4711:process-payment", "All about one that is parked or dead"),
     ("oncebox outbox dead retry --reason 'no stream' --dry-run", "How many would be due again"),

@@ -5,12 +5,12 @@ use oncebox_relay::{Relay, Supervisor, Systemd};
 use tokio::signal::unix::{SignalKind, signal};
 
 pub(super) async fn one(config: Config) -> anyhow::Result<()> {
-    let shutdown = shutdown_signal()?;
+    let shutdown = shutdown_signal("the relay")?;
     Ok(Relay::connect(config).await?.telling(systemd()).serve(shutdown).await?)
 }
 
 pub(super) async fn many(databases: Vec<NamedConfig>, sources: Sources) -> anyhow::Result<()> {
-    let shutdown = shutdown_signal()?;
+    let shutdown = shutdown_signal("the relay")?;
     Ok(Supervisor::run(databases, sources, systemd(), shutdown).await?)
 }
 
@@ -23,7 +23,7 @@ fn systemd() -> Option<Systemd> {
 }
 
 /// Resolves at the first SIGTERM or SIGINT. A second one ends the process at once.
-fn shutdown_signal() -> anyhow::Result<impl Future<Output = ()>> {
+pub(super) fn shutdown_signal(program: &'static str) -> anyhow::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     Ok(async move {
@@ -35,7 +35,7 @@ fn shutdown_signal() -> anyhow::Result<impl Future<Output = ()>> {
         };
         let mut next = next;
         next().await;
-        tracing::info!("draining; a second signal ends the relay at once");
+        tracing::info!("draining; a second signal ends {program} at once");
         let watcher = async move {
             next().await;
             #[expect(clippy::exit, reason = "the operator asked twice; unsettled messages are sent again")]

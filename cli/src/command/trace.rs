@@ -5,15 +5,11 @@ mod text;
 use anyhow::Context as _;
 use clap::{Arg, ArgAction, ArgMatches};
 use oncebox_connect::config::{ConfigError, OutboxConfig, Sources, Values};
-use oncebox_operator::{Operator, Stamp, Trace as Traced, TracedKey};
+use oncebox_operator::{Operator, PlacedTrace, Stamp, look_elsewhere, together};
 use oncebox_schema::Key;
-use serde::Serialize;
 use tokio::task::JoinSet;
 
 use super::{action, databases, output};
-
-/// Of a client's key that nobody finds, so many colons are tried as part of its root.
-const COLONS_MAX: usize = 4;
 
 /// The arguments of the command.
 pub(crate) struct Trace {
@@ -30,19 +26,11 @@ pub(crate) struct Place {
     pub(super) config: OutboxConfig,
 }
 
-/// The answer of one database.
-#[derive(Serialize)]
-struct Found {
-    database: String,
-    #[serde(flatten)]
-    trace: Traced,
-}
-
 /// A database that has answered, to be asked again.
 struct Opened {
     operator: Operator,
-    tasks: JoinSet<()>,
-    found: Found,
+    _tasks: JoinSet<()>,
+    placed: PlacedTrace,
 }
 
 pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
@@ -85,24 +73,10 @@ impl Trace {
         })
     }
 
-    /// The key that was meant where a `:` stands in the client's own key, which is escaped when it
-    /// is enqueued.
-    async fn meant(&self, opened: &mut [Opened]) -> anyhow::Result<Option<String>> {
-        for Opened { operator, .. } in opened {
-            for colons in 1..=self.key.matches(':').count().min(COLONS_MAX) {
-                let escaped = self.key.replacen(':', "%3A", colons);
-                if !operator.trace(&escaped, 1).await?.messages.is_empty() {
-                    return Ok(Some(escaped));
-                }
-            }
-        }
-        Ok(None)
-    }
-
     /// Returns the exit code: of several databases some may be out of reach.
     pub(super) async fn run(self, mut places: Vec<Place>) -> anyhow::Result<u8> {
         places.extend(self.also.iter().map(databases::lone));
-        let looked = databases::together(places.into_iter().map(|place| {
+        let looked = together(places.into_iter().map(|place| {
             let (key, steps_max) = (self.key.clone(), self.steps_max);
             async move {
                 let (database, target) = (place.database.clone(), place.config.postgres_target());
@@ -122,8 +96,13 @@ impl Trace {
                 }
             }
         }
-        if !opened.iter().any(|one| is_known(&one.found.trace)) {
-            let meant = self.meant(&mut opened).await?;
+        if !opened.iter().any(|one| one.placed.trace.is_known()) {
+            let mut meant = None;
+            for Opened { operator, .. } in &mut opened {
+                if meant.is_none() {
+                    meant = operator.meant(&self.key).await?;
+                }
+            }
             output::print(&unasked)?;
             let problem = format!(
                 "no message has the key {:?} or one below it{}: it was never enqueued, its transaction has not \
@@ -135,16 +114,21 @@ impl Trace {
             tracing::error!("{problem}; not all databases could be asked");
             return Ok(code);
         }
-        if opened.iter().any(|one| one.found.trace.is_cut) {
+        if opened.iter().any(|one| one.placed.trace.is_cut) {
             tracing::warn!(
                 limit = self.steps_max,
                 "there are more below this key; see them with a higher --limit"
             );
         }
-        let found = look_elsewhere(opened).await?;
+        let tasks_and = |Opened { operator, _tasks, placed }: Opened| (_tasks, (operator, placed));
+        let (_tasks, opened): (Vec<_>, Vec<_>) = opened.into_iter().map(tasks_and).unzip();
+        let (found, silent) = look_elsewhere(opened, databases::LOOK_MAX).await;
+        if let Some((_, error)) = silent.into_iter().next() {
+            return Err(error.into());
+        }
         let text = match (&found[..], self.json) {
             (_, true) => output::json_lines(&found)?,
-            ([Found { trace, .. }], _) if is_alone => text::text(trace),
+            ([PlacedTrace { trace, .. }], _) if is_alone => text::text(trace),
             _ => text::timeline(&found),
         };
         output::print(&(text + &unasked))?;
@@ -157,47 +141,7 @@ async fn open(Place { database, config }: Place, key: String, steps_max: u32) ->
     let operator = Operator::connect(&config, Stamp::default(), &mut tasks).await;
     let mut operator = operator.with_context(|| format!("look into {database}"))?;
     let trace = operator.trace(&key, steps_max).await?;
-    Ok(Opened { operator, tasks, found: Found { database, trace } })
-}
-
-fn is_known(trace: &Traced) -> bool {
-    let was_acted_on = trace.audit.as_ref().is_some_and(|rows| !rows.is_empty());
-    !trace.messages.is_empty() || !trace.sagas.is_empty() || !trace.inboxes.is_empty() || was_acted_on
-}
-
-/// Finds the fate of each message in the inboxes of the other databases.
-async fn look_elsewhere(opened: Vec<Opened>) -> anyhow::Result<Vec<Found>> {
-    let keys = |one: &Opened| one.found.trace.messages.iter().map(|message| message.key.clone()).collect();
-    let keys: Vec<Vec<String>> = opened.iter().map(keys).collect();
-    let (mut found, mut looks) = (Vec::new(), Vec::new());
-    for (number, Opened { mut operator, tasks, found: own }) in opened.into_iter().enumerate() {
-        let others = keys.iter().enumerate().filter(|(other, _)| *other != number);
-        let (others, database) =
-            (others.flat_map(|(_, keys)| keys.clone()).collect::<Vec<_>>(), own.database.clone());
-        found.push(own);
-        looks.push(async move {
-            let _tasks = tasks;
-            let inboxes = match others.is_empty() {
-                true => Ok(Vec::new()),
-                false => {
-                    databases::in_time(database.clone(), async { Ok(operator.trace_inboxes(&others).await?) })
-                        .await
-                }
-            };
-            (database, inboxes)
-        });
-    }
-    for (number, (database, inboxes)) in databases::together(looks).await.into_iter().enumerate() {
-        for TracedKey { key, mut inbox, .. } in inboxes? {
-            inbox.database = Some(database.clone());
-            let others = found.iter_mut().enumerate().filter(|(other, _)| *other != number);
-            let messages = others.flat_map(|(_, found)| &mut found.trace.messages);
-            messages
-                .filter(|message| message.key == key)
-                .for_each(|message| message.inboxes.push(inbox.clone()));
-        }
-    }
-    Ok(found)
+    Ok(Opened { operator, _tasks: tasks, placed: PlacedTrace { database, trace } })
 }
 
 /// A whole key; a client's own text is answered with the key that it has become.

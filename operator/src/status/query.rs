@@ -23,7 +23,10 @@ use super::{
     BlockedKey, Holder, LaneStatus, ParkedReason, RelaySessions, SagasWaiting, Status,
     findings::{findings, nats_away, of_nats},
 };
-use crate::{status::RecentSubject, survey};
+use crate::{
+    status::RecentSubject,
+    survey::{self, Survey},
+};
 
 /// Kinds of sagas that are looked at, at most.
 const SAGAS_MAX: i32 = 1_000;
@@ -127,10 +130,26 @@ impl Status {
     /// obstacles to delivery there. Bounded; changes nothing. When NATS cannot be reached, it adds
     /// that instead.
     pub async fn add_nats(&mut self, config: &Config) {
+        let answer = self.ask_nats(config).await;
+        self.add_survey(config, answer);
+    }
+
+    /// Asks NATS for the streams that take the outbox's subjects; the error says why it cannot be
+    /// reached. Bounded; changes nothing.
+    ///
+    /// # Errors
+    /// NATS cannot be reached, or does not let us in.
+    pub async fn ask_nats(&self, config: &Config) -> Result<Survey, String> {
         let subjects: Vec<String> = self.subjects.iter().map(|subject| subject.subject.clone()).collect();
-        let found = match survey::look(config, "oncebox status", &subjects).await {
+        survey::look(config, "oncebox status", &subjects).await.map_err(|error| error_chain(&error))
+    }
+
+    /// Adds such an answer, also one that is some seconds old, and the obstacles to delivery that
+    /// it shows.
+    pub fn add_survey(&mut self, config: &Config, answer: Result<Survey, String>) {
+        let found = match answer {
             Ok(survey) => of_nats(config, self.nats.insert(survey), &self.subjects),
-            Err(error) => vec![nats_away(self.nats_problem.insert(error_chain(&error)))],
+            Err(problem) => vec![nats_away(self.nats_problem.insert(problem))],
         };
         // The gravest first: without NATS nothing moves.
         self.findings.splice(0..0, found);

@@ -1,18 +1,17 @@
 //! Traces for people.
 
-use oncebox_operator::{Saga, Trace, TracedFailure, TracedInbox, TracedKey, TracedMessage};
+use oncebox_operator::{PlacedTrace, Saga, Trace, TracedFailure, TracedInbox, TracedKey, TracedMessage};
 
-use super::Found;
 use crate::command::{
     output::{self, time},
     saga,
 };
 
 /// The messages of several databases in the order of time, then the rest of each database.
-pub(super) fn timeline(all: &[Found]) -> String {
+pub(super) fn timeline(all: &[PlacedTrace]) -> String {
     let messages =
         all.iter().flat_map(|found| found.trace.messages.iter().map(move |message| (found, message)));
-    let mut messages: Vec<(&Found, &TracedMessage)> = messages.collect();
+    let mut messages: Vec<(&PlacedTrace, &TracedMessage)> = messages.collect();
     messages.sort_by_key(|(_, message)| message.created_at);
     let rows = messages.into_iter().map(|(found, message)| {
         let (key, subject) = (message.key.clone(), message.subject.clone());

@@ -1,0 +1,98 @@
+"use strict";
+// Everything can be read without this script. It shows times in the reader's zone, keeps pages up
+// to date, and has keys and a switch between light and dark.
+
+const zone = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+
+function showTimes(root) {
+  for (const time of root.querySelectorAll("time[datetime]")) {
+    const at = new Date(time.dateTime);
+    if (!Number.isNaN(at.getTime())) time.textContent = zone.format(at);
+  }
+}
+
+// Replaces the parts that are marked as live, but none that somebody is typing into.
+async function refresh() {
+  const answer = await fetch(location.href, { headers: { accept: "text/html" } });
+  if (!answer.ok || answer.redirected) return false;
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  for (const part of document.querySelectorAll("[data-live]")) {
+    const next = fresh.getElementById(part.id);
+    const active = document.activeElement;
+    const typing = part.contains(active) && active.matches("input, select, textarea, button");
+    if (!next || typing || part.contains(getSelection().anchorNode) && !getSelection().isCollapsed) continue;
+    const open = [...part.querySelectorAll("details[open][id]")].map((one) => one.id);
+    const href = part.contains(active) ? active.getAttribute("href") : null;
+    showTimes(next);
+    part.replaceWith(document.adoptNode(next));
+    for (const id of open) document.getElementById(id)?.setAttribute("open", "");
+    if (href) [...next.querySelectorAll("a")].find((link) => link.getAttribute("href") === href)?.focus();
+  }
+  return true;
+}
+
+function concerns(names) {
+  return [...document.querySelectorAll("[data-live]")].some(
+    (part) => part.dataset.live === "*" || names.includes("*") || names.includes(part.dataset.live),
+  );
+}
+
+function live() {
+  const told = document.getElementById("live");
+  if (!document.querySelector("[data-live]") || !told) return told?.remove();
+  const say = (text) => { told.textContent = text; };
+  let busy = false;
+  const events = new EventSource(document.body.dataset.events);
+  events.onopen = () => say("Live");
+  events.onerror = () => say("Not live: the console does not answer");
+  events.onmessage = async (event) => {
+    if (busy || document.hidden || !concerns(event.data.split(" "))) return;
+    busy = true;
+    try {
+      if (!(await refresh())) say("Not live: load the page again");
+    } catch {
+      say("Not live: the console does not answer");
+    } finally {
+      busy = false;
+    }
+  };
+  addEventListener("pagehide", () => events.close());
+}
+
+function theme() {
+  const root = document.documentElement;
+  const kept = localStorage.getItem("theme");
+  if (kept) root.dataset.theme = kept;
+  const button = document.getElementById("theme");
+  if (!button) return;
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+    const now = root.dataset.theme ?? (dark ? "dark" : "light");
+    root.dataset.theme = now === "dark" ? "light" : "dark";
+    localStorage.setItem("theme", root.dataset.theme);
+  });
+}
+
+function keys() {
+  const places = { d: "/", j: "/jobs", s: "/settings" };
+  let before = "";
+  addEventListener("keydown", (event) => {
+    const typing = event.target.matches("input, select, textarea");
+    if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    const box = document.getElementById("q");
+    if (event.key === "/" && box) {
+      event.preventDefault();
+      box.focus();
+      box.select();
+    } else if (before === "g" && places[event.key]) {
+      location.assign(places[event.key]);
+    }
+    before = event.key;
+  });
+}
+
+theme();
+showTimes(document);
+keys();
+live();

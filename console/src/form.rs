@@ -1,0 +1,20 @@
+//! The bodies of requests.
+
+use axum::{body::to_bytes, extract::Request};
+
+use crate::{ask::Fields, problem::Problem};
+
+/// A form is small: selectors, a note, a token.
+const BODY_BYTES_MAX: usize = 64 * 1024;
+
+/// The body as text.
+pub(crate) async fn text(request: Request) -> Result<String, Problem> {
+    let body = to_bytes(request.into_body(), BODY_BYTES_MAX).await;
+    let body = body.map_err(|_| Problem::Bad(format!("the body has more than {BODY_BYTES_MAX} bytes")))?;
+    String::from_utf8(body.into()).map_err(|_| Problem::Bad("the body is not UTF-8".to_owned()))
+}
+
+/// The fields of a form.
+pub(crate) async fn fields(request: Request) -> Result<Fields, Problem> {
+    Ok(Fields::parse(&text(request).await?))
+}

@@ -1,0 +1,81 @@
+//! `/sign-in` and `/sign-out`.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    http::{
+        HeaderValue, StatusCode,
+        header::{LOCATION, SET_COOKIE},
+    },
+    response::{IntoResponse, Response},
+};
+
+use crate::{
+    access::{
+        guard::{COOKIE_NAME, session_id},
+        tokens::Token,
+    },
+    ask::{Ask, Console, Fields},
+    form,
+    html::layout,
+    view,
+};
+
+pub(crate) async fn show(ask: Ask) -> Response {
+    view::html(StatusCode::OK, &layout::sign_in(next(&ask.query), None))
+}
+
+pub(crate) async fn begin(State(console): State<Arc<Console>>, request: Request) -> Response {
+    let fields = match form::fields(request).await {
+        Ok(fields) => fields,
+        Err(problem) => return (problem.status(), problem.text().to_owned()).into_response(),
+    };
+    let secret = fields.get("secret").unwrap_or_default();
+    let Some(person) = Token::find(&console.settings.tokens, &console.key, None, secret) else {
+        tracing::warn!("somebody tried to sign in with a token that the console does not know");
+        let problem = Some("The console does not know this token.");
+        return view::html(StatusCode::UNAUTHORIZED, &layout::sign_in(next(&fields), problem));
+    };
+    tracing::info!(name = person.name, "signed in");
+    let id = console.sessions.begin(&person.name, person.role);
+    let cookie = format!("{COOKIE_NAME}={id}; Path=/; HttpOnly; SameSite=Strict");
+    go(next(&fields), &cookie)
+}
+
+pub(crate) async fn end(State(console): State<Arc<Console>>, request: Request) -> Response {
+    if let Some(id) = session_id(request.headers()) {
+        console.sessions.end(id);
+    }
+    go("/sign-in", &format!("{COOKIE_NAME}=; Path=/; HttpOnly; SameSite=Strict; Max-Age=0"))
+}
+
+fn go(path: &str, cookie: &str) -> Response {
+    let mut response = (StatusCode::SEE_OTHER, "").into_response();
+    for (name, value) in [(LOCATION, path), (SET_COOKIE, cookie)] {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            response.headers_mut().insert(name, value);
+        }
+    }
+    response
+}
+
+/// A page of this console, and of no other: `//host` and `/\host` lead elsewhere.
+fn next(fields: &Fields) -> &str {
+    let is_ours = |path: &&str| path.starts_with('/') && !path.starts_with("//") && !path.contains('\\');
+    fields.get("next").filter(is_ours).unwrap_or("/")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sign_in_leads_nowhere_else() {
+        let to = |path: &str| next(&Fields(vec![("next".to_owned(), path.to_owned())])).to_owned();
+        assert_eq!(to("/db/a?b=c"), "/db/a?b=c");
+        for foreign in ["//evil.example", "/\\evil.example", "https://evil.example", "", "evil"] {
+            assert_eq!(to(foreign), "/", "{foreign}");
+        }
+    }
+}

@@ -1,0 +1,15 @@
+-- Actions of operators, the newest first.
+-- $1: before this id; $2: rows at most. Index: audit_pkey, backwards. Locking: none.
+SELECT
+  a.id,
+  a.happened_at,
+  a.database_user,
+  a.operator,
+  a.note,
+  a.action,
+  a.key,
+  a.reason
+FROM {schema}.audit AS a
+WHERE a.id < $1
+ORDER BY a.id DESC
+LIMIT $2

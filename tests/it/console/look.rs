@@ -1,0 +1,149 @@
+//! What pages and the API show, of several databases at once, while some are away.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use oncebox_tests::{TestEnv, eventually, oncebox};
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::support::{Console, PROMPT};
+use crate::relay::support::{LIMIT, Running, enqueue, through_proxy, values_of};
+
+/// Nobody listens there.
+const NOWHERE: &str = "postgres://oncebox@127.0.0.1:1/nowhere";
+
+fn is_away(row: &Value) -> bool {
+    row["level"] == "away"
+}
+
+fn answers(row: &Value) -> bool {
+    !["starting", "away"].contains(&row["level"].as_str().unwrap())
+}
+
+#[tokio::test]
+async fn every_database_is_a_row_and_one_that_is_away_delays_no_page() {
+    let (shop, hanging) = (TestEnv::new().await, TestEnv::new().await);
+    enqueue(&shop.pg().await, &shop.subject("a"), "m-", 0..3, 0).await;
+    let (proxy, stalled) = through_proxy(hanging.database_url()).await;
+    let databases = [("shop", shop.database_url()), ("gone", NOWHERE), ("hangs", &*stalled)];
+    let console = Console::start(&databases, Some(shop.nats_url()), &[]).await;
+    console.row("hangs", answers).await;
+    proxy.stall(true);
+    let row = console.row("shop", answers).await;
+    assert_eq!((&row["backlog_messages"], &row["level"]), (&3.into(), &"needs_somebody".into()), "{row}");
+    assert!(row["finding"].as_str().is_some(), "no relay runs: {row}");
+    console.row("gone", is_away).await;
+    console.row("hangs", is_away).await;
+    let begun = Instant::now();
+    let (pages, key) = (console.get("/").await, console.get("/key?key=m-1").await);
+    assert!(begun.elapsed() < PROMPT, "{:?}", begun.elapsed());
+    assert_eq!((pages.status, key.status), (200, 200));
+    for part in [r#"href="/db/shop""#, "needs somebody", "127.0.0.1:1/nowhere cannot be reached"] {
+        assert!(pages.body.contains(part), "{part}: {}", pages.body);
+    }
+    // Those that need somebody come first.
+    let places = ["gone", "shop"].map(|name| pages.body.find(&format!("/db/{name}\"")).unwrap());
+    assert!(places[0] < places[1], "{places:?}");
+    for part in ["enqueued", "gone: PostgreSQL", "hangs: PostgreSQL", "oncebox trace m-1"] {
+        assert!(key.body.contains(part), "{part}: {}", key.body);
+    }
+    proxy.stall(false);
+    console.row("hangs", answers).await;
+    let log = console.stop().await;
+    assert!(!log.contains("WARN") && !log.contains("ERROR"), "{log}");
+}
+
+#[tokio::test]
+async fn the_api_says_what_the_commands_say() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    enqueue(&client, &env.subject("a"), "m-", 0..2, 1).await;
+    enqueue(&client, &env.subject("a"), "m-0:step-", 0..2, 0).await;
+    let console = Console::of(&env, &[]).await;
+    console.row("shop", answers).await;
+    let environment = [("DATABASE_URL", env.database_url())];
+    let command = async |arguments: &[&str]| -> Value {
+        let (code, output, log) = oncebox(arguments, &environment).await.unwrap();
+        assert_eq!(code, 0, "{log}");
+        serde_json::from_str(&output).unwrap()
+    };
+    let (status, shown) = (command(&["status", "--json"]).await, console.api("/databases/shop").await);
+    for field in ["schema", "backlog_messages", "parked", "dead", "lanes", "subjects", "inboxes", "pauses"] {
+        let without_times = |value: &Value| match value.as_array() {
+            Some(all) => all.iter().map(|one| one["lane"].clone()).collect(),
+            None => value.clone(),
+        };
+        assert_eq!(without_times(&shown["status"][field]), without_times(&status[field]), "{field}");
+    }
+    assert!(shown["seconds_ago"].as_f64().unwrap() < 30.0, "{shown}");
+    let trace = command(&["trace", "m-0", "--json"]).await;
+    let way = console.api("/key?key=m-0").await;
+    for field in ["messages", "sagas", "inboxes", "audit"] {
+        assert_eq!(way["databases"][0][field], trace[field], "{field}");
+    }
+    assert_eq!(way["databases"][0]["messages"].as_array().unwrap().len(), 3);
+    // The doctor looks by itself.
+    let found = eventually("the doctor's findings", LIMIT, async || {
+        let shown = console.api("/databases/shop").await;
+        shown["examination"]["findings"].as_array().filter(|found| !found.is_empty()).cloned()
+    });
+    found.await;
+    for (path, status) in [("/databases/none", 404), ("/key", 400), ("/none", 404)] {
+        let answer = console.get(&format!("/api/v1{path}")).await;
+        assert_eq!(answer.status, status, "{path}: {}", answer.body);
+    }
+    let document: Value = serde_json::from_str(&console.get("/api/v1/openapi.json").await.body).unwrap();
+    assert_eq!(document["openapi"], "3.1.0");
+}
+
+#[tokio::test]
+async fn a_key_s_way_leads_over_all_databases() {
+    let (shop, stock) = (TestEnv::new().await, TestEnv::new().await);
+    let (shop_client, stock_client) = (shop.pg().await, stock.pg().await);
+    shop.stream().await;
+    enqueue(&shop_client, &shop.subject("a"), "7", 0..1, 0).await;
+    let handled = "INSERT INTO oncebox.inbox (scope, tenant, key, fingerprint, status)
+                   VALUES ('stock:reserve', '', '70', '', 'completed')";
+    stock_client.batch_execute(handled).await.unwrap();
+    let relay = Running::start(&values_of(&shop));
+    let databases = [("shop", shop.database_url()), ("stock", stock.database_url())];
+    let console = Console::start(&databases, Some(shop.nats_url()), &[]).await;
+    let way = eventually("the message is settled", LIMIT, async || {
+        let way = console.api("/key?key=70").await;
+        (way["databases"][0]["messages"][0]["state"] == "settled").then_some(way)
+    })
+    .await;
+    let inbox = &way["databases"][0]["messages"][0]["inboxes"][0];
+    assert_eq!((&inbox["database"], &inbox["scope"]), (&"stock".into(), &"stock:reserve".into()), "{way}");
+    let page = console.get("/key?key=70").await.body;
+    let places = ["enqueued</span>", "completed</span>"].map(|word| page.rfind(word).unwrap());
+    assert!(places[0] < places[1], "in the order of time: {page}");
+    // A box for everything else.
+    let subject = shop.subject("a");
+    for (q, part) in [("70", "This is a key"), (&*subject, "/key?key=70"), ("nothing", "Nothing was found")] {
+        let page = console.get(&format!("/find?q={q}")).await.body;
+        assert!(page.contains(part), "{q}: {page}");
+    }
+    relay.stop().await;
+}
+
+/// Pages read the answers of one task, so the database does not notice how many are open.
+#[tokio::test]
+async fn fifty_pages_ask_the_database_no_more_than_one() {
+    let env = TestEnv::new().await;
+    let console = Console::of(&env, &[]).await;
+    console.row("shop", answers).await;
+    let client = env.pg().await;
+    let sessions = "SELECT count(*), count(*) FILTER (WHERE application_name LIKE '%operator')
+                    FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    let begun = Instant::now();
+    let mut most = 0;
+    while begun.elapsed() < Duration::from_secs(3) {
+        let paths = (0..50).map(|n| if n % 2 == 0 { "/" } else { "/db/shop" });
+        let answers = join_all(paths.map(|path| console.get(path))).await;
+        assert!(answers.iter().all(|answer| answer.status == 200));
+        most = most.max(client.query_one(sessions, &[]).await.unwrap().get::<_, i64>(1));
+    }
+    assert_eq!(most, 1, "sessions of the console");
+}
