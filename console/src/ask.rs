@@ -16,6 +16,7 @@ use crate::{
         tokens::{Key, Role},
     },
     fleet::{Database, Fleet},
+    jobs::Jobs,
     problem::Problem,
     settings::Settings,
 };
@@ -26,6 +27,7 @@ pub(crate) struct Console {
     pub(crate) fleet: Fleet,
     pub(crate) sessions: Sessions,
     pub(crate) key: Key,
+    pub(crate) jobs: Jobs,
     /// The streams of events that may be open.
     pub(crate) streams: Arc<Semaphore>,
     pub(crate) shutdown: CancellationToken,

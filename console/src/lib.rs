@@ -16,6 +16,8 @@ mod sampler;
 mod fleet;
 mod ask;
 mod form;
+mod order;
+mod jobs;
 mod html;
 mod view;
 mod pages;
@@ -39,6 +41,7 @@ use self::{
     access::{guard::Peer, sessions::Sessions, tokens::Key},
     ask::Console,
     fleet::Fleet,
+    jobs::Jobs,
 };
 
 /// Beside the streams of events there is room for requests.
@@ -64,6 +67,7 @@ pub async fn serve(
         settings,
         sessions: Sessions::default(),
         key: Key::new(),
+        jobs: Jobs::default(),
         streams: Arc::new(Semaphore::new(events::STREAMS_MAX)),
         shutdown: over.clone(),
     });

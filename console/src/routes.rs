@@ -32,6 +32,23 @@ fn views() -> Routes {
         .view("/find", "/find", pages::find::load)
         .view("/key", "/key", pages::key::load)
         .view("/settings", "/settings", pages::settings::load)
+        .view("/jobs", "/jobs", pages::jobs::load)
+        .view("/jobs/{id}", "/jobs/{id}", pages::jobs::load_one)
+        .view("/db/{name}/set-aside", "/databases/{name}/set-aside", pages::set_aside::load)
+        .view("/db/{name}/message", "/databases/{name}/message", pages::message::message)
+        .view("/db/{name}/letter", "/databases/{name}/letter", pages::message::letter)
+        .view("/db/{name}/sagas", "/databases/{name}/sagas", pages::sagas::load)
+        .view("/db/{name}/saga", "/databases/{name}/saga", pages::saga::load)
+        .view("/db/{name}/delayed", "/databases/{name}/delayed", pages::delayed::load)
+        .view("/db/{name}/pauses", "/databases/{name}/pauses", pages::pauses::load)
+        .view("/db/{name}/replays", "/databases/{name}/replays", pages::replays::load)
+        .view("/db/{name}/losses", "/databases/{name}/losses", pages::losses::load)
+        .view("/db/{name}/doctor", "/databases/{name}/doctor", pages::doctor::load)
+        .view("/db/{name}/audit", "/databases/{name}/audit", pages::audit::load)
+        .view("/db/{name}/act", "/databases/{name}/act", pages::act::load)
+        .does("/db/{name}/act", pages::act::confirm)
+        .does("/jobs/{id}/stop", pages::jobs::stop)
+        .acts("/databases/{name}/act", pages::act::post)
 }
 
 pub(crate) fn router(console: Arc<Console>) -> Router {

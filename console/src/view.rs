@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::FromRequestParts as _,
-    http::{StatusCode, header::CONTENT_TYPE, request::Parts},
+    handler::Handler,
+    http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
-    routing::get,
+    routing::{get, post},
 };
 use maud::{Markup, html};
 use serde::Serialize;
@@ -53,6 +53,20 @@ impl Routes {
         self.api.push(("get", api));
         self
     }
+
+    /// Serves what a form does.
+    pub(crate) fn does<T: 'static>(mut self, page: &str, handler: impl Handler<T, Arc<Console>>) -> Self {
+        self.router = self.router.route(page, post(handler));
+        self
+    }
+
+    /// Serves the same of a program.
+    pub(crate) fn acts<T: 'static>(mut self, api: &str, handler: impl Handler<T, Arc<Console>>) -> Self {
+        let api = format!("/api/v1{api}");
+        self.router = self.router.route(&api, post(handler));
+        self.api.push(("post", api));
+        self
+    }
 }
 
 pub(crate) fn html(status: StatusCode, page: &Markup) -> Response {
@@ -86,13 +100,5 @@ pub(crate) fn document<T: Serialize>(result: Result<T, Problem>) -> Response {
     match text {
         Ok(text) => (status, [(CONTENT_TYPE, "application/json")], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-    }
-}
-
-/// The request of a handler that reads a body as well.
-pub(crate) async fn ask_of(parts: &mut Parts, console: &Arc<Console>) -> Ask {
-    match Ask::from_request_parts(parts, console).await {
-        Ok(ask) => ask,
-        Err(never) => match never {},
     }
 }

@@ -99,7 +99,7 @@ impl Operator {
         selection: &DeadLetterSelection,
         limit: usize,
     ) -> Result<Vec<DeadLetter>, RelayError> {
-        let (mut found, mut after) = (Vec::new(), Some(0));
+        let (mut found, mut after) = (Vec::new(), Some(selection.after));
         while let Some(last) = after.filter(|_| found.len() < limit) {
             let rows = self.look_at_dead_letters(last, selection).await?;
             found.extend(rows.iter().filter(|row| row.get("selected")).map(dead_letter));
@@ -140,7 +140,7 @@ impl Operator {
         limit: Option<u64>,
     ) -> Result<u64, RelayError> {
         let resend = Resender::connect(config).await?;
-        let (limit, mut done, mut after) = (limit.unwrap_or(u64::MAX), 0, Some(0));
+        let (limit, mut done, mut after) = (limit.unwrap_or(u64::MAX), 0, Some(selection.after));
         // A letter that comes back while this runs is not retried again and again.
         let last_id = self.last_letter().await?;
         while let Some(last) = after.filter(|last| *last < last_id && done < limit) {
@@ -174,7 +174,7 @@ impl Operator {
         if dry_run {
             return self.count_dead_letters(selection, limit).await;
         }
-        let (limit, mut done, mut after) = (limit.unwrap_or(u64::MAX), 0, Some(0));
+        let (limit, mut done, mut after) = (limit.unwrap_or(u64::MAX), 0, Some(selection.after));
         while let Some(last) = after.filter(|_| done < limit) {
             let rows = self.look_at_dead_letters(last, selection).await?;
             let room = usize::try_from(limit - done).unwrap_or(usize::MAX);
@@ -201,7 +201,7 @@ impl Operator {
         selection: &DeadLetterSelection,
         limit: Option<u64>,
     ) -> Result<u64, RelayError> {
-        let (limit, mut found, mut after) = (limit.unwrap_or(u64::MAX), 0, Some(0));
+        let (limit, mut found, mut after) = (limit.unwrap_or(u64::MAX), 0, Some(selection.after));
         while let Some(last) = after.filter(|_| found < limit) {
             let rows = self.look_at_dead_letters(last, selection).await?;
             found += rows.iter().filter(|row| row.get("selected")).count() as u64;

@@ -18,6 +18,8 @@ pub struct DelayedSelection {
     pub subject: Option<SubjectPattern>,
     /// Messages with this ordering key.
     pub ordering_key: Option<String>,
+    /// Messages due at this time, behind this id, or later, where a page begins.
+    pub after: Option<(SystemTime, i64)>,
 }
 
 impl DelayedSelection {
@@ -46,6 +48,9 @@ pub struct DelayedMessage {
     pub created_at: SystemTime,
     /// The size of its payload.
     pub payload_bytes: i64,
+    /// Its number, for the page behind it.
+    #[serde(skip)]
+    pub id: i64,
 }
 
 /// A part of the messages that were looked at.
@@ -67,7 +72,7 @@ impl Operator {
         selection: &DelayedSelection,
         limit: usize,
     ) -> Result<Vec<DelayedMessage>, RelayError> {
-        let (mut found, mut from) = (Vec::new(), Some(BEGINNING));
+        let (mut found, mut from) = (Vec::new(), Some(selection.after.unwrap_or(BEGINNING)));
         while let Some(after) = from.filter(|_| found.len() < limit) {
             let page = self.look_delayed(selection, after).await?;
             found.extend(page.selected);
@@ -89,7 +94,7 @@ impl Operator {
         dry_run: bool,
     ) -> Result<u64, RelayError> {
         let limit = limit.unwrap_or(u64::MAX);
-        let (mut done, mut from) = (0, Some(BEGINNING));
+        let (mut done, mut from) = (0, Some(selection.after.unwrap_or(BEGINNING)));
         while let Some(after) = from.filter(|_| done < limit) {
             let page = self.look_delayed(selection, after).await?;
             let room = usize::try_from(limit - done).unwrap_or(usize::MAX);
@@ -138,5 +143,6 @@ fn delayed_message(row: &Row) -> DelayedMessage {
         not_before: row.get("not_before"),
         created_at: row.get("created_at"),
         payload_bytes: row.get("payload_bytes"),
+        id: row.get("id"),
     }
 }

@@ -51,6 +51,14 @@ pub struct FailingMessage {
     is_due: bool,
 }
 
+impl FailingMessage {
+    /// Its place in the list, for the page behind it.
+    #[must_use]
+    pub fn place(&self) -> [String; 4] {
+        [&self.scope, &self.tenant, &self.key, &self.message].map(Clone::clone)
+    }
+}
+
 /// Messages that fail in one inbox for one reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -79,7 +87,7 @@ impl Operator {
         selection: &FailingSelection,
         limit: usize,
     ) -> Result<Vec<FailingMessage>, RelayError> {
-        let (mut found, mut page) = (Vec::new(), Some(Place::default()));
+        let (mut found, mut page) = (Vec::new(), Some(Place(selection.after.clone())));
         while let Some(after) = page.filter(|_| found.len() < limit) {
             let (messages, next) = self.look_at_failing(&after, selection).await?;
             found.extend(messages);
@@ -130,7 +138,7 @@ impl Operator {
 }
 
 /// Behind which row a page begins.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Place([String; 4]);
 
 impl Place {

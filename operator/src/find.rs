@@ -2,14 +2,19 @@
 
 use std::time::SystemTime;
 
-use oncebox_connect::error::RelayError;
+use oncebox_connect::{error::RelayError, postgres::Parameter};
 use serde::Serialize;
+use tokio_postgres::Row;
 
-use super::{Operator, failed, parked::rfc3339};
+use super::{
+    Operator, failed,
+    parked::{printable, rfc3339},
+};
 
 /// Messages that are looked at, and rows that are returned, at most.
 const LOOKED_AT_MAX: i64 = 4_000;
 const FOUND_MAX: i64 = 50;
+const PAYLOAD_BYTES_MAX: i32 = 64 * 1024;
 
 /// A message that was found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -36,7 +41,40 @@ pub struct Found {
     pub sagas: Vec<String>,
 }
 
+/// The content of a message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct MessageContent {
+    /// The message.
+    #[serde(flatten)]
+    pub message: FoundMessage,
+    /// Its own headers, a JSON object.
+    pub headers: serde_json::Value,
+    /// The size of its payload.
+    pub payload_bytes: i64,
+    /// The beginning of its payload, if asked for: text as it is, else hexadecimal digits after
+    /// `\x`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub payload: Option<String>,
+}
+
 impl Operator {
+    /// The content of the message with this key, in the log or delayed; of its payload, if asked
+    /// for, the first 64 KiB. `None` when there is none.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn message(&self, key: &str, with_payload: bool) -> Result<Option<MessageContent>, RelayError> {
+        let parameters: [&dyn Parameter; 3] = [&key, &with_payload, &PAYLOAD_BYTES_MAX];
+        let rows = self.query("read a message", &self.sql.message, &parameters).await?;
+        Ok(rows.first().map(|row| MessageContent {
+            message: found_message(row),
+            headers: serde_json::from_str(row.get("headers")).unwrap_or_default(),
+            payload_bytes: row.get("payload_bytes"),
+            payload: row.get::<_, Option<Vec<u8>>>("payload").map(printable),
+        }))
+    }
+
     /// The messages and sagas that have this text as ordering key, subject, trace or business id.
     ///
     /// # Errors
@@ -44,13 +82,7 @@ impl Operator {
     pub async fn find(&self, text: &str) -> Result<Found, RelayError> {
         let recent = &self.sql.find_recent;
         let rows = self.query("find messages", recent, &[&text, &LOOKED_AT_MAX, &FOUND_MAX]).await?;
-        let messages = rows.iter().map(|row| FoundMessage {
-            key: row.get("key"),
-            subject: row.get("subject"),
-            ordering_key: row.get("ordering_key"),
-            created_at: row.get("created_at"),
-        });
-        let messages = messages.collect();
+        let messages = rows.iter().map(found_message).collect();
         let rows = self.query("find sagas", &self.sql.find_sagas, &[&text, &FOUND_MAX]).await?;
         Ok(Found { messages, sagas: rows.iter().map(|row| row.get("key")).collect() })
     }
@@ -72,5 +104,14 @@ impl Operator {
     /// PostgreSQL refused or went away.
     pub async fn end_look(&self) -> Result<(), RelayError> {
         self.client.batch_execute("ROLLBACK").await.map_err(failed("end a look"))
+    }
+}
+
+fn found_message(row: &Row) -> FoundMessage {
+    FoundMessage {
+        key: row.get("key"),
+        subject: row.get("subject"),
+        ordering_key: row.get("ordering_key"),
+        created_at: row.get("created_at"),
     }
 }

@@ -56,7 +56,7 @@ pub use self::{
     events::EventKind,
     everywhere::{PlacedTrace, look_elsewhere, together, within},
     failing::{FailingDone, FailingMessage, FailingReason},
-    find::{Found, FoundMessage},
+    find::{Found, FoundMessage, MessageContent},
     losses::LossStatus,
     pace::Progress,
     parked::{ParkedAction, ParkedDetails, ParkedMessage},
@@ -66,8 +66,8 @@ pub use self::{
     relay_settings::RelaySettings,
     replay::Replayed,
     sagas::{
-        ActedOn, SAGA_STATES, Saga, SagaAction, SagaDefinition, SagaDetails, SagaEvent, SagaGraphStep,
-        SagaProgress, SagaSelection, SagaStep,
+        ActedOn, SAGA_STATES, Saga, SagaAction, SagaDefinition, SagaDetails, SagaDrawing, SagaEvent,
+        SagaGraphStep, SagaNode, SagaProgress, SagaSelection, SagaStep,
     },
     selection::{
         DeadLetterSelection, FailingSelection, ParkedKind, ParkedSelection, ReplaySelection, SubjectPattern,

@@ -229,7 +229,7 @@ impl Operator {
             }
             None => self.lanes().await?,
         };
-        Ok(Some(Scan { lanes, after: 0, last: i64::MAX }))
+        Ok(Some(Scan { lanes, after: selection.after, last: i64::MAX }))
     }
 }
 

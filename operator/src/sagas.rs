@@ -14,10 +14,12 @@ use super::{
 
 mod act;
 mod definitions;
+mod drawing;
 
 pub use self::{
     act::{ActedOn, SagaAction},
     definitions::SagaDefinition,
+    drawing::{Drawing as SagaDrawing, Node as SagaNode},
 };
 
 /// Rows that are shown beside a saga at most, of its audit and of the events that wait to be
@@ -42,6 +44,8 @@ pub struct SagaSelection {
     pub saga_type: Option<String>,
     /// Sagas in this state, one of [`SAGA_STATES`].
     pub state: Option<String>,
+    /// Sagas behind this id, where a page begins; 0 is the first page.
+    pub after: i64,
 }
 
 /// A saga, without its steps.
@@ -191,7 +195,7 @@ impl Operator {
     /// # Errors
     /// PostgreSQL refused or went away.
     pub async fn sagas(&self, selection: &SagaSelection, limit: usize) -> Result<Vec<Saga>, RelayError> {
-        let (mut found, mut after) = (Vec::new(), Some(0));
+        let (mut found, mut after) = (Vec::new(), Some(selection.after));
         while let Some(last) = after.filter(|_| found.len() < limit) {
             let page = self.look_sagas(selection, last).await?;
             found.extend(page.selected);
@@ -248,7 +252,7 @@ impl Operator {
     }
 
     async fn look_sagas(&self, selection: &SagaSelection, after: i64) -> Result<Page, RelayError> {
-        let SagaSelection { key, saga_type, state } = selection;
+        let SagaSelection { key, saga_type, state, .. } = selection;
         let finished = state.as_deref().is_some_and(|state| FINISHED.contains(&state));
         let parameters: [&dyn Parameter; 6] = [&after, &BATCH, key, saga_type, state, &finished];
         let rows = self.query("look at sagas", &self.sql.look_sagas, &parameters).await?;

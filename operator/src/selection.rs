@@ -48,6 +48,8 @@ pub struct ParkedSelection {
     pub ordering_key: Option<String>,
     /// Replays that were asked for under this name.
     pub request: Option<String>,
+    /// Messages behind this id, where a page begins; 0 is the first page.
+    pub after: i64,
 }
 
 /// Dead letters of inboxes that match all that is given; nothing given means every one.
@@ -70,6 +72,8 @@ pub struct DeadLetterSelection {
     pub subject: Option<SubjectPattern>,
     /// Letters whose reason contains this, upper or lower case.
     pub reason: Option<String>,
+    /// Letters behind this id, where a page begins; 0 is the first page.
+    pub after: i64,
 }
 
 /// Messages that fail in an inbox and match all that is given; nothing given means every one.
@@ -90,6 +94,10 @@ pub struct FailingSelection {
     pub subject: Option<SubjectPattern>,
     /// Messages whose last attempt failed for a reason that contains this, upper or lower case.
     pub reason: Option<String>,
+    /// Messages behind this place, where a page begins: [`FailingMessage::place`].
+    ///
+    /// [`FailingMessage::place`]: crate::FailingMessage::place
+    pub after: [String; 4],
 }
 
 impl FailingSelection {

@@ -64,6 +64,7 @@ statements!(
     trace_failing,
     trace_sagas,
     name_session,
+    message,
     find_recent,
     find_sagas,
     audits,

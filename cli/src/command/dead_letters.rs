@@ -98,6 +98,7 @@ impl DeadLetters {
             scope: text("scope"),
             subject: flags.get_one::<SubjectPattern>("subject").cloned(),
             reason: text("reason"),
+            ..DeadLetterSelection::default()
         };
         let limit = || flags.get_one::<u64>("limit").copied();
         match name {

@@ -65,6 +65,7 @@ impl Delayed {
             key: text("key"),
             subject: flags.get_one::<SubjectPattern>("subject").cloned(),
             ordering_key: text("ordering-key"),
+            ..DelayedSelection::default()
         };
         if name == "cancel" {
             let limit = flags.get_one::<u64>("limit").copied();

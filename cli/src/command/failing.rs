@@ -93,6 +93,7 @@ impl Failing {
             scope: text("scope"),
             subject: flags.get_one::<SubjectPattern>("subject").cloned(),
             reason: text("reason"),
+            ..FailingSelection::default()
         };
         let limit = || flags.get_one::<u64>("limit").copied();
         match name {

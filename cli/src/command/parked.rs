@@ -135,6 +135,7 @@ impl Asked {
             reason: text("reason"),
             ordering_key: text("ordering-key"),
             request: text("request"),
+            ..ParkedSelection::default()
         };
         let action = match name {
             "retry" => ParkedAction::Retry,

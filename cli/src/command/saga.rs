@@ -3,17 +3,16 @@
 use anyhow::{Context as _, anyhow, ensure};
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command};
 use oncebox_connect::config::OutboxConfig;
-use oncebox_operator::{ActedOn, Operator, SAGA_STATES, SagaAction, SagaSelection, Stamp};
+use oncebox_operator::{
+    ActedOn, Operator, SAGA_STATES, SagaAction, SagaDrawing as Drawing, SagaSelection, Stamp,
+};
 use tokio::task::JoinSet;
 
 use super::{action, output};
 
-mod drawing;
 mod mermaid;
 mod svg;
 mod text;
-
-use drawing::Drawing;
 
 pub(super) use text::steps;
 
@@ -135,7 +134,12 @@ impl Sagas {
             let key = text("saga").unwrap_or_default();
             return Self::Show { key, data: flags.get_flag("data"), form };
         }
-        let selection = SagaSelection { key: text("key"), saga_type: text("type"), state: text("state") };
+        let selection = SagaSelection {
+            key: text("key"),
+            saga_type: text("type"),
+            state: text("state"),
+            ..SagaSelection::default()
+        };
         let action = match name {
             "retry" => SagaAction::Retry { step: text("step") },
             "skip" => SagaAction::Skip { step: text("step").unwrap_or_default() },

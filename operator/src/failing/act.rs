@@ -96,7 +96,8 @@ impl Operator {
         limit: Option<u64>,
         to_retry: bool,
     ) -> Result<FailingDone, RelayError> {
-        let (mut found, mut page, mut last) = (FailingDone::default(), Some(Place::default()), None);
+        let (mut found, mut page, mut last) =
+            (FailingDone::default(), Some(Place(selection.after.clone())), None);
         let limit = limit.unwrap_or(u64::MAX);
         while let Some(after) = page.filter(|_| found.all() < limit) {
             let (messages, next) = self.look_at_failing(&after, selection).await?;
@@ -119,7 +120,8 @@ impl Operator {
         act: Act,
     ) -> Result<FailingDone, RelayError> {
         let resender = Resender::connect(config).await?;
-        let (mut found, mut page, mut last) = (FailingDone::default(), Some(Place::default()), None);
+        let (mut found, mut page, mut last) =
+            (FailingDone::default(), Some(Place(selection.after.clone())), None);
         let limit = limit.unwrap_or(u64::MAX);
         while let Some(after) = page.filter(|_| found.all() < limit) {
             let (messages, next) = self.look_at_failing(&after, selection).await?;
@@ -132,7 +134,10 @@ impl Operator {
                     continue;
                 }
                 match self.act_on_one(&resender, &message, act).await? {
-                    Fate::Done => found.done += 1,
+                    Fate::Done => {
+                        found.done += 1;
+                        self.pace.did(1).await;
+                    }
                     Fate::Busy => found.busy += 1,
                     Fate::Gone => found.gone += 1,
                     Fate::Elsewhere => found.elsewhere += 1,

@@ -72,7 +72,8 @@ impl Operator {
         limit: Option<u64>,
         dry_run: bool,
     ) -> Result<ActedOn, RelayError> {
-        let (limit, mut done, mut after) = (limit.unwrap_or(u64::MAX), ActedOn::default(), Some(0));
+        let (limit, mut done, mut after) =
+            (limit.unwrap_or(u64::MAX), ActedOn::default(), Some(selection.after));
         while let Some(last) = after.filter(|_| done.sagas < limit) {
             let page = self.look_sagas(selection, last).await?;
             for saga in page.selected.iter().filter(|saga| action.is_possible(saga)) {
@@ -81,6 +82,9 @@ impl Operator {
                 }
                 let is_done = dry_run || self.act_on_saga(action, saga.id, &mut done).await?;
                 done.sagas += u64::from(is_done);
+                if is_done && !dry_run {
+                    self.pace.did(1).await;
+                }
             }
             after = page.next;
         }

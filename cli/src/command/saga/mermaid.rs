@@ -1,7 +1,7 @@
 //! Sagas as flowcharts for Mermaid: the steps of a definition with their commands, or those of an
 //! instance, each with its state.
 
-use super::drawing::Drawing;
+use oncebox_operator::SagaDrawing as Drawing;
 
 const CLASSES: &str = "  classDef pending fill:#fff,stroke-dasharray:4
   classDef sent,running,undoing,compensating fill:#cde

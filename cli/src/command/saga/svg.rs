@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use super::drawing::{Drawing, Node};
+use oncebox_operator::{SagaDrawing as Drawing, SagaNode as Node};
 
 const BOX: (usize, usize) = (200, 58);
 const GAP: (usize, usize) = (50, 26);
@@ -14,7 +14,7 @@ const TITLE: usize = 30;
 const TEXT_MAX: usize = 28;
 
 pub(super) fn draw(drawing: &Drawing<'_>) -> String {
-    let places = places(&drawing.nodes);
+    let places = drawing.places();
     let (columns, rows) = places
         .iter()
         .fold((0, 0), |(columns, rows), (column, row)| (columns.max(column + 1), rows.max(row + 1)));
@@ -41,21 +41,6 @@ pub(super) fn draw(drawing: &Drawing<'_>) -> String {
         text += &step(node, corner(*place), drawing.state.is_some());
     }
     text + "</svg>\n"
-}
-
-/// The column and the row of each step.
-fn places(nodes: &[Node<'_>]) -> Vec<(usize, usize)> {
-    // As many rounds as the longest way can have steps. A circle, which no definition has, ends
-    // there too.
-    let mut columns = vec![0_usize; nodes.len()];
-    for _ in 0..nodes.len() {
-        for (at, node) in nodes.iter().enumerate() {
-            let behind = node.after.iter().map(|before| columns[*before] + 1).max().unwrap_or(0);
-            columns[at] = columns[at].max(behind.min(nodes.len() - 1));
-        }
-    }
-    let row = |at: usize| columns[..at].iter().filter(|column| **column == columns[at]).count();
-    (0..nodes.len()).map(|at| (columns[at], row(at))).collect()
 }
 
 /// The upper left one of a box.
@@ -157,17 +142,6 @@ mod tests {
     fn node<'a>(name: &'a str, after: &[usize]) -> Node<'a> {
         let (after, subject) = (after.to_vec(), "do");
         Node { name, after, is_pivot: false, subject, compensation: Some("undo <it> & all"), sent: None }
-    }
-
-    #[test]
-    fn a_step_stands_right_of_all_that_it_comes_after() {
-        // Two at once, one that joins them, and one that comes after the first alone.
-        let nodes = [node("a", &[]), node("b", &[0]), node("c", &[0]), node("d", &[1, 2]), node("e", &[0])];
-        assert_eq!(places(&nodes), [(0, 0), (1, 0), (1, 1), (2, 0), (1, 2)]);
-        // Written down before its predecessor.
-        assert_eq!(places(&[node("last", &[1]), node("first", &[])]), [(1, 0), (0, 0)]);
-        // A circle, which no definition has, ends all the same.
-        assert_eq!(places(&[node("a", &[1]), node("b", &[0])]).len(), 2);
     }
 
     #[test]

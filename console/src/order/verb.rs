@@ -1,0 +1,289 @@
+//! The actions, each with its words, its fields and its consequence.
+
+use serde::Serialize;
+
+/// An action on one kind of things.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Verb {
+    RetryDead,
+    DiscardDead,
+    DiscardParked,
+    CancelReplays,
+    RetryLetters,
+    DiscardLetters,
+    RetryFailing,
+    BuryFailing,
+    CancelDelayed,
+    RetrySagas,
+    SkipStep,
+    AbandonSagas,
+    Replay,
+    Resend,
+    Pause,
+    Throttle,
+    Resume,
+}
+
+/// All about one of them.
+struct Words {
+    verb: Verb,
+    /// In addresses: on which kind, and which action.
+    names: [&'static str; 2],
+    command: &'static str,
+    past: &'static str,
+    things: &'static str,
+    selectors: &'static [&'static str],
+    /// Fields that say how.
+    others: &'static [&'static str],
+    consequence: &'static str,
+}
+
+const OF_MESSAGES: &[&str] = &["key", "subject", "reason", "ordering-key"];
+const OF_LETTERS: &[&str] = &["id", "key", "scope", "subject", "reason"];
+const OF_FAILING: &[&str] = &["key", "scope", "subject", "reason"];
+const OF_SAGAS: &[&str] = &["key", "type", "state"];
+const OF_PAUSES: &[&str] = &["subject", "stream", "ordering-key"];
+
+const ALL: [Words; 17] = [
+    Words {
+        verb: Verb::RetryDead,
+        names: ["dead", "retry"],
+        command: "oncebox outbox dead retry",
+        past: "retried",
+        things: "messages",
+        selectors: OF_MESSAGES,
+        others: &[],
+        consequence: "Each message becomes due again, with no attempt spent; the messages behind it wait until it is \
+                      stored.",
+    },
+    Words {
+        verb: Verb::DiscardDead,
+        names: ["dead", "discard"],
+        command: "oncebox outbox dead discard",
+        past: "discarded",
+        things: "messages",
+        selectors: OF_MESSAGES,
+        others: &[],
+        consequence: "No relay ever sends these messages; the messages behind them go on. This cannot be undone.",
+    },
+    Words {
+        verb: Verb::DiscardParked,
+        names: ["parked", "discard"],
+        command: "oncebox outbox parked discard",
+        past: "discarded",
+        things: "messages",
+        selectors: OF_MESSAGES,
+        others: &[],
+        consequence: "No relay tries these messages again; the messages behind them go on. This cannot be undone.",
+    },
+    Words {
+        verb: Verb::CancelReplays,
+        names: ["replays", "cancel"],
+        command: "oncebox outbox replay cancel",
+        past: "cancelled",
+        things: "replays",
+        selectors: &["key", "subject", "reason", "ordering-key", "request"],
+        others: &[],
+        consequence: "These copies are not sent. The messages were stored before, and can be replayed again.",
+    },
+    Words {
+        verb: Verb::RetryLetters,
+        names: ["dead-letters", "retry"],
+        command: "oncebox inbox dead retry",
+        past: "retried",
+        things: "dead letters",
+        selectors: OF_LETTERS,
+        others: &[],
+        consequence: "Each letter goes back to the end of its stream as a new message, and its key is free again.",
+    },
+    Words {
+        verb: Verb::DiscardLetters,
+        names: ["dead-letters", "discard"],
+        command: "oncebox inbox dead discard",
+        past: "discarded",
+        things: "dead letters",
+        selectors: OF_LETTERS,
+        others: &[],
+        consequence: "The letters are deleted; their keys stay settled as dead. This cannot be undone.",
+    },
+    Words {
+        verb: Verb::RetryFailing,
+        names: ["failing", "retry"],
+        command: "oncebox inbox failing retry",
+        past: "retried",
+        things: "messages",
+        selectors: OF_FAILING,
+        others: &[],
+        consequence: "A copy of each message goes to the end of its stream; the first of the two that succeeds counts.",
+    },
+    Words {
+        verb: Verb::BuryFailing,
+        names: ["failing", "bury"],
+        command: "oncebox inbox failing bury",
+        past: "buried",
+        things: "messages",
+        selectors: OF_FAILING,
+        others: &[],
+        consequence: "Each message becomes a dead letter of its inbox. A message that its stream has no more is \
+                      forgotten.",
+    },
+    Words {
+        verb: Verb::CancelDelayed,
+        names: ["delayed", "cancel"],
+        command: "oncebox outbox delayed cancel",
+        past: "cancelled",
+        things: "messages",
+        selectors: &["key", "subject", "ordering-key"],
+        others: &[],
+        consequence: "These messages are never sent. One that is due by then is neither cancelled nor counted.",
+    },
+    Words {
+        verb: Verb::RetrySagas,
+        names: ["sagas", "retry"],
+        command: "oncebox saga retry",
+        past: "retried",
+        things: "sagas",
+        selectors: OF_SAGAS,
+        others: &["step"],
+        consequence: "The orchestrator sends another attempt at each step that waits, under a key of its own; a saga in \
+                      quarantine is read again.",
+    },
+    Words {
+        verb: Verb::SkipStep,
+        names: ["sagas", "skip"],
+        command: "oncebox saga skip",
+        past: "skipped a step of",
+        things: "sagas",
+        selectors: OF_SAGAS,
+        others: &["step"],
+        consequence: "The saga goes on as if the step were done, or undone: somebody has to have done it by hand.",
+    },
+    Words {
+        verb: Verb::AbandonSagas,
+        names: ["sagas", "abandon"],
+        command: "oncebox saga abandon",
+        past: "abandoned",
+        things: "sagas",
+        selectors: OF_SAGAS,
+        others: &[],
+        consequence: "The saga ends as it stands: nothing more is sent, nothing is undone. This cannot be undone.",
+    },
+    Words {
+        verb: Verb::Replay,
+        names: ["replays", "replay"],
+        command: "oncebox outbox replay",
+        past: "asked the relays to send again",
+        things: "messages",
+        selectors: &["key", "subject"],
+        others: &["request"],
+        consequence: "The relays send these settled messages again, with a broker id of their own and the same key: \
+                      inboxes answer them as duplicates, other consumers handle them again.",
+    },
+    Words {
+        verb: Verb::Resend,
+        names: ["losses", "resend"],
+        command: "oncebox outbox resend",
+        past: "asked the relays to send again",
+        things: "messages",
+        selectors: &["stream"],
+        others: &[],
+        consequence: "The relays send again all that the stream may have lost. A message that it still has is answered \
+                      as a duplicate within its window.",
+    },
+    Words {
+        verb: Verb::Pause,
+        names: ["pauses", "pause"],
+        command: "oncebox outbox pause",
+        past: "paused",
+        things: "pauses",
+        selectors: OF_PAUSES,
+        others: &["for"],
+        consequence: "Relays send none of these messages until the end of the pause, or until somebody resumes them; \
+                      all others go on.",
+    },
+    Words {
+        verb: Verb::Throttle,
+        names: ["pauses", "throttle"],
+        command: "oncebox outbox throttle",
+        past: "throttled",
+        things: "pauses",
+        selectors: OF_PAUSES,
+        others: &["for"],
+        consequence: "Relays send so many of these messages a second, and no more; all others go on.",
+    },
+    Words {
+        verb: Verb::Resume,
+        names: ["pauses", "resume"],
+        command: "oncebox outbox resume",
+        past: "resumed",
+        things: "pauses",
+        selectors: OF_PAUSES,
+        others: &[],
+        consequence: "Relays send these messages again from their next pass on.",
+    },
+];
+
+impl Verb {
+    pub(crate) fn of(kind: &str, action: &str) -> Option<Self> {
+        ALL.iter().find(|words| words.names == [kind, action]).map(|words| words.verb)
+    }
+
+    fn all(self) -> &'static Words {
+        ALL.iter().find(|words| words.verb == self).expect("a test looks for each of them")
+    }
+
+    pub(crate) fn names(self) -> [&'static str; 2] {
+        self.all().names
+    }
+
+    /// `oncebox outbox dead retry`.
+    pub(crate) fn command(self) -> &'static str {
+        self.all().command
+    }
+
+    /// `outbox dead retry`.
+    pub(crate) fn words(self) -> &'static str {
+        self.command().trim_start_matches("oncebox ")
+    }
+
+    pub(crate) fn past(self) -> &'static str {
+        self.all().past
+    }
+
+    pub(crate) fn things(self) -> &'static str {
+        self.all().things
+    }
+
+    pub(crate) fn consequence(self) -> &'static str {
+        self.all().consequence
+    }
+
+    /// Whether it cannot be taken back.
+    pub(crate) fn is_grave(self) -> bool {
+        self.consequence().contains("cannot be undone")
+    }
+
+    pub(super) fn selects(self, field: &str) -> bool {
+        self.all().selectors.contains(&field)
+    }
+
+    pub(super) fn takes(self, field: &str) -> bool {
+        self.selects(field) || self.all().others.contains(&field)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_action_is_found_by_its_names_and_says_its_consequence() {
+        for words in &ALL {
+            let [kind, action] = words.names;
+            assert_eq!(Verb::of(kind, action), Some(words.verb));
+            assert_eq!(words.verb.all().names, words.names);
+            assert!(words.consequence.len() > 30 && words.command.ends_with(action), "{action}");
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! `/db/NAME/act`: an action is first shown, with how many it would change; only then done.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    extract::{FromRequestParts as _, Request, State},
+    http::{
+        StatusCode,
+        header::{CONTENT_TYPE, LOCATION},
+    },
+    response::{IntoResponse, Response},
+};
+use maud::{Markup, html};
+use serde::Serialize;
+use serde_json::Value;
+use tokio::time::timeout;
+
+use crate::{
+    ask::{Ask, Console, Fields},
+    form,
+    html::{
+        layout::token,
+        words::{self, number},
+    },
+    jobs::Job,
+    order::Order,
+    problem::Problem,
+    view::{View, document, problem_page},
+};
+
+/// Longer nobody waits for a number.
+const COUNT_MAX: Duration = Duration::from_secs(4);
+
+/// An order, and how many things it would change.
+#[derive(Serialize)]
+pub(crate) struct Plan {
+    database: String,
+    order: Order,
+    /// `None` where that is one, or more than could be counted in time.
+    count: Option<u64>,
+    consequence: &'static str,
+}
+
+pub(crate) async fn load(ask: Arc<Ask>) -> Result<Plan, Problem> {
+    let order = Order::parse(&ask.query)?;
+    plan(&ask, order).await
+}
+
+async fn plan(ask: &Ask, order: Order) -> Result<Plan, Problem> {
+    let database = ask.database()?;
+    let mut turn = database.turn().await?;
+    let counted = timeout(COUNT_MAX, order.count(turn.operator())).await;
+    let count = match counted {
+        Ok(count) => {
+            turn.keep().await;
+            count?
+        }
+        Err(_) => None,
+    };
+    let consequence = order.verb.consequence();
+    Ok(Plan { database: database.name().to_owned(), order, count, consequence })
+}
+
+impl View for Plan {
+    fn title(&self) -> String {
+        let [_, action] = self.order.verb.names();
+        format!("{action} in {}?", self.database)
+    }
+
+    fn body(&self, ask: &Ask) -> Markup {
+        let [_, action] = self.order.verb.names();
+        let things = self.order.verb.things();
+        let is_idle = self.count == Some(0);
+        html! {
+            p.told {
+                @match self.count {
+                    Some(count) => { "This would " (action) " " strong { (number(i64::try_from(count).unwrap_or(i64::MAX))) } " " (things) "." },
+                    None => { "This has not been counted: it is one, or more than can be counted in some seconds." },
+                }
+                " " (self.consequence)
+            }
+            dl {
+                dt { "Database" } dd { (self.database) }
+                @for (name, value) in &self.order.fields { dt { (name) } dd { (value) } }
+            }
+            @if !ask.may_act() { p.problem { (why_not(ask)) } }
+            @else if is_idle { p.quiet { "Nothing is selected that can be changed so." } }
+            @else {
+                form.stack action=(format!("/db/{}/act", self.database)) method="post" {
+                    (token(ask))
+                    @for (name, value) in self.order.hidden() { input type="hidden" name=(name) value=(value); }
+                    label for="note" { "Why, for the audit" }
+                    input #note type="text" name="note" maxlength="1000" placeholder="INC-7";
+                    label for="rate" { "So many a second, at most" }
+                    input #rate type="number" name="rate" min="0.001" step="any" placeholder="as fast as it goes"
+                        value=(self.order.rate.map(|rate| rate.to_string()).unwrap_or_default());
+                    button.main[!self.order.verb.is_grave()].grave[self.order.verb.is_grave()] { (action) " as " (ask.user.name) }
+                }
+            }
+            p { a href=(format!("/db/{}", self.database)) { "Do nothing" } }
+            @for line in self.order.commands(ask, &self.database) {
+                (words::command(&line.iter().map(String::as_str).collect::<Vec<_>>()))
+            }
+        }
+    }
+}
+
+fn why_not(ask: &Ask) -> &'static str {
+    match ask.console.settings.allows_actions {
+        true => "Your role is reader: only an operator may act.",
+        false => "This console only looks: start it with --allow-actions to act.",
+    }
+}
+
+/// The confirmed form.
+pub(crate) async fn confirm(State(console): State<Arc<Console>>, request: Request) -> Response {
+    let (mut parts, body) = request.into_parts();
+    let Ok(ask) = Ask::from_request_parts(&mut parts, &console).await;
+    let doing = async {
+        let fields = form::fields(Request::new(body)).await?;
+        let given = fields.get("token").unwrap_or_default();
+        if !console.key.equal(&ask.form_token(), given) {
+            let problem = "the form is not one of this console, or is older than it: load its page again";
+            return Err(Problem::Forbidden(problem.to_owned()));
+        }
+        begin(&ask, &fields).await
+    };
+    match doing.await {
+        Ok(job) => (StatusCode::SEE_OTHER, [(LOCATION, format!("/jobs/{}", job.id))]).into_response(),
+        Err(problem) => problem_page(&ask, &problem),
+    }
+}
+
+/// The same of a program. A page of somebody else cannot send JSON without asking first, and is
+/// not answered.
+pub(crate) async fn post(State(console): State<Arc<Console>>, request: Request) -> Response {
+    let (mut parts, body) = request.into_parts();
+    let Ok(ask) = Ask::from_request_parts(&mut parts, &console).await;
+    let kind = parts.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let is_json = kind.split(';').next().is_some_and(|kind| kind.trim() == "application/json");
+    let doing = async {
+        if !is_json {
+            return Err(Problem::Bad("the body has to be application/json".to_owned()));
+        }
+        let text = form::text(Request::new(body)).await?;
+        begin(&ask, &document_fields(&text)?).await
+    };
+    document(doing.await.map(|job| serde_json::to_value(&*job).unwrap_or_default()))
+}
+
+async fn begin(ask: &Ask, fields: &Fields) -> Result<Arc<Job>, Problem> {
+    if !ask.may_act() {
+        return Err(Problem::Forbidden(why_not(ask).to_owned()));
+    }
+    let order = Order::parse(fields)?;
+    let Plan { count, order, .. } = plan(ask, order).await?;
+    if count == Some(0) {
+        return Err(Problem::Conflict("nothing is selected; nothing was done".to_owned()));
+    }
+    let member = &ask.database()?.member;
+    ask.console.jobs.begin(member, &ask.user.name, order, count)
+}
+
+/// An object of texts, numbers, booleans and lists of texts as the fields of a form.
+fn document_fields(text: &str) -> Result<Fields, Problem> {
+    let wrong = || Problem::Bad("the body is no object of texts, numbers and lists of texts".to_owned());
+    let Ok(Value::Object(object)) = serde_json::from_str(text) else { return Err(wrong()) };
+    let mut fields = Vec::new();
+    for (name, value) in object {
+        match value {
+            Value::Null | Value::Bool(false) => {}
+            Value::Bool(true) => fields.push((name, "1".to_owned())),
+            Value::String(text) => fields.push((name, text)),
+            Value::Number(number) => fields.push((name, number.to_string())),
+            Value::Array(all) => {
+                for one in all {
+                    fields.push((name.clone(), one.as_str().ok_or_else(wrong)?.to_owned()));
+                }
+            }
+            Value::Object(_) => return Err(wrong()),
+        }
+    }
+    Ok(Fields(fields))
+}

@@ -1,0 +1,93 @@
+//! `/db/NAME/delayed`: messages that wait for their time.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use maud::{Markup, html};
+use oncebox_operator::DelayedMessage;
+use serde::Serialize;
+
+use super::list::{ROWS_MAX, action, filter, more, why_no_actions};
+use crate::{
+    ask::{Ask, Fields},
+    html::{
+        layout::key_link,
+        words::{self, bytes, empty, time},
+    },
+    order,
+    problem::Problem,
+    view::View,
+};
+
+const FIELDS: [(&str, &str); 3] =
+    [("key", "Key"), ("subject", "Subject, also a.*"), ("ordering-key", "Ordering key")];
+
+#[derive(Serialize)]
+pub(crate) struct Delayed {
+    database: String,
+    messages: Vec<DelayedMessage>,
+    /// Where the next page begins.
+    after: Option<String>,
+}
+
+pub(crate) async fn load(ask: Arc<Ask>) -> Result<Delayed, Problem> {
+    let database = ask.database()?;
+    let mut selection = order::delayed(&ask.query)?;
+    selection.after = ask.query.get("after").map(place).transpose()?;
+    let mut turn = database.turn().await?;
+    let operator = turn.look().await?;
+    let mut messages = database.answer(operator.delayed(&selection, ROWS_MAX + 1)).await?;
+    turn.keep().await;
+    let is_more = messages.len() > ROWS_MAX;
+    messages.truncate(ROWS_MAX);
+    let after = messages.last().filter(|_| is_more).map(|last| {
+        let since = last.not_before.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        format!("{}-{}", since.as_micros(), last.id)
+    });
+    Ok(Delayed { database: database.name().to_owned(), messages, after })
+}
+
+/// Microseconds and an id.
+fn place(text: &str) -> Result<(SystemTime, i64), Problem> {
+    let pair = text.split_once('-').and_then(|(at, id)| Some((at.parse::<u64>().ok()?, id.parse().ok()?)));
+    let at =
+        pair.and_then(|(at, id)| Some((SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(at))?, id)));
+    at.ok_or_else(|| Problem::Bad("after: that is no place in the list".to_owned()))
+}
+
+impl View for Delayed {
+    fn title(&self) -> String {
+        format!("Delayed in {}", self.database)
+    }
+
+    fn body(&self, ask: &Ask) -> Markup {
+        let given = FIELDS.iter().filter_map(|(name, _)| ask.query.get(name).map(|value| (*name, value)));
+        let given: Vec<(&str, &str)> = given.collect();
+        let all = [&[("kind", "delayed"), ("action", "cancel")][..], &given[..]].concat();
+        let all = if given.is_empty() { [&all[..], &[("all", "1")]].concat() } else { all };
+        html! {
+            (filter(ask, &[], &FIELDS))
+            (why_no_actions(ask))
+            @if self.messages.is_empty() { (empty("Messages that were enqueued for later stand here until their time has come.")) }
+            @else {
+                p { (action(ask, &self.database, if given.is_empty() { "cancel all" } else { "cancel all that match" }, &all)) }
+                div.scroll { table {
+                    thead { tr { th { "Due" } th { "Key" } th { "Subject" } th { "Ordering key" } th { "Enqueued" } th.number { "Payload" } th {} } }
+                    tbody { @for message in &self.messages { tr {
+                        td { (time(message.not_before)) }
+                        td.long { (key_link(&message.key)) }
+                        td.long { (message.subject) }
+                        td.long { (message.ordering_key.as_deref().unwrap_or_default()) }
+                        td { (time(message.created_at)) }
+                        td.number { a href=(Fields::link(&format!("/db/{}/message", self.database), &[("key", &message.key)])) { (bytes(message.payload_bytes)) } }
+                        td { (action(ask, &self.database, "cancel", &[("kind", "delayed"), ("action", "cancel"), ("key", &message.key)])) }
+                    } } }
+                } }
+                (more(ask, self.after.as_deref()))
+            }
+            (words::command(&["oncebox", "outbox", "delayed", "list", "--database", &self.database]))
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! `/jobs`: actions under way, and the last ones that have ended.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use axum::{
+    extract::{FromRequestParts as _, Request, State},
+    http::{StatusCode, header::LOCATION},
+    response::{IntoResponse, Response},
+};
+use maud::{Markup, html};
+use serde::Serialize;
+
+use crate::{
+    ask::{Ask, Console},
+    form,
+    html::{
+        layout::token,
+        words::{empty, number, span, state},
+    },
+    jobs::{End, Job},
+    problem::Problem,
+    view::{View, problem_page},
+};
+
+#[derive(Serialize)]
+pub(crate) struct Jobs {
+    #[serde(serialize_with = "all")]
+    jobs: Vec<Arc<Job>>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct One {
+    #[serde(flatten, serialize_with = "one")]
+    job: Arc<Job>,
+}
+
+fn all<S: serde::Serializer>(jobs: &[Arc<Job>], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(jobs.iter().map(|job| &**job))
+}
+
+fn one<S: serde::Serializer>(job: &Arc<Job>, serializer: S) -> Result<S::Ok, S::Error> {
+    job.as_ref().serialize(serializer)
+}
+
+pub(crate) async fn load(ask: Arc<Ask>) -> Result<Jobs, Problem> {
+    Ok(Jobs { jobs: ask.console.jobs.all() })
+}
+
+pub(crate) async fn load_one(ask: Arc<Ask>) -> Result<One, Problem> {
+    Ok(One { job: ask.console.jobs.find(ask.param("id"))? })
+}
+
+/// Stops a job.
+pub(crate) async fn stop(State(console): State<Arc<Console>>, request: Request) -> Response {
+    let (mut parts, body) = request.into_parts();
+    let Ok(ask) = Ask::from_request_parts(&mut parts, &console).await;
+    let stopping = async {
+        let fields = form::fields(Request::new(body)).await?;
+        if !console.key.equal(&ask.form_token(), fields.get("token").unwrap_or_default()) {
+            return Err(Problem::Forbidden(
+                "the form is not one of this console: load its page again".to_owned(),
+            ));
+        }
+        if !ask.may_act() {
+            return Err(Problem::Forbidden("only an operator may stop a job".to_owned()));
+        }
+        let job = console.jobs.find(ask.param("id"))?;
+        job.stop();
+        Ok(job.id)
+    };
+    match stopping.await {
+        Ok(id) => (StatusCode::SEE_OTHER, [(LOCATION, format!("/jobs/{id}"))]).into_response(),
+        Err(problem) => problem_page(&ask, &problem),
+    }
+}
+
+fn ended(end: Option<&End>) -> Markup {
+    html! { @match end {
+        None => (state("running")),
+        Some(End::Done(text)) => { (state("done")) " " (text) },
+        Some(End::Stopped) => { (state("stopped")) " whole batches are done" },
+        Some(End::Failed(problem)) => { (state("failed")) " " (problem) ". Whole batches are done; the same action goes on." },
+    } }
+}
+
+impl View for Jobs {
+    fn title(&self) -> String {
+        "Jobs".to_owned()
+    }
+
+    fn body(&self, _: &Ask) -> Markup {
+        html! { div #jobs data-live="*" {
+            @if self.jobs.is_empty() {
+                (empty("Actions of this console stand here while they run, and after they have ended, until it restarts."))
+            } @else {
+                div.scroll { table {
+                    thead { tr { th { "Job" } th { "Action" } th { "Database" } th { "By" } th.number { "Done" } th { "End" } } }
+                    tbody { @for job in &self.jobs { tr {
+                        th scope="row" { a href=(format!("/jobs/{}", job.id)) { (job.id) } }
+                        td { (job.order.verb.words()) }
+                        td { (job.database) }
+                        td { (job.by) }
+                        td.number { (done(job)) }
+                        td.long { (ended(job.end().as_ref())) }
+                    } } }
+                } }
+            }
+        } }
+    }
+}
+
+fn done(job: &Job) -> String {
+    let text = |count: u64| number(i64::try_from(count).unwrap_or(i64::MAX));
+    let done = text(job.done.load(Ordering::Relaxed));
+    job.expected.map_or(done.clone(), |expected| format!("{done} of {}", text(expected)))
+}
+
+impl View for One {
+    fn title(&self) -> String {
+        format!("Job {}: {}", self.job.id, self.job.order.verb.words())
+    }
+
+    fn body(&self, ask: &Ask) -> Markup {
+        let (job, end) = (&self.job, self.job.end());
+        html! {
+            div #job data-live="*" {
+                p { (ended(end.as_ref())) }
+                @if end.is_none() {
+                    p { @if let Some(expected) = job.expected {
+                        progress max=(expected) value=(job.done.load(Ordering::Relaxed)) aria-label="Done so far" {} " "
+                    } (done(job)) ", for " (span(job.began.elapsed().as_secs_f64())) }
+                    @if ask.may_act() {
+                        form action=(format!("/jobs/{}/stop", job.id)) method="post" { (token(ask)) button { "Stop" } }
+                    }
+                }
+            }
+            dl {
+                dt { "Database" } dd { a href=(format!("/db/{}", job.database)) { (job.database) } }
+                dt { "By" } dd { (job.by) }
+                dt { "Note" } dd { (job.order.note.as_deref().unwrap_or("none")) }
+                @for (name, value) in &job.order.fields { dt { (name) } dd { (value) } }
+            }
+            p { a href=(format!("/db/{}/audit", job.database)) { "The audit of " (job.database) } }
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! `/db/NAME/pauses`: pauses and throttles of operators.
+
+use std::sync::Arc;
+
+use maud::{Markup, html};
+use oncebox_operator::PauseRow;
+use serde::Serialize;
+
+use super::list::{action, why_no_actions};
+use crate::{
+    ask::Ask,
+    html::words::{self, empty, time, time_or},
+    problem::Problem,
+    view::View,
+};
+
+#[derive(Serialize)]
+pub(crate) struct Pauses {
+    database: String,
+    pauses: Vec<PauseRow>,
+}
+
+pub(crate) async fn load(ask: Arc<Ask>) -> Result<Pauses, Problem> {
+    let database = ask.database()?;
+    let mut turn = database.turn().await?;
+    let operator = turn.look().await?;
+    let pauses = database.answer(operator.pauses()).await?;
+    turn.keep().await;
+    Ok(Pauses { database: database.name().to_owned(), pauses })
+}
+
+impl View for Pauses {
+    fn title(&self) -> String {
+        format!("Pauses in {}", self.database)
+    }
+
+    fn body(&self, ask: &Ask) -> Markup {
+        html! {
+            (why_no_actions(ask))
+            @if self.pauses.is_empty() { (empty("Pauses and throttles stand here, with who made them and until when. Nothing is held back now.")) }
+            @else {
+                div.scroll { table {
+                    thead { tr { th { "Of" } th { "Value" } th.number { "Messages a second" } th { "Since" } th { "Until" } th { "By" } th { "Note" } th {} } }
+                    tbody { @for pause in &self.pauses { tr {
+                        td { (pause.kind) }
+                        td.long { (pause.value) }
+                        td.number { @match pause.rate { Some(rate) => { (rate) }, None => "none" } }
+                        td { (time(pause.paused_at)) }
+                        td { (time_or(pause.ends_at, "until resumed")) }
+                        td { (pause.paused_by.as_deref().unwrap_or(&pause.database_user)) }
+                        td.long { (pause.reason.as_deref().unwrap_or_default()) }
+                        td { (action(ask, &self.database, "resume", &resume(pause))) }
+                    } } }
+                } }
+            }
+            @if ask.may_act() { h2 { "Hold messages back" } (form(&self.database)) }
+            (words::command(&["oncebox", "outbox", "pauses", "--database", &self.database]))
+        }
+    }
+}
+
+fn resume(pause: &PauseRow) -> [(&str, &str); 3] {
+    let of = match pause.kind.as_str() {
+        "all" => ("all", "1"),
+        "ordering key" => ("ordering-key", pause.value.as_str()),
+        "stream" => ("stream", pause.value.as_str()),
+        _ => ("subject", pause.value.as_str()),
+    };
+    [("kind", "pauses"), ("action", "resume"), of]
+}
+
+fn form(database: &str) -> Markup {
+    let fields = [
+        ("subject", "Subject, also a.> (> is all)"),
+        ("stream", "or stream"),
+        ("ordering-key", "or ordering key"),
+        ("for", "For, such as 2h"),
+        ("rate", "Messages a second, to throttle"),
+    ];
+    html! {
+        form.row action=(format!("/db/{database}/act")) method="get" {
+            input type="hidden" name="kind" value="pauses";
+            @for (name, label) in fields { label { (label) input type="text" name=(name); } }
+            button name="action" value="pause" { "pause" }
+            button name="action" value="throttle" { "throttle" }
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! `/db/NAME/set-aside`: parked, dead and failing messages, and dead letters of inboxes.
+
+use std::{sync::Arc, time::SystemTime};
+
+use maud::{Markup, html};
+use oncebox_operator::{DeadLetter, FailingMessage, ParkedKind, ParkedMessage};
+use serde::Serialize;
+
+use super::list::{self, GROUPED_MAX, Group, ROWS_MAX, action, filter, more, why_no_actions};
+use crate::{
+    ask::{Ask, Fields},
+    html::{
+        layout::key_link,
+        words::{self, bytes, empty, state, time, time_or},
+    },
+    order,
+    problem::Problem,
+    view::View,
+};
+
+/// A kind of things that are set aside: its name in addresses, its title, its actions, and the
+/// command that lists it.
+const KINDS: [(&str, &str, &[&str], &str); 4] = [
+    ("parked", "Parked", &["discard"], "oncebox outbox parked list"),
+    ("dead", "Dead", &["retry", "discard"], "oncebox outbox dead list"),
+    ("failing", "Failing in an inbox", &["retry", "bury"], "oncebox inbox failing list"),
+    ("dead-letters", "Dead letters", &["retry", "discard"], "oncebox inbox dead list"),
+];
+
+/// The list of one kind.
+#[derive(Serialize)]
+pub(crate) struct SetAside {
+    database: String,
+    kind: &'static str,
+    /// Of the first 1,000, on the first page.
+    groups: Vec<Group>,
+    rows: Rows,
+    /// Where the next page begins.
+    after: Option<String>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Rows {
+    Messages(Vec<ParkedMessage>),
+    Failing(Vec<FailingMessage>),
+    Letters(Vec<DeadLetter>),
+}
+
+/// A row of any kind.
+struct Row<'a> {
+    key: Option<&'a str>,
+    /// Of a dead letter.
+    id: Option<i64>,
+    state: &'a str,
+    subject: &'a str,
+    /// The inbox, or the ordering key.
+    owner: &'a str,
+    reason: &'a str,
+    tries: i64,
+    at: SystemTime,
+    next_at: Option<SystemTime>,
+    payload_bytes: Option<i64>,
+}
+
+pub(crate) async fn load(ask: Arc<Ask>) -> Result<SetAside, Problem> {
+    let database = ask.database()?;
+    let wanted = ask.query.get("kind").unwrap_or("parked");
+    let (kind, ..) = *KINDS.iter().find(|(kind, ..)| *kind == wanted).ok_or_else(|| {
+        Problem::Bad(format!("kind: {wanted:?} is none of parked, dead, failing, dead-letters"))
+    })?;
+    let after = ask.query.get("after");
+    let limit = if after.is_some() { ROWS_MAX + 1 } else { GROUPED_MAX };
+    let mut turn = database.turn().await?;
+    let operator = turn.look().await?;
+    let fields = &ask.query;
+    let id = || fields.parsed::<i64>("after").map(Option::unwrap_or_default);
+    let mut rows = match kind {
+        "failing" => {
+            let mut selection = order::failing(fields)?;
+            if let Some(after) = after {
+                selection.after = place(after)?;
+            }
+            Rows::Failing(database.answer(operator.failing(&selection, limit)).await?)
+        }
+        "dead-letters" => {
+            let mut selection = order::letters(fields)?;
+            selection.after = id()?;
+            Rows::Letters(database.answer(operator.dead_letters(&selection, limit)).await?)
+        }
+        _ => {
+            let mut selection = order::messages(fields)?;
+            selection.after = id()?;
+            let kind = if kind == "dead" { ParkedKind::Dead } else { ParkedKind::Parked };
+            Rows::Messages(database.answer(operator.parked(kind, &selection, limit)).await?)
+        }
+    };
+    turn.keep().await;
+    let groups = if after.is_none() { rows.groups() } else { Vec::new() };
+    let after = rows.cut();
+    Ok(SetAside { database: database.name().to_owned(), kind, groups, rows, after })
+}
+
+/// The place of a failing message, as the address has it.
+fn place(text: &str) -> Result<[String; 4], Problem> {
+    serde_json::from_str(text).map_err(|_| Problem::Bad("after: that is no place in the list".to_owned()))
+}
+
+impl Rows {
+    /// Keeps a page; returns where the next one begins.
+    fn cut(&mut self) -> Option<String> {
+        match self {
+            Self::Messages(rows) => cut(rows, |row| row.id.to_string()),
+            Self::Letters(rows) => cut(rows, |row| row.id.to_string()),
+            Self::Failing(rows) => cut(rows, |row| serde_json::json!(row.place()).to_string()),
+        }
+    }
+
+    fn groups(&self) -> Vec<Group> {
+        let rows = self.rows();
+        list::groups(rows.iter().map(|row| (row.reason, row.subject, row.at)))
+    }
+
+    fn rows(&self) -> Vec<Row<'_>> {
+        match self {
+            Self::Messages(rows) => rows.iter().map(of_message).collect(),
+            Self::Failing(rows) => rows.iter().map(of_failing).collect(),
+            Self::Letters(rows) => rows.iter().map(of_letter).collect(),
+        }
+    }
+}
+
+fn cut<T>(rows: &mut Vec<T>, place: impl Fn(&T) -> String) -> Option<String> {
+    let is_more = rows.len() > ROWS_MAX;
+    rows.truncate(ROWS_MAX);
+    rows.last().filter(|_| is_more).map(place)
+}
+
+fn of_message(message: &ParkedMessage) -> Row<'_> {
+    Row {
+        key: Some(&message.key),
+        id: None,
+        state: message.state,
+        subject: &message.subject,
+        owner: message.ordering_key.as_deref().unwrap_or_default(),
+        reason: &message.reason,
+        tries: message.attempts.into(),
+        at: message.died_at.unwrap_or(message.created_at),
+        next_at: message.next_attempt_at,
+        payload_bytes: Some(message.payload_bytes),
+    }
+}
+
+fn of_failing(message: &FailingMessage) -> Row<'_> {
+    Row {
+        key: Some(&message.key),
+        id: None,
+        state: "failing",
+        subject: message.subject.as_deref().unwrap_or_default(),
+        owner: &message.scope,
+        reason: &message.reason,
+        tries: message.failures,
+        at: message.failed_at,
+        next_at: message.due_at,
+        payload_bytes: None,
+    }
+}
+
+fn of_letter(letter: &DeadLetter) -> Row<'_> {
+    Row {
+        key: letter.key.as_deref(),
+        id: Some(letter.id),
+        state: "dead",
+        subject: &letter.subject,
+        owner: &letter.scope,
+        reason: &letter.reason,
+        tries: letter.deliveries,
+        at: letter.died_at,
+        next_at: None,
+        payload_bytes: Some(letter.payload_bytes),
+    }
+}
+
+impl View for SetAside {
+    fn title(&self) -> String {
+        format!("Set aside in {}", self.database)
+    }
+
+    fn body(&self, ask: &Ask) -> Markup {
+        let path = format!("/db/{}/set-aside", self.database);
+        let (_, _, _, command) = self.words();
+        let fields: &[(&str, &str)] = match self.kind {
+            "failing" | "dead-letters" => &[
+                ("key", "Key"),
+                ("scope", "Inbox"),
+                ("subject", "Subject, also a.*"),
+                ("reason", "Reason has"),
+            ],
+            _ => &[
+                ("key", "Key"),
+                ("ordering-key", "Ordering key"),
+                ("subject", "Subject, also a.*"),
+                ("reason", "Reason has"),
+            ],
+        };
+        html! {
+            nav aria-label="Kinds" {
+                @for (kind, title, ..) in KINDS {
+                    a href=(format!("{path}?kind={kind}")) aria-current=[(kind == self.kind).then_some("page")] { (title) }
+                }
+            }
+            (filter(ask, &[("kind", self.kind)], fields))
+            (why_no_actions(ask))
+            @if self.rows.rows().is_empty() { (empty(self.nothing())) }
+            @else {
+                @if !self.groups.is_empty() {
+                    h2 { "By reason and subject" }
+                    p.quiet { "Of the first 1,000 that match." }
+                    (list::show_groups(&self.groups, |group| self.group_link(&path, group), |group| self.of_group(ask, group)))
+                }
+                h2 { "One by one" }
+                (self.of_all(ask, fields))
+                (self.table(ask))
+                (more(ask, self.after.as_deref()))
+            }
+            (words::command(&[command, "--database", &self.database].join(" ").split(' ').collect::<Vec<_>>()))
+        }
+    }
+}
+
+impl SetAside {
+    fn words(&self) -> (&'static str, &'static str, &'static [&'static str], &'static str) {
+        KINDS.into_iter().find(|(kind, ..)| *kind == self.kind).unwrap_or(KINDS[0])
+    }
+
+    fn nothing(&self) -> &'static str {
+        match self.kind {
+            "dead" => "Messages that relays gave up stand here, until an operator retries or discards them.",
+            "failing" => "Messages stand here whose handlers failed, and that are delivered again.",
+            "dead-letters" => "Messages that inboxes gave up stand here, whole and with the reason.",
+            _ => {
+                "Messages stand here that a stream refused and that are tried again, and those that wait behind them."
+            }
+        }
+    }
+
+    fn group_link(&self, path: &str, group: &Group) -> String {
+        Fields::link(path, &[("kind", self.kind), ("reason", &group.reason), ("subject", &group.subject)])
+    }
+
+    fn of_group(&self, ask: &Ask, group: &Group) -> Markup {
+        let (kind, _, actions, _) = self.words();
+        html! { @for word in actions {
+            (action(ask, &self.database, word, &[
+                ("kind", kind), ("action", word), ("reason", &group.reason), ("subject", &group.subject),
+            ]))
+        } }
+    }
+
+    /// The actions on all that match the filter, not only on this page.
+    fn of_all(&self, ask: &Ask, fields: &[(&str, &str)]) -> Markup {
+        let (kind, _, actions, _) = self.words();
+        let given = fields.iter().filter_map(|(name, _)| ask.query.get(name).map(|value| (*name, value)));
+        let given: Vec<(&str, &str)> = given.collect();
+        let which = if given.is_empty() { "all" } else { "all that match" };
+        html! { p { @for word in actions {
+            @let fields = [&[("kind", kind), ("action", *word)][..], &given[..], if given.is_empty() { &[("all", "1")] } else { &[] }].concat();
+            (action(ask, &self.database, &format!("{word} {which}"), &fields))
+        } } }
+    }
+
+    fn table(&self, ask: &Ask) -> Markup {
+        let (kind, _, actions, _) = self.words();
+        let is_inbox = ["failing", "dead-letters"].contains(&kind);
+        html! {
+            form action=(format!("/db/{}/act", self.database)) method="get" {
+                input type="hidden" name="kind" value=(kind);
+                div.scroll { table {
+                    thead { tr {
+                        @if ask.may_act() { th { span.hidden { "Choose" } } }
+                        th { "Key" } th { "State" } th { "Subject" } th { @if is_inbox { "Inbox" } @else { "Ordering key" } }
+                        th { "Reason" } th.number { "Tries" } th { "Since" } th { "Next" } th.number { "Payload" }
+                    } }
+                    tbody { @for row in self.rows.rows() { (self.row(ask, &row)) } }
+                } }
+                @if ask.may_act() {
+                    p { "Of the chosen ones: " @for word in actions { button name="action" value=(word) { (word) } " " } }
+                }
+            }
+        }
+    }
+
+    fn row(&self, ask: &Ask, row: &Row<'_>) -> Markup {
+        let id = row.id.map(|id| id.to_string());
+        let link = match &id {
+            Some(id) => format!("/db/{}/letter?id={id}", self.database),
+            None => Fields::link(
+                &format!("/db/{}/message", self.database),
+                &[("key", row.key.unwrap_or_default())],
+            ),
+        };
+        html! { tr {
+            @if ask.may_act() { td { @if let Some(key) = row.key {
+                input type="checkbox" name="key" value=(key) aria-label=(format!("Choose {key}"));
+            } } }
+            td.long { @match row.key { Some(key) => (key_link(key)), None => span.quiet { "none" } } }
+            td { (state(row.state)) }
+            td.long { (row.subject) }
+            td.long { (row.owner) }
+            td.long { (row.reason) }
+            td.number { (row.tries) }
+            td { (time(row.at)) }
+            td { (time_or(row.next_at, "")) }
+            td.number { @if row.payload_bytes.is_some() || self.kind == "failing" {
+                a href=(link) { @match row.payload_bytes { Some(count) => (bytes(count)), None => "show" } }
+            } }
+        } }
+    }
+}
