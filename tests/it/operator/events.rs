@@ -92,7 +92,7 @@ async fn trouble_of_each_chosen_kind_is_a_message_and_trouble_with_events_is_not
         told("parked", &["key", "subject", "ordering_key", "cause"]),
         [r#""lost" "nobody.takes" "k" "no-stream""#]
     );
-    assert_eq!(told("dead", &["key", "attempts"]), [r#""lost" 2"#, r#""behind" 2"#]);
+    assert_eq!(told("dead", &["key", "attempts"]), [r#""lost" 2"#]);
     assert_eq!(told("loss", &["stream", "stored_sequence", "acknowledged_sequence"]), [r#""ORDERS" 5 9"#]);
     assert_eq!(told("dead-letter", &["inbox", "key", "reason"]), [r#""mail" "k-1" "no account""#]);
     assert_eq!(told("stuck", &["type", "business_id", "reason"]), [r#""order" "2" "ship: again no answer""#]);

@@ -1,5 +1,5 @@
-//! Servers for the Makefile: `servers install newest|oldest|prometheus|redis | up | down | run --
-//! COMMAND...`.
+//! Servers for the Makefile: `servers install newest|oldest|prometheus|redis|browser | up | down |
+//! run -- COMMAND...`.
 //!
 //! `up` leaves a process behind, the holder, which owns a PostgreSQL and a nats-server and answers
 //! on a socket in `.dev`. `down` asks over that socket. No process id is written down anywhere, so
@@ -23,13 +23,12 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use oncebox_tests::{
-    Nats, Postgres, installed_servers, is_root, nats_server_binary, pgbouncer_binary, postgres_directory,
-    prometheus_directory, public_directory, redis_server_binary,
+    Nats, Postgres, browser_programs, installed_servers, is_root, nats_server_binary, pgbouncer_binary,
+    postgres_directory, prometheus_directory, public_directory, redis_server_binary,
 };
 use tokio::time::Instant;
 
-const USAGE: &str =
-    "usage: servers install newest|oldest|prometheus|redis | up | down | run -- COMMAND [ARGUMENT...]";
+const USAGE: &str = "usage: servers install newest|oldest|prometheus|redis|browser | up | down | run -- COMMAND [ARGUMENT...]";
 
 // Relative to the repository: a socket's path may have no more than about 100 bytes.
 const SOCKET: &str = ".dev/up.socket";
@@ -61,6 +60,7 @@ fn act() -> Result<ExitCode> {
         ["install", "oldest"] => install_oldest().and_then(|()| show()),
         ["install", "prometheus"] => install_prometheus(),
         ["install", "redis"] => install_redis(),
+        ["install", "browser"] => install_browser(),
         ["up"] => up(),
         ["down"] => down(),
         ["hold"] => hold(),
@@ -143,6 +143,16 @@ fn install_redis() -> Result<()> {
     unpack("redis", &["redis-server", "redis-tools", "libjemalloc2", "liblzf1", "libatomic1"])
         .context(advice)?;
     redis_server_binary().map(drop)
+}
+
+/// Installs Debian's packages, as root. Where that cannot be, the tests that need a browser say so.
+fn install_browser() -> Result<()> {
+    if browser_programs().is_err() && is_root() && Path::new("/usr/bin/apt-get").exists() {
+        let packages = ["chromium", "chromium-driver", "fonts-dejavu-core"];
+        let install = [&["install", "--yes", "--no-install-recommends"], &packages[..]].concat();
+        ensure!(apt(&["update"]) && apt(&install), "apt-get install {}", packages.join(" "));
+    }
+    Ok(())
 }
 
 /// Unpacks packages of Debian's into a folder of `.dev/servers`.

@@ -1,0 +1,176 @@
+//! The pages in a real browser: nothing that somebody else wrote runs, everybody can use them, and
+//! what moves moves by itself.
+
+use std::{fs, path::PathBuf};
+
+use fantoccini::{Client, Locator};
+use oncebox_tests::{Browser, TestEnv, eventually};
+use serde_json::{Value, json};
+
+use super::support::Console;
+use crate::{
+    operator::sagas::SAGAS,
+    relay::{
+        process::Process,
+        support::{LIMIT, enqueue, values_of},
+    },
+};
+
+/// The rules of accessibility; `make .dev/axe` installs them.
+const AXE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../.dev/axe/node_modules/axe-core/axe.min.js");
+/// Markup that would run, were it not escaped, in each field that somebody else fills.
+const HOSTILE: &str = r#"
+SELECT oncebox.enqueue('<script>pwned=1</script>', 'nobody.<img/src=x/onerror=pwned=1//', '"><script>pwned=1</script>',
+                       '{"x": "<script>pwned=1</script>"}', '''"><script>pwned=1</script>');
+SELECT oncebox.bury('"><script>pwned=1</script>', '<svg/onload=pwned=1>', '<script>pwned=1</script>', '</td><script>pwned=1</script>',
+                    'mail.<script>pwned=1</script>', '{"y": "<img src=x onerror=pwned=1>"}');
+INSERT INTO oncebox.inbox_attempt (scope, tenant, key, message, reason, failed_at, subject)
+VALUES ('"><script>pwned=1</script>', '', 'k', 'ORDERS/1', '<img src=x onerror=pwned=1>', now(), '<b>');
+"#;
+
+/// Every page, by the name of its picture.
+fn pages() -> Vec<(&'static str, &'static str)> {
+    vec![
+        ("overview", "/"),
+        ("database", "/db/shop"),
+        ("find", "/find?q=order"),
+        ("key", "/key?key=order-1"),
+        ("settings", "/settings"),
+    ]
+}
+
+async fn goto(page: &Client, console: &Console, path: &str) {
+    page.goto(&format!("http://{}{path}", console.address)).await.unwrap();
+}
+
+async fn text(page: &Client) -> String {
+    page.find(Locator::Css("body")).await.unwrap().text().await.unwrap()
+}
+
+async fn run(page: &Client, script: &str) -> Value {
+    page.execute(script, vec![]).await.unwrap()
+}
+
+/// A shop with all that pages show.
+async fn shop() -> TestEnv {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    env.stream().await;
+    enqueue(&client, &env.subject("placed"), "order-", 0..40, 4).await;
+    client.batch_execute(SAGAS).await.unwrap();
+    client
+        .batch_execute("SELECT oncebox.bury('mail', 'order-1:mail', 'p', 'no account', 'mail.send')")
+        .await
+        .unwrap();
+    env
+}
+
+/// Violations of the rules that axe knows, one line each.
+async fn violations(page: &Client, rules: &str) -> Vec<String> {
+    run(page, rules).await;
+    let script = r"
+        const [done] = arguments;
+        axe.run(document, { resultTypes: ['violations'] }).then(
+            found => done(found.violations.flatMap(v => v.nodes.map(n => v.id + ': ' + n.target + ' ' + n.failureSummary))),
+            error => done(['axe: ' + error]));";
+    let found = page.execute_async(script, vec![]).await.unwrap();
+    serde_json::from_value(found).unwrap()
+}
+
+/// Chooses a theme as a reader would, with the browser's own setting.
+async fn theme(page: &Client, name: &str) {
+    run(page, &format!("localStorage.setItem('theme', '{name}')")).await;
+    page.refresh().await.unwrap();
+}
+
+#[tokio::test]
+async fn every_page_is_for_everybody_in_both_themes_on_a_desk_and_on_a_phone() {
+    let Some(browser) = Browser::start().await.unwrap() else { return };
+    let env = shop().await;
+    let relay = Process::relay(&values_of(&env));
+    let console = Console::of(&env, &["--show-payloads"]).await;
+    console.row("shop", |row| row["has_leader"] == true).await;
+    let page = browser.page();
+    let rules = fs::read_to_string(AXE).expect("`make .dev/axe` installs it");
+    let pictures = std::env::var_os("ONCEBOX_TEST_SCREENSHOTS").map(PathBuf::from);
+    for (name, path) in pages() {
+        for (look, width) in [("light", 1280), ("dark", 1280), ("light", 390)] {
+            page.set_window_size(width, 900).await.unwrap();
+            goto(page, &console, path).await;
+            theme(page, look).await;
+            let found = violations(page, &rules).await;
+            assert!(found.is_empty(), "{path} {look} {width}: {}", found.join("\n"));
+            let overflow = run(page, "return document.documentElement.scrollWidth - innerWidth").await;
+            assert!(
+                overflow.as_i64().is_some_and(|pixels| pixels <= 0),
+                "{path} is {overflow} wider than {width}"
+            );
+            if let Some(folder) = &pictures {
+                let suffix = if width == 390 { "phone" } else { look };
+                fs::write(folder.join(format!("{name}-{suffix}.png")), page.screenshot().await.unwrap())
+                    .unwrap();
+            }
+        }
+    }
+    drop(relay);
+}
+
+#[tokio::test]
+async fn nothing_that_somebody_else_wrote_runs() {
+    let Some(browser) = Browser::start().await.unwrap() else { return };
+    let env = shop().await;
+    env.pg().await.batch_execute(HOSTILE).await.unwrap();
+    let console = Console::of(&env, &["--show-payloads"]).await;
+    let page = browser.page();
+    let hostile = [
+        "/find?q=%3Cscript%3Epwned%3D1%3C/script%3E",
+        "/key?key=%3Cscript%3Epwned%3D1%3C/script%3E",
+        "/key?key=%3Csvg/onload%3Dpwned%3D1%3E",
+    ];
+    for path in pages().into_iter().map(|(_, path)| path).chain(hostile) {
+        goto(page, &console, path).await;
+        assert_eq!(
+            run(page, "return [window.pwned ?? null, document.querySelectorAll('script:not([src])').length]")
+                .await,
+            json!([null, 0]),
+            "{path}"
+        );
+    }
+    goto(page, &console, hostile[1]).await;
+    assert!(text(page).await.contains("<script>pwned=1</script>"), "it is shown as it is");
+}
+
+#[tokio::test]
+async fn two_tabs_follow_a_relay_that_dies_and_a_database_that_comes_back() {
+    let Some(browser) = Browser::start().await.unwrap() else { return };
+    let env = TestEnv::new().await;
+    env.stream().await;
+    let (proxy, stalled) = crate::relay::support::through_proxy(env.database_url()).await;
+    let console = Console::start(&[("shop", &*stalled)], Some(env.nats_url()), &[]).await;
+    let relay = Process::relay(&values_of(&env));
+    let (one, other) = (browser.page(), browser.other("second").await.unwrap());
+    goto(one, &console, "/").await;
+    goto(&other, &console, "/db/shop").await;
+    let tabs = [one, &other];
+    // Nobody reloads.
+    let both_say = async |what: &str, is_said: &dyn Fn(&str) -> bool| {
+        for tab in tabs {
+            eventually(what, 2 * LIMIT, async || {
+                let text = text(tab).await.to_lowercase();
+                is_said(&text).then_some(())
+            })
+            .await;
+        }
+    };
+    let is_known = |text: &str| !["starting", "away"].iter().any(|word| text.contains(word));
+    both_say("a relay at work", &|text| is_known(text) && !text.contains("no relay")).await;
+    relay.kill().await;
+    enqueue(&env.pg().await, &env.subject("a"), "m-", 0..3, 0).await;
+    both_say("no relay", &|text| is_known(text) && text.contains("no relay")).await;
+    proxy.stall(true);
+    proxy.cut();
+    both_say("the database is away", &|text| text.contains("away")).await;
+    proxy.stall(false);
+    both_say("the database is back", &|text| is_known(text) && text.contains("no relay")).await;
+    other.close().await.unwrap();
+}
