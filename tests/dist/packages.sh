@@ -27,8 +27,7 @@ deb=$DIST/oncebox_$VERSION-1_amd64.deb
 bare "$PWD/debian"
 mkdir -p debian/var/lib/dpkg/{info,updates}
 touch debian/var/lib/dpkg/{status,available}
-# Scripts run with the root's programs outside, as with debootstrap; nothing is running there.
-export DPKG_ROOT=$PWD/debian
+# There is no shell in the root: the scripts run outside of it.
 dpkg --root="$PWD/debian" --force-depends --force-script-chrootless --install "$deb"
 has_all "$PWD/debian"
 dpkg --root="$PWD/debian" --force-script-chrootless --remove oncebox
