@@ -24,8 +24,8 @@ BIN := $(or $(CARGO_TARGET_DIR),target)
 CLIENTS := $(addprefix .dev/clients/,python typescript go)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo faults chaos test both suite-oldest suite-newest bench bench-works up down ci fmt lint outside schema servers prometheus redis browser screenshots \
-	build
+.PHONY: help demo faults chaos test both suite-oldest suite-newest bench bench-works up down ci fmt lint outside schema servers prometheus redis \
+	browser screenshots build dist dist-works docs rehearsal
 
 help: ## List these targets.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -84,11 +84,26 @@ ci: ## Everything that must pass before a change lands.
 	$(MAKE) outside
 	$(MAKE) both
 	$(MAKE) demo
+	$(MAKE) dist-works
 	$(MAKE) --jobs=3 --keep-going --output-sync=target faults chaos bench-works
 
 # In the profile that is built anyway: this shows that the benchmark works, not how fast anything is.
 bench-works: build
 	$(MAKE) --no-print-directory bench PROFILE=dev ITERATIONS=1 MESSAGES=3000 DURATION_SECONDS=1
+
+dist: .dev/packaging $(CLIENTS) ## Make the artefacts of a release in target/dist: packages, image, wheels, crates, chart, checksums.
+	packaging/dist.sh "$$(packaging/program.sh $(abspath $(BIN)))" $(abspath $(BIN))
+
+dist-works: .dev/linters dist docs ## Try each artefact from outside.
+	tests/dist/run.sh $(abspath $(BIN))/dist
+
+rehearsal: servers ## Rehearse an upgrade with two programs, OLD=FILE and NEW=FILE: each message once, in order, while both run.
+	ONCEBOX_TEST_OLD_PROGRAM=$(abspath $(OLD)) ONCEBOX_TEST_NEW_PROGRAM=$(abspath $(NEW)) \
+		cargo test -p oncebox-tests --test it -- --exact \
+		deploy::rehearsal::a_release_takes_over_from_the_last_one_and_gives_back_beneath_producers
+
+docs: .dev/packaging ## Make the site of the documentation in target/site, with search, and check its links.
+	python3 packaging/site.py $(abspath $(BIN))
 
 fmt: ## Format the Rust code.
 	cargo fmt --all
@@ -143,6 +158,13 @@ LINTER := PYTHONPATH=.dev/linters python3 .dev/linters/bin
 .dev/linters: tests/linters.txt
 	rm -rf $@
 	python3 -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target $@ --requirement $<
+	@touch $@
+
+# What `make dist` and `make docs` run besides cargo.
+.dev/packaging: packaging/tools.txt packaging/tools/go.mod packaging/tools/go.sum | $(CLIENTS)
+	rm -rf $@
+	python3 -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target $@ --requirement $<
+	packaging/tools.sh $@/go
 	@touch $@
 
 # What examples/producer.py and clients/python import.

@@ -222,7 +222,10 @@ impl Command {
         if let Some(text) = document::write(path[0], flags, parser()) {
             return Err(Refusal::Document(text));
         }
-        let given = OPTIONS.iter().filter_map(|option| {
+        // Other commands have a --stream of their own: the one that they are about.
+        let declares = ["relay", "doctor"].contains(&path[0]);
+        let meant = OPTIONS.iter().filter(|option| declares || option.name != "stream");
+        let given = meant.filter_map(|option| {
             let text = flags.try_get_one::<String>(option.name).ok()??;
             Some((option.name, text.clone()))
         });

@@ -23,6 +23,7 @@ mod sources;
 mod stream;
 mod table;
 pub mod tls;
+mod typed_streams;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -52,7 +53,7 @@ pub struct Config {
     pub outbox: OutboxConfig,
     /// How to reach NATS.
     pub(crate) nats: Nats,
-    /// The streams that the file declares.
+    /// The declared streams.
     pub streams: Vec<StreamTable>,
     /// Workers at most: one handles low traffic; more start for a backlog.
     pub workers: usize,
@@ -177,7 +178,7 @@ impl Config {
         let otlp_metrics = collector.as_ref().filter(|_| !metrics_every.is_zero());
         let config = Self {
             nats,
-            streams: sources.streams.clone(),
+            streams: typed_streams::all(&mut read),
             workers,
             tuning,
             on_loss: read.parsed("on-loss", OnLoss::parse).unwrap_or_default(),

@@ -48,7 +48,7 @@ pub(crate) fn obstacles(expected: &Expected, survey: &Survey, subjects: &[Recent
     found.extend(unusable(survey));
     found.extend(survey.missing_streams.iter().filter_map(|name| missing(expected, name)));
     for subject in &survey.subjects_without_stream {
-        found.push(no_stream(subject, subjects));
+        found.push(no_stream(subject, subjects, &survey.streams));
     }
     for stream in &survey.streams {
         found.extend(closed(stream));
@@ -89,7 +89,9 @@ fn missing(expected: &Expected, name: &str) -> Option<Obstacle> {
             format!("the stream {name} is not there, which --expected-stream demands"),
             "every message is set aside",
             format!(
-                "create the stream {name}, or start the relays with another --expected-stream or without it"
+                "oncebox relay --stream {}, or start the relays with another --expected-stream or \
+                 without it",
+                quoted(&format!("{name}=SUBJECT,SUBJECT"))
             ),
         )
     } else {
@@ -97,22 +99,39 @@ fn missing(expected: &Expected, name: &str) -> Option<Obstacle> {
             "stream-missing",
             format!("the declared stream {name} is not there, and its policy is verify"),
             "the relay does not start",
-            "create the stream, or set its policy to create",
+            format!("set its policy to create, or: nats stream add {} --subjects SUBJECT,SUBJECT --defaults", quoted(name)),
         )
     })
 }
 
-fn no_stream(subject: &str, subjects: &[RecentSubject]) -> Obstacle {
+fn no_stream(subject: &str, subjects: &[RecentSubject], streams: &[StreamStatus]) -> Obstacle {
     let recent = subjects.iter().find(|recent| recent.subject == subject);
     let count = recent.map_or(1, |recent| recent.messages);
     obstacle(
         "subject-coverage",
         format!("no stream takes the subject {subject}, which {count} of the newest messages have"),
         "they are set aside, tried again for some hours (--attempts-max), and then dead",
-        format!(
-            "add it to the subjects of a stream, or create one: nats stream add --subjects {}",
-            quoted(subject)
-        ),
+        taking(subject, streams),
+    )
+}
+
+/// A command after which a stream takes the subject: the one that is named after its first word, with
+/// all that begins so.
+fn taking(subject: &str, streams: &[StreamStatus]) -> String {
+    let (first, all) = match subject.split_once('.') {
+        Some((first, _)) => (first, format!("{first}.>")),
+        None => (subject, subject.to_owned()),
+    };
+    let name = first.to_uppercase();
+    if let Some(stream) = streams.iter().find(|stream| stream.name == name) {
+        let subjects = [stream.subjects.join(","), subject.to_owned()].join(",");
+        return format!("nats stream edit {name} --subjects {} --force", quoted(&subjects));
+    }
+    format!(
+        "oncebox relay --stream {}, or: nats stream add {} --subjects {} --defaults",
+        quoted(&format!("{name}={all}")),
+        quoted(&name),
+        quoted(&all)
     )
 }
 
@@ -171,12 +190,21 @@ fn full(stream: &StreamStatus, subjects: &[RecentSubject]) -> Option<Obstacle> {
             ),
             "it refuses messages; they wait in the outbox and go on by themselves once there is room",
             format!(
-                "widen its limit (`nats stream edit {} {} ...`), or see why its messages are not consumed and deleted",
+                "widen its limit (`nats stream edit {} {} --force`), or see why its messages are not consumed and deleted",
                 stream.name,
-                if has_no_messages_left(stream) { "--max-msgs" } else { "--max-bytes" }
+                wider(stream)
             ),
         )
     })
+}
+
+/// The flag that doubles the limit which is reached.
+fn wider(stream: &StreamStatus) -> String {
+    let doubled = |most: Option<u64>| most.unwrap_or_default().saturating_mul(2);
+    match has_no_messages_left(stream) {
+        true => format!("--max-msgs {}", doubled(stream.messages_max)),
+        false => format!("--max-bytes {}", doubled(stream.bytes_max)),
+    }
 }
 
 /// Whether a stream that refuses new messages has no room for one like the largest of late.

@@ -218,6 +218,7 @@ mod deploy {
     mod files; // the files of deploy/ agree with the program
     mod systemd; // what systemd is told of the relay: started, alive, stuck, draining
     mod alerts; // alert rules and dashboard on a real Prometheus
+    mod rehearsal; // the last release's program and this one's share a database
     mod promql; // what a PromQL expression is about
 }
 

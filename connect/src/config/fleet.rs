@@ -7,6 +7,7 @@ use super::{
     Config, ConfigError, Sources,
     options::find,
     table::{DatabaseTable, InTable},
+    typed_streams::STREAM,
 };
 
 /// One of the databases that a file names, with the configuration of its relay.
@@ -91,6 +92,7 @@ fn over(rest: &Sources, table: &DatabaseTable) -> Sources {
     }
     if !table.streams.is_empty() {
         all.streams.clone_from(&table.streams);
+        all.values.remove(STREAM);
     }
     let own = table.values.keys().copied().collect();
     all.table = Some(InTable { name: table.name.clone(), line: table.line, own });

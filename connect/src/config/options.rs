@@ -1,5 +1,7 @@
 //! The table of options.
 
+use super::typed_streams::STREAM;
+
 /// One option of the relay.
 #[derive(Clone, Copy, Debug)]
 pub struct OptionSpec {
@@ -23,9 +25,9 @@ impl OptionSpec {
         self.name.replace('-', "_")
     }
 
-    /// The file cannot name a file.
+    /// The file cannot name a file, and has tables for streams.
     pub(super) fn is_in_file(&self) -> bool {
-        self.name != "config"
+        !["config", STREAM].contains(&self.name)
     }
 
     /// Its name in a `[[database]]` table, where `url` is the URL of the database; `None` for the
@@ -43,8 +45,9 @@ impl OptionSpec {
 }
 
 /// Options of the process, which has one of each however many databases it serves.
-const OF_PROCESS: [&str; 8] = [
+const OF_PROCESS: [&str; 9] = [
     "config",
+    STREAM,
     "http-listen",
     "otlp-endpoint",
     "otlp-metrics-seconds",
@@ -204,6 +207,13 @@ pub const OPTIONS: &[OptionSpec] = &[
         "ONCEBOX_NATS_API_PREFIX",
         None,
         "Subject below which JetStream answers, when another account lets this one ask it, such as JS.orders.API",
+    ),
+    option(
+        STREAM,
+        "ONCEBOX_STREAM",
+        None,
+        "Streams to make when they are missing, beside those of the file: NAME=SUBJECT,SUBJECT; several with ; between \
+         them, such as 'ORDERS=orders.>,payments.>'",
     ),
     option("schema", "ONCEBOX_SCHEMA", Some("oncebox"), "PostgreSQL schema that holds the outbox"),
     option(

@@ -133,11 +133,23 @@ pub(super) fn parse_all(place: &Place<'_>, value: &Spanned<DeValue<'_>>) -> (Vec
     (streams, mistakes)
 }
 
-/// Reads one table; `line` is its own.
-fn parse(place: &Place<'_>, line: usize, table: &DeTable<'_>) -> Result<StreamTable, Vec<String>> {
+/// A stream with all fields as they are by default, but for the window, which depends on others.
+fn plain() -> StreamTable {
     let config = Config { discard: DiscardPolicy::New, num_replicas: 1, ..Config::default() };
     let (policy, publish) = (Policy::Create, Publish::Pipelined);
-    let mut stream = StreamTable { name: String::new(), policy, publish, config, given: Vec::new() };
+    StreamTable { name: String::new(), policy, publish, config, given: Vec::new() }
+}
+
+/// A table with a name and subjects, and no more.
+pub(super) fn created(name: String, subjects: Vec<String>) -> StreamTable {
+    let mut stream = plain();
+    stream.config = Config { name: name.clone(), subjects, duplicate_window: WINDOW, ..stream.config };
+    StreamTable { name, given: vec!["name", "subjects"], ..stream }
+}
+
+/// Reads one table; `line` is its own.
+fn parse(place: &Place<'_>, line: usize, table: &DeTable<'_>) -> Result<StreamTable, Vec<String>> {
+    let mut stream = plain();
     let mut mistakes = Vec::new();
     for (key, value) in table {
         let line = place.line(key.span().start);

@@ -2,7 +2,7 @@
 
 use std::{
     net::SocketAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
     sync::{Arc, Mutex},
 };
@@ -73,7 +73,16 @@ impl Process {
         arguments: &[&str],
         environment: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Self {
-        let mut command = Command::new(program());
+        Self::start_file(&program(), arguments, environment)
+    }
+
+    /// The same with a program of another release.
+    pub(crate) fn start_file<'a>(
+        file: &Path,
+        arguments: &[&str],
+        environment: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Self {
+        let mut command = Command::new(file);
         command.args(arguments).env_clear().envs(environment);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().unwrap();
