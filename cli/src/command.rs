@@ -5,10 +5,12 @@ mod console;
 mod databases;
 mod doctor;
 mod document;
+mod enqueue;
 mod events;
 mod help;
 mod dead_letters;
 mod delayed;
+mod dev;
 mod failing;
 mod losses;
 mod output;
@@ -59,6 +61,8 @@ enum Action {
     /// Holds the whole configuration if a stream is named.
     Pauses(pause::Pauses, Option<Box<Config>>),
     Events(events::Events),
+    Enqueue(enqueue::Enqueue),
+    Dev(Box<dev::Dev>),
     Sagas(saga::Sagas),
     Resend(losses::Resend),
     Verify(verify::Verify, Box<Config>),
@@ -121,6 +125,10 @@ fn is_meant(names: &[&str], option: &str) -> bool {
 /// The options of commands that talk to both servers, such as `inbox dead retry`.
 const FOR_BOTH: &[&str] = &["config", "database-", "schema", "log", "log-format", "nats-"];
 
+/// The options of `dev`.
+const FOR_DEV: &[&str] =
+    &["database-url", "nats-url", "stream", "schema", "http-listen", "log", "log-format"];
+
 /// The options of `outbox prune`.
 const FOR_PRUNE: &[&str] = &["config", "database-", "schema", "log", "log-format", "retention"];
 
@@ -148,6 +156,7 @@ fn parser() -> clap::Command {
         .version(env!("CARGO_PKG_VERSION"))
         .subcommand_required(true)
         .arg_required_else_help(true)
+        .subcommand(dev::command(options(FOR_DEV).collect()))
         .subcommand(
             clap::Command::new("relay")
                 .about("Carry committed messages to JetStream")
@@ -167,6 +176,7 @@ fn parser() -> clap::Command {
         .subcommand(console::command(options(&[]).collect()).after_help(secrets_help()))
         .subcommand(
             group("outbox", "Look at messages on their way to JetStream; retry, replay or give them up")
+                .subcommand(enqueue::command(connection()))
                 .subcommands(parked::commands(connection))
                 .subcommand(delayed::command(connection))
                 .subcommand(replay::command(connection))
@@ -223,7 +233,7 @@ impl Command {
             return Err(Refusal::Document(text));
         }
         // Other commands have a --stream of their own: the one that they are about.
-        let declares = ["relay", "doctor"].contains(&path[0]);
+        let declares = ["relay", "doctor", "dev"].contains(&path[0]);
         let meant = OPTIONS.iter().filter(|option| declares || option.name != "stream");
         let given = meant.filter_map(|option| {
             let text = flags.try_get_one::<String>(option.name).ok()??;
@@ -234,6 +244,12 @@ impl Command {
     }
 
     fn new(path: &[&str], flags: &ArgMatches, sources: Sources) -> Result<Self, ConfigError> {
+        if path == ["dev"] {
+            let sources = sources.only(|option| is_meant(FOR_DEV, option));
+            let (dev, outbox) = dev::Dev::new(flags, &sources)?;
+            let values = sources.values().clone();
+            return Ok(Self { values, outbox, action: Action::Dev(Box::new(dev)), hidden: Vec::new() });
+        }
         if sources.has_databases() {
             return databases::command(path, flags, &sources);
         }
@@ -299,6 +315,9 @@ impl Command {
                 Action::Failing(failing::Failing::new(name, flags), config)
             }
             (["inbox", "prune"], _) => Action::PruneInboxes(prune::OfInboxes::new(flags)),
+            (["outbox", "enqueue"], _) => {
+                Action::Enqueue(enqueue::Enqueue::new(flags).map_err(|mistake| ConfigError(vec![mistake]))?)
+            }
             (["events", name], _) => Action::Events(events::Events::new(name, flags)),
             (["saga", name], _) => Action::Sagas(saga::Sagas::new(name, flags)),
             (other, _) => unreachable!("{other:?} is a command, and each has its line here"),
@@ -324,6 +343,8 @@ impl Command {
             }
             Action::Pauses(pauses, config) => pauses.run(&self.outbox, config.as_deref()).await,
             Action::Events(events) => events.run(&self.outbox).await,
+            Action::Enqueue(enqueue) => enqueue.run(&self.outbox).await,
+            Action::Dev(dev) => dev.run().await,
             Action::Failing(failing, config) => failing.run(&self.outbox, config.as_deref()).await,
             Action::Resend(resend) => resend.run(&self.outbox).await,
             Action::Replay(replay) => replay.run(&self.outbox).await,

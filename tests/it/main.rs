@@ -222,6 +222,7 @@ mod deploy {
     mod promql; // what a PromQL expression is about
 }
 
+mod dev; // everything on one machine, from an empty directory
 mod examples; // every example runs, and says what it should
 mod readme; // the SQL and shell blocks of README and docs
 mod tidy; // rules of the house that the compiler cannot see

@@ -1,0 +1,186 @@
+//! `oncebox dev`: everything that a first message needs, on this machine: PostgreSQL and NATS, the
+//! schema, a stream, the relay and the console, until Ctrl-C. For development: one copy of each.
+
+mod find;
+mod postgres;
+mod server;
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use clap::{Arg, ArgMatches};
+use oncebox_connect::config::{Config, ConfigError, OutboxConfig, Sources, Values};
+use oncebox_console::{Member, Settings};
+use oncebox_relay::Relay;
+use tokio::sync::watch;
+
+use self::server::Server;
+use super::{install, output, relay};
+
+/// What a stream has whom nobody was told about: the subjects of the tutorials.
+const STREAM: &str = "ORDERS=orders.>,payments.>";
+const NATS_DEADLINE: Duration = Duration::from_secs(30);
+
+/// The arguments of the command.
+pub(crate) struct Dev {
+    values: Values,
+    directory: PathBuf,
+    console: SocketAddr,
+}
+
+pub(super) fn command(options: Vec<Arg>) -> clap::Command {
+    let directory = Arg::new("dir")
+        .long("dir")
+        .value_name("DIR")
+        .value_parser(clap::value_parser!(PathBuf))
+        .default_value(".oncebox")
+        .help("Where the servers keep their data; delete it to begin anew");
+    let listen = Arg::new("console-listen")
+        .long("console-listen")
+        .value_name("IP:PORT")
+        .value_parser(clap::value_parser!(SocketAddr))
+        .default_value("127.0.0.1:8321")
+        .help("Where the console listens");
+    clap::Command::new("dev")
+        .about("Run everything on this machine, to try it: servers, schema, stream, relay and console")
+        .long_about(
+            "Run everything on this machine, to try it: servers, schema, stream, relay and console.\n\nServers that \
+             you name are used; of the others this starts its own, with the programs that it finds. It prints how to \
+             reach them. Ctrl-C ends all that it started. Not for production: nothing here is a copy of anything.",
+        )
+        .args([directory, listen])
+        .args(options)
+}
+
+impl Dev {
+    /// The command, and the configuration of its outbox as far as it is known.
+    ///
+    /// # Errors
+    /// All mistakes, before a server is started.
+    pub(super) fn new(flags: &ArgMatches, sources: &Sources) -> Result<(Self, OutboxConfig), ConfigError> {
+        let mut values = sources.values().clone();
+        values.entry("stream").or_insert_with(|| STREAM.to_owned());
+        let mut whole = values.clone();
+        whole.entry("database-url").or_insert_with(|| "postgres://localhost/dev".to_owned());
+        whole.entry("nats-url").or_insert_with(|| "nats://localhost".to_owned());
+        let outbox = Config::from_values(&whole)?.outbox().clone();
+        let dev = Self {
+            values,
+            directory: flags.get_one::<PathBuf>("dir").cloned().unwrap_or_else(|| ".oncebox".into()),
+            console: flags
+                .get_one("console-listen")
+                .copied()
+                .unwrap_or_else(|| ([127, 0, 0, 1], 8321).into()),
+        };
+        Ok((dev, outbox))
+    }
+
+    pub(super) async fn run(mut self) -> anyhow::Result<()> {
+        let shutdown = relay::shutdown_signal("oncebox dev")?;
+        std::fs::create_dir_all(&self.directory)
+            .with_context(|| format!("create {}", self.directory.display()))?;
+        let directory = self.directory.canonicalize()?;
+        let mut servers = Vec::new();
+        let served = self.serve(&directory, &mut servers, shutdown).await;
+        // NATS first: it has nothing to tell PostgreSQL.
+        for server in servers.into_iter().rev() {
+            server.stop().await;
+        }
+        served
+    }
+
+    async fn serve(
+        &mut self,
+        directory: &Path,
+        servers: &mut Vec<Server>,
+        shutdown: impl Future<Output = ()>,
+    ) -> anyhow::Result<()> {
+        if !has(&self.values, "database-url") {
+            let (server, url) = postgres::start(directory).await?;
+            servers.push(server);
+            self.values.insert("database-url", url);
+        }
+        if !has(&self.values, "nats-url") {
+            let (server, url) = nats(directory).await?;
+            servers.push(server);
+            self.values.insert("nats-url", url);
+        }
+        let config =
+            Config::from_values(&self.values).map_err(|mistakes| anyhow::anyhow!(mistakes.0.join("\n")))?;
+        install(config.outbox(), None, None).await?;
+        let relay = Relay::connect(config.clone()).await?;
+        let (over, ended) = watch::channel(false);
+        let until = |mut ended: watch::Receiver<bool>| async move {
+            // It also ends when nobody can say so any more.
+            let _ = ended.wait_for(|over| *over).await;
+        };
+        let settings = Settings {
+            listen: self.console,
+            hosts: Vec::new(),
+            allows_actions: true,
+            shows_payloads: true,
+            by: "dev".to_owned(),
+            tokens: Vec::new(),
+            proxy: None,
+        };
+        settings.check().map_err(|mistakes| anyhow::anyhow!(mistakes.join("\n")))?;
+        let member = Member { name: "dev".to_owned(), outbox: config.outbox().clone(), config: Some(config) };
+        output::print(&self.told())?;
+        let relay = relay.serve(until(ended.clone()));
+        let console = oncebox_console::serve(settings, vec![member], until(ended));
+        tokio::pin!(relay, console, shutdown);
+        // Whoever ends first ends the others.
+        let (mut relay_ended, mut console_ended) = (None, None);
+        tokio::select! {
+            () = &mut shutdown => {}
+            result = &mut relay => relay_ended = Some(result),
+            result = &mut console => console_ended = Some(result),
+        }
+        over.send_replace(true);
+        if relay_ended.is_none() {
+            relay_ended = Some(relay.await);
+        }
+        if console_ended.is_none() {
+            console_ended = Some(console.await);
+        }
+        relay_ended.transpose()?;
+        console_ended.transpose().with_context(|| format!("serve the console on {}", self.console))?;
+        Ok(())
+    }
+
+    /// What to do next, to be copied.
+    fn told(&self) -> String {
+        let value = |name| self.values.get(name).map(String::as_str).unwrap_or_default();
+        let (database, nats, stream) = (value("database-url"), value("nats-url"), value("stream"));
+        let first = stream.split(['=', ',', ';']).nth(1).unwrap_or_default();
+        let subject = first.replace('>', "placed").replace('*', "placed");
+        format!(
+            "\n  PostgreSQL  {database}\n  NATS        {nats}\n  streams     {stream}\n  console     http://{}/\n\nIn \
+             another terminal:\n\n  export DATABASE_URL='{database}' NATS_URL='{nats}'\n  oncebox outbox enqueue hello-1 \
+             {subject} '{{\"hello\": \"world\"}}'\n  oncebox trace hello-1\n\nThe data stays in {}. Ctrl-C ends all of \
+             it.\n\n",
+            self.console,
+            self.directory.display()
+        )
+    }
+}
+
+fn has(values: &Values, name: &str) -> bool {
+    values.get(name).is_some_and(|text| !text.is_empty())
+}
+
+/// A nats-server with JetStream.
+async fn nats(directory: &Path) -> anyhow::Result<(Server, String)> {
+    let program = find::nats_server()?;
+    let port = server::port(directory, "nats", 4222)?;
+    let store = directory.join("nats");
+    let arguments = ["-a", "127.0.0.1", "-p", &port.to_string(), "-js", "-sd", &store.to_string_lossy()]
+        .map(str::to_owned);
+    let mut server = Server::start("nats", &program, &arguments, directory)?;
+    server.await_port(port, NATS_DEADLINE).await?;
+    Ok((server, format!("nats://127.0.0.1:{port}")))
+}

@@ -1,0 +1,125 @@
+//! A server that `oncebox dev` has started.
+
+use std::{
+    fs::{self, File},
+    io,
+    net::{Ipv4Addr, TcpListener},
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail, ensure};
+use tokio::{
+    net::TcpStream,
+    process::{Child, Command},
+    time::{Instant, sleep, timeout},
+};
+
+const STOP_MAX: Duration = Duration::from_secs(15);
+/// Bytes of a log that an error shows.
+const SHOWN: usize = 2_000;
+
+/// It ends with this value, at the latest.
+#[derive(Debug)]
+pub(super) struct Server {
+    name: &'static str,
+    child: Child,
+    log: PathBuf,
+    /// Has it end well; without, it is sent SIGTERM.
+    stop: Option<(PathBuf, Vec<String>)>,
+}
+
+impl Server {
+    /// Starts a program, whose output goes to a file of the directory.
+    pub(super) fn start(
+        name: &'static str,
+        program: &Path,
+        arguments: &[String],
+        directory: &Path,
+    ) -> anyhow::Result<Self> {
+        let log = directory.join(format!("{name}.log"));
+        let file = File::create(&log).with_context(|| format!("write {}", log.display()))?;
+        let child = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            // Ctrl-C is for this program, which ends the server when the relay has drained.
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("start {}", program.display()))?;
+        Ok(Self { name, child, log, stop: None })
+    }
+
+    /// Stops with this program from now on.
+    pub(super) fn stopping_with(mut self, program: PathBuf, arguments: Vec<String>) -> Self {
+        self.stop = Some((program, arguments));
+        self
+    }
+
+    /// Waits until something answers on the port.
+    pub(super) async fn await_port(&mut self, port: u16, within: Duration) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        while begun.elapsed() < within {
+            self.check()?;
+            if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_ok() {
+                return Ok(());
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+        bail!("{} does not answer on port {port} after {within:?}: {}", self.name, self.said())
+    }
+
+    /// An error when it has ended.
+    pub(super) fn check(&mut self) -> anyhow::Result<()> {
+        let ended = self.child.try_wait()?;
+        ensure!(ended.is_none(), "{} ended by itself: {}", self.name, self.said());
+        Ok(())
+    }
+
+    fn said(&self) -> String {
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
+        let mut from = text.len().saturating_sub(SHOWN);
+        while !text.is_char_boundary(from) {
+            from += 1;
+        }
+        format!("see {}\n{}", self.log.display(), text[from..].trim())
+    }
+
+    pub(super) async fn stop(mut self) {
+        let (program, arguments) = self.stop.take().unwrap_or_else(|| {
+            let pid = self.child.id().map(|pid| pid.to_string()).unwrap_or_default();
+            (PathBuf::from("kill"), vec!["-TERM".to_owned(), pid])
+        });
+        let asked =
+            Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let ended = timeout(STOP_MAX, async {
+            asked.await?;
+            self.child.wait().await
+        });
+        if !matches!(ended.await, Ok(Ok(_))) {
+            tracing::warn!("{} did not end when it was asked to, and was killed", self.name);
+            // The end of this value kills it.
+        }
+    }
+}
+
+/// The port that a server had the last time, if it is still free; else the usual one, or any. It is
+/// kept for the next time, so that what was copied goes on working.
+pub(super) fn port(directory: &Path, name: &str, usual: u16) -> anyhow::Result<u16> {
+    let file = directory.join(format!("{name}.port"));
+    let last = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok());
+    let is_free = |port: &u16| free(*port).is_ok();
+    let port = match [last, Some(usual)].into_iter().flatten().find(is_free) {
+        Some(port) => port,
+        None => free(0)?,
+    };
+    fs::write(&file, port.to_string()).with_context(|| format!("write {}", file.display()))?;
+    Ok(port)
+}
+
+fn free(port: u16) -> io::Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, port))?.local_addr()?.port())
+}

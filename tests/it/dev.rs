@@ -1,0 +1,143 @@
+//! `oncebox dev`: from an empty directory to a message in a stream, and back to nothing that runs.
+
+use std::{fs, net::TcpListener, path::Path, process::Stdio, time::Duration};
+
+use oncebox_tests::{eventually, http_get, is_root, program_file};
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, BufReader},
+    process::{Child, Command},
+    time::timeout,
+};
+
+use crate::relay::{process::run, support::LIMIT};
+
+const NOBODY: u32 = 65534;
+/// Fresh catalogs and a first migration, on a busy machine.
+const START_MAX: Duration = Duration::from_secs(120);
+
+struct Dev {
+    child: Child,
+    lines: tokio::io::Lines<BufReader<tokio::process::ChildStdout>>,
+    database_url: String,
+    nats_url: String,
+}
+
+/// A directory of a user who is not root.
+fn directory() -> TempDir {
+    let directory = tempfile::Builder::new().prefix("oncebox-dev").tempdir_in("/tmp").unwrap();
+    if is_root() {
+        std::os::unix::fs::chown(directory.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    directory
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+}
+
+fn command(directory: &Path, console: u16) -> Command {
+    let program = program_file("oncebox").unwrap();
+    let mut command = Command::new("setpriv");
+    if is_root() {
+        command.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"), "--clear-groups".to_owned()]);
+    }
+    command.arg(program).args([
+        "dev",
+        "--http-listen",
+        "off",
+        "--console-listen",
+        &format!("127.0.0.1:{console}"),
+    ]);
+    // The servers of `make servers` are found from here.
+    command.arg("--dir").arg(directory.join("data")).current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    for name in ["DATABASE_URL", "NATS_URL", "ONCEBOX_TEST_POSTGRES_BIN"] {
+        command.env_remove(name);
+    }
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    command
+}
+
+impl Dev {
+    async fn start(directory: &Path, console: u16) -> Self {
+        let mut child = command(directory, console).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let told = timeout(START_MAX, async {
+            while let Some(line) = lines.next_line().await.unwrap() {
+                if let Some(rest) = line.trim().strip_prefix("export DATABASE_URL='") {
+                    return Some(rest.to_owned());
+                }
+            }
+            None
+        });
+        let Ok(Some(told)) = told.await else {
+            let mut log = String::new();
+            let _ = child.start_kill();
+            child.stderr.take().unwrap().read_to_string(&mut log).await.unwrap();
+            panic!("it says nothing: {log}");
+        };
+        let (database_url, rest) = told.split_once("' NATS_URL='").unwrap();
+        let nats_url = rest.trim_end_matches('\'').to_owned();
+        Self { child, lines, database_url: database_url.to_owned(), nats_url }
+    }
+
+    /// As Ctrl-C does.
+    async fn stop(mut self) {
+        let pid = self.child.id().unwrap().to_string();
+        assert!(Command::new("kill").args(["-INT", &pid]).status().await.unwrap().success());
+        let status = timeout(LIMIT, self.child.wait()).await.expect("it ends").unwrap();
+        let mut log = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut log).await.unwrap();
+        assert!(status.success() && !log.contains("ERROR") && !log.contains("WARN"), "{status}: {log}");
+        assert!(self.lines.next_line().await.unwrap().is_none_or(|line| !line.contains("export")), "once");
+    }
+}
+
+async fn trace(url: &str, key: &str) -> String {
+    run(url, &["trace", key]).await.1
+}
+
+#[tokio::test]
+async fn from_an_empty_directory_to_a_message_in_a_stream_and_everything_ends_with_it() {
+    let directory = directory();
+    let console = free_port();
+    let dev = Dev::start(directory.path(), console).await;
+    let (database_url, nats_url) = (dev.database_url.clone(), dev.nats_url.clone());
+    let enqueue =
+        ["outbox", "enqueue", "hello-1", "orders.placed", r#"{"hello": "world"}"#, "--header", "a=b"];
+    for said in ["enqueued hello-1\n", "was enqueued before: hello-1\n"] {
+        assert_eq!(run(&database_url, &enqueue).await.1, said);
+    }
+    let is_stored = async || trace(&database_url, "hello-1").await.contains("ORDERS").then_some(());
+    eventually("the message is in the stream", LIMIT, is_stored).await;
+    let page =
+        eventually("the console answers", LIMIT, async || http_get(console, "/key?key=hello-1").await.ok())
+            .await;
+    assert!(page.contains("hello-1") && page.contains("orders.placed"), "{page}");
+    let secret = fs::metadata(directory.path().join("data/postgres.password")).unwrap();
+    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&secret.permissions()) & 0o77, 0);
+    dev.stop().await;
+    for url in [&database_url, &nats_url] {
+        let port = url.rsplit([':', '/']).find_map(|part| part.parse::<u16>().ok()).unwrap();
+        TcpListener::bind(("127.0.0.1", port)).expect("nobody listens any more");
+    }
+    let again = Dev::start(directory.path(), console).await;
+    assert_eq!(
+        (&again.database_url, &again.nats_url),
+        (&database_url, &nats_url),
+        "what was copied goes on working"
+    );
+    assert!(trace(&database_url, "hello-1").await.contains("ORDERS"));
+    again.stop().await;
+}
+
+#[tokio::test]
+async fn a_port_that_is_taken_is_named_and_no_server_is_left() {
+    let directory = directory();
+    let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let ended = timeout(START_MAX, command(directory.path(), port).output()).await.expect("it ends").unwrap();
+    let log = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(!ended.status.success() && log.contains(&format!("127.0.0.1:{port}")), "{log}");
+    assert!(!directory.path().join("data/postgres/postmaster.pid").exists(), "PostgreSQL has ended: {log}");
+}
