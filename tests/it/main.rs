@@ -211,6 +211,7 @@ mod console {
     pub(crate) mod support; // a console as a process, and requests to it
     mod look; // what pages and the API show, of several databases, while some are away
     mod browser; // the pages in a real browser
+    mod load; // fifty open pages cost a database what one does
     mod access; // who gets in, under which name, and from which page
 }
 
