@@ -11,6 +11,7 @@
 mod settings;
 mod access;
 mod problem;
+mod fields;
 mod history;
 mod sampler;
 mod fleet;

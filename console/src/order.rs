@@ -10,10 +10,7 @@ use oncebox_operator::{
 use serde::Serialize;
 
 pub(crate) use self::verb::Verb;
-use crate::{
-    ask::{Ask, Fields},
-    problem::Problem,
-};
+use crate::{fields::Fields, problem::Problem};
 
 /// Keys that are chosen one by one, at most: a page has no more.
 const KEYS_MAX: usize = 100;
@@ -90,7 +87,7 @@ impl Order {
     }
 
     /// The commands that do the same.
-    pub(crate) fn commands(&self, ask: &Ask, database: &str) -> Vec<Vec<String>> {
+    pub(crate) fn commands(&self, by: &str, database: &str) -> Vec<Vec<String>> {
         let command = |part: &Part| {
             let mut words: Vec<String> = self.verb.command().split(' ').map(str::to_owned).collect();
             let given = part.0.0.iter().flat_map(|(name, value)| [format!("--{name}"), value.clone()]);
@@ -103,7 +100,7 @@ impl Order {
                 "--database".to_owned(),
                 database.to_owned(),
                 "--by".to_owned(),
-                ask.user.name.clone(),
+                by.to_owned(),
             ]);
             words.extend(self.note.iter().flat_map(|note| ["--note".to_owned(), note.clone()]));
             words

@@ -78,7 +78,7 @@ impl Order {
         for part in self.parts() {
             match self.act(&part, operator, config, false).await? {
                 Some(count) => sum += count,
-                None => return Ok(self.verb.past().to_owned()),
+                None => return Ok(format!("{} {}", self.verb.past(), self.verb.things())),
             }
         }
         let sum = i64::try_from(sum).unwrap_or(i64::MAX);
