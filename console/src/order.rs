@@ -96,12 +96,7 @@ impl Order {
                 words.push("--all".to_owned());
             }
             words.extend(self.rate.iter().flat_map(|rate| ["--rate".to_owned(), rate.to_string()]));
-            words.extend([
-                "--database".to_owned(),
-                database.to_owned(),
-                "--by".to_owned(),
-                by.to_owned(),
-            ]);
+            words.extend(["--database".to_owned(), database.to_owned(), "--by".to_owned(), by.to_owned()]);
             words.extend(self.note.iter().flat_map(|note| ["--note".to_owned(), note.clone()]));
             words
         };

@@ -211,7 +211,7 @@ mod console {
     mod look; // what pages and the API show, of several databases, while some are away
     mod access; // who gets in, under which name, and from which page
     mod act; // actions: counted first, confirmed, done under a name, stopped
-    mod hostile; // texts that would be markup, and rows that no program writes, on every page
+    pub(crate) mod hostile; // texts that would be markup, and rows that no program writes, on every page
 }
 
 mod deploy {

@@ -156,10 +156,11 @@ impl Order {
             return Ok(None);
         }
         match self.verb {
-            Verb::Resume => done(operator.resume(&of).await.map(u64::from)),
-            _ => {
-                done(operator.pause(&of, rate, ends, false, config).await.map(drop)).map(|_: Option<()>| None)
-            }
+            Verb::Resume => match done(operator.resume(&of).await)? {
+                Some(true) => Ok(None),
+                _ => Err(Problem::Conflict(format!("{of} is not paused; nothing was done"))),
+            },
+            _ => done(operator.pause(&of, rate, ends, false, config).await).map(|_| None),
         }
     }
 }
