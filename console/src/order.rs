@@ -1,5 +1,5 @@
-//! The actions of operators: what a form or a document asks for, how many it would change, and how
-//! it is done. The words are those of the command line.
+//! The actions of operators: reading them from a form or a document, counting the things that they
+//! would change, doing them. The words are those of the command line.
 
 mod run;
 mod verb;
@@ -20,7 +20,7 @@ const NOTE_BYTES_MAX: usize = 1_000;
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Order {
     pub(crate) verb: Verb,
-    /// What is selected: names of options and their values. A key may be given several times.
+    /// The selection: names of options and their values. A key may be given several times.
     pub(crate) fields: Vec<(String, String)>,
     pub(crate) note: Option<String>,
     /// So many a second at most.

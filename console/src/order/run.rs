@@ -1,4 +1,4 @@
-//! Counting what an order would change, and doing it.
+//! Counting the things that an order would change, and doing it.
 
 use std::time::Duration;
 
