@@ -2,7 +2,7 @@
 
 use axum::{body::to_bytes, extract::Request};
 
-use crate::{ask::Fields, problem::Problem};
+use crate::{fields::Fields, problem::Problem};
 
 /// A form is small: selectors, a note, a token.
 const BODY_BYTES_MAX: usize = 64 * 1024;

@@ -1,6 +1,6 @@
 //! Oncebox in the browser: pages over all databases, and a JSON API of the same data.
 //!
-//! One task looks at each database, whatever the number of open pages, and pages show its last
+//! One task looks at each database, for any number of open pages, and pages show its last
 //! answers. A page with a question of its own asks within a limit, a few at a time. So no page
 //! loads a database, and none waits for one that is away.
 //!
@@ -11,6 +11,7 @@
 mod settings;
 mod access;
 mod problem;
+mod fields;
 mod history;
 mod sampler;
 mod fleet;

@@ -1,5 +1,5 @@
-//! The actions of operators: what a form or a document asks for, how many it would change, and how
-//! it is done. The words are those of the command line.
+//! The actions of operators: reading them from a form or a document, counting the things that they
+//! would change, doing them. The words are those of the command line.
 
 mod run;
 mod verb;
@@ -10,10 +10,7 @@ use oncebox_operator::{
 use serde::Serialize;
 
 pub(crate) use self::verb::Verb;
-use crate::{
-    ask::{Ask, Fields},
-    problem::Problem,
-};
+use crate::{fields::Fields, problem::Problem};
 
 /// Keys that are chosen one by one, at most: a page has no more.
 const KEYS_MAX: usize = 100;
@@ -23,7 +20,7 @@ const NOTE_BYTES_MAX: usize = 1_000;
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Order {
     pub(crate) verb: Verb,
-    /// What is selected: names of options and their values. A key may be given several times.
+    /// The selection: names of options and their values. A key may be given several times.
     pub(crate) fields: Vec<(String, String)>,
     pub(crate) note: Option<String>,
     /// So many a second at most.
@@ -90,7 +87,7 @@ impl Order {
     }
 
     /// The commands that do the same.
-    pub(crate) fn commands(&self, ask: &Ask, database: &str) -> Vec<Vec<String>> {
+    pub(crate) fn commands(&self, by: &str, database: &str) -> Vec<Vec<String>> {
         let command = |part: &Part| {
             let mut words: Vec<String> = self.verb.command().split(' ').map(str::to_owned).collect();
             let given = part.0.0.iter().flat_map(|(name, value)| [format!("--{name}"), value.clone()]);
@@ -99,12 +96,7 @@ impl Order {
                 words.push("--all".to_owned());
             }
             words.extend(self.rate.iter().flat_map(|rate| ["--rate".to_owned(), rate.to_string()]));
-            words.extend([
-                "--database".to_owned(),
-                database.to_owned(),
-                "--by".to_owned(),
-                ask.user.name.clone(),
-            ]);
+            words.extend(["--database".to_owned(), database.to_owned(), "--by".to_owned(), by.to_owned()]);
             words.extend(self.note.iter().flat_map(|note| ["--note".to_owned(), note.clone()]));
             words
         };

@@ -1,4 +1,4 @@
-//! The one task that looks at a database, whatever the number of open pages.
+//! The one task that looks at a database, for any number of open pages.
 //!
 //! It has three loops, so that a server which hangs holds up only the answers of its own: the
 //! status, the survey of NATS that is added to it, and the doctor. Pages read the last answers.

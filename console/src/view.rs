@@ -35,10 +35,10 @@ pub(crate) struct Routes {
 
 impl Routes {
     /// Serves the data of `load` as a page at `page`, and as JSON at `/api/v1` + `api`.
-    pub(crate) fn view<V: View, F>(mut self, page: &str, api: &str, load: fn(Arc<Ask>) -> F) -> Self
+    pub(crate) fn view<V, F>(mut self, page: &str, api: &str, load: fn(Arc<Ask>) -> F) -> Self
     where
         F: Future<Output = Result<V, Problem>> + Send + 'static,
-        V: 'static,
+        V: View + 'static,
     {
         let api = format!("/api/v1{api}");
         let shown = move |ask: Ask| async move {
@@ -54,7 +54,7 @@ impl Routes {
         self
     }
 
-    /// Serves what a form does.
+    /// Serves the action of a form.
     pub(crate) fn does<T: 'static>(mut self, page: &str, handler: impl Handler<T, Arc<Console>>) -> Self {
         self.router = self.router.route(page, post(handler));
         self

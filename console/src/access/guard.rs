@@ -20,10 +20,7 @@ use super::{
     sessions::User,
     tokens::{Role, Token},
 };
-use crate::{
-    ask::{Console, Fields},
-    settings::Settings,
-};
+use crate::{ask::Console, fields::Fields, settings::Settings};
 
 /// The longest time until an answer begins.
 const ANSWER_MAX: Duration = Duration::from_secs(30);

@@ -19,7 +19,7 @@ const LIFE: Duration = Duration::from_secs(12 * 60 * 60);
 pub(crate) struct User {
     pub(crate) name: String,
     pub(crate) role: Role,
-    /// What a form's token is made of: the session, or how the person is known without one.
+    /// The source of a form's token: the session, or how the person is known without one.
     pub(crate) proof: String,
 }
 

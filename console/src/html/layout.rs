@@ -3,7 +3,7 @@
 use maud::{DOCTYPE, Markup, html};
 
 use super::assets::{ICON, SCRIPT, STYLE};
-use crate::ask::{Ask, Fields};
+use crate::{ask::Ask, fields::Fields};
 
 /// The places that a database has, each with its title.
 const PLACES: [(&str, &str); 9] = [
@@ -53,7 +53,7 @@ pub(crate) fn page(ask: &Ask, title: &str, body: &Markup) -> Markup {
                 }
                 footer {
                     span #live.quiet { "Not live: " a href=(ask.path) { "load again" } }
-                    span.quiet { "Keys: / find, g d databases, g j jobs, g s settings, ? this help" }
+                    span.quiet { "Keys: / find, g d databases, g j jobs, g s settings" }
                 }
             }
         }

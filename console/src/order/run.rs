@@ -1,4 +1,4 @@
-//! Counting what an order would change, and doing it.
+//! Counting the things that an order would change, and doing it.
 
 use std::time::Duration;
 
@@ -78,7 +78,7 @@ impl Order {
         for part in self.parts() {
             match self.act(&part, operator, config, false).await? {
                 Some(count) => sum += count,
-                None => return Ok(self.verb.past().to_owned()),
+                None => return Ok(format!("{} {}", self.verb.past(), self.verb.things())),
             }
         }
         let sum = i64::try_from(sum).unwrap_or(i64::MAX);
@@ -156,10 +156,11 @@ impl Order {
             return Ok(None);
         }
         match self.verb {
-            Verb::Resume => done(operator.resume(&of).await.map(u64::from)),
-            _ => {
-                done(operator.pause(&of, rate, ends, false, config).await.map(drop)).map(|_: Option<()>| None)
-            }
+            Verb::Resume => match done(operator.resume(&of).await)? {
+                Some(true) => Ok(None),
+                _ => Err(Problem::Conflict(format!("{of} is not paused; nothing was done"))),
+            },
+            _ => done(operator.pause(&of, rate, ends, false, config).await).map(|_| None),
         }
     }
 }

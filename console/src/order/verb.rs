@@ -196,7 +196,7 @@ const ALL: [Words; 17] = [
         names: ["pauses", "pause"],
         command: "oncebox outbox pause",
         past: "paused",
-        things: "pauses",
+        things: "delivery",
         selectors: OF_PAUSES,
         others: &["for"],
         consequence: "Relays send none of these messages until the end of the pause, or until somebody resumes them; \
@@ -207,7 +207,7 @@ const ALL: [Words; 17] = [
         names: ["pauses", "throttle"],
         command: "oncebox outbox throttle",
         past: "throttled",
-        things: "pauses",
+        things: "delivery",
         selectors: OF_PAUSES,
         others: &["for"],
         consequence: "Relays send so many of these messages a second, and no more; all others go on.",
@@ -217,7 +217,7 @@ const ALL: [Words; 17] = [
         names: ["pauses", "resume"],
         command: "oncebox outbox resume",
         past: "resumed",
-        things: "pauses",
+        things: "delivery",
         selectors: OF_PAUSES,
         others: &[],
         consequence: "Relays send these messages again from their next pass on.",
@@ -249,6 +249,13 @@ impl Verb {
 
     pub(crate) fn past(self) -> &'static str {
         self.all().past
+    }
+
+    /// `Retry messages`.
+    pub(crate) fn title(self) -> String {
+        let [_, action] = self.names();
+        let (first, rest) = action.split_at(1);
+        format!("{}{rest} {}", first.to_uppercase(), self.things())
     }
 
     pub(crate) fn things(self) -> &'static str {

@@ -16,7 +16,8 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use crate::{
-    ask::{Ask, Console, Fields},
+    ask::{Ask, Console},
+    fields::Fields,
     form,
     html::{
         layout::token,
@@ -63,8 +64,7 @@ async fn plan(ask: &Ask, order: Order) -> Result<Plan, Problem> {
 
 impl View for Plan {
     fn title(&self) -> String {
-        let [_, action] = self.order.verb.names();
-        format!("{action} in {}?", self.database)
+        format!("{} in {}?", self.order.verb.title(), self.database)
     }
 
     fn body(&self, ask: &Ask) -> Markup {
@@ -98,7 +98,7 @@ impl View for Plan {
                 }
             }
             p { a href=(format!("/db/{}", self.database)) { "Do nothing" } }
-            @for line in self.order.commands(ask, &self.database) {
+            @for line in self.order.commands(&ask.user.name, &self.database) {
                 (words::command(&line.iter().map(String::as_str).collect::<Vec<_>>()))
             }
         }

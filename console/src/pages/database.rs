@@ -1,4 +1,4 @@
-//! `/db/NAME`: one database, with what holds delivery up and its remedy.
+//! `/db/NAME`: one database, with the obstacles to delivery and their remedies.
 
 use std::sync::Arc;
 

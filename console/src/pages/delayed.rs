@@ -11,7 +11,8 @@ use serde::Serialize;
 
 use super::list::{ROWS_MAX, action, filter, more, why_no_actions};
 use crate::{
-    ask::{Ask, Fields},
+    ask::Ask,
+    fields::Fields,
     html::{
         layout::key_link,
         words::{self, bytes, empty, time},

@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use super::key::{Asked, traces};
 use crate::{
-    ask::{Ask, Fields},
+    ask::Ask,
+    fields::Fields,
     fleet::Database,
     html::{
         layout::key_link,

@@ -10,7 +10,8 @@ use oncebox_operator::{PlacedTrace, TracedMessage, look_elsewhere, together};
 use serde::Serialize;
 
 use crate::{
-    ask::{Ask, Fields},
+    ask::Ask,
+    fields::Fields,
     fleet::{ANSWER_MAX, Database, Fleet, Turn},
     html::{
         layout::key_link,

@@ -7,7 +7,8 @@ use oncebox_connect::clock::with_text;
 use serde::{Serialize, Serializer};
 
 use crate::{
-    ask::{Ask, Fields},
+    ask::Ask,
+    fields::Fields,
     html::words::{number, time},
 };
 
@@ -25,6 +26,13 @@ pub(crate) struct Group {
     rows: i64,
     #[serde(serialize_with = "rfc3339")]
     oldest_at: SystemTime,
+}
+
+impl Group {
+    /// The part of the reason that selects it: a form changes the ends of lines.
+    pub(crate) fn first_line(&self) -> &str {
+        self.reason.lines().next().unwrap_or_default()
+    }
 }
 
 fn rfc3339<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {

@@ -64,7 +64,7 @@ pub(crate) struct Row {
     stuck: i64,
     relay_sessions: i64,
     has_leader: bool,
-    /// What holds delivery up, the gravest.
+    /// The gravest obstacle to delivery.
     finding: Option<String>,
     findings: usize,
     doctor_problems: usize,

@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use super::list::{ROWS_MAX, action, filter, more, why_no_actions};
 use crate::{
-    ask::{Ask, Fields},
+    ask::Ask,
+    fields::Fields,
     html::words::{self, count, empty, state, time},
     order,
     problem::Problem,

@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use super::list::{self, GROUPED_MAX, Group, ROWS_MAX, action, filter, more, why_no_actions};
 use crate::{
-    ask::{Ask, Fields},
+    ask::Ask,
+    fields::Fields,
     html::{
         layout::key_link,
         words::{self, bytes, empty, state, time, time_or},
@@ -245,14 +246,17 @@ impl SetAside {
     }
 
     fn group_link(&self, path: &str, group: &Group) -> String {
-        Fields::link(path, &[("kind", self.kind), ("reason", &group.reason), ("subject", &group.subject)])
+        Fields::link(
+            path,
+            &[("kind", self.kind), ("reason", group.first_line()), ("subject", &group.subject)],
+        )
     }
 
     fn of_group(&self, ask: &Ask, group: &Group) -> Markup {
         let (kind, _, actions, _) = self.words();
         html! { @for word in actions {
             (action(ask, &self.database, word, &[
-                ("kind", kind), ("action", word), ("reason", &group.reason), ("subject", &group.subject),
+                ("kind", kind), ("action", word), ("reason", group.first_line()), ("subject", &group.subject),
             ]))
         } }
     }

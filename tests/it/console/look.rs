@@ -7,7 +7,10 @@ use oncebox_tests::{TestEnv, eventually, oncebox};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::support::{Console, PROMPT};
+use super::{
+    hostile::PAGES,
+    support::{Console, PROMPT},
+};
 use crate::relay::support::{LIMIT, Running, enqueue, through_proxy, values_of};
 
 /// Nobody listens there.
@@ -146,4 +149,39 @@ async fn fifty_pages_ask_the_database_no_more_than_one() {
         most = most.max(client.query_one(sessions, &[]).await.unwrap().get::<_, i64>(1));
     }
     assert_eq!(most, 1, "sessions of the console");
+}
+
+/// As the operator's role, which is all that a console needs, and with statistics at the end.
+#[tokio::test]
+async fn pages_need_the_operator_s_role_and_read_no_whole_log() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    enqueue(&client, &env.subject("a"), "m-", 0..5_000, 10).await;
+    let login = format!("{}_ops", env.name());
+    let create = format!("CREATE ROLE {login} LOGIN PASSWORD 'r' IN ROLE oncebox_operator");
+    client.batch_execute(&create).await.unwrap();
+    let authority = env.database_url().split_once("://").unwrap().1;
+    let host = authority.split_once('@').map_or(authority, |(_, host)| host);
+    let url = format!("postgres://{login}:r@{host}");
+    let read =
+        "SELECT coalesce(sum(seq_tup_read), 0)::bigint FROM pg_stat_user_tables WHERE relname = 'message'";
+    let before: i64 = client.query_one(read, &[]).await.unwrap().get(0);
+    let console = Console::start(&[("shop", &url)], Some(env.nats_url()), &["--allow-actions"]).await;
+    console.row("shop", answers).await;
+    let paths = ["/key?key=m-7", "/find?q=m-key3", "/find?q=nothing", "/db/shop/message?key=m-7"];
+    for path in PAGES.iter().copied().filter(|path| !path.contains("letter?id")).chain(paths) {
+        let page = console.get(path).await;
+        assert_eq!(page.status, 200, "{path}: {}", page.body);
+        assert!(!page.body.contains("permission denied"), "{path}: {}", page.body);
+    }
+    // Sessions report what they have read when they end.
+    console.stop().await;
+    let sessions = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1";
+    eventually("its sessions have ended", LIMIT, async || {
+        (client.query_one(sessions, &[&login]).await.unwrap().get::<_, i64>(0) == 0).then_some(())
+    })
+    .await;
+    let after: i64 = client.query_one(read, &[]).await.unwrap().get(0);
+    assert_eq!(after, before, "rows of the log that a scan of the whole table read");
+    client.batch_execute(&format!("DROP ROLE {login}")).await.unwrap();
 }

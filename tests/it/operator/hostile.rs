@@ -85,7 +85,7 @@ const COMMANDS: &[&str] = &[
 ];
 
 /// An outbox with a row of everything that can be had without a handler.
-async fn outbox(env: &TestEnv) -> Client {
+pub(crate) async fn outbox(env: &TestEnv) -> Client {
     let (pg, _stream) = (env.pg().await, env.stream().await);
     enqueue(&pg, &env.subject("a"), "m-", 0..40, 3).await;
     enqueue(&pg, &format!("nowhere.{}", env.name()), "parked-", 0..4, 0).await;
@@ -103,7 +103,7 @@ async fn outbox(env: &TestEnv) -> Client {
 }
 
 /// Leaves rows in these tables; returns the statements that did.
-async fn spoil(pg: &Client, seed: f64, tables: &[String]) -> Vec<String> {
+pub(crate) async fn spoil(pg: &Client, seed: f64, tables: &[String]) -> Vec<String> {
     pg.query("SELECT setseed($1)", &[&seed]).await.unwrap();
     // Rows that point nowhere: foreign keys and triggers are off, as an operator may have them.
     pg.batch_execute("SET session_replication_role = replica").await.unwrap();
@@ -113,7 +113,7 @@ async fn spoil(pg: &Client, seed: f64, tables: &[String]) -> Vec<String> {
 }
 
 /// The relays' accounts, or all other tables.
-async fn tables(pg: &Client, are_accounts: bool) -> Vec<String> {
+pub(crate) async fn tables(pg: &Client, are_accounts: bool) -> Vec<String> {
     let sql = "SELECT 'oncebox.' || relname FROM pg_class
                WHERE relnamespace = 'oncebox'::regnamespace AND relkind = 'r' AND (relname = ANY ($1)) = $2 ORDER BY 1";
     pg.query(sql, &[&ACCOUNTS, &are_accounts]).await.unwrap().iter().map(|row| row.get(0)).collect()

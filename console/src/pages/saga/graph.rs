@@ -1,4 +1,4 @@
-//! A saga's graph: a column for each layer of steps, from left to right. What is left to do has a
+//! A saga's graph: a column for each layer of steps, from left to right. A step that remains has a
 //! dashed frame, the pivot a double one.
 
 use maud::{Markup, html};
