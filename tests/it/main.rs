@@ -175,6 +175,7 @@ mod clients {
     mod failing; // the rows by which operators see failing messages, from each of these consumers
     mod functions; // a loop that calls the SQL functions, as one of these consumers
     mod inbox; // the Rust inboxes as some of these consumers
+    mod producing; // payloads arrive as their producers gave them, now or at their time
     mod requests; // the same for requests, over the HTTP layer
     mod scenarios; // that table
     mod told; // the handler of the Rust ones, which does as the payload says
