@@ -3,7 +3,7 @@
 /// Number, name, file.
 pub(crate) type Migration<'a> = (i32, &'a str, &'a str);
 
-pub(crate) const MIGRATIONS: [Migration<'_>; 10] = [
+pub(crate) const MIGRATIONS: [Migration<'_>; 11] = [
     (1, "grammar", include_str!("../migrations/0001_grammar.sql")),
     (2, "outbox", include_str!("../migrations/0002_outbox.sql")),
     (3, "delayed", include_str!("../migrations/0003_delayed.sql")),
@@ -14,6 +14,7 @@ pub(crate) const MIGRATIONS: [Migration<'_>; 10] = [
     (8, "claims", include_str!("../migrations/0008_claims.sql")),
     (9, "barrier", include_str!("../migrations/0009_barrier.sql")),
     (10, "sagas", include_str!("../migrations/0010_sagas.sql")),
+    (11, "requests", include_str!("../migrations/0011_requests.sql")),
 ];
 
 /// The schema version that this build installs.

@@ -178,6 +178,8 @@ mod clients {
     mod producing; // payloads arrive as their producers gave them, now or at their time
     mod requests; // the same for requests, over the HTTP layer
     mod scenarios; // that table
+    mod serving; // one table of requests that the HTTP layers of all frameworks answer alike
+    mod sites; // the shops behind these layers
     mod told; // the handler of the Rust ones, which does as the payload says
     mod programs; // the programs of the clients' READMEs: each promise, in each language
     mod shop; // the folders with these programs, and what they need to run
