@@ -47,6 +47,8 @@ type InboxOptions struct {
 	HandlerTimeout time.Duration
 	// Retention is how long a key is kept at least; 0 means for ever.
 	Retention time.Duration
+	// Tracer, unless nil, starts a span for each run of a handler.
+	Tracer Tracer
 	// Schema is the PostgreSQL schema with the tables. Default: oncebox.
 	Schema string
 }
@@ -242,7 +244,7 @@ func (in *Inbox) handle(ctx context.Context, handler Handler, tx pgx.Tx, message
 			err = fmt.Errorf("the handler panicked: %v", panicked)
 		}
 	}()
-	value, err := handler(ctx, given, message)
+	value, err := in.traced(handler)(ctx, given, message)
 	if err != nil {
 		_ = err.Error()
 		return nil, "", err

@@ -19,6 +19,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from .headers import single
 from .keys import check_key
 from .message import Context, Dead, Handler, Message, Reject, RetryAfter, Verdict
+from .spans import handling
 from .transaction import Run, Unattempted, check_session, commit, connected, limited
 from .wire import SESSION, Handle, Parameters, execute
 
@@ -134,7 +135,8 @@ class Inbox:
             try:
                 try:
                     context = Context(handle.connection, claim.key, claim.tenant, claim.message)
-                    reply = await limited(handler(context, data), self.handler_timeout)
+                    with handling(self.scope, claim.key, claim.message):
+                        reply = await limited(handler(context, data), self.handler_timeout)
                 finally:
                     handle.revoke()
                     deadline.begin(connection)

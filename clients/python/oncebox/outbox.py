@@ -7,6 +7,7 @@ from typing import Any, Mapping
 
 from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier
+from .spans import with_context
 from .wire import execute
 
 _NAMED = "key => %s, subject => %s, payload => %s::bytea, headers => %s::jsonb, ordering_key => %s"
@@ -33,7 +34,7 @@ async def enqueue(
     key with another subject or payload is an error with SQLSTATE OB001.
     """
     body = bytes(payload) if isinstance(payload, (bytes, bytearray, memoryview)) else to_json(payload)
-    parameters = [key, subject, body, json.dumps(dict(headers or {})), ordering_key]
+    parameters = [key, subject, body, json.dumps(with_context(headers)), ordering_key]
     if not_before is not None:
         if not_before.utcoffset() is None:
             raise ValueError("not_before has no time zone: use datetime.now(timezone.utc) + timedelta(...)")

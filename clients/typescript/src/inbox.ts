@@ -5,6 +5,7 @@ import { single } from "./headers.ts";
 import { checkKey } from "./keys.ts";
 import { Dead, Reject, RetryAfter, type Verdict, type Handler, type Message } from "./message.ts";
 import { headers, json, line, messageId, origin, printable, sha256, sqlState, stringified } from "./text.ts";
+import { handling } from "./spans.ts";
 import { ask, commit, type Run, step, TimedOut, within } from "./transaction.ts";
 import { Handle, query, quoted, SESSION, together } from "./wire.ts";
 
@@ -126,7 +127,7 @@ export class Inbox<T = any> {
     return await within(client, claim, this.options.stepTimeoutMs, async () => {
       const answer = await this.#step(client, () => this.#claim(client, claim));
       if (answer.name === "handled") {
-        const reply = await this.#handle(handler, client, claim, data);
+        const reply = await handling(this.scope, claim.key!, claim.message, () => this.#handle(handler, client, claim, data));
         const status = reply instanceof Reject ? "rejected" : "completed";
         answer.reply = (reply instanceof Reject ? reply.reply : reply) ?? null;
         await this.#step(client, () => this.#commit(client, claim, stringified(answer.reply), status));

@@ -1,5 +1,6 @@
 import type { ClientBase } from "pg";
 
+import { withContext } from "./spans.ts";
 import { query, quoted } from "./wire.ts";
 
 /** A message to be enqueued. */
@@ -26,7 +27,7 @@ export interface Outgoing<T = unknown> {
 export async function enqueue<T>(client: ClientBase, message: Outgoing<T>): Promise<bigint | null> {
   const { payload, headers = {}, orderingKey = null, notBefore, schema = "oncebox" } = message;
   const bytes = payload instanceof Uint8Array ? payload : toJson(payload);
-  const values: unknown[] = [message.key, message.subject, bytes, JSON.stringify(headers), orderingKey];
+  const values: unknown[] = [message.key, message.subject, bytes, JSON.stringify(withContext(headers)), orderingKey];
   const named = "key => $1, subject => $2, payload => $3, headers => $4::jsonb, ordering_key => $5";
   const call = notBefore === undefined ? `enqueue(${named})` : `enqueue_at(${named}, not_before => $6::timestamptz)`;
   if (notBefore !== undefined) {
