@@ -24,14 +24,10 @@ import (
 const (
 	// How often a message is run again at once after a conflict with another transaction.
 	conflictRounds = 5
-	// How long it may take to get a connection, and how long each step before and after the handler
-	// may take.
-	stepLimit = 30 * time.Second
 	// A stored reply has at most so many bytes.
 	replyMax = 1 << 20
 	// The message's id in the outbox, which a relay sends in a header; NULL if there is none.
 	messageID = "substring($6::text FROM '^[0-9]{1,18}$')::bigint"
-	ended     = "the handler ended the transaction by itself"
 	committed = "the handler sent COMMIT by itself, which stays, and then failed"
 )
 
@@ -51,24 +47,20 @@ type InboxOptions struct {
 	HandlerTimeout time.Duration
 	// Retention is how long a key is kept at least; 0 means for ever.
 	Retention time.Duration
+	// Tracer, unless nil, starts a span for each run of a handler.
+	Tracer Tracer
 	// Schema is the PostgreSQL schema with the tables. Default: oncebox.
 	Schema string
 }
 
-// run is a message, and what the transaction is known by in which it is handled.
+// run is a message, and the transaction in which it is handled.
 type run struct {
 	Message
+	transaction
 	// isBegun says whether there was a connection: without one nothing was attempted.
 	isBegun bool
-	// xid is the id of the transaction that has claimed the key.
-	xid string
-	// session has the settings of the session when the handler began, sessionThen just before COMMIT.
-	session, sessionThen string
-	// isUnsure says that COMMIT has been sent, and nobody knows what PostgreSQL has made of it.
-	isUnsure bool
-	// began is when the handler began; isClosed says that its connection was closed.
-	began    time.Time
-	isClosed bool
+	// began is when the handler began.
+	began time.Time
 }
 
 // Inbox runs handlers once per key, over connections of its pool.
@@ -170,7 +162,7 @@ func (in *Inbox) attempt(ctx context.Context, handler Handler, current *run) (Ve
 		return Verdict{}, fmt.Errorf("get a connection: %w", err)
 	}
 	current.isBegun = true
-	defer release(ctx, connection, current)
+	defer release(ctx, connection, &current.transaction)
 	tx, answer, err := in.claim(step, connection, current)
 	if answer.Name == "mismatch" {
 		return answer, GiveUp("the key was used before with another payload")
@@ -185,29 +177,6 @@ func (in *Inbox) attempt(ctx context.Context, handler Handler, current *run) (Ve
 	}
 	answer.Reply = reply
 	return answer, in.commit(ctx, tx, current, string(reply), status)
-}
-
-// release rolls back what is not committed. It closes a connection where that fails, and one that the
-// handler has changed for all messages behind.
-func release(ctx context.Context, connection *pgxpool.Conn, current *run) {
-	defer connection.Release()
-	defer func() { current.isClosed = connection.Conn().IsClosed() }()
-	isOpen := connection.Conn().PgConn().TxStatus() != 'I'
-	if !isOpen && (current.session == "" || current.session == current.sessionThen) {
-		return
-	}
-	ctx, cancel := limited(ctx)
-	defer cancel()
-	batch := &pgx.Batch{}
-	batch.Queue("ROLLBACK")
-	batch.Queue("SELECT " + session)
-	results := connection.SendBatch(ctx, batch)
-	_, _ = results.Exec()
-	var found string
-	err := results.QueryRow().Scan(&found)
-	if err = cmp.Or(err, results.Close()); err != nil || current.session != "" && found != current.session {
-		_ = connection.Conn().Close(ctx)
-	}
 }
 
 // claim begins the transaction and claims a key that is probably new, in one round trip; of another
@@ -254,37 +223,13 @@ func (in *Inbox) claim(ctx context.Context, connection *pgxpool.Conn, current *r
 	return tx, answer, err
 }
 
-// commit stores the reply, unless the claim has stored that there is none, and commits, if this still
-// is the transaction that made the claim: all in one round trip.
+// commit stores the reply, unless the claim has stored that there is none, and commits.
 func (in *Inbox) commit(ctx context.Context, tx pgx.Tx, current *run, reply, status string) error {
-	ctx, cancel := limited(ctx)
-	defer cancel()
-	switch tx.Conn().PgConn().TxStatus() {
-	case 'I':
-		return errors.New(ended)
-	case 'E':
-		// COMMIT would be a silent ROLLBACK.
-		return errors.New("the transaction was aborted by an error that the handler did not return")
+	if reply == "null" && status == "completed" {
+		return commit(ctx, tx, &current.transaction, "")
 	}
-	batch := &pgx.Batch{}
-	check := "SELECT CASE WHEN pg_current_xact_id_if_assigned()::text = $1::text THEN " + session +
-		" ELSE concat('" + ended + "', pg_current_xact_id_if_assigned())::int::text END"
-	batch.Queue(check, current.xid)
-	if reply != "null" || status != "completed" {
-		settle := "SELECT {schema}.settle($1::text, $2::text, $3::json, $4::text, $5::text)::text"
-		batch.Queue(in.sql(settle), in.scope, current.Key, reply, current.Tenant, status)
-	}
-	batch.Queue("COMMIT") // not executed behind an error
-	current.isUnsure = true
-	results := tx.SendBatch(ctx, batch)
-	err := results.QueryRow().Scan(&current.sessionThen)
-	err = cmp.Or(err, results.Close())
-	refused, isRefused := errors.AsType[*pgconn.PgError](err)
-	current.isUnsure = err != nil && !isRefused
-	if isRefused && strings.Contains(refused.Message, ended) {
-		return errors.New(ended)
-	}
-	return err
+	settle := in.sql("SELECT {schema}.settle($1::text, $2::text, $3::json, $4::text, $5::text)::text")
+	return commit(ctx, tx, &current.transaction, settle, in.scope, current.Key, reply, current.Tenant, status)
 }
 
 // handle runs the handler, and returns its reply as JSON and how the key ends. It turns a panic into
@@ -299,7 +244,7 @@ func (in *Inbox) handle(ctx context.Context, handler Handler, tx pgx.Tx, message
 			err = fmt.Errorf("the handler panicked: %v", panicked)
 		}
 	}()
-	value, err := handler(ctx, given, message)
+	value, err := in.traced(handler)(ctx, given, message)
 	if err != nil {
 		_ = err.Error()
 		return nil, "", err
@@ -349,10 +294,4 @@ func (in *Inbox) ask(ctx context.Context, answer *string, statement string, para
 	ctx, cancel := limited(ctx)
 	defer cancel()
 	return in.pool.QueryRow(ctx, in.sql(statement), parameters...).Scan(answer)
-}
-
-// limited is the context of a step before or after the handler. It does not end with ctx, so that a
-// drain finishes the step.
-func limited(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), stepLimit)
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -79,38 +78,4 @@ type Verdict struct {
 	Reason string
 	// After is the time until the next run.
 	After time.Duration
-}
-
-// Outgoing is a message to be enqueued.
-type Outgoing struct {
-	Key, Subject string
-	// Payload is sent unchanged if it is a []byte, else as JSON.
-	Payload any
-	Headers map[string]string
-	// OrderingKey is optional. Messages that share one stay in order.
-	OrderingKey string
-	// Schema is "oncebox" when it is empty.
-	Schema string
-}
-
-// Enqueue writes a message in the caller's transaction; a relay publishes it if and only if the
-// transaction commits. It returns the message's id, or 0 when this very message is enqueued
-// already; the same key with another subject or payload is a [pgconn.PgError] with code OB001.
-//
-// [pgconn.PgError]: https://pkg.go.dev/github.com/jackc/pgx/v5/pgconn#PgError
-func Enqueue(ctx context.Context, tx pgx.Tx, message Outgoing) (id int64, err error) {
-	payload, isBytes := message.Payload.([]byte)
-	if !isBytes {
-		if payload, err = json.Marshal(message.Payload); err != nil {
-			return 0, fmt.Errorf("encode the payload of key %q: %w", message.Key, err)
-		}
-	}
-	sql := "SELECT coalesce({schema}.enqueue($1::text, $2::text, $3::bytea, $4::jsonb, nullif($5::text, '')), 0)::text"
-	var text string
-	err = tx.QueryRow(ctx, inSchema(sql, message.Schema),
-		message.Key, message.Subject, bytea(payload), object(message.Headers), message.OrderingKey).Scan(&text)
-	if err == nil {
-		id, err = strconv.ParseInt(text, 10, 64)
-	}
-	return id, err
 }

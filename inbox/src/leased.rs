@@ -215,8 +215,8 @@ impl Run<'_> {
         let span = trace::span(self.leased.inbox.scope(), self.identity.key.as_str(), self.received);
         let code = async { handler.handle(&cx, message).await }.instrument(span.clone());
         let ended = self.claim.keep(handler_call::call(end, code)).await;
-        if !matches!(ended, Ok(CallEnd::Returned(Ok(_)))) {
-            trace::failed(&span);
+        if let Some(cause) = ended.as_ref().map_or(Some("lease-lost"), trace::cause) {
+            trace::failed(&span, cause);
         }
         let outcome = match ended {
             Ok(CallEnd::Returned(Ok(outcome))) => outcome,

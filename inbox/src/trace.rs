@@ -1,8 +1,9 @@
 //! The span that a handler runs in. It belongs to the trace that the message was enqueued in.
 
+use oncebox_claims::{HandlerError, handler_call::CallEnd};
 use tracing::{Span, field::Empty, info_span};
 
-use crate::Received;
+use crate::{Outcome, Received};
 
 /// The span `handle`, a child of the span that the message's `traceparent` names.
 pub(crate) fn span(scope: &str, key: &str, received: &Received) -> Span {
@@ -10,6 +11,7 @@ pub(crate) fn span(scope: &str, key: &str, received: &Received) -> Span {
         "handle",
         otel.kind = "consumer",
         otel.status_code = Empty,
+        "error.type" = Empty,
         messaging.system = "nats",
         messaging.operation.name = "process",
         messaging.operation.r#type = "process",
@@ -30,6 +32,7 @@ pub(crate) fn set_span(scope: &str, received: &[&Received]) -> Span {
         "handle_set",
         otel.kind = "consumer",
         otel.status_code = Empty,
+        "error.type" = Empty,
         messaging.system = "nats",
         messaging.operation.name = "process",
         messaging.operation.r#type = "process",
@@ -41,9 +44,22 @@ pub(crate) fn set_span(scope: &str, received: &[&Received]) -> Span {
     span
 }
 
-/// Notes that the handler left no effect.
-pub(crate) fn failed(span: &Span) {
+/// Notes that the handler left no effect, and why.
+pub(crate) fn failed(span: &Span, cause: &str) {
     span.record("otel.status_code", "ERROR");
+    span.record("error.type", cause);
+}
+
+/// Why a handler left no effect; `None` if it did, or if it snoozed the message.
+pub(crate) fn cause<R>(ended: &CallEnd<Result<Outcome<R>, HandlerError>>) -> Option<&'static str> {
+    match ended {
+        CallEnd::Returned(Ok(Outcome::Done(_) | Outcome::Reject(_) | Outcome::Snooze { .. })) => None,
+        CallEnd::Returned(Ok(Outcome::Retry(_))) => Some("retry"),
+        CallEnd::Returned(Ok(Outcome::Dead(_))) => Some("dead"),
+        CallEnd::Returned(Err(_)) => Some("error"),
+        CallEnd::Panicked(_) => Some("panic"),
+        CallEnd::TimedOut => Some("timeout"),
+    }
 }
 
 #[cfg(not(feature = "opentelemetry"))]

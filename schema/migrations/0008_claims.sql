@@ -47,10 +47,10 @@ CREATE FUNCTION {schema}.retention_max() RETURNS double precision
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 100 * 366 * 86400::double precision;
 
--- Registers a consumer, and how long it keeps keys and dead letters; register.sql of oncebox-claims
--- does the same. A consumer of the other mode is refused.
+-- Registers a consumer, or an HTTP route, and how long it keeps keys and dead letters; register.sql
+-- of oncebox-claims does the same. A consumer of the other mode is refused.
 CREATE FUNCTION {schema}.register_scope(
-  scope text, retention interval DEFAULT NULL, dead_letter_retention interval DEFAULT NULL
+  scope text, retention interval DEFAULT NULL, dead_letter_retention interval DEFAULT NULL, kind text DEFAULT 'consumer'
 ) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -66,7 +66,7 @@ BEGIN
   END IF;
   INSERT INTO {schema}.inbox_scope AS s (scope, retention_seconds, dead_letter_seconds, kind, mode)
   VALUES (register_scope.scope, keys_seconds,
-          CASE WHEN keys_seconds IS NOT NULL THEN greatest(letters_seconds, keys_seconds) END, 'consumer', 'transaction')
+          CASE WHEN keys_seconds IS NOT NULL THEN greatest(letters_seconds, keys_seconds) END, register_scope.kind, 'transaction')
   ON CONFLICT ON CONSTRAINT inbox_scope_pkey DO UPDATE
   SET retention_seconds = excluded.retention_seconds,
       dead_letter_seconds = excluded.dead_letter_seconds,
@@ -84,7 +84,7 @@ BEGIN
       USING ERRCODE = 'OB010', HINT = 'Use another scope, or stop its processes and call change_inbox_mode().';
   END IF;
 END $$;
-COMMENT ON FUNCTION {schema}.register_scope IS 'Says that a consumer exists, and how long it keeps its keys (NULL: for ever) and dead letters (NULL: 90 days, or as long as keys).';
+COMMENT ON FUNCTION {schema}.register_scope IS 'Says that a consumer exists, or a route of kind http, and how long it keeps its keys (NULL: for ever) and dead letters (NULL: 90 days, or as long as keys).';
 
 -- Whether this transaction has written a visible row with that xmin: it is still in progress then,
 -- and nobody else's is visible. A subtransaction has an id of its own, above the transaction's,

@@ -149,12 +149,19 @@ BEGIN
     GRANT EXECUTE ON FUNCTION {schema}.sweep_inbox(bigint, bigint, boolean) TO "{name}_consumer";
     -- Consumers in other languages.
     GRANT EXECUTE ON FUNCTION
-      {schema}.register_scope(text, interval, interval), {schema}.claim(text, text, bytea, text, bigint),
+      {schema}.register_scope(text, interval, interval, text), {schema}.claim(text, text, bytea, text, bigint),
       {schema}.settle(text, text, json, text, text),
       {schema}.attempt_failed(
         text, text, text, text, bigint, timestamptz, text, text, double precision, double precision),
       {schema}.forget_attempts(text, text, text),
       {schema}.bury(text, text, bytea, text, text, jsonb, text, bigint, text, bigint, timestamptz, bigint, xid8)
+      TO "{name}_consumer";
+    -- Requests with an Idempotency-Key in other languages.
+    GRANT EXECUTE ON FUNCTION
+      {schema}.sized(bytea), {schema}.media_type(text),
+      {schema}.request_fingerprint(text, text, text, jsonb, text, bytea),
+      {schema}.claim_request(text, text, text, bytea),
+      {schema}.settle_request(text, text, text, boolean, integer, jsonb, bytea)
       TO "{name}_consumer";
     -- Participants of sagas.
     GRANT EXECUTE ON FUNCTION

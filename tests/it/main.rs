@@ -175,8 +175,13 @@ mod clients {
     mod failing; // the rows by which operators see failing messages, from each of these consumers
     mod functions; // a loop that calls the SQL functions, as one of these consumers
     mod inbox; // the Rust inboxes as some of these consumers
+    mod producing; // payloads arrive as their producers gave them, now or at their time
     mod requests; // the same for requests, over the HTTP layer
     mod scenarios; // that table
+    mod serving; // one table of requests that the HTTP layers of all frameworks answer alike
+    mod sites; // the shops behind these layers
+    mod tracing; // the spans of handlers in each language
+    mod taking; // participants of sagas in each language, led by the orchestrator and by hand
     mod told; // the handler of the Rust ones, which does as the payload says
     mod programs; // the programs of the clients' READMEs: each promise, in each language
     mod shop; // the folders with these programs, and what they need to run

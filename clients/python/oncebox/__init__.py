@@ -8,9 +8,11 @@ from .consumer import Consumer
 from .inbox import Inbox
 from .keys import part_key, root_key, step_key, undo_key
 from .message import Context, Dead, Message, Origin, Reject, RetryAfter, Verdict
-from .outbox import enqueue
+from .outbox import cancel_delayed, enqueue
+from .saga import Action, Barrier, Compensation, Replier
 
 __all__ = [
+    *("Action", "Barrier", "Compensation", "Replier"),
     *("Consumer", "Context", "Dead", "Inbox", "Message", "Origin", "Reject", "RetryAfter", "Verdict"),
-    *("enqueue", "part_key", "root_key", "step_key", "undo_key"),
+    *("cancel_delayed", "enqueue", "part_key", "root_key", "step_key", "undo_key"),
 ]

@@ -5,23 +5,23 @@ import asyncio
 import json
 import logging
 import random
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import sha256
-from typing import Any, AsyncIterator, Awaitable, Callable
+from typing import Any, Callable
 
 import psycopg
 from psycopg import AsyncConnection
-from psycopg.pq import TransactionStatus
 from psycopg.sql import SQL, Identifier
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from .deadline import Deadline
 from .headers import single
 from .keys import check_key
 from .message import Context, Dead, Handler, Message, Reject, RetryAfter, Verdict
-from .wire import SESSION, Handle, Parameters, execute, execute_all
+from .spans import handling
+from .transaction import Run, Unattempted, check_session, commit, connected, limited
+from .wire import SESSION, Handle, Parameters, execute
 
 log = logging.getLogger("oncebox")
 
@@ -30,26 +30,16 @@ CONFLICT_ROUNDS = 5
 # A stored reply has at most so many bytes.
 REPLY_MAX = 1 << 20
 MISMATCH = "the key was used before with another payload"
-ENDED = "the handler ended the transaction by itself"
 COMMITTED = "the handler sent COMMIT by itself, which stays, and then failed"
 
 
 @dataclass
-class Claim:
-    """A message, its key, and of the run under way the id of the transaction that has claimed it."""
+class Claim(Run):
+    """A message, its key, and the run under way."""
 
     message: Message
     tenant: str
     key: str | None
-    xid: str | None = None
-    # As it was when the handler began.
-    session: str | None = None
-    # Whether COMMIT has been sent.
-    is_ending: bool = False
-
-
-class _Unattempted(Exception):
-    """No connection was to be had, so nothing was attempted; the cause says why."""
 
 
 class Inbox:
@@ -91,13 +81,7 @@ class Inbox:
             " set_config('idle_in_transaction_session_timeout', %s, true)"
             " FROM {schema}.claim(%s, %s, %s::bytea, %s, %s)"
         )
-        # Raises an error in another transaction than that of the claim.
-        check = (
-            f"SELECT CASE WHEN pg_current_xact_id_if_assigned()::text = %s THEN {SESSION}"
-            f" ELSE concat('{ENDED}', pg_current_xact_id_if_assigned())::int::text END"
-        )
-        self._commit = f"{check}; COMMIT"
-        self._settle_and_commit = self._sql(check + "; SELECT {schema}.settle(%s, %s, %s::json, %s, %s); COMMIT")
+        self._settle = self._sql("SELECT {schema}.settle(%s, %s, %s::json, %s, %s); ")
         self.tenant_header, self.key_headers, self.decode = tenant_header, key_headers, decode
         self.attempts_max, self.backoff = attempts_max, backoff
         self.handler_timeout, self.step_timeout, self.retention = handler_timeout, step_timeout, retention
@@ -125,7 +109,7 @@ class Inbox:
         for _ in range(CONFLICT_ROUNDS):
             try:
                 answer = await self._attempt(handler, claim, data)
-            except _Unattempted as unattempted:
+            except Unattempted as unattempted:
                 raise unattempted.__cause__
             except Exception as error:
                 failure = error
@@ -141,7 +125,7 @@ class Inbox:
 
     async def _attempt(self, handler: Handler, claim: Claim, data: Any) -> Verdict:
         claim.xid, claim.is_ending = None, False
-        async with self._connection() as (connection, deadline):
+        async with connected(self.pool, self.step_timeout) as (connection, deadline):
             answer = await self._claimed(connection, claim)
             if answer.name != "handled":
                 return answer
@@ -151,17 +135,18 @@ class Inbox:
             try:
                 try:
                     context = Context(handle.connection, claim.key, claim.tenant, claim.message)
-                    reply = await _limited(handler(context, data), self.handler_timeout)
+                    with handling(self.scope, claim.key, claim.message):
+                        reply = await limited(handler(context, data), self.handler_timeout)
                 finally:
                     handle.revoke()
                     deadline.begin(connection)
                 status, stored = ("rejected", reply.reply) if isinstance(reply, Reject) else ("completed", reply)
                 session = await self._end(connection, claim, _json(stored), status)
             except Exception:
-                await self._check_session(connection, claim)
+                await check_session(connection, claim)
                 raise
             if session != claim.session:
-                await self._check_session(connection, claim)
+                await check_session(connection, claim)
         return Verdict("handled", stored)
 
     async def _claimed(self, connection: AsyncConnection, claim: Claim) -> Verdict:
@@ -190,34 +175,10 @@ class Inbox:
         """Stores the reply and commits, in one round trip, if this still is the transaction that made the claim.
 
         Returns the session's settings just before the COMMIT."""
-        match connection.info.transaction_status:
-            case TransactionStatus.IDLE:
-                raise RuntimeError(ENDED)
-            case TransactionStatus.INERROR:
-                raise RuntimeError("the handler caught an error that has aborted the transaction")
-            case TransactionStatus.ACTIVE:
-                raise RuntimeError("the handler has ended, and a statement that it did not await goes on")
         # That there is no reply has the claim stored.
         if reply == "null" and status == "completed":
-            # The id is a number of PostgreSQL's. In the text it costs less than as a parameter.
-            text, parameters = self._commit.replace("%s", f"'{claim.xid}'"), []
-        else:
-            text, parameters = self._settle_and_commit, [claim.xid, self.scope, claim.key, reply, claim.tenant, status]
-        claim.is_ending = True
-        try:
-            (session,), *_ = await execute_all(connection, text, parameters)
-        except psycopg.errors.InvalidTextRepresentation as refused:
-            raise (RuntimeError(ENDED) if ENDED in str(refused) else refused) from None
-        return session
-
-    async def _check_session(self, connection: AsyncConnection, claim: Claim) -> None:
-        """Rolls back what is open, and closes a connection that the handler has changed for all messages behind."""
-        try:
-            ((session,),) = await execute_all(connection, f"ROLLBACK; SELECT {SESSION}")
-        except psycopg.Error:
-            session = None
-        if session != claim.session:
-            connection.pgconn.finish()
+            return await commit(connection, claim)
+        return await commit(connection, claim, self._settle, [self.scope, claim.key, reply, claim.tenant, status])
 
     async def _has_committed(self, claim: Claim, failure: Exception) -> bool:
         """Whether the handler has committed the claim by itself, so that a copy would be answered as handled."""
@@ -267,36 +228,10 @@ class Inbox:
     async def _ask(self, statement: str, parameters: Parameters) -> tuple:
         """Calls a function in a transaction of its own."""
         try:
-            async with self._connection() as (connection, _):
+            async with connected(self.pool, self.step_timeout) as (connection, _):
                 return await execute(connection, self._sql(statement), parameters)
-        except _Unattempted as unattempted:
+        except Unattempted as unattempted:
             raise unattempted.__cause__
-
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[tuple[AsyncConnection, Deadline]]:
-        """A connection, and the deadline of the steps on it; the first has begun, and the last is COMMIT or ROLLBACK."""
-        with Deadline(self.step_timeout) as deadline:
-            try:
-                # The pool keeps to its own limit, except while it checks a connection.
-                async with asyncio.timeout(self.step_timeout + 1):
-                    connection = await self.pool.getconn(self.step_timeout)
-            except TimeoutError:
-                raise _Unattempted from PoolTimeout("the pool's check of a connection got no answer")
-            except (PoolTimeout, psycopg.OperationalError) as error:
-                raise _Unattempted from error
-            deadline.begin(connection)
-            # Otherwise each statement would be committed by itself.
-            is_autocommit = connection.autocommit
-            try:
-                if is_autocommit:
-                    await connection.set_autocommit(False)
-                async with connection:
-                    yield connection, deadline
-            finally:
-                if is_autocommit:
-                    with suppress(psycopg.Error):  # of a broken connection
-                        await connection.set_autocommit(True)
-                await self.pool.putconn(connection)
 
     def _key(self, message: Message) -> str:
         for name in self.key_headers:
@@ -322,22 +257,6 @@ class Inbox:
 
     def _sql(self, text: str) -> str:
         return SQL(text).format(schema=Identifier(self.schema)).as_string()
-
-
-async def _limited(running: Awaitable[Any], seconds: float) -> Any:
-    """Waits for a handler. A cancellation that is not the consumer's, as of a task that the handler waits
-    for, is an error like any other; else it would end the consumer without one."""
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            return await running
-    except asyncio.CancelledError:
-        if asyncio.current_task().cancelling():
-            raise
-        raise RuntimeError("the handler was cancelled from within") from None
-    except TimeoutError:
-        if limit.expired():
-            raise TimeoutError(f"the handler takes longer than {seconds:g} s") from None
-        raise
 
 
 def _json(reply: Any) -> str:

@@ -1,16 +1,18 @@
 """Enqueueing a message in the caller's transaction."""
 
 import json
+from dataclasses import asdict, is_dataclass
+from datetime import datetime
 from typing import Any, Mapping
 
 from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier
+from .spans import with_context
 from .wire import execute
 
-_ENQUEUE = SQL(
-    "SELECT {schema}.enqueue(key => %s, subject => %s, payload => %s::bytea, headers => %s::jsonb,"
-    " ordering_key => %s)::text"
-)
+_NAMED = "key => %s, subject => %s, payload => %s::bytea, headers => %s::jsonb, ordering_key => %s"
+_ENQUEUE = SQL("SELECT {schema}.enqueue(" + _NAMED + ")::text")
+_ENQUEUE_AT = SQL("SELECT {schema}.enqueue_at(" + _NAMED + ", not_before => %s::timestamptz)::text")
 
 
 async def enqueue(
@@ -21,18 +23,42 @@ async def enqueue(
     *,
     headers: Mapping[str, str] | None = None,
     ordering_key: str | None = None,
+    not_before: datetime | None = None,
     schema: str = "oncebox",
 ) -> int | None:
     """Enqueues a message; a relay publishes it if and only if the transaction commits.
 
-    A payload that is not bytes is sent as JSON. Returns the message's id, or None when the same
-    message is already enqueued; the same key with another subject or payload is an error with
-    SQLSTATE OB001.
+    A payload that is not bytes is sent as JSON, also a dataclass or a model of Pydantic; one that has
+    no JSON is a TypeError or a ValueError. The message is not sent before `not_before`, a time with a
+    time zone. Returns the message's id, or None when the same message is already enqueued; the same
+    key with another subject or payload is an error with SQLSTATE OB001.
     """
-    if not isinstance(payload, (bytes, bytearray, memoryview)):
-        # A retry must send the same bytes, so there are no blanks, which versions of Python may write differently.
-        payload = json.dumps(payload, separators=(",", ":"), ensure_ascii=False).encode()
-    statement = _ENQUEUE.format(schema=Identifier(schema)).as_string()
-    parameters = [key, subject, bytes(payload), json.dumps(dict(headers or {})), ordering_key]
+    body = bytes(payload) if isinstance(payload, (bytes, bytearray, memoryview)) else to_json(payload)
+    parameters = [key, subject, body, json.dumps(with_context(headers)), ordering_key]
+    if not_before is not None:
+        if not_before.utcoffset() is None:
+            raise ValueError("not_before has no time zone: use datetime.now(timezone.utc) + timedelta(...)")
+        parameters.append(not_before.isoformat())
+    statement = (_ENQUEUE if not_before is None else _ENQUEUE_AT).format(schema=Identifier(schema)).as_string()
     (message_id,) = await execute(connection, statement, parameters)
     return None if message_id is None else int(message_id)
+
+
+async def cancel_delayed(connection: AsyncConnection, key: str, *, schema: str = "oncebox") -> bool:
+    """Gives a delayed message up in this transaction; False when no message of this key waits."""
+    statement = SQL("SELECT {schema}.cancel_delayed(%s)::text").format(schema=Identifier(schema)).as_string()
+    return await execute(connection, statement, [key]) == ("true",)
+
+
+def to_json(payload: Any) -> bytes:
+    """The JSON of a payload. A retry must send the same bytes, so there are no blanks, which versions of
+    Python may write differently. NaN and infinities have no JSON."""
+    return json.dumps(payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain).encode()
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    raise TypeError(f"a {type(value).__name__} has no JSON: send a text or a number instead")

@@ -1,32 +1,24 @@
 import { setTimeout as sleep } from "node:timers/promises";
-import { DatabaseError, type Pool, type PoolClient } from "pg";
+import type { Pool, PoolClient } from "pg";
 
 import { single } from "./headers.ts";
 import { checkKey } from "./keys.ts";
 import { Dead, Reject, RetryAfter, type Verdict, type Handler, type Message } from "./message.ts";
 import { headers, json, line, messageId, origin, printable, sha256, sqlState, stringified } from "./text.ts";
-import { close, Handle, query, quoted, SESSION, together } from "./wire.ts";
+import { handling } from "./spans.ts";
+import { ask, commit, type Run, step, TimedOut, within } from "./transaction.ts";
+import { Handle, query, quoted, SESSION, together } from "./wire.ts";
 
 /** How often a message is run again at once after a conflict with another transaction. */
 const CONFLICT_ROUNDS = 5;
 const MISMATCH = "the key was used before with another payload";
-const ENDED = "the handler ended the transaction by itself";
 const COMMITTED = "the handler sent COMMIT by itself, which stays, and then failed";
-const ABORTED = "the transaction was aborted by an error that the handler did not throw";
 
-/** A message, its key, and of the run under way what its transaction is known by. */
-interface Claim {
+/** A message, its key, and the run under way. */
+interface Claim extends Run {
   message: Message;
   tenant: string;
   key: string | null;
-  /** The id of the transaction that has claimed the key. */
-  xid?: string | undefined;
-  /** The session's settings when the handler began. */
-  session?: string | undefined;
-  /** The same just before COMMIT. */
-  sessionThen?: string | undefined;
-  /** Whether COMMIT has been sent, and nobody knows what PostgreSQL has made of it. */
-  isUnsure?: boolean;
 }
 
 /** Optional settings of an inbox. */
@@ -132,10 +124,10 @@ export class Inbox<T = any> {
   /** Claims the key, runs the handler and stores the outcome, in one transaction. */
   async #attempt(client: PoolClient, handler: Handler<T>, claim: Claim, data: T): Promise<Verdict> {
     [claim.xid, claim.sessionThen, claim.isUnsure] = [undefined, undefined, false];
-    return await this.#within(client, claim, async () => {
+    return await within(client, claim, this.options.stepTimeoutMs, async () => {
       const answer = await this.#step(client, () => this.#claim(client, claim));
       if (answer.name === "handled") {
-        const reply = await this.#handle(handler, client, claim, data);
+        const reply = await handling(this.scope, claim.key!, claim.message, () => this.#handle(handler, client, claim, data));
         const status = reply instanceof Reject ? "rejected" : "completed";
         answer.reply = (reply instanceof Reject ? reply.reply : reply) ?? null;
         await this.#step(client, () => this.#commit(client, claim, stringified(answer.reply), status));
@@ -148,77 +140,20 @@ export class Inbox<T = any> {
 
   /** Calls a function in a transaction of its own. */
   async #ask(text: string, values: unknown[]): Promise<string | null> {
-    const client = await this.#pool.connect();
-    const [[answer = null] = []] = await this.#within(client, {}, () => this.#step(client, () => query(client, text, values)));
-    return answer;
+    return await ask(await this.#pool.connect(), this.options.stepTimeoutMs, text, values);
   }
 
-  /** Does something with a connection, rolls back if it fails, and releases the connection. */
-  async #within<R>(client: PoolClient, claim: Partial<Claim>, work: () => Promise<R>): Promise<R> {
-    // A query on a broken connection fails by itself; without this listener the process would end.
-    const broken = () => {};
-    client.on("error", broken);
-    // Whether its transaction may still be open, or its session is another one: then it is closed.
-    let isSpoiled = false;
-    const check = async (): Promise<boolean> => {
-      const [, [[session]]] = (await together(client, [{ text: "ROLLBACK" }, { text: `SELECT ${SESSION}` }])) as [unknown, [[string]]];
-      return claim.session !== undefined && session !== claim.session;
-    };
-    const checked = () => this.#step(client, check).catch(() => true);
-    try {
-      const result = await work();
-      isSpoiled = claim.sessionThen !== undefined && claim.session !== claim.sessionThen && (await checked());
-      return result;
-    } catch (error) {
-      isSpoiled = error instanceof TimedOut || (await checked());
-      throw error;
-    } finally {
-      client.off("error", broken);
-      if (isSpoiled) {
-        close(client);
-      }
-      client.release(isSpoiled);
-    }
+  /** Waits for a step on this connection. */
+  #step<R>(client: PoolClient, work: () => Promise<R>): Promise<R> {
+    return step(client, this.options.stepTimeoutMs, work);
   }
 
-  /** Waits for a step on this connection, which is closed when it takes longer than `stepTimeoutMs`. */
-  async #step<R>(client: PoolClient, step: () => Promise<R>): Promise<R> {
-    const limit = this.options.stepTimeoutMs;
-    const timer = setTimeout(() => close(client, new TimedOut(`PostgreSQL did not answer for ${limit} ms`)), limit);
-    return await step().finally(() => clearTimeout(timer));
-  }
-
-  /**
-   * Stores the reply, unless the claim has stored that there is none, and commits, if this still is the
-   * transaction that made the claim: all in one round trip.
-   */
+  /** Stores the reply, unless the claim has stored that there is none, and commits. */
   async #commit(client: PoolClient, claim: Claim, reply: string, status: string): Promise<void> {
-    const begun = client.getTransactionStatus?.();
-    if (begun === "I") {
-      throw new Error(ENDED);
-    }
-    if (begun === "E") {
-      throw new Error(ABORTED);
-    }
-    const check = this.#prepared(
-      "check",
-      `SELECT CASE WHEN pg_current_xact_id_if_assigned()::text = $1 THEN ${SESSION}
-       ELSE concat('${ENDED}', pg_current_xact_id_if_assigned())::int::text END`,
-      [claim.xid],
-    );
     const text = `SELECT ${this.#schema}.settle($1, $2, $3::json, $4, $5)::text`;
     const settle = this.#prepared("settle", text, [this.scope, claim.key, reply, claim.tenant, status]);
     const isStored = reply === "null" && status === "completed";
-    claim.isUnsure = true;
-    try {
-      const [checked] = await together(client, [check, ...(isStored ? [] : [settle]), { text: "COMMIT" }]);
-      claim.sessionThen = checked?.[0]?.[0] ?? undefined;
-    } catch (error) {
-      claim.isUnsure = !(error instanceof DatabaseError);
-      const isEnded = error instanceof Error && error.message.includes(ENDED);
-      // Versions of pg that do not know whether a transaction is aborted learn it here.
-      throw isEnded ? new Error(ENDED) : sqlState(error) === "25P02" ? new Error(ABORTED) : error;
-    }
+    await commit(client, claim, isStored ? [] : [settle], this.options.prepare ?? true);
   }
 
   /** Claims a key that is probably new; of another key it asks claim() what is known. */
@@ -388,8 +323,4 @@ export class Inbox<T = any> {
   #pause(): number {
     return Math.min(...this.options.backoffMs) * (0.5 + Math.random() / 2);
   }
-}
-
-class TimedOut extends Error {
-  override readonly name = "TimedOut";
 }

@@ -3,7 +3,7 @@ import type { Client, ClientBase, CustomTypesConfig, PoolClient } from "pg";
 
 /** A row, each column as the text that PostgreSQL sends. */
 export type Row = (string | null)[];
-interface Query {
+export interface Query {
   text: string;
   name?: string;
   values?: unknown[];

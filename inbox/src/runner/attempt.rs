@@ -74,8 +74,8 @@ impl<D: Driver> Inbox<D> {
         let begun = Instant::now();
         let code = async { handler.handle(cx, message).await }.instrument(span.clone());
         let ended = handler_call::call(begun + limit, code).await;
-        if !matches!(ended, CallEnd::Returned(Ok(_))) {
-            trace::failed(&span);
+        if let Some(cause) = trace::cause(&ended) {
+            trace::failed(&span, cause);
         }
         let locked_since = (!is_shadowed).then_some(begun);
         let outcome = match ended {

@@ -263,6 +263,17 @@ async fn act(
             handling.leave.notified().await;
             created(id)
         }
+        "locked" => {
+            let lock = "SELECT pg_advisory_xact_lock_shared(4711)";
+            claim.transaction().batch_execute(lock).await.unwrap();
+            created(id)
+        }
+        "conflict" => {
+            let race = "DO $$ BEGIN RAISE SQLSTATE '40001'; END $$";
+            assert!(claim.transaction().batch_execute(race).await.is_err());
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+        "hang" => std::future::pending().await,
         "sleep" => {
             tokio::time::sleep(Duration::from_millis(number.parse().unwrap())).await;
             created(id)

@@ -192,6 +192,21 @@ fn assert_handled(span: &SpanData) {
     }
 }
 
+/// Of the span of a handler with this outcome.
+async fn error_type(env: &TestEnv, outcome: Outcome<String>) -> Option<String> {
+    let ended = Ended::default();
+    let outcome = Mutex::new(Some(outcome));
+    let handler = Does::new(move |_, _| {
+        let outcome = outcome.lock().unwrap().take().unwrap();
+        Box::pin(async move { Ok(outcome) })
+    });
+    let received = Received::new("a", r#"{"n":1}"#).header("Idempotency-Key", "failing");
+    inbox(env).run(&handler, &received).with_subscriber(ended.subscriber()).await.unwrap();
+    let spans = ended.0.lock().unwrap();
+    let found = spans[0].attributes.iter().find(|attribute| attribute.key.as_str() == "error.type")?;
+    Some(found.value.as_str().into_owned())
+}
+
 #[tokio::test]
 async fn one_trace_leads_from_the_producer_over_the_relay_to_the_consumer() {
     let (env, collector) = (stream_environment().await, Collector::start().await);
@@ -234,6 +249,9 @@ async fn one_trace_leads_from_the_producer_over_the_relay_to_the_consumer() {
     assert_eq!(handled.parent_span_id.to_string(), producer);
     assert!(handled.parent_span_is_remote);
     assert_handled(&handled);
+    for (outcome, cause) in [(Outcome::retry(Duration::ZERO), "retry"), (Outcome::dead("no use"), "dead")] {
+        assert_eq!(error_type(&env, outcome).await.as_deref(), Some(cause));
+    }
 
     let published = collector.span_of("order").await;
     assert_eq!((hex(&published.trace_id), hex(&published.parent_span_id)), (trace.clone(), producer));

@@ -81,7 +81,7 @@ impl<H: Handler> Round<'_, H> {
                 reason
             }
         };
-        trace::failed(&span);
+        trace::failed(&span, "error");
         let (scope, messages) = (&self.inbox.shared.settings.scope, taken.len());
         debug!(scope, messages, "a set was rolled back; its messages are run one by one: {reason}");
         if Instant::now() < self.end { Ok(()) } else { Err(Lost::because(reason)) }

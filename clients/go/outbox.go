@@ -1,0 +1,69 @@
+package oncebox
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Outgoing is a message to be enqueued.
+type Outgoing struct {
+	Key, Subject string
+	// Payload is sent unchanged if it is a []byte or a json.RawMessage, else as JSON.
+	Payload any
+	Headers map[string]string
+	// OrderingKey is optional. Messages that share one stay in order.
+	OrderingKey string
+	// NotBefore, unless zero, is a time of the database's clock before which the message is not sent.
+	NotBefore time.Time
+	// Schema is "oncebox" when it is empty.
+	Schema string
+}
+
+// Enqueue writes a message in the caller's transaction; a relay publishes it if and only if the
+// transaction commits. It returns the message's id, or 0 when this very message is enqueued
+// already; the same key with another subject or payload is a [pgconn.PgError] with code OB001.
+//
+// [pgconn.PgError]: https://pkg.go.dev/github.com/jackc/pgx/v5/pgconn#PgError
+func Enqueue(ctx context.Context, tx pgx.Tx, message Outgoing) (id int64, err error) {
+	payload, err := body(message.Payload)
+	if err != nil {
+		return 0, fmt.Errorf("encode the payload of key %q: %w", message.Key, err)
+	}
+	parameters := []any{message.Key, message.Subject, bytea(payload), object(message.Headers), message.OrderingKey}
+	call := "enqueue("
+	if !message.NotBefore.IsZero() {
+		call = "enqueue_at(not_before => $6::timestamptz, "
+		parameters = append(parameters, message.NotBefore.UTC().Format(time.RFC3339Nano))
+	}
+	sql := "SELECT coalesce({schema}." + call + "key => $1::text, subject => $2::text, payload => $3::bytea," +
+		" headers => $4::jsonb, ordering_key => nullif($5::text, '')), 0)::text"
+	var text string
+	err = tx.QueryRow(ctx, inSchema(sql, message.Schema), parameters...).Scan(&text)
+	if err == nil {
+		id, err = strconv.ParseInt(text, 10, 64)
+	}
+	return id, err
+}
+
+// CancelDelayed gives a delayed message up in this transaction. It is false when no message of this
+// key waits. The schema is "oncebox" when it is empty.
+func CancelDelayed(ctx context.Context, tx pgx.Tx, key, schema string) (isCancelled bool, err error) {
+	var text string
+	err = tx.QueryRow(ctx, inSchema("SELECT {schema}.cancel_delayed($1::text)::text", schema), key).Scan(&text)
+	return text == "true", err
+}
+
+func body(payload any) ([]byte, error) {
+	switch bytes := payload.(type) {
+	case []byte:
+		return bytes, nil
+	case json.RawMessage:
+		return bytes, nil
+	}
+	return json.Marshal(payload)
+}

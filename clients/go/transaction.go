@@ -1,0 +1,93 @@
+package oncebox
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+const (
+	// How long it may take to get a connection, and how long each step before and after the handler
+	// may take.
+	stepLimit = 30 * time.Second
+	ended     = "the handler ended the transaction by itself"
+)
+
+// transaction is what the transaction is known by that a handler writes through.
+type transaction struct {
+	// xid is the id of the transaction that has claimed the key.
+	xid string
+	// session has the settings of the session when the handler began, sessionThen just before COMMIT.
+	session, sessionThen string
+	// isUnsure says that COMMIT has been sent, and nobody knows what PostgreSQL has made of it.
+	isUnsure bool
+	// isClosed says that its connection was closed.
+	isClosed bool
+}
+
+// release rolls back what is not committed. It closes a connection where that fails, and one that the
+// handler has changed for all messages behind.
+func release(ctx context.Context, connection *pgxpool.Conn, current *transaction) {
+	defer connection.Release()
+	defer func() { current.isClosed = connection.Conn().IsClosed() }()
+	isOpen := connection.Conn().PgConn().TxStatus() != 'I'
+	if !isOpen && (current.session == "" || current.session == current.sessionThen) {
+		return
+	}
+	ctx, cancel := limited(ctx)
+	defer cancel()
+	batch := &pgx.Batch{}
+	batch.Queue("ROLLBACK")
+	batch.Queue("SELECT " + session)
+	results := connection.SendBatch(ctx, batch)
+	_, _ = results.Exec()
+	var found string
+	err := results.QueryRow().Scan(&found)
+	if err = cmp.Or(err, results.Close()); err != nil || current.session != "" && found != current.session {
+		_ = connection.Conn().Close(ctx)
+	}
+}
+
+// commit settles, unless there is nothing to settle, and commits, if this still is the transaction that
+// made the claim: all in one round trip.
+func commit(ctx context.Context, tx pgx.Tx, current *transaction, settle string, parameters ...any) error {
+	ctx, cancel := limited(ctx)
+	defer cancel()
+	switch tx.Conn().PgConn().TxStatus() {
+	case 'I':
+		return errors.New(ended)
+	case 'E':
+		// COMMIT would be a silent ROLLBACK.
+		return errors.New("the transaction was aborted by an error that the handler did not return")
+	}
+	batch := &pgx.Batch{}
+	check := "SELECT CASE WHEN pg_current_xact_id_if_assigned()::text = $1::text THEN " + session +
+		" ELSE concat('" + ended + "', pg_current_xact_id_if_assigned())::int::text END"
+	batch.Queue(check, current.xid)
+	if settle != "" {
+		batch.Queue(settle, parameters...)
+	}
+	batch.Queue("COMMIT") // not executed behind an error
+	current.isUnsure = true
+	results := tx.SendBatch(ctx, batch)
+	err := results.QueryRow().Scan(&current.sessionThen)
+	err = cmp.Or(err, results.Close())
+	refused, isRefused := errors.AsType[*pgconn.PgError](err)
+	current.isUnsure = err != nil && !isRefused
+	if isRefused && strings.Contains(refused.Message, ended) {
+		return errors.New(ended)
+	}
+	return err
+}
+
+// limited is the context of a step before or after the handler. It does not end with ctx, so that a
+// drain finishes the step.
+func limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), stepLimit)
+}

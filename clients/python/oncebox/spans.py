@@ -1,0 +1,54 @@
+"""The span that a handler runs in, where the package opentelemetry-api is installed: that of docs/metrics.md."""
+
+import contextlib
+from typing import Any, Iterator, Mapping
+
+from .message import Dead, Message, RetryAfter
+
+try:
+    from opentelemetry import trace
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ImportError:
+    trace = None
+
+
+@contextlib.contextmanager
+def handling(scope: str, key: str, message: Message) -> Iterator[None]:
+    """A child of the span that the message's `traceparent` names; an error says why the handler left no effect."""
+    if trace is None:
+        yield
+        return
+    attributes: dict[str, Any] = {
+        "messaging.system": "nats",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.consumer.group.name": scope,
+        "messaging.destination.name": message.subject,
+        "messaging.message.id": key,
+        "oncebox.scope": scope,
+        "oncebox.delivery": message.deliveries,
+    }
+    parent = TraceContextTextMapPropagator().extract(message.headers)
+    start = trace.get_tracer("oncebox").start_as_current_span
+    kind = trace.SpanKind.CONSUMER
+    with start("handle", parent, kind, attributes, record_exception=False, set_status_on_exception=False) as span:
+        try:
+            yield
+        except BaseException as error:
+            # The text of an error may quote the payload.
+            span.set_status(trace.StatusCode.ERROR)
+            span.set_attribute("error.type", _cause(error))
+            raise
+
+
+def with_context(headers: Mapping[str, str] | None) -> dict[str, str]:
+    """The headers of a message that is enqueued in a span: the span goes with it, unless they name one."""
+    given = dict(headers or {})
+    if trace is not None and not any(name.lower() == "traceparent" for name in given):
+        TraceContextTextMapPropagator().inject(given)
+    return given
+
+
+def _cause(error: BaseException) -> str:
+    words = {Dead: "dead", RetryAfter: "retry", TimeoutError: "timeout"}
+    return next((word for kind, word in words.items() if isinstance(error, kind)), type(error).__name__)

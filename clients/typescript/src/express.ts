@@ -1,0 +1,127 @@
+/** The HTTP layer as a middleware of Express, or of anything with its signature. */
+import type { IncomingMessage, ServerResponse } from "node:http";
+import type { Pool } from "pg";
+
+import { type Answer, Problem } from "./problem.ts";
+import { type RequestOptions, Requests } from "./requests.ts";
+
+export { claim, type Claim, type RequestOptions } from "./requests.ts";
+
+/** The parts of a request of Express that are used here. */
+export interface ExpressRequest extends IncomingMessage {
+  baseUrl?: string;
+  originalUrl?: string;
+  route?: { path: unknown };
+  body?: unknown;
+}
+
+const bodies = new WeakMap<object, Buffer>();
+
+/** Keeps the bytes of a body, for parsers before the layer: `express.json({ verify: keepBody })`. */
+export function keepBody(request: IncomingMessage, _: ServerResponse, body: Buffer): void {
+  bodies.set(request, body);
+}
+
+/** A middleware for routes: `app.post("/orders", idempotency(pool, options), handler)`. */
+export function idempotency<R extends ExpressRequest = ExpressRequest>(pool: Pool, options: RequestOptions<R>) {
+  const requests = new Requests<R>(pool, options);
+  return async (request: R, response: ServerResponse, next: (error?: unknown) => void): Promise<void> => {
+    const before = Object.entries(response.getHeaders());
+    let answer: Answer;
+    const { setHeader, writeHead, write, end, flushHeaders } = response;
+    try {
+      if (requests.passes(request.method!, request.rawHeaders)) {
+        return next();
+      }
+      const body = await bodyOf(request, requests.options.requestBodyMax);
+      const { rawHeaders, method, originalUrl, url } = request;
+      const route = options.route ?? (request.route ? `${request.baseUrl ?? ""}${request.route.path}` : undefined);
+      const asked = { request, method: method!, url: originalUrl ?? url!, rawHeaders, route, body };
+      answer = await requests.run(asked, () => {
+        request.headers["accept-encoding"] = "identity";
+        const whole = captured(response);
+        next();
+        return whole;
+      });
+    } catch (error) {
+      answer = requests.refused(error instanceof Problem ? error : new Problem("set-up-wrongly"));
+    }
+    Object.assign(response, { setHeader, writeHead, write, end, flushHeaders });
+    response.statusCode = answer.status;
+    response.getHeaderNames().forEach((name) => response.removeHeader(name));
+    const names = new Set(answer.headers.map(([name]) => name.toLowerCase()));
+    before.filter(([name]) => !names.has(name)).forEach(([name, value]) => response.setHeader(name, value!));
+    for (const name of names) {
+      response.setHeader(name, answer.headers.filter(([other]) => other.toLowerCase() === name).map(([, value]) => value));
+    }
+    response.setHeader("content-length", answer.body.length);
+    response.end(answer.body);
+    // A handler that was too slow may go on: its answer goes nowhere.
+    Object.assign(response, { setHeader: () => response, writeHead: () => response, write: () => true, end: () => response });
+  };
+}
+
+/** The answer of the handlers behind, which write to this response. */
+function captured(response: ServerResponse): Promise<Answer> {
+  return new Promise((resolve) => {
+    const chunks: Buffer[] = [];
+    const take = (chunk: unknown, encoding: unknown) => {
+      if (chunk != null && typeof chunk !== "function") {
+        chunks.push(typeof chunk === "string" ? Buffer.from(chunk, typeof encoding === "string" ? (encoding as BufferEncoding) : "utf8") : Buffer.from(chunk as Uint8Array));
+      }
+    };
+    const call = (given: unknown[]) => {
+      const callback = given.find((value) => typeof value === "function") as (() => void) | undefined;
+      callback?.();
+    };
+    const writeHead = (status: number, ...given: unknown[]) => {
+      response.statusCode = status;
+      const headers = given.find((value) => typeof value === "object") ?? {};
+      Object.entries(headers as Record<string, string>).forEach(([name, value]) => response.setHeader(name, value));
+      return response;
+    };
+    const write = (...given: unknown[]) => {
+      take(given[0], given[1]);
+      call(given);
+      return true;
+    };
+    const end = (...given: unknown[]) => {
+      take(given[0], given[1]);
+      const headers = Object.entries(response.getHeaders()).flatMap(([name, value]) =>
+        (Array.isArray(value) ? value : [value]).map((one): [string, string] => [name, String(one)]),
+      );
+      const kept = headers.filter(([name]) => name !== "content-length");
+      resolve({ status: response.statusCode, headers: kept, body: Buffer.concat(chunks) });
+      call(given);
+      return response;
+    };
+    Object.assign(response, { writeHead, write, end, flushHeaders: () => {} });
+  });
+}
+
+/** The whole body: what a parser before the layer has kept, or what has not been read yet, which becomes `request.body`. */
+async function bodyOf(request: ExpressRequest, max: number): Promise<Buffer> {
+  const kept = bodies.get(request);
+  if (kept !== undefined) {
+    return kept;
+  }
+  if (request.readableEnded && request.body !== undefined) {
+    console.error("a body was read before the idempotency layer: give its parser `verify: keepBody`");
+    throw new Problem("set-up-wrongly");
+  }
+  const chunks: Buffer[] = [];
+  let length = 0;
+  for await (const chunk of request.iterator({ destroyOnReturn: false })) {
+    length += chunk.length;
+    if (length > max) {
+      request.resume();
+      throw new Problem("body-too-large");
+    }
+    chunks.push(chunk);
+  }
+  const body = Buffer.concat(chunks);
+  if (body.length > 0) {
+    request.body = body;
+  }
+  return body;
+}

@@ -1,0 +1,338 @@
+/**
+ * Answers a repeated request from its stored response: the middlewares for Express and Fastify stand on this.
+ *
+ * A request's key is claimed in the transaction that the handler writes through, and the response is stored in
+ * it. Which responses are stored, and the answers of the layer itself, are those of the crate oncebox-http;
+ * services of both kinds may answer each other's requests.
+ */
+import { setTimeout as sleep } from "node:timers/promises";
+import type { ClientBase, Pool, PoolClient } from "pg";
+
+import { rootKey } from "./keys.ts";
+import { type Answer, Problem } from "./problem.ts";
+import { line, sqlState } from "./text.ts";
+import { ask, commit, rollBack, type Run, step, TimedOut, within } from "./transaction.ts";
+import { close, Handle, query, quoted, SESSION } from "./wire.ts";
+
+const SAFE = ["GET", "HEAD", "OPTIONS", "TRACE"];
+
+/** The claim of a request's key, and the transaction that it is claimed in. */
+export interface Claim {
+  client: ClientBase;
+  /** The root of the keys of the request's messages: `stepKey(claim.key, "ship")`. */
+  key: string;
+  tenant: string;
+  /** Set it to have the writes committed with a 4xx, too. */
+  keepsWrites: boolean;
+  /** Aborted when the handler takes longer than it may. */
+  signal: AbortSignal;
+}
+
+export interface RequestOptions<R> {
+  /** The service's name; with method and route it is the scope of a key. Never rename it. */
+  scope: string;
+  /**
+   * The user's id, by your authentication before this layer; without one the answer is 403. With null all
+   * requests belong to one tenant, and a repeated request must have the same credentials.
+   */
+  tenant: ((request: R) => string | null | undefined) | null;
+  /** Default without a tenant: authorization and cookie, else none. */
+  credentials?: string[];
+  /** Chooses what tells requests apart, instead of content type and body. */
+  content?: (request: R, body: Buffer) => Uint8Array;
+  /** The route, where the router does not say it. */
+  route?: string;
+  /** Requests without a key pass, and have no claim. */
+  passesWithoutKey?: boolean;
+  /** Statuses of the 4xx that are not stored. Default: 401, 403, 408, 409, 425, 429. */
+  notStored?: number[];
+  /** Default: content-type, location, etag, link. */
+  keptHeaders?: string[];
+  /** Bytes. Default: 256 KiB each. */
+  requestBodyMax?: number;
+  responseBodyMax?: number;
+  /** How long a repeated request waits for the first one, before it is answered with 409. Default: 1.5 seconds. */
+  inFlightWaitMs?: number;
+  retryAfterSeconds?: number;
+  /** Default: 1 minute. */
+  handlerTimeoutMs?: number;
+  /** How long each step before and after the handler may take. Default: 30 seconds. */
+  stepTimeoutMs?: number;
+  /** How long a response is kept at least; null is for ever. Default: 1 day. */
+  retentionMs?: number | null;
+  /** Where your API's documentation is, for a `Link` in the layer's own answers. */
+  documentation?: string;
+  schema?: string;
+  log?: Pick<Console, "warn" | "error">;
+}
+
+/** A request, as its framework knows it. */
+export interface Asked<R> {
+  request: R;
+  method: string;
+  /** As it was sent, with the query. */
+  url: string;
+  rawHeaders: string[];
+  route: string | undefined;
+  body: Buffer;
+}
+
+interface Pending extends Run {
+  scope: string;
+  tenant: string;
+  key: string;
+  content: unknown[];
+}
+
+const claims = new WeakMap<object, Claim>();
+
+/** The claim of a request of Express or Fastify; throws if there is none. */
+export function claim(request: object): Claim {
+  const found = claims.get(request);
+  if (found === undefined) {
+    throw new Error("there is no claim: the request has no key, or its route no idempotency layer");
+  }
+  return found;
+}
+
+/** The layer behind the middlewares. */
+export class Requests<R extends object> {
+  readonly options: Required<Omit<RequestOptions<R>, "tenant" | "content" | "route" | "documentation">> & RequestOptions<R>;
+  readonly #pool: Pool;
+  readonly #schema: string;
+  readonly #registered = new Map<string, Promise<unknown>>();
+
+  constructor(pool: Pool, options: RequestOptions<R>) {
+    this.#pool = pool;
+    this.#schema = quoted(options.schema ?? "oncebox");
+    this.options = {
+      ...{ credentials: options.tenant === null ? ["authorization", "cookie"] : [], passesWithoutKey: false },
+      ...{ notStored: [401, 403, 408, 409, 425, 429], keptHeaders: ["content-type", "location", "etag", "link"] },
+      ...{ requestBodyMax: 256 << 10, responseBodyMax: 256 << 10, inFlightWaitMs: 1500, retryAfterSeconds: 1 },
+      ...{ handlerTimeoutMs: 60_000, stepTimeoutMs: 30_000, retentionMs: 86_400_000, schema: "oncebox", log: console },
+      ...options,
+    };
+    // Only the pool can give up a connection that is still being made.
+    pool.options.connectionTimeoutMillis ||= this.options.stepTimeoutMs;
+    pool.on("error", (error) => this.options.log.warn(`scope ${options.scope}: an idle connection broke: ${line(error)}`));
+  }
+
+  /** Whether a request passes without a claim; throws a Problem if it has no valid key. */
+  passes(method: string, rawHeaders: string[]): boolean {
+    if (SAFE.includes(method)) {
+      return true;
+    }
+    if (clientKey(rawHeaders) === undefined && !this.options.passesWithoutKey) {
+      throw new Problem("key-missing");
+    }
+    return clientKey(rawHeaders) === undefined;
+  }
+
+  /** Answers a request: by its stored response, a problem, or the answer of the handler, which it then stores. */
+  async run(asked: Asked<R>, handle: (claim: Claim) => Promise<Answer>): Promise<Answer> {
+    try {
+      return await this.#run(asked, this.#identify(asked), handle);
+    } catch (error) {
+      if (!(error instanceof Problem)) {
+        this.options.log.warn(`scope ${this.options.scope}: a request is answered with 503: ${line(error)}`);
+      }
+      return this.refused(error instanceof Problem ? error : new Problem("unavailable"));
+    }
+  }
+
+  refused(problem: Problem): Answer {
+    return problem.answer(this.options.retryAfterSeconds, this.options.documentation);
+  }
+
+  #identify({ request, method, url, rawHeaders, route, body }: Asked<R>): Pending {
+    const { tenant: tenantOf, scope, content, credentials } = this.options;
+    const tenant = tenantOf === null ? "" : (tenantOf(request) ?? "");
+    if (tenantOf !== null && (tenant === "" || Buffer.byteLength(tenant) > 255 || /[\u0000-\u001f\u007f-\u009f]/.test(tenant))) {
+      throw new Problem("tenant-missing");
+    }
+    if (route === undefined) {
+      this.options.log.error("a request without a route: put the layer on a route, or give it a `route`");
+      throw new Problem("set-up-wrongly");
+    }
+    if (body.length > this.options.requestBodyMax) {
+      throw new Problem("body-too-large");
+    }
+    const [path = "", ...rest] = url.split("?");
+    const pairs = credentials.map((name) => name.toLowerCase()).flatMap((name) => valuesOf(rawHeaders, name).map((value) => [name, value]));
+    const chosen = content ? [null, content(request, body)] : [valuesOf(rawHeaders, "content-type")[0] ?? "", body];
+    const parts = [method, path, rest.join("?"), JSON.stringify(pairs), ...chosen];
+    return { scope: `${scope} ${method} ${route}`, tenant, key: clientKey(rawHeaders)!, content: parts };
+  }
+
+  async #run({ request }: Asked<R>, pending: Pending, handle: (claim: Claim) => Promise<Answer>): Promise<Answer> {
+    await this.#register(pending.scope);
+    const [deadline, clientKey] = [Date.now() + this.options.inFlightWaitMs, pending.key];
+    for (;;) {
+      const client = await this.#pool.connect();
+      const answer = await within(client, pending, this.options.stepTimeoutMs, async () => {
+        const stored = await this.#look(client, pending, clientKey);
+        if (stored !== null || pending.xid === undefined) {
+          await this.#step(client, () => query(client, "ROLLBACK"));
+          return stored;
+        }
+        return await this.#handle(request, client, pending, clientKey, handle);
+      });
+      if (answer !== null) {
+        return answer;
+      }
+      if (Date.now() >= deadline) {
+        throw new Problem("in-flight");
+      }
+      await sleep(10 + 90 * Math.random());
+    }
+  }
+
+  /** Says once in this process that a route exists. */
+  async #register(scope: string): Promise<void> {
+    const seconds = this.options.retentionMs === null ? null : String(this.options.retentionMs / 1000);
+    const text = `SELECT ${this.#schema}.register_scope($1, make_interval(secs => $2::float8), kind => 'http')::text`;
+    const register = async () => await ask(await this.#pool.connect(), this.options.stepTimeoutMs, text, [scope, seconds]);
+    const registered = this.#registered.get(scope) ?? register();
+    this.#registered.set(scope, registered);
+    await registered.catch((error) => {
+      this.#registered.delete(scope);
+      throw error;
+    });
+  }
+
+  /** The stored response of the key. Without one the key is claimed, or another request works on it. */
+  async #look(client: PoolClient, pending: Pending, clientKey: string): Promise<Answer | null> {
+    const limit = `${this.options.handlerTimeoutMs + 5000}ms`;
+    const text = `SELECT answer, key, status::text, headers::text, encode(body, 'hex'), pg_current_xact_id_if_assigned()::text, ${SESSION},
+        set_config('idle_in_transaction_session_timeout', $1, true), set_config('statement_timeout', $1, true)
+      FROM ${this.#schema}.claim_request($2, $3, $4,
+        ${this.#schema}.request_fingerprint($5, $6, $7, $8::jsonb, $9, $10::bytea))`;
+    const rows = await this.#step(client, async () => {
+      // The mark tells claim_request() that somebody will commit.
+      await query(client, "BEGIN ISOLATION LEVEL READ COMMITTED DEFERRABLE");
+      return await query(client, text, [limit, pending.scope, pending.tenant, clientKey, ...pending.content]);
+    });
+    const [answer, key, status, headers, body, xid, session] = rows[0]!;
+    [pending.key, pending.xid, pending.session] = [key!, answer === "new" ? xid! : undefined, session!];
+    if (answer === "mismatch") {
+      throw new Problem("key-reused");
+    }
+    if (answer !== "replayed") {
+      return null;
+    }
+    if (status == null) {
+      throw new Problem("response-unknown");
+    }
+    const kept: Answer["headers"] = [...JSON.parse(headers!), ["idempotent-replayed", "true"]];
+    if (body == null) {
+      const gone = this.refused(new Problem("response-not-kept", Number(status)));
+      const isOfBody = ([name]: [string, string]) => name === "content-type" || name === "content-encoding";
+      return { ...gone, headers: [...gone.headers, ...kept.filter((pair) => !isOfBody(pair))] };
+    }
+    return { status: Number(status), headers: kept, body: Buffer.from(body, "hex") };
+  }
+
+  /** Has the request handled, and stores its answer with its writes, alone, or not at all. */
+  async #handle(request: R, client: PoolClient, pending: Pending, clientKey: string, handle: (claim: Claim) => Promise<Answer>): Promise<Answer> {
+    const limit = this.options.handlerTimeoutMs;
+    const timeout = new AbortController();
+    const timer = setTimeout(() => timeout.abort(new TimedOut(`the handler takes longer than ${limit} ms`)), limit);
+    const given = new Handle(client);
+    const own: Claim = { client: given.client, key: pending.key, tenant: pending.tenant, keepsWrites: false, signal: timeout.signal };
+    claims.set(request, own);
+    try {
+      const late = new Promise<never>((_, reject) => timeout.signal.addEventListener("abort", () => reject(timeout.signal.reason)));
+      const answer = await Promise.race([handle(own), late]);
+      given.revoke();
+      answer.headers = [...answer.headers.filter(([name]) => name !== "idempotent-replayed"), ["idempotent-replayed", "false"]];
+      const isStored = answer.status < 500 && !this.options.notStored.includes(answer.status);
+      if (isStored && (answer.status < 400 || own.keepsWrites)) {
+        await this.#commit(client, pending, answer);
+        return answer;
+      }
+      const isBack = await this.#rollBack(client, pending);
+      return isStored ? await this.#reject(client, pending, clientKey, answer, isBack) : answer;
+    } catch (error) {
+      throw this.#problem(client, pending, error);
+    } finally {
+      given.revoke();
+      clearTimeout(timer);
+    }
+  }
+
+  /** Stores a no, without the handler's writes. Unless that works, the client does not get it: a copy that comes later could be done. */
+  async #reject(client: PoolClient, pending: Pending, clientKey: string, answer: Answer, isBack: boolean): Promise<Answer> {
+    const stored = isBack ? await this.#look(client, pending, clientKey) : null;
+    if (stored !== null) {
+      return stored; // another process was faster
+    }
+    if (!isBack || pending.xid === undefined) {
+      throw new Problem(isBack ? "in-flight" : "unavailable");
+    }
+    await this.#commit(client, pending, answer);
+    return answer;
+  }
+
+  /** Returns whether the connection is still of use. */
+  async #rollBack(client: PoolClient, pending: Pending): Promise<boolean> {
+    const isSpoiled = await this.#step(client, () => rollBack(client, pending)).catch(() => null);
+    if (isSpoiled !== false) {
+      // So that within() closes the connection.
+      pending.sessionThen = "changed";
+    }
+    return isSpoiled !== null;
+  }
+
+  async #commit(client: PoolClient, pending: Pending, { status, headers, body }: Answer): Promise<void> {
+    const names = [...this.options.keptHeaders.map((name) => name.toLowerCase()), "content-encoding"];
+    const kept = [...new Set(names)].flatMap((wanted) => headers.filter(([name]) => name.toLowerCase() === wanted));
+    const values = [pending.scope, pending.tenant, pending.key, status >= 400, status, JSON.stringify(kept)];
+    const stored = body.length <= this.options.responseBodyMax ? body : null;
+    const settle = { text: `SELECT ${this.#schema}.settle_request($1, $2, $3, $4, $5, $6::jsonb, $7)::text`, values: [...values, stored] };
+    await this.#step(client, () => commit(client, pending, [settle], false));
+  }
+
+  #problem(client: PoolClient, pending: Pending, error: unknown): Problem {
+    if (error instanceof Problem) {
+      return error;
+    }
+    // Whether a COMMIT without an answer has happened finds the next attempt out.
+    if (pending.isUnsure || ["40001", "40P01"].includes(sqlState(error) as string)) {
+      return new Problem("unavailable");
+    }
+    this.options.log.error(`scope ${pending.scope}, key ${pending.key}: the handler failed, and its writes are rolled back: ${line(error)}`);
+    if (error instanceof TimedOut) {
+      close(client);
+    }
+    return new Problem(error instanceof TimedOut ? "too-slow" : "failed");
+  }
+
+  #step<T>(client: PoolClient, work: () => Promise<T>): Promise<T> {
+    return step(client, this.options.stepTimeoutMs, work);
+  }
+}
+
+function valuesOf(rawHeaders: string[], wanted: string): string[] {
+  return rawHeaders.filter((_, n) => n % 2 === 1 && rawHeaders[n - 1]!.toLowerCase() === wanted);
+}
+
+/** The client's key. A header that comes several times must say the same each time: nobody can know which one the client means. */
+function clientKey(rawHeaders: string[]): string | undefined {
+  const [first, ...others] = new Set(valuesOf(rawHeaders, "idempotency-key"));
+  if (first === undefined) {
+    return undefined;
+  }
+  const text = first.replace(/^[ \t]+|[ \t]+$/g, "");
+  // The string of a structured field (RFC 9651), or a bare token, as many clients send it.
+  const quotedText = /^"((?:[^"\\]|\\["\\])*)"$/.exec(text)?.[1]?.replace(/\\(.)/g, "$1");
+  const key = text.startsWith('"') ? quotedText : /["\\,;]/.test(text) ? undefined : text;
+  try {
+    if (others.length === 0 && key !== undefined) {
+      rootKey(key);
+      return key;
+    }
+  } catch {
+    // It is none.
+  }
+  throw new Problem("key-malformed");
+}

@@ -1,0 +1,113 @@
+/** Taking part in a saga: the barrier before actions and compensations, and answers to commands. */
+import { single } from "./headers.ts";
+import { stepKey } from "./keys.ts";
+import { type Context, Reject } from "./message.ts";
+import { enqueue } from "./outbox.ts";
+import { query, quoted } from "./wire.ts";
+
+/**
+ * The decision for an action: have the effect; it had it before, so answer as you did then; or never act, and
+ * answer with a no, since its compensation came first, or another attempt is newer.
+ */
+export type Action = "act" | "acted" | "refused";
+/** The decision for a compensation: undo; there is nothing to undo, a success; or a leased run in Rust is under way: throw RetryAfter. */
+export type Compensation = "undo" | "nothing" | "wait";
+
+/**
+ * Stands before the actions and compensations of one kind in a service, such as `stock-service:reserve`. In any
+ * order and number, the effect of one of the two remains. Both handlers use a barrier of the same name, in the
+ * same database. Never rename one while sagas are under way.
+ */
+export class Barrier {
+  readonly name: string;
+  readonly #schema: string;
+
+  constructor(name: string, schema = "oncebox") {
+    if (!/^[!-~]{1,255}$/.test(name)) {
+      throw new RangeError(`barrier ${JSON.stringify(name)} is not named by 1 to 255 bytes of visible ASCII`);
+    }
+    this.name = name;
+    this.#schema = quoted(schema);
+  }
+
+  /** Before the effect of an action: whether it may have it. Call `hadNoEffect` if you refuse the command then. */
+  async action(cx: Context): Promise<Action> {
+    return (await this.#ask("enter_action", cx, false)) as Action;
+  }
+
+  /** For an action that may act, but rejects the command: there is nothing to undo. */
+  async hadNoEffect(cx: Context): Promise<void> {
+    await this.#ask("end_action", cx, false);
+  }
+
+  /** Before a compensation undoes anything; its key is the action's with `:undo` behind it. */
+  async compensation(cx: Context): Promise<Compensation> {
+    return (await this.#ask("enter_compensation", cx, true)) as Compensation;
+  }
+
+  /** For a compensation that was told to undo, but rejects the command: the next attempt may undo. */
+  async hasUndoneNothing(cx: Context): Promise<void> {
+    await this.#ask("end_compensation", cx, true);
+  }
+
+  async #ask(name: string, cx: Context, isUndo: boolean): Promise<string> {
+    const [key, attempt] = actionOf(cx, isUndo);
+    const text = `SELECT ${this.#schema}.${name}($1, $2, $3, false, $4)`;
+    const [[answer]] = (await query(cx.client, text, [this.name, cx.tenant, key, attempt])) as [[string]];
+    return answer;
+  }
+}
+
+/**
+ * Answers commands on the subjects that a participant allows, such as `sagas.replies` or `sagas.*.replies`, and on
+ * no other: anybody who may send a command could make this service publish anywhere.
+ */
+export class Replier {
+  readonly #allowed: string[];
+  readonly #schema: string;
+
+  constructor(allowed: string[], schema = "oncebox") {
+    this.#allowed = allowed;
+    this.#schema = schema;
+  }
+
+  /**
+   * Enqueues the answer to a command in the handler's transaction; `result` is what the handler returns then.
+   * Returns whether it was: not when the command names no subject, nor once more for a copy.
+   */
+  async reply(cx: Context, result?: unknown): Promise<boolean> {
+    const subject = single(cx.message.headers, "oncebox-reply-to");
+    if (subject === undefined) {
+      return false;
+    }
+    if (!this.#allowed.some((pattern) => matches(pattern.split("."), subject.split(".")))) {
+      throw new Error(`the command asks for its answer on subject ${subject}, and ${this.#allowed.join(", ")} is allowed`);
+    }
+    const [word, payload] = result instanceof Reject ? ["rejected", result.reply] : ["done", result];
+    const orderingKey = single(cx.message.headers, "oncebox-ordering-key");
+    const sent = await enqueue(cx.client, {
+      ...{ key: stepKey(cx.key, "reply"), subject, payload: payload ?? null, schema: this.#schema },
+      headers: { "Reply-Outcome": word as string, "In-Reply-To": cx.key },
+      ...(orderingKey === undefined ? {} : { orderingKey }),
+    });
+    return sent !== null;
+  }
+}
+
+/** The key of the action, which all its attempts share, and the number of this attempt. */
+function actionOf(cx: Context, isUndo: boolean): [key: string, attempt: number] {
+  const key = cx.key.replace(/:undo$/, "");
+  if ((key !== cx.key) !== isUndo) {
+    throw new Error(`key ${cx.key} is ${isUndo ? "not " : ""}that of a compensation`);
+  }
+  const number = single(cx.message.headers, "saga-attempt") ?? "";
+  const isAttempt = /^[0-9]+$/.test(number) && Number(number) > 1 && Number(number) < 2 ** 31 && key.endsWith(`:#${number}`);
+  return isAttempt ? [key.slice(0, -`:#${number}`.length), Number(number)] : [key, 1];
+}
+
+function matches(pattern: string[], subject: string[]): boolean {
+  if (pattern.at(-1) === ">") {
+    return subject.length >= pattern.length && matches(pattern.slice(0, -1), subject.slice(0, pattern.length - 1));
+  }
+  return pattern.length === subject.length && pattern.every((wanted, n) => wanted === "*" || wanted === subject[n]);
+}

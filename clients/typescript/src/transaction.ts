@@ -1,0 +1,90 @@
+/** The transaction that a handler writes through: its steps, its end, and what it leaves behind. */
+import { DatabaseError, type PoolClient } from "pg";
+
+import { sqlState } from "./text.ts";
+import { close, query, type Query, SESSION, together } from "./wire.ts";
+
+export const ENDED = "the handler ended the transaction by itself";
+const ABORTED = "the transaction was aborted by an error that the handler did not throw";
+
+/** Of the run of a handler that is under way, what its transaction is known by. */
+export interface Run {
+  /** The id of the transaction that has claimed the key. */
+  xid?: string | undefined;
+  /** The session's settings when the handler began. */
+  session?: string | undefined;
+  /** The same just before COMMIT. */
+  sessionThen?: string | undefined;
+  /** Whether COMMIT has been sent, and nobody knows what PostgreSQL has made of it. */
+  isUnsure?: boolean;
+}
+
+export class TimedOut extends Error {
+  override readonly name = "TimedOut";
+}
+
+/** Does something with a connection, rolls back if it fails, and releases the connection. */
+export async function within<R>(client: PoolClient, run: Run, limitMs: number, work: () => Promise<R>): Promise<R> {
+  // A query on a broken connection fails by itself; without this listener the process would end.
+  const broken = () => {};
+  client.on("error", broken);
+  // Whether its transaction may still be open, or its session is another one: then it is closed.
+  let isSpoiled = false;
+  const isChanged = () => step(client, limitMs, () => rollBack(client, run)).catch(() => true);
+  try {
+    const result = await work();
+    isSpoiled = run.sessionThen !== undefined && run.session !== run.sessionThen && (await isChanged());
+    return result;
+  } catch (error) {
+    isSpoiled = error instanceof TimedOut || (await isChanged());
+    throw error;
+  } finally {
+    client.off("error", broken);
+    if (isSpoiled) {
+      close(client);
+    }
+    client.release(isSpoiled);
+  }
+}
+
+/** Rolls back what is open. Returns whether the handler has changed the session for all behind it. */
+export async function rollBack(client: PoolClient, run: Run): Promise<boolean> {
+  const [, [[session]]] = (await together(client, [{ text: "ROLLBACK" }, { text: `SELECT ${SESSION}` }])) as [unknown, [[string]]];
+  return run.session !== undefined && session !== run.session;
+}
+
+/** Waits for a step on this connection, which is closed when it takes longer than this. */
+export async function step<R>(client: PoolClient, limitMs: number, work: () => Promise<R>): Promise<R> {
+  const timer = setTimeout(() => close(client, new TimedOut(`PostgreSQL did not answer for ${limitMs} ms`)), limitMs);
+  return await work().finally(() => clearTimeout(timer));
+}
+
+/** Settles and commits in one round trip, if this still is the transaction that made the claim. */
+export async function commit(client: PoolClient, run: Run, settle: Query[], isPrepared: boolean): Promise<void> {
+  const begun = client.getTransactionStatus?.();
+  if (begun === "I") {
+    throw new Error(ENDED);
+  }
+  if (begun === "E") {
+    throw new Error(ABORTED);
+  }
+  const text = `SELECT CASE WHEN pg_current_xact_id_if_assigned()::text = $1 THEN ${SESSION}
+    ELSE concat('${ENDED}', pg_current_xact_id_if_assigned())::int::text END`;
+  const check = { text, values: [run.xid], ...(isPrepared ? { name: "oncebox check" } : {}) };
+  run.isUnsure = true;
+  try {
+    const [checked] = await together(client, [check, ...settle, { text: "COMMIT" }]);
+    run.sessionThen = checked?.[0]?.[0] ?? undefined;
+  } catch (error) {
+    run.isUnsure = !(error instanceof DatabaseError);
+    const isEnded = error instanceof Error && error.message.includes(ENDED);
+    // Versions of pg that do not know whether a transaction is aborted learn it here.
+    throw isEnded ? new Error(ENDED) : sqlState(error) === "25P02" ? new Error(ABORTED) : error;
+  }
+}
+
+/** Asks in a transaction of its own. */
+export async function ask(client: PoolClient, limitMs: number, text: string, values: unknown[]): Promise<string | null> {
+  const [[answer = null] = []] = await within(client, {}, limitMs, () => step(client, limitMs, () => query(client, text, values)));
+  return answer;
+}

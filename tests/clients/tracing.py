@@ -1,0 +1,44 @@
+"""Handles messages in spans, and prints these: see tests/it/clients/tracing.rs."""
+
+import asyncio
+import os
+
+import oncebox
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from psycopg_pool import AsyncConnectionPool
+
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+async def handle(cx: oncebox.Context, what: str):
+    await oncebox.enqueue(cx.connection, oncebox.step_key(cx.key, "next"), "a.next", {})
+    match what:
+        case "dead":
+            raise oncebox.Dead("no use")
+        case "retry":
+            raise oncebox.RetryAfter(0)
+        case "slow":
+            await asyncio.sleep(60)
+        case "fails":
+            raise ValueError("as it was told")
+
+
+async def main():
+    spans = InMemorySpanExporter()
+    trace.set_tracer_provider(TracerProvider())
+    trace.get_tracer_provider().add_span_processor(SimpleSpanProcessor(spans))
+    async with AsyncConnectionPool(os.environ["DATABASE_URL"], min_size=1, max_size=2) as pool:
+        inbox = oncebox.Inbox(pool, scope="tracing", handler_timeout=0.5)
+        for what in ("done", "dead", "retry", "slow", "fails"):
+            headers = {"idempotency-key": what, "traceparent": PARENT}
+            await inbox.run(handle, oncebox.Message("a.b", f'"{what}"'.encode(), headers))
+    for span in spans.get_finished_spans():
+        attributes = [f"{name}={value}" for name, value in sorted(span.attributes.items()) if name != "error.type"]
+        context = f"{span.context.trace_id:032x} {span.parent.span_id:016x} {span.context.span_id:016x}"
+        print(span.name, span.kind.name, context, *attributes, span.attributes.get("error.type", "-"))
+
+
+asyncio.run(main())
