@@ -99,7 +99,10 @@ fn missing(expected: &Expected, name: &str) -> Option<Obstacle> {
             "stream-missing",
             format!("the declared stream {name} is not there, and its policy is verify"),
             "the relay does not start",
-            format!("set its policy to create, or: nats stream add {} --subjects SUBJECT,SUBJECT --defaults", quoted(name)),
+            format!(
+                "set its policy to create, or: nats stream add {} --subjects SUBJECT,SUBJECT --defaults",
+                quoted(name)
+            ),
         )
     })
 }

@@ -45,10 +45,7 @@ mod tests {
     fn streams_are_read_and_mistakes_are_named() {
         let read = parse("ORDERS = orders.>, payments.*.made ;STOCK=stock").unwrap();
         let read: Vec<_> = read.iter().map(|s| (s.name.as_str(), s.config.subjects.join(" "))).collect();
-        assert_eq!(
-            read,
-            [("ORDERS", "orders.> payments.*.made".to_owned()), ("STOCK", "stock".to_owned())]
-        );
+        assert_eq!(read, [("ORDERS", "orders.> payments.*.made".to_owned()), ("STOCK", "stock".to_owned())]);
         for (text, problem) in [
             ("orders.>", "not NAME=SUBJECTS"),
             ("A=", "\"\" is not a subject"),

@@ -1,0 +1,105 @@
+//! The migrations as SQL for other tools end in the same schema as `oncebox migrate`.
+
+use std::process::{Command, Stdio};
+
+use oncebox_schema::{LATEST_VERSION, Lanes, SchemaName, check_version, script::steps};
+use oncebox_tests::TestEnv;
+use tokio_postgres::Client;
+
+use crate::{
+    relay::process::{run, run_ok},
+    schema::beside::dump,
+};
+
+/// The dump of an environment that `oncebox migrate` has installed, which is empty afterwards.
+async fn expected(env: &TestEnv) -> (String, Client) {
+    let client = env.pg().await;
+    let expected = dump(env);
+    client.batch_execute("DROP SCHEMA oncebox CASCADE").await.unwrap();
+    (expected, client)
+}
+
+fn psql(env: &TestEnv, script: &str) -> (bool, String) {
+    let mut psql = Command::new(oncebox_tests::postgres_directory().unwrap().join("psql"));
+    psql.args(["--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1"]).arg(env.database_url());
+    let mut psql = psql.stdin(Stdio::piped()).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    std::io::Write::write_all(&mut psql.stdin.take().unwrap(), script.as_bytes()).unwrap();
+    let output = psql.wait_with_output().unwrap();
+    (output.status.success(), String::from_utf8(output.stderr).unwrap())
+}
+
+/// `oncebox migrate --sql` asks no database; run by psql it installs the schema, and not twice.
+#[tokio::test]
+async fn psql_installs_what_migrate_installs() {
+    let env = TestEnv::new().await;
+    let (expected, client) = expected(&env).await;
+    let arguments = ["migrate", "--sql", "--role-prefix", "oncebox", "--lanes", "5"];
+    let script = run_ok("", &arguments).await;
+    let (ok, log) = psql(&env, &script);
+    assert!(ok, "{log}");
+    let text =
+        |dump: &str| dump.replace("RETURN 16;", "RETURN 5;").replace(", 16))::smallint", ", 5))::smallint");
+    assert_eq!(dump(&env), text(&expected));
+    check_version(&client, &SchemaName::default()).await.unwrap();
+    let sql = "SELECT (SELECT count(*) FROM oncebox.lane), (SELECT count(*) FROM oncebox.cursor), \
+               has_function_privilege('oncebox_producer', 'oncebox.enqueue_json(text, text, jsonb, jsonb, text)', 'EXECUTE')";
+    let row = client.query_one(sql, &[]).await.unwrap();
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1), row.get::<_, bool>(2)), (5, 5, true));
+    let (ok, log) = psql(&env, &script);
+    assert!(!ok && log.contains("this step follows version 0"), "{log}");
+    // `oncebox migrate` finds nothing to do afterwards.
+    let (code, _, log) = run(env.database_url(), &["migrate"]).await;
+    assert!(code == 0 && log.contains(&format!("from={LATEST_VERSION}")), "{log}");
+    assert_eq!(dump(&env), text(&expected));
+}
+
+/// From each version, as a team that took the files of an earlier release.
+#[tokio::test]
+async fn the_steps_of_an_upgrade_end_in_the_same_schema() {
+    let env = TestEnv::new().await;
+    let (expected, mut client) = expected(&env).await;
+    let (schema, roles) = (SchemaName::default(), "oncebox".parse().unwrap());
+    let fresh = steps(&schema, Lanes::default(), Some(&roles), 0);
+    for from in 1..=LATEST_VERSION {
+        client.batch_execute("DROP SCHEMA IF EXISTS oncebox CASCADE").await.unwrap();
+        let installed = &fresh[..usize::try_from(from).unwrap()];
+        for step in installed.iter().chain(&steps(&schema, Lanes::default(), Some(&roles), from)) {
+            match step.in_transaction {
+                true => {
+                    let transaction = client.transaction().await.unwrap();
+                    transaction
+                        .batch_execute(&step.sql)
+                        .await
+                        .unwrap_or_else(|e| panic!("{}: {e:?}", step.name));
+                    transaction.commit().await.unwrap();
+                }
+                false => client.batch_execute(&step.sql).await.unwrap(),
+            }
+        }
+        assert_eq!(dump(&env), expected, "from version {from}");
+    }
+}
+
+/// For a pipeline: `--check` is the exit code, `--dry-run` the list, and neither changes anything.
+#[tokio::test]
+async fn check_and_dry_run_look_and_change_nothing() {
+    let env = TestEnv::new().await;
+    let url = env.database_url();
+    let (code, text, _) = run(url, &["migrate", "--check"]).await;
+    assert_eq!((code, &*text), (0, "this program works with schema oncebox as it is\n"));
+    let text = run_ok(url, &["migrate", "--dry-run"]).await;
+    assert_eq!(
+        text,
+        format!("schema oncebox: version {LATEST_VERSION} of {LATEST_VERSION}\n  rights, in a transaction\n")
+    );
+    env.pg().await.batch_execute("DROP SCHEMA oncebox CASCADE").await.unwrap();
+    let (code, _, log) = run(url, &["migrate", "--check"]).await;
+    assert!(code == 1 && log.contains("run `oncebox migrate`"), "{code}: {log}");
+    let text = run_ok(url, &["migrate", "--dry-run"]).await;
+    assert!(
+        text.starts_with("schema oncebox: version 0 of ") && text.contains("\n  outbox, in a transaction\n"),
+        "{text}"
+    );
+    let (code, _, _) = run(url, &["migrate", "--check"]).await;
+    assert_eq!(code, 1, "a dry run installs nothing");
+}
