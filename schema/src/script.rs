@@ -56,8 +56,8 @@ pub fn steps(schema: &SchemaName, lanes: Lanes, roles: Option<&RolePrefix>, from
     steps
 }
 
-/// Producers wait behind a migration that waits for a lock: it gives up instead, and the tool runs it
-/// again.
+/// Producers wait behind a migration that waits for a lock: it gives up instead, and the tool runs
+/// it again.
 const LOCKS: &str = "SET LOCAL lock_timeout = '500ms';\n";
 const BOOTSTRAP: &str = include_str!("../migrations/bootstrap.sql");
 

@@ -52,7 +52,7 @@ fn in_transaction(step: &Step) -> String {
     }
 }
 
-/// Names and texts of the files, numbered on behind those that are there (with the texts of Python).
+/// Names and texts of the files, numbered on behind those that are there (name and text).
 pub(super) fn files(
     format: Format,
     steps: &[Step],
@@ -141,18 +141,19 @@ fn head(there: &[(String, String)]) -> Result<Option<String>, String> {
 
 fn alembic(revision: &str, before: Option<&str>, step: &Step) -> String {
     let before = before.map_or("None".to_owned(), |before| format!("\"{before}\""));
-    let run = match step.in_transaction {
-        true => "    op.get_bind().exec_driver_sql(SQL)\n",
+    let upgrade = match step.in_transaction {
+        true => "    run(SQL)\n",
         // One at a time: several together would be a transaction.
         false => {
             "    with op.get_context().autocommit_block():\n        for statement in SQL.split(\";\\n\"):\n            \
-             if statement.strip():\n                op.get_bind().exec_driver_sql(statement)\n"
+             if statement.strip():\n                run(statement)\n"
         }
     };
     format!(
         "\"\"\"Oncebox: {}.\"\"\"\n\nfrom alembic import op\n\nrevision = \"{revision}\"\ndown_revision = {before}\n\n\
-         SQL = r\"\"\"\n{}\"\"\"\n\n\ndef upgrade() -> None:\n{run}\n\ndef downgrade() -> None:\n    \
-         raise NotImplementedError(\"Oncebox goes forward only\")\n",
+         SQL = r\"\"\"\n{}\"\"\"\n\n\ndef run(sql: str) -> None:\n    # By the driver, for which a % stands for itself.\n    \
+         op.get_bind().connection.cursor().execute(sql)\n\n\ndef upgrade() -> None:\n{upgrade}\n\n\
+         def downgrade() -> None:\n    raise NotImplementedError(\"Oncebox goes forward only\")\n",
         step.name, step.sql
     )
 }
