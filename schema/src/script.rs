@@ -9,7 +9,7 @@ use crate::{
         record,
         step::{Steps, at_once},
     },
-    migrations::MIGRATIONS,
+    migrations::{MIGRATIONS, Migration},
 };
 
 /// A piece of a migration, as a tool runs it.
@@ -31,15 +31,33 @@ pub struct Step {
 /// [`migrate`]: crate::migrate()
 #[must_use]
 pub fn steps(schema: &SchemaName, lanes: Lanes, roles: Option<&RolePrefix>, from: i32) -> Vec<Step> {
+    steps_of(&MIGRATIONS, schema, lanes, roles, from)
+}
+
+/// [`steps`] as the next version of Oncebox will have them, with one migration more; for our tests.
+#[doc(hidden)]
+#[must_use]
+pub fn steps_beyond(schema: &SchemaName, next: &str, roles: Option<&RolePrefix>, from: i32) -> Vec<Step> {
+    let migrations = [&MIGRATIONS[..], &[(LATEST_VERSION + 1, "next", next)]].concat();
+    steps_of(&migrations, schema, Lanes::default(), roles, from)
+}
+
+fn steps_of(
+    migrations: &[Migration<'_>],
+    schema: &SchemaName,
+    lanes: Lanes,
+    roles: Option<&RolePrefix>,
+    from: i32,
+) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut before = from;
-    for (number, name, file) in MIGRATIONS.iter().filter(|(number, ..)| *number > from) {
+    for (number, name, file) in migrations.iter().filter(|(number, ..)| *number > from) {
         let taken = Steps::new(file);
         for index in taken.indexes.iter().filter(|_| from > 0) {
             // A crash leaves a half built index, which is in the way of the next attempt.
             let drop = format!("DROP INDEX CONCURRENTLY IF EXISTS {{schema}}.{};\n", index.name);
-            let sql = schema.sql(&format!("{drop}{}", index.sql.trim_start()));
-            steps.push(Step { name: format!("{name}_{}", index.name), sql, in_transaction: false });
+            steps.push(alone(schema, format!("{name}_without_{}", index.name), &drop));
+            steps.push(alone(schema, format!("{name}_with_{}", index.name), index.sql));
         }
         let bootstrap = if from == 0 && steps.is_empty() { BOOTSTRAP } else { "" };
         let body = if from == 0 { at_once(file) } else { taken.transaction.to_owned() };
@@ -50,10 +68,15 @@ pub fn steps(schema: &SchemaName, lanes: Lanes, roles: Option<&RolePrefix>, from
     }
     steps.push(Step {
         name: "rights".to_owned(),
-        sql: rights(schema, roles, from == 0),
+        sql: rights(schema, roles, from == 0, before),
         in_transaction: true,
     });
     steps
+}
+
+/// A statement by itself: several that a tool sends together are a transaction to PostgreSQL.
+fn alone(schema: &SchemaName, name: String, sql: &str) -> Step {
+    Step { name, sql: schema.sql(sql.trim_start()), in_transaction: false }
 }
 
 /// Producers wait behind a migration that waits for a lock: it gives up instead, and the tool runs
@@ -71,7 +94,7 @@ fn follows(version: i32) -> String {
 }
 
 /// The names of roles are known to the database alone, so their grants are put together there.
-fn rights(schema: &SchemaName, roles: Option<&RolePrefix>, is_fresh: bool) -> String {
+fn rights(schema: &SchemaName, roles: Option<&RolePrefix>, is_fresh: bool, version: i32) -> String {
     let given = roles.map_or("NULL::text".to_owned(), |prefix| format!("'{}'", prefix.as_str()));
     let prefix: Vec<&str> =
         include_str!("sql/role_prefix.sql").lines().filter(|line| !line.starts_with("--")).collect();
@@ -80,7 +103,7 @@ fn rights(schema: &SchemaName, roles: Option<&RolePrefix>, is_fresh: bool) -> St
     schema.sql(&format!(
         "{LOCKS}\n{}\n{}\nDO $oncebox$\nDECLARE\n  role_names text;\nBEGIN\n{prefix} INTO role_names;\n  \
          EXECUTE replace($grants$\n{grants}$grants$, '@prefix@', role_names);\nEND $oncebox$;\n",
-        follows(LATEST_VERSION),
+        follows(version),
         include_str!("../migrations/repair.sql"),
     ))
 }

@@ -1,5 +1,5 @@
 # The tools that teams migrate with install and upgrade the schema from the files of `oncebox migrate
-# --extract`, and end where `oncebox migrate` ends. psql, Alembic, goose and golang-migrate run.
+# --extract`, and end where `oncebox migrate` ends: psql, Alembic, goose, golang-migrate, Flyway.
 bin=$(ls -d /usr/lib/postgresql/*/bin | sort --version-sort | tail -1 || true)
 if [ -z "$bin" ]; then echo "LEFT OUT: there is no PostgreSQL here (Debian: postgresql-15)" && exit 0; fi
 tools=$ROOT/.dev/migrators
@@ -8,13 +8,14 @@ oncebox=$PWD/oncebox-$VERSION/bin/oncebox
 
 # PostgreSQL does not run as root.
 as_nobody() { if [ "$(id -u)" = 0 ]; then runuser -u nobody -- "$@"; else "$@"; fi; }
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 chmod 755 . && mkdir data && { [ "$(id -u)" != 0 ] || chown nobody data; }
 as_nobody "$bin/initdb" --auth=trust --username=postgres --no-sync --pgdata=data/pg >/dev/null
 as_nobody "$bin/pg_ctl" --pgdata=data/pg --wait --timeout=60 --log=data/log \
-    --options="-c listen_addresses= -c unix_socket_directories=$PWD/data -c fsync=off" start >/dev/null
+    --options="-c listen_addresses=127.0.0.1 -p $port -c unix_socket_directories=$PWD/data -c fsync=off" start >/dev/null
 trap 'as_nobody "$bin/pg_ctl" --pgdata=data/pg --mode=immediate --wait --timeout=60 stop >/dev/null' EXIT
-export PGHOST=$PWD/data PGUSER=postgres
-url() { echo "postgres://postgres@/$1?host=$PGHOST"; }
+export PGHOST=$PWD/data PGPORT=$port PGUSER=postgres
+url() { echo "postgres://postgres@/$1?host=$PGHOST&port=$port"; }
 dump() { "$bin/pg_dump" --schema-only --schema=oncebox "$1" | grep -v '^\\\(un\)\?restrict'; }
 new() { "$bin/createdb" "$1" && mkdir -p "files/$1"; }
 extract() { "$oncebox" migrate --extract "files/$1" --format "$2" --role-prefix oncebox "${@:3}"; }
@@ -25,7 +26,7 @@ dump expected >expected.sql
 latest=$("$bin/psql" --quiet --no-align --tuples-only --command 'SELECT max(version) FROM oncebox.migration' expected)
 
 run_plain() { for file in files/plain/*.sql; do "$bin/psql" --quiet --set=ON_ERROR_STOP=1 --file="$file" plain >/dev/null; done; }
-run_goose() { "$tools/goose" -dir files/goose postgres "host=$PGHOST user=postgres dbname=goose" up; }
+run_goose() { "$tools/goose" -dir files/goose postgres "host=$PGHOST port=$port user=postgres dbname=goose" up; }
 run_golang-migrate() { "$tools/migrate" -path files/golang-migrate -database "$(url golang-migrate)&sslmode=disable" up; }
 run_alembic() {
     (cd files/alembic && PYTHONPATH=$tools/python python3 -m alembic --config ../../alembic.ini upgrade head)
@@ -35,7 +36,7 @@ cat >alembic.ini <<INI
 script_location = $PWD/alembic
 version_locations = $PWD/files/alembic
 path_separator = os
-sqlalchemy.url = postgresql+psycopg://postgres@/alembic?host=$PGHOST
+sqlalchemy.url = postgresql+psycopg://postgres@/alembic?host=$PGHOST&port=$port
 INI
 mkdir alembic && cat >alembic/env.py <<'PYTHON'
 from alembic import context
@@ -47,11 +48,21 @@ with create_engine(context.config.get_main_option("sqlalchemy.url")).connect() a
         context.run_migrations()
 PYTHON
 
-for tool in plain goose golang-migrate alembic; do
+run_flyway() {
+    java -cp "$tools/flyway/*" "$ROOT/packaging/migrators/Migrate.java" "jdbc:postgresql://127.0.0.1:$port/flyway" postgres files/flyway
+}
+run=(plain goose golang-migrate alembic)
+if [ -d "$tools/flyway" ] && command -v java >/dev/null; then
+    run+=(flyway)
+else
+    echo "LEFT OUT: Flyway needs Java and Maven"
+fi
+for tool in "${run[@]}"; do
     new "$tool"
     # A migration of the team's own was there before.
     case $tool in
     plain) echo 'CREATE TABLE own ();' >"files/$tool/0007_own.sql" ;;
+    flyway) echo 'CREATE TABLE own ();' >"files/$tool/V7__own.sql" ;;
     goose) printf -- '-- +goose Up\nCREATE TABLE own ();\n' >"files/$tool/00007_own.sql" ;;
     golang-migrate) echo 'CREATE TABLE own ();' >"files/$tool/000007_own.up.sql" ;;
     alembic)

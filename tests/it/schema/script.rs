@@ -2,13 +2,16 @@
 
 use std::process::{Command, Stdio};
 
-use oncebox_schema::{LATEST_VERSION, Lanes, SchemaName, check_version, script::steps};
+use oncebox_schema::{
+    LATEST_VERSION, Lanes, SchemaName, check_version, migrate_beyond,
+    script::{Step, steps, steps_beyond},
+};
 use oncebox_tests::TestEnv;
 use tokio_postgres::Client;
 
 use crate::{
     relay::process::{run, run_ok},
-    schema::beside::dump,
+    schema::beside::{NEXT, dump},
 };
 
 /// The dump of an environment that `oncebox migrate` has installed, which is empty afterwards.
@@ -61,20 +64,40 @@ async fn the_steps_of_an_upgrade_end_in_the_same_schema() {
         client.batch_execute("DROP SCHEMA IF EXISTS oncebox CASCADE").await.unwrap();
         let installed = &fresh[..usize::try_from(from).unwrap()];
         for step in installed.iter().chain(&steps(&schema, Lanes::default(), Some(&roles), from)) {
-            match step.in_transaction {
-                true => {
-                    let transaction = client.transaction().await.unwrap();
-                    transaction
-                        .batch_execute(&step.sql)
-                        .await
-                        .unwrap_or_else(|e| panic!("{}: {e:?}", step.name));
-                    transaction.commit().await.unwrap();
-                }
-                false => client.batch_execute(&step.sql).await.unwrap(),
-            }
+            apply(&mut client, step).await;
         }
         assert_eq!(dump(&env), expected, "from version {from}");
     }
+}
+
+/// The next version builds an index of a large table beside producers: outside of a transaction,
+/// each statement by itself, and again after a crash that left half of it.
+#[tokio::test]
+async fn an_upgrade_builds_indexes_outside_of_its_transaction() {
+    let env = TestEnv::new().await;
+    let mut client = env.pg().await;
+    let (schema, roles) = (SchemaName::default(), "oncebox".parse().unwrap());
+    let steps = steps_beyond(&schema, NEXT, Some(&roles), LATEST_VERSION);
+    let alone: Vec<&str> = steps.iter().filter(|s| !s.in_transaction).map(|s| &*s.name).collect();
+    assert_eq!(alone, ["next_without_message_key_next", "next_with_message_key_next"]);
+    client.batch_execute("CREATE INDEX message_key_next ON oncebox.message (subject)").await.unwrap();
+    for step in &steps {
+        apply(&mut client, step).await;
+    }
+    let migrated = dump(&env);
+    client.batch_execute("DROP SCHEMA oncebox CASCADE").await.unwrap();
+    migrate_beyond(&mut client, &schema, NEXT, Some(&roles)).await.unwrap();
+    assert_eq!(migrated, dump(&env));
+}
+
+async fn apply(client: &mut Client, step: &Step) {
+    let refused = |error| panic!("{}: {error:?}", step.name);
+    if !step.in_transaction {
+        return client.batch_execute(&step.sql).await.unwrap_or_else(refused);
+    }
+    let transaction = client.transaction().await.unwrap();
+    transaction.batch_execute(&step.sql).await.unwrap_or_else(refused);
+    transaction.commit().await.unwrap();
 }
 
 /// For a pipeline: `--check` is the exit code, `--dry-run` the list, and neither changes anything.

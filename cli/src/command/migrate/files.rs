@@ -114,7 +114,6 @@ fn last(there: &[(String, String)]) -> (u64, usize) {
 fn goose(step: &Step) -> String {
     match step.in_transaction {
         true => format!("-- +goose Up\n-- +goose StatementBegin\n{}-- +goose StatementEnd\n", step.sql),
-        // These are statements without a semicolon inside.
         false => format!("-- +goose NO TRANSACTION\n-- +goose Up\n{}", step.sql),
     }
 }
@@ -143,11 +142,7 @@ fn alembic(revision: &str, before: Option<&str>, step: &Step) -> String {
     let before = before.map_or("None".to_owned(), |before| format!("\"{before}\""));
     let upgrade = match step.in_transaction {
         true => "    run(SQL)\n",
-        // One at a time: several together would be a transaction.
-        false => {
-            "    with op.get_context().autocommit_block():\n        for statement in SQL.split(\";\\n\"):\n            \
-             if statement.strip():\n                run(statement)\n"
-        }
+        false => "    with op.get_context().autocommit_block():\n        run(SQL)\n",
     };
     format!(
         "\"\"\"Oncebox: {}.\"\"\"\n\nfrom alembic import op\n\nrevision = \"{revision}\"\ndown_revision = {before}\n\n\
