@@ -25,7 +25,7 @@ async fn migrate(program: &PathBuf, url: &str) {
 
 /// The last release has installed the schema, and its relay runs while producers enqueue. This
 /// release migrates, starts its relay beside the old one, and stays alone; then the upgrade is
-/// taken back the same way. Every message arrives once and in its order, and neither relay complains.
+/// taken back the same way. Every message arrives once and in its order, and no relay complains.
 #[tokio::test]
 async fn a_release_takes_over_from_the_last_one_and_gives_back_beneath_producers() {
     let (old, new) = (release("ONCEBOX_TEST_OLD_PROGRAM"), release("ONCEBOX_TEST_NEW_PROGRAM"));

@@ -1,6 +1,6 @@
 //! The migrations as SQL for other tools end in the same schema as `oncebox migrate`.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use oncebox_schema::{
     LATEST_VERSION, Lanes, SchemaName, check_version, migrate_beyond,
@@ -24,10 +24,11 @@ async fn expected(env: &TestEnv) -> (String, Client) {
 
 fn psql(env: &TestEnv, script: &str) -> (bool, String) {
     let mut psql = Command::new(oncebox_tests::postgres_directory().unwrap().join("psql"));
-    psql.args(["--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1"]).arg(env.database_url());
-    let mut psql = psql.stdin(Stdio::piped()).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-    std::io::Write::write_all(&mut psql.stdin.take().unwrap(), script.as_bytes()).unwrap();
-    let output = psql.wait_with_output().unwrap();
+    // From a file: psql ends in the middle of one that is refused.
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    std::io::Write::write_all(&mut file, script.as_bytes()).unwrap();
+    psql.args(["--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--file"]).arg(file.path());
+    let output = psql.arg(env.database_url()).output().unwrap();
     (output.status.success(), String::from_utf8(output.stderr).unwrap())
 }
 
