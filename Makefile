@@ -94,7 +94,7 @@ bench-works: build
 dist: .dev/packaging $(CLIENTS) ## Make the artefacts of a release in target/dist: packages, image, wheels, crates, chart, checksums.
 	packaging/dist.sh "$$(packaging/program.sh $(abspath $(BIN)))" $(abspath $(BIN))
 
-dist-works: .dev/linters dist docs ## Try each artefact from outside.
+dist-works: .dev/linters .dev/migrators dist docs ## Try each artefact from outside.
 	tests/dist/run.sh $(abspath $(BIN))/dist
 
 rehearsal: servers ## Rehearse an upgrade with two programs, OLD=FILE and NEW=FILE: each message once, in order, while both run.
@@ -165,6 +165,11 @@ LINTER := PYTHONPATH=.dev/linters python3 .dev/linters/bin
 	rm -rf $@
 	python3 -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target $@ --requirement $<
 	packaging/tools.sh $@/go
+	@touch $@
+
+# The migration tools of teams, which tests/dist/migrate.sh runs.
+.dev/migrators: $(wildcard packaging/migrators/*) | $(CLIENTS)
+	packaging/migrators/install.sh $@
 	@touch $@
 
 # What examples/producer.py and clients/python import.

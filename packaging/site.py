@@ -24,7 +24,9 @@ def targets(text: str) -> list[str]:
 
 def stage(source: Path) -> list[str]:
     """Lays out the pages as in the repository, with the files that they link to."""
-    pages = targets(SUMMARY.read_text())
+    # The summary's own links begin where it stands; mdBook wants them from the top.
+    summary = SUMMARY.read_text().replace("](../../", "](")
+    pages = targets(summary)
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.md"], capture_output=True, text=True, check=True)
     for page in listed.stdout.split():
         is_meant = page in IN_SITE or not LEFT_OUT.fullmatch(page)
@@ -42,7 +44,7 @@ def stage(source: Path) -> list[str]:
         # mdBook makes an index of each README, and leaves the links to it.
         text = (source / page).read_text()
         (source / page).write_text(re.sub(r"(\]\([^)\s]*)README\.md", r"\1index.md", text))
-    shutil.copy(SUMMARY, source / "SUMMARY.md")
+    (source / "SUMMARY.md").write_text(summary)
     return pages
 
 

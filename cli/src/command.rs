@@ -13,6 +13,7 @@ mod delayed;
 mod dev;
 mod failing;
 mod losses;
+mod migrate;
 mod output;
 mod parked;
 mod pause;
@@ -27,13 +28,8 @@ mod verify;
 use std::io::{IsTerminal as _, Write as _};
 
 use clap::{Arg, ArgMatches};
-use oncebox_connect::{
-    config::{Config, ConfigError, NamedConfig, OPTIONS, OutboxConfig, Sources, Values},
-    postgres::connect_postgres,
-};
+use oncebox_connect::config::{Config, ConfigError, NamedConfig, OPTIONS, OutboxConfig, Sources, Values};
 use oncebox_operator::ParkedKind;
-use oncebox_schema::{Lanes, RolePrefix, installed_lanes, migrate_with_roles};
-use tokio::task::JoinSet;
 use tracing_subscriber::EnvFilter;
 
 /// The command with its arguments, checked.
@@ -49,8 +45,7 @@ enum Action {
     Relay(Box<Config>),
     /// Holds all that was typed too, to read the file again.
     Relays(Vec<NamedConfig>, Box<Sources>),
-    /// Holds the number of lanes and the prefix of role names, if they were given.
-    Migrate(Option<Lanes>, Option<RolePrefix>),
+    Migrate(migrate::Migrate),
     Parked(parked::Asked),
     Delayed(delayed::Delayed),
     /// Holds the whole configuration if the command sends messages.
@@ -142,14 +137,6 @@ fn parser() -> clap::Command {
         })
     };
     let connection = || options(FOR_DATABASE).collect::<Vec<Arg>>();
-    let lanes = Arg::new("lanes")
-        .long("lanes")
-        .value_name("N")
-        .value_parser(clap::value_parser!(u16).range(1..=256))
-        .help("Lanes of a new outbox, 1 to 256; fixed when it is installed [default: 16]");
-    let roles = Arg::new("role-prefix").long("role-prefix").value_name("PREFIX").value_parser(role_prefix).help(
-        "What the names of the four roles begin with [default: SCHEMA_DATABASE, or what they begin with already]",
-    );
     let program = clap::Command::new("oncebox")
         .max_term_width(100)
         .about("Transactional outbox and inbox for PostgreSQL and NATS JetStream")
@@ -163,13 +150,7 @@ fn parser() -> clap::Command {
                 .args(options(&[]))
                 .after_help(secrets_help()),
         )
-        .subcommand(
-            clap::Command::new("migrate")
-                .about("Install the schema, or bring it up to date")
-                .args(connection())
-                .arg(lanes)
-                .arg(roles),
-        )
+        .subcommand(migrate::command(connection()))
         .subcommand(status::command(options(FOR_STATUS).collect()))
         .subcommand(trace::command(connection()))
         .subcommand(doctor::command(options(&[]).collect()).after_help(secrets_help()))
@@ -205,10 +186,6 @@ fn group(name: &'static str, about: &'static str) -> clap::Command {
     clap::Command::new(name).about(about).subcommand_required(true).arg_required_else_help(true)
 }
 
-fn role_prefix(text: &str) -> Result<RolePrefix, String> {
-    text.parse().map_err(|error: oncebox_schema::InvalidRolePrefix| error.to_string())
-}
-
 /// Options without a flag, since any user of the machine can read flags.
 fn secrets_help() -> String {
     let lines = OPTIONS
@@ -240,6 +217,11 @@ impl Command {
             Some((option.name, text.clone()))
         });
         let sources = Sources::read(given.collect(), names, |name| std::env::var(name).ok());
+        if let Some(written) =
+            (path == ["migrate"]).then(|| migrate::write(flags, sources.values())).flatten()
+        {
+            return Err(written.map_or_else(Refusal::Config, Refusal::Document));
+        }
         Self::new(&path, flags, sources).map_err(Refusal::Config)
     }
 
@@ -292,11 +274,7 @@ impl Command {
             (["trace"], _) => {
                 Action::Trace(trace::Trace::new(flags, sources.values())?, vec![databases::lone(&outbox)])
             }
-            (["migrate"], _) => {
-                let lanes = flags.get_one::<u16>("lanes").copied();
-                let roles = flags.get_one::<RolePrefix>("role-prefix").cloned();
-                Action::Migrate(lanes.and_then(Lanes::new), roles)
-            }
+            (["migrate"], _) => Action::Migrate(migrate::Migrate::new(flags)),
             (["outbox", "dead", name], _) => set_aside(ParkedKind::Dead, name, flags),
             (["outbox", "parked", name], _) => set_aside(ParkedKind::Parked, name, flags),
             (["outbox", "replay", name], _) => set_aside(ParkedKind::Replay, name, flags),
@@ -359,33 +337,10 @@ impl Command {
             Action::PruneInboxes(prune) => prune.run(&self.outbox).await,
             Action::Relay(config) => relay::one(*config).await,
             Action::Relays(databases, sources) => relay::many(databases, *sources).await,
-            Action::Migrate(lanes, roles) => install(&self.outbox, lanes, roles.as_ref()).await,
+            Action::Migrate(migrate) => migrate.run(&self.outbox).await,
         }
         .map(|()| 0)
     }
-}
-
-async fn install(
-    config: &OutboxConfig,
-    lanes: Option<Lanes>,
-    roles: Option<&RolePrefix>,
-) -> anyhow::Result<()> {
-    let mut tasks = JoinSet::new();
-    let mut client = connect_postgres(config, &mut tasks).await?;
-    let schema = config.schema();
-    if let (Some(wanted), Some(found)) = (lanes, installed_lanes(&client, schema).await?) {
-        anyhow::ensure!(
-            wanted == found,
-            "schema \"{schema}\" has {found} lanes, not {wanted}: their number is fixed when it is installed; leave \
-             --lanes out. Nothing was changed"
-        );
-    }
-    let migrated = migrate_with_roles(&mut client, schema, lanes.unwrap_or_default(), roles).await?;
-    // The warnings of PostgreSQL are logged before the line that says `migrated`.
-    drop(client);
-    while tasks.join_next().await.is_some() {}
-    tracing::info!(%schema, from = migrated.from, to = migrated.to, "migrated");
-    Ok(())
 }
 
 fn set_aside(kind: ParkedKind, name: &str, flags: &ArgMatches) -> Action {

@@ -39,6 +39,7 @@ pub use fleet::{NamedConfig, Settings};
 pub use limits::{Limits, ReadLimits};
 pub(crate) use nats::{DEFAULT_API, Login, Nats, with_credentials};
 pub use on_loss::OnLoss;
+use options::STREAM;
 pub use options::{OPTIONS, OptionSpec};
 pub use outbox::OutboxConfig;
 use reader::Reader;
@@ -178,7 +179,7 @@ impl Config {
         let otlp_metrics = collector.as_ref().filter(|_| !metrics_every.is_zero());
         let config = Self {
             nats,
-            streams: typed_streams::all(&mut read),
+            streams: streams(&mut read),
             workers,
             tuning,
             on_loss: read.parsed("on-loss", OnLoss::parse).unwrap_or_default(),
@@ -219,6 +220,18 @@ impl Config {
             .text("log")
             .unwrap_or_default()
     }
+}
+
+/// The streams of the file, or of a database's table, and those that were typed.
+fn streams(read: &mut Reader<'_>) -> Vec<StreamTable> {
+    let mut streams = read.sources.streams.clone();
+    for typed in read.parsed(STREAM, typed_streams::parse).unwrap_or_default() {
+        match streams.iter().any(|stream| stream.name == typed.name) {
+            true => read.mistake(STREAM, format_args!("stream {} is declared twice", typed.name)),
+            false => streams.push(typed),
+        }
+    }
+    streams
 }
 
 fn tuning(read: &mut Reader<'_>) -> Tuning {

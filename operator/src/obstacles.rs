@@ -118,8 +118,8 @@ fn no_stream(subject: &str, subjects: &[RecentSubject], streams: &[StreamStatus]
     )
 }
 
-/// A command after which a stream takes the subject: the one that is named after its first word, with
-/// all that begins so.
+/// A command after which a stream takes the subject: a stream that is named after the first word of
+/// the subject, for all subjects that begin with it.
 fn taking(subject: &str, streams: &[StreamStatus]) -> String {
     let (first, all) = match subject.split_once('.') {
         Some((first, _)) => (first, format!("{first}.>")),

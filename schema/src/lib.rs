@@ -23,6 +23,7 @@ mod message_id;
 mod migrate;
 mod migrations;
 mod name;
+pub mod script;
 mod subject;
 mod transaction;
 mod version;
@@ -34,7 +35,9 @@ pub use key::{Key, KeyError};
 pub use message_id::{Digest, MessageId, Sending};
 #[doc(hidden)]
 pub use migrate::migrate_beyond;
-pub use migrate::{Lanes, MigrateError, Migrated, installed_lanes, migrate, migrate_with_roles};
+pub use migrate::{
+    Lanes, MigrateError, Migrated, installed_lanes, installed_version, migrate, migrate_with_roles,
+};
 pub use migrations::LATEST_VERSION;
 pub use name::{InvalidRolePrefix, InvalidSchemaName, RolePrefix, SchemaName};
 pub use subject::{InvalidSubject, Subject};

@@ -1,7 +1,7 @@
 //! Numbered, forward-only migrations.
 
 mod attempt;
-mod step;
+pub(crate) mod step;
 
 use tokio_postgres::{Client, Error, GenericClient, Transaction, error::SqlState, types::Type};
 
@@ -181,6 +181,23 @@ pub async fn installed_lanes(
     }
 }
 
+/// The version of the installed schema; 0 when it is not installed.
+///
+/// # Errors
+/// PostgreSQL refused or went away.
+pub async fn installed_version(
+    client: &impl GenericClient,
+    schema: &SchemaName,
+) -> Result<i32, MigrateError> {
+    match Version::read(client, schema).await {
+        Ok(version) => Ok(version.number),
+        Err(error) => match error.code() {
+            Some(&SqlState::UNDEFINED_TABLE | &SqlState::INVALID_SCHEMA_NAME) => Ok(0),
+            _ => Err(MigrateError::of(schema, error)),
+        },
+    }
+}
+
 /// The installation to migrate.
 #[derive(Clone, Copy, Debug)]
 struct Plan<'a> {
@@ -275,19 +292,7 @@ impl Plan<'_> {
     ) -> Result<(), Error> {
         let sql = self.schema.sql(sql).replace("{lanes}", &self.lanes.0.to_string());
         transaction.batch_execute(&sql).await?;
-        let recorded = self.schema.sql("INSERT INTO {schema}.migration (version, name) VALUES ($1, $2)");
-        transaction.execute_typed(&recorded, &[(&number, Type::INT4), (&name, Type::TEXT)]).await?;
-        if number == self.latest() {
-            let works =
-                self.schema.sql("UPDATE {schema}.migration SET oldest_program = $1 WHERE version = $2");
-            let parameters = [(&OLDEST_PROGRAM as _, Type::INT4), (&number as _, Type::INT4)];
-            transaction.execute_typed(&works, &parameters).await?;
-            // Where TRUNCATE does not reach: bootstrap.sql reads it when the table is empty.
-            let note = self.schema.sql("COMMENT ON TABLE {schema}.migration IS");
-            let versions = format!("{note} 'version {number}, oldest program {OLDEST_PROGRAM}'");
-            transaction.batch_execute(&versions).await?;
-        }
-        Ok(())
+        transaction.batch_execute(&self.schema.sql(&record(number, name))).await
     }
 
     async fn finish(self, transaction: &Transaction<'_>, is_fresh: bool) -> Result<(), Error> {
@@ -299,6 +304,22 @@ impl Plan<'_> {
         let prefix: &str = row.get(0);
         transaction.batch_execute(&self.schema.sql(&GRANTS.replace("{name}", prefix))).await
     }
+}
+
+/// The statements that record a migration. Only the newest one of a program says which programs it
+/// works with.
+pub(crate) fn record(number: i32, name: &str) -> String {
+    let mut sql = format!("INSERT INTO {{schema}}.migration (version, name) VALUES ({number}, '{name}');\n");
+    if number >= LATEST_VERSION {
+        sql += &format!(
+            "UPDATE {{schema}}.migration SET oldest_program = {OLDEST_PROGRAM} WHERE version = {number};\n"
+        );
+        // Where TRUNCATE does not reach: bootstrap.sql reads it when the table is empty.
+        sql += &format!(
+            "COMMENT ON TABLE {{schema}}.migration IS 'version {number}, oldest program {OLDEST_PROGRAM}';\n"
+        );
+    }
+    sql
 }
 
 /// Somebody else's lock was in the way: the migration's turn will come.

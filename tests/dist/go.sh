@@ -2,7 +2,8 @@
 if [ -d "$ROOT/.dev/toolchains/go/go/bin" ]; then PATH=$ROOT/.dev/toolchains/go/go/bin:$PATH; fi
 python3 -m zipfile -e "$DIST/go/oncebox-go-v$VERSION.zip" modules
 mv "modules/oncebox@v$VERSION" oncebox
-[ -s oncebox/LICENSE-MIT ] && cmp oncebox/go.mod "$DIST/go/oncebox-go-v$VERSION.mod"
+[ -s oncebox/LICENSE-MIT ]
+cmp oncebox/go.mod "$DIST/go/oncebox-go-v$VERSION.mod"
 grep -q "\"Version\": \"v$VERSION\"" "$DIST/go/oncebox-go-v$VERSION.info"
 mkdir shop && cd shop
 cp ../oncebox/go.mod ../oncebox/go.sum .

@@ -20,6 +20,7 @@ if [ "$(id -u)" != 0 ]; then echo "LEFT OUT: chroot needs root" && exit 0; fi
 # It reaches for a host by name and says so: the C library in there finds names.
 code=0
 chroot --userspec=65532:65532 bundle/rootfs /oncebox status --database-url postgres://nobody.invalid/orders 2>log || code=$?
-[ "$code" = 69 ] && grep 'nobody.invalid:5432/orders cannot be reached' log
+[ "$code" = 69 ]
+grep 'nobody.invalid:5432/orders cannot be reached' log
 grep -q 'BEGIN CERTIFICATE' bundle/rootfs/etc/ssl/certs/ca-certificates.crt
 [ ! -e bundle/rootfs/bin/sh ]

@@ -6,6 +6,7 @@ mod schema {
     mod enqueue; // enqueue in SQL: once per key, in the caller's transaction, alone and in bulk
     mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump
     pub(crate) mod beside; // the migration to the next version, while the database is in use
+    mod script; // the migrations as SQL for other tools
     mod roles; // least privilege, and functions that cannot be hijacked
     mod role_names; // the names of roles, each database's own
 }
@@ -50,6 +51,7 @@ mod relay {
     mod scrapes; // many scrapes of a slow database delay no delivery
     mod rolling; // a rolling deploy: the database is migrated beneath running relays
     mod config; // the configuration file, its documentation, and the streams that it declares
+    mod typed_streams; // streams from the command line and the environment
     mod cli; // the program's manners: exit codes, signals, HTTP
     mod databases; // one process for several databases
     mod documents; // completions, the manual page, log lines in JSON

@@ -102,7 +102,7 @@ fn draws(flags: &ArgMatches) -> bool {
 }
 
 fn looks(path: &[&str], flags: &ArgMatches) -> bool {
-    path.last().is_some_and(|last| LOOKS.contains(last)) || has(flags, "dry-run")
+    path.last().is_some_and(|last| LOOKS.contains(last)) || has(flags, "dry-run") || has(flags, "check")
 }
 
 fn places(commands: Vec<(String, Command)>) -> Vec<Place> {

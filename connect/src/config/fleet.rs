@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 
 use super::{
     Config, ConfigError, Sources,
-    options::find,
+    options::{STREAM, find},
     table::{DatabaseTable, InTable},
-    typed_streams::STREAM,
 };
 
 /// One of the databases that a file names, with the configuration of its relay.

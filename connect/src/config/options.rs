@@ -1,6 +1,7 @@
 //! The table of options.
 
-use super::typed_streams::STREAM;
+/// The name of the option that declares streams, beside the tables of the file.
+pub(super) const STREAM: &str = "stream";
 
 /// One option of the relay.
 #[derive(Clone, Copy, Debug)]

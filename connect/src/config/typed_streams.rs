@@ -1,28 +1,9 @@
 //! Streams from the command line or the environment: `ORDERS=orders.>,payments.>`.
 
-use super::{
-    StreamTable,
-    reader::Reader,
-    stream::{self, is_subject, stream_name},
-};
-
-/// The name of the option.
-pub(super) const STREAM: &str = "stream";
-
-/// The streams of the file, or of a database's table, and those that were typed.
-pub(super) fn all(read: &mut Reader<'_>) -> Vec<StreamTable> {
-    let mut streams = read.sources.streams.clone();
-    for typed in read.parsed(STREAM, parse).unwrap_or_default() {
-        match streams.iter().any(|stream| stream.name == typed.name) {
-            true => read.mistake(STREAM, format_args!("stream {} is declared twice", typed.name)),
-            false => streams.push(typed),
-        }
-    }
-    streams
-}
+use super::stream::{self, StreamTable, is_subject, stream_name};
 
 /// Several stand one after the other, with `;` between them.
-fn parse(text: &str) -> Result<Vec<StreamTable>, String> {
+pub(super) fn parse(text: &str) -> Result<Vec<StreamTable>, String> {
     text.split(';').map(str::trim).filter(|part| !part.is_empty()).map(one).collect()
 }
 

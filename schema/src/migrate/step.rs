@@ -10,21 +10,21 @@ const CONCURRENTLY: &str = " CONCURRENTLY";
 
 /// A migration's file, taken apart.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Steps<'a> {
-    pub(super) indexes: Vec<Index<'a>>,
-    pub(super) transaction: &'a str,
+pub(crate) struct Steps<'a> {
+    pub(crate) indexes: Vec<Index<'a>>,
+    pub(crate) transaction: &'a str,
 }
 
 /// An index to be there when the transaction begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Index<'a> {
-    pub(super) name: &'a str,
-    pub(super) table: &'a str,
-    pub(super) sql: &'a str,
+pub(crate) struct Index<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) table: &'a str,
+    pub(crate) sql: &'a str,
 }
 
 impl<'a> Steps<'a> {
-    pub(super) fn new(file: &'a str) -> Self {
+    pub(crate) fn new(file: &'a str) -> Self {
         let Some((front, transaction)) = file.split_once(THEN) else {
             return Self { indexes: Vec::new(), transaction: file };
         };
@@ -39,7 +39,7 @@ impl<'a> Steps<'a> {
 
 /// All of a migration for a database that holds nothing yet: at once, in the transaction that
 /// installs it.
-pub(super) fn at_once(file: &str) -> String {
+pub(crate) fn at_once(file: &str) -> String {
     file.replace(CONCURRENTLY, "")
 }
 

@@ -11,8 +11,8 @@ use crate::relay::{
     support::{assert_delivered, await_messages, client, enqueue, stored, values},
 };
 
-/// The program that this variable names: `make rehearsal OLD=FILE NEW=FILE`. Unset, the one that was
-/// built, so that the rehearsal itself is tested.
+/// The program that this variable names: `make rehearsal OLD=FILE NEW=FILE`. Unset, the one that
+/// was built, so that the rehearsal itself is tested.
 fn release(variable: &str) -> PathBuf {
     env::var_os(variable).map_or_else(program, PathBuf::from)
 }
@@ -24,8 +24,8 @@ async fn migrate(program: &PathBuf, url: &str) {
 }
 
 /// The last release has installed the schema, and its relay runs while producers enqueue. This
-/// release migrates, starts its relay beside the old one, and stays alone; then the upgrade is taken
-/// back the same way. Every message arrives once and in its order, and neither relay complains.
+/// release migrates, starts its relay beside the old one, and stays alone; then the upgrade is
+/// taken back the same way. Every message arrives once and in its order, and no relay complains.
 #[tokio::test]
 async fn a_release_takes_over_from_the_last_one_and_gives_back_beneath_producers() {
     let (old, new) = (release("ONCEBOX_TEST_OLD_PROGRAM"), release("ONCEBOX_TEST_NEW_PROGRAM"));

@@ -35,7 +35,8 @@ async fn migrate_to_next(client: &mut Client) -> Migrated {
     migrate_beyond(client, &SchemaName::default(), NEXT, None).await.unwrap()
 }
 
-fn dump(env: &TestEnv) -> String {
+/// The schema's definition, with nothing in it that differs between two databases.
+pub(crate) fn dump(env: &TestEnv) -> String {
     let mut pg_dump = Command::new(oncebox_tests::postgres_directory().unwrap().join("pg_dump"));
     pg_dump.args(["--schema-only", "--no-owner", "--schema=oncebox"]).arg(env.database_url());
     let output = pg_dump.output().unwrap();
