@@ -108,7 +108,7 @@ async fn from_an_empty_directory_to_a_message_in_a_stream_and_everything_ends_wi
     for said in ["enqueued hello-1\n", "was enqueued before: hello-1\n"] {
         assert_eq!(run(&database_url, &enqueue).await.1, said);
     }
-    let is_stored = async || trace(&database_url, "hello-1").await.contains("ORDERS").then_some(());
+    let is_stored = async || trace(&database_url, "hello-1").await.contains("settled").then_some(());
     eventually("the message is in the stream", LIMIT, is_stored).await;
     let page =
         eventually("the console answers", LIMIT, async || http_get(console, "/key?key=hello-1").await.ok())
@@ -127,7 +127,7 @@ async fn from_an_empty_directory_to_a_message_in_a_stream_and_everything_ends_wi
         (&database_url, &nats_url),
         "what was copied goes on working"
     );
-    assert!(trace(&database_url, "hello-1").await.contains("ORDERS"));
+    assert!(trace(&database_url, "hello-1").await.contains("settled"));
     again.stop().await;
 }
 

@@ -74,7 +74,7 @@ impl View for Delayed {
             @if self.messages.is_empty() { (empty("Messages that were enqueued for later stand here until their time has come.")) }
             @else {
                 p { (action(ask, &self.database, if given.is_empty() { "cancel all" } else { "cancel all that match" }, &all)) }
-                div.scroll { table {
+                div.scroll tabindex="0" { table {
                     thead { tr { th { "Due" } th { "Key" } th { "Subject" } th { "Ordering key" } th { "Enqueued" } th.number { "Payload" } th {} } }
                     tbody { @for message in &self.messages { tr {
                         td { (time(message.not_before)) }

@@ -122,7 +122,7 @@ impl Way {
             return empty("No database has a message with this key, or one below it.");
         }
         html! {
-            div.scroll { table {
+            div.scroll tabindex="0" { table {
                 thead { tr {
                     th { "Key" } th { "Database" } th { "State" } th { "Subject" } th { "Ordering key" } th { "In inboxes" } th {}
                 } }

@@ -1,10 +1,10 @@
 //! The pages in a real browser: nothing that somebody else wrote runs, everybody can use them, and
 //! what moves moves by itself.
 
-use std::{fs, path::PathBuf};
+use std::{cell::RefCell, fs, path::PathBuf};
 
 use fantoccini::{Client, Locator};
-use oncebox_tests::{Browser, TestEnv, eventually};
+use oncebox_tests::{Browser, TestEnv, within};
 use serde_json::{Value, json};
 
 use super::support::Console;
@@ -155,11 +155,12 @@ async fn two_tabs_follow_a_relay_that_dies_and_a_database_that_comes_back() {
     // Nobody reloads.
     let both_say = async |what: &str, is_said: &dyn Fn(&str) -> bool| {
         for tab in tabs {
-            eventually(what, 2 * LIMIT, async || {
-                let text = text(tab).await.to_lowercase();
-                is_said(&text).then_some(())
-            })
-            .await;
+            let last = RefCell::new(String::new());
+            let said = within(2 * LIMIT, async || {
+                last.replace(text(tab).await.to_lowercase());
+                is_said(&last.borrow()).then_some(())
+            });
+            assert!(said.await.is_some(), "{what}: {}", last.borrow());
         }
     };
     let is_known = |text: &str| !["starting", "away"].iter().any(|word| text.contains(word));
