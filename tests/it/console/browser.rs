@@ -7,12 +7,12 @@ use fantoccini::{Client, Locator};
 use oncebox_tests::{Browser, TestEnv, within};
 use serde_json::{Value, json};
 
-use super::support::Console;
+use super::{hostile::PAGES, support::Console};
 use crate::{
     operator::sagas::SAGAS,
     relay::{
-        process::Process,
-        support::{LIMIT, enqueue, values_of},
+        process::{Process, run_ok},
+        support::{LIMIT, connect, drain, enqueue, values_of, with},
     },
 };
 
@@ -28,13 +28,41 @@ INSERT INTO oncebox.inbox_attempt (scope, tenant, key, message, reason, failed_a
 VALUES ('"><script>pwned=1</script>', '', 'k', 'ORDERS/1', '<img src=x onerror=pwned=1>', now(), '<b>');
 "#;
 
+/// Rows for the other pages.
+const TROUBLE: &str = r#"
+SELECT oncebox.bury('mail', 'order-' || n || ':mail', 'payload', CASE WHEN n < 5 THEN 'no account' ELSE 'the mailbox is full' END,
+                    'mail.send')
+FROM generate_series(1, 7) AS n;
+SELECT oncebox.attempt_failed('payment-service:charge', 'order-' || n, '', 'ORDERS', n, clock_timestamp(),
+                              'relation "charge" does not exist', 'orders.placed', 60, 3600)
+FROM generate_series(1, 3) AS n;
+SELECT oncebox.enqueue_at('remind-' || n, 'mail.remind', 'payload', clock_timestamp() + n * interval '1 hour')
+FROM generate_series(1, 3) AS n;
+"#;
+
 /// Every page, by the name of its picture.
 fn pages() -> Vec<(&'static str, &'static str)> {
     vec![
         ("overview", "/"),
         ("database", "/db/shop"),
-        ("find", "/find?q=order"),
+        ("find", "/find?q=order-1"),
         ("key", "/key?key=order-1"),
+        ("parked", "/db/shop/set-aside"),
+        ("dead", "/db/shop/set-aside?kind=dead"),
+        ("failing", "/db/shop/set-aside?kind=failing"),
+        ("dead-letters", "/db/shop/set-aside?kind=dead-letters"),
+        ("letter", "/db/shop/letter?id=1"),
+        ("message", "/db/shop/message?key=lost-1"),
+        ("act", "/db/shop/act?kind=dead&action=retry&all=1"),
+        ("sagas", "/db/shop/sagas"),
+        ("saga", "/db/shop/saga?key=2:order"),
+        ("delayed", "/db/shop/delayed"),
+        ("pauses", "/db/shop/pauses"),
+        ("replays", "/db/shop/replays"),
+        ("losses", "/db/shop/losses"),
+        ("doctor", "/db/shop/doctor"),
+        ("audit", "/db/shop/audit"),
+        ("jobs", "/jobs"),
         ("settings", "/settings"),
     ]
 }
@@ -58,10 +86,13 @@ async fn shop() -> TestEnv {
     env.stream().await;
     enqueue(&client, &env.subject("placed"), "order-", 0..40, 4).await;
     client.batch_execute(SAGAS).await.unwrap();
-    client
-        .batch_execute("SELECT oncebox.bury('mail', 'order-1:mail', 'p', 'no account', 'mail.send')")
-        .await
-        .unwrap();
+    client.batch_execute(TROUBLE).await.unwrap();
+    let (lost, paused) = (format!("nowhere.{}", env.name()), env.subject("paused"));
+    enqueue(&client, &lost, "lost-", 1..8, 2).await;
+    drain(&mut connect(&with(&values_of(&env), [("attempts-max", "1")])).await.worker()).await;
+    enqueue(&client, &format!("no-stream.{}", env.name()), "astray-", 0..3, 0).await;
+    let pause = ["outbox", "pause", "--subject", &paused, "--unseen", "--by", "mina", "--note", "INC-7"];
+    run_ok(env.database_url(), &pause).await;
     env
 }
 
@@ -88,7 +119,7 @@ async fn every_page_is_for_everybody_in_both_themes_on_a_desk_and_on_a_phone() {
     let Some(browser) = Browser::start().await.unwrap() else { return };
     let env = shop().await;
     let relay = Process::relay(&values_of(&env));
-    let console = Console::of(&env, &["--show-payloads"]).await;
+    let console = Console::of(&env, &["--show-payloads", "--allow-actions"]).await;
     console.row("shop", |row| row["has_leader"] == true).await;
     let page = browser.page();
     let rules = fs::read_to_string(AXE).expect("`make .dev/axe` installs it");
@@ -127,7 +158,8 @@ async fn nothing_that_somebody_else_wrote_runs() {
         "/key?key=%3Cscript%3Epwned%3D1%3C/script%3E",
         "/key?key=%3Csvg/onload%3Dpwned%3D1%3E",
     ];
-    for path in pages().into_iter().map(|(_, path)| path).chain(hostile) {
+    let ours = pages().into_iter().map(|(_, path)| path);
+    for path in ours.chain(PAGES.iter().copied()).chain(hostile) {
         goto(page, &console, path).await;
         assert_eq!(
             run(page, "return [window.pwned ?? null, document.querySelectorAll('script:not([src])').length]")
@@ -174,4 +206,33 @@ async fn two_tabs_follow_a_relay_that_dies_and_a_database_that_comes_back() {
     proxy.stall(false);
     both_say("the database is back", &|text| is_known(text) && text.contains("no relay")).await;
     other.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_operator_retries_all_that_match_with_a_few_clicks() {
+    let Some(browser) = Browser::start().await.unwrap() else { return };
+    let env = shop().await;
+    let console = Console::of(&env, &["--allow-actions"]).await;
+    console.row("shop", |row| row["dead"].as_i64() > Some(0)).await;
+    let page = browser.page();
+    goto(page, &console, "/db/shop/set-aside?kind=dead").await;
+    let click = async |css: &str| {
+        let found = page.wait().at_most(LIMIT).for_element(Locator::Css(css)).await;
+        match found {
+            Ok(element) => element.click().await.unwrap(),
+            Err(error) => panic!("{css}: {error}: {}", page.source().await.unwrap()),
+        }
+    };
+    click("a[href*='action=retry']").await;
+    let asked = text(page).await;
+    assert!(asked.contains('7') && asked.contains("oncebox outbox dead retry"), "{asked}");
+    click("form[method=post] button[type=submit]").await;
+    let client = env.pg().await;
+    let retried = within("all are retried", LIMIT, async || {
+        let sql = "SELECT count(*) FROM oncebox.parked WHERE dead_at IS NOT NULL";
+        let dead: i64 = client.query_one(sql, &[]).await?.get(0);
+        Ok((dead == 0).then_some(()))
+    });
+    assert!(retried.await.is_ok(), "{}", text(page).await);
+    assert!(page.current_url().await.unwrap().path().starts_with("/jobs/"), "its progress is shown");
 }
