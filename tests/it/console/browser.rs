@@ -188,11 +188,11 @@ async fn two_tabs_follow_a_relay_that_dies_and_a_database_that_comes_back() {
     let both_say = async |what: &str, is_said: &dyn Fn(&str) -> bool| {
         for tab in tabs {
             let last = RefCell::new(String::new());
-            let said = within(2 * LIMIT, async || {
+            let said = within(what, 2 * LIMIT, async || {
                 last.replace(text(tab).await.to_lowercase());
-                is_said(&last.borrow()).then_some(())
+                Ok(is_said(&last.borrow()).then_some(()))
             });
-            assert!(said.await.is_some(), "{what}: {}", last.borrow());
+            assert!(said.await.is_ok(), "{what}: {}", last.borrow());
         }
     };
     let is_known = |text: &str| !["starting", "away"].iter().any(|word| text.contains(word));
