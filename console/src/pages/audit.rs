@@ -49,7 +49,7 @@ impl View for Audit {
         html! {
             @if self.rows.is_empty() { (empty("Who has retried, discarded, replayed or paused something stands here, with when and why.")) }
             @else {
-                div.scroll { table {
+                div.scroll tabindex="0" { table {
                     thead { tr { th { "When" } th { "Who" } th { "Action" } th { "Key" } th { "Reason" } th { "Note" } } }
                     tbody { @for row in &self.rows { tr {
                         td { (time(row.happened_at)) }

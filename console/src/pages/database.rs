@@ -133,7 +133,7 @@ fn relays(status: &Status) -> Markup {
     html! {
         @if status.relays.is_empty() { (empty("No relay is connected. Start one with `oncebox relay`.")) }
         @else {
-            div.scroll { table {
+            div.scroll tabindex="0" { table {
                 thead { tr { th { "User" } th { "Address" } th.number { "Sessions" } th { "Part" } } }
                 tbody { @for relay in &status.relays { tr {
                     td { (relay.user_name.as_deref().unwrap_or("not to be seen")) }
@@ -157,7 +157,7 @@ fn streams(survey: &Survey) -> Markup {
         @for problem in &survey.unasked { p.problem { (problem) } }
         @if survey.streams.is_empty() { (empty("No stream takes a subject of this outbox.")) }
         @else {
-            div.scroll { table {
+            div.scroll tabindex="0" { table {
                 thead { tr {
                     th { "Stream" } th { "Subjects" } th.number { "Messages" } th.number { "Filled" } th.number { "Replicas" }
                     th.number { "Consumers" } th { "Differs" }
@@ -178,7 +178,7 @@ fn streams(survey: &Survey) -> Markup {
         }
         @if !survey.consumers.is_empty() {
             h3 { "Consumers" }
-            div.scroll { table {
+            div.scroll tabindex="0" { table {
                 thead { tr {
                     th { "Consumer" } th { "Stream" } th { "Takes" } th.number { "Pending" } th.number { "Unacknowledged" }
                     th.number { "Redelivered" } th { "Last delivery" }
@@ -214,7 +214,7 @@ fn inboxes(path: &str, status: &Status) -> Markup {
     html! {
         @if all.is_empty() { (empty("Inboxes of this database stand here once they have run a message.")) }
         @else {
-            div.scroll { table {
+            div.scroll tabindex="0" { table {
                 thead { tr {
                     th { "Inbox" } th.number { "Failing" } th.number { "Dead letters" } th.number { "Snoozed" } th { "Last reason" }
                 } }
@@ -238,7 +238,7 @@ fn lanes(status: &Status) -> Markup {
     html! {
         details #lanes {
             summary { (status.lanes.len()) " lanes" }
-            div.scroll { table {
+            div.scroll tabindex="0" { table {
                 thead { tr { th.number { "Lane" } th.number { "Backlog" } th.number { "Lag" } th { "Settled" } th { "Locked by" } } }
                 tbody { @for lane in &status.lanes { tr {
                     td.number { (lane.lane) }
@@ -252,7 +252,7 @@ fn lanes(status: &Status) -> Markup {
         @if !status.subjects.is_empty() {
             details #subjects {
                 summary { "Subjects of the newest messages" }
-                div.scroll { table {
+                div.scroll tabindex="0" { table {
                     thead { tr { th { "Subject" } th.number { "Messages" } th.number { "Largest" } } }
                     tbody { @for subject in &status.subjects { tr {
                         td.long { (subject.subject) }

@@ -74,8 +74,8 @@ impl View for Delayed {
             @if self.messages.is_empty() { (empty("Messages that were enqueued for later stand here until their time has come.")) }
             @else {
                 p { (action(ask, &self.database, if given.is_empty() { "cancel all" } else { "cancel all that match" }, &all)) }
-                div.scroll { table {
-                    thead { tr { th { "Due" } th { "Key" } th { "Subject" } th { "Ordering key" } th { "Enqueued" } th.number { "Payload" } th {} } }
+                div.scroll tabindex="0" { table {
+                    thead { tr { th { "Due" } th { "Key" } th { "Subject" } th { "Ordering key" } th { "Enqueued" } th.number { "Payload" } th { span.hidden { "Actions" } } } }
                     tbody { @for message in &self.messages { tr {
                         td { (time(message.not_before)) }
                         td.long { (key_link(&message.key)) }

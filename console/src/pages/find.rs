@@ -96,7 +96,7 @@ impl View for Finds {
                     p { "saga " a.key href=(Fields::link(&format!("/db/{database}/saga"), &[("key", saga)])) { (saga) } }
                 }
                 @if !found.messages.is_empty() {
-                    div.scroll { table {
+                    div.scroll tabindex="0" { table {
                         thead { tr { th { "Key" } th { "Subject" } th { "Ordering key" } th { "Enqueued" } } }
                         tbody { @for message in &found.messages { tr {
                             td.long { (key_link(&message.key)) }

@@ -93,7 +93,7 @@ impl View for Jobs {
             @if self.jobs.is_empty() {
                 (empty("Actions of this console stand here while they run, and after they have ended, until it restarts."))
             } @else {
-                div.scroll { table {
+                div.scroll tabindex="0" { table {
                     thead { tr { th { "Job" } th { "Action" } th { "Database" } th { "By" } th.number { "Done" } th { "End" } } }
                     tbody { @for job in &self.jobs { tr {
                         th scope="row" { a href=(format!("/jobs/{}", job.id)) { (job.id) } }

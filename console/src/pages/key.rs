@@ -122,9 +122,9 @@ impl Way {
             return empty("No database has a message with this key, or one below it.");
         }
         html! {
-            div.scroll { table {
+            div.scroll tabindex="0" { table {
                 thead { tr {
-                    th { "Key" } th { "Database" } th { "State" } th { "Subject" } th { "Ordering key" } th { "In inboxes" } th {}
+                    th { "Key" } th { "Database" } th { "State" } th { "Subject" } th { "Ordering key" } th { "In inboxes" } th { span.hidden { "More" } }
                 } }
                 tbody {
                     @for placed in &self.databases { @for message in &placed.trace.messages {

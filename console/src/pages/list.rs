@@ -69,7 +69,7 @@ pub(crate) fn show_groups(
     actions: impl Fn(&Group) -> Markup,
 ) -> Markup {
     html! {
-        div.scroll { table {
+        div.scroll tabindex="0" { table {
             thead { tr { th.number { "How many" } th { "Reason" } th { "Subject" } th { "Oldest" } th { "Actions" } } }
             tbody { @for group in groups { tr {
                 td.number { a href=(link(group)) { (number(group.rows)) } }

@@ -231,7 +231,7 @@ impl View for Overview {
                         _ => { strong.bad { (need) " databases need somebody." } },
                     }
                 }
-                div.scroll {
+                div.scroll tabindex="0" {
                     table.stacks {
                         thead { tr { @for (head, class) in heads { th scope="col" class=[(!class.is_empty()).then_some(class)] { (head) } } } }
                         @for row in &self.databases { (row.cells()) }

@@ -39,8 +39,8 @@ impl View for Pauses {
             (why_no_actions(ask))
             @if self.pauses.is_empty() { (empty("Pauses and throttles stand here, with who made them and until when. Nothing is held back now.")) }
             @else {
-                div.scroll { table {
-                    thead { tr { th { "Of" } th { "Value" } th.number { "Messages a second" } th { "Since" } th { "Until" } th { "By" } th { "Note" } th {} } }
+                div.scroll tabindex="0" { table {
+                    thead { tr { th { "Of" } th { "Value" } th.number { "Messages a second" } th { "Since" } th { "Until" } th { "By" } th { "Note" } th { span.hidden { "Actions" } } } }
                     tbody { @for pause in &self.pauses { tr {
                         td { (pause.kind) }
                         td.long { (pause.value) }

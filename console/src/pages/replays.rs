@@ -50,8 +50,8 @@ impl View for Replays {
             @if self.replays.is_empty() { (empty("Replays that are still to be sent stand here. None is.")) }
             @else {
                 p { (action(ask, &self.database, "cancel all", &[("kind", "replays"), ("action", "cancel"), ("all", "1")])) }
-                div.scroll { table {
-                    thead { tr { th { "Key" } th { "State" } th.number { "Replay" } th { "Subject" } th { "Ordering key" } th { "Next attempt" } th { "Reason" } th {} } }
+                div.scroll tabindex="0" { table {
+                    thead { tr { th { "Key" } th { "State" } th.number { "Replay" } th { "Subject" } th { "Ordering key" } th { "Next attempt" } th { "Reason" } th { span.hidden { "Actions" } } } }
                     tbody { @for message in &self.replays { tr {
                         td.long { (key_link(&message.key)) }
                         td { (state(message.state)) }

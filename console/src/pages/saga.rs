@@ -112,7 +112,7 @@ impl One {
             saga.state == "quarantined" && ["sent", "undoing"].contains(&step.state.as_str())
         };
         html! {
-            div.scroll { table {
+            div.scroll tabindex="0" { table {
                 thead { tr {
                     th { "Step" } th { "State" } th.number { "Attempt" } th { "Sent" } th { "Answered" } th { "Deadline" }
                     th { "Undo sent" } th { "Undone" } th { "Reason" }

@@ -64,7 +64,7 @@ impl View for Sagas {
             }
             @if !self.waiting.is_empty() {
                 h2 { "Waiting for an operator" }
-                div.scroll { table {
+                div.scroll tabindex="0" { table {
                     thead { tr { th { "Type" } th { "State" } th.number { "How many" } th { "Actions" } } }
                     tbody { @for waiting in &self.waiting {
                         @let fields = [("kind", "sagas"), ("type", &*waiting.saga_type), ("state", &*waiting.state)];
@@ -86,7 +86,7 @@ impl View for Sagas {
             @if self.sagas.is_empty() {
                 (empty("Sagas stand here from their beginning on: business processes over several services, each with its steps."))
             } @else {
-                div.scroll { table {
+                div.scroll tabindex="0" { table {
                     thead { tr {
                         th { "Key" } th { "Type" } th { "State" } th { "Waiting steps" } th { "Began" } th { "Changed" } th { "Reason" }
                     } }

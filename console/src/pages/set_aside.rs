@@ -279,7 +279,7 @@ impl SetAside {
         html! {
             form action=(format!("/db/{}/act", self.database)) method="get" {
                 input type="hidden" name="kind" value=(kind);
-                div.scroll { table {
+                div.scroll tabindex="0" { table {
                     thead { tr {
                         @if ask.may_act() { th { span.hidden { "Choose" } } }
                         th { "Key" } th { "State" } th { "Subject" } th { @if is_inbox { "Inbox" } @else { "Ordering key" } }

@@ -97,7 +97,7 @@ impl View for Settings {
             h2 { "This console" }
             dl { @for (name, value) in &rows { dt { (name) } dd { (value) } } }
             h2 { "Databases" }
-            div.scroll { table {
+            div.scroll tabindex="0" { table {
                 thead { tr { th { "Database" } th { "PostgreSQL" } th { "Schema" } th { "NATS" } th { "Relays at work" } } }
                 tbody { @for database in &self.databases { tr {
                     th scope="row" { a href=(format!("/db/{}", database.name)) { (database.name) } }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use oncebox_tests::{TestEnv, eventually, oncebox};
+use oncebox_tests::{Program, TestEnv, eventually, oncebox};
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -11,7 +11,7 @@ use super::{
     hostile::PAGES,
     support::{Console, PROMPT},
 };
-use crate::relay::support::{LIMIT, Running, enqueue, through_proxy, values_of};
+use crate::relay::support::{LIMIT, Running, await_messages, enqueue, through_proxy, values_of};
 
 /// Nobody listens there.
 const NOWHERE: &str = "postgres://oncebox@127.0.0.1:1/nowhere";
@@ -149,6 +149,54 @@ async fn fifty_pages_ask_the_database_no_more_than_one() {
         most = most.max(client.query_one(sessions, &[]).await.unwrap().get::<_, i64>(1));
     }
     assert_eq!(most, 1, "sessions of the console");
+}
+
+/// A page is told of news by a stream, which keeps no console from ending.
+#[tokio::test]
+async fn open_pages_are_told_of_news_and_their_number_is_bounded() {
+    let env = TestEnv::new().await;
+    let console = Console::of(&env, &[]).await;
+    let (_first, seen) = console.events("data: shop\n\n").await;
+    assert!(seen.starts_with("HTTP/1.1 200") && seen.contains("content-type: text/event-stream"), "{seen}");
+    let mut open = Vec::new();
+    let last = loop {
+        let (stream, seen) = console.events("\r\n\r\n").await;
+        if !seen.starts_with("HTTP/1.1 200") {
+            break seen;
+        }
+        open.push(stream);
+        assert!(open.len() < 200, "without end");
+    };
+    assert!(last.starts_with("HTTP/1.1 503"), "{last}");
+    assert_eq!(console.get("/").await.status, 200, "pages are still served");
+    let begun = Instant::now();
+    console.stop().await;
+    assert!(begun.elapsed() < PROMPT, "{:?}", begun.elapsed());
+}
+
+/// The same console beside the work of a relay, which does not need it.
+#[tokio::test]
+async fn a_relay_serves_the_console_beside_its_work() {
+    let env = TestEnv::new().await;
+    env.stream().await;
+    let values = [("DATABASE_URL", env.database_url().to_owned()), ("NATS_URL", env.nats_url().to_owned())];
+    let values = [&values[..], &[("ONCEBOX_HTTP_LISTEN", "off".to_owned())]].concat();
+    let relay = Program::start("oncebox", &["relay", "--console", "127.0.0.1:0"], &values).await.unwrap();
+    let console = Console::served_by(relay).await;
+    let name = env.name();
+    console.row(name, |row| row["has_leader"] == true).await;
+    enqueue(&env.pg().await, &env.subject("a"), "m-", 0..3, 0).await;
+    await_messages(&env.stream().await, 3).await;
+    let taken = console.address.to_string();
+    let second = Program::start("oncebox", &["relay", "--console", &taken], &values).await.unwrap();
+    eventually("the second relay has no console", LIMIT, async || {
+        second.log().contains("the console is not served").then_some(())
+    })
+    .await;
+    let log = console.stop().await;
+    assert!(log.contains("relay has drained"), "{log}");
+    enqueue(&env.pg().await, &env.subject("a"), "n-", 0..3, 0).await;
+    await_messages(&env.stream().await, 6).await;
 }
 
 /// As the operator's role, which is all that a console needs, and with statistics at the end.

@@ -20,7 +20,7 @@ pub(super) fn draw(drawing: &SagaDrawing<'_>) -> Markup {
         drawing.nodes.iter().map(|node| format!("{} is {}", node.name, state(node))).collect();
     let label = format!("Steps: {}", steps.join(", "));
     html! {
-        div.scroll {
+        div.scroll tabindex="0" {
             svg.graph viewBox=(format!("0 0 {width} {height}")) width=(width) height=(height) role="img" aria-label=(label) {
                 @for (node, place) in drawing.nodes.iter().zip(&places) {
                     @for before in &node.after { path d=(arrow(corner(places[*before]), corner(*place))) {} }
