@@ -11,7 +11,11 @@ use super::{
     hostile::PAGES,
     support::{Console, PROMPT},
 };
-use crate::relay::support::{LIMIT, Running, await_messages, enqueue, through_proxy, values_of};
+
+use crate::{
+    operator::sagas::SAGAS,
+    relay::support::{LIMIT, Running, await_messages, enqueue, through_proxy, values_of},
+};
 
 /// Nobody listens there.
 const NOWHERE: &str = "postgres://oncebox@127.0.0.1:1/nowhere";
@@ -129,6 +133,31 @@ async fn a_key_s_way_leads_over_all_databases() {
         assert!(page.contains(part), "{q}: {page}");
     }
     relay.stop().await;
+}
+
+#[tokio::test]
+async fn one_box_finds_ordering_keys_traces_and_business_ids() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    let rows = r#"SELECT oncebox.enqueue('far', 'a.b', 'p', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', 'customer-7');
+                  SELECT count(oncebox.enqueue('near-' || n, 'a.c', 'p')) FROM generate_series(1, 500) AS n"#;
+    client.batch_execute(rows).await.unwrap();
+    client.batch_execute(SAGAS).await.unwrap();
+    let console = Console::of(&env, &[]).await;
+    console.row("shop", answers).await;
+    for q in ["customer-7", "4BF92F3577B34DA6A3CE929D0E0E4736", "a.b"] {
+        let found = console.api(&format!("/find?q={q}")).await;
+        let messages = found["databases"][0]["messages"].as_array().unwrap();
+        assert!(messages.len() == 1 && messages[0]["key"] == "far", "{q}: {found}");
+    }
+    let found = console.api("/find?q=2").await;
+    assert_eq!(found["databases"][0]["sagas"], serde_json::json!(["2:order"]), "{found}");
+    let found = console.api("/find?q=a.c").await;
+    assert_eq!(found["databases"][0]["messages"].as_array().unwrap().len(), 50, "a page's worth");
+    // A client's own key with a colon is stored escaped.
+    client.batch_execute("SELECT oncebox.enqueue('cart%3A9', 'a.b', 'p')").await.unwrap();
+    let found = console.api("/find?q=cart:9").await;
+    assert_eq!(found["meant"], "cart%3A9", "{found}");
 }
 
 /// Pages read the answers of one task, so the database does not notice how many are open.
