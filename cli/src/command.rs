@@ -42,9 +42,10 @@ pub(crate) struct Command {
 }
 
 enum Action {
-    Relay(Box<Config>),
+    /// Holds the console beside it as well, if there is one.
+    Relay(Box<Config>, Option<console::Console>),
     /// Holds all that was typed too, to read the file again.
-    Relays(Vec<NamedConfig>, Box<Sources>),
+    Relays(Vec<NamedConfig>, Box<Sources>, Option<console::Console>),
     Migrate(migrate::Migrate),
     Parked(parked::Asked),
     Delayed(delayed::Delayed),
@@ -147,6 +148,7 @@ fn parser() -> clap::Command {
         .subcommand(
             clap::Command::new("relay")
                 .about("Carry committed messages to JetStream")
+                .args(console::beside_relay())
                 .args(options(&[]))
                 .after_help(secrets_help()),
         )
@@ -267,10 +269,16 @@ impl Command {
             None => OutboxConfig::from_sources(&sources)?,
         };
         let action = match (path, config) {
-            (["relay"], Some(config)) => Action::Relay(config),
+            (["relay"], Some(config)) => {
+                let console = console::Console::beside_one(flags, &config)?;
+                Action::Relay(config, console)
+            }
             (["doctor"], Some(config)) => Action::Doctor(doctor::Doctor::new(flags), config),
             (["status"], config) => Action::Status(status::Status::new(flags), config),
-            (["console"], config) => Action::Console(console::Console::new(flags, outbox.clone(), config)?),
+            (["console"], config) => {
+                let config = config.map(|config| *config);
+                Action::Console(console::Console::new(flags, outbox.clone(), config)?)
+            }
             (["trace"], _) => {
                 Action::Trace(trace::Trace::new(flags, sources.values())?, vec![databases::lone(&outbox)])
             }
@@ -335,8 +343,8 @@ impl Command {
             Action::Databases(_) => unreachable!("each of them is a command of its own"),
             Action::PruneOutbox(prune) => prune.run(&self.outbox).await,
             Action::PruneInboxes(prune) => prune.run(&self.outbox).await,
-            Action::Relay(config) => relay::one(*config).await,
-            Action::Relays(databases, sources) => relay::many(databases, *sources).await,
+            Action::Relay(config, console) => relay::one(*config, console).await,
+            Action::Relays(databases, sources, console) => relay::many(databases, *sources, console).await,
             Action::Migrate(migrate) => migrate.run(&self.outbox).await,
         }
         .map(|()| 0)

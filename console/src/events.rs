@@ -26,14 +26,15 @@ pub(crate) async fn serve(State(console): State<Arc<Console>>) -> Response {
     let Ok(permit) = Arc::clone(&console.streams).try_acquire_owned() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "too many pages are live\n").into_response();
     };
-    let state = (console.fleet.changes.subscribe(), permit, console.shutdown.clone());
-    let events = stream::unfold(state, async |(mut changes, permit, shutdown)| {
+    let state = (console.fleet.changes.subscribe(), permit, console);
+    let events = stream::unfold(state, async |(mut changes, permit, console)| {
+        console.fleet.is_seen();
         let names = tokio::select! {
             names = next(&mut changes) => names?,
-            () = shutdown.cancelled() => return None,
+            () = console.shutdown.cancelled() => return None,
         };
         let event = Bytes::from(format!("data: {names}\n\n"));
-        Some((Ok::<_, Infallible>(event), (changes, permit, shutdown)))
+        Some((Ok::<_, Infallible>(event), (changes, permit, console)))
     });
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
     (headers, Body::from_stream(events)).into_response()

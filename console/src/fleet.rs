@@ -12,7 +12,7 @@ use oncebox_operator::{Operator, Stamp};
 use tokio::{
     sync::{Semaphore, SemaphorePermit, broadcast, watch},
     task::JoinSet,
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 use crate::{
@@ -58,19 +58,26 @@ pub(crate) struct Turn<'a> {
 pub(crate) struct Fleet {
     pub(crate) databases: Vec<Database>,
     pub(crate) changes: broadcast::Sender<Arc<str>>,
+    /// When somebody last looked at a page.
+    seen: watch::Sender<Instant>,
 }
 
 impl Fleet {
     /// Begins to look at all of them.
     pub(crate) fn new(members: Vec<Member>, tasks: &mut JoinSet<()>) -> Self {
-        let (changes, _) = broadcast::channel(CHANGES_MAX);
+        let ((changes, _), (seen, _)) = (broadcast::channel(CHANGES_MAX), watch::channel(Instant::now()));
         let databases = members.into_iter().map(|member| {
             let member = Arc::new(member);
             let (sender, samples) = watch::channel(Arc::default());
-            tasks.spawn(sampler::run(Arc::clone(&member), sender, changes.clone()));
+            tasks.spawn(sampler::run(Arc::clone(&member), sender, changes.clone(), seen.subscribe()));
             Database { member, samples, turns: Semaphore::new(QUESTIONS_MAX), idle: Mutex::default() }
         });
-        Self { databases: databases.collect(), changes }
+        Self { databases: databases.collect(), changes, seen }
+    }
+
+    /// Somebody looks at a page.
+    pub(crate) fn is_seen(&self) {
+        self.seen.send_replace(Instant::now());
     }
 
     pub(crate) fn find(&self, name: &str) -> Result<&Database, Problem> {
@@ -90,8 +97,7 @@ impl Database {
 
     /// A connection for one page. A database that does not answer its sampler is not asked.
     pub(crate) async fn turn(&self) -> Result<Turn<'_>, Problem> {
-        let sample = self.sample();
-        if let Some(problem) = sample.problem.as_ref().filter(|_| !sample.is_fresh()) {
+        if let Some(problem) = &self.sample().problem {
             return Err(Problem::Away(format!("{}: {problem}", self.name())));
         }
         let busy = |_| Problem::Away(format!("{}: too many questions at a time; try again", self.name()));

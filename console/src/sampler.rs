@@ -24,6 +24,9 @@ use crate::{
 
 /// Between the ends of two looks; a look itself takes a second, for the rates.
 const PAUSE: Duration = Duration::from_secs(1);
+/// The same, when nobody has had a page open for so long.
+const IDLE_PAUSE: Duration = Duration::from_secs(8);
+const ATTENTION: Duration = Duration::from_secs(60);
 /// Behind a look that failed.
 const FAILED_PAUSE: Duration = Duration::from_secs(3);
 const LOOK_MAX: Duration = Duration::from_secs(8);
@@ -31,7 +34,7 @@ const NATS_PAUSE: Duration = Duration::from_secs(10);
 const DOCTOR_PAUSE: Duration = Duration::from_secs(60);
 const DOCTOR_MAX: Duration = Duration::from_secs(120);
 /// A status that is older is not true any more.
-const FRESH: Duration = Duration::from_secs(12);
+const FRESH: Duration = Duration::from_secs(20);
 
 /// The last answers of a database.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -52,7 +55,7 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// Whether the database answers.
+    /// Whether the database has answered lately.
     pub(crate) fn is_fresh(&self) -> bool {
         self.looked_at.is_some_and(|looked_at| looked_at.elapsed() < FRESH)
     }
@@ -74,6 +77,7 @@ pub(crate) async fn run(
     member: Arc<Member>,
     samples: watch::Sender<Arc<Sample>>,
     changes: broadcast::Sender<Arc<str>>,
+    seen: watch::Receiver<Instant>,
 ) {
     let name: Arc<str> = member.name.as_str().into();
     let publish = |change: &dyn Fn(&mut Sample)| {
@@ -84,7 +88,7 @@ pub(crate) async fn run(
     let answer = Answer::default();
     let config = member.config.as_ref();
     tokio::join!(
-        statuses(&member, &answer, &publish),
+        statuses(&member, &answer, &publish, seen),
         surveys(config, &answer, &samples),
         examinations(config, &publish)
     );
@@ -92,7 +96,12 @@ pub(crate) async fn run(
 
 type Publish<'a> = &'a (dyn Fn(&dyn Fn(&mut Sample)) + Sync);
 
-async fn statuses(member: &Member, answer: &Answer, publish: Publish<'_>) {
+async fn statuses(
+    member: &Member,
+    answer: &Answer,
+    publish: Publish<'_>,
+    mut seen: watch::Receiver<Instant>,
+) {
     let (mut session, mut history) = (None, History::default());
     loop {
         let target = member.outbox.postgres_target();
@@ -114,7 +123,7 @@ async fn statuses(member: &Member, answer: &Answer, publish: Publish<'_>) {
                         examination,
                     };
                 });
-                sleep(PAUSE).await;
+                pause(&mut seen).await;
             }
             Err(error) => {
                 session = None;
@@ -123,6 +132,15 @@ async fn statuses(member: &Member, answer: &Answer, publish: Publish<'_>) {
                 sleep(FAILED_PAUSE).await;
             }
         }
+    }
+}
+
+/// Waits for the next look: longer while nobody has a page open, until somebody opens one.
+async fn pause(seen: &mut watch::Receiver<Instant>) {
+    sleep(PAUSE).await;
+    if seen.borrow_and_update().elapsed() > ATTENTION {
+        // The sender lives as long as the console.
+        let _ = timeout(IDLE_PAUSE, seen.changed()).await;
     }
 }
 
@@ -180,5 +198,28 @@ fn point(status: &Status) -> Point {
         backlog_messages: status.backlog_messages,
         enqueued_per_second: status.rates.enqueued_per_second,
         settled_per_second: status.rates.settled_per_second,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_s_pages_are_looked_after_less_often() {
+        let (sender, mut seen) = watch::channel(Instant::now());
+        let mut passed = async || {
+            let began = Instant::now();
+            pause(&mut seen).await;
+            began.elapsed()
+        };
+        assert_eq!(passed().await, PAUSE);
+        tokio::time::advance(ATTENTION).await;
+        assert_eq!(passed().await, PAUSE + IDLE_PAUSE);
+        let (idle, ()) = tokio::join!(passed(), async {
+            sleep(PAUSE * 2).await;
+            sender.send_replace(Instant::now());
+        });
+        assert_eq!(idle, PAUSE * 2, "somebody opens a page");
     }
 }

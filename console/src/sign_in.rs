@@ -6,7 +6,7 @@ use axum::{
     extract::{Request, State},
     http::{
         HeaderValue, StatusCode,
-        header::{LOCATION, SET_COOKIE},
+        header::{LOCATION, ORIGIN, SET_COOKIE},
     },
     response::{IntoResponse, Response},
 };
@@ -28,6 +28,9 @@ pub(crate) async fn show(ask: Ask) -> Response {
 }
 
 pub(crate) async fn begin(State(console): State<Arc<Console>>, request: Request) -> Response {
+    // A browser says where its page is from; behind a proxy with TLS the cookie goes no other way.
+    let origin = request.headers().get(ORIGIN).and_then(|origin| origin.to_str().ok());
+    let secure = if origin.is_some_and(|origin| origin.starts_with("https://")) { "; Secure" } else { "" };
     let fields = match form::fields(request).await {
         Ok(fields) => fields,
         Err(problem) => return (problem.status(), problem.text().to_owned()).into_response(),
@@ -40,7 +43,7 @@ pub(crate) async fn begin(State(console): State<Arc<Console>>, request: Request)
     };
     tracing::info!(name = person.name, "signed in");
     let id = console.sessions.begin(&person.name, person.role);
-    let cookie = format!("{COOKIE_NAME}={id}; Path=/; HttpOnly; SameSite=Strict");
+    let cookie = format!("{COOKIE_NAME}={id}; Path=/; HttpOnly; SameSite=Strict{secure}");
     go(next(&fields), &cookie)
 }
 

@@ -195,7 +195,7 @@ mod operator {
     mod consumers; // the consumers behind the streams: those that get no messages, and why
     pub(crate) mod inboxes; // failing, dead and snoozed messages, in a status and in metrics
     mod integrity; // rows that were deleted, rights that were given, settings that hide messages
-    pub(crate) mod hostile; // rows that no program writes, in every table: commands and relays go on
+    pub(crate) mod hostile; // rows that no program writes, anywhere: commands and relays go on
     mod findings; // dead letters, settings that differ and rates in a status, and its order
     mod backlog; // how many messages are due: counted, estimated, the same everywhere
     mod trace; // where a message and its steps are
@@ -221,7 +221,7 @@ mod console {
     mod load; // fifty open pages cost a database what one does
     mod access; // who gets in, under which name, and from which page
     mod act; // actions: counted first, confirmed, done under a name, stopped
-    pub(crate) mod hostile; // texts that would be markup, and rows that no program writes, on every page
+    pub(crate) mod hostile; // texts that would be markup, rows that no program writes, on all pages
 }
 
 mod deploy {

@@ -61,7 +61,8 @@ pub(super) fn command(path: &[&str], flags: &ArgMatches, sources: &Sources) -> R
     if path == ["relay"] {
         let databases = NamedConfig::all(sources)?;
         let outbox = databases[0].config.outbox().clone();
-        let action = Action::Relays(databases, Box::new(sources.clone()));
+        let console = Console::beside_many(flags, &databases)?;
+        let action = Action::Relays(databases, Box::new(sources.clone()), console);
         return Ok(Command { values: sources.values().clone(), outbox, action, hidden });
     }
     let looks = looks(path, flags);

@@ -19,7 +19,7 @@ use oncebox_relay::Relay;
 use tokio::sync::watch;
 
 use self::server::Server;
-use super::{install, output, relay};
+use super::{migrate::Migrate, output, relay};
 
 /// What a stream has whom nobody was told about: the subjects of the tutorials.
 const STREAM: &str = "ORDERS=orders.>,payments.>";
@@ -111,7 +111,7 @@ impl Dev {
         }
         let config =
             Config::from_values(&self.values).map_err(|mistakes| anyhow::anyhow!(mistakes.0.join("\n")))?;
-        install(config.outbox(), None, None).await?;
+        Migrate::default().run(config.outbox()).await?;
         let relay = Relay::connect(config.clone()).await?;
         let (over, ended) = watch::channel(false);
         let until = |mut ended: watch::Receiver<bool>| async move {

@@ -15,6 +15,10 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
         "Carry messages until SIGTERM",
     ),
     ("oncebox relay --config /etc/oncebox.toml", "The same with a configuration file"),
+    (
+        "oncebox relay --config /etc/oncebox.toml --console 127.0.0.1:8321",
+        "With the console in the same process",
+    ),
     ("oncebox doctor --config /etc/oncebox.toml", "Check both servers against a relay's configuration"),
     ("oncebox status", "Backlog, lag, relays, and what holds delivery up"),
     ("oncebox status --watch 5", "Look again every five seconds"),

@@ -110,6 +110,7 @@ fn extract(directory: Option<PathBuf>, flags: &ArgMatches, values: &Values) -> R
 }
 
 /// What to do with a database.
+#[derive(Default)]
 pub(crate) struct Migrate {
     lanes: Option<Lanes>,
     roles: Option<RolePrefix>,

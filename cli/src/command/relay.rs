@@ -4,14 +4,22 @@ use oncebox_connect::config::{Config, NamedConfig, Sources};
 use oncebox_relay::{Relay, Supervisor, Systemd};
 use tokio::signal::unix::{SignalKind, signal};
 
-pub(super) async fn one(config: Config) -> anyhow::Result<()> {
+use super::console::Console;
+
+pub(super) async fn one(config: Config, console: Option<Console>) -> anyhow::Result<()> {
     let shutdown = shutdown_signal("the relay")?;
-    Ok(Relay::connect(config).await?.telling(systemd()).serve(shutdown).await?)
+    let relay = Relay::connect(config).await?.telling(systemd()).serve(shutdown);
+    Ok(Console::with_relay(console, relay).await?)
 }
 
-pub(super) async fn many(databases: Vec<NamedConfig>, sources: Sources) -> anyhow::Result<()> {
+pub(super) async fn many(
+    databases: Vec<NamedConfig>,
+    sources: Sources,
+    console: Option<Console>,
+) -> anyhow::Result<()> {
     let shutdown = shutdown_signal("the relay")?;
-    Ok(Supervisor::run(databases, sources, systemd(), shutdown).await?)
+    let relays = Supervisor::run(databases, sources, systemd(), shutdown);
+    Ok(Console::with_relay(console, relays).await?)
 }
 
 /// Delivering unsupervised is better than not delivering.

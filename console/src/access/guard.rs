@@ -67,7 +67,10 @@ async fn admit(console: &Console, mut request: Request, next: Next) -> Response 
     let is_open = ["/sign-in", "/livez"].contains(&request.uri().path())
         || request.uri().path().starts_with("/assets/");
     match user {
-        Some(user) => drop(request.extensions_mut().insert(user)),
+        Some(user) => {
+            console.fleet.is_seen();
+            request.extensions_mut().insert(user);
+        }
         None if is_open => {
             let (name, proof) = (String::new(), String::new());
             request.extensions_mut().insert(User { name, role: Role::Reader, proof });

@@ -75,7 +75,7 @@ impl View for Delayed {
             @else {
                 p { (action(ask, &self.database, if given.is_empty() { "cancel all" } else { "cancel all that match" }, &all)) }
                 div.scroll tabindex="0" { table {
-                    thead { tr { th { "Due" } th { "Key" } th { "Subject" } th { "Ordering key" } th { "Enqueued" } th.number { "Payload" } th {} } }
+                    thead { tr { th { "Due" } th { "Key" } th { "Subject" } th { "Ordering key" } th { "Enqueued" } th.number { "Payload" } th { span.hidden { "Actions" } } } }
                     tbody { @for message in &self.messages { tr {
                         td { (time(message.not_before)) }
                         td.long { (key_link(&message.key)) }

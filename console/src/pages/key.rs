@@ -124,7 +124,7 @@ impl Way {
         html! {
             div.scroll tabindex="0" { table {
                 thead { tr {
-                    th { "Key" } th { "Database" } th { "State" } th { "Subject" } th { "Ordering key" } th { "In inboxes" } th {}
+                    th { "Key" } th { "Database" } th { "State" } th { "Subject" } th { "Ordering key" } th { "In inboxes" } th { span.hidden { "More" } }
                 } }
                 tbody {
                     @for placed in &self.databases { @for message in &placed.trace.messages {

@@ -38,7 +38,7 @@ impl View for Losses {
                 (empty("Losses stand here: messages that a stream had acknowledged and no longer has. None is known."))
             } @else {
                 div.scroll tabindex="0" { table {
-                    thead { tr { th { "Stream" } th { "State" } th { "Kind" } th.number { "Lanes" } th.number { "Whole up to" } th.number { "Lost up to" } th { "Found" } th {} } }
+                    thead { tr { th { "Stream" } th { "State" } th { "Kind" } th.number { "Lanes" } th.number { "Whole up to" } th.number { "Lost up to" } th { "Found" } th { span.hidden { "Actions" } } } }
                     tbody { @for loss in &self.losses { tr {
                         th scope="row" { (loss.stream) }
                         td { (state(&loss.state)) }

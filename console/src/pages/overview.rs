@@ -132,7 +132,7 @@ impl Row {
         let to_look_at = [self.set_aside, self.dead, self.dead_letters, self.failing, self.stuck];
         match (sample.is_fresh(), &sample.problem) {
             (false, None) if sample.status.is_none() => Level::Starting,
-            (false, _) => Level::Away,
+            (false, _) | (_, Some(_)) => Level::Away,
             _ if self.findings + self.doctor_problems > 0 => Level::NeedsSomebody,
             _ if self.doctor_warnings > 0 || to_look_at.iter().any(|count| *count > 0) => Level::Look,
             _ => Level::Well,

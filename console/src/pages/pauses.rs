@@ -40,7 +40,7 @@ impl View for Pauses {
             @if self.pauses.is_empty() { (empty("Pauses and throttles stand here, with who made them and until when. Nothing is held back now.")) }
             @else {
                 div.scroll tabindex="0" { table {
-                    thead { tr { th { "Of" } th { "Value" } th.number { "Messages a second" } th { "Since" } th { "Until" } th { "By" } th { "Note" } th {} } }
+                    thead { tr { th { "Of" } th { "Value" } th.number { "Messages a second" } th { "Since" } th { "Until" } th { "By" } th { "Note" } th { span.hidden { "Actions" } } } }
                     tbody { @for pause in &self.pauses { tr {
                         td { (pause.kind) }
                         td.long { (pause.value) }

@@ -51,7 +51,7 @@ impl View for Replays {
             @else {
                 p { (action(ask, &self.database, "cancel all", &[("kind", "replays"), ("action", "cancel"), ("all", "1")])) }
                 div.scroll tabindex="0" { table {
-                    thead { tr { th { "Key" } th { "State" } th.number { "Replay" } th { "Subject" } th { "Ordering key" } th { "Next attempt" } th { "Reason" } th {} } }
+                    thead { tr { th { "Key" } th { "State" } th.number { "Replay" } th { "Subject" } th { "Ordering key" } th { "Next attempt" } th { "Reason" } th { span.hidden { "Actions" } } } }
                     tbody { @for message in &self.replays { tr {
                         td.long { (key_link(&message.key)) }
                         td { (state(message.state)) }

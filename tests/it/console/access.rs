@@ -83,6 +83,10 @@ async fn people_sign_in_with_their_token() {
     assert_eq!((answer.status, answer.header("location")), (303, Some("/settings")));
     let set = answer.header("set-cookie").unwrap();
     assert!(set.contains("HttpOnly") && set.contains("SameSite=Strict"), "{set}");
+    assert!(!set.contains("Secure"), "it came over HTTP: {set}");
+    let origin = [("origin", "https://localhost")];
+    let behind_tls = console.ask("POST", "/sign-in", &origin, &format!("secret={OPERATOR}")).await;
+    assert!(behind_tls.header("set-cookie").unwrap().contains("; Secure"), "{}", behind_tls.head);
     let session = [("cookie", cookie(&answer))];
     let page = console.ask("GET", "/settings", &session, "").await;
     assert!(page.status == 200 && page.body.contains("mina, operator"), "{}", page.body);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use oncebox_tests::{TestEnv, eventually, oncebox};
+use oncebox_tests::{Program, TestEnv, eventually, oncebox};
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -11,7 +11,11 @@ use super::{
     hostile::PAGES,
     support::{Console, PROMPT},
 };
-use crate::relay::support::{LIMIT, Running, enqueue, through_proxy, values_of};
+
+use crate::{
+    operator::sagas::SAGAS,
+    relay::support::{LIMIT, Running, await_messages, enqueue, through_proxy, values_of},
+};
 
 /// Nobody listens there.
 const NOWHERE: &str = "postgres://oncebox@127.0.0.1:1/nowhere";
@@ -131,6 +135,31 @@ async fn a_key_s_way_leads_over_all_databases() {
     relay.stop().await;
 }
 
+#[tokio::test]
+async fn one_box_finds_ordering_keys_traces_and_business_ids() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    let rows = r#"SELECT oncebox.enqueue('far', 'a.b', 'p', '{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}', 'customer-7');
+                  SELECT count(oncebox.enqueue('near-' || n, 'a.c', 'p')) FROM generate_series(1, 500) AS n"#;
+    client.batch_execute(rows).await.unwrap();
+    client.batch_execute(SAGAS).await.unwrap();
+    let console = Console::of(&env, &[]).await;
+    console.row("shop", answers).await;
+    for q in ["customer-7", "4BF92F3577B34DA6A3CE929D0E0E4736", "a.b"] {
+        let found = console.api(&format!("/find?q={q}")).await;
+        let messages = found["databases"][0]["messages"].as_array().unwrap();
+        assert!(messages.len() == 1 && messages[0]["key"] == "far", "{q}: {found}");
+    }
+    let found = console.api("/find?q=2").await;
+    assert_eq!(found["databases"][0]["sagas"], serde_json::json!(["2:order"]), "{found}");
+    let found = console.api("/find?q=a.c").await;
+    assert_eq!(found["databases"][0]["messages"].as_array().unwrap().len(), 50, "a page's worth");
+    // A client's own key with a colon is stored escaped.
+    client.batch_execute("SELECT oncebox.enqueue('cart%3A9', 'a.b', 'p')").await.unwrap();
+    let found = console.api("/find?q=cart:9").await;
+    assert_eq!(found["meant"], "cart%3A9", "{found}");
+}
+
 /// Pages read the answers of one task, so the database does not notice how many are open.
 #[tokio::test]
 async fn fifty_pages_ask_the_database_no_more_than_one() {
@@ -149,6 +178,54 @@ async fn fifty_pages_ask_the_database_no_more_than_one() {
         most = most.max(client.query_one(sessions, &[]).await.unwrap().get::<_, i64>(1));
     }
     assert_eq!(most, 1, "sessions of the console");
+}
+
+/// A page is told of news by a stream, which keeps no console from ending.
+#[tokio::test]
+async fn open_pages_are_told_of_news_and_their_number_is_bounded() {
+    let env = TestEnv::new().await;
+    let console = Console::of(&env, &[]).await;
+    let (_first, seen) = console.events("data: shop\n\n").await;
+    assert!(seen.starts_with("HTTP/1.1 200") && seen.contains("content-type: text/event-stream"), "{seen}");
+    let mut open = Vec::new();
+    let last = loop {
+        let (stream, seen) = console.events("\r\n\r\n").await;
+        if !seen.starts_with("HTTP/1.1 200") {
+            break seen;
+        }
+        open.push(stream);
+        assert!(open.len() < 200, "without end");
+    };
+    assert!(last.starts_with("HTTP/1.1 503"), "{last}");
+    assert_eq!(console.get("/").await.status, 200, "pages are still served");
+    let begun = Instant::now();
+    console.stop().await;
+    assert!(begun.elapsed() < PROMPT, "{:?}", begun.elapsed());
+}
+
+/// The same console beside the work of a relay, which does not need it.
+#[tokio::test]
+async fn a_relay_serves_the_console_beside_its_work() {
+    let env = TestEnv::new().await;
+    env.stream().await;
+    let values = [("DATABASE_URL", env.database_url().to_owned()), ("NATS_URL", env.nats_url().to_owned())];
+    let values = [&values[..], &[("ONCEBOX_HTTP_LISTEN", "off".to_owned())]].concat();
+    let relay = Program::start("oncebox", &["relay", "--console", "127.0.0.1:0"], &values).await.unwrap();
+    let console = Console::served_by(relay).await;
+    let name = env.name();
+    console.row(name, |row| row["has_leader"] == true).await;
+    enqueue(&env.pg().await, &env.subject("a"), "m-", 0..3, 0).await;
+    await_messages(&env.stream().await, 3).await;
+    let taken = console.address.to_string();
+    let second = Program::start("oncebox", &["relay", "--console", &taken], &values).await.unwrap();
+    eventually("the second relay has no console", LIMIT, async || {
+        second.log().contains("the console is not served").then_some(())
+    })
+    .await;
+    let log = console.stop().await;
+    assert!(log.contains("relay has drained"), "{log}");
+    enqueue(&env.pg().await, &env.subject("a"), "n-", 0..3, 0).await;
+    await_messages(&env.stream().await, 6).await;
 }
 
 /// As the operator's role, which is all that a console needs, and with statistics at the end.

@@ -17,7 +17,7 @@ use crate::relay::support::LIMIT;
 pub(crate) struct Console {
     program: Program,
     pub(crate) address: SocketAddr,
-    _files: TempDir,
+    _files: Option<TempDir>,
 }
 
 /// An answer.
@@ -47,14 +47,19 @@ impl Console {
             ["console", "--listen", "127.0.0.1:0"].map(str::to_owned).into_iter().chain(given).collect();
         let all: Vec<&str> = all.iter().map(String::as_str).collect();
         let environment = [("ONCEBOX_CONFIG", config.to_str().unwrap().to_owned())];
-        let mut program = Program::start("oncebox", &all, &environment).await.unwrap();
+        let program = Program::start("oncebox", &all, &environment).await.unwrap();
+        Self { _files: Some(files), ..Self::served_by(program).await }
+    }
+
+    /// The one that this program serves.
+    pub(crate) async fn served_by(mut program: Program) -> Self {
         let address = eventually("the console serves", LIMIT, async || {
             program.check().unwrap();
             let log = program.log();
-            log.split_once("address=")?.1.split_whitespace().next()?.parse().ok()
+            log.split_once("the console serves http://")?.1.split('/').next()?.parse().ok()
         });
         let address = address.await;
-        Self { program, address, _files: files }
+        Self { program, address, _files: None }
     }
 
     /// One over the database of a test.
@@ -85,6 +90,23 @@ impl Console {
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
         Answer { status, head: head.to_owned(), body: body.to_owned() }
+    }
+
+    /// Opens a stream of events; returns it with all that has come once that contains this text.
+    pub(crate) async fn events(&self, until: &str) -> (TcpStream, String) {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        stream.write_all(b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
+        let mut seen = String::new();
+        let reading = async {
+            while !seen.contains(until) {
+                let mut bytes = [0; 4096];
+                let count = stream.read(&mut bytes).await.unwrap();
+                assert!(count > 0, "the stream ended: {seen}");
+                seen.push_str(str::from_utf8(&bytes[..count]).unwrap());
+            }
+        };
+        timeout(LIMIT, reading).await.expect("events");
+        (stream, seen)
     }
 
     /// The JSON of the API below `/api/v1`.
