@@ -61,6 +61,7 @@
 //! order. The kit does not wait for the pauses that a handler asks for.
 
 mod database;
+mod enqueued;
 mod proxy;
 mod report;
 mod saga;
@@ -74,6 +75,7 @@ use oncebox_schema::SchemaName;
 use tokio_postgres::{Config, NoTls, config::Host};
 
 use database::{Database, Dump};
+pub use enqueued::{Enqueued, enqueued};
 pub use report::{Failure, Report, Scenario};
 pub use saga::{SagaKit, SagaReport};
 use scenario::Stage;

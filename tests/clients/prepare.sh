@@ -82,6 +82,7 @@ go_client() {
     cd clients/go
     go vet ./...
     go test -c -o "$directory/keys" .
+    go test -c -o "$directory/testing" ./oncetest
     cp go.mod go.sum "$directory"
     cd "$directory"
     go mod edit -module=shop -require=oncebox@v0.1.0 -replace="oncebox=$root/clients/go"

@@ -182,6 +182,7 @@ mod clients {
     mod scenarios; // that table
     mod serving; // one table of requests that the HTTP layers of all frameworks answer alike
     mod sites; // the shops behind these layers
+    mod testing; // the helpers for users' tests in each language
     mod tracing; // the spans of handlers in each language
     mod taking; // participants of sagas in each language, led by the orchestrator and by hand
     mod told; // the handler of the Rust ones, which does as the payload says

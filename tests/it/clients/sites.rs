@@ -38,7 +38,7 @@ pub(super) struct Site {
 
 enum Serving {
     Here { _shop: Box<Shop> },
-    Program(Program, TestEnv),
+    Program(Box<(Program, TestEnv)>),
 }
 
 impl Site {
@@ -66,7 +66,7 @@ impl Site {
             let file = programs.file("serving");
             let program = Program::start_file(&file, &[framework], &environment).await.unwrap();
             let address = SocketAddr::from(([127, 0, 0, 1], port));
-            (address, programs.commit(), Serving::Program(program, env))
+            (address, programs.commit(), Serving::Program(Box::new((program, env))))
         };
         eventually("the shop listens", LIMIT, async || TcpStream::connect(address).await.ok()).await;
         let takes_any_method = client != "typescript";
@@ -118,14 +118,15 @@ impl Site {
 
     pub(super) fn log(&self) -> String {
         match &self.serving {
-            Serving::Program(program, _) => program.log(),
+            Serving::Program(program) => program.0.log(),
             Serving::Here { .. } => String::new(),
         }
     }
 
     /// The same shop in Rust, on the same database.
     pub(super) async fn beside(&self) -> Option<axum::Router> {
-        let Serving::Program(_, env) = &self.serving else { return None };
+        let Serving::Program(program) = &self.serving else { return None };
+        let env = &program.1;
         let layer = IdempotencyLayer::builder(env.pool(2)).scope("shop").tenant(|_| Some("main".to_owned()));
         let act = async |body: String| match body.parse::<i64>() {
             Ok(n) => (axum::http::StatusCode::CREATED, [("location", format!("/orders/{n}"))], "by Rust"),

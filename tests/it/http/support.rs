@@ -244,8 +244,10 @@ async fn act(
             claim.transaction().query_one(sql, &[&claim.key().as_str(), &n, &claim.tenant()]).await.unwrap();
             created(id)
         }
-        "commit" => {
-            claim.transaction().batch_execute("COMMIT").await.unwrap();
+        "commit" | "locked" => {
+            let lock = "SELECT pg_advisory_xact_lock_shared(4711)";
+            let text = if what == "commit" { "COMMIT" } else { lock };
+            claim.transaction().batch_execute(text).await.unwrap();
             created(id)
         }
         "hold" => {
@@ -261,11 +263,6 @@ async fn act(
         "wait" => {
             handling.entered.notify_one();
             handling.leave.notified().await;
-            created(id)
-        }
-        "locked" => {
-            let lock = "SELECT pg_advisory_xact_lock_shared(4711)";
-            claim.transaction().batch_execute(lock).await.unwrap();
             created(id)
         }
         "conflict" => {

@@ -1,0 +1,74 @@
+// The helpers for users' tests, in their own test: see tests/it/clients/testing.rs.
+import { randomUUID } from "node:crypto";
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+import { enqueue, type Handler, Inbox, type Message } from "oncebox";
+import { crashes, enqueued, Template } from "oncebox/testing";
+import { Client, Pool } from "pg";
+
+let template: Template;
+before(async () => {
+  const table = "CREATE TABLE charge (key text, cents bigint)";
+  template = await Template.make(process.env.DATABASE_URL!, [table], process.env.ONCEBOX);
+});
+after(() => template.drop());
+
+test("which messages a transaction has enqueued", async () => {
+  const began = Date.now();
+  await template.database(async (url) => {
+    assert.ok(Date.now() - began < 1000);
+    const client = new Client(url);
+    await client.connect();
+    await enqueue(client, { key: "before", subject: "a.b", payload: {} });
+    await client.query("BEGIN");
+    assert.deepEqual(await enqueued(client), []);
+    const notBefore = new Date("2035-01-01T00:00:00Z");
+    await enqueue(client, { key: "k:pay", subject: "a.pay", payload: { cents: 7 }, orderingKey: "o", headers: { A: "b" } });
+    await client.query("SAVEPOINT s");
+    await enqueue(client, { key: "k:later", subject: "a.later", payload: Buffer.from([255]), notBefore });
+    assert.deepEqual(await enqueued(client), [
+      { key: "k:pay", subject: "a.pay", payload: { cents: 7 }, headers: { A: "b" }, orderingKey: "o", notBefore: null },
+      { key: "k:later", subject: "a.later", payload: Buffer.from([255]), headers: {}, orderingKey: null, notBefore },
+    ]);
+    await client.query("ROLLBACK");
+    await client.end();
+  });
+});
+
+/** Breaks the promise that the scenarios are about. */
+class Forgetful<T> extends Inbox<T> {
+  readonly #pool: Pool;
+  constructor(pool: Pool) {
+    super(pool, "test");
+    this.#pool = pool;
+  }
+  override run(handler: Handler<T>, message: Message) {
+    return new Inbox<T>(this.#pool, randomUUID(), { log }).run(handler, message);
+  }
+}
+
+const log = { info: () => {}, warn: () => {} };
+const twice = [["duplicate", 21], ["crash-after-commit", 14], ["lost-commit", 14], ["concurrent-pair", 14]];
+for (const [name, isBad, isForgetful, expected] of [
+  ["good", false, false, []],
+  ["bad", true, false, [["crash-before-commit", 14]]],
+  ["forgotten", false, true, twice],
+] as const) {
+  test(`a ${name} handler through crashes`, async () => {
+    await template.database(async (url) => {
+      const own = new Pool({ connectionString: url });
+      own.on("error", () => {});
+      const wrong = await crashes<{ cents: number }>(url, {
+        inbox: (pool) => (isForgetful ? new Forgetful(pool) : new Inbox(pool, "test", { log })),
+        payload: () => ({ cents: 7 }),
+        handler: async (cx, { cents }) => {
+          const insert = "INSERT INTO charge (key, cents) VALUES ($1, $2)";
+          await (isBad ? own : cx.client).query(insert, [cx.key, cents]);
+        },
+        effects: async (key) => (await own.query("SELECT sum(cents)::int FROM charge WHERE key = $1", [key])).rows[0].sum,
+      });
+      await own.end();
+      assert.deepEqual(wrong, expected.map(([scenario, cents]) => `${scenario}: ${cents} instead of 7`));
+    });
+  });
+}
