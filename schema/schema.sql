@@ -500,6 +500,50 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text, message_id bigint, OUT answer text, OUT outcome json, OUT reason text) IS 'Claims a key in this transaction, begun with BEGIN DEFERRABLE: new (handle the message), replayed or rejected (a copy, with its outcome), dead (given up, with the reason), in_flight (somebody works on it: later), mismatch (the key of another payload: bury it).';
 
+CREATE FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, fingerprint bytea, OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  lock bigint;
+  stored bytea;
+BEGIN
+  IF current_setting('transaction_deferrable') = current_setting('default_transaction_deferrable') THEN
+    PERFORM "oncebox".refuse_unmarked();
+  END IF;
+  PERFORM "oncebox".check_inbox_names(claim_request.scope, claim_request.tenant);
+  IF octet_length(claim_request.fingerprint) IS DISTINCT FROM 32 THEN
+    RAISE EXCEPTION 'a fingerprint has 32 bytes, not %', octet_length(claim_request.fingerprint) USING ERRCODE = 'OB011';
+  END IF;
+  key := "oncebox".request_key(claim_request.tenant, claim_request.client_key);
+  lock := "oncebox".inbox_lock(claim_request.scope, claim_request.tenant, key);
+  FOR attempt IN 1 .. 3 LOOP
+    INSERT INTO "oncebox".inbox (scope, tenant, key, fingerprint, status)
+    SELECT s.scope, claim_request.tenant, claim_request.key, claim_request.fingerprint, 'completed'
+    FROM "oncebox".inbox_scope AS s
+    WHERE s.scope = claim_request.scope
+      AND s.mode = 'transaction'
+      AND pg_try_advisory_xact_lock(lock)
+    ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING;
+    IF FOUND THEN
+      answer := 'new';
+      RETURN;
+    END IF;
+    SELECT l.answer, l.outcome INTO answer, stored
+    FROM "oncebox".look_up_key(claim_request.scope, claim_request.tenant, claim_request.key, claim_request.fingerprint, lock) AS l;
+    IF answer IN ('replayed', 'rejected', 'dead') THEN
+      answer := 'replayed';
+      SELECT r.status, r.headers, r.body INTO status, headers, body FROM "oncebox".decode_response(stored) AS r;
+    END IF;
+    IF answer IS NOT NULL THEN
+      RETURN;
+    END IF;
+  END LOOP;
+  answer := 'in_flight';
+END $$;
+
+COMMENT ON FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, fingerprint bytea, OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea) IS 'Claims a request in this transaction, begun with BEGIN DEFERRABLE: new (handle it), replayed (with the response; without a status it may be done in part, without a body that was not kept), in_flight (another one works on it), mismatch (the key of another request). The client''s key becomes `key`, from which keys of messages are derived.';
+
 CREATE FUNCTION oncebox.dead_letter_event() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -513,6 +557,34 @@ BEGIN
                        'deliveries', NEW.deliveries, 'reason', NEW.reason)
   );
   RETURN NULL;
+END $$;
+
+CREATE FUNCTION oncebox.decode_response(stored bytea, OUT status integer, OUT headers jsonb, OUT body bytea) RETURNS record
+    LANGUAGE plpgsql STABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  place integer := 7;
+  size integer;
+  name text;
+BEGIN
+  IF stored IS NULL OR octet_length(stored) < 6 OR substr(stored, 1, 1) <> '\x01' THEN
+    RETURN;
+  END IF;
+  headers := '[]';
+  FOR header IN 1 .. get_byte(stored, 4) * 256 + get_byte(stored, 5) LOOP
+    size := get_byte(stored, place - 1) * 256 + get_byte(stored, place);
+    name := convert_from(substr(stored, place + 2, size), 'UTF8');
+    place := place + 2 + size;
+    size := ('x' || encode(substr(stored, place, 4), 'hex'))::bit(32)::integer;
+    headers := headers || jsonb_build_array(jsonb_build_array(name, convert_from(substr(stored, place + 4, size), 'LATIN1')));
+    place := place + 4 + size;
+  END LOOP;
+  status := get_byte(stored, 1) * 256 + get_byte(stored, 2);
+  body := CASE get_byte(stored, 3) WHEN 1 THEN substr(stored, place) END;
+EXCEPTION WHEN array_subscript_error OR character_not_in_repertoire OR untranslatable_character OR invalid_text_representation
+    OR substring_error THEN
+  status := NULL;
 END $$;
 
 CREATE FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) RETURNS bigint
@@ -569,6 +641,11 @@ CREATE FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) RETURNS b
 $_$;
 
 COMMENT ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) IS 'Deletes settled messages, and no others; returns how many.';
+
+CREATE FUNCTION oncebox.encode_response(status integer, headers jsonb, body bytea) RETURNS bytea
+    LANGUAGE sql STABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN ((((('\x01'::bytea || int2send((status)::smallint)) || CASE WHEN (body IS NULL) THEN '\x00'::bytea ELSE '\x01'::bytea END) || int2send((jsonb_array_length(headers))::smallint)) || COALESCE((SELECT string_agg((((int2send((octet_length((h.pair ->> 0)))::smallint) || convert_to((h.pair ->> 0), 'UTF8'::name)) || int4send(length((h.pair ->> 1)))) || convert_to((h.pair ->> 1), 'LATIN1'::name)), '\x'::bytea ORDER BY h.n) AS string_agg FROM jsonb_array_elements(encode_response.headers) WITH ORDINALITY h(pair, n)), '\x'::bytea)) || COALESCE(body, '\x'::bytea));
 
 CREATE FUNCTION oncebox.end_action(barrier text, tenant text, key text, had_effect boolean, attempt integer DEFAULT 1) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1015,6 +1092,32 @@ BEGIN
   RETURN NULL;
 END $$;
 
+CREATE FUNCTION oncebox.media_type(content_type text, OUT kind text, OUT boundary text) RETURNS record
+    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  part text;
+  name text;
+  value text;
+BEGIN
+  IF content_type ~ '[^\u0009\u0020-\u007e]' THEN
+    content_type := '';
+  END IF;
+  kind := lower(btrim(split_part(content_type, ';', 1), E' \t'));
+  FOREACH part IN ARRAY (string_to_array(content_type, ';'))[2:] LOOP
+    part := btrim(part, E' \t');
+    CONTINUE WHEN part = '';
+    name := lower(btrim(split_part(part, '=', 1), E' \t'));
+    value := btrim(btrim(substr(part, length(split_part(part, '=', 1)) + 2), E' \t'), '"');
+    IF name = 'boundary' AND kind LIKE 'multipart/%' AND length(value) BETWEEN 1 AND 70 THEN
+      boundary := value;
+    ELSIF name <> 'charset' OR lower(value) <> 'utf-8' THEN
+      kind := concat(kind, ';', name, '=', lower(value));
+    END IF;
+  END LOOP;
+END $$;
+
 CREATE FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1232,7 +1335,7 @@ BEGIN
       ELSE 'BEGIN DEFERRABLE (or SET TRANSACTION DEFERRABLE first), claim(), the writes of the handler, settle(), COMMIT. Where a driver commits each statement by itself, a claim would be lost.' END;
 END $$;
 
-CREATE FUNCTION oncebox.register_scope(scope text, retention interval DEFAULT NULL::interval, dead_letter_retention interval DEFAULT NULL::interval) RETURNS void
+CREATE FUNCTION oncebox.register_scope(scope text, retention interval DEFAULT NULL::interval, dead_letter_retention interval DEFAULT NULL::interval, kind text DEFAULT 'consumer'::text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -1249,7 +1352,7 @@ BEGIN
   END IF;
   INSERT INTO "oncebox".inbox_scope AS s (scope, retention_seconds, dead_letter_seconds, kind, mode)
   VALUES (register_scope.scope, keys_seconds,
-          CASE WHEN keys_seconds IS NOT NULL THEN greatest(letters_seconds, keys_seconds) END, 'consumer', 'transaction')
+          CASE WHEN keys_seconds IS NOT NULL THEN greatest(letters_seconds, keys_seconds) END, register_scope.kind, 'transaction')
   ON CONFLICT ON CONSTRAINT inbox_scope_pkey DO UPDATE
   SET retention_seconds = excluded.retention_seconds,
       dead_letter_seconds = excluded.dead_letter_seconds,
@@ -1268,7 +1371,7 @@ BEGIN
   END IF;
 END $$;
 
-COMMENT ON FUNCTION oncebox.register_scope(scope text, retention interval, dead_letter_retention interval) IS 'Says that a consumer exists, and how long it keeps its keys (NULL: for ever) and dead letters (NULL: 90 days, or as long as keys).';
+COMMENT ON FUNCTION oncebox.register_scope(scope text, retention interval, dead_letter_retention interval, kind text) IS 'Says that a consumer exists, or a route of kind http, and how long it keeps its keys (NULL: for ever) and dead letters (NULL: 90 days, or as long as keys).';
 
 CREATE FUNCTION oncebox.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1321,6 +1424,67 @@ BEGIN
   UPDATE "oncebox".reset SET snap = pg_current_snapshot();
   EXECUTE format('ALTER SEQUENCE "oncebox".message_id_seq RESTART WITH %s', raised_to + 1);
 END $$;
+
+CREATE FUNCTION oncebox.request_fingerprint(method text, path text, query text, credentials jsonb, content_type text, content bytea) RETURNS bytea
+    LANGUAGE plpgsql STABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  fields bytea := "oncebox".sized('oncebox http 1') || "oncebox".sized(convert_to(method, 'UTF8'))
+    || "oncebox".sized(convert_to(path, 'LATIN1'));
+  media record;
+BEGIN
+  -- Parameters in the order of their names; those of one name keep theirs.
+  SELECT fields || "oncebox".sized(convert_to(coalesce(
+           string_agg(p.text, '&' ORDER BY split_part(p.text, '=', 1) COLLATE "C", p.n), ''), 'LATIN1'))
+  INTO fields
+  FROM unnest(string_to_array(query, '&')) WITH ORDINALITY AS p (text, n)
+  WHERE p.text <> '';
+  SELECT fields || coalesce(string_agg(
+           "oncebox".sized('credential') || "oncebox".sized(convert_to(c.pair ->> 0, 'UTF8'))
+           || "oncebox".sized(convert_to(c.pair ->> 1, 'LATIN1')), ''::bytea ORDER BY c.n), ''::bytea)
+  INTO fields
+  FROM jsonb_array_elements(credentials) WITH ORDINALITY AS c (pair, n);
+  IF content_type IS NULL THEN
+    RETURN sha256(fields || "oncebox".sized(content));
+  END IF;
+  SELECT m.kind, m.boundary INTO media FROM "oncebox".media_type(content_type) AS m;
+  fields := fields || "oncebox".sized(convert_to(media.kind, 'UTF8'));
+  IF media.boundary IS NULL OR content = '' THEN
+    RETURN sha256(fields || "oncebox".sized(content));
+  END IF;
+  -- Split as text, in time that grows with the length. A delimiter begins with "--", which is in no
+  -- escape, so that it is found where the bytes have it and nowhere else.
+  SELECT fields || string_agg("oncebox".sized(decode(s.text, 'escape')), ''::bytea ORDER BY s.n)
+  INTO fields
+  FROM string_to_table(encode(content, 'escape'), encode(convert_to('--' || media.boundary, 'UTF8'), 'escape'))
+    WITH ORDINALITY AS s (text, n);
+  RETURN sha256(fields);
+END $$;
+
+CREATE FUNCTION oncebox.request_key(tenant text, client_key text) RETURNS text
+    LANGUAGE plpgsql STABLE STRICT PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+DECLARE
+  root text := "oncebox".root_key(client_key);
+  whole text;
+BEGIN
+  IF tenant = '' THEN
+    RETURN root;
+  END IF;
+  SELECT string_agg(CASE WHEN b.hex ~ '^(3[0-9]|[46][1-9a-f]|[57][0-9a]|2d|2e|5f)$' THEN convert_from(decode(b.hex, 'hex'), 'UTF8')
+                         ELSE '%' || upper(b.hex) END, '' ORDER BY b.n) || '/' || root
+  INTO whole
+  FROM (
+    SELECT m[1] AS hex, n
+    FROM regexp_matches(encode(convert_to(tenant, 'UTF8'), 'hex'), '..', 'g') WITH ORDINALITY AS r (m, n)
+  ) AS b;
+  IF octet_length(whole) <= 128 AND octet_length(replace(replace(whole, '%', '%25'), ':', '%3A')) <= 255 THEN
+    RETURN "oncebox".root_key(whole);
+  END IF;
+  RETURN encode(sha256(int8send(octet_length(convert_to(tenant, 'UTF8'))) || convert_to(tenant || root, 'UTF8')), 'hex');
+END $_$;
 
 CREATE FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1529,6 +1693,32 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.settle(scope text, key text, outcome json, tenant text, status text) IS 'Stores how a key ended that this transaction has claimed; its copies are answered with the outcome.';
+
+CREATE FUNCTION oncebox.settle_request(scope text, tenant text, key text, is_rejected boolean, status integer, headers jsonb, body bytea) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  stored bytea := "oncebox".encode_response(settle_request.status, settle_request.headers, settle_request.body);
+BEGIN
+  IF octet_length(stored) > 1048576 THEN
+    stored := "oncebox".encode_response(settle_request.status, '[]', NULL);
+  END IF;
+  UPDATE "oncebox".inbox AS i
+  SET status = CASE WHEN settle_request.is_rejected THEN 'rejected' ELSE 'completed' END, outcome = stored
+  WHERE i.scope = settle_request.scope AND i.tenant = settle_request.tenant AND i.key = settle_request.key
+    AND i.status = 'completed' AND i.outcome IS NULL AND (i.xmin = pg_current_xact_id()::xid OR "oncebox".is_own(i.xmin));
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'the request is not claimed by this transaction, or settled already'
+      USING ERRCODE = 'OB010', HINT = 'settle_request() follows once on a claim_request() that answered "new", in the same transaction.';
+  END IF;
+END $$;
+
+COMMENT ON FUNCTION oncebox.settle_request(scope text, tenant text, key text, is_rejected boolean, status integer, headers jsonb, body bytea) IS 'Stores the response of a request that this transaction has claimed. headers: an array of pairs, [["content-type", "text/plain"]], whose characters are the bytes to be sent. A body that is NULL is not kept.';
+
+CREATE FUNCTION oncebox.sized(field bytea) RETURNS bytea
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN (int8send((octet_length(field))::bigint) || field);
 
 CREATE FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) RETURNS text[]
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1819,8 +2009,8 @@ CREATE TABLE oncebox.audit (
     reason text,
     messages bigint DEFAULT 1 NOT NULL,
     scope text,
-    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text, 'pause'::text, 'throttle'::text, 'resume'::text]))),
-    CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text, 'pause'::text, 'throttle'::text, 'resume'::text]))))),
+    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text]))),
+    CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text]))))),
     CONSTRAINT audit_messages CHECK ((messages >= 1)),
     CONSTRAINT audit_note_size CHECK (((octet_length(note) >= 1) AND (octet_length(note) <= 1000))),
     CONSTRAINT audit_operator_size CHECK (((octet_length(operator) >= 1) AND (octet_length(operator) <= 255)))
@@ -2298,7 +2488,7 @@ CREATE TABLE oncebox.migration (
     oldest_program integer
 );
 
-COMMENT ON TABLE oncebox.migration IS 'version 11, oldest program 10';
+COMMENT ON TABLE oncebox.migration IS 'version 12, oldest program 10';
 
 COMMENT ON COLUMN oncebox.migration.oldest_program IS 'Programs that were built for this version and later ones work with the schema as it is after this migration.';
 
@@ -2831,11 +3021,18 @@ REVOKE ALL ON FUNCTION oncebox.check_subject(subject text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text, message_id bigint, OUT answer text, OUT outcome json, OUT reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text, message_id bigint, OUT answer text, OUT outcome json, OUT reason text) TO oncebox_consumer;
 
+REVOKE ALL ON FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, fingerprint bytea, OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, fingerprint bytea, OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea) TO oncebox_consumer;
+
 REVOKE ALL ON FUNCTION oncebox.dead_letter_event() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.decode_response(stored bytea, OUT status integer, OUT headers jsonb, OUT body bytea) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) TO oncebox_relay;
 GRANT ALL ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.encode_response(status integer, headers jsonb, body bytea) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.end_action(barrier text, tenant text, key text, had_effect boolean, attempt integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.end_action(barrier text, tenant text, key text, had_effect boolean, attempt integer) TO oncebox_consumer;
@@ -2897,6 +3094,9 @@ REVOKE ALL ON FUNCTION oncebox.look_up_key(scope text, tenant text, key text, fi
 
 REVOKE ALL ON FUNCTION oncebox.loss_event() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION oncebox.media_type(content_type text, OUT kind text, OUT boundary text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.media_type(content_type text, OUT kind text, OUT boundary text) TO oncebox_consumer;
+
 REVOKE ALL ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) TO oncebox_relay;
 
@@ -2916,11 +3116,16 @@ REVOKE ALL ON FUNCTION oncebox.refuse_null(no_key boolean, no_subject boolean) F
 
 REVOKE ALL ON FUNCTION oncebox.refuse_unmarked() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION oncebox.register_scope(scope text, retention interval, dead_letter_retention interval) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.register_scope(scope text, retention interval, dead_letter_retention interval) TO oncebox_consumer;
+REVOKE ALL ON FUNCTION oncebox.register_scope(scope text, retention interval, dead_letter_retention interval, kind text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.register_scope(scope text, retention interval, dead_letter_retention interval, kind text) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint) TO oncebox_relay;
+
+REVOKE ALL ON FUNCTION oncebox.request_fingerprint(method text, path text, query text, credentials jsonb, content_type text, content bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.request_fingerprint(method text, path text, query text, credentials jsonb, content_type text, content bytea) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.request_key(tenant text, client_key text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) TO oncebox_relay;
@@ -2938,6 +3143,12 @@ REVOKE ALL ON FUNCTION oncebox.send_event(kind text, about text, facts jsonb) FR
 
 REVOKE ALL ON FUNCTION oncebox.settle(scope text, key text, outcome json, tenant text, status text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.settle(scope text, key text, outcome json, tenant text, status text) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.settle_request(scope text, tenant text, key text, is_rejected boolean, status integer, headers jsonb, body bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.settle_request(scope text, tenant text, key text, is_rejected boolean, status integer, headers jsonb, body bytea) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.sized(field bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.sized(field bytea) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) TO oncebox_operator;
