@@ -9,7 +9,7 @@ use super::console::Console;
 pub(super) async fn one(config: Config, console: Option<Console>) -> anyhow::Result<()> {
     let shutdown = shutdown_signal("the relay")?;
     let relay = Relay::connect(config).await?.telling(systemd()).serve(shutdown);
-    Ok(Console::with_relay(console, relay).await?)
+    Ok(Console::with_relay(console, Box::pin(relay)).await?)
 }
 
 pub(super) async fn many(
@@ -19,7 +19,7 @@ pub(super) async fn many(
 ) -> anyhow::Result<()> {
     let shutdown = shutdown_signal("the relay")?;
     let relays = Supervisor::run(databases, sources, systemd(), shutdown);
-    Ok(Console::with_relay(console, relays).await?)
+    Ok(Console::with_relay(console, Box::pin(relays)).await?)
 }
 
 /// Delivering unsupervised is better than not delivering.

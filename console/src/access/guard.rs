@@ -144,14 +144,14 @@ fn refused(settings: &Settings, request: &Request) -> Option<(StatusCode, &'stat
             "this console is not known under that name; give the name with --host",
         ));
     }
-    if matches!(*request.method(), Method::GET | Method::HEAD) {
-        return None;
-    }
-    let origin = headers.get(ORIGIN).map(|origin| origin.to_str().unwrap_or_default());
-    let origin = origin.map(|origin| origin.split_once("://").map(|(_, authority)| authority));
-    let site = headers.get("sec-fetch-site").map(|site| site.to_str().unwrap_or_default());
-    let is_foreign = origin.is_some_and(|authority| authority != Some(host))
-        || site.is_some_and(|site| !["same-origin", "none"].contains(&site));
+    let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+    let is_elsewhere = text("sec-fetch-site").is_some_and(|site| !["same-origin", "none"].contains(&site));
+    let origin = text(ORIGIN.as_str()).map(|origin| origin.split_once("://").map(|(_, authority)| authority));
+    let is_foreign = match *request.method() {
+        // A link in a chat leads here; nothing else of a foreign page needs an answer.
+        Method::GET | Method::HEAD => is_elsewhere && text("sec-fetch-mode") != Some("navigate"),
+        _ => is_elsewhere || origin.is_some_and(|authority| authority != Some(host)),
+    };
     is_foreign.then_some((StatusCode::FORBIDDEN, "the request comes from a page of somebody else"))
 }
 
@@ -228,6 +228,16 @@ mod tests {
         ] {
             assert_eq!(check(Method::POST, &[host, foreign]), Some(403), "{foreign:?}");
         }
-        assert_eq!(check(Method::GET, &[host, ("sec-fetch-site", "cross-site")]), None, "a link of a chat");
+        let foreign = ("sec-fetch-site", "cross-site");
+        assert_eq!(
+            check(Method::GET, &[host, foreign, ("sec-fetch-mode", "navigate")]),
+            None,
+            "a link in a chat"
+        );
+        assert_eq!(
+            check(Method::GET, &[host, foreign, ("sec-fetch-mode", "cors")]),
+            Some(403),
+            "a stream of events"
+        );
     }
 }

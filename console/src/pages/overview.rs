@@ -92,6 +92,12 @@ fn of_inboxes(status: &Status, number: fn(&oncebox_operator::InboxStatus) -> i64
     status.inboxes.iter().flatten().map(number).sum()
 }
 
+/// Inboxes count theirs to a limit, and letters of inboxes that have gone are in the list only.
+fn dead_letters(status: &Status) -> i64 {
+    let newest = status.dead_letters.iter().flatten().map(|letters| letters.letters).sum();
+    of_inboxes(status, |inbox| inbox.dead).max(newest)
+}
+
 impl Row {
     pub(crate) fn new(database: &Database) -> Self {
         let sample = database.sample();
@@ -113,7 +119,7 @@ impl Row {
             settled_per_second: status.rates.settled_per_second,
             set_aside: status.parked,
             dead: status.dead,
-            dead_letters: of_inboxes(status, |inbox| inbox.dead),
+            dead_letters: dead_letters(status),
             failing: of_inboxes(status, |inbox| inbox.failing),
             stuck: status.sagas_waiting.iter().map(|sagas| sagas.sagas).sum(),
             relay_sessions: status.relays.iter().map(|relays| relays.sessions).sum(),
