@@ -18,7 +18,8 @@ export PYTHONPATH=$PWD/.dev/packaging PATH=$PWD/.dev/packaging/bin:$PATH
 rm -rf "$OUT" "$STAGE"
 mkdir -p "$OUT"/{python,npm,go,crates,helm} "$STAGE"
 machine=(stage archive)
-case $PLATFORM in *-linux-*) machine+=(linux_packages) ;; esac
+# The static program needs no package of a distribution.
+case $PLATFORM in *-linux-gnu) machine+=(linux_packages) ;; esac
 # The image has the C library of this machine, or none if the program is static.
 case $PLATFORM in *-linux-*) machine+=(image) ;; esac
 machine+=(wheel_of_program npm_of_program)

@@ -101,6 +101,40 @@ async fn apply(client: &mut Client, step: &Step) {
     transaction.commit().await.unwrap();
 }
 
+/// sqlx runs the files from a folder that has a migration of the service's own, and later those of
+/// an upgrade, which follow.
+#[tokio::test]
+async fn sqlx_installs_and_upgrades_from_extracted_files() {
+    let env = TestEnv::new().await;
+    let (expected, client) = expected(&env).await;
+    let directory = tempfile::tempdir().unwrap();
+    let folder = directory.path();
+    std::fs::write(folder.join("0007_own.sql"), "CREATE TABLE own (id int);").unwrap();
+    let extract = async |from: &str| {
+        let path = folder.to_str().unwrap();
+        let arguments =
+            ["migrate", "--extract", path, "--format", "sqlx", "--role-prefix", "oncebox", "--from", from];
+        let written = run_ok("", &arguments).await;
+        let pool = sqlx::PgPool::connect(env.database_url()).await.unwrap();
+        sqlx::migrate::Migrator::new(folder).await.unwrap().run(&pool).await.unwrap();
+        written.lines().count()
+    };
+    assert_eq!(extract("0").await, usize::try_from(LATEST_VERSION).unwrap() + 1);
+    assert_eq!(dump(&env), expected);
+    client
+        .batch_execute("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA oncebox FROM oncebox_producer")
+        .await
+        .unwrap();
+    assert_ne!(dump(&env), expected);
+    assert_eq!(extract(&LATEST_VERSION.to_string()).await, 1);
+    let sorted = |dump: &str| {
+        let mut lines: Vec<String> = dump.lines().map(str::to_owned).collect();
+        lines.sort_unstable();
+        lines
+    };
+    assert_eq!(sorted(&dump(&env)), sorted(&expected));
+}
+
 /// For a pipeline: `--check` is the exit code, `--dry-run` the list, and neither changes anything.
 #[tokio::test]
 async fn check_and_dry_run_look_and_change_nothing() {
