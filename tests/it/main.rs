@@ -211,6 +211,7 @@ mod operator {
     pub(crate) mod doctor; // what oncebox doctor finds on real servers, and that it changes nothing
     pub(crate) mod metrics; // the tables of metrics are what scrapes show; what is measured is true
     mod events; // trouble that programs are told of
+    mod collector; // an OTLP collector
     mod traces; // spans from producer to consumer, and a collector that is away
     pub(crate) mod telemetry; // a relay and an inbox at work, scraped by a real Prometheus
 }

@@ -158,12 +158,16 @@ impl Dev {
         let (database, nats, stream) = (value("database-url"), value("nats-url"), value("stream"));
         let first = stream.split(['=', ',', ';']).nth(1).unwrap_or_default();
         let subject = first.replace('>', "placed").replace('*', "placed");
+        let rows = [
+            ["PostgreSQL".to_owned(), database.to_owned()],
+            ["NATS".to_owned(), nats.to_owned()],
+            ["streams".to_owned(), stream.to_owned()],
+            ["console".to_owned(), format!("http://{}/", self.console)],
+        ];
         format!(
-            "\n  PostgreSQL  {database}\n  NATS        {nats}\n  streams     {stream}\n  console     http://{}/\n\nIn \
-             another terminal:\n\n  export DATABASE_URL='{database}' NATS_URL='{nats}'\n  oncebox outbox enqueue hello-1 \
-             {subject} '{{\"hello\": \"world\"}}'\n  oncebox trace hello-1\n\nThe data stays in {}. Ctrl-C ends all of \
-             it.\n\n",
-            self.console,
+            "\n{}\nIn another terminal:\n\nexport DATABASE_URL='{database}' NATS_URL='{nats}'\noncebox outbox enqueue hello-1 \
+             {subject} '{{\"hello\": \"world\"}}'\noncebox trace hello-1\n\nThe data stays in {}. Ctrl-C ends all of it.\n\n",
+            output::table(["SERVICE", "ADDRESS"], &rows),
             self.directory.display()
         )
     }
