@@ -38,7 +38,7 @@ chaos: servers ## Two minutes of trouble for consumers of every mode; counts eff
 	$(BIN)/debug/chaos --seconds 10 --sabotage
 
 # Builds what it runs, and nothing else; with the features of the whole workspace, so that nothing is built twice.
-demo: ## Orders as sagas, then as messages, while everybody is killed at random; checks that all books balance.
+demo: ## Orders as sagas, then as messages, while everybody is killed at random; checks that all books balance. CONSOLE=1 to watch.
 	@cargo build -p oncebox-cli -p oncebox-examples -p oncebox-tests \
 		--bin oncebox --bin demo --bin orders --bin participant --bin gateway --bin payment --bin servers
 	@$(BIN)/debug/servers install $(SERVERS)

@@ -20,6 +20,8 @@ use crate::{
 /// How long a key of billing rests after its process died.
 const LEASE_SECONDS: &str = "1";
 
+const CONSOLE_LISTEN: &str = "127.0.0.1:8321";
+
 /// The kind of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -41,6 +43,7 @@ pub(crate) struct Site {
     shops: Vec<Process>,
     gateway: Process,
     gateway_port: u16,
+    console: Option<Process>,
 }
 
 /// A port that was free a moment ago.
@@ -95,6 +98,7 @@ impl Site {
             gateway: Process::start("gateway", servers, "gateway", &[], listen)?,
             addresses,
             gateway_port,
+            console: console(servers)?,
         })
     }
 
@@ -112,7 +116,7 @@ impl Site {
     /// An error when one of them has ended without being killed.
     pub(crate) fn check(&mut self) -> Result<()> {
         let services = self.participants.iter_mut().chain(&mut self.shops);
-        let mut processes = self.relays.iter_mut().chain(services).chain([&mut self.gateway]);
+        let mut processes = self.relays.iter_mut().chain(services).chain([&mut self.gateway]).chain(&mut self.console);
         processes.try_for_each(Process::check)
     }
 
@@ -131,12 +135,27 @@ impl Site {
 
     /// The gateway is stopped last: the other processes may call it while they stop.
     pub(crate) async fn stop(self) -> Result<()> {
-        let processes = self.shops.into_iter().chain(self.participants).chain(self.relays);
+        let processes = self.shops.into_iter().chain(self.participants).chain(self.relays).chain(self.console);
         for process in processes.chain([self.gateway]) {
             process.stop().await?;
         }
         Ok(())
     }
+}
+
+/// With `CONSOLE=1`, or an address, the console over all databases.
+fn console(servers: &Servers) -> Result<Option<Process>> {
+    let Some(wanted) = config::variable("CONSOLE") else { return Ok(None) };
+    let listen = if wanted.contains(':') { wanted } else { CONSOLE_LISTEN.to_owned() };
+    let mut fleet = format!("nats_url = {:?}\n", servers.nats_url);
+    for service in ["shop", "inventory", "billing", "shipping"] {
+        fleet += &format!("\n[[database]]\nname = {service:?}\nurl = {:?}\n", servers.url(service));
+    }
+    let file = processes::log_directory(servers)?.join("fleet.toml");
+    std::fs::write(&file, fleet).with_context(|| format!("write {}", file.display()))?;
+    println!("console: http://{listen}/");
+    let arguments = ["console", "--listen", &listen, "--config", &file.to_string_lossy()];
+    Process::start("console", servers, "oncebox", &arguments, Vec::new()).map(Some)
 }
 
 /// The arguments of a service.
