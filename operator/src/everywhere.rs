@@ -52,21 +52,20 @@ impl Operator {
 }
 
 /// Adds to each message how its key stands in the inboxes of the other databases. Returns the
-/// traces, and the databases that did not answer within `limit`.
+/// databases that did not answer within `limit`.
 pub async fn look_elsewhere<O: BorrowMut<Operator>>(
-    opened: Vec<(O, PlacedTrace)>,
+    opened: &mut [(O, PlacedTrace)],
     limit: Duration,
-) -> (Vec<PlacedTrace>, Vec<(String, RelayError)>) {
+) -> Vec<(String, RelayError)> {
     let keys = |(_, placed): &(O, PlacedTrace)| {
         placed.trace.messages.iter().map(|message| message.key.clone()).collect()
     };
     let keys: Vec<Vec<String>> = opened.iter().map(keys).collect();
-    let (mut found, mut looks) = (Vec::new(), Vec::new());
-    for (number, (mut operator, placed)) in opened.into_iter().enumerate() {
+    let mut looks = Vec::new();
+    for (number, (operator, placed)) in opened.iter_mut().enumerate() {
         let others = keys.iter().enumerate().filter(|(other, _)| *other != number);
         let others: Vec<String> = others.flat_map(|(_, keys)| keys.clone()).collect();
         let database = placed.database.clone();
-        found.push(placed);
         looks.push(async move {
             if others.is_empty() {
                 return (database, Ok(Vec::new()));
@@ -79,18 +78,23 @@ pub async fn look_elsewhere<O: BorrowMut<Operator>>(
     let mut unasked = Vec::new();
     for (number, (database, inboxes)) in together(looks).await.into_iter().enumerate() {
         match inboxes {
-            Ok(inboxes) => inboxes.into_iter().for_each(|key| join(&mut found, number, &database, key)),
+            Ok(inboxes) => inboxes.into_iter().for_each(|key| join(opened, number, &database, key)),
             Err(error) => unasked.push((database, error)),
         }
     }
-    (found, unasked)
+    unasked
 }
 
 /// Adds a key of this inbox to the messages of the other databases.
-fn join(found: &mut [PlacedTrace], number: usize, database: &str, TracedKey { key, mut inbox }: TracedKey) {
+fn join<O>(
+    opened: &mut [(O, PlacedTrace)],
+    number: usize,
+    database: &str,
+    TracedKey { key, mut inbox }: TracedKey,
+) {
     inbox.database = Some(database.to_owned());
-    let others = found.iter_mut().enumerate().filter(|(other, _)| *other != number);
-    let messages = others.flat_map(|(_, placed)| &mut placed.trace.messages);
+    let others = opened.iter_mut().enumerate().filter(|(other, _)| *other != number);
+    let messages = others.flat_map(|(_, (_, placed))| &mut placed.trace.messages);
     messages.filter(|message| message.key == key).for_each(|message| message.inboxes.push(inbox.clone()));
 }
 

@@ -121,11 +121,12 @@ impl Trace {
             );
         }
         let tasks_and = |Opened { operator, _tasks, placed }: Opened| (_tasks, (operator, placed));
-        let (_tasks, opened): (Vec<_>, Vec<_>) = opened.into_iter().map(tasks_and).unzip();
-        let (found, silent) = look_elsewhere(opened, databases::LOOK_MAX).await;
+        let (_tasks, mut opened): (Vec<_>, Vec<_>) = opened.into_iter().map(tasks_and).unzip();
+        let silent = look_elsewhere(&mut opened, databases::LOOK_MAX).await;
         if let Some((_, error)) = silent.into_iter().next() {
             return Err(error.into());
         }
+        let found: Vec<PlacedTrace> = opened.into_iter().map(|(_, placed)| placed).collect();
         let text = match (&found[..], self.json) {
             (_, true) => output::json_lines(&found)?,
             ([PlacedTrace { trace, .. }], _) if is_alone => text::text(trace),

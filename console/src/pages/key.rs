@@ -60,17 +60,29 @@ pub(crate) async fn traces(fleet: &Fleet, key: &str, steps_max: u32) -> Asked {
             Err(problem) => unasked.push(problem.text().to_owned()),
         }
     }
-    let mut meant = None;
+    let (mut meant, mut cut_off) = (None, Vec::new());
     if !opened.iter().any(|(_, placed)| placed.trace.is_known()) {
         for (turn, placed) in &mut opened {
             if let (None, Ok(database)) = (&meant, fleet.find(&placed.database)) {
-                meant = database.answer(turn.operator().meant(key)).await.unwrap_or_default();
+                match database.answer(turn.operator().meant(key)).await {
+                    Ok(found) => meant = found,
+                    Err(_) => cut_off.push(placed.database.clone()),
+                }
             }
         }
     }
-    let (found, silent) = look_elsewhere(opened, ANSWER_MAX).await;
-    unasked.extend(silent.into_iter().map(|(name, error)| format!("{name}: {}", error_chain(&error))));
-    let found = found.into_iter().filter(|placed| placed.trace.is_known()).collect();
+    for (name, error) in look_elsewhere(&mut opened, ANSWER_MAX).await {
+        unasked.push(format!("{name}: {}", error_chain(&error)));
+        cut_off.push(name);
+    }
+    let mut found = Vec::new();
+    for (turn, placed) in opened {
+        // A connection that was cut off may still be at work.
+        if !cut_off.contains(&placed.database) {
+            turn.keep().await;
+        }
+        found.extend(placed.trace.is_known().then_some(placed));
+    }
     Asked { found, meant, unasked }
 }
 
