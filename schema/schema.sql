@@ -580,10 +580,14 @@ BEGIN
     headers := headers || jsonb_build_array(jsonb_build_array(name, convert_from(substr(stored, place + 4, size), 'LATIN1')));
     place := place + 4 + size;
   END LOOP;
+  size := octet_length(stored) + 1 - place;
+  IF size < 0 OR get_byte(stored, 3) > 1 OR get_byte(stored, 3) = 0 AND size > 0 THEN
+    RETURN;
+  END IF;
   status := get_byte(stored, 1) * 256 + get_byte(stored, 2);
   body := CASE get_byte(stored, 3) WHEN 1 THEN substr(stored, place) END;
 EXCEPTION WHEN array_subscript_error OR character_not_in_repertoire OR untranslatable_character OR invalid_text_representation
-    OR substring_error THEN
+    OR substring_error OR numeric_value_out_of_range THEN
   status := NULL;
 END $$;
 

@@ -1,8 +1,10 @@
 /** The span that a handler runs in, where the package @opentelemetry/api is installed: that of docs/metrics.md. */
+import { createRequire } from "node:module";
+
 import { Dead, type Message, RetryAfter } from "./message.ts";
 import { TimedOut } from "./transaction.ts";
 
-const api = await import("@opentelemetry/api").catch(() => undefined);
+const api = installed();
 
 /** Runs a handler in a child of the span that the message's `traceparent` names; an error says why it left no effect. */
 export async function handling<R>(scope: string, key: string, message: Message, run: () => Promise<R>): Promise<R> {
@@ -41,4 +43,13 @@ export function withContext(headers: Record<string, string>): Record<string, str
 function cause(error: unknown): string {
   const isTold = error instanceof Dead ? "dead" : error instanceof RetryAfter ? "retry" : error instanceof TimedOut ? "timeout" : null;
   return isTold ?? (error instanceof Error ? error.name : typeof error);
+}
+
+/** Without an `await` at the top of the module, which would keep programs from `require("oncebox")`. */
+function installed(): typeof import("@opentelemetry/api") | undefined {
+  try {
+    return createRequire(import.meta.url)("@opentelemetry/api");
+  } catch {
+    return undefined;
+  }
 }

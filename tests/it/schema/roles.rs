@@ -31,6 +31,13 @@ const RIGHTS: &[(&str, &str)] = &[
         "c",
         "SELECT set_config('default_transaction_deferrable', 'on', true), oncebox.claim('s', 'k', 'p'), oncebox.settle('s', 'k')",
     ),
+    (
+        "c",
+        "SELECT set_config('default_transaction_deferrable', 'on', true),
+                oncebox.claim_request('s', '', 'k', oncebox.request_fingerprint('POST', '/', '', '[]', 'multipart/a; boundary=b', 'p')),
+                oncebox.settle_request('s', '', 'k', false, 200, '[]', 'b')",
+    ),
+    ("", "SELECT oncebox.decode_response('')"),
     ("c", "SELECT oncebox.attempt_failed('s', 'k')"),
     (
         "c",
