@@ -48,13 +48,14 @@ pub(crate) enum Measurement {
     Fleet,
     Databases,
     Scale,
+    Console,
     Outage,
     Publish,
     Loss,
 }
 
 impl Measurement {
-    const ALL: [Self; 16] = [
+    const ALL: [Self; 17] = [
         Self::Drain,
         Self::Trickle,
         Self::Mixed,
@@ -68,6 +69,7 @@ impl Measurement {
         Self::Fleet,
         Self::Databases,
         Self::Scale,
+        Self::Console,
         Self::Outage,
         Self::Publish,
         Self::Loss,
@@ -76,8 +78,8 @@ impl Measurement {
     /// The measurements that take a few minutes together.
     fn by_default() -> impl Iterator<Item = Self> {
         let on_demand = |measurement: &Self| {
-            use Measurement::{Databases, Fleet, Loss, Outage, Publish, Scale};
-            matches!(measurement, Fleet | Databases | Scale | Outage | Publish | Loss)
+            use Measurement::{Console, Databases, Fleet, Loss, Outage, Publish, Scale};
+            matches!(measurement, Fleet | Databases | Scale | Console | Outage | Publish | Loss)
         };
         Self::ALL.into_iter().filter(move |measurement| !on_demand(measurement))
     }
@@ -99,6 +101,7 @@ impl fmt::Display for Measurement {
             Self::Saga => "saga",
             Self::Delayed => "delayed",
             Self::Scale => "scale",
+            Self::Console => "console",
             Self::Outage => "outage",
             Self::Publish => "publish",
             Self::Loss => "loss",

@@ -141,7 +141,7 @@ impl Scraper {
     }
 }
 
-fn program(name: &str) -> anyhow::Result<PathBuf> {
+pub(crate) fn program(name: &str) -> anyhow::Result<PathBuf> {
     let directory = std::env::current_exe()?.parent().context("find this program")?.to_owned();
     let program = directory.join(name);
     ensure!(

@@ -32,6 +32,8 @@ const FIGURES: &[Figure] = &[
     figure("databases_rss_mib", "one relay, 100 idle databases: peak MiB", Goal::AtMost(100.0)),
     figure("databases_cpu_percent", "the same: CPU, % of a core", Goal::AtMost(5.0)),
     figure("databases_connections", "the same: connections to each", Goal::AtMost(2.0)),
+    figure("console_page_ms", "console, 50 databases: slowest page, ms", Goal::None),
+    figure("console_load_ratio", "PostgreSQL's CPU, 50 open pages / one", Goal::AtMost(1.2)),
     figure("databases_p50_ratio", "p50 at 1,000/s, ten databases / one", Goal::AtMost(1.5)),
     figure("relay_idle_cpu_percent", "CPU of an idle relay, % of a core", Goal::AtMost(1.0)),
     figure("inbox_deferred_ratio", "inbox, deferred / bare, 16 in flight", Goal::AtLeast(0.90)),

@@ -197,7 +197,7 @@ async fn two_tabs_follow_a_relay_that_dies_and_a_database_that_comes_back() {
         }
     };
     // A word of its own, not one of a remedy.
-    let is_in = |text: &str, word: &str| text.split(['\n', '\t']).any(|part| part.trim().starts_with(word));
+    let is_in = |text: &str, word: &str| text.split_whitespace().any(|other| other == word);
     let is_known = |text: &str| !is_in(text, "starting") && !is_in(text, "away");
     both_say("a relay at work", &|text| is_known(text) && !text.contains("no relay")).await;
     relay.kill().await;
@@ -232,7 +232,7 @@ async fn an_operator_retries_all_that_match_with_a_few_clicks() {
         asked.contains("would retry 2 messages") && asked.contains("oncebox outbox dead retry"),
         "{asked}"
     );
-    click("form[method=post] button[type=submit]").await;
+    click("form[method=post] button.main").await;
     let client = env.pg().await;
     let retried = within("all are retried", LIMIT, async || {
         let sql = "SELECT count(*) FROM oncebox.parked WHERE dead_at IS NOT NULL";

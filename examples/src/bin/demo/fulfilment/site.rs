@@ -116,7 +116,8 @@ impl Site {
     /// An error when one of them has ended without being killed.
     pub(crate) fn check(&mut self) -> Result<()> {
         let services = self.participants.iter_mut().chain(&mut self.shops);
-        let mut processes = self.relays.iter_mut().chain(services).chain([&mut self.gateway]).chain(&mut self.console);
+        let mut processes =
+            self.relays.iter_mut().chain(services).chain([&mut self.gateway]).chain(&mut self.console);
         processes.try_for_each(Process::check)
     }
 
@@ -135,7 +136,8 @@ impl Site {
 
     /// The gateway is stopped last: the other processes may call it while they stop.
     pub(crate) async fn stop(self) -> Result<()> {
-        let processes = self.shops.into_iter().chain(self.participants).chain(self.relays).chain(self.console);
+        let processes =
+            self.shops.into_iter().chain(self.participants).chain(self.relays).chain(self.console);
         for process in processes.chain([self.gateway]) {
             process.stop().await?;
         }
