@@ -85,7 +85,7 @@ impl Dev {
             .with_context(|| format!("create {}", self.directory.display()))?;
         let directory = self.directory.canonicalize()?;
         let mut servers = Vec::new();
-        let served = self.serve(&directory, &mut servers, shutdown).await;
+        let served = Box::pin(self.serve(&directory, &mut servers, shutdown)).await;
         // NATS first: it has nothing to tell PostgreSQL.
         for server in servers.into_iter().rev() {
             server.stop().await;
@@ -157,7 +157,7 @@ impl Dev {
         let value = |name| self.values.get(name).map(String::as_str).unwrap_or_default();
         let (database, nats, stream) = (value("database-url"), value("nats-url"), value("stream"));
         let first = stream.split(['=', ',', ';']).nth(1).unwrap_or_default();
-        let subject = first.replace('>', "placed").replace('*', "placed");
+        let subject = first.replace(['>', '*'], "placed");
         let rows = [
             ["PostgreSQL".to_owned(), database.to_owned()],
             ["NATS".to_owned(), nats.to_owned()],

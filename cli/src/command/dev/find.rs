@@ -44,7 +44,6 @@ pub(super) fn nats_server() -> anyhow::Result<PathBuf> {
     })
 }
 
-#[expect(clippy::disallowed_methods, reason = "PATH is no setting of ours")]
 fn path() -> Vec<PathBuf> {
     env::var_os("PATH").map(|path| env::split_paths(&path).collect()).unwrap_or_default()
 }
