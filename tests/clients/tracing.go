@@ -65,7 +65,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	inbox := oncebox.NewInbox(pool, "tracing", oncebox.InboxOptions{Tracer: trace, HandlerTimeout: 500 * time.Millisecond})
+	inbox := oncebox.NewInbox(pool, "tracing", oncebox.InboxOptions{Tracer: trace, HandlerTimeout: 2 * time.Second})
 	for _, what := range []string{"done", "dead", "retry", "slow", "fails"} {
 		headers := map[string]string{"idempotency-key": what, "traceparent": parent}
 		message := oncebox.Message{Subject: "a.b", Payload: []byte(`"` + what + `"`), Headers: headers}

@@ -31,7 +31,7 @@ async def main():
     trace.set_tracer_provider(TracerProvider())
     trace.get_tracer_provider().add_span_processor(SimpleSpanProcessor(spans))
     async with AsyncConnectionPool(os.environ["DATABASE_URL"], min_size=1, max_size=2) as pool:
-        inbox = oncebox.Inbox(pool, scope="tracing", handler_timeout=0.5)
+        inbox = oncebox.Inbox(pool, scope="tracing", handler_timeout=2.0)
         for what in ("done", "dead", "retry", "slow", "fails"):
             headers = {"idempotency-key": what, "traceparent": PARENT}
             await inbox.run(handle, oncebox.Message("a.b", f'"{what}"'.encode(), headers))

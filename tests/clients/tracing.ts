@@ -22,7 +22,7 @@ async function handle(cx: Context, what: string) {
 const spans = new InMemorySpanExporter();
 new NodeTracerProvider({ spanProcessors: [new SimpleSpanProcessor(spans)] }).register();
 const pool = new Pool({ connectionString: process.env.DATABASE_URL, max: 2 });
-const inbox = new Inbox<string>(pool, "tracing", { handlerTimeoutMs: 500 });
+const inbox = new Inbox<string>(pool, "tracing", { handlerTimeoutMs: 2_000 });
 for (const what of ["done", "dead", "retry", "slow", "fails"]) {
   const headers = { "idempotency-key": what, traceparent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01" };
   await inbox.run(handle, { subject: "a.b", payload: Buffer.from(JSON.stringify(what)), headers });

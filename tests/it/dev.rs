@@ -141,3 +141,18 @@ async fn a_port_that_is_taken_is_named_and_no_server_is_left() {
     assert!(!ended.status.success() && log.contains(&format!("127.0.0.1:{port}")), "{log}");
     assert!(!directory.path().join("data/postgres/postmaster.pid").exists(), "PostgreSQL has ended: {log}");
 }
+
+#[tokio::test]
+async fn behind_a_kill_it_ends_the_servers_that_were_left_and_begins_where_it_was() {
+    let directory = directory();
+    let console = free_port();
+    let mut killed = Dev::start(directory.path(), console).await;
+    let (database_url, nats_url) = (killed.database_url.clone(), killed.nats_url.clone());
+    run(&database_url, &["outbox", "enqueue", "before", "orders.placed", "{}"]).await;
+    killed.child.kill().await.unwrap();
+    let again = Dev::start(directory.path(), console).await;
+    assert_eq!((&again.database_url, &again.nats_url), (&database_url, &nats_url));
+    let is_settled = async || trace(&database_url, "before").await.contains("settled").then_some(());
+    eventually("the message is in the stream", LIMIT, is_settled).await;
+    again.stop().await;
+}

@@ -180,8 +180,9 @@ fn has(values: &Values, name: &str) -> bool {
 /// A nats-server with JetStream.
 async fn nats(directory: &Path) -> anyhow::Result<(Server, String)> {
     let program = find::nats_server()?;
-    let port = server::port(directory, "nats", 4222)?;
     let store = directory.join("nats");
+    Server::end_last("nats", &store, directory).await?;
+    let port = server::port(directory, "nats", 4222)?;
     let arguments = ["-a", "127.0.0.1", "-p", &port.to_string(), "-js", "-sd", &store.to_string_lossy()]
         .map(str::to_owned);
     let mut server = Server::start("nats", &program, &arguments, directory)?;

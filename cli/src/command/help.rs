@@ -9,6 +9,9 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
         "oncebox migrate --database-url postgres://owner@localhost/orders",
         "Install the schema, or bring it up to date",
     ),
+    ("oncebox dev", "A first message in a minute: it prints what to paste"),
+    ("oncebox dev --stream 'MAIL=mail.>' --dir /tmp/try", "With a stream and a directory of your own"),
+    ("oncebox outbox enqueue order-4711:charge orders.placed '{\"cents\": 1999}'", "Enqueue one message"),
     ("oncebox migrate --lanes 64", "Install it for more than 16 workers at once"),
     (
         "oncebox relay --database-url postgres://relay@localhost/orders --nats-url nats://localhost:4222",
@@ -69,6 +72,8 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
     ("oncebox outbox throttle --subject 'mail.>' --rate 50", "Send 50 mails a second at most"),
     ("oncebox outbox resume --subject 'orders.>'", "Go on"),
     ("oncebox outbox pauses", "Who has paused what, and until when"),
+    ("oncebox events list", "Which kinds are sent"),
+    ("oncebox events disable parked --by mina", "Send no events of a kind any more"),
     ("oncebox events enable dead stuck loss", "Tell programs of trouble, as messages to oncebox.events.KIND"),
     ("oncebox saga list --state stuck", "Business processes that wait for an operator"),
     ("oncebox saga show 4711:order", "Each step of one, and each compensation"),

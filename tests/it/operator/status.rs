@@ -255,9 +255,11 @@ async fn watching_goes_on_until_a_signal_or_until_nobody_reads() {
     let ended = tokio::time::timeout(LIMIT, watching.wait()).await.expect("it ends").unwrap();
     assert!(ended.success(), "{ended}");
 
-    let watching = Process::start(&watch, [("DATABASE_URL", url), ("ONCEBOX_LOG", "debug")]);
     let pg = env.pg().await;
     let seen = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'oncebox operator'";
+    let is_gone = async || pg.query_opt(seen, &[]).await.unwrap().is_none().then_some(());
+    eventually("the session of the first one ends", LIMIT, is_gone).await;
+    let watching = Process::start(&watch, [("DATABASE_URL", url), ("ONCEBOX_LOG", "debug")]);
     eventually("it looks", LIMIT, async || pg.query_opt(seen, &[]).await.unwrap()).await;
     watching.signal("TERM").await;
     let (ended, log) = watching.ended().await;

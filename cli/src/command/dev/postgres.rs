@@ -43,6 +43,7 @@ pub(super) async fn start(directory: &Path) -> anyhow::Result<(Server, String)> 
     let password = fs::read_to_string(&secret).with_context(|| {
         format!("read {}; delete {} to begin anew", secret.display(), directory.display())
     })?;
+    Server::end_last("postgres", &data, directory).await?;
     let port = server::port(directory, "postgres", 5432)?;
     let data = data.to_string_lossy().into_owned();
     let arguments =

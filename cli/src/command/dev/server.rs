@@ -50,7 +50,32 @@ impl Server {
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("start {}", program.display()))?;
+        let pid = child.id().map(|pid| pid.to_string()).unwrap_or_default();
+        fs::write(directory.join(format!("{name}.pid")), pid)?;
         Ok(Self { name, child, log, stop: None })
+    }
+
+    /// Ends the server of an earlier `oncebox dev` that was killed, if it still runs: two of them
+    /// must not write one directory. Its process has the directory among its arguments.
+    pub(super) async fn end_last(name: &str, store: &Path, directory: &Path) -> anyhow::Result<()> {
+        let Ok(pid) = fs::read_to_string(directory.join(format!("{name}.pid"))) else { return Ok(()) };
+        let arguments = format!("/proc/{}/cmdline", pid.trim());
+        let is_ours = || {
+            let text = fs::read(&arguments).unwrap_or_default();
+            text.split(|byte| *byte == 0).any(|argument| argument == store.as_os_str().as_encoded_bytes())
+        };
+        let begun = Instant::now();
+        while is_ours() {
+            ensure!(
+                begun.elapsed() < STOP_MAX,
+                "process {} of an earlier `oncebox dev` does not end: {name} in {}",
+                pid.trim(),
+                store.display()
+            );
+            let _ = Command::new("kill").args(["-INT", pid.trim()]).stderr(Stdio::null()).status().await;
+            sleep(Duration::from_millis(200)).await;
+        }
+        Ok(())
     }
 
     /// Stops with this program from now on.
