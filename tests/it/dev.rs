@@ -93,6 +93,20 @@ impl Dev {
     }
 }
 
+/// A test that fails leaves no server behind.
+impl Drop for Dev {
+    fn drop(&mut self) {
+        let Some(pid) = self.child.id() else { return };
+        drop(std::process::Command::new("kill").args(["-INT", &pid.to_string()]).status());
+        for _ in 0..100 {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+}
+
 async fn trace(url: &str, key: &str) -> String {
     run(url, &["trace", key]).await.1
 }
