@@ -1,5 +1,5 @@
-//! The console over fifty databases, one of which is large: how long pages take, and what
-//! PostgreSQL pays while one page is open, and while fifty are.
+//! The console over fifty databases, one of them large: the time of each page, and PostgreSQL's
+//! cost with one open page and with fifty.
 
 use std::{
     fmt::Write as _,
@@ -148,7 +148,7 @@ async fn read(address: SocketAddr, path: &str) -> anyhow::Result<String> {
     timeout(PAGE_MAX, reading).await.context("no answer")?
 }
 
-/// What the script of a page keeps open.
+/// The stream of events that the script of a page keeps open.
 async fn open_page(address: SocketAddr) -> anyhow::Result<TcpStream> {
     read(address, "/db/large").await?;
     let mut stream = TcpStream::connect(address).await?;

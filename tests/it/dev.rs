@@ -170,3 +170,23 @@ async fn behind_a_kill_it_ends_the_servers_that_were_left_and_begins_where_it_wa
     eventually("the message is in the stream", LIMIT, is_settled).await;
     again.stop().await;
 }
+
+#[tokio::test]
+async fn a_start_that_is_killed_while_it_makes_the_database_is_made_up_for() {
+    let directory = directory();
+    let console = free_port();
+    let mut killed = command(directory.path(), console).spawn().unwrap();
+    let data = directory.path().join("data");
+    eventually("the catalogs are begun", START_MAX, async || {
+        let mut made = fs::read_dir(&data).into_iter().flatten().flatten().map(|entry| entry.path());
+        made.find(|path| path.join("PG_VERSION").is_file())
+    })
+    .await;
+    killed.kill().await.unwrap();
+    let dev = Dev::start(directory.path(), console).await;
+    assert_eq!(
+        run(&dev.database_url, &["outbox", "enqueue", "k", "orders.placed", "{}"]).await.1,
+        "enqueued k\n"
+    );
+    dev.stop().await;
+}

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use self::server::Server;
 use super::{migrate::Migrate, output, relay};
 
-/// What a stream has whom nobody was told about: the subjects of the tutorials.
+/// The stream if none is named: it has the subjects of the tutorials.
 const STREAM: &str = "ORDERS=orders.>,payments.>";
 const NATS_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -133,7 +133,7 @@ impl Dev {
         let relay = relay.serve(until(ended.clone()));
         let console = oncebox_console::serve(settings, vec![member], until(ended));
         tokio::pin!(relay, console, shutdown);
-        // Whoever ends first ends the others.
+        // The first that ends ends the others.
         let (mut relay_ended, mut console_ended) = (None, None);
         tokio::select! {
             () = &mut shutdown => {}
@@ -152,7 +152,7 @@ impl Dev {
         Ok(())
     }
 
-    /// What to do next, to be copied.
+    /// The addresses, and the first commands, to be copied.
     fn told(&self) -> String {
         let value = |name| self.values.get(name).map(String::as_str).unwrap_or_default();
         let (database, nats, stream) = (value("database-url"), value("nats-url"), value("stream"));

@@ -72,10 +72,17 @@ async fn initialize(programs: &Path, data: &Path, secret: &Path) -> anyhow::Resu
         "--no-locale",
         "--no-instructions",
     ]);
-    initdb.arg("-D").arg(data).arg("--pwfile").arg(secret);
+    // Under its own name only when it is whole: after a start that died here, the next begins anew,
+    // in another directory, since an initdb that was left may still write its own.
+    let part = data.with_extension(format!("{}.part", std::process::id()));
+    if part.exists() {
+        fs::remove_dir_all(&part).with_context(|| format!("delete {}", part.display()))?;
+    }
+    initdb.arg("-D").arg(&part).arg("--pwfile").arg(secret);
     let made = initdb.stdin(Stdio::null()).kill_on_drop(true).output().await.context("run initdb")?;
     let said = String::from_utf8_lossy(&made.stderr).into_owned();
     ensure!(made.status.success(), "initdb could not make {}: {said}", data.display());
+    fs::rename(&part, data).with_context(|| format!("rename {}", part.display()))?;
     Ok(())
 }
 
