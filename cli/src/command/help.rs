@@ -152,14 +152,8 @@ mod tests {
     #[test]
     fn every_example_parses() {
         for (line, _) in EXAMPLES {
-            let line = line.split(" > ").next().unwrap().replace('\'', "\"");
-            let mut words = Vec::new();
-            for (number, part) in line.split('"').enumerate() {
-                match number % 2 {
-                    0 => words.extend(part.split_ascii_whitespace()),
-                    _ => words.push(part),
-                }
-            }
+            let command = line.split(" > ").next().unwrap();
+            let words = shlex::split(command).expect("the quotes of an example are closed");
             let parsed = super::super::parser().try_get_matches_from(words);
             assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
         }
