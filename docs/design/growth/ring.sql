@@ -1,7 +1,7 @@
 -- A prototype of docs/design/growth.md: a ring of eight tables for the log, over a fresh
 -- installation of Oncebox. Not part of the product. \set sabotage to the name of a safeguard to see
--- attack.py fail without it: pointer, lock, snapshot, look. \set pause to SQL that is run between the
--- reading of the pointer and the INSERT.
+-- attack.py fail without it: pointer, lock, snapshot, look. \set pause to SQL that is run between
+-- the reading of the pointer and the INSERT.
 \set ON_ERROR_STOP on
 \if :{?sabotage} \else \set sabotage none \endif
 \if :{?pause} \else \set pause '' \endif

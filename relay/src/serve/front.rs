@@ -19,8 +19,8 @@ pub(crate) struct Front {
 }
 
 impl Front {
-    /// Serves HTTP until `stop`. Sends the metrics where `otlp` says, and tells systemd, longer: the
-    /// drain of the loops is watched as well.
+    /// Serves HTTP until `stop`. Sends the metrics where `otlp` says, and tells systemd, longer:
+    /// the drain of the loops is watched as well.
     ///
     /// # Errors
     /// The address cannot be bound.

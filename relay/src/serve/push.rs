@@ -22,8 +22,8 @@ use crate::{
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Sends until all is `over`, and once more then. A collector that is away costs a line in the log when
-/// it goes, and one when it is back: counters are cumulative, so nothing is lost.
+/// Sends until all is `over`, and once more then. A collector that is away costs a line in the log
+/// when it goes, and one when it is back: counters are cumulative, so nothing is lost.
 pub(super) async fn push(url: String, every: Duration, databases: Databases, over: CancellationToken) {
     let client = HyperClient::with_default_connector(REQUEST_TIMEOUT, None);
     info!(url, ?every, "metrics go to the collector");
