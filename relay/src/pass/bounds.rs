@@ -46,8 +46,6 @@ pub(super) struct Bounds {
     pub(super) hot_keys: HotKeys,
     /// When parked messages were last looked for.
     looked: Option<Instant>,
-    /// Somebody else had locked lanes into which something has come: the next claim asks for them.
-    pub(super) has_left: bool,
 }
 
 impl Bounds {
@@ -62,7 +60,6 @@ impl Bounds {
             growth: 1,
             hot_keys: HotKeys::default(),
             looked: None,
-            has_left: false,
         }
     }
 

@@ -44,7 +44,7 @@ impl Claimed {
     /// `None` when nothing is due in the lanes that are wanted: then no transaction is open.
     pub(super) async fn new(
         store: &Arc<Store>,
-        wanted: Wanted<'_>,
+        wanted: Wanted,
         lanes_max: i64,
         bounds: &mut Bounds,
     ) -> Result<Option<Self>, StoreError> {
@@ -53,7 +53,6 @@ impl Claimed {
         let here = Instant::now();
         let (session, mut lanes) = store.claim(lanes_max, &left_out, wanted, limits, payload_max).await?;
         let claimed = lanes.len();
-        bounds.has_left = lanes.has_left;
         if claimed == 0 {
             session.rollback().await?;
             return Ok(None);

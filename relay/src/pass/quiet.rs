@@ -7,15 +7,6 @@
 //! | it was enqueued before the sleep mark was set, so no NOTIFY was sent | the look that follows the mark after the shortest pause; the mark's own transaction does not count. If that look sees a transaction open, the pauses begin anew |
 //! | a wake-up is lost, a lane was locked by a relay that died, a parked message is due | the claim of all lanes, which looks do not prevent |
 //!
-//! In between, a claim need not ask where each lane stands: after a pass that left nothing due,
-//! only new messages are due (`claim_since.sql`):
-//!
-//! | event | how the relay notices it |
-//! |---|---|
-//! | a message is committed by a transaction that was open then, or began later | the claim asks for both |
-//! | somebody else has locked a lane into which something has come | there are more such lanes than were claimed: the next claim asks for all that has come since the same look |
-//! | something is due that has not come: parked, sent again, of another cluster | the claim of all lanes, and the one after a wake-up that finds nothing |
-//!
 //! All lanes are claimed every 250 ms. While no transaction ends anywhere in the server only time
 //! can make something due, a parked message: then they are claimed ever more rarely, to once a
 //! second.
@@ -82,24 +73,10 @@ impl Worker {
             self.quiet = Some(Quiet { snapshot, own: Vec::new(), ..still.clone() });
             return Ok(Pass::Idle);
         }
-        let quiet = quiet.filter(Quiet::is_fresh);
-        let claimed_at = quiet.as_ref().map_or_else(Instant::now, |quiet| quiet.claimed_at);
-        let passed = self.pass_since(lanes_max, quiet, false).await?;
-        if passed == Pass::Idle && !self.bounds.has_left {
+        let claimed_at = Instant::now();
+        let passed = self.pass(lanes_max).await?;
+        if passed == Pass::Idle {
             self.quiet = Some(Quiet { snapshot, own: Vec::new(), claimed_at, still_since });
-        }
-        Ok(passed)
-    }
-
-    /// Makes a pass without a look, over the messages since the last one if that left nothing due.
-    /// An operator who has woken the relay may have made a parked message due.
-    pub(super) async fn pass_on(&mut self, lanes_max: i64, is_woken: bool) -> Result<Pass, RelayError> {
-        let goes_on = !is_woken && self.may_go_on(lanes_max);
-        let quiet = self.quiet.take().filter(|quiet| goes_on || quiet.is_fresh());
-        let asks_all = quiet.is_none();
-        let passed = self.pass_since(lanes_max, quiet, goes_on).await?;
-        if passed == Pass::Idle && is_woken && !asks_all {
-            return self.pass(lanes_max).await;
         }
         Ok(passed)
     }

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use tokio::{task::spawn_blocking, time::Instant};
 
-use super::{bounded, claim::Claimed, publish::Published, standby::LAG, worker::Worker};
+use super::{bounded, claim::Claimed, publish::Published, settle::Pass, standby::LAG, worker::Worker};
 use crate::{
     delivery::{message::Message, outcome::Outcome, snapshot::Snapshot},
     error::RelayError,
@@ -54,8 +54,14 @@ const BYTES_MAX: usize = 4 * 1024;
 
 impl Worker {
     /// Whether a pass over so many lanes has all of them, and may go on.
-    pub(super) fn may_go_on(&self, lanes_max: i64) -> bool {
+    fn may_go_on(&self, lanes_max: i64) -> bool {
         lanes_max >= self.shared.store.lanes && self.shared.tuning.poll_min <= POLL_MAX
+    }
+
+    /// Makes a pass without a look, since messages keep coming; if it may go on, over all lanes.
+    pub(super) async fn pass_on(&mut self, lanes_max: i64) -> Result<Pass, RelayError> {
+        let wanted = if self.may_go_on(lanes_max) { Wanted::All } else { Wanted::Due };
+        self.pass_over(lanes_max, wanted).await
     }
 
     /// Claims all lanes, for a pass that may go on with [`Worker::round`]; `None` when they are all

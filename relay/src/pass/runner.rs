@@ -223,8 +223,8 @@ impl Runner {
             return self.worker.pass(lanes).await;
         }
         match self.state {
-            State::Woken => self.worker.pass_on(lanes, true).await,
-            State::Busy => self.worker.pass_on(lanes, false).await,
+            State::Woken => self.worker.pass(lanes).await,
+            State::Busy => self.worker.pass_on(lanes).await,
             State::StandsBy | State::Alert | State::Idle { .. } => {
                 let store = Arc::clone(&self.worker.shared.store);
                 let _turn = store.turn().await;

@@ -95,48 +95,38 @@ impl Worker {
 
     /// One bounded pass over so many lanes at most.
     pub(super) async fn pass(&mut self, lanes_max: i64) -> Result<Pass, RelayError> {
-        self.quiet = None;
-        self.pass_since(lanes_max, None, false).await
+        self.pass_over(lanes_max, Wanted::Due).await
     }
 
-    /// A pass over the lanes into which something has come since a pass that left nothing due. One
-    /// that `goes_on` takes all lanes, and for a moment reads new messages in them.
-    pub(super) async fn pass_since(
-        &mut self,
-        lanes_max: i64,
-        since: Option<Quiet>,
-        goes_on: bool,
-    ) -> Result<Pass, RelayError> {
-        self.bounds.has_left = false;
-        let claimed_at =
-            since.as_ref().filter(|_| !goes_on).map_or_else(Instant::now, |quiet| quiet.claimed_at);
-        let wanted = match &since {
-            Some(_) if goes_on => Wanted::All,
-            Some(quiet) => Wanted::Since(&quiet.snapshot),
-            None => Wanted::Due,
-        };
+    /// A pass over the lanes that are wanted. One that has all of them may go on for a moment, with
+    /// new messages in them.
+    pub(super) async fn pass_over(&mut self, lanes_max: i64, wanted: Wanted) -> Result<Pass, RelayError> {
+        self.quiet = None;
+        let claimed_at = Instant::now();
         let Some(claimed) = self.claim_lanes(lanes_max, wanted).await? else {
-            self.quiet = since;
             return Ok(if self.publisher.is_some() { Pass::Idle } else { Pass::Away });
         };
         let begun = Instant::now();
         let mut published = self.publish(claimed).await;
         let took = begun.elapsed();
         self.go_on(&mut published, begun).await?;
+        let quiet = |Seen { snapshot, xact }| Quiet {
+            snapshot,
+            own: vec![xact],
+            claimed_at,
+            still_since: Instant::now(),
+        };
         if published.claimed.has_all && published.outcomes.is_empty() {
-            bounded(published.claimed.session.rollback()).await?;
-            self.quiet = since.map(|quiet| Quiet { claimed_at, ..quiet });
+            let Claimed { session, seen, .. } = published.claimed;
+            bounded(session.rollback()).await?;
+            self.quiet = seen.map(quiet);
             return Ok(Pass::Idle);
         }
         let mut settled = self.settle(published).await?;
         let (seen, cut_lanes) = (settled.seen.take(), settled.cut_lanes);
         let passed = settled.commit().await?;
         self.bounds.learn(cut_lanes, took);
-        let still_since = Instant::now();
-        let left = since.filter(|_| self.bounds.has_left);
-        self.quiet = seen
-            .map(|Seen { snapshot, xact }| Quiet { snapshot, own: vec![xact], claimed_at, still_since })
-            .or(left);
+        self.quiet = seen.map(quiet);
         Ok(passed)
     }
 
@@ -152,7 +142,7 @@ impl Worker {
     pub(super) async fn claim_lanes(
         &mut self,
         lanes_max: i64,
-        wanted: Wanted<'_>,
+        wanted: Wanted,
     ) -> Result<Option<Claimed>, RelayError> {
         if !self.is_connected().await {
             return Ok(None);

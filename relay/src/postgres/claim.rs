@@ -48,11 +48,9 @@ pub(crate) struct Claim {
 
 /// Which lanes a claim takes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Wanted<'a> {
+pub(crate) enum Wanted {
     /// Those that seem to have something due.
     Due,
-    /// Those into which something has come since a snapshot in which nothing was due.
-    Since(&'a Snapshot),
     /// All, even if nothing is due in them.
     All,
 }
@@ -96,8 +94,6 @@ pub(crate) struct Lanes {
     claims: Vec<Claim>,
     /// The lanes in which parked messages are due.
     pub(crate) parked_due: Vec<i16>,
-    /// Somebody else has locked lanes into which something has come.
-    pub(crate) has_left: bool,
     /// The snapshot by which the claim found that these lanes have something due.
     snapshot: Option<Snapshot>,
     /// What operators have paused, as JSON.
@@ -133,48 +129,38 @@ impl Store {
         self: &Arc<Self>,
         lanes_max: i64,
         left_out: &[i16],
-        wanted: Wanted<'_>,
+        wanted: Wanted,
         limits: ReadLimits,
         payload_max: usize,
     ) -> Result<(Session, Lanes), StoreError> {
         let session = self.session().await?;
         // First, so that nothing comes between the statements, or overtakes one of them.
-        let (claim_sql, since) = match wanted {
-            Wanted::Due => (&self.sql.claim, None),
-            Wanted::Since(snapshot) => (&self.sql.claim_since, Some(snapshot)),
-            Wanted::All => (&self.sql.claim_all, None),
+        let claim_sql = match wanted {
+            Wanted::Due => &self.sql.claim,
+            Wanted::All => &self.sql.claim_all,
         };
         session.prepare(&[claim_sql, &self.sql.read]).await?;
         let ReadLimits { messages_max, bytes_max, dead_blocks } = limits;
         let with_row_max = with_row_max(payload_max);
-        let (xmax, open) = since.map(|since| (since.xmax(), since.open())).unwrap_or_default();
-        let (xmax, open) = (xmax.to_string(), open.iter().map(u64::to_string).collect::<Vec<_>>());
-        let claimed: [&dyn Parameter; 4] = [&lanes_max, &left_out, &xmax, &open];
-        let claimed = if since.is_some() { &claimed[..] } else { &claimed[..2] };
+        let claimed: [&dyn Parameter; 2] = [&lanes_max, &left_out];
         let read: [&dyn Parameter; 4] = [&messages_max, &bytes_max, &dead_blocks, &with_row_max];
-        let claim = async { session.query("claim lanes", claim_sql, claimed).await };
+        let claim = async { session.query("claim lanes", claim_sql, &claimed).await };
         let read = async { session.rows("read lanes", &self.sql.read, &read).await };
         // All go out together; the server runs them in order.
         let (begun, claimed, rows) = tokio::join!(session.begin(), claim, read);
         // The first error says why, the others only that the transaction is aborted.
         let (claimed, rows) = begun.and(claimed).and_then(|claimed| Ok((claimed, rows?)))?;
-        let come = claimed.first().and_then(|row| row.try_get::<_, i64>("come").ok());
-        let mut claimed = claimed;
-        claimed.retain(|row| row.get::<_, Option<i16>>("lane").is_some());
         let parked_due = claimed.iter().filter(|row| row.get("parked_due")).map(|row| row.get("lane"));
-        // Not when somebody else has locked lanes in which something is due: it may stay undone.
-        let wanted_lanes = match wanted {
-            Wanted::Due => None,
-            Wanted::Since(_) => come,
-            Wanted::All => Some(self.lanes),
-        };
-        let is_all = wanted_lanes.is_none_or(|come| come == claimed.len() as i64);
+        // Of all lanes, this claim has not asked in those that somebody else has locked.
+        let has_asked = matches!(wanted, Wanted::Due) || claimed.len() as i64 == self.lanes;
         let lanes = Lanes {
             claims: claimed.iter().map(self::claim).collect(),
             parked_due: parked_due.collect(),
-            has_left: !is_all,
             pauses: claimed.first().and_then(|row| row.get("pauses")),
-            snapshot: claimed.first().filter(|_| is_all).and_then(|row| Snapshot::parse(row.get("snapshot"))),
+            snapshot: claimed
+                .first()
+                .filter(|_| has_asked)
+                .and_then(|row| Snapshot::parse(row.get("snapshot"))),
             rows: Box::pin(rows),
         };
         Ok((session, lanes))

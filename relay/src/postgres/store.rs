@@ -67,7 +67,6 @@ statements!(
     "sql/": begin,
     outbox,
     claim,
-    claim_since,
     claim_all,
     begin_reset,
     read,

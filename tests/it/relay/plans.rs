@@ -5,13 +5,8 @@ use oncebox_tests::TestEnv;
 use tokio_postgres::Client;
 
 const BEGIN: &str = include_str!("../../../relay/src/postgres/sql/begin.sql");
-const QUERIES: [(&str, &str, &str); 21] = [
+const QUERIES: [(&str, &str, &str); 20] = [
     ("claim", include_str!("../../../relay/src/postgres/sql/claim.sql"), "(4, '{15}')"),
-    (
-        "claim_since",
-        include_str!("../../../relay/src/postgres/sql/claim_since.sql"),
-        "(4, '{15}', pg_snapshot_xmax(pg_current_snapshot())::text, '{3,4}')",
-    ),
     ("claim_all", include_str!("../../../relay/src/postgres/sql/claim_all.sql"), "(16, '{15}')"),
     (
         "read_on",
