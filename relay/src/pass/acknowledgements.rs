@@ -21,14 +21,14 @@ struct Lane<'a> {
 
 /// The acknowledgements of all streams in a pass.
 #[derive(Debug)]
-pub(super) struct Acknowledgements<'a> {
+pub(crate) struct Acknowledgements<'a> {
     claims: &'a [Claim],
     lanes: BTreeMap<(i16, &'a Arc<str>), Lane<'a>>,
 }
 
 impl<'a> Acknowledgements<'a> {
     /// Of settled messages and others alike: a receipt may always cover more.
-    pub(super) fn new(claims: &'a [Claim], messages: &'a [Message], outcomes: &'a [Outcome]) -> Self {
+    pub(crate) fn new(claims: &'a [Claim], messages: &'a [Message], outcomes: &'a [Outcome]) -> Self {
         let mut lanes: BTreeMap<(i16, &Arc<str>), Lane<'_>> = BTreeMap::new();
         for (message, outcome) in messages.iter().zip(outcomes) {
             let Outcome::Stored { duplicate, stream, sequence, .. } = outcome else { continue };
@@ -51,7 +51,7 @@ impl<'a> Acknowledgements<'a> {
     /// claimed lanes know of before this pass published any, and the messages of `before` before
     /// this round published any, so new messages have higher sequences. Lanes with rows of another
     /// cluster are not looked into before these are drained.
-    pub(super) fn regressed(&self, before: &[Outcome]) -> Option<(&'a Arc<str>, u64)> {
+    pub(crate) fn regressed(&self, before: &[Outcome]) -> Option<(&'a Arc<str>, u64)> {
         let found = self.lanes.iter().find(|((_, stream), lane)| {
             let claims = self.claims.iter().filter(|claim| claim.cursor.reset_until.is_none());
             let known = claims.filter_map(|claim| claim.acknowledged.sequence(stream));
@@ -64,7 +64,7 @@ impl<'a> Acknowledgements<'a> {
     /// Notes the acknowledgements in the settlements. A lane of which only parked messages were
     /// sent has its cursor written again as it stands. Returns the receipts for where the cursors
     /// stand, and for where they are about to.
-    pub(super) fn note(&self, settlements: &mut Vec<(i16, Settlement)>) -> Vec<Receipt> {
+    pub(crate) fn note(&self, settlements: &mut Vec<(i16, Settlement)>) -> Vec<Receipt> {
         let mut receipts = Vec::new();
         for claim in self.claims {
             let of_lane = || self.lanes.iter().filter(|((lane, _), _)| *lane == claim.lane);

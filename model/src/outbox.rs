@@ -1,0 +1,286 @@
+//! The outbox: producers, PostgreSQL, a stream, relays, retention and operators, and all that can
+//! go wrong between them, within the bounds of a [`Scope`].
+
+mod ids;
+pub mod invariants;
+pub mod mutant;
+mod postgres;
+mod recovery;
+mod relay;
+mod retention;
+pub mod scope;
+mod statements;
+mod steps;
+mod stream;
+
+use stateright::{Model, Property};
+
+use self::{
+    mutant::Mutant,
+    postgres::{Cursor, Database, Fate},
+    relay::{Phase, Relay},
+    scope::{Faults, Scope},
+    stream::Stream,
+};
+use crate::bits::{self, Bits};
+
+/// The model, as it is or with one mistake in it.
+#[derive(Clone, Copy, Debug)]
+pub struct Outbox {
+    pub scope: &'static Scope,
+    pub mutant: Option<Mutant>,
+}
+
+/// Everything at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    pub(crate) db: Database,
+    /// The database as it is on the disk, if that is an earlier one.
+    pub(crate) durable: Option<Box<Database>>,
+    pub(crate) stream: Stream,
+    /// Sent, and neither stored nor gone yet: it may outlive its relay.
+    pub(crate) network: Bits,
+    pub(crate) relays: Vec<Relay>,
+    pub(crate) left: Faults,
+    pub(crate) history: History,
+}
+
+/// The record of the checks: no part of the system.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct History {
+    /// Messages that a relay has an acknowledgement for.
+    pub acknowledged: Bits,
+    /// Messages in the order in which the stream first stored them, with their ids.
+    pub stored: Vec<(u8, u8)>,
+    /// A message was deleted that was due.
+    pub deleted_due: bool,
+    /// A message was stored although it was discarded before.
+    pub sent_discarded: bool,
+    pub discarded: Bits,
+}
+
+/// A step of the world; the number is the relay's, if one takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    Begin(u8),
+    Enqueue(u8),
+    Commit(u8),
+    Prepare(u8),
+    Abort(u8),
+    Flush,
+    CrashPostgres,
+    Restore,
+    Look(u8),
+    Read(u8),
+    Acknowledge(u8, u8),
+    Doubt(u8, u8),
+    Refuse(u8, u8, u64),
+    Settle(u8),
+    Die(u8),
+    LoseSession(u8),
+    Ask(u8),
+    NoteLoss(u8),
+    Arrive(u8),
+    LoseEnd(u8),
+    ForgetWindow,
+    Reach,
+    Age,
+    Prune,
+    Discard(u8),
+    Replay(u8),
+    RetryDead(u8),
+}
+
+impl Outbox {
+    pub(crate) fn is(&self, mutant: Mutant) -> bool {
+        self.mutant == Some(mutant)
+    }
+
+    pub(crate) fn ordering_key(&self, message: u8) -> Option<&'static str> {
+        self.scope.messages[usize::from(message)].1
+    }
+
+    fn messages(&self) -> std::ops::Range<u8> {
+        0..u8::try_from(self.scope.messages.len()).expect("a few messages")
+    }
+
+    fn transactions(&self) -> std::ops::Range<u8> {
+        0..self.scope.messages.iter().map(|(of, _)| of + 1).max().unwrap_or(0)
+    }
+
+    fn relays(&self) -> std::ops::Range<u8> {
+        0..self.scope.relays
+    }
+
+    /// The next message that a transaction enqueues.
+    fn next_message(&self, db: &Database, transaction: u8) -> Option<u8> {
+        let enqueued = db.transactions[usize::from(transaction)].enqueued;
+        self.messages()
+            .find(|m| self.scope.messages[usize::from(*m)].0 == transaction && !bits::has(enqueued, *m))
+    }
+
+    /// Producers that touch the same entity wait for each other's row lock.
+    fn waits_for_lock(&self, db: &Database, transaction: u8, message: u8) -> bool {
+        let Some(key) = self.ordering_key(message) else { return false };
+        let mine = db.transactions[usize::from(transaction)].xact;
+        let holds = |of: &postgres::Transaction| {
+            of.xact != mine && bits::each(of.enqueued).any(|held| self.ordering_key(held) == Some(key))
+        };
+        db.running().any(holds)
+    }
+}
+
+impl Model for Outbox {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        let count = usize::from(self.transactions().end);
+        let db = Database {
+            next_xact: 1,
+            ended: 1,
+            next_id: 1,
+            transactions: vec![postgres::Transaction::default(); count],
+            cursor: Cursor { snap: postgres::Snapshot { xmax: 1, open: 0 }, ..Cursor::default() },
+            ..Database::default()
+        };
+        let relays = vec![Relay { has_checked: true, phase: Phase::Idle }; usize::from(self.scope.relays)];
+        vec![State {
+            db,
+            durable: None,
+            stream: Stream::default(),
+            network: 0,
+            relays,
+            left: self.scope.faults,
+            history: History::default(),
+        }]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        self.producers(state, actions);
+        self.relay_steps(state, actions);
+        self.faults(state, actions);
+        self.operators(state, actions);
+    }
+
+    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+        let mut next = state.clone();
+        next.apply(self, action);
+        (next != *state).then_some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        invariants::all()
+    }
+}
+
+impl Outbox {
+    fn producers(&self, state: &State, actions: &mut Vec<Action>) {
+        for t in self.transactions() {
+            let of = state.db.transactions[usize::from(t)];
+            match of.fate {
+                Fate::NotBegun => actions.push(Action::Begin(t)),
+                Fate::Open => match self.next_message(&state.db, t) {
+                    Some(m) if self.waits_for_lock(&state.db, t, m) => {}
+                    Some(_) => actions.push(Action::Enqueue(t)),
+                    None => {
+                        actions.push(Action::Commit(t));
+                        if state.left.abort > 0 {
+                            actions.push(Action::Abort(t));
+                        }
+                        if state.left.prepare > 0 {
+                            actions.push(Action::Prepare(t));
+                        }
+                    }
+                },
+                Fate::Prepared => actions.push(Action::Commit(t)),
+                Fate::Committed | Fate::Aborted => {}
+            }
+        }
+    }
+
+    fn relay_steps(&self, state: &State, actions: &mut Vec<Action>) {
+        for r in self.relays() {
+            let relay = &state.relays[usize::from(r)];
+            match &relay.phase {
+                Phase::Idle if !relay.has_checked => actions.push(Action::Ask(r)),
+                Phase::Idle => {
+                    actions.push(Action::Look(r));
+                    if state.left.has_lost {
+                        actions.push(Action::Ask(r));
+                    }
+                }
+                Phase::Looked(_) if !state.is_locked() => actions.push(Action::Read(r)),
+                Phase::Looked(_) => {}
+                Phase::Checked { .. } if !state.is_locked() => actions.push(Action::NoteLoss(r)),
+                Phase::Checked { .. } => {}
+                Phase::Publishing(pass) => {
+                    for index in pass.free(self) {
+                        let at = u8::try_from(index).expect("a few rows");
+                        actions.push(Action::Acknowledge(r, at));
+                        if state.left.doubt > 0 {
+                            actions.push(Action::Doubt(r, at));
+                        }
+                        if state.left.refuse > 0 {
+                            actions.extend(relay::REFUSALS.map(|code| Action::Refuse(r, at, code)));
+                        }
+                    }
+                    actions.push(Action::Settle(r));
+                    if state.left.lose_session > 0 && pass.has_session {
+                        actions.push(Action::LoseSession(r));
+                    }
+                }
+            }
+            if state.left.die > 0 && relay.phase != Phase::Idle {
+                actions.push(Action::Die(r));
+            }
+        }
+    }
+
+    fn faults(&self, state: &State, actions: &mut Vec<Action>) {
+        actions.extend(bits::each(state.network).map(Action::Arrive));
+        if state.left.crash > 0 {
+            actions.push(Action::CrashPostgres);
+            if state.durable.is_some() {
+                actions.push(Action::Flush);
+            }
+        }
+        if state.left.restore > 0 {
+            actions.push(Action::Restore);
+        }
+        if state.left.lose_end > 0 {
+            let last = state.stream.last();
+            actions.extend((state.stream.old..last).map(Action::LoseEnd));
+        }
+        if state.left.forget_window > 0 && state.stream.window != 0 {
+            actions.push(Action::ForgetWindow);
+        }
+    }
+
+    fn operators(&self, state: &State, actions: &mut Vec<Action>) {
+        if self.scope.has_retention {
+            actions.push(Action::Reach);
+            actions.push(Action::Prune);
+            if state.left.age > 0 {
+                actions.push(Action::Age);
+            }
+        }
+        if state.is_locked() {
+            return;
+        }
+        for parked in &state.db.parked {
+            if state.left.discard > 0 && !parked.is_replay {
+                actions.push(Action::Discard(parked.message));
+            }
+            if parked.is_dead && state.left.retry_dead > 0 {
+                actions.push(Action::RetryDead(parked.message));
+            }
+        }
+        if state.left.replay > 0 {
+            let is_settled = |row: &postgres::Row| state.db.cursor.calls_settled(*row);
+            let is_free = |row: &postgres::Row| state.db.parked(row.message).is_none();
+            let rows = state.db.visible().filter(|row| is_settled(row) && is_free(row));
+            actions.extend(rows.map(|row| Action::Replay(row.message)));
+        }
+    }
+}
