@@ -57,6 +57,8 @@ pub struct History {
     /// A message was stored although it was discarded before.
     pub sent_discarded: bool,
     pub discarded: Bits,
+    /// Messages that were stored after they had been parked.
+    pub was_parked: Bits,
 }
 
 /// A step of the world; the number is the relay's, if one takes it.
@@ -259,9 +261,12 @@ impl Outbox {
 
     fn operators(&self, state: &State, actions: &mut Vec<Action>) {
         if self.scope.has_retention {
-            actions.push(Action::Reach);
+            if state.left.reach > 0 {
+                actions.push(Action::Reach);
+            }
             actions.push(Action::Prune);
-            if state.left.age > 0 {
+            // A relay looks for losses every half minute, so it has by then.
+            if state.left.age > 0 && !state.left.is_unchecked {
                 actions.push(Action::Age);
             }
         }

@@ -121,11 +121,9 @@ pub fn resend_lost(db: &mut Database, model: &Outbox) {
     let is_before = |id: u8, xact: u8| id <= place.floor || id <= place.high && place.snap.sees(xact);
     let rows: Vec<_> = db.visible().collect();
     let row = |message: u8| rows.iter().copied().find(|row| row.message == message);
-    if !model.is(Mutant::ParkedOvertake) {
-        db.parked.retain(|of| {
-            of.is_dead || of.is_replay || row(of.message).is_none_or(|row| is_before(row.id, row.xact))
-        });
-    }
+    db.parked.retain(|of| {
+        of.is_dead || of.is_replay || row(of.message).is_none_or(|row| is_before(row.id, row.xact))
+    });
     let taken: Vec<_> = db.late_receipts.iter().copied().filter(|r| r.sequence > lost.sequence).collect();
     db.late_receipts.retain(|receipt| receipt.sequence <= lost.sequence);
     for late in taken {

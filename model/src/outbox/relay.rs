@@ -93,7 +93,7 @@ impl Pass {
             return;
         }
         for reading in &mut self.readings[index + 1..] {
-            if model.ordering_key(reading.row.message) == Some(key) {
+            if reading.outcome == Outcome::Unsent && model.ordering_key(reading.row.message) == Some(key) {
                 reading.outcome = Outcome::Behind;
             }
         }
@@ -126,7 +126,7 @@ impl State {
         let mut due = if db.cursor.reset_until.is_some() {
             read_reset(&db, model, limit)
         } else {
-            read(&db, &cursor, model, limit)
+            read(&db, &db.cursor, model, limit)
         };
         due.truncate(limit);
         let is_full = due.len() >= limit && !model.is(Mutant::CutReadIsWhole);

@@ -22,10 +22,14 @@ pub struct Faults {
     /// The stream loses its end.
     pub lose_end: u8,
     pub has_lost: bool,
+    /// Nobody has looked since then.
+    pub is_unchecked: bool,
     /// The duplicate window passes.
     pub forget_window: u8,
     /// The retention time passes.
     pub age: u8,
+    /// Milestones that are written.
+    pub reach: u8,
     pub discard: u8,
     pub replay: u8,
     pub retry_dead: u8,
@@ -44,8 +48,10 @@ impl Faults {
         refuse: 0,
         lose_end: 0,
         has_lost: false,
+        is_unchecked: false,
         forget_window: 0,
         age: 0,
+        reach: 0,
         discard: 0,
         replay: 0,
         retry_dead: 0,
@@ -90,6 +96,15 @@ pub const CURSOR: Scope = Scope {
     ..PLAIN
 };
 
+/// Two relays beside a drain.
+pub const RACE: Scope = Scope {
+    name: "race",
+    messages: &[(0, None), (1, None), (2, None)],
+    relays: 2,
+    limit: 1,
+    ..PLAIN
+};
+
 /// A batch that a limit cuts in the middle of late rows; prepared and aborted transactions.
 pub const DRAIN: Scope = Scope {
     name: "drain",
@@ -102,10 +117,10 @@ pub const DRAIN: Scope = Scope {
 /// One ordering key, a wider window: which messages are in flight together.
 pub const ORDER: Scope = Scope {
     name: "order",
-    messages: &[(0, Some("a")), (0, Some("a")), (1, Some("a")), (1, Some("b"))],
-    limit: 3,
+    messages: &[(0, Some("a")), (0, Some("a")), (1, Some("b"))],
+    limit: 2,
     relays: 2,
-    faults: Faults { doubt: 1, die: 1, forget_window: 1, ..Faults::NONE },
+    faults: Faults { lose_session: 1, forget_window: 1, ..Faults::NONE },
     ..PLAIN
 };
 
@@ -123,6 +138,24 @@ pub const LOSS: Scope = Scope {
     name: "loss",
     messages: &[(0, Some("a")), (1, Some("a")), (2, None)],
     limit: 2,
+    faults: Faults { lose_end: 1, ..Faults::NONE },
+    ..PLAIN
+};
+
+/// Two losses, one after the other.
+pub const TWICE: Scope = Scope {
+    name: "twice",
+    messages: &[(0, None), (1, None)],
+    limit: 2,
+    faults: Faults { lose_end: 2, ..Faults::NONE },
+    ..PLAIN
+};
+
+/// Two relays find the same loss.
+pub const CHECKS: Scope = Scope {
+    name: "checks",
+    messages: &[(0, Some("a")), (1, Some("a"))],
+    limit: 2,
     relays: 2,
     faults: Faults { lose_end: 1, ..Faults::NONE },
     ..PLAIN
@@ -132,28 +165,52 @@ pub const LOSS: Scope = Scope {
 pub const LOSSES: Scope = Scope {
     name: "losses",
     messages: &[(0, None), (1, None), (2, None)],
-    limit: 2,
+    limit: 1,
     has_sparse_receipts: true,
     faults: Faults { lose_end: 2, ..Faults::NONE },
     ..PLAIN
 };
 
-/// Retention beside late commits and a loss.
+/// Retention beside late commits.
 pub const RETENTION: Scope = Scope {
     name: "retention",
     messages: &[(0, None), (1, None), (2, None)],
     limit: 2,
     has_retention: true,
-    faults: Faults { lose_end: 1, age: 1, refuse: 1, ..Faults::NONE },
+    faults: Faults { age: 1, reach: 2, ..Faults::NONE },
     ..PLAIN
+};
+
+/// Retention beside a loss, and a parked message.
+pub const KEPT: Scope = Scope {
+    name: "kept",
+    messages: &[(0, None), (1, None)],
+    faults: Faults { lose_end: 1, age: 1, reach: 2, refuse: 1, ..Faults::NONE },
+    ..RETENTION
 };
 
 /// Refused, parked and dead messages, and operators; a loss among them.
 pub const PARKED: Scope = Scope {
     name: "parked",
-    messages: &[(0, Some("a")), (1, Some("a")), (2, Some("a"))],
+    messages: &[(0, Some("a")), (1, Some("a"))],
     limit: 2,
-    faults: Faults { refuse: 2, discard: 1, replay: 1, doubt: 1, lose_end: 1, retry_dead: 1, ..Faults::NONE },
+    faults: Faults { refuse: 1, discard: 1, doubt: 1, lose_end: 1, ..Faults::NONE },
+    ..PLAIN
+};
+
+/// A replay beside a refusal and a loss.
+pub const REPLAYED: Scope = Scope {
+    name: "replayed",
+    faults: Faults { refuse: 1, replay: 1, lose_end: 1, retry_dead: 1, ..Faults::NONE },
+    ..PARKED
+};
+
+/// Three messages of one ordering key, of which some are refused or in doubt.
+pub const BEHIND: Scope = Scope {
+    name: "behind",
+    messages: &[(0, Some("a")), (0, Some("a")), (1, Some("a"))],
+    limit: 2,
+    faults: Faults { refuse: 2, doubt: 1, discard: 1, ..Faults::NONE },
     ..PLAIN
 };
 
@@ -162,21 +219,31 @@ pub const RESTORED: Scope = Scope {
     name: "restored",
     messages: &[(0, None), (1, None), (2, None)],
     limit: 1,
-    has_retention: true,
-    faults: Faults { restore: 1, restored_xact: 1, age: 1, ..Faults::NONE },
+    faults: Faults { restore: 1, restored_xact: 1, doubt: 1, ..Faults::NONE },
     ..PLAIN
 };
 
 /// A dump in another cluster, whose transaction ids are higher; a loss behind it.
 pub const RESTORED_AHEAD: Scope = Scope {
     name: "restored ahead",
+    messages: &[(0, None), (1, None)],
     limit: 2,
-    has_retention: false,
     faults: Faults { restore: 1, restored_xact: 9, lose_end: 1, ..Faults::NONE },
     ..RESTORED
 };
 
+/// Milestones of the other cluster.
+pub const RESTORED_OLD: Scope = Scope {
+    name: "restored old",
+    messages: &[(0, None), (1, None)],
+    limit: 2,
+    has_retention: true,
+    faults: Faults { restore: 1, restored_xact: 1, age: 1, reach: 2, ..Faults::NONE },
+    ..RESTORED
+};
+
 /// All, as CI checks them.
-pub const ALL: [&Scope; 10] = [
-    &CURSOR, &DRAIN, &ORDER, &CRASH, &LOSS, &LOSSES, &RETENTION, &PARKED, &RESTORED, &RESTORED_AHEAD,
+pub const ALL: [&Scope; 17] = [
+    &CURSOR, &RACE, &DRAIN, &ORDER, &CRASH, &LOSS, &TWICE, &CHECKS, &LOSSES, &RETENTION, &KEPT, &PARKED, &REPLAYED, &BEHIND, &RESTORED, &RESTORED_AHEAD,
+    &RESTORED_OLD,
 ];

@@ -94,6 +94,7 @@ impl State {
             (Action::Ask(_), _) => {
                 self.relays[r].phase = self.ask(model);
                 self.relays[r].has_checked = self.relays[r].phase == Phase::Idle;
+                self.left.is_unchecked &= !self.relays[r].has_checked;
                 if self.relays[r].has_checked && self.db.losses.iter().any(|loss| !loss.has_ended) {
                     self.write(model);
                     recovery::end_resends(&mut self.db);
@@ -102,6 +103,7 @@ impl State {
             (Action::NoteLoss(_), Phase::Checked { seen, proven, .. }) => {
                 self.note_loss(model, seen, proven, proven.is_some());
                 self.relays[r].has_checked = true;
+                self.left.is_unchecked = false;
             }
             // PostgreSQL has ended the session meanwhile: nothing is settled.
             _ => {}
@@ -111,9 +113,15 @@ impl State {
     fn publish(&mut self, model: &Outbox, action: Action, r: usize, at: usize) {
         let Phase::Publishing(mut pass) = std::mem::take(&mut self.relays[r].phase) else { return };
         let (sending, id) = (pass.readings[at].sending(), pass.readings[at].row.id);
+        // A relay that hangs, or a copy that was on its way, may be too late to hear of it.
+        let is_discarded = sending & REPLAY == 0 && bits::has(self.history.discarded, sending);
+        self.history.sent_discarded |= is_discarded && pass.has_session;
         match action {
             Action::Acknowledge(..) => {
                 let (sequence, is_duplicate) = self.store(sending, id);
+                if pass.readings[at].is_parked {
+                    self.history.was_parked = bits::with(self.history.was_parked, sending & !REPLAY);
+                }
                 pass.readings[at].outcome = Outcome::Stored { sequence, is_duplicate };
                 self.history.acknowledged = bits::with(self.history.acknowledged, sending & !REPLAY);
             }
@@ -132,9 +140,6 @@ impl State {
 
     fn store(&mut self, sending: u8, id: u8) -> (u8, bool) {
         let message = sending & !REPLAY;
-        if sending == message && bits::has(self.history.discarded, message) {
-            self.history.sent_discarded = true;
-        }
         if sending == message && self.history.stored.iter().all(|(known, _)| *known != message) {
             self.history.stored.push((message, id));
         }
@@ -174,7 +179,7 @@ impl State {
             }
             Action::LoseEnd(keeps) => {
                 self.left.lose_end -= 1;
-                self.left.has_lost = true;
+                (self.left.has_lost, self.left.is_unchecked) = (true, true);
                 self.stream.lose_end(usize::from(keeps));
             }
             Action::ForgetWindow => {
@@ -188,7 +193,7 @@ impl State {
     fn maintain(&mut self, model: &Outbox, action: Action) {
         match action {
             Action::Reach => {
-                retention::reach(&mut self.db);
+                self.left.reach -= u8::from(retention::reach(&mut self.db));
             }
             Action::Age => {
                 self.left.age -= 1;
