@@ -9,7 +9,7 @@ use super::{
 };
 
 /// The cursor as the production code has it.
-pub fn production(cursor: &Cursor) -> rules::Cursor {
+pub(crate) fn production(cursor: &Cursor) -> rules::Cursor {
     rules::Cursor {
         number: i64::from(cursor.number),
         floor: i64::from(cursor.floor),
@@ -20,11 +20,11 @@ pub fn production(cursor: &Cursor) -> rules::Cursor {
     }
 }
 
-pub fn names(pass: &Pass) -> Vec<String> {
+pub(crate) fn names(pass: &Pass) -> Vec<String> {
     pass.readings.iter().map(|reading| format!("m{}", reading.row.message)).collect()
 }
 
-pub fn sent<'a>(names: &'a [String], pass: &Pass) -> Vec<rules::Sent<'a>> {
+pub(crate) fn sent<'a>(names: &'a [String], pass: &Pass) -> Vec<rules::Sent<'a>> {
     let stored = |outcome: Outcome| match outcome {
         Outcome::Stored { sequence, is_duplicate } => Some((u64::from(sequence), is_duplicate)),
         _ => None,
@@ -39,27 +39,27 @@ pub fn sent<'a>(names: &'a [String], pass: &Pass) -> Vec<rules::Sent<'a>> {
 }
 
 /// A mark with an id of the form of the production code's.
-pub fn mark_text((sequence, sending): (u8, u8)) -> (u64, String) {
+pub(crate) fn mark_text((sequence, sending): (u8, u8)) -> (u64, String) {
     (u64::from(sequence), id_text(sending))
 }
 
-pub fn id_text(sending: u8) -> String {
+pub(crate) fn id_text(sending: u8) -> String {
     let kind = if sending & REPLAY == 0 { "0" } else { "r1" };
     format!("o/d/{kind}/m{}", sending & !REPLAY)
 }
 
 /// The sending that an id names.
-pub fn sending(id: &str) -> u8 {
+pub(crate) fn sending(id: &str) -> u8 {
     let mut parts = id.rsplit('/');
     let message = parts.next().and_then(|key| key.strip_prefix('m')?.parse::<u8>().ok());
     let is_replay = parts.next().is_some_and(|kind| kind.starts_with('r'));
     message.expect("keys of the model") | if is_replay { REPLAY } else { 0 }
 }
 
-pub fn small(number: i64) -> u8 {
+pub(crate) fn small(number: i64) -> u8 {
     u8::try_from(number).expect("the model's numbers are small")
 }
 
-pub fn sequence(number: u64) -> u8 {
+pub(crate) fn sequence(number: u64) -> u8 {
     u8::try_from(number).expect("the model's sequences are small")
 }

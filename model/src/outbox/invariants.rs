@@ -19,7 +19,7 @@ pub const DISCARDED: &str = "what was discarded is not sent";
 pub const PROVEN: &str = "a loss can be proven";
 pub const DELIVERED: &str = "everything committed is delivered";
 
-pub fn all() -> Vec<Property<Outbox>> {
+pub(crate) fn all() -> Vec<Property<Outbox>> {
     vec![
         Property::always(COMMITTED, |_, state: &State| state.relays_only_committed()),
         Property::always(ORDER, |model: &Outbox, state: &State| state.keeps_order(model)),

@@ -23,8 +23,6 @@ pub enum Mutant {
     NewBeforeLate,
     /// The cursor gets the snapshot of the settlement, instead of the read's.
     SnapshotOfSettlement,
-    /// A relay goes on with the cursor that it saw before it had the lock.
-    StaleClaim,
     /// A pass settles messages that it has not sent.
     SettleBeforeAck,
     /// A publish without an answer counts as stored.
@@ -37,8 +35,6 @@ pub enum Mutant {
     FailureFreesNext,
     /// Messages of the log are sent although an earlier one of their ordering key is parked.
     BlockedIsSent,
-    /// A parked message is sent when it is due, first of its ordering key or not.
-    DueIsSent,
     /// A parked message that was sent and not answered is forgotten.
     DoubtUnparks,
     /// Nobody frees the messages that waited behind a parked one.
@@ -51,16 +47,12 @@ pub enum Mutant {
     ReceiptOffByOne,
     /// A stream that has any message at a sequence proves it.
     ProbeWithoutId,
-    /// The relay goes back to the newest receipt below the missing ones, proven or not.
-    NewestReceipt,
     /// A lane's first message in a stream comes without a receipt of the cursor before it.
     NoFirstReceipt,
     /// A lane that is rewound keeps the snapshot of its cursor.
     RewindKeepsSnapshot,
     /// The mark of a lost sequence stays in the cursor.
     MarkOutlivesLoss,
-    /// Receipts of what was lost stay.
-    FalseReceiptsStay,
     /// A message that was parked, and stored later, has no receipt of its own.
     NoLateReceipt,
     /// A discarded message is sent again with its lane.
@@ -83,10 +75,6 @@ pub enum Mutant {
     ResetOnlyToHigh,
     /// The rows that were late in the other cluster are forgotten.
     ResetForgetsLate,
-    /// Milestones of the other cluster stay.
-    ResetKeepsMilestones,
-    /// Receipts of the other cluster stay.
-    ResetKeepsReceipts,
 }
 
 /// Each with the check that rejects it, and the promise that it breaks.
@@ -98,25 +86,21 @@ pub const ALL: &[(Mutant, &Scope, &str)] = &[
     (Mutant::DrainEndsNow, &scope::DRAIN, DELIVERED),
     (Mutant::NewBeforeLate, &scope::CURSOR, DELIVERED),
     (Mutant::SnapshotOfSettlement, &scope::CURSOR, ACKNOWLEDGED),
-    (Mutant::StaleClaim, &scope::RACE, DELIVERED),
     (Mutant::SettleBeforeAck, &scope::CURSOR, ACKNOWLEDGED),
     (Mutant::DoubtIsAnswer, &scope::CURSOR, ACKNOWLEDGED),
     (Mutant::CountForPrefix, &scope::ORDER, ACKNOWLEDGED),
     (Mutant::AllInFlight, &scope::ORDER, ORDER),
     (Mutant::FailureFreesNext, &scope::PARKED, ORDER),
     (Mutant::BlockedIsSent, &scope::PARKED, ORDER),
-    (Mutant::DueIsSent, &scope::REPLAYED, ORDER),
     (Mutant::DoubtUnparks, &scope::PARKED, ACKNOWLEDGED),
     (Mutant::NobodyIsReleased, &scope::PARKED, DELIVERED),
     (Mutant::CommitDoesNotWait, &scope::CRASH, COMMITTED),
     (Mutant::DirtyRead, &scope::CURSOR, COMMITTED),
     (Mutant::ReceiptOffByOne, &scope::LOSS, DELIVERED),
     (Mutant::ProbeWithoutId, &scope::LOSS, DELIVERED),
-    (Mutant::NewestReceipt, &scope::LOSS, DELIVERED),
     (Mutant::NoFirstReceipt, &scope::LOSS, PROVEN),
     (Mutant::RewindKeepsSnapshot, &scope::LOSS, DELIVERED),
     (Mutant::MarkOutlivesLoss, &scope::LOSS, DELIVERED),
-    (Mutant::FalseReceiptsStay, &scope::TWICE, DELIVERED),
     (Mutant::NoLateReceipt, &scope::PARKED, DELIVERED),
     (Mutant::DiscardedIsResent, &scope::PARKED, DISCARDED),
     (Mutant::RegressionIsIgnored, &scope::LOSS, DELIVERED),
@@ -128,6 +112,4 @@ pub const ALL: &[(Mutant, &Scope, &str)] = &[
     (Mutant::ForeignIsIgnored, &scope::RESTORED, DELIVERED),
     (Mutant::ResetOnlyToHigh, &scope::RESTORED, DELIVERED),
     (Mutant::ResetForgetsLate, &scope::RESTORED, ACKNOWLEDGED),
-    (Mutant::ResetKeepsMilestones, &scope::RESTORED_OLD, DUE),
-    (Mutant::ResetKeepsReceipts, &scope::RESTORED_AHEAD, DELIVERED),
 ];

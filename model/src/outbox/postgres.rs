@@ -10,19 +10,19 @@ use crate::bits::{self, Bits};
 
 /// A snapshot as PostgreSQL takes it: what runs at or above `xmax` is not listed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Snapshot {
-    pub xmax: u8,
-    pub open: Bits,
+pub(crate) struct Snapshot {
+    pub(crate) xmax: u8,
+    pub(crate) open: Bits,
 }
 
 impl Snapshot {
     /// `pg_visible_in_snapshot`.
-    pub fn sees(self, xact: u8) -> bool {
+    pub(crate) fn sees(self, xact: u8) -> bool {
         xact < self.xmax && !bits::has(self.open, xact)
     }
 
     /// As `pg_snapshot` is written.
-    pub fn text(self) -> String {
+    pub(crate) fn text(self) -> String {
         let open: Vec<u8> = bits::each(self.open).collect();
         let xmin = open.first().copied().unwrap_or(self.xmax);
         let open: Vec<String> = open.iter().map(ToString::to_string).collect();
@@ -30,7 +30,7 @@ impl Snapshot {
     }
 
     /// Through the relay's own parser.
-    pub fn parse(text: &str) -> Self {
+    pub(crate) fn parse(text: &str) -> Self {
         let read = rules::Snapshot::parse(text).expect("the model wrote it");
         let small = |xact: u64| u8::try_from(xact).expect("the model's ids are small");
         let open = read.open().iter().fold(0, |open, xact| bits::with(open, small(*xact)));
@@ -39,7 +39,7 @@ impl Snapshot {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Fate {
+pub(crate) enum Fate {
     #[default]
     NotBegun,
     Open,
@@ -50,37 +50,37 @@ pub enum Fate {
 
 /// A producer's transaction: its id, and the messages that it has enqueued.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Transaction {
-    pub fate: Fate,
-    pub xact: u8,
-    pub enqueued: Bits,
+pub(crate) struct Transaction {
+    pub(crate) fate: Fate,
+    pub(crate) xact: u8,
+    pub(crate) enqueued: Bits,
 }
 
 /// A row of the log. `xact` is the column, which a dump carries to another cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Row {
-    pub message: u8,
-    pub id: u8,
-    pub xact: u8,
+pub(crate) struct Row {
+    pub(crate) message: u8,
+    pub(crate) id: u8,
+    pub(crate) xact: u8,
 }
 
 /// The cursor of the lane, with the mark of the stream: a sequence and the sending there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Cursor {
-    pub cluster: u8,
-    pub number: u8,
-    pub floor: u8,
-    pub high: u8,
-    pub snap: Snapshot,
-    pub target: Option<Snapshot>,
-    pub after: Option<u8>,
-    pub reset_until: Option<u8>,
-    pub mark: Option<(u8, u8)>,
+pub(crate) struct Cursor {
+    pub(crate) cluster: u8,
+    pub(crate) number: u8,
+    pub(crate) floor: u8,
+    pub(crate) high: u8,
+    pub(crate) snap: Snapshot,
+    pub(crate) target: Option<Snapshot>,
+    pub(crate) after: Option<u8>,
+    pub(crate) reset_until: Option<u8>,
+    pub(crate) mark: Option<(u8, u8)>,
 }
 
 impl Cursor {
     /// What the essay in `cursor.rs` calls settled.
-    pub fn calls_settled(&self, row: Row) -> bool {
+    pub(crate) fn calls_settled(&self, row: Row) -> bool {
         row.id <= self.floor
             || row.id <= self.high
                 && (self.snap.sees(row.xact)
@@ -91,90 +91,90 @@ impl Cursor {
 
 /// A receipt; `mark` is `None` when the stream had acknowledged nothing yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Receipt {
-    pub number: u8,
-    pub mark: Option<(u8, u8)>,
-    pub floor: u8,
-    pub high: u8,
-    pub snap: Snapshot,
+pub(crate) struct Receipt {
+    pub(crate) number: u8,
+    pub(crate) mark: Option<(u8, u8)>,
+    pub(crate) floor: u8,
+    pub(crate) high: u8,
+    pub(crate) snap: Snapshot,
 }
 
 /// A parked message that a stream stored later, or a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LateReceipt {
-    pub message: u8,
-    pub is_replay: bool,
-    pub sequence: u8,
+pub(crate) struct LateReceipt {
+    pub(crate) message: u8,
+    pub(crate) is_replay: bool,
+    pub(crate) sequence: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Parked {
-    pub message: u8,
-    pub id: u8,
-    pub is_due: bool,
-    pub is_dead: bool,
-    pub is_replay: bool,
+pub(crate) struct Parked {
+    pub(crate) message: u8,
+    pub(crate) id: u8,
+    pub(crate) is_due: bool,
+    pub(crate) is_dead: bool,
+    pub(crate) is_replay: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Milestone {
-    pub number: u8,
-    pub floor: u8,
-    pub high: u8,
-    pub snap: Snapshot,
+pub(crate) struct Milestone {
+    pub(crate) number: u8,
+    pub(crate) floor: u8,
+    pub(crate) high: u8,
+    pub(crate) snap: Snapshot,
     /// It is older than the retention time.
-    pub is_old: bool,
+    pub(crate) is_old: bool,
 }
 
 /// A loss that was found; `number` is the cursor's that was written then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Loss {
-    pub number: u8,
-    pub proven: Option<u8>,
-    pub sequence: u8,
-    pub floor: u8,
-    pub high: u8,
-    pub snap: Snapshot,
+pub(crate) struct Loss {
+    pub(crate) number: u8,
+    pub(crate) proven: Option<u8>,
+    pub(crate) sequence: u8,
+    pub(crate) floor: u8,
+    pub(crate) high: u8,
+    pub(crate) snap: Snapshot,
     /// Where the lane stood when it was rewound; `None` as long as nothing is sent again.
-    pub until: Option<Cursor>,
-    pub has_ended: bool,
+    pub(crate) until: Option<Cursor>,
+    pub(crate) has_ended: bool,
 }
 
 /// The whole database. A crash brings back an earlier one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Database {
-    pub cluster: u8,
-    pub next_xact: u8,
+pub(crate) struct Database {
+    pub(crate) cluster: u8,
+    pub(crate) next_xact: u8,
     /// One above the highest transaction that has ended.
-    pub ended: u8,
-    pub next_id: u8,
-    pub transactions: Vec<Transaction>,
-    pub log: Vec<Row>,
-    pub cursor: Cursor,
-    pub receipts: Vec<Receipt>,
-    pub late_receipts: Vec<LateReceipt>,
-    pub parked: Vec<Parked>,
-    pub milestones: Vec<Milestone>,
-    pub losses: Vec<Loss>,
-    pub discarded: Bits,
-    pub replayed: Bits,
-    pub deleted: Bits,
+    pub(crate) ended: u8,
+    pub(crate) next_id: u8,
+    pub(crate) transactions: Vec<Transaction>,
+    pub(crate) log: Vec<Row>,
+    pub(crate) cursor: Cursor,
+    pub(crate) receipts: Vec<Receipt>,
+    pub(crate) late_receipts: Vec<LateReceipt>,
+    pub(crate) parked: Vec<Parked>,
+    pub(crate) milestones: Vec<Milestone>,
+    pub(crate) losses: Vec<Loss>,
+    pub(crate) discarded: Bits,
+    pub(crate) replayed: Bits,
+    pub(crate) deleted: Bits,
 }
 
 impl Database {
     /// `pg_current_snapshot()`.
-    pub fn snapshot(&self) -> Snapshot {
+    pub(crate) fn snapshot(&self) -> Snapshot {
         let open = self.running().filter(|of| of.xact < self.ended);
         Snapshot { xmax: self.ended, open: open.fold(0, |open, of| bits::with(open, of.xact)) }
     }
 
-    pub fn running(&self) -> impl Iterator<Item = &Transaction> {
+    pub(crate) fn running(&self) -> impl Iterator<Item = &Transaction> {
         self.transactions.iter().filter(|of| matches!(of.fate, Fate::Open | Fate::Prepared))
     }
 
     /// Rows that a statement sees, whatever their column `xact` says: PostgreSQL goes by `xmin`.
     /// The ids of running transactions belong to this cluster.
-    pub fn visible(&self) -> impl Iterator<Item = Row> {
+    pub(crate) fn visible(&self) -> impl Iterator<Item = Row> {
         self.log.iter().copied().filter(|row| !self.is_running(row.message))
     }
 
@@ -182,16 +182,16 @@ impl Database {
         self.running().any(|of| bits::has(of.enqueued, message))
     }
 
-    pub fn row(&self, message: u8) -> Option<Row> {
+    pub(crate) fn row(&self, message: u8) -> Option<Row> {
         self.visible().find(|row| row.message == message)
     }
 
-    pub fn parked(&self, message: u8) -> Option<&Parked> {
+    pub(crate) fn parked(&self, message: u8) -> Option<&Parked> {
         self.parked.iter().find(|parked| parked.message == message)
     }
 
     /// A transaction ends.
-    pub fn end(&mut self, transaction: usize, fate: Fate) {
+    pub(crate) fn end(&mut self, transaction: usize, fate: Fate) {
         let of = &mut self.transactions[transaction];
         of.fate = fate;
         self.ended = self.ended.max(of.xact + 1);
@@ -202,7 +202,7 @@ impl Database {
     }
 
     /// What recovery makes of the write-ahead log: open transactions are gone, prepared ones stay.
-    pub fn recover(&mut self) {
+    pub(crate) fn recover(&mut self) {
         for transaction in 0..self.transactions.len() {
             if self.transactions[transaction].fate == Fate::Open {
                 self.end(transaction, Fate::Aborted);
@@ -213,7 +213,7 @@ impl Database {
     }
 
     /// A dump of now, restored into another cluster, whose transaction ids begin elsewhere.
-    pub fn restore(&mut self, next_xact: u8) {
+    pub(crate) fn restore(&mut self, next_xact: u8) {
         for transaction in 0..self.transactions.len() {
             if matches!(self.transactions[transaction].fate, Fate::Open | Fate::Prepared) {
                 self.end(transaction, Fate::Aborted);
@@ -224,7 +224,7 @@ impl Database {
     }
 
     /// Whether the lane's transaction ids come from another cluster (claim.sql, `is_foreign`).
-    pub fn is_foreign(&self) -> bool {
+    pub(crate) fn is_foreign(&self) -> bool {
         let cursor = &self.cursor;
         cursor.cluster != self.cluster
             || cursor.reset_until.is_none() && cursor.snap.xmax > self.snapshot().xmax

@@ -16,7 +16,7 @@ impl State {
     /// The first half of a check: `pass/missing.rs` asks for the cursor's mark and the receipts.
     /// The model asks for all of them each time, where the relay leaves out those that a check has
     /// covered.
-    pub fn ask(&self, model: &Outbox) -> Phase {
+    pub(crate) fn ask(&self, model: &Outbox) -> Phase {
         let db = &self.db;
         let Some(mark) = db.cursor.mark.filter(|_| db.cursor.reset_until.is_none()) else {
             return Phase::Idle;
@@ -29,14 +29,9 @@ impl State {
         let mut older: Vec<&Receipt> = db.receipts.iter().filter(|r| r.number < oldest).collect();
         older.sort_by_key(|receipt| std::cmp::Reverse(receipt.number));
         let now = db.snapshot();
-        older.retain(|receipt| receipt.snap.xmax <= now.xmax || model.is(Mutant::ResetKeepsReceipts));
+        older.retain(|receipt| receipt.snap.xmax <= now.xmax);
         let evidence: Vec<Evidence> = older.iter().map(|r| self.evidence(model, r)).collect();
-        let chosen = if model.is(Mutant::NewestReceipt) {
-            evidence.iter().position(|_| true)
-        } else {
-            rules::newest_proven(&evidence)
-        };
-        let proven = chosen.map(|at| older[at].number);
+        let proven = rules::newest_proven(&evidence).map(|at| older[at].number);
         Phase::Checked { seen: db.cursor.number, proven, sequence: mark.0 }
     }
 
@@ -56,7 +51,7 @@ impl State {
 
     /// The second half: `note_loss.sql`, and `resend_lost.sql` when the loss is proven. False when
     /// another relay was faster.
-    pub fn note_loss(&mut self, model: &Outbox, seen: u8, proven: Option<u8>, resends: bool) -> bool {
+    pub(crate) fn note_loss(&mut self, model: &Outbox, seen: u8, proven: Option<u8>, resends: bool) -> bool {
         let proof = self.db.receipts.iter().find(|r| Some(r.number) == proven).copied();
         let is_known = self.db.losses.iter().any(|loss| loss.number > seen);
         if proven.is_some() && proof.is_none() || self.db.cursor.reset_until.is_some() || is_known {
@@ -69,9 +64,7 @@ impl State {
         let mark = proof.and_then(|proof| proof.mark);
         let kept = if model.is(Mutant::MarkOutlivesLoss) { stands.mark } else { mark };
         db.cursor = Cursor { number: stands.number + 1, mark: kept, ..stands };
-        if !model.is(Mutant::FalseReceiptsStay) {
-            db.receipts.retain(|receipt| proven.is_some_and(|proven| receipt.number <= proven));
-        }
+        db.receipts.retain(|receipt| proven.is_some_and(|proven| receipt.number <= proven));
         db.losses.push(Loss {
             number: stands.number + 1,
             proven,
@@ -90,7 +83,7 @@ impl State {
 }
 
 /// `resend_lost.sql`: the lane's cursor as it stood at the proven receipt.
-pub fn resend_lost(db: &mut Database, model: &Outbox) {
+pub(crate) fn resend_lost(db: &mut Database, model: &Outbox) {
     let Some(at) = db.losses.iter().position(|loss| loss.until.is_none()) else { return };
     if db.cursor.reset_until.is_some() || db.is_foreign() {
         return;
@@ -145,7 +138,7 @@ pub fn resend_lost(db: &mut Database, model: &Outbox) {
 }
 
 /// `end_resends.sql`.
-pub fn end_resends(db: &mut Database) {
+pub(crate) fn end_resends(db: &mut Database) {
     let cursor = db.cursor;
     for loss in db.losses.iter_mut().filter(|loss| !loss.has_ended) {
         let Some(until) = loss.until else { continue };

@@ -14,7 +14,7 @@ use super::{
 
 /// The outcome of a message in a pass. In doubt: sent, and not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     Unsent,
     InDoubt,
     Stored { sequence: u8, is_duplicate: bool },
@@ -25,23 +25,23 @@ pub enum Outcome {
 
 /// A message that a pass has read, from the log or from those parked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Reading {
-    pub row: Row,
-    pub is_parked: bool,
-    pub is_due: bool,
-    pub is_replay: bool,
-    pub outcome: Outcome,
+pub(crate) struct Reading {
+    pub(crate) row: Row,
+    pub(crate) is_parked: bool,
+    pub(crate) is_due: bool,
+    pub(crate) is_replay: bool,
+    pub(crate) outcome: Outcome,
 }
 
 impl Reading {
-    pub fn sending(&self) -> u8 {
+    pub(crate) fn sending(&self) -> u8 {
         self.row.message | if self.is_replay { REPLAY } else { 0 }
     }
 }
 
 /// Where a relay stands. To be dropped at any step is as if the process had died.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Phase {
+pub(crate) enum Phase {
     #[default]
     Idle,
     /// The claim's snapshot, which may be older than its lock.
@@ -52,28 +52,28 @@ pub enum Phase {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Pass {
+pub(crate) struct Pass {
     /// PostgreSQL has not ended the session, which holds the lock.
-    pub has_session: bool,
-    pub cursor: Cursor,
-    pub begins_reset: bool,
-    pub readings: Vec<Reading>,
+    pub(crate) has_session: bool,
+    pub(crate) cursor: Cursor,
+    pub(crate) begins_reset: bool,
+    pub(crate) readings: Vec<Reading>,
     /// How many of them are rows of the log.
-    pub log: u8,
-    pub is_full: bool,
-    pub snapshot: Snapshot,
+    pub(crate) log: u8,
+    pub(crate) is_full: bool,
+    pub(crate) snapshot: Snapshot,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Relay {
+pub(crate) struct Relay {
     /// It has looked for losses since its connection was made.
-    pub has_checked: bool,
-    pub phase: Phase,
+    pub(crate) has_checked: bool,
+    pub(crate) phase: Phase,
 }
 
 impl Pass {
     /// The messages that may be sent now: the production code's choice.
-    pub fn free(&self, model: &Outbox) -> Vec<usize> {
+    pub(crate) fn free(&self, model: &Outbox) -> Vec<usize> {
         let waits = |reading: &Reading| matches!(reading.outcome, Outcome::Unsent | Outcome::InDoubt);
         let key = |reading: &Reading| model.ordering_key(reading.row.message);
         let keys = self.readings.iter().map(|reading| {
@@ -86,7 +86,7 @@ impl Pass {
     }
 
     /// A message is refused; those behind it in its ordering key are not sent.
-    pub fn refuse(&mut self, model: &Outbox, index: usize, is_dead: bool) {
+    pub(crate) fn refuse(&mut self, model: &Outbox, index: usize, is_dead: bool) {
         self.readings[index].outcome = Outcome::Refused { is_dead };
         let Some(key) = model.ordering_key(self.readings[index].row.message) else { return };
         if model.is(Mutant::FailureFreesNext) || is_dead && !model.scope.dead_blocks {
@@ -102,31 +102,31 @@ impl Pass {
 
 /// What `JetStream` says when a stream is full (the message waits), or when the message is larger
 /// than it takes (the message is dead).
-pub const REFUSALS: [u64; 2] = [10077, 10054];
+pub(crate) const REFUSALS: [u64; 2] = [10077, 10054];
 
 /// Whether the production code gives the message up.
-pub fn is_dead(err_code: u64) -> bool {
+pub(crate) fn is_dead(err_code: u64) -> bool {
     rules::refused(err_code) == Decision::Dead
 }
 
 impl State {
     /// Reads under the lock. `None`: the cursor has moved since the claim looked, so the relay
     /// leaves the lane alone.
-    pub fn read(&self, model: &Outbox, looked: &Cursor) -> Option<Pass> {
+    pub(crate) fn read(&self, model: &Outbox, looked: &Cursor) -> Option<Pass> {
         let mut db = self.db.clone();
-        if db.cursor.number != looked.number && !model.is(Mutant::StaleClaim) {
+        if db.cursor.number != looked.number {
             return None;
         }
         let begins_reset = db.is_foreign() && !model.is(Mutant::ForeignIsIgnored);
         if begins_reset {
             begin_reset(&mut db, model);
         }
-        let cursor = if model.is(Mutant::StaleClaim) { *looked } else { db.cursor };
+        let cursor = db.cursor;
         let limit = usize::from(model.scope.limit);
         let mut due = if db.cursor.reset_until.is_some() {
             read_reset(&db, model, limit)
         } else {
-            read(&db, &db.cursor, model, limit)
+            read(&db, &cursor, model, limit)
         };
         due.truncate(limit);
         let is_full = due.len() >= limit && !model.is(Mutant::CutReadIsWhole);
@@ -138,7 +138,7 @@ impl State {
     }
 
     /// Settles the longest prefix of the log that is done, and commits.
-    pub fn settle(&mut self, model: &Outbox, relay: usize, mut pass: Pass) {
+    pub(crate) fn settle(&mut self, model: &Outbox, relay: usize, mut pass: Pass) {
         let known = rules::acknowledged(pass.cursor.mark.map(mark_text));
         let cursor = production(&pass.cursor);
         if rules::note(&cursor, &known, &sent(&names(&pass), &pass), None).regressed.is_some()

@@ -8,7 +8,7 @@ use super::{
 use crate::bits;
 
 /// `reach.sql`: writes down where the cursor stands.
-pub fn reach(db: &mut Database) -> bool {
+pub(crate) fn reach(db: &mut Database) -> bool {
     let cursor = db.cursor;
     let is_ours = cursor.cluster == db.cluster
         && cursor.reset_until.is_none()
@@ -22,9 +22,9 @@ pub fn reach(db: &mut Database) -> bool {
 }
 
 /// `prune.sql` with `delete_settled`; returns the messages that go.
-pub fn prune(db: &Database, model: &Outbox) -> Vec<u8> {
+pub(crate) fn prune(db: &Database, model: &Outbox) -> Vec<u8> {
     let now = db.snapshot();
-    let old = db.milestones.iter().filter(|of| of.is_old && (of.snap.xmax <= now.xmax || model.is(Mutant::ResetKeepsMilestones)));
+    let old = db.milestones.iter().filter(|of| of.is_old && of.snap.xmax <= now.xmax);
     let Some(milestone) = old.max_by_key(|of| of.number) else { return Vec::new() };
     let is_settled = |row: &Row| {
         if model.is(Mutant::RetentionByAge) {
@@ -44,7 +44,7 @@ pub fn prune(db: &Database, model: &Outbox) -> Vec<u8> {
 }
 
 /// Deletes messages.
-pub fn delete(db: &mut Database, messages: &[u8]) {
+pub(crate) fn delete(db: &mut Database, messages: &[u8]) {
     for message in messages {
         db.log.retain(|row| row.message != *message);
         db.parked.retain(|parked| parked.message != *message);

@@ -185,7 +185,7 @@ pub const RETENTION: Scope = Scope {
 pub const KEPT: Scope = Scope {
     name: "kept",
     messages: &[(0, None), (1, None)],
-    faults: Faults { lose_end: 1, age: 1, reach: 2, refuse: 1, ..Faults::NONE },
+    faults: Faults { lose_end: 1, age: 1, reach: 1, refuse: 1, ..Faults::NONE },
     ..RETENTION
 };
 

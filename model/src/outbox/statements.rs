@@ -13,7 +13,7 @@ use super::{
 use crate::bits;
 
 /// `read.sql`: late rows first, then new ones.
-pub fn read(db: &Database, cursor: &Cursor, model: &Outbox, limit: usize) -> Vec<Row> {
+pub(crate) fn read(db: &Database, cursor: &Cursor, model: &Outbox, limit: usize) -> Vec<Row> {
     let from = cursor.floor.max(cursor.after.unwrap_or(0));
     let uncommitted = model.is(Mutant::DirtyRead).then_some(&db.log);
     let visible = || uncommitted.into_iter().flatten().copied().chain(db.visible());
@@ -41,7 +41,7 @@ pub fn read(db: &Database, cursor: &Cursor, model: &Outbox, limit: usize) -> Vec
 }
 
 /// `read_reset.sql`: rows of the other cluster that are due, by the old snapshot.
-pub fn read_reset(db: &Database, model: &Outbox, limit: usize) -> Vec<Row> {
+pub(crate) fn read_reset(db: &Database, model: &Outbox, limit: usize) -> Vec<Row> {
     let cursor = &db.cursor;
     let until = cursor.reset_until.unwrap_or(0);
     let is_due = |row: &Row| {
@@ -60,22 +60,18 @@ pub fn read_reset(db: &Database, model: &Outbox, limit: usize) -> Vec<Row> {
 }
 
 /// `begin_reset.sql`.
-pub fn begin_reset(db: &mut Database, model: &Outbox) {
+pub(crate) fn begin_reset(db: &mut Database, model: &Outbox) {
     let now = db.snapshot();
     let high = db.cursor.high;
     let foreign = db.visible().filter(|row| row.id > high && !now.sees(row.xact)).map(|row| row.id).max();
-    if !model.is(Mutant::ResetKeepsMilestones) {
-        db.milestones.clear();
-    }
-    if !model.is(Mutant::ResetKeepsReceipts) {
-        db.receipts.clear();
-    }
+    db.milestones.clear();
+    db.receipts.clear();
     let foreign = foreign.filter(|_| !model.is(Mutant::ResetOnlyToHigh));
     db.cursor.cluster = db.cluster;
     db.cursor.reset_until = Some(high).max(db.cursor.reset_until).max(foreign);
 }
 
-pub fn log_reading(db: &Database, model: &Outbox, row: Row) -> Reading {
+pub(crate) fn log_reading(db: &Database, model: &Outbox, row: Row) -> Reading {
     let key = model.ordering_key(row.message);
     let blocks = |parked: &Parked| {
         key.is_some()
@@ -106,7 +102,7 @@ fn is_passed(db: &Database, model: &Outbox, row: Row) -> bool {
 }
 
 /// `read_parked.sql`: those due that are first of their ordering key, with those behind them.
-pub fn read_parked(db: &Database, model: &Outbox) -> Vec<Reading> {
+pub(crate) fn read_parked(db: &Database, model: &Outbox) -> Vec<Reading> {
     let mut parked = db.parked.clone();
     parked.sort_by_key(|of| of.id);
     let mut readings: Vec<Reading> = Vec::new();
@@ -116,7 +112,7 @@ pub fn read_parked(db: &Database, model: &Outbox) -> Vec<Reading> {
     };
     for (at, of) in parked.iter().enumerate().filter(|(_, of)| of.is_due && !of.is_dead) {
         let blocks = |before: &Parked| same(before, of) && (!before.is_dead || model.scope.dead_blocks);
-        let is_blocked = parked[..at].iter().any(blocks) && !model.is(Mutant::DueIsSent);
+        let is_blocked = parked[..at].iter().any(blocks);
         let behind = parked[at + 1..].iter().filter(|next| same(next, of));
         let behind = behind.take_while(|next| !(next.is_dead && model.scope.dead_blocks));
         let behind = behind.filter(|next| !next.is_dead && !is_blocked);
@@ -134,9 +130,8 @@ pub fn read_parked(db: &Database, model: &Outbox) -> Vec<Reading> {
 }
 
 /// `settle.sql`: writes the cursor if it is still the one that was read.
-pub fn settle(db: &mut Database, model: &Outbox, settlement: &rules::Settlement) {
-    let is_same = i64::from(db.cursor.number) == settlement.number;
-    if !is_same && !model.is(Mutant::StaleClaim) {
+pub(crate) fn settle(db: &mut Database, model: &Outbox, settlement: &rules::Settlement) {
+    if i64::from(db.cursor.number) != settlement.number {
         return;
     }
     let old = db.cursor;
@@ -160,7 +155,7 @@ pub fn settle(db: &mut Database, model: &Outbox, settlement: &rules::Settlement)
 
 /// `append_receipts.sql`. The model appends every receipt, or only those that no pause holds back:
 /// the first of a stream.
-pub fn append_receipts(db: &mut Database, model: &Outbox, claimed: &Cursor, receipts: &[rules::Receipt]) {
+pub(crate) fn append_receipts(db: &mut Database, model: &Outbox, claimed: &Cursor, receipts: &[rules::Receipt]) {
     if db.cursor.reset_until.is_some() || db.cursor.cluster != db.cluster {
         return;
     }
@@ -185,7 +180,7 @@ pub fn append_receipts(db: &mut Database, model: &Outbox, claimed: &Cursor, rece
 }
 
 /// `park.sql`, `unpark.sql` and `release.sql`.
-pub fn set_aside(db: &mut Database, model: &Outbox, pass: &Pass, done: usize) {
+pub(crate) fn set_aside(db: &mut Database, model: &Outbox, pass: &Pass, done: usize) {
     let mut freed: Vec<u8> = Vec::new();
     for (at, reading) in pass.readings.iter().enumerate() {
         let message = reading.row.message;
@@ -237,7 +232,7 @@ pub fn set_aside(db: &mut Database, model: &Outbox, pass: &Pass, done: usize) {
 }
 
 /// `release.sql`: the first of the ordering key is due.
-pub fn release(db: &mut Database, model: &Outbox, message: u8) {
+pub(crate) fn release(db: &mut Database, model: &Outbox, message: u8) {
     let Some(key) = model.ordering_key(message) else { return };
     let of_key = |parked: &Parked| model.ordering_key(parked.message) == Some(key);
     let first = db.parked.iter().position(|parked| of_key(parked) && !parked.is_dead);
