@@ -236,8 +236,8 @@ impl Model for Inbox {
                 actions.push(Action::Die(c));
             }
         }
-        // A call of another system takes less time than the lease that was renewed for it: a process
-        // that hangs right there calls it too late, which nobody can prevent.
+        // A call of another system ends before the lease that was renewed for it. A process that
+        // hangs right there calls too late, which nobody can prevent.
         let calls = |(of, _): (u8, bool)| state.consumers.contains(&Phase::Begun { epoch: of });
         let may_run_out = state.lease.is_some_and(|lease| !lease.1 && !calls(lease));
         if state.left.run_out > 0 && may_run_out {
@@ -259,7 +259,9 @@ impl Model for Inbox {
                 }
             }
             Action::Act(c) => {
-                let (Phase::Claimed { epoch } | Phase::Begun { epoch }) = state.consumers[c] else { return None };
+                let (Phase::Claimed { epoch } | Phase::Begun { epoch }) = state.consumers[c] else {
+                    return None;
+                };
                 next.effects += u8::from(self.is_leased || self.is(Mutant::EffectCommitsFirst));
                 next.consumers[c] = Phase::Acted { epoch, holds_claim: true };
                 next.is_acknowledged |= self.is(Mutant::AckBeforeCommit);

@@ -2,9 +2,11 @@
 //! go wrong between them, within the bounds of a [`Scope`].
 
 mod ids;
-pub mod invariants;
+mod invariants;
 pub mod mutant;
+mod pass;
 mod postgres;
+pub mod promises;
 mod recovery;
 mod relay;
 mod retention;
@@ -12,125 +14,18 @@ pub mod scope;
 mod statements;
 mod steps;
 mod stream;
+mod world;
 
 use stateright::{Model, Property};
 
+pub use self::world::{Action, Outbox, State};
 use self::{
-    mutant::Mutant,
-    postgres::{Cursor, Database, Fate},
-    relay::{Phase, Relay},
-    scope::{Faults, Scope},
+    pass::{Phase, Relay},
+    postgres::{Cursor, Database, Fate, Row, Snapshot, Transaction},
     stream::Stream,
+    world::History,
 };
-use crate::bits::{self, Bits};
-
-/// The model, as it is or with one mistake in it.
-#[derive(Clone, Copy, Debug)]
-pub struct Outbox {
-    pub scope: &'static Scope,
-    pub mutant: Option<Mutant>,
-}
-
-/// Everything at one moment.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct State {
-    pub(crate) db: Database,
-    /// The database as it is on the disk, if that is an earlier one.
-    pub(crate) durable: Option<Box<Database>>,
-    pub(crate) stream: Stream,
-    /// Sent, and neither stored nor gone yet: it may outlive its relay.
-    pub(crate) network: Bits,
-    pub(crate) relays: Vec<Relay>,
-    pub(crate) left: Faults,
-    pub(crate) history: History,
-}
-
-/// The record of the checks: no part of the system.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct History {
-    /// Messages that a relay has an acknowledgement for.
-    pub acknowledged: Bits,
-    /// Messages in the order in which the stream first stored them, with their ids.
-    pub stored: Vec<(u8, u8)>,
-    /// A message was deleted that was due.
-    pub deleted_due: bool,
-    /// A message was stored although it was discarded before.
-    pub sent_discarded: bool,
-    pub discarded: Bits,
-    /// Messages that were stored after they had been parked.
-    pub was_parked: Bits,
-}
-
-/// A step of the world; the number is the relay's, if one takes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Action {
-    Begin(u8),
-    Enqueue(u8),
-    Commit(u8),
-    Prepare(u8),
-    Abort(u8),
-    Flush,
-    CrashPostgres,
-    Restore,
-    Look(u8),
-    Read(u8),
-    Acknowledge(u8, u8),
-    Doubt(u8, u8),
-    Refuse(u8, u8, u64),
-    Settle(u8),
-    Die(u8),
-    LoseSession(u8),
-    Ask(u8),
-    NoteLoss(u8),
-    Arrive(u8),
-    LoseEnd(u8),
-    ForgetWindow,
-    Reach,
-    Age,
-    Prune,
-    Discard(u8),
-    Replay(u8),
-    RetryDead(u8),
-}
-
-impl Outbox {
-    pub(crate) fn is(&self, mutant: Mutant) -> bool {
-        self.mutant == Some(mutant)
-    }
-
-    pub(crate) fn ordering_key(&self, message: u8) -> Option<&'static str> {
-        self.scope.messages[usize::from(message)].1
-    }
-
-    fn messages(&self) -> std::ops::Range<u8> {
-        0..u8::try_from(self.scope.messages.len()).expect("a few messages")
-    }
-
-    fn transactions(&self) -> std::ops::Range<u8> {
-        0..self.scope.messages.iter().map(|(of, _)| of + 1).max().unwrap_or(0)
-    }
-
-    fn relays(&self) -> std::ops::Range<u8> {
-        0..self.scope.relays
-    }
-
-    /// The next message that a transaction enqueues.
-    fn next_message(&self, db: &Database, transaction: u8) -> Option<u8> {
-        let enqueued = db.transactions[usize::from(transaction)].enqueued;
-        self.messages()
-            .find(|m| self.scope.messages[usize::from(*m)].0 == transaction && !bits::has(enqueued, *m))
-    }
-
-    /// Producers that touch the same entity wait for each other's row lock.
-    fn waits_for_lock(&self, db: &Database, transaction: u8, message: u8) -> bool {
-        let Some(key) = self.ordering_key(message) else { return false };
-        let mine = db.transactions[usize::from(transaction)].xact;
-        let holds = |of: &postgres::Transaction| {
-            of.xact != mine && bits::each(of.enqueued).any(|held| self.ordering_key(held) == Some(key))
-        };
-        db.running().any(holds)
-    }
-}
+use crate::bits;
 
 impl Model for Outbox {
     type State = State;
@@ -142,8 +37,8 @@ impl Model for Outbox {
             next_xact: 1,
             ended: 1,
             next_id: 1,
-            transactions: vec![postgres::Transaction::default(); count],
-            cursor: Cursor { snap: postgres::Snapshot { xmax: 1, open: 0 }, ..Cursor::default() },
+            transactions: vec![Transaction::default(); count],
+            cursor: Cursor { snap: Snapshot { xmax: 1, open: 0 }, ..Cursor::default() },
             ..Database::default()
         };
         let relays = vec![Relay { has_checked: true, phase: Phase::Idle }; usize::from(self.scope.relays)];
@@ -282,8 +177,8 @@ impl Outbox {
             }
         }
         if state.left.replay > 0 {
-            let is_settled = |row: &postgres::Row| state.db.cursor.calls_settled(*row);
-            let is_free = |row: &postgres::Row| state.db.parked(row.message).is_none();
+            let is_settled = |row: &Row| state.db.cursor.calls_settled(*row);
+            let is_free = |row: &Row| state.db.parked(row.message).is_none();
             let rows = state.db.visible().filter(|row| is_settled(row) && is_free(row));
             actions.extend(rows.map(|row| Action::Replay(row.message)));
         }

@@ -7,7 +7,11 @@ use stateright::{Checker as _, HasDiscoveries, Model as _};
 fn every_order_of_events_keeps_the_promises() {
     for is_leased in [false, true] {
         let checker = Inbox { is_leased, mutant: None }.checker().spawn_bfs().join();
-        println!("leased {is_leased}: {} states, depth {}", checker.unique_state_count(), checker.max_depth());
+        println!(
+            "leased {is_leased}: {} states, depth {}",
+            checker.unique_state_count(),
+            checker.max_depth()
+        );
         checker.assert_properties();
     }
 }

@@ -9,15 +9,6 @@ use std::{
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use crate::{
-    delivery::{
-        decision::{Failure, decide},
-        message::{Message, Replay},
-        outcome::Outcome,
-    },
-    pass::acknowledgements::Acknowledgements,
-    postgres::claim::Claim,
-};
 pub use crate::{
     delivery::{
         cursor::{Cursor, Read, Settlement},
@@ -26,6 +17,15 @@ pub use crate::{
         snapshot::Snapshot,
     },
     nats::publisher::ordering::SendOrder,
+};
+use crate::{
+    delivery::{
+        decision::{Failure, decide},
+        message::{Message, Replay},
+        outcome::Outcome,
+    },
+    pass::acknowledgements::Acknowledgements,
+    postgres::claim::Claim,
 };
 
 /// The one stream of the model.

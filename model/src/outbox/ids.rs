@@ -3,8 +3,8 @@
 use oncebox_relay::rules;
 
 use super::{
+    pass::{Outcome, Pass},
     postgres::{Cursor, Snapshot},
-    relay::{Outcome, Pass},
     stream::REPLAY,
 };
 

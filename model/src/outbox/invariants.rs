@@ -3,21 +3,15 @@
 use stateright::Property;
 
 use super::{
-    Action, Outbox, State,
+    pass::{Outcome, Phase, Relay},
     postgres::{Fate, Row},
+    promises::{ACKNOWLEDGED, COMMITTED, DELIVERED, DISCARDED, DUE, ORDER, PROVEN},
     recovery::{end_resends, resend_lost},
-    relay::{Outcome, Phase, Relay},
+    scope::Faults,
     stream::REPLAY,
+    world::{Action, Outbox, State},
 };
 use crate::bits::{self, Bits};
-
-pub const COMMITTED: &str = "only committed messages are relayed";
-pub const ORDER: &str = "messages of an ordering key keep their order";
-pub const ACKNOWLEDGED: &str = "what is settled was acknowledged or set aside";
-pub const DUE: &str = "retention deletes nothing that is due";
-pub const DISCARDED: &str = "what was discarded is not sent";
-pub const PROVEN: &str = "a loss can be proven";
-pub const DELIVERED: &str = "everything committed is delivered";
 
 pub(crate) fn all() -> Vec<Property<Outbox>> {
     vec![
@@ -26,7 +20,9 @@ pub(crate) fn all() -> Vec<Property<Outbox>> {
         Property::always(ACKNOWLEDGED, |_, state: &State| state.settles_only_acknowledged()),
         Property::always(DUE, |_, state: &State| !state.history.deleted_due),
         Property::always(DISCARDED, |_, state: &State| !state.history.sent_discarded),
-        Property::always(PROVEN, |model: &Outbox, state: &State| model.scope.faults.restore > 0 || state.proves_losses()),
+        Property::always(PROVEN, |model: &Outbox, state: &State| {
+            model.scope.faults.restore > 0 || state.proves_losses()
+        }),
         Property::always(DELIVERED, |model: &Outbox, state: &State| state.delivers(model)),
     ]
 }
@@ -47,9 +43,8 @@ impl State {
         let stored = &self.history.stored;
         stored.iter().enumerate().all(|(at, (message, id))| {
             let key = model.ordering_key(*message);
-            let counts = |other: u8| {
-                model.ordering_key(other) == key && !bits::has(self.history.discarded, other)
-            };
+            let counts =
+                |other: u8| model.ordering_key(other) == key && !bits::has(self.history.discarded, other);
             key.is_none() || stored[at..].iter().all(|(later, above)| !counts(*later) || above >= id)
         })
     }
@@ -76,7 +71,7 @@ impl State {
             return true;
         }
         let mut calm = self.clone();
-        calm.left = super::Faults::NONE;
+        calm.left = Faults::NONE;
         calm.relays = vec![Relay::default()];
         for _ in 0..PASSES_MAX {
             let before = (calm.db.clone(), calm.stream.clone());
@@ -89,7 +84,8 @@ impl State {
         let due = committed.fold(0, |all, of| all | of.enqueued) & !self.history.discarded;
         let has = calm.stream.entries.iter().fold(0, |all, sending| bits::with(all, *sending));
         let is_there = |message: u8| bits::has(has, message) || bits::has(has, message | REPLAY);
-        bits::each(due).all(|message| is_there(message) || self.is_beyond_help(&calm, message)) && calm.db.parked.iter().all(|parked| !parked.is_replay)
+        bits::each(due).all(|message| is_there(message) || self.is_beyond_help(&calm, message))
+            && calm.db.parked.iter().all(|parked| !parked.is_replay)
     }
 
     /// The known limits: `resend_lost.sql` sends nothing again that was settled before a restore,

@@ -2,7 +2,7 @@
 //! promise that it breaks.
 
 use super::{
-    invariants::{ACKNOWLEDGED, COMMITTED, DELIVERED, DISCARDED, DUE, ORDER, PROVEN},
+    promises::{ACKNOWLEDGED, COMMITTED, DELIVERED, DISCARDED, DUE, ORDER, PROVEN},
     scope::{self, Scope},
 };
 

@@ -8,7 +8,7 @@ use oncebox_relay::rules;
 
 use crate::bits::{self, Bits};
 
-/// A snapshot as PostgreSQL takes it: what runs at or above `xmax` is not listed.
+/// A snapshot as PostgreSQL takes it: transactions that run at or above `xmax` are not listed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Snapshot {
     pub(crate) xmax: u8,
@@ -79,7 +79,7 @@ pub(crate) struct Cursor {
 }
 
 impl Cursor {
-    /// What the essay in `cursor.rs` calls settled.
+    /// Whether the row is settled, in the words of the essay in `cursor.rs`.
     pub(crate) fn calls_settled(&self, row: Row) -> bool {
         row.id <= self.floor
             || row.id <= self.high
@@ -172,7 +172,7 @@ impl Database {
         self.transactions.iter().filter(|of| matches!(of.fate, Fate::Open | Fate::Prepared))
     }
 
-    /// Rows that a statement sees, whatever their column `xact` says: PostgreSQL goes by `xmin`.
+    /// Rows that a statement sees. PostgreSQL goes by `xmin`, not by the column `xact`.
     /// The ids of running transactions belong to this cluster.
     pub(crate) fn visible(&self) -> impl Iterator<Item = Row> {
         self.log.iter().copied().filter(|row| !self.is_running(row.message))
@@ -201,7 +201,7 @@ impl Database {
         }
     }
 
-    /// What recovery makes of the write-ahead log: open transactions are gone, prepared ones stay.
+    /// Recovery by the write-ahead log: open transactions are gone, prepared ones stay.
     pub(crate) fn recover(&mut self) {
         for transaction in 0..self.transactions.len() {
             if self.transactions[transaction].fate == Fate::Open {

@@ -4,11 +4,12 @@
 use oncebox_relay::rules::{self, Evidence, Extent};
 
 use super::{
-    Outbox, State,
     ids::id_text,
     mutant::Mutant,
-    postgres::{Cursor, Database, Loss, Parked, Receipt},
-    relay::Phase,
+    pass::Phase,
+    postgres::{Cursor, Database, Loss, Parked, Receipt, Snapshot},
+    statements::release,
+    world::{Outbox, State},
 };
 use crate::bits;
 
@@ -131,8 +132,12 @@ pub(crate) fn resend_lost(db: &mut Database, model: &Outbox) {
     let messages: Vec<u8> = db.parked.iter().map(|parked| parked.message).collect();
     for message in messages {
         match model.ordering_key(message) {
-            Some(_) => super::statements::release(db, model, message),
-            None => db.parked.iter_mut().filter(|of| of.message == message && !of.is_dead).for_each(|of| of.is_due = true),
+            Some(_) => release(db, model, message),
+            None => db
+                .parked
+                .iter_mut()
+                .filter(|of| of.message == message && !of.is_dead)
+                .for_each(|of| of.is_due = true),
         }
     }
 }
@@ -142,7 +147,8 @@ pub(crate) fn end_resends(db: &mut Database) {
     let cursor = db.cursor;
     for loss in db.losses.iter_mut().filter(|loss| !loss.has_ended) {
         let Some(until) = loss.until else { continue };
-        let has_moved = cursor.number > until.number + 1 && cursor.snap != loss.snap || cursor.snap == until.snap;
+        let has_moved =
+            cursor.number > until.number + 1 && cursor.snap != loss.snap || cursor.snap == until.snap;
         loss.has_ended = cursor.target.is_none()
             && cursor.high >= until.high
             && has_moved
@@ -151,5 +157,5 @@ pub(crate) fn end_resends(db: &mut Database) {
 }
 
 fn nothing() -> Receipt {
-    Receipt { number: 0, mark: None, floor: 0, high: 0, snap: super::postgres::Snapshot::default() }
+    Receipt { number: 0, mark: None, floor: 0, high: 0, snap: Snapshot::default() }
 }

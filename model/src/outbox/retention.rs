@@ -1,9 +1,9 @@
 //! Retention: milestones, and which messages they let go.
 
 use super::{
-    Outbox,
     mutant::Mutant,
     postgres::{Database, Milestone, Row},
+    world::Outbox,
 };
 use crate::bits;
 

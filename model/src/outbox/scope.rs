@@ -97,13 +97,8 @@ pub const CURSOR: Scope = Scope {
 };
 
 /// Two relays beside a drain.
-pub const RACE: Scope = Scope {
-    name: "race",
-    messages: &[(0, None), (1, None), (2, None)],
-    relays: 2,
-    limit: 1,
-    ..PLAIN
-};
+pub const RACE: Scope =
+    Scope { name: "race", messages: &[(0, None), (1, None), (2, None)], relays: 2, limit: 1, ..PLAIN };
 
 /// A batch that a limit cuts in the middle of late rows; prepared and aborted transactions.
 pub const DRAIN: Scope = Scope {
@@ -244,6 +239,21 @@ pub const RESTORED_OLD: Scope = Scope {
 
 /// All, as CI checks them.
 pub const ALL: [&Scope; 17] = [
-    &CURSOR, &RACE, &DRAIN, &ORDER, &CRASH, &LOSS, &TWICE, &CHECKS, &LOSSES, &RETENTION, &KEPT, &PARKED, &REPLAYED, &BEHIND, &RESTORED, &RESTORED_AHEAD,
+    &CURSOR,
+    &RACE,
+    &DRAIN,
+    &ORDER,
+    &CRASH,
+    &LOSS,
+    &TWICE,
+    &CHECKS,
+    &LOSSES,
+    &RETENTION,
+    &KEPT,
+    &PARKED,
+    &REPLAYED,
+    &BEHIND,
+    &RESTORED,
+    &RESTORED_AHEAD,
     &RESTORED_OLD,
 ];

@@ -4,11 +4,11 @@
 use oncebox_relay::rules;
 
 use super::{
-    Outbox,
     ids::{sending, sequence, small},
     mutant::Mutant,
+    pass::{Outcome, Pass, Reading},
     postgres::{Cursor, Database, LateReceipt, Parked, Receipt, Row, Snapshot},
-    relay::{Outcome, Pass, Reading},
+    world::Outbox,
 };
 use crate::bits;
 
@@ -47,9 +47,9 @@ pub(crate) fn read_reset(db: &Database, model: &Outbox, limit: usize) -> Vec<Row
     let is_due = |row: &Row| {
         row.id > cursor.high
             || !cursor.snap.sees(row.xact)
-                && cursor.target.is_none_or(|target| {
-                    row.id > cursor.after.unwrap_or(0) || !target.sees(row.xact)
-                })
+                && cursor
+                    .target
+                    .is_none_or(|target| row.id > cursor.after.unwrap_or(0) || !target.sees(row.xact))
                 && !model.is(Mutant::ResetForgetsLate)
     };
     let rows = db.visible().filter(|row| row.id > cursor.floor && row.id <= until);
@@ -155,7 +155,12 @@ pub(crate) fn settle(db: &mut Database, model: &Outbox, settlement: &rules::Sett
 
 /// `append_receipts.sql`. The model appends every receipt, or only those that no pause holds back:
 /// the first of a stream.
-pub(crate) fn append_receipts(db: &mut Database, model: &Outbox, claimed: &Cursor, receipts: &[rules::Receipt]) {
+pub(crate) fn append_receipts(
+    db: &mut Database,
+    model: &Outbox,
+    claimed: &Cursor,
+    receipts: &[rules::Receipt],
+) {
     if db.cursor.reset_until.is_some() || db.cursor.cluster != db.cluster {
         return;
     }
@@ -170,7 +175,9 @@ pub(crate) fn append_receipts(db: &mut Database, model: &Outbox, claimed: &Curso
             continue;
         }
         let mark = match mark {
-            Some((at, _)) if model.is(Mutant::ReceiptOffByOne) && number > claimed.number && at > 1 => claimed.mark,
+            Some((at, _)) if model.is(Mutant::ReceiptOffByOne) && number > claimed.number && at > 1 => {
+                claimed.mark
+            }
             mark => mark,
         };
         let snap = receipt.snap.as_deref().map_or(claimed.snap, Snapshot::parse);

@@ -1,21 +1,26 @@
-//! What each action does.
+//! The effect of each action.
 
 use super::{
-    Action, Outbox, State,
     mutant::Mutant,
+    pass::{Outcome, Pass, Phase, Relay},
     postgres::{Fate, Parked, Row, Transaction},
     recovery,
-    relay::{Outcome, Phase, is_dead},
+    relay::is_dead,
     retention,
     statements::release,
     stream::REPLAY,
+    world::{Action, Outbox, State},
 };
 use crate::bits;
 
 impl State {
     pub(crate) fn apply(&mut self, model: &Outbox, action: Action) {
         match action {
-            Action::Begin(t) | Action::Enqueue(t) | Action::Commit(t) | Action::Prepare(t) | Action::Abort(t) => {
+            Action::Begin(t)
+            | Action::Enqueue(t)
+            | Action::Commit(t)
+            | Action::Prepare(t)
+            | Action::Abort(t) => {
                 self.produce(model, action, t);
             }
             Action::Look(r) | Action::Read(r) | Action::Settle(r) | Action::Ask(r) | Action::NoteLoss(r) => {
@@ -27,18 +32,6 @@ impl State {
             Action::Discard(m) | Action::Replay(m) | Action::RetryDead(m) => self.operate(model, action, m),
             Action::Reach | Action::Age | Action::Prune => self.maintain(model, action),
             _ => self.fail(action),
-        }
-    }
-
-    /// Whether a relay holds the lane.
-    pub(crate) fn is_locked(&self) -> bool {
-        self.relays.iter().any(|relay| matches!(&relay.phase, Phase::Publishing(pass) if pass.has_session))
-    }
-
-    /// Before a commit that does not wait for the disk: what is there already is kept.
-    pub(crate) fn write(&mut self, model: &Outbox) {
-        if model.scope.faults.crash > 0 && self.left.crash > 0 && self.durable.is_none() {
-            self.durable = Some(Box::new(self.db.clone()));
         }
     }
 
@@ -162,11 +155,11 @@ impl State {
             Action::Restore => {
                 self.left.restore -= 1;
                 self.db.restore(self.left.restored_xact);
-                self.relays.iter_mut().for_each(|relay| *relay = super::Relay::default());
+                self.relays.iter_mut().for_each(|relay| *relay = Relay::default());
             }
             Action::Die(r) => {
                 self.left.die -= 1;
-                self.relays[usize::from(r)] = super::Relay::default();
+                self.relays[usize::from(r)] = Relay::default();
             }
             Action::LoseSession(r) => {
                 self.left.lose_session -= 1;
@@ -174,7 +167,8 @@ impl State {
             }
             Action::Arrive(sending) => {
                 self.network = bits::without(self.network, sending);
-                let id = self.db.log.iter().find(|row| row.message == sending & !REPLAY).map_or(0, |row| row.id);
+                let id =
+                    self.db.log.iter().find(|row| row.message == sending & !REPLAY).map_or(0, |row| row.id);
                 self.store(sending, id);
             }
             Action::LoseEnd(keeps) => {
@@ -205,7 +199,8 @@ impl State {
                 let gone = retention::prune(&self.db, model);
                 let is_due = |message: &u8| {
                     let row = self.db.row(*message);
-                    row.is_some_and(|row| !self.db.cursor.calls_settled(row)) || self.db.parked(*message).is_some()
+                    row.is_some_and(|row| !self.db.cursor.calls_settled(row))
+                        || self.db.parked(*message).is_some()
                 };
                 self.history.deleted_due |= gone.iter().any(is_due);
                 retention::delete(&mut self.db, &gone);
@@ -240,8 +235,8 @@ impl State {
     }
 }
 
-impl super::Relay {
-    /// PostgreSQL ends the session; the relay may go on publishing what it has read.
+impl Relay {
+    /// PostgreSQL ends the session; the relay may go on publishing the rows that it has read.
     fn lose_session(&mut self) {
         if let Phase::Publishing(pass) = &mut self.phase {
             pass.has_session = false;
@@ -249,7 +244,7 @@ impl super::Relay {
     }
 }
 
-impl super::relay::Pass {
+impl Pass {
     /// Nothing was read, and the cursor moves all the same.
     fn is_draining(&self) -> bool {
         self.begins_reset || self.cursor.target.is_some() || self.cursor.reset_until.is_some()

@@ -16,8 +16,8 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Stores a sending, or recognises it: its sequence, and whether it is a duplicate. That of a
-    /// duplicate is its newest copy's.
+    /// Stores a sending, or recognises it: its sequence, and whether it is a duplicate. A
+    /// duplicate has the sequence of its newest copy.
     pub(crate) fn store(&mut self, sending: u8) -> (u8, bool) {
         if bits::has(self.window, sending)
             && let Some(at) = self.entries.iter().rposition(|entry| *entry == sending)
