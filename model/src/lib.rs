@@ -7,6 +7,7 @@
 
 #![expect(missing_docs, reason = "no library for others: the names say it")]
 
+pub mod barrier;
 mod bits;
 pub mod inbox;
 pub mod outbox;

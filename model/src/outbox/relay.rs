@@ -43,8 +43,8 @@ impl Pass {
     }
 }
 
-/// The codes of `JetStream` when a stream is full (the message waits), or when the message is larger
-/// than it takes (the message is dead).
+/// The codes of `JetStream` for a full stream (the message waits), and for a message that is too
+/// large (it is dead).
 pub(crate) const REFUSALS: [u64; 2] = [10077, 10054];
 
 /// Whether the production code gives the message up.
