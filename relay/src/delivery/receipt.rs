@@ -302,4 +302,17 @@ mod tests {
         assert_eq!(acknowledged.to_json(), r#"{"S":[6,"b"],"T":[9,"t"]}"#);
         assert_eq!((acknowledged.sequence("S"), acknowledged.sequence("U")), (Some(6), None));
     }
+
+    proptest! {
+        #[test]
+        fn marks_of_any_text_are_read(
+            text in any::<String>(),
+            marks in prop::collection::btree_map(any::<String>(), (any::<u64>(), any::<String>()), 0..4),
+        ) {
+            Acknowledged::parse(&text);
+            let streams = marks.into_iter().map(|(stream, mark)| (Arc::from(stream), mark)).collect();
+            let acknowledged = Acknowledged { streams };
+            prop_assert_eq!(Acknowledged::parse(&acknowledged.to_json()), acknowledged);
+        }
+    }
 }

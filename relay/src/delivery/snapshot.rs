@@ -76,4 +76,14 @@ mod tests {
         assert_eq!(Snapshot::parse("9:9:"), Some(Snapshot { xmax: 9, open: vec![] }));
         assert_eq!([Snapshot::parse(""), Snapshot::parse("9"), Snapshot::parse("1:2:x")], [None, None, None]);
     }
+
+    proptest! {
+        #[test]
+        fn a_snapshot_of_any_text_is_read(text in "([0-9]{1,20}|:|,|.){0,12}") {
+            if let Some(snapshot) = Snapshot::parse(&text) {
+                prop_assert!(snapshot.open().len() <= text.len());
+                prop_assert!(snapshot.is_same_but(&snapshot, &[]) || snapshot.open().iter().any(|open| *open >= snapshot.xmax()));
+            }
+        }
+    }
 }
