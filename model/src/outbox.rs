@@ -3,6 +3,7 @@
 
 mod ids;
 mod invariants;
+pub mod lockstep;
 pub mod mutant;
 mod pass;
 mod postgres;
@@ -72,7 +73,7 @@ impl Model for Outbox {
 }
 
 impl Outbox {
-    fn producers(&self, state: &State, actions: &mut Vec<Action>) {
+    pub(crate) fn producers(&self, state: &State, actions: &mut Vec<Action>) {
         for t in self.transactions() {
             let of = state.db.transactions[usize::from(t)];
             match of.fate {

@@ -102,7 +102,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_key_of_any_form_is_read_as_it_was_made(text in "([a-z0-9]|:|#|undo|:undo|:#[0-9]{1,11}){1,12}") {
+        fn a_key_of_any_form_is_read_as_it_was_made(text in "[a-z0-9]{1,3}(:[a-z0-9]{1,3}|:undo|:#[1-3]|:#[0-9]{9,11}){0,4}") {
             let Ok(whole) = text.parse::<Key>() else { return Ok(()) };
             if let Some(Address { saga, step, is_undo, attempt }) = Address::parse(&whole) {
                 prop_assert_eq!(key(&saga, &step, is_undo, attempt).unwrap(), whole.clone());

@@ -237,6 +237,28 @@ pub const RESTORED_OLD: Scope = Scope {
     ..RESTORED
 };
 
+/// Beside a real relay, at random.
+pub const LOCKSTEP: Scope = Scope {
+    name: "lockstep",
+    messages: &[
+        (0, None),
+        (0, None),
+        (1, None),
+        (2, None),
+        (2, None),
+        (3, None),
+        (4, None),
+        (4, None),
+        (5, None),
+        (6, None),
+        (6, None),
+        (7, None),
+    ],
+    limit: 2,
+    faults: Faults { abort: 2, ..Faults::NONE },
+    ..PLAIN
+};
+
 /// All, as CI checks them.
 pub const ALL: [&Scope; 17] = [
     &CURSOR,
