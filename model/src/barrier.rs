@@ -1,7 +1,5 @@
 //! The barrier of a saga's participant (`0009_barrier.sql`): commands for two attempts at an action
-//! and two at its compensation, which come in any order, again and again, and die at any step. An
-//! orchestrator that has begun to compensate sends no new attempt at the action, but those under way
-//! still arrive.
+//! and two at its compensation. They come in any order, again and again, and die at any step.
 
 use stateright::{Model, Property};
 

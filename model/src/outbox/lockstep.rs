@@ -1,5 +1,5 @@
-//! The model beside a real relay, step by step: the same producers and passes have to leave the same
-//! cursor.
+//! The model beside a real relay, step by step: the same producers and passes have to leave the
+//! same cursor.
 
 use super::{
     pass::Phase,
