@@ -19,6 +19,7 @@ mod relay {
     pub(crate) mod support; // what the relay's tests share
     pub(crate) mod process; // the program as a process
     mod torture; // producers and relays at random, a verdict over the whole stream
+    mod lockstep; // a relay beside the specification: the same steps leave the same cursor
     mod crash; // a relay dies between any two steps, or never learns whether it committed
     mod load; // killed under load, cut off from NATS at random, two at once
     mod held; // transactions left open delay nobody else

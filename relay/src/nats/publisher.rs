@@ -7,7 +7,7 @@
 mod answer;
 mod atomic;
 mod batch;
-mod ordering;
+pub(crate) mod ordering;
 mod placing;
 mod questions;
 mod window;

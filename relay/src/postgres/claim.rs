@@ -56,6 +56,20 @@ pub(crate) enum Wanted {
 }
 
 impl Claim {
+    /// A lane as the specification in `model/` claims it.
+    pub(crate) fn of_lane(lane: i16, cursor: Cursor, acknowledged: Acknowledged) -> Self {
+        Self {
+            lane,
+            cursor,
+            acknowledged,
+            is_resending: false,
+            is_foreign: false,
+            snapshot: String::new(),
+            read_at: SystemTime::UNIX_EPOCH,
+            is_cut: false,
+        }
+    }
+
     /// Whether the lane holds only rows that producers have committed here, one after another.
     pub(crate) fn is_plain(&self) -> bool {
         let is_draining = self.cursor.target.is_some() || self.cursor.reset_until.is_some();
