@@ -39,6 +39,7 @@ mod relay {
     mod suspended; // a relay is suspended in any step of a pass: another goes on
     mod waiting; // what one cause refuses waits together, and a few messages are tried for all
     mod encodings; // databases whose encoding is not UTF-8: what cannot be read is set aside alone
+    mod segments; // the ring of segments turns under relays, producers and commands
     mod sizes; // a stream that has no room for large messages gets the small ones
     mod wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
     mod bursts; // a burst of one ordering key, and a full stream, hold up nobody else

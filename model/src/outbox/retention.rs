@@ -21,7 +21,8 @@ pub(crate) fn reach(db: &mut Database) -> bool {
     is_ours && is_new
 }
 
-/// `prune.sql` with `delete_settled`; returns the messages that go.
+/// `0013_segments.sql`, message by message: a segment is emptied when each message in it would go.
+/// Returns the messages that go.
 pub(crate) fn prune(db: &Database, model: &Outbox) -> Vec<u8> {
     let now = db.snapshot();
     let old = db.milestones.iter().filter(|of| of.is_old && of.snap.xmax <= now.xmax);

@@ -1,6 +1,6 @@
 //! A relay beside the specification in `model/`: the same transactions and passes, at random, leave
-//! the same cursor and the same stream. So the specification's words for `read.sql` and `settle.sql`
-//! are true.
+//! the same cursor and the same stream. So the specification's words for `read.sql` and
+//! `settle.sql` are true.
 
 use fastrand::Rng;
 use oncebox_model::outbox::{
