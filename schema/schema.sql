@@ -156,6 +156,8 @@ BEGIN
           RETURNING m.id
         )
         SELECT array_agg(w.id) INTO written_ids FROM written AS w;
+      ELSE
+        RAISE EXCEPTION 'the sequence "turn" has no value' USING HINT = 'Run `oncebox migrate`, which gives it one.';
     END CASE;
     IF pg_sequence_last_value('"oncebox".turn') = this_turn THEN
       RETURN coalesce(written_ids, '{}');
@@ -603,7 +605,8 @@ CREATE FUNCTION oncebox.check_turn(this_turn bigint) RETURNS void
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 BEGIN
-  IF NOT EXISTS (SELECT FROM "oncebox".segment AS s WHERE s.number = this_turn % 8 AND s.turn = this_turn) THEN
+  IF NOT EXISTS (SELECT FROM "oncebox".segment AS s WHERE s.number = this_turn % 8 AND s.turn = this_turn)
+     AND EXISTS (SELECT FROM "oncebox".segment) THEN
     RAISE EXCEPTION 'the message log has turned since this transaction took its snapshot' USING ERRCODE = '40001',
       HINT = 'Nothing was enqueued. Run the transaction again.';
   END IF;
@@ -963,7 +966,7 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, has_undone boolean, attempt integer) IS 'An attempt at a compensation that was let through has ended: a leased one has undone its action, or one of either kind has undone nothing, and the next attempt may; the latter in the same transaction unless it is leased. Error OB012 when no such run is under way.';
 
-CREATE FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer) RETURNS text
+CREATE FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer, pause_seconds double precision) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -980,7 +983,9 @@ BEGIN
     RETURN NULL;
   END IF;
   -- Written while the clock was ahead.
-  UPDATE "oncebox".segment AS s SET began_at = clock_timestamp() WHERE s.began_at > clock_timestamp();
+  UPDATE "oncebox".segment AS s
+  SET began_at = least(s.began_at, clock_timestamp()), tried_at = least(s.tried_at, clock_timestamp())
+  WHERE s.began_at > clock_timestamp() OR s.tried_at > clock_timestamp();
   IF (SELECT s.began_at > clock_timestamp() - make_interval(secs => span_seconds) FROM "oncebox".segment AS s
       WHERE s.number = this_turn % 8) THEN
     RETURN NULL;
@@ -1001,6 +1006,11 @@ BEGIN
   IF FOUND THEN
     RETURN holder || ' has enqueued and is still open';
   END IF;
+  IF EXISTS (SELECT FROM "oncebox".segment AS s WHERE s.number = this_turn % 8
+             AND s.tried_at > clock_timestamp() - make_interval(secs => pause_seconds)) THEN
+    RETURN format('producers or a vacuum hold %s', closing);
+  END IF;
+  UPDATE "oncebox".segment AS s SET tried_at = clock_timestamp() WHERE s.number = this_turn % 8;
   PERFORM set_config('lock_timeout', end_turn.wait_ms::text, true);
   BEGIN
     EXECUTE format('LOCK TABLE %s IN SHARE MODE', closing);
@@ -1008,13 +1018,13 @@ BEGIN
     RETURN format('producers or a vacuum hold %s', closing);
   END;
   UPDATE "oncebox".segment AS s
-  SET turn = this_turn + 1, is_live = true, is_empty = false, began_at = clock_timestamp(), drained_at = NULL
+  SET turn = this_turn + 1, is_live = true, is_empty = false, began_at = clock_timestamp(), drained_at = NULL, tried_at = NULL
   WHERE s.number = next.number;
   PERFORM setval('"oncebox".turn', this_turn + 1);
   RETURN NULL;
 END $$;
 
-COMMENT ON FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer) IS 'For relays: has messages go into the next segment; says why it cannot.';
+COMMENT ON FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer, pause_seconds double precision) IS 'For relays: has messages go into the next segment; says why it cannot.';
 
 CREATE FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1102,6 +1112,8 @@ BEGIN
           AND NOT EXISTS (SELECT FROM "oncebox".message_6 AS b WHERE b.key = enqueue.key)
           AND NOT EXISTS (SELECT FROM "oncebox".delayed AS d WHERE d.key = enqueue.key)
         ON CONFLICT ON CONSTRAINT message_7_key_unique DO NOTHING;
+      ELSE
+        RAISE EXCEPTION 'the sequence "turn" has no value' USING HINT = 'Run `oncebox migrate`, which gives it one.';
     END CASE;
     IF FOUND THEN
       -- Not before the INSERT: without a transaction id this transaction is one that a relay, which
@@ -1657,6 +1669,7 @@ CREATE TABLE oncebox.segment (
     is_empty boolean NOT NULL,
     began_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     drained_at timestamp with time zone,
+    tried_at timestamp with time zone,
     CONSTRAINT segment_number CHECK (((number >= 0) AND (number <= 8)))
 )
 WITH (fillfactor='50');
@@ -1668,6 +1681,8 @@ COMMENT ON COLUMN oncebox.segment.turn IS 'The turn in which messages went into 
 COMMENT ON COLUMN oncebox.segment.is_live IS 'A message in it may be due. While one segment alone is live, relays read nothing else.';
 
 COMMENT ON COLUMN oncebox.segment.drained_at IS 'Since when no message in it is due.';
+
+COMMENT ON COLUMN oncebox.segment.tried_at IS 'When a relay last asked for the lock that ends its turn.';
 
 CREATE FUNCTION oncebox.old_segments(retention_seconds double precision) RETURNS SETOF oncebox.segment
     LANGUAGE sql STABLE SECURITY DEFINER
@@ -3789,8 +3804,8 @@ GRANT ALL ON FUNCTION oncebox.end_action(barrier text, tenant text, key text, ha
 REVOKE ALL ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, has_undone boolean, attempt integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, has_undone boolean, attempt integer) TO oncebox_consumer;
 
-REVOKE ALL ON FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer) TO oncebox_relay;
+REVOKE ALL ON FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer, pause_seconds double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer, pause_seconds double precision) TO oncebox_relay;
 
 REVOKE ALL ON FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb, ordering_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb, ordering_key text) TO oncebox_producer;

@@ -1,5 +1,5 @@
 //! The outbox: producers, PostgreSQL, a stream, relays, retention and operators, and all that can
-//! go wrong between them, within the bounds of a [`Scope`].
+//! go wrong between them, within the bounds of a [`Scope`](scope::Scope).
 
 mod ids;
 mod invariants;

@@ -76,6 +76,7 @@ CREATE TABLE {schema}.segment (
   is_empty   boolean NOT NULL,
   began_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
   drained_at timestamptz,
+  tried_at   timestamptz,
   CONSTRAINT segment_pkey PRIMARY KEY (number),
   CONSTRAINT segment_number CHECK (number BETWEEN 0 AND 8)
 ) WITH (fillfactor = 50);
@@ -83,6 +84,7 @@ COMMENT ON TABLE {schema}.segment IS 'The segments of the log. Private: written 
 COMMENT ON COLUMN {schema}.segment.turn IS 'The turn in which messages went into it; -1 = none yet.';
 COMMENT ON COLUMN {schema}.segment.is_live IS 'A message in it may be due. While one segment alone is live, relays read nothing else.';
 COMMENT ON COLUMN {schema}.segment.drained_at IS 'Since when no message in it is due.';
+COMMENT ON COLUMN {schema}.segment.tried_at IS 'When a relay last asked for the lock that ends its turn.';
 INSERT INTO {schema}.segment (number, turn, is_live, is_empty)
 SELECT n, CASE WHEN n = 0 THEN 0 ELSE -1 END, n = 0, n > 0
 FROM generate_series(0, 8) AS n;
@@ -211,18 +213,6 @@ BEGIN
   RETURN true;
 END $$;
 
--- Whether this transaction may enqueue in this turn. In READ COMMITTED each statement has a
--- snapshot of its own, which is younger than the turn that it read before. An older snapshot would
--- not show what was enqueued since, in the turn before.
-CREATE FUNCTION {schema}.check_turn(this_turn bigint) RETURNS void
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-  IF NOT EXISTS (SELECT FROM {schema}.segment AS s WHERE s.number = this_turn % 8 AND s.turn = this_turn) THEN
-    RAISE EXCEPTION 'the message log has turned since this transaction took its snapshot' USING ERRCODE = '40001',
-      HINT = 'Nothing was enqueued. Run the transaction again.';
-  END IF;
-END $$;
-
 -- The function has a branch for each segment, of one text: a statement with a table's name in it is
 -- planned once for each session. A key is unique within this turn and the one before. The INSERT
 -- reads the turn again: the table is locked by then, so the turn cannot end before this transaction
@@ -268,6 +258,8 @@ BEGIN
       PERFORM {schema}.check_turn(this_turn);
     END IF;
     CASE this_turn % 8-- branches
+      ELSE
+        RAISE EXCEPTION 'the sequence "turn" has no value' USING HINT = 'Run `oncebox migrate`, which gives it one.';
     END CASE;
     IF FOUND THEN
       -- Not before the INSERT: without a transaction id this transaction is one that a relay, which
@@ -329,6 +321,8 @@ BEGIN
       PERFORM {schema}.check_turn(this_turn);
     END IF;
     CASE this_turn % 8-- branches
+      ELSE
+        RAISE EXCEPTION 'the sequence "turn" has no value' USING HINT = 'Run `oncebox migrate`, which gives it one.';
     END CASE;
     IF pg_sequence_last_value('{schema}.turn') = this_turn THEN
       RETURN coalesce(written_ids, '{}');

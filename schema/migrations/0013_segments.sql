@@ -2,17 +2,31 @@
 -- functions in a transaction that has locked the row of `maintenance`, as do resend_lost() and
 -- repair_ids(): one of them at a time. docs/design/growth.md says why it is as it is.
 
+-- Whether this transaction may enqueue in this turn. In READ COMMITTED each statement has a
+-- snapshot of its own, which is younger than the turn that it read before. An older snapshot would
+-- not show what was enqueued since, in the turn before.
+CREATE FUNCTION {schema}.check_turn(this_turn bigint) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF NOT EXISTS (SELECT FROM {schema}.segment AS s WHERE s.number = this_turn % 8 AND s.turn = this_turn)
+     AND EXISTS (SELECT FROM {schema}.segment) THEN
+    RAISE EXCEPTION 'the message log has turned since this transaction took its snapshot' USING ERRCODE = '40001',
+      HINT = 'Nothing was enqueued. Run the transaction again.';
+  END IF;
+END $$;
+
 -- Ends the turn, if it began longer ago than `span_seconds`: from then on messages go into the next
 -- segment. Returns NULL when it has ended, or is not to end yet, else the reason why it cannot.
 --
 -- No transaction may have written into the segment and be open still: an `enqueue` in the next turn
 -- would not see its row. So the table is locked in SHARE mode, which waits for such transactions,
--- and producers wait behind it, `wait_ms` at most. One that has been open for a second, or is
--- prepared, is asked about first, and nothing is locked.
+-- and producers wait behind it, `wait_ms` at most; all relays together try it once in
+-- `pause_seconds`. One that has been open for a second, or is prepared, is asked about first, and
+-- nothing is locked.
 --
 -- setval() survives a rollback. The turn has ended all the same then, since nobody was writing; its
 -- row is written the next time.
-CREATE FUNCTION {schema}.end_turn(span_seconds float8, wait_ms integer) RETURNS text
+CREATE FUNCTION {schema}.end_turn(span_seconds float8, wait_ms integer, pause_seconds float8) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   this_turn bigint := pg_sequence_last_value('{schema}.turn');
@@ -27,7 +41,9 @@ BEGIN
     RETURN NULL;
   END IF;
   -- Written while the clock was ahead.
-  UPDATE {schema}.segment AS s SET began_at = clock_timestamp() WHERE s.began_at > clock_timestamp();
+  UPDATE {schema}.segment AS s
+  SET began_at = least(s.began_at, clock_timestamp()), tried_at = least(s.tried_at, clock_timestamp())
+  WHERE s.began_at > clock_timestamp() OR s.tried_at > clock_timestamp();
   IF (SELECT s.began_at > clock_timestamp() - make_interval(secs => span_seconds) FROM {schema}.segment AS s
       WHERE s.number = this_turn % 8) THEN
     RETURN NULL;
@@ -48,6 +64,11 @@ BEGIN
   IF FOUND THEN
     RETURN holder || ' has enqueued and is still open';
   END IF;
+  IF EXISTS (SELECT FROM {schema}.segment AS s WHERE s.number = this_turn % 8
+             AND s.tried_at > clock_timestamp() - make_interval(secs => pause_seconds)) THEN
+    RETURN format('producers or a vacuum hold %s', closing);
+  END IF;
+  UPDATE {schema}.segment AS s SET tried_at = clock_timestamp() WHERE s.number = this_turn % 8;
   PERFORM set_config('lock_timeout', end_turn.wait_ms::text, true);
   BEGIN
     EXECUTE format('LOCK TABLE %s IN SHARE MODE', closing);
@@ -55,7 +76,7 @@ BEGIN
     RETURN format('producers or a vacuum hold %s', closing);
   END;
   UPDATE {schema}.segment AS s
-  SET turn = this_turn + 1, is_live = true, is_empty = false, began_at = clock_timestamp(), drained_at = NULL
+  SET turn = this_turn + 1, is_live = true, is_empty = false, began_at = clock_timestamp(), drained_at = NULL, tried_at = NULL
   WHERE s.number = next.number;
   PERFORM setval('{schema}.turn', this_turn + 1);
   RETURN NULL;

@@ -73,7 +73,7 @@ BEGIN
     GRANT SELECT ON {schema}.installation TO "{name}_relay";
     -- Retention: the ring of segments.
     GRANT EXECUTE ON FUNCTION
-      {schema}.end_turn(float8, integer), {schema}.drain_segments(), {schema}.empty_segment(float8), {schema}.delete_kept(float8)
+      {schema}.end_turn(float8, integer, float8), {schema}.drain_segments(), {schema}.empty_segment(float8), {schema}.delete_kept(float8)
       TO "{name}_relay";
     GRANT SELECT ON {schema}.discarded, {schema}.replay TO "{name}_relay";
     GRANT SELECT, INSERT, DELETE, UPDATE (reached_at) ON {schema}.milestone TO "{name}_relay";

@@ -30,6 +30,9 @@ BEGIN
   IF to_regprocedure('{schema}.segment_name(smallint)') IS NULL THEN
     RETURN;
   END IF;
+  IF pg_sequence_last_value('{schema}.turn') IS NULL THEN
+    PERFORM setval('{schema}.turn', 0);
+  END IF;
   FOR n IN 0 .. 8 LOOP
     IF NOT EXISTS (SELECT FROM {schema}.segment AS s WHERE s.number = n) THEN
       EXECUTE format('SELECT EXISTS (SELECT FROM {schema}.message_%s)', {schema}.segment_name(n::smallint)) INTO is_filled;

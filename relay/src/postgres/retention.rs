@@ -13,6 +13,8 @@ const EMPTY_SEGMENT: &str = include_str!("sql/empty_segment.sql");
 
 /// Messages that one transaction looks at, at most.
 const BATCH: i64 = 1_000;
+/// Of all relays one tries so often to end the turn of the log, at most: producers may wait for it.
+const TRY_EVERY_SECONDS: f64 = 30.0;
 /// After so long a relay that was not seen is forgotten.
 const FORGOTTEN_SECONDS: f64 = 3_600.0;
 /// A relay that was seen so recently is one of the fleet: twice the time after which each says
@@ -133,7 +135,7 @@ impl Store {
     ) -> Result<Option<String>, StoreError> {
         let Some(session) = self.maintain().await? else { return Ok(None) };
         let wait = i32::try_from(wait.as_millis()).unwrap_or(i32::MAX);
-        let parameters: [&dyn Parameter; 2] = [&span.as_secs_f64(), &wait];
+        let parameters: [&dyn Parameter; 3] = [&span.as_secs_f64(), &wait, &TRY_EVERY_SECONDS];
         let rows = session.query("end the turn of the log", &self.sql.end_turn, &parameters).await?;
         session.commit().await?;
         Ok(rows.first().and_then(|row| row.get(0)))

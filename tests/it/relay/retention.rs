@@ -79,7 +79,7 @@ async fn only_what_was_settled_long_ago_goes() {
     // By hand, while passes are under way everywhere.
     for _ in 0..3 {
         age(&client).await;
-        holder.batch_execute("SELECT oncebox.drain_segments(), oncebox.end_turn(1, 1000)").await.unwrap();
+        holder.batch_execute("SELECT oncebox.drain_segments(), oncebox.end_turn(1, 1000, 0)").await.unwrap();
     }
     age(&client).await;
     holder.batch_execute("BEGIN; SELECT FROM oncebox.lane FOR UPDATE").await.unwrap();

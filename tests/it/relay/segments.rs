@@ -18,7 +18,7 @@ use super::support::{
 
 /// Ends the turn; returns why it did not.
 async fn end_turn(client: &Client) -> Option<String> {
-    client.query_one("SELECT oncebox.end_turn(0, 500)", &[]).await.unwrap().get(0)
+    client.query_one("SELECT oncebox.end_turn(0, 500, 0)", &[]).await.unwrap().get(0)
 }
 
 /// Notes what is drained; returns how many segments are live.
@@ -218,7 +218,7 @@ async fn no_key_is_enqueued_twice_in_turns_that_follow_each_other() {
         let turner = env.pg().await;
         if fastrand::u8(..) < 32 {
             // The connection goes with the transaction open.
-            turner.batch_execute("BEGIN; SELECT oncebox.end_turn(0, 100)").await.unwrap();
+            turner.batch_execute("BEGIN; SELECT oncebox.end_turn(0, 100, 0)").await.unwrap();
             continue;
         }
         turns += usize::from(end_turn(&turner).await.is_none());

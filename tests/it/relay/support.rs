@@ -225,7 +225,8 @@ pub(crate) async fn a_round(values: &Values) -> u64 {
 /// All that is drained now was drained eight days ago, and each turn began then.
 pub(crate) async fn age(client: &tokio_postgres::Client) {
     let sql = "UPDATE oncebox.segment
-               SET began_at = began_at - interval '8 days', drained_at = drained_at - interval '8 days';
+               SET began_at = began_at - interval '8 days', drained_at = drained_at - interval '8 days',
+                   tried_at = tried_at - interval '8 days';
                UPDATE oncebox.late_receipt SET at = at - interval '8 days';
                UPDATE oncebox.message_kept SET kept_at = kept_at - interval '8 days';
                UPDATE oncebox.milestone SET reached_at = reached_at - interval '8 days'";
@@ -245,7 +246,7 @@ pub(crate) async fn a_month(client: &tokio_postgres::Client, values: &Values) ->
 /// Ends the turn of the log, when all in it is settled: from now on relays read the next segment
 /// alone.
 pub(crate) async fn turn_the_ring(client: &tokio_postgres::Client) {
-    let ended = "SELECT oncebox.end_turn(0, 1000)";
+    let ended = "SELECT oncebox.end_turn(0, 1000, 0)";
     assert_eq!(client.query_one(ended, &[]).await.unwrap().get::<_, Option<String>>(0), None);
     let live = client.query_one("SELECT oncebox.drain_segments()", &[]).await.unwrap();
     assert_eq!(live.get::<_, i32>(0), 1, "all is settled");

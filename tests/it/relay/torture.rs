@@ -85,7 +85,7 @@ async fn turn_until(client: Client, stop: CancellationToken) -> usize {
                      WHERE NOT is_live AND number <> 8
                        AND number <> (pg_sequence_last_value('oncebox.turn') + 7) % 8";
         client.execute(reuse, &[]).await.unwrap();
-        let turn = "SELECT oncebox.end_turn(0, 200) IS NULL";
+        let turn = "SELECT oncebox.end_turn(0, 200, 0) IS NULL";
         turns += usize::from(client.query_one(turn, &[]).await.unwrap().get::<_, bool>(0));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

@@ -89,7 +89,7 @@ const RIGHTS: &[(&str, &str)] = &[
     ("", "TRUNCATE oncebox.message_0"),
     ("", "UPDATE oncebox.segment SET is_live = false"),
     ("", "SELECT setval('oncebox.turn', 9)"),
-    ("r", "SELECT oncebox.end_turn(3600, 50)"),
+    ("r", "SELECT oncebox.end_turn(3600, 50, 0)"),
     ("r", "SELECT oncebox.drain_segments()"),
     ("ro", "SELECT * FROM oncebox.empty_segment(3600)"),
     ("ro", "SELECT key FROM oncebox.message_7"),
