@@ -996,26 +996,31 @@ BEGIN
       WHEN next.is_live THEN 'messages in it are due'
       ELSE 'it is kept until all of it is past the retention time' END);
   END IF;
-  SELECT coalesce('the transaction of process ' || l.pid, 'a prepared transaction') INTO holder
+  SELECT CASE
+      WHEN l.mode = 'ShareUpdateExclusiveLock' THEN format('process %s vacuums or analyses %s', l.pid, closing)
+      WHEN l.pid IS NULL THEN 'a prepared transaction has enqueued and is still open'
+      ELSE format('the transaction of process %s has enqueued and is still open', l.pid)
+    END INTO holder
   FROM pg_locks AS l
   LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
-  WHERE l.relation = closing AND l.mode = 'RowExclusiveLock' AND l.granted
+  WHERE l.relation = closing AND l.granted
     AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
-    AND (l.pid IS NULL OR a.xact_start < clock_timestamp() - interval '1 second')
+    AND (l.mode = 'ShareUpdateExclusiveLock' OR l.mode = 'RowExclusiveLock'
+      AND (l.pid IS NULL OR a.xact_start < clock_timestamp() - interval '1 second'))
   LIMIT 1;
   IF FOUND THEN
-    RETURN holder || ' has enqueued and is still open';
+    RETURN holder;
   END IF;
   IF EXISTS (SELECT FROM "oncebox".segment AS s WHERE s.number = this_turn % 8
              AND s.tried_at > clock_timestamp() - make_interval(secs => pause_seconds)) THEN
-    RETURN format('producers or a vacuum hold %s', closing);
+    RETURN format('producers hold %s', closing);
   END IF;
   UPDATE "oncebox".segment AS s SET tried_at = clock_timestamp() WHERE s.number = this_turn % 8;
   PERFORM set_config('lock_timeout', end_turn.wait_ms::text, true);
   BEGIN
     EXECUTE format('LOCK TABLE %s IN SHARE MODE', closing);
   EXCEPTION WHEN lock_not_available THEN
-    RETURN format('producers or a vacuum hold %s', closing);
+    RETURN format('producers hold %s', closing);
   END;
   UPDATE "oncebox".segment AS s
   SET turn = this_turn + 1, is_live = true, is_empty = false, began_at = clock_timestamp(), drained_at = NULL, tried_at = NULL

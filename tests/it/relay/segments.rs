@@ -169,6 +169,11 @@ async fn a_turn_waits_for_those_who_have_enqueued_and_producers_do_not_wait_for_
         assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
     }
     held.commit().await.unwrap();
+    let vacuum = holder.transaction().await.unwrap();
+    vacuum.batch_execute("LOCK TABLE oncebox.message_0 IN SHARE UPDATE EXCLUSIVE MODE").await.unwrap();
+    let said = end_turn(&client).await.expect("a vacuum is at work");
+    assert!(said.contains("vacuums or analyses"), "{said}");
+    vacuum.rollback().await.unwrap();
     assert_eq!(end_turn(&client).await, None);
 
     // A reader, such as pg_dump, keeps a segment from being emptied; nobody else waits.
