@@ -119,7 +119,7 @@ async fn check(env: &TestEnv, client: &Client, state: &str) {
                 (true, true) => PAGES_COUNTED_IN_ALL_MAX,
                 (true, false) => PAGES_COUNTED_MAX,
                 // Nine tables, and nine roots of indexes.
-                (false, true) => 2 * PAGES_MAX,
+                (false, true) => 4 * PAGES_MAX,
                 (false, false) => PAGES_MAX,
             };
             assert!(pages < most, "{pages} pages: {what}");
