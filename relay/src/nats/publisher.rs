@@ -28,6 +28,9 @@ use crate::{
     delivery::{breaker::Sending, decision::Failure, message::Message, outcome::Outcome},
 };
 
+/// Bytes of a subject that `enqueue` takes.
+const SUBJECT_MAX: usize = 255;
+
 /// Publishes over one connection; made anew with each connection.
 #[derive(Debug)]
 pub(crate) struct Publisher {
@@ -155,6 +158,11 @@ impl Publisher {
         if self.is_inbox(&message.subject) {
             let failure =
                 Failure::BadHeader(format!("subject {}: it lies below the relay's inbox", message.subject));
+            return batch.finish(index, Err(failure), limits);
+        }
+        // Somebody has written into the log by hand: the server would cut the connection.
+        if message.subject.len() > SUBJECT_MAX {
+            let failure = Failure::BadHeader(format!("subject: {} bytes", message.subject.len()));
             return batch.finish(index, Err(failure), limits);
         }
         if let Some(paused) = &message.paused {
