@@ -108,7 +108,7 @@ async fn suspended_behind(lock: &str, is_unix: bool, bytes: i32, ends_up: &str) 
     let mut expected = outbox.enqueue(&*transaction, "m-", bytes).await;
     transaction.commit().await.unwrap();
     // Each connection of the relay has prepared its statements, those over one segment as well.
-    for round in 0..12 {
+    for round in 0..24 {
         let bytes = if locks_log { 10 } else { bytes };
         expected.extend(outbox.enqueue(&**watching, &format!("m{round}-"), bytes).await);
         eventually("a round", GOES_ON, async || {
