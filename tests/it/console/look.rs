@@ -126,6 +126,11 @@ async fn a_key_s_way_leads_over_all_databases() {
     let page = console.get("/key?key=70").await.body;
     let places = ["enqueued</span>", "completed</span>"].map(|word| page.rfind(word).unwrap());
     assert!(places[0] < places[1], "in the order of time: {page}");
+    assert_eq!(
+        page.matches("completed</span>").count(),
+        2,
+        "beside its message, and once on its way: {page}"
+    );
     // A box for everything else.
     let subject = shop.subject("a");
     for (q, part) in [("70", "This is a key"), (&*subject, "/key?key=70"), ("nothing", "Nothing was found")] {

@@ -1,6 +1,6 @@
 //! The events of a key and of those below it, in the order of time, over all databases.
 
-use std::time::SystemTime;
+use std::{collections::HashSet, time::SystemTime};
 
 use maud::{Markup, html};
 use oncebox_operator::{AuditRow, PlacedTrace, SagaStep, TracedInbox, TracedMessage};
@@ -21,6 +21,9 @@ struct Event<'a> {
 
 pub(super) fn show(all: &[PlacedTrace]) -> Markup {
     let mut events: Vec<Event<'_>> = all.iter().flat_map(of_database).collect();
+    // An inbox stands beside the message, and by itself where the message is in another database.
+    let mut seen = HashSet::new();
+    events.retain(|event| seen.insert((event.at, event.word, event.key, event.database, event.more.clone())));
     events.sort_by_key(|event| event.at);
     let first = events.first().map(|event| event.at);
     let before = std::iter::once(None).chain(events.iter().map(|event| Some(event.at)));
