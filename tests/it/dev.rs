@@ -146,14 +146,15 @@ async fn from_an_empty_directory_to_a_message_in_a_stream_and_everything_ends_wi
 }
 
 #[tokio::test]
-async fn a_port_that_is_taken_is_named_and_no_server_is_left() {
+async fn a_port_that_is_taken_is_named_before_a_server_is_started() {
     let directory = directory();
     let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = taken.local_addr().unwrap().port();
     let ended = timeout(START_MAX, command(directory.path(), port).output()).await.expect("it ends").unwrap();
     let log = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert!(!ended.status.success() && log.contains(&format!("127.0.0.1:{port}")), "{log}");
-    assert!(!directory.path().join("data/postgres/postmaster.pid").exists(), "PostgreSQL has ended: {log}");
+    assert!(log.contains("--console-listen"), "{log}");
+    assert!(!directory.path().join("data").exists(), "no server was started: {log}");
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ mod postgres;
 mod server;
 
 use std::{
-    net::SocketAddr,
+    net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -30,6 +30,7 @@ pub(crate) struct Dev {
     values: Values,
     directory: PathBuf,
     console: SocketAddr,
+    http: Option<SocketAddr>,
 }
 
 pub(super) fn command(options: Vec<Arg>) -> clap::Command {
@@ -67,7 +68,8 @@ impl Dev {
         let mut whole = values.clone();
         whole.entry("database-url").or_insert_with(|| "postgres://localhost/dev".to_owned());
         whole.entry("nats-url").or_insert_with(|| "nats://localhost".to_owned());
-        let outbox = Config::from_values(&whole)?.outbox().clone();
+        let config = Config::from_values(&whole)?;
+        let outbox = config.outbox().clone();
         let dev = Self {
             values,
             directory: flags.get_one::<PathBuf>("dir").cloned().unwrap_or_else(|| ".oncebox".into()),
@@ -75,12 +77,22 @@ impl Dev {
                 .get_one("console-listen")
                 .copied()
                 .unwrap_or_else(|| ([127, 0, 0, 1], 8321).into()),
+            http: config.http_listen,
         };
         Ok((dev, outbox))
     }
 
     pub(super) async fn run(mut self) -> anyhow::Result<()> {
         let shutdown = relay::shutdown_signal("oncebox dev")?;
+        // Before servers are started for nothing.
+        drop(TcpListener::bind(self.console).with_context(|| {
+            format!("serve the console on {}; choose another with --console-listen", self.console)
+        })?);
+        if let Some(http) = self.http {
+            drop(TcpListener::bind(http).with_context(|| {
+                format!("serve metrics on {http}; choose another with --http-listen, or off")
+            })?);
+        }
         std::fs::create_dir_all(&self.directory)
             .with_context(|| format!("create {}", self.directory.display()))?;
         let directory = self.directory.canonicalize()?;
