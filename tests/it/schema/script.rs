@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use diesel_async::{AsyncConnection as _, AsyncMigrationHarness};
+use diesel_migrations::{FileBasedMigrations, MigrationHarness as _};
 use oncebox_schema::{
     LATEST_VERSION, Lanes, SchemaName, check_version, migrate_beyond,
     script::{Step, steps, steps_beyond},
@@ -127,12 +129,42 @@ async fn sqlx_installs_and_upgrades_from_extracted_files() {
         .unwrap();
     assert_ne!(dump(&env), expected);
     assert_eq!(extract(&LATEST_VERSION.to_string()).await, 1);
-    let sorted = |dump: &str| {
-        let mut lines: Vec<String> = dump.lines().map(str::to_owned).collect();
-        lines.sort_unstable();
-        lines
-    };
     assert_eq!(sorted(&dump(&env)), sorted(&expected));
+}
+
+/// The same with Diesel's own machinery, which reads a folder for each migration, and its
+/// `metadata.toml` for one outside of a transaction.
+#[tokio::test(flavor = "multi_thread")]
+async fn diesel_installs_and_upgrades_from_extracted_files() {
+    let env = TestEnv::new().await;
+    let (expected, client) = expected(&env).await;
+    let directory = tempfile::tempdir().unwrap();
+    let folder = directory.path();
+    let own = folder.join("2026-11-01-120000_own");
+    std::fs::create_dir(&own).unwrap();
+    std::fs::write(own.join("up.sql"), "CREATE TABLE own (id int);").unwrap();
+    std::fs::write(own.join("down.sql"), "DROP TABLE own;").unwrap();
+    let extract = async |from: &str| {
+        let path = folder.to_str().unwrap();
+        let arguments =
+            ["migrate", "--extract", path, "--format", "diesel", "--role-prefix", "oncebox", "--from", from];
+        run_ok("", &arguments).await;
+        let connection = diesel_async::AsyncPgConnection::establish(env.database_url()).await.unwrap();
+        let migrations = FileBasedMigrations::from_path(folder).unwrap();
+        let mut harness = AsyncMigrationHarness::new(connection);
+        harness.run_pending_migrations(migrations).unwrap().len()
+    };
+    assert_eq!(extract("0").await, usize::try_from(LATEST_VERSION).unwrap() + 2);
+    assert_eq!(dump(&env), expected);
+    client.batch_execute("REVOKE USAGE ON SCHEMA oncebox FROM oncebox_relay").await.unwrap();
+    assert_eq!(extract(&LATEST_VERSION.to_string()).await, 1);
+    assert_eq!(sorted(&dump(&env)), sorted(&expected));
+}
+
+fn sorted(dump: &str) -> Vec<&str> {
+    let mut lines: Vec<&str> = dump.lines().collect();
+    lines.sort_unstable();
+    lines
 }
 
 /// For a pipeline: `--check` is the exit code, `--dry-run` the list, and neither changes anything.
