@@ -24,6 +24,7 @@ mod parked;
 mod pause_row;
 mod pauses;
 mod prune;
+mod quiet;
 mod rates;
 mod relay_settings;
 mod replay;
@@ -62,6 +63,7 @@ pub use self::{
     parked::{ParkedAction, ParkedDetails, ParkedMessage},
     pause_row::PauseRow,
     pauses::{Ends, PauseOf},
+    quiet::Unrest,
     rates::Rates,
     relay_settings::RelaySettings,
     replay::Replayed,

@@ -46,6 +46,11 @@ impl Marks {
         }
     }
 
+    /// Whether nothing was enqueued between these and later ones.
+    pub(super) fn is_nothing_newer(&self, later: &Self) -> bool {
+        self.newest == later.newest
+    }
+
     async fn rates(&self, transaction: &Transaction<'_>, sql: &str) -> Result<Rates, RelayError> {
         let Self { lanes, highs, newest, looked_at } = self;
         let parameters: [&dyn Parameter; 5] = [lanes, highs, newest, looked_at, &COUNTED_MAX];

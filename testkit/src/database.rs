@@ -113,16 +113,16 @@ impl Database {
     }
 
     /// Does something over a connection of its own, which is gone afterwards.
-    async fn connected<T>(
+    pub(crate) async fn connected<T>(
         &self,
         database: &str,
-        act: impl AsyncFnOnce(&Client) -> Result<T, Error>,
+        act: impl AsyncFnOnce(&mut Client) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let mut config = self.config.clone();
         config.dbname(database).connect_timeout(CONNECT_WITHIN);
-        let (client, connection) = config.connect(NoTls).await?;
+        let (mut client, connection) = config.connect(NoTls).await?;
         let acting = async {
-            let result = act(&client).await;
+            let result = act(&mut client).await;
             drop(client);
             result
         };
@@ -132,7 +132,7 @@ impl Database {
 }
 
 /// A statement without its comments.
-fn sql(template: &str) -> String {
+pub(crate) fn sql(template: &str) -> String {
     template.lines().filter(|line| !line.starts_with("--")).collect::<Vec<_>>().join("\n")
 }
 

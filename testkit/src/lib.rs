@@ -49,7 +49,10 @@
 //! ```
 //!
 //! [`SagaKit`] checks a definition of a saga the same way: along each way that a test names, with a
-//! crash at each transition.
+//! crash at each transition. [`Flow`] runs a relay and consumers until all messages are done, and
+//! [`enqueued`] returns those of an open transaction. [`Template`] gives each test a database of
+//! its own. A handler over sqlx, SeaORM or Diesel is checked like any other: the pool of its inbox
+//! connects to [`Scratch::url`].
 //!
 //! # Limits
 //!
@@ -62,23 +65,27 @@
 
 mod database;
 mod enqueued;
+mod flow;
 mod proxy;
 mod report;
 mod saga;
 mod scenario;
+mod template;
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, sync::Mutex, time::Duration};
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
-use oncebox_inbox::{Handler, Inbox, Received};
+use oncebox_inbox::{Driver, Handler, Inbox, Received};
 use oncebox_schema::SchemaName;
 use tokio_postgres::{Config, NoTls, config::Host};
 
 use database::{Database, Dump};
 pub use enqueued::{Enqueued, enqueued};
+pub use flow::{Flow, FlowError};
 pub use report::{Failure, Report, Scenario};
 pub use saga::{SagaKit, SagaReport};
 use scenario::Stage;
+pub use template::Template;
 
 const MESSAGES_MAX: usize = 1000;
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
@@ -159,17 +166,13 @@ impl Scratch {
     fn new(config: &Config, port: u16, copy: &str) -> Self {
         let mut through = Config::new();
         through.host("127.0.0.1").port(port).dbname(copy).connect_timeout(CONNECT_WITHIN);
-        let mut login = String::new();
         if let Some(user) = config.get_user() {
             through.user(user);
-            login = encoded(user.as_bytes());
         }
         if let Some(password) = config.get_password() {
             through.password(password);
-            login = format!("{login}:{}", encoded(password));
         }
-        let at = if login.is_empty() { "" } else { "@" };
-        Self { url: format!("postgres://{login}{at}127.0.0.1:{port}/{copy}"), config: through }
+        Self { url: url(config, "127.0.0.1", port, copy), config: through }
     }
 
     /// A pool of so many connections to the scratch database, at least one.
@@ -188,7 +191,8 @@ impl Scratch {
             .expect("timeouts have the runtime that they need")
     }
 
-    /// The scratch database, for connections of the handler's own; they are cut with the process.
+    /// The scratch database, for a pool of another driver and for connections of the handler's own;
+    /// they are cut with the process.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
@@ -264,37 +268,28 @@ impl TestKit {
     ///
     /// # Errors
     /// The kit could not work. The handler's own faults are in the report.
-    pub async fn check<H, F>(&self, process: F) -> Result<Report, TestKitError>
+    pub async fn check<D, H, F>(&self, process: F) -> Result<Report, TestKitError>
     where
-        H: Handler,
-        F: Fn(&Scratch) -> (Inbox, H),
+        D: Driver,
+        H: Handler<D>,
+        F: Fn(&Scratch) -> (Inbox<D>, H),
     {
         Ok(self.check_all(process).await?.0)
     }
 
     /// Does the work of [`TestKit::check`], and returns the tables of the undisturbed run too.
-    async fn check_all<H, F>(&self, process: F) -> Result<(Report, Dump), TestKitError>
+    async fn check_all<D, H, F>(&self, process: F) -> Result<(Report, Dump), TestKitError>
     where
-        H: Handler,
-        F: Fn(&Scratch) -> (Inbox, H),
+        D: Driver,
+        H: Handler<D>,
+        F: Fn(&Scratch) -> (Inbox<D>, H),
     {
         if !(1..=MESSAGES_MAX).contains(&self.messages.len()) {
             return Err(TestKitError::Invalid(format!("messages: 1 to {MESSAGES_MAX} are needed")));
         }
-        let database = Database::new(self.config()?, &self.schema, self.left_out());
+        let database = Database::new(config(&self.url)?, &self.schema, self.left_out());
         let last_problem = Mutex::default();
         Stage { kit: self, database, process, last_problem }.check().await
-    }
-
-    fn config(&self) -> Result<Config, TestKitError> {
-        let invalid = |problem: &str| TestKitError::Invalid(format!("the kit's URL {problem}"));
-        // The driver's own error might repeat the URL, which may hold a password.
-        let config: Config = self.url.parse().map_err(|_| invalid("is not a URL of PostgreSQL"))?;
-        match (config.get_hosts(), config.get_dbname()) {
-            ([Host::Tcp(_)], Some(_)) => Ok(config),
-            ([Host::Tcp(_)], None) => Err(invalid("names no database")),
-            _ => Err(invalid("does not name one host, reached over TCP")),
-        }
     }
 
     /// The columns of Oncebox's own tables that do not count as an effect.
@@ -314,6 +309,26 @@ impl TestKit {
         }
         volatile
     }
+}
+
+/// A URL that the kit can use.
+fn config(url: &str) -> Result<Config, TestKitError> {
+    let invalid = |problem: &str| TestKitError::Invalid(format!("the kit's URL {problem}"));
+    // The driver's own error might repeat the URL, which may hold a password.
+    let config: Config = url.parse().map_err(|_| invalid("is not a URL of PostgreSQL"))?;
+    match (config.get_hosts(), config.get_dbname()) {
+        ([Host::Tcp(_)], Some(_)) => Ok(config),
+        ([Host::Tcp(_)], None) => Err(invalid("names no database")),
+        _ => Err(invalid("does not name one host, reached over TCP")),
+    }
+}
+
+/// The URL of a database, with the login of a configuration.
+fn url(config: &Config, host: &str, port: u16, database: &str) -> String {
+    let user = config.get_user().map(|user| encoded(user.as_bytes())).unwrap_or_default();
+    let password = config.get_password().map(|word| format!(":{}", encoded(word))).unwrap_or_default();
+    let at = if user.is_empty() && password.is_empty() { "" } else { "@" };
+    format!("postgres://{user}{password}{at}{host}:{port}/{database}")
 }
 
 /// The address that the server listens on.
@@ -364,7 +379,7 @@ mod tests {
             ("postgres://me:hunter2@a:port/db", "not a URL of PostgreSQL"),
         ] {
             let kit = TestKit::new(url);
-            let text = kit.config().unwrap_err().to_string();
+            let text = config(&kit.url).unwrap_err().to_string();
             assert!(text.contains(problem), "{url}: {text}");
             assert!(!text.contains("hunter2") && !format!("{kit:?}").contains("hunter2"));
         }

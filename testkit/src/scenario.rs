@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use oncebox_inbox::{Handler, Inbox, Received, Verdict};
+use oncebox_inbox::{Driver, Handler, Inbox, Received, Verdict};
 use tokio::time::{sleep, timeout};
 
 use crate::{
@@ -43,13 +43,13 @@ impl Progress {
 }
 
 /// A process, and the proxy between it and the server.
-struct Process<H> {
+struct Process<D: Driver, H> {
     proxy: Proxy,
-    inbox: Inbox,
+    inbox: Inbox<D>,
     handler: H,
 }
 
-impl<H: Handler, F: Fn(&Scratch) -> (Inbox, H)> Stage<'_, F> {
+impl<D: Driver, H: Handler<D>, F: Fn(&Scratch) -> (Inbox<D>, H)> Stage<'_, F> {
     pub(crate) async fn check(&self) -> Result<(Report, Dump), TestKitError> {
         let server = address(self.database.config()).await?;
         let order: Vec<usize> = (0..self.kit.messages.len()).collect();
@@ -210,7 +210,7 @@ impl<H: Handler, F: Fn(&Scratch) -> (Inbox, H)> Stage<'_, F> {
         server: SocketAddr,
         copy: &Copy,
         kill: Option<Kill>,
-    ) -> Result<Process<H>, TestKitError> {
+    ) -> Result<Process<D, H>, TestKitError> {
         let proxy = Proxy::start(server, kill).await;
         let proxy =
             proxy.map_err(|error| TestKitError::Network("listen for a process's connections", error))?;
@@ -220,7 +220,7 @@ impl<H: Handler, F: Fn(&Scratch) -> (Inbox, H)> Stage<'_, F> {
     }
 
     /// Delivers messages one after another, each one again until it has ended.
-    async fn deliver(&self, process: &Process<H>, order: &[usize], progress: &mut Progress) {
+    async fn deliver(&self, process: &Process<D, H>, order: &[usize], progress: &mut Progress) {
         while let Some(number) = order.get(progress.next) {
             let message = self.kit.messages[*number].clone().deliveries(progress.deliveries);
             match has_ended(&process.inbox, &process.handler, &message, &mut progress.deliveries).await {
@@ -259,8 +259,8 @@ impl<H: Handler, F: Fn(&Scratch) -> (Inbox, H)> Stage<'_, F> {
 }
 
 /// Runs a message. Returns whether it has ended, or why this run failed.
-async fn has_ended<H: Handler>(
-    inbox: &Inbox,
+async fn has_ended<D: Driver, H: Handler<D>>(
+    inbox: &Inbox<D>,
     handler: &H,
     message: &Received,
     deliveries: &mut u64,

@@ -118,6 +118,7 @@ mod inbox {
     mod pgbouncer; // every mode through a transaction pooler
     mod functions; // the inbox as SQL functions, by itself and beside the Rust inbox
     mod function_misuse; // every wrong call of the SQL functions is refused
+    mod flow; // the test kit runs relay and consumers until all is done
     mod testkit; // the test kit passes sound handlers, and catches the others
 }
 
@@ -170,6 +171,7 @@ mod drivers {
     mod sqlx; // handlers and producers in transactions of sqlx
     mod sea_orm; // the same, of SeaORM
     mod diesel; // the same, of diesel-async
+    mod testkit; // the test kit kills handlers over other drivers
 }
 
 mod clients {

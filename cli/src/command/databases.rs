@@ -103,7 +103,13 @@ fn draws(flags: &ArgMatches) -> bool {
 }
 
 fn looks(path: &[&str], flags: &ArgMatches) -> bool {
-    path.last().is_some_and(|last| LOOKS.contains(last)) || has(flags, "dry-run") || has(flags, "check")
+    let is_look = path.last().is_some_and(|last| LOOKS.contains(last));
+    is_look && !waits(flags) || has(flags, "dry-run") || has(flags, "check")
+}
+
+/// Whether the command waits for longer than a look may take.
+fn waits(flags: &ArgMatches) -> bool {
+    flags.try_get_raw("until-quiet").is_ok_and(|given| given.is_some())
 }
 
 fn places(commands: Vec<(String, Command)>) -> Vec<Place> {
@@ -141,6 +147,11 @@ fn choose(
     if draws(flags) && many > 1 {
         return Err(vec![format!(
             "`oncebox {words}` draws one picture: choose one with --database: {known}"
+        )]);
+    }
+    if waits(flags) && many > 1 {
+        return Err(vec![format!(
+            "`oncebox {words} --until-quiet` waits for one database: choose one with --database: {known}"
         )]);
     }
     if !looks && wanted.is_empty() && many > 1 {

@@ -1,6 +1,7 @@
 //! `oncebox status`.
 
 mod beyond;
+mod quiet;
 
 use std::{io::IsTerminal as _, time::Duration};
 
@@ -31,6 +32,7 @@ pub(crate) struct Status {
     json: bool,
     /// Lanes at rest too.
     all: bool,
+    quiet: Option<quiet::UntilQuiet>,
 }
 
 /// The result of one look.
@@ -52,6 +54,7 @@ pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
     clap::Command::new("status")
         .about("Show backlog, lag, relays at work, streams, and what holds delivery up")
         .arg(watch)
+        .args(quiet::arguments())
         .arg(Arg::new("all").long("all").action(ArgAction::SetTrue).help("Show the lanes at rest too"))
         .arg(action::json().help("Print one JSON document, with --watch one per line"))
         .args(connection)
@@ -60,16 +63,20 @@ pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
 impl Status {
     pub(super) fn new(flags: &ArgMatches) -> Self {
         let watch = flags.get_one::<u32>("watch").map(|seconds| Duration::from_secs((*seconds).into()));
-        Self { watch, json: flags.get_flag("json"), all: flags.get_flag("all") }
+        let quiet = quiet::UntilQuiet::new(flags);
+        Self { watch, json: flags.get_flag("json"), all: flags.get_flag("all"), quiet }
     }
 
     /// The same without `--watch`, and its period.
     pub(super) fn watched(&self) -> Option<(Duration, Self)> {
-        self.watch.map(|period| (period, Self { watch: None, ..*self }))
+        self.watch.map(|period| (period, Self { watch: None, ..self.clone() }))
     }
 
     /// Returns the exit code. NATS is asked with the whole configuration, where there is one.
     pub(super) async fn run(self, outbox: &OutboxConfig, config: Option<&Config>) -> anyhow::Result<u8> {
+        if let Some(quiet) = &self.quiet {
+            return quiet.run(outbox, config, self.json).await;
+        }
         match self.watch {
             Some(period) => watch(period, async |clears| self.look(outbox, config, clears).await).await,
             None => Ok(match self.look(outbox, config, false).await? {

@@ -56,7 +56,8 @@ impl Operator {
         Ok(status)
     }
 
-    async fn stand(&mut self) -> Result<(Status, Marks), RelayError> {
+    /// A status without the rates, and without their pause.
+    pub(crate) async fn stand(&mut self) -> Result<(Status, Marks), RelayError> {
         let (sql, schema, relay_name) = (self.sql.clone(), self.schema.clone(), self.relay_name.clone());
         let transaction = self.client.transaction().await.map_err(failed("begin"))?;
         transaction.batch_execute(&sql.status_settings).await.map_err(failed("begin"))?;
