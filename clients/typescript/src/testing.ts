@@ -148,7 +148,9 @@ export class Template {
   static async make(url: string, sql: string[] = [], program = "oncebox"): Promise<Template> {
     const template = new Template(url);
     await execute(url, [`CREATE DATABASE ${template.#name}`]);
-    await promisify(execFile)(program, ["migrate", "--database-url", template.#of(template.#name)]);
+    // All databases of a server share the roles; those of a template would stay behind it.
+    const migrate = ["migrate", "--role-prefix", "oncebox", "--database-url", template.#of(template.#name)];
+    await promisify(execFile)(program, migrate);
     await execute(template.#of(template.#name), sql);
     return template;
   }

@@ -26,13 +26,20 @@ clients!(python, typescript, go);
 async fn pass(programs: Programs) {
     let env = TestEnv::new().await;
     let program = current_exe().unwrap().ancestors().nth(2).expect("target/debug/deps").join("oncebox");
-    let mut testing = Command::new(programs.file("testing"));
-    testing.env("DATABASE_URL", env.database_url()).env("ONCEBOX", program).kill_on_drop(true);
-    let output = timeout(LIMIT, testing.output()).await.expect("the tests end").unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8_lossy(&said);
-    assert!(output.status.success(), "{said}");
-    assert!(["4 passed", "pass 4", "PASS"].iter().any(|passed| said.contains(passed)), "{said}");
+    let path = format!("{}:/usr/bin:/bin", program.parent().unwrap().display());
+    // The helpers' own tests, and those of docs/testing.md.
+    for (file, ends) in
+        [("testing", ["4 passed", "pass 4", "PASS"]), ("documented", ["3 passed", "pass 1", "PASS"])]
+    {
+        let mut testing = Command::new(programs.file(file));
+        testing.env("DATABASE_URL", env.database_url()).env("ONCEBOX", &program).env("PATH", &path);
+        let output =
+            timeout(LIMIT, testing.kill_on_drop(true).output()).await.expect("the tests end").unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        assert!(output.status.success(), "{said}");
+        assert!(ends.iter().any(|passed| said.contains(passed)), "{said}");
+    }
 }
 
 /// In their order, and none of a transaction before.
