@@ -1,7 +1,8 @@
-//! The relay's metrics, health and spans.
+//! The relay's metrics, health, spans, and recording of its passes.
 
 pub(crate) mod health;
 mod inboxes;
 pub(crate) mod metrics;
 pub(crate) mod openmetrics;
+pub(crate) mod trace_file;
 pub(crate) mod traces;

@@ -24,7 +24,7 @@ use crate::{
         session::Session,
         settle::{Parking, Unparked},
     },
-    telemetry::metrics::Metrics,
+    telemetry::{metrics::Metrics, trace_file::LaneRead},
 };
 
 const ATTEMPT: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(300) };
@@ -53,6 +53,8 @@ pub(super) struct Plan<'a> {
     pub(super) full: bool,
     /// Lanes of which a limit may have cut the read.
     pub(super) cut_lanes: usize,
+    /// How far the lanes were done, for the trace file.
+    pub(super) reads: Vec<LaneRead>,
 }
 
 impl<'a> Plan<'a> {
@@ -70,6 +72,7 @@ impl<'a> Plan<'a> {
             duplicates: 0,
             full,
             cut_lanes: 0,
+            reads: Vec::new(),
         }
     }
 
@@ -90,6 +93,7 @@ impl<'a> Plan<'a> {
         for (message, outcome) in rows().take(done) {
             self.add(message, outcome);
         }
+        self.reads.push(LaneRead { lane: claim.lane, done, is_full: full });
         let read = Read { ids: &ids, full, snapshot: &claim.snapshot };
         self.settlements.extend(claim.cursor.advance(read, done).map(|settlement| (claim.lane, settlement)));
         // A drain or a reset that just ended has the rest of its lane before it.

@@ -2,11 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{acknowledgements::Acknowledgements, claim::Claimed};
-use crate::{
-    delivery::outcome::Outcome,
-    telemetry::{metrics::Metrics, traces::Traces},
-};
+use super::{acknowledgements::Acknowledgements, claim::Claimed, worker::Shared};
+use crate::delivery::outcome::Outcome;
 
 /// Claimed messages, each with its outcome.
 #[derive(Debug)]
@@ -43,17 +40,20 @@ impl Published {
 
     /// Tells the metrics how old each message of the last round was when JetStream stored it (a
     /// duplicate was told of at its first copy), and the traces which were sent.
-    pub(super) fn observe(&self, metrics: &Metrics, traces: Option<&Traces>) {
+    pub(super) fn observe(&self, shared: &Shared) {
         let Claimed { messages, clock, .. } = &self.claimed;
         let (messages, outcomes) = (&messages[self.round..], &self.outcomes[self.round..]);
-        if let Some(traces) = traces {
+        if let Some(traces) = &shared.traces {
             traces.published(messages, outcomes);
+        }
+        if let Some(trace) = &shared.trace_file {
+            trace.published(self.claimed.pass, messages, outcomes);
         }
         for (message, outcome) in messages.iter().zip(outcomes) {
             if let Outcome::Stored { duplicate: false, acknowledged_at, .. } = outcome
                 && message.replay.is_none()
             {
-                metrics.message_lag.observe(clock.age(message.created_at, *acknowledged_at));
+                shared.metrics.message_lag.observe(clock.age(message.created_at, *acknowledged_at));
             }
         }
     }

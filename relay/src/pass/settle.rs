@@ -1,9 +1,11 @@
 //! The last step of a pass: cursors move over messages that are stored or set aside, and the lanes
 //! are free.
 
-use super::{acknowledgements::Acknowledgements, bounded, claim::Claimed, plan::Plan, publish::Published};
+use super::{
+    acknowledgements::Acknowledgements, bounded, claim::Claimed, plan::Plan, publish::Published,
+    worker::Shared,
+};
 use crate::{
-    config::Tuning,
     delivery::{
         breaker::{Breaker, Front, is_answered},
         cursor::Settlement,
@@ -16,7 +18,7 @@ use crate::{
         receipts::Receipt,
         session::Session,
     },
-    telemetry::metrics::Metrics,
+    telemetry::trace_file::TraceFile,
 };
 
 /// The result of one pass.
@@ -47,17 +49,15 @@ pub struct Settled {
     pub(super) seen: Option<Seen>,
     /// Lanes of which a limit may have cut the read.
     pub(super) cut_lanes: usize,
+    trace: Option<(TraceFile, u64)>,
 }
 
 impl Settled {
-    pub(super) async fn new(
-        published: Published,
-        tuning: &Tuning,
-        metrics: &Metrics,
-        breaker: &Breaker,
-    ) -> Result<Self, StoreError> {
+    pub(super) async fn new(published: Published, shared: &Shared) -> Result<Self, StoreError> {
+        let Shared { tuning, metrics, breaker, trace_file, .. } = shared;
         let Published { claimed, mut outcomes, .. } = published.in_order();
-        let Claimed { session, claims, messages, full, limits, share: _share, seen, .. } = claimed;
+        let Claimed { session, claims, messages, full, limits, share: _share, seen, pass, .. } = claimed;
+        let trace = trace_file.clone().map(|file| (file, pass));
         hold_lanes(breaker, &session, &claims, &messages, &mut outcomes).await?;
         let acknowledgements = Acknowledgements::new(&claims, &messages, &outcomes);
         let mut plan = Plan::new(full, tuning, breaker);
@@ -73,9 +73,13 @@ impl Settled {
         let receipts = acknowledgements.note(&mut plan.settlements);
         let makes_due = plan.write(&session, limits).await?;
         let is_all = plan.done == messages.len() && !plan.full && plan.parkings.is_empty() && !makes_due;
+        if let Some((file, pass)) = &trace {
+            let parked = plan.parkings.iter().map(|(message, _)| *message);
+            file.settling(*pass, &plan.settlements, &plan.reads, parked);
+        }
         let pass = Pass::Settled { messages: plan.done, full: plan.full };
         let (settlements, cut_lanes) = (plan.settlements, plan.cut_lanes);
-        Ok(Self { session, settlements, receipts, pass, seen: seen.filter(|_| is_all), cut_lanes })
+        Ok(Self { session, settlements, receipts, pass, seen: seen.filter(|_| is_all), cut_lanes, trace })
     }
 
     /// Moves the cursors and commits, which frees the lanes.
@@ -85,6 +89,9 @@ impl Settled {
     /// sent again.
     pub async fn commit(self) -> Result<Pass, RelayError> {
         bounded(self.session.settle_and_commit(&self.settlements, &self.receipts)).await?;
+        if let Some((file, pass)) = &self.trace {
+            file.settled(*pass);
+        }
         Ok(self.pass)
     }
 }

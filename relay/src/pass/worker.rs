@@ -24,7 +24,7 @@ use crate::{
         Store,
         claim::{Seen, Wanted},
     },
-    telemetry::{health::Heartbeat, metrics::Metrics, traces::Traces},
+    telemetry::{health::Heartbeat, metrics::Metrics, trace_file::TraceFile, traces::Traces},
 };
 
 /// A sequence that is given out again ends the connection so often at most.
@@ -54,6 +54,7 @@ pub(crate) struct Shared {
     pub(crate) tuning: Tuning,
     pub(crate) metrics: Metrics,
     pub(crate) traces: Option<Traces>,
+    pub(crate) trace_file: Option<TraceFile>,
     pub(crate) budget: Budget,
     pub(crate) breaker: Breaker,
     pub(crate) throttles: Throttles,
@@ -149,7 +150,11 @@ impl Worker {
         }
         let started = Instant::now();
         self.bounds.payload_max = self.publisher.as_ref().map_or(usize::MAX, Publisher::payload_max);
-        let claimed = bounded(Claimed::new(&self.shared.store, wanted, lanes_max, &mut self.bounds)).await?;
+        let mut claimed =
+            bounded(Claimed::new(&self.shared.store, wanted, lanes_max, &mut self.bounds)).await?;
+        if let (Some(trace), Some(claimed)) = (&self.shared.trace_file, &mut claimed) {
+            claimed.pass = trace.claimed(&claimed.claims, &claimed.messages);
+        }
         self.shared.metrics.claim_time.observe(started.elapsed().as_secs_f64());
         self.note_answer();
         Ok(claimed)
@@ -199,7 +204,7 @@ impl Worker {
             publisher.give_up(&reason);
             self.distrusted = Some(Instant::now());
         }
-        published.observe(&self.shared.metrics, self.shared.traces.as_ref());
+        published.observe(&self.shared);
     }
 
     /// Parks refused messages and plans how the cursors move, in the claiming transaction.
@@ -208,8 +213,7 @@ impl Worker {
     /// As [`Worker::run_once`].
     pub async fn settle(&mut self, published: Published) -> Result<Settled, RelayError> {
         let started = Instant::now();
-        let Shared { tuning, metrics, breaker, .. } = &self.shared;
-        let settled = bounded(Settled::new(published, tuning, metrics, breaker)).await;
+        let settled = bounded(Settled::new(published, &self.shared)).await;
         self.shared.metrics.settle_time.observe(started.elapsed().as_secs_f64());
         self.heartbeat.beat();
         settled
