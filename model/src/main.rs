@@ -1,5 +1,5 @@
-//! Checks the specification, and prints how far: all scopes, or one by its name. With `check-trace`,
-//! recordings of relays.
+//! Checks the specification, and prints how far: all scopes, or one by its name. With
+//! `check-trace`, recordings of relays.
 
 use std::{fs, process::ExitCode};
 
@@ -43,8 +43,8 @@ fn explore(wanted: Option<&str>) -> bool {
     is_right
 }
 
-/// `check-trace [--postgres-crashed] [--stream-lost] --ledger FILE FILE...`, or `check-trace --query` for the query
-/// that makes the ledger.
+/// `check-trace [--postgres-crashed] [--stream-lost] --ledger FILE FILE...`, or
+/// `check-trace --query` for the query that makes the ledger.
 #[expect(clippy::print_stdout, reason = "a program for people")]
 fn check_trace(mut arguments: impl Iterator<Item = String>) -> Result<bool, String> {
     let (mut ledger, mut passes, mut of) = (None, Passes::default(), Circumstances::default());

@@ -92,8 +92,8 @@ pub struct Circumstances {
     /// PostgreSQL crashed, and may have forgotten the last settlements: relays do not wait for the
     /// disk.
     pub postgres_crashed: bool,
-    /// A stream lost its end, and operators or relays had lanes sent again: sequences say nothing of
-    /// the order any more.
+    /// A stream lost its end, and operators or relays had lanes sent again: sequences say nothing
+    /// of the order any more.
     pub stream_lost: bool,
     /// Actions that have to occur beside the usual ones.
     pub expected: &'static [&'static str],

@@ -38,7 +38,7 @@ fn edited(from: &str, to: &str) -> Verdict {
     passes.add(&edit(SECOND));
     let expected = &["late reads", "further rounds", "set aside"];
     let of = Circumstances { expected, ..Circumstances::default() };
-    check(&Ledger::parse(edit(LEDGER).lines()).unwrap(), &passes, of)
+    check(&Ledger::parse(edit(LEDGER).lines()).expect("it is one"), &passes, of)
 }
 
 #[test]

@@ -20,6 +20,7 @@ use crate::{
         maintenance::Maintainer,
         mover::Mover,
         recovery::Recovery,
+        trace_file::TraceFile,
         unread,
         worker::{Shared, Worker},
     },
@@ -34,7 +35,7 @@ use crate::{
         gauges,
         systemd::Systemd,
     },
-    telemetry::{metrics::Metrics, trace_file::TraceFile, traces::Traces},
+    telemetry::{metrics::Metrics, traces::Traces},
 };
 
 /// How long a shutdown waits for the collector of spans, at most.

@@ -1,8 +1,7 @@
-//! The relay's metrics, health, spans, and recording of its passes.
+//! The relay's metrics, health and spans.
 
 pub(crate) mod health;
 mod inboxes;
 pub(crate) mod metrics;
 pub(crate) mod openmetrics;
-pub(crate) mod trace_file;
 pub(crate) mod traces;

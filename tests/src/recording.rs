@@ -26,8 +26,8 @@ impl Recording {
         self.0.path().join(format!("relay-{relay}")).display().to_string()
     }
 
-    /// Holds the recordings to the specification, with the ledger of their database. The relays have
-    /// ended.
+    /// Holds the recordings to the specification, with the ledger of their database. The relays
+    /// have ended.
     ///
     /// # Errors
     /// PostgreSQL refuses, or a file cannot be read.

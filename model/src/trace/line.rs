@@ -1,4 +1,4 @@
-//! The lines of recordings, as `relay/src/telemetry/trace_file.rs` writes them.
+//! The lines of recordings, as `relay/src/pass/trace_file.rs` writes them.
 
 use oncebox_relay::rules;
 use serde::Deserialize;
@@ -80,8 +80,8 @@ impl Cursor {
         rules::Cursor { number, floor, high, target, after, reset_until }
     }
 
-    /// Whether all but the snapshot is the same as in a claim. In a restored database a claim begins
-    /// a reset.
+    /// Whether all but the snapshot is the same as in a claim. In a restored database a claim
+    /// begins a reset.
     pub(super) fn looks_like(&self, claim: &Self) -> bool {
         let reset_until = self.reset_until.filter(|_| claim.reset_until.is_none()).or(claim.reset_until);
         Self { snap: None, reset_until, ..self.clone() } == Self { snap: None, ..claim.clone() }

@@ -8,6 +8,7 @@ use std::{
 
 use tracing::warn;
 
+use super::trace_file::LaneRead;
 use crate::{
     backoff::Backoff,
     config::{ReadLimits, Tuning},
@@ -24,7 +25,7 @@ use crate::{
         session::Session,
         settle::{Parking, Unparked},
     },
-    telemetry::{metrics::Metrics, trace_file::LaneRead},
+    telemetry::metrics::Metrics,
 };
 
 const ATTEMPT: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(300) };

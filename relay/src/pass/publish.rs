@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{acknowledgements::Acknowledgements, claim::Claimed, worker::Shared};
-use crate::delivery::outcome::Outcome;
+use super::{acknowledgements::Acknowledgements, claim::Claimed};
+use crate::{
+    delivery::{message::Message, outcome::Outcome},
+    telemetry::{metrics::Metrics, traces::Traces},
+};
 
 /// Claimed messages, each with its outcome.
 #[derive(Debug)]
@@ -38,22 +41,24 @@ impl Published {
         Some(format!("stream {stream} has given out the sequence {sequence} again: it has lost messages"))
     }
 
+    /// The messages of the last round, with their outcomes.
+    pub(super) fn last_round(&self) -> (&[Message], &[Outcome]) {
+        (&self.claimed.messages[self.round..], &self.outcomes[self.round..])
+    }
+
     /// Tells the metrics how old each message of the last round was when JetStream stored it (a
     /// duplicate was told of at its first copy), and the traces which were sent.
-    pub(super) fn observe(&self, shared: &Shared) {
-        let Claimed { messages, clock, .. } = &self.claimed;
-        let (messages, outcomes) = (&messages[self.round..], &self.outcomes[self.round..]);
-        if let Some(traces) = &shared.traces {
+    pub(super) fn observe(&self, metrics: &Metrics, traces: Option<&Traces>) {
+        let clock = &self.claimed.clock;
+        let (messages, outcomes) = self.last_round();
+        if let Some(traces) = traces {
             traces.published(messages, outcomes);
-        }
-        if let Some(trace) = &shared.trace_file {
-            trace.published(self.claimed.pass, messages, outcomes);
         }
         for (message, outcome) in messages.iter().zip(outcomes) {
             if let Outcome::Stored { duplicate: false, acknowledged_at, .. } = outcome
                 && message.replay.is_none()
             {
-                shared.metrics.message_lag.observe(clock.age(message.created_at, *acknowledged_at));
+                metrics.message_lag.observe(clock.age(message.created_at, *acknowledged_at));
             }
         }
     }

@@ -3,9 +3,10 @@
 
 use super::{
     acknowledgements::Acknowledgements, bounded, claim::Claimed, plan::Plan, publish::Published,
-    worker::Shared,
+    trace_file::TraceFile,
 };
 use crate::{
+    config::Tuning,
     delivery::{
         breaker::{Breaker, Front, is_answered},
         cursor::Settlement,
@@ -18,7 +19,7 @@ use crate::{
         receipts::Receipt,
         session::Session,
     },
-    telemetry::trace_file::TraceFile,
+    telemetry::metrics::Metrics,
 };
 
 /// The result of one pass.
@@ -53,11 +54,16 @@ pub struct Settled {
 }
 
 impl Settled {
-    pub(super) async fn new(published: Published, shared: &Shared) -> Result<Self, StoreError> {
-        let Shared { tuning, metrics, breaker, trace_file, .. } = shared;
+    pub(super) async fn new(
+        published: Published,
+        tuning: &Tuning,
+        metrics: &Metrics,
+        breaker: &Breaker,
+        trace_file: Option<TraceFile>,
+    ) -> Result<Self, StoreError> {
         let Published { claimed, mut outcomes, .. } = published.in_order();
         let Claimed { session, claims, messages, full, limits, share: _share, seen, pass, .. } = claimed;
-        let trace = trace_file.clone().map(|file| (file, pass));
+        let trace = trace_file.map(|file| (file, pass));
         hold_lanes(breaker, &session, &claims, &messages, &mut outcomes).await?;
         let acknowledgements = Acknowledgements::new(&claims, &messages, &outcomes);
         let mut plan = Plan::new(full, tuning, breaker);

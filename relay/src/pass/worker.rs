@@ -14,6 +14,7 @@ use super::{
     claim::Claimed,
     publish::Published,
     settle::{Pass, Settled},
+    trace_file::TraceFile,
 };
 use crate::{
     config::Tuning,
@@ -24,7 +25,7 @@ use crate::{
         Store,
         claim::{Seen, Wanted},
     },
-    telemetry::{health::Heartbeat, metrics::Metrics, trace_file::TraceFile, traces::Traces},
+    telemetry::{health::Heartbeat, metrics::Metrics, traces::Traces},
 };
 
 /// A sequence that is given out again ends the connection so often at most.
@@ -204,7 +205,12 @@ impl Worker {
             publisher.give_up(&reason);
             self.distrusted = Some(Instant::now());
         }
-        published.observe(&self.shared);
+        let Shared { metrics, traces, trace_file, .. } = &self.shared;
+        published.observe(metrics, traces.as_ref());
+        if let Some(trace) = trace_file {
+            let (messages, outcomes) = published.last_round();
+            trace.published(published.claimed.pass, messages, outcomes);
+        }
     }
 
     /// Parks refused messages and plans how the cursors move, in the claiming transaction.
@@ -213,7 +219,8 @@ impl Worker {
     /// As [`Worker::run_once`].
     pub async fn settle(&mut self, published: Published) -> Result<Settled, RelayError> {
         let started = Instant::now();
-        let settled = bounded(Settled::new(published, &self.shared)).await;
+        let Shared { tuning, metrics, breaker, trace_file, .. } = &self.shared;
+        let settled = bounded(Settled::new(published, tuning, metrics, breaker, trace_file.clone())).await;
         self.shared.metrics.settle_time.observe(started.elapsed().as_secs_f64());
         self.heartbeat.beat();
         settled

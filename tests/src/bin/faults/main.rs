@@ -2,9 +2,9 @@
 //! up, while producers commit and relays deliver; then every message is counted.
 //!
 //! `faults [--only NAME] [--network-seconds N] [--publish pipelined|atomic]`, or
-//! `faults --torture MINUTES` for everything at random, with a judge from outside. Starts servers of its
-//! own for each scenario. Exit code 0 when nothing was lost, doubled or reordered in any scenario
-//! and no relay used more memory than its bound, else 1.
+//! `faults --torture MINUTES` for everything at random, with a judge from outside. Starts servers
+//! of its own for each scenario. Exit code 0 when nothing was lost, doubled or reordered in any
+//! scenario and no relay used more memory than its bound, else 1.
 #![expect(clippy::print_stdout, reason = "the matrix talks to the person who runs it")]
 
 mod broker;

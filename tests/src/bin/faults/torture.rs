@@ -109,7 +109,8 @@ async fn fill(stage: &Stage<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Turns the ring, and empties what is old, as relays do; returns how often. PostgreSQL may be away.
+/// Turns the ring, and empties what is old, as relays do; returns how often. PostgreSQL may be
+/// away.
 async fn turn(database_url: String, stop: CancellationToken) -> (usize, usize) {
     let (mut turns, mut emptied) = (0, 0);
     while !stop.is_cancelled() {

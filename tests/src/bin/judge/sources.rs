@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use async_nats::jetstream::{self, consumer::pull::OrderedConfig};
 use futures_util::StreamExt as _;
 use tokio::time::timeout;
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::{NoTls, Row};
 
 /// How long a server may say nothing.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
@@ -38,7 +38,7 @@ pub(crate) struct Committed {
 
 impl Sources {
     pub(crate) async fn committed(&self) -> Result<Vec<Committed>> {
-        let rows = connect(&self.producers).await?.query(&self.ledger, &[]).await?;
+        let rows = rows(&self.producers, &self.ledger).await?;
         rows.iter()
             .map(|row| {
                 Ok(Committed { key: row.try_get(0)?, ordering_key: row.try_get(1)?, place: row.try_get(2)? })
@@ -49,15 +49,16 @@ impl Sources {
 
 /// The keys that a query gives, in its order.
 pub(crate) async fn keys(url: &str, query: &str) -> Result<Vec<String>> {
-    let rows = connect(url).await?.query(query, &[]).await?;
+    let rows = rows(url, query).await?;
     rows.iter().map(|row| row.try_get(0).context("a key is text")).collect()
 }
 
-async fn connect(url: &str) -> Result<Client> {
+async fn rows(url: &str, query: &str) -> Result<Vec<Row>> {
     let (client, connection) = timeout(SILENCE_MAX, tokio_postgres::connect(url, NoTls)).await??;
-    // It ends with the client; its error is that of the query.
-    tokio::spawn(connection);
-    Ok(client)
+    tokio::select! {
+        rows = client.query(query, &[]) => Ok(rows?),
+        ended = connection => bail!("the connection has ended: {ended:?}"),
+    }
 }
 
 impl StreamSource {

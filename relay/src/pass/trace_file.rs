@@ -9,14 +9,13 @@
 
 use std::{
     fs::{File, OpenOptions},
+    hash::{BuildHasher as _, Hasher as _, RandomState},
     io::{self, Write as _},
     path::Path,
-    process,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 use serde_json::{Value, json};
@@ -52,8 +51,7 @@ impl TraceFile {
         let mut file = OpenOptions::new().create(true).append(true).open(path)?;
         // A killed relay may have left half a line.
         file.write_all(b"\n")?;
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let run = format!("{}-{}", process::id(), since.as_nanos());
+        let run = format!("{:016x}", RandomState::new().build_hasher().finish());
         let file = Mutex::new(Lines { file, number: 0, is_failing: false });
         let trace = Self(Arc::new(Recorder { run, passes: AtomicU64::new(0), file }));
         trace.write(0, "started", json!({ "outbox": outbox }));
