@@ -7,6 +7,8 @@ SERVERS ?= newest
 ARGS ?=
 # What `make test` tests: everything, or for example TARGETS="-p oncebox-relay".
 TARGETS ?= --workspace
+# How long `make torture` takes.
+MINUTES ?= 10
 # What `make bench` is built with: release or dev, of which everything is built, as by the other targets.
 PROFILE ?= release
 
@@ -24,7 +26,7 @@ BIN := $(or $(CARGO_TARGET_DIR),target)
 CLIENTS := $(addprefix .dev/clients/,python typescript go)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo model faults chaos test both suite-oldest suite-newest bench bench-works up down ci fmt lint outside schema servers prometheus redis \
+.PHONY: help demo model faults torture chaos test both suite-oldest suite-newest bench bench-works up down ci fmt lint outside schema servers prometheus redis \
 	browser screenshots build dist dist-works docs rehearsal
 
 help: ## List these targets.
@@ -32,6 +34,9 @@ help: ## List these targets.
 
 faults: servers ## Kill, suspend, cut off and fill up everything while messages flow; counts what was lost, doubled, reordered.
 	$(BIN)/debug/faults
+
+torture: servers ## Everything that kills, suspends, cuts, fills and restores, for MINUTES=10; a judge from outside counts.
+	$(BIN)/debug/faults --torture $(MINUTES)
 
 chaos: servers ## Two minutes of trouble for consumers of every mode; counts effects and payments. Then that the count is able to fail.
 	$(BIN)/debug/chaos

@@ -2,7 +2,7 @@
 
 mod sweeper;
 
-use oncebox_schema::{Driver, SchemaName, Value};
+use oncebox_schema::{Driver, SchemaName};
 
 use crate::{
     Error,
@@ -12,26 +12,9 @@ use crate::{
 pub use sweeper::{LOOK, Sweeper, tell_refusal};
 
 const WHAT: &str = "delete old keys";
-/// Blocks of 8 KiB of each table that one transaction looks at: some thousand keys.
-const BLOCKS: i64 = 128;
-
-/// The statements, with the name of the schema filled in.
+/// The statement, with the name of the schema filled in.
 #[derive(Debug)]
-struct Retention {
-    claim_sweep: String,
-    sweep: String,
-    swept: String,
-}
-
-impl Retention {
-    fn new(schema: &SchemaName) -> Self {
-        Self {
-            claim_sweep: statement(schema, include_str!("retention/claim_sweep.sql")),
-            sweep: statement(schema, include_str!("retention/sweep.sql")),
-            swept: statement(schema, include_str!("retention/swept.sql")),
-        }
-    }
-}
+struct Retention(String);
 
 /// The result of one step of a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +47,10 @@ impl Deleted {
 }
 
 impl Retention {
+    fn new(schema: &SchemaName) -> Self {
+        Self(statement(schema, include_str!("retention/sweep.sql")))
+    }
+
     /// One step of a sweep; `None` when none is due, or another process sweeps.
     async fn sweep<D: Driver>(&self, database: &Database<D>) -> Result<Option<Step>, Error> {
         let mut transaction = database.begin().await?;
@@ -79,20 +66,17 @@ impl Retention {
         transaction: &mut D::Transaction,
     ) -> Result<Option<Step>, Error> {
         let failed = failed_through::<D>(WHAT);
-        let found = database.query(transaction, &self.claim_sweep, &[]).await.map_err(&failed)?;
-        let Some(row) = found else { return Ok(None) };
-        let (first, blocks): (i64, i64) = (row.number(0).unwrap_or(0), row.number(1).unwrap_or(0));
-        let end = first.saturating_add(BLOCKS);
-        let range = [Value::Integer(Some(first)), Value::Integer(Some(end))];
-        let row =
-            database.query(transaction, &self.sweep, &range).await.map_err(&failed)?.unwrap_or_default();
-        let count = |column| row.number(column).unwrap_or(0);
-        let deleted =
-            Deleted { keys: count(0), dead_letters: count(1), claims: count(2), unknown_effects: count(3) };
-        let next = if end < blocks { end } else { 0 };
-        let swept = database.query(transaction, &self.swept, &[Value::Integer(Some(next))]).await;
-        swept.map_err(&failed)?;
+        let row = database.query(transaction, &self.0, &[]).await.map_err(&failed)?;
         database.commit(transaction).await.map_err(&failed)?;
-        Ok(Some(Step { deleted, is_last: next == 0 }))
+        Ok(row.map(|row| {
+            let count = |column| row.number(column).unwrap_or(0);
+            let deleted = Deleted {
+                keys: count(0),
+                dead_letters: count(1),
+                claims: count(2),
+                unknown_effects: count(3),
+            };
+            Step { deleted, is_last: row.is_true(4) }
+        }))
     }
 }

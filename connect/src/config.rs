@@ -28,6 +28,7 @@ mod typed_streams;
 use std::{
     collections::{HashMap, HashSet},
     net::SocketAddr,
+    path::PathBuf,
     time::Duration,
 };
 
@@ -70,6 +71,8 @@ pub struct Config {
     pub otlp_endpoint: Option<String>,
     /// The whole URL that metrics are sent to, and how often; with `None` they are not sent.
     pub otlp_metrics: Option<(String, Duration)>,
+    /// Where passes are recorded.
+    pub trace_file: Option<PathBuf>,
     /// How long passes under way may take when the relay stops.
     pub grace: Duration,
     /// A worker that got no further for longer is stuck.
@@ -108,6 +111,7 @@ impl std::fmt::Debug for Config {
             .field("http_listen", &self.http_listen)
             .field("otlp_endpoint", &self.otlp_endpoint)
             .field("otlp_metrics", &self.otlp_metrics)
+            .field("trace_file", &self.trace_file)
             .field("grace", &self.grace)
             .field("stuck_after", &self.stuck_after)
             .finish()
@@ -187,6 +191,7 @@ impl Config {
             http_listen,
             otlp_metrics: otlp_metrics.map(|url| (format!("{url}/v1/metrics"), metrics_every)),
             otlp_endpoint: collector.map(|url| format!("{url}/v1/traces")),
+            trace_file: read.parsed("trace-file", |text| Ok(PathBuf::from(text))),
             grace: read.duration("grace-seconds", Duration::ZERO, Duration::from_secs(600)),
             stuck_after,
             outbox: OutboxConfig {

@@ -149,6 +149,9 @@ pub enum RelayError {
     /// The exporter of spans cannot be set up.
     #[error("set up the export of spans: {0}")]
     Traces(String),
+    /// The file for passes cannot be opened.
+    #[error("open the trace file")]
+    TraceFile(#[source] std::io::Error),
     /// A task ended early: a bug of ours, or a panic.
     #[error("a task of the relay ended early")]
     TaskEnded,

@@ -9,5 +9,7 @@
 
 pub mod barrier;
 mod bits;
+mod due;
 pub mod inbox;
 pub mod outbox;
+pub mod trace;

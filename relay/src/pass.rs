@@ -18,6 +18,7 @@ mod rounds;
 mod runner;
 mod settle;
 mod standby;
+pub(crate) mod trace_file;
 pub(crate) mod unread;
 pub(crate) mod worker;
 

@@ -20,6 +20,7 @@ use crate::{
         maintenance::Maintainer,
         mover::Mover,
         recovery::Recovery,
+        trace_file::TraceFile,
         unread,
         worker::{Shared, Worker},
     },
@@ -107,6 +108,8 @@ impl Relay {
         streams::ready(&config.streams, &first_connection).await?;
         let first_connection = Arc::new(first_connection);
         let (_, connections) = watch::channel(Some(Arc::clone(&first_connection)));
+        let trace_file = config.trace_file.as_deref().map(|path| TraceFile::open(path, store.outbox()));
+        let trace_file = trace_file.transpose().map_err(RelayError::TraceFile)?;
         let tuning = config.tuning.clone();
         let breaker = server.breaker.clone();
         let shared = Shared {
@@ -115,6 +118,7 @@ impl Relay {
             tuning,
             metrics,
             traces: None,
+            trace_file,
             budget,
             breaker,
             throttles: Default::default(),

@@ -145,14 +145,23 @@ COMMENT ON COLUMN {schema}.inbox_scope.kind IS 'consumer: of messages; http: a r
 COMMENT ON COLUMN {schema}.inbox_scope.dead_letter_seconds IS 'How long a dead letter is kept at least, and never shorter than a key; NULL is for ever.';
 COMMENT ON COLUMN {schema}.inbox_scope.mode IS 'transaction: keys are claimed in the handler''s transaction; lease: before it, under a lease. A process of the other mode is refused; see change_inbox_mode.';
 
--- How far the deletion of older keys has come.
+-- How far the deletion of older keys has come; see sweep_inboxes().
 CREATE TABLE {schema}.inbox_sweep (
   only_row    boolean NOT NULL DEFAULT true,
   next_block  bigint NOT NULL DEFAULT 0,
   finished_at timestamptz,
+  basis       text COLLATE "C" NOT NULL DEFAULT '',
   CONSTRAINT inbox_sweep_pkey PRIMARY KEY (only_row),
   CONSTRAINT inbox_sweep_only_row CHECK (only_row),
   CONSTRAINT inbox_sweep_block CHECK (next_block >= 0)
 );
-COMMENT ON TABLE {schema}.inbox_sweep IS 'One row, locked by the process that deletes keys older than their retention. next_block: where in the table it goes on; finished_at: when it last came to the end.';
+COMMENT ON TABLE {schema}.inbox_sweep IS 'One row, locked by the process that deletes keys older than their retention. next_block: where in the tables it goes on; finished_at: when it last came to the end.';
+COMMENT ON COLUMN {schema}.inbox_sweep.basis IS 'The files and retentions for which inbox_sweep_range is right.';
 INSERT INTO {schema}.inbox_sweep DEFAULT VALUES;
+
+CREATE TABLE {schema}.inbox_sweep_range (
+  first_block bigint NOT NULL,
+  due_at      timestamptz NOT NULL,
+  CONSTRAINT inbox_sweep_range_pkey PRIMARY KEY (first_block)
+);
+COMMENT ON TABLE {schema}.inbox_sweep_range IS 'For each range of blocks: before that time no row in it is past its retention.';

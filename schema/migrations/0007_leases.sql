@@ -232,7 +232,118 @@ BEGIN
   INTO claims, unknown_effects;
   unknown_effects := unknown_effects + unknown_of_keys + unknown_of_letters;
 END $$;
-COMMENT ON FUNCTION {schema}.sweep_inbox(bigint, bigint, boolean) IS 'Deletes, or only counts, what is older than the retentions of inbox_scope in a range of blocks of inbox, dead_letter and inbox_claim. unknown_effects: effects outside the database whose outcome nobody found out.';
+COMMENT ON FUNCTION {schema}.sweep_inbox IS 'Deletes, or only counts, what is older than the retentions of inbox_scope in a range of blocks of inbox, dead_letter and inbox_claim. unknown_effects: effects outside the database whose outcome nobody found out.';
+
+-- When the first row in a range of blocks will be past its retention, if nothing is written there.
+CREATE FUNCTION {schema}.sweep_due(first_block bigint, end_block bigint) RETURNS timestamptz
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  first_row CONSTANT tid := format('(%s,0)', first_block);
+  end_row CONSTANT tid := format('(%s,0)', end_block);
+BEGIN
+  RETURN (
+    SELECT min(r.oldest + make_interval(secs => CASE
+             WHEN r.is_letter THEN greatest(s.dead_letter_seconds, s.retention_seconds)
+             ELSE s.retention_seconds
+           END))
+    FROM (
+      SELECT i.scope, min(i.created_at) AS oldest, false AS is_letter
+      FROM {schema}.inbox AS i
+      WHERE i.ctid >= first_row AND i.ctid < end_row
+      GROUP BY i.scope
+      UNION ALL
+      SELECT l.scope, min(l.created_at), true
+      FROM {schema}.dead_letter AS l
+      WHERE l.ctid >= first_row AND l.ctid < end_row
+      GROUP BY l.scope
+      UNION ALL
+      SELECT c.scope, min(c.lease_until), false
+      FROM {schema}.inbox_claim AS c
+      WHERE c.ctid >= first_row AND c.ctid < end_row
+      GROUP BY c.scope
+    ) AS r
+    JOIN {schema}.inbox_scope AS s ON s.scope = r.scope
+    WHERE s.retention_seconds IS NOT NULL AND (NOT r.is_letter OR s.dead_letter_seconds IS NOT NULL)
+  );
+END $$;
+
+-- One step of the sweep that all processes share: the next range of 128 blocks that may hold a row
+-- past its retention. No row when no sweep is due, or somebody else sweeps. A sweep begins when the
+-- shortest retention has passed by 1/64 since the last, once an hour at most and every second at
+-- least; never while every scope keeps its keys for ever.
+--
+-- A sweep looks only where something is due. A row that is written after the look at its range is
+-- not due before the shortest retention has passed, so the note of a range stays right as long as
+-- retentions, and the places of rows, do: `basis` stands for both. Where a row was written before
+-- the look and committed after it, the range is looked at later by as long as the transaction took.
+-- A note from beyond the shortest retention was written while the clock was ahead.
+--
+-- A process that stops within its transaction is ended by PostgreSQL: another goes on.
+CREATE FUNCTION {schema}.sweep_inboxes(
+  OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint, OUT is_last boolean
+) RETURNS SETOF record
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  moment CONSTANT timestamptz := clock_timestamp();
+  shortest CONSTANT interval := (SELECT make_interval(secs => min(s.retention_seconds)) FROM {schema}.inbox_scope AS s);
+  sweep {schema}.inbox_sweep;
+  blocks CONSTANT bigint := greatest(pg_relation_size('{schema}.inbox'), pg_relation_size('{schema}.dead_letter'),
+                                     pg_relation_size('{schema}.inbox_claim')) / current_setting('block_size')::bigint;
+  this_block bigint;
+BEGIN
+  IF shortest IS NULL THEN
+    RETURN;
+  END IF;
+  SELECT w.* INTO sweep
+  FROM {schema}.inbox_sweep AS w
+  WHERE w.next_block > 0
+    OR w.finished_at IS NULL
+    OR w.finished_at > moment
+    OR w.finished_at < moment - greatest(interval '1 second', least(interval '1 hour', shortest / 64))
+  FOR UPDATE SKIP LOCKED;
+  IF NOT FOUND THEN
+    RETURN;
+  END IF;
+  PERFORM set_config('idle_in_transaction_session_timeout', '60s', true);
+
+  IF sweep.next_block = 0 AND sweep.basis <> {schema}.sweep_basis() THEN
+    DELETE FROM {schema}.inbox_sweep_range;
+    UPDATE {schema}.inbox_sweep SET basis = {schema}.sweep_basis();
+  END IF;
+  this_block := coalesce(
+    (SELECT min(r.first_block) FROM {schema}.inbox_sweep_range AS r
+     WHERE r.first_block >= sweep.next_block AND NOT r.due_at BETWEEN moment AND moment + shortest),
+    (SELECT max(r.first_block) + 128 FROM {schema}.inbox_sweep_range AS r),
+    0
+  );
+  is_last := this_block >= blocks;
+  IF is_last THEN
+    DELETE FROM {schema}.inbox_sweep_range AS r WHERE r.first_block >= blocks;
+    UPDATE {schema}.inbox_sweep SET next_block = 0, finished_at = clock_timestamp();
+    keys := 0; dead_letters := 0; claims := 0; unknown_effects := 0;
+    RETURN NEXT;
+    RETURN;
+  END IF;
+  SELECT d.* INTO keys, dead_letters, claims, unknown_effects
+  FROM {schema}.sweep_inbox(this_block, this_block + 128, false) AS d;
+  INSERT INTO {schema}.inbox_sweep_range AS r (first_block, due_at)
+  VALUES (this_block, least({schema}.sweep_due(this_block, this_block + 128), moment + shortest))
+  ON CONFLICT ON CONSTRAINT inbox_sweep_range_pkey DO UPDATE SET due_at = excluded.due_at;
+  UPDATE {schema}.inbox_sweep SET next_block = this_block + 128;
+  RETURN NEXT;
+END $$;
+COMMENT ON FUNCTION {schema}.sweep_inboxes IS 'For consumers: one step in deleting what is older than the retentions of inbox_scope. No row when nothing is to be done.';
+
+-- What the notes of ranges depend on: this cluster, the files of the tables, which VACUUM FULL
+-- writes anew, and the retentions.
+CREATE FUNCTION {schema}.sweep_basis() RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+RETURN concat_ws(' ',
+  (SELECT c.system_identifier FROM pg_control_system() AS c),
+  pg_relation_filenode('{schema}.inbox'), pg_relation_filenode('{schema}.dead_letter'), pg_relation_filenode('{schema}.inbox_claim'),
+  (SELECT md5(string_agg(concat_ws(' ', s.scope, coalesce(s.retention_seconds, 0), s.dead_letter_seconds), ', ' ORDER BY s.scope))
+   FROM {schema}.inbox_scope AS s)
+);
 
 -- Gives a failing message up for an operator, in either mode of its scope: see bury() in
 -- 0008_claims.sql. Under a lease its claim ends as in end.sql of oncebox-claims, unless an owner

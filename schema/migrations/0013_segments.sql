@@ -15,6 +15,19 @@ BEGIN
   END IF;
 END $$;
 
+-- Writes the row of this turn, where end_turn() was cut off between setval() and its commit.
+-- Without it transactions above READ COMMITTED cannot enqueue. Returns whether it was missing.
+CREATE FUNCTION {schema}.note_turn() RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  this_turn bigint := pg_sequence_last_value('{schema}.turn');
+BEGIN
+  UPDATE {schema}.segment AS s
+  SET turn = this_turn, is_live = true, is_empty = false, began_at = clock_timestamp(), drained_at = NULL, tried_at = NULL
+  WHERE s.number = this_turn % 8 AND s.turn <> this_turn;
+  RETURN FOUND;
+END $$;
+
 -- Ends the turn, if it began longer ago than `span_seconds`: from then on messages go into the next
 -- segment. Returns NULL when it has ended, or is not to end yet, else the reason why it cannot.
 --
@@ -24,8 +37,8 @@ END $$;
 -- `pause_seconds`. One that has been open for a second, or is prepared, is looked for first, and so
 -- is a vacuum, which conflicts as well: then nothing is locked.
 --
--- setval() survives a rollback. The turn has ended all the same then, since nobody was writing; its
--- row is written the next time.
+-- setval() survives a rollback. The turn has ended all the same then, since nobody was writing;
+-- note_turn() writes its row.
 CREATE FUNCTION {schema}.end_turn(span_seconds float8, wait_ms integer, pause_seconds float8) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -34,10 +47,7 @@ DECLARE
   next {schema}.segment;
   holder text;
 BEGIN
-  IF NOT EXISTS (SELECT FROM {schema}.segment AS s WHERE s.number = this_turn % 8 AND s.turn = this_turn) THEN
-    UPDATE {schema}.segment AS s
-    SET turn = this_turn, is_live = true, is_empty = false, began_at = clock_timestamp(), drained_at = NULL
-    WHERE s.number = this_turn % 8;
+  IF {schema}.note_turn() THEN
     RETURN NULL;
   END IF;
   -- Written while the clock was ahead.
@@ -100,6 +110,7 @@ DECLARE
   part {schema}.segment;
   is_so boolean;
 BEGIN
+  PERFORM {schema}.note_turn();
   UPDATE {schema}.segment AS s SET drained_at = clock_timestamp() WHERE s.drained_at > clock_timestamp();
   FOR part IN
     SELECT s.* FROM {schema}.segment AS s
@@ -197,6 +208,7 @@ BEGIN
       SELECT -1, d.id FROM {schema}.delayed AS d
     ) AS k
     JOIN {schema}.message_%1$s AS m ON m.lane = k.lane AND m.id = k.id
+    ON CONFLICT ON CONSTRAINT message_kept_pkey DO NOTHING
   $keep$, number);
   GET DIAGNOSTICS kept = ROW_COUNT;
   EXECUTE format($strange$

@@ -154,8 +154,7 @@ BEGIN
     GRANT SELECT, INSERT, DELETE ON {schema}.inbox_batch TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox_snooze, {schema}.inbox_attempt TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE ON {schema}.inbox_scope TO "{name}_consumer";
-    GRANT SELECT, UPDATE ON {schema}.inbox_sweep TO "{name}_consumer";
-    GRANT EXECUTE ON FUNCTION {schema}.sweep_inbox(bigint, bigint, boolean) TO "{name}_consumer";
+    GRANT EXECUTE ON FUNCTION {schema}.sweep_inboxes() TO "{name}_consumer";
     -- Consumers in other languages.
     GRANT EXECUTE ON FUNCTION
       {schema}.register_scope(text, interval, interval, text), {schema}.claim(text, text, bytea, text, bigint),

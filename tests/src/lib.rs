@@ -40,6 +40,7 @@ mod prometheus;
 mod proxy;
 #[cfg(doctest)]
 mod readme;
+mod recording;
 mod redis;
 mod settled;
 pub mod traffic;
@@ -65,6 +66,7 @@ pub use postgres::{Postgres, Stop, tail};
 pub use program::{Program, diagnosed, http_address, oncebox, program_file};
 pub use prometheus::Prometheus;
 pub use proxy::Proxy;
+pub use recording::Recording;
 pub use redis::Redis;
 pub use settled::is_settled;
 pub use verdict::{Counts, Placed};

@@ -328,6 +328,13 @@ pub const OPTIONS: &[OptionSpec] = &[
         "The pause between two reports of the metrics to that collector; 0 to 3600, 0 = none",
     ),
     option(
+        "trace-file",
+        "ONCEBOX_TRACE_FILE",
+        None,
+        "File that gets a line for each step of each pass, with ids and without payloads, for the checker of \
+         docs/correctness.md; about a kilobyte for ten messages, without a limit. Unset: there is none",
+    ),
+    option(
         "grace-seconds",
         "ONCEBOX_GRACE_SECONDS",
         Some("20"),

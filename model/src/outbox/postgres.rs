@@ -6,7 +6,10 @@
 
 use oncebox_relay::rules;
 
-use crate::bits::{self, Bits};
+use crate::{
+    bits::{self, Bits},
+    due::{Place, Seen},
+};
 
 /// A snapshot as PostgreSQL takes it: transactions that run at or above `xmax` are not listed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -81,11 +84,15 @@ pub(crate) struct Cursor {
 impl Cursor {
     /// Whether the row is settled, in the words of the essay in `cursor.rs`.
     pub(crate) fn calls_settled(&self, row: Row) -> bool {
-        row.id <= self.floor
-            || row.id <= self.high
-                && (self.snap.sees(row.xact)
-                    || self.target.is_some_and(|target| target.sees(row.xact))
-                        && self.after.is_some_and(|after| row.id <= after))
+        self.place().calls_settled(row.id, self.seen(row, self.snap.sees(row.xact)))
+    }
+
+    pub(crate) fn place(&self) -> Place<u8> {
+        Place { floor: self.floor, high: self.high, after: self.after }
+    }
+
+    pub(crate) fn seen(&self, row: Row, in_snap: bool) -> Seen {
+        Seen { in_snap, in_target: self.target.map(|target| target.sees(row.xact)) }
     }
 }
 

@@ -10,24 +10,20 @@ use super::{
     postgres::{Cursor, Database, LateReceipt, Parked, Receipt, Row, Snapshot},
     world::Outbox,
 };
-use crate::bits;
+use crate::{bits, due::Due};
 
 /// `read.sql`: late rows first, then new ones.
 pub(crate) fn read(db: &Database, cursor: &Cursor, model: &Outbox, limit: usize) -> Vec<Row> {
-    let from = cursor.floor.max(cursor.after.unwrap_or(0));
     let uncommitted = model.is(Mutant::DirtyRead).then_some(&db.log);
     let visible = || uncommitted.into_iter().flatten().copied().chain(db.visible());
-    let is_late = |row: &Row| {
+    let due = |row: &Row| {
         let above = row.xact >= cursor.snap.xmax && !model.is(Mutant::LateOnlyListed);
         let listed = bits::has(cursor.snap.open, row.xact) && !model.is(Mutant::LateOnlyAbove);
-        (above || listed) && cursor.target.is_none_or(|target| target.sees(row.xact))
+        cursor.place().due(row.id, cursor.seen(*row, !above && !listed))
     };
-    let late = visible().filter(|row| row.id > from && row.id <= cursor.high && is_late(row));
-    let mut late: Vec<Row> = late.collect();
     let has_late = !model.is(Mutant::HighWater);
-    late.retain(|_| has_late);
-    let new = visible().filter(|row| row.id > cursor.high && cursor.target.is_none());
-    let mut new: Vec<Row> = new.collect();
+    let mut late: Vec<Row> = visible().filter(|row| has_late && due(row) == Some(Due::Late)).collect();
+    let mut new: Vec<Row> = visible().filter(|row| due(row) == Some(Due::New)).collect();
     for rows in [&mut late, &mut new] {
         rows.sort_by_key(|row| row.id);
         rows.dedup();

@@ -38,6 +38,8 @@ pub struct Claimed {
     pub(super) pauses: Pauses,
     /// The pass has locked all lanes, and only new messages are due in them.
     pub(super) has_all: bool,
+    /// The number of the pass in the trace file, if there is one.
+    pub(super) pass: u64,
 }
 
 impl Claimed {
@@ -92,7 +94,19 @@ impl Claimed {
         // Without room for anything it is better to wait for the other workers a little.
         let full = lanes_full || parked_full || is_cut && !messages.is_empty();
         let seen = seen.filter(|_| !is_cut && left_out.is_empty());
-        Ok(Some(Self { session, claims, messages, clock, full, limits, share, seen, pauses, has_all }))
+        Ok(Some(Self {
+            session,
+            claims,
+            messages,
+            clock,
+            full,
+            limits,
+            share,
+            seen,
+            pauses,
+            has_all,
+            pass: 0,
+        }))
     }
 
     /// How many messages were read.

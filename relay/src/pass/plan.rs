@@ -8,6 +8,7 @@ use std::{
 
 use tracing::warn;
 
+use super::trace_file::LaneRead;
 use crate::{
     backoff::Backoff,
     config::{ReadLimits, Tuning},
@@ -53,6 +54,8 @@ pub(super) struct Plan<'a> {
     pub(super) full: bool,
     /// Lanes of which a limit may have cut the read.
     pub(super) cut_lanes: usize,
+    /// How far the lanes were done, for the trace file.
+    pub(super) reads: Vec<LaneRead>,
 }
 
 impl<'a> Plan<'a> {
@@ -70,6 +73,7 @@ impl<'a> Plan<'a> {
             duplicates: 0,
             full,
             cut_lanes: 0,
+            reads: Vec::new(),
         }
     }
 
@@ -90,6 +94,7 @@ impl<'a> Plan<'a> {
         for (message, outcome) in rows().take(done) {
             self.add(message, outcome);
         }
+        self.reads.push(LaneRead { lane: claim.lane, done, is_full: full });
         let read = Read { ids: &ids, full, snapshot: &claim.snapshot };
         self.settlements.extend(claim.cursor.advance(read, done).map(|settlement| (claim.lane, settlement)));
         // A drain or a reset that just ended has the rest of its lane before it.

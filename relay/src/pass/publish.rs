@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{acknowledgements::Acknowledgements, claim::Claimed};
 use crate::{
-    delivery::outcome::Outcome,
+    delivery::{message::Message, outcome::Outcome},
     telemetry::{metrics::Metrics, traces::Traces},
 };
 
@@ -41,11 +41,16 @@ impl Published {
         Some(format!("stream {stream} has given out the sequence {sequence} again: it has lost messages"))
     }
 
+    /// The messages of the last round, with their outcomes.
+    pub(super) fn last_round(&self) -> (&[Message], &[Outcome]) {
+        (&self.claimed.messages[self.round..], &self.outcomes[self.round..])
+    }
+
     /// Tells the metrics how old each message of the last round was when JetStream stored it (a
     /// duplicate was told of at its first copy), and the traces which were sent.
     pub(super) fn observe(&self, metrics: &Metrics, traces: Option<&Traces>) {
-        let Claimed { messages, clock, .. } = &self.claimed;
-        let (messages, outcomes) = (&messages[self.round..], &self.outcomes[self.round..]);
+        let clock = &self.claimed.clock;
+        let (messages, outcomes) = self.last_round();
         if let Some(traces) = traces {
             traces.published(messages, outcomes);
         }

@@ -92,6 +92,9 @@ impl Worker {
         let reading = session.read_on(&lanes, &floors, &since, limits);
         let Some(mut come) = bounded(reading).await? else { return Ok(None) };
         pauses.mark(&mut come.messages);
+        if let Some(trace) = &self.shared.trace_file {
+            trace.read_on(published.claimed.pass, &come.messages, &come.snapshot);
+        }
         let count = come.messages.len();
         let outcomes = session.keep_alive(self.send(&come.messages)).await;
         published.add(come, outcomes);

@@ -1,7 +1,10 @@
 //! The last step of a pass: cursors move over messages that are stored or set aside, and the lanes
 //! are free.
 
-use super::{acknowledgements::Acknowledgements, bounded, claim::Claimed, plan::Plan, publish::Published};
+use super::{
+    acknowledgements::Acknowledgements, bounded, claim::Claimed, plan::Plan, publish::Published,
+    trace_file::TraceFile,
+};
 use crate::{
     config::Tuning,
     delivery::{
@@ -47,6 +50,7 @@ pub struct Settled {
     pub(super) seen: Option<Seen>,
     /// Lanes of which a limit may have cut the read.
     pub(super) cut_lanes: usize,
+    trace: Option<(TraceFile, u64)>,
 }
 
 impl Settled {
@@ -55,9 +59,11 @@ impl Settled {
         tuning: &Tuning,
         metrics: &Metrics,
         breaker: &Breaker,
+        trace_file: Option<TraceFile>,
     ) -> Result<Self, StoreError> {
         let Published { claimed, mut outcomes, .. } = published.in_order();
-        let Claimed { session, claims, messages, full, limits, share: _share, seen, .. } = claimed;
+        let Claimed { session, claims, messages, full, limits, share: _share, seen, pass, .. } = claimed;
+        let trace = trace_file.map(|file| (file, pass));
         hold_lanes(breaker, &session, &claims, &messages, &mut outcomes).await?;
         let acknowledgements = Acknowledgements::new(&claims, &messages, &outcomes);
         let mut plan = Plan::new(full, tuning, breaker);
@@ -73,9 +79,13 @@ impl Settled {
         let receipts = acknowledgements.note(&mut plan.settlements);
         let makes_due = plan.write(&session, limits).await?;
         let is_all = plan.done == messages.len() && !plan.full && plan.parkings.is_empty() && !makes_due;
+        if let Some((file, pass)) = &trace {
+            let parked = plan.parkings.iter().map(|(message, _)| *message);
+            file.settling(*pass, &plan.settlements, &plan.reads, parked);
+        }
         let pass = Pass::Settled { messages: plan.done, full: plan.full };
         let (settlements, cut_lanes) = (plan.settlements, plan.cut_lanes);
-        Ok(Self { session, settlements, receipts, pass, seen: seen.filter(|_| is_all), cut_lanes })
+        Ok(Self { session, settlements, receipts, pass, seen: seen.filter(|_| is_all), cut_lanes, trace })
     }
 
     /// Moves the cursors and commits, which frees the lanes.
@@ -85,6 +95,9 @@ impl Settled {
     /// sent again.
     pub async fn commit(self) -> Result<Pass, RelayError> {
         bounded(self.session.settle_and_commit(&self.settlements, &self.receipts)).await?;
+        if let Some((file, pass)) = &self.trace {
+            file.settled(*pass);
+        }
         Ok(self.pass)
     }
 }

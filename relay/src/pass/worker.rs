@@ -14,6 +14,7 @@ use super::{
     claim::Claimed,
     publish::Published,
     settle::{Pass, Settled},
+    trace_file::TraceFile,
 };
 use crate::{
     config::Tuning,
@@ -54,6 +55,7 @@ pub(crate) struct Shared {
     pub(crate) tuning: Tuning,
     pub(crate) metrics: Metrics,
     pub(crate) traces: Option<Traces>,
+    pub(crate) trace_file: Option<TraceFile>,
     pub(crate) budget: Budget,
     pub(crate) breaker: Breaker,
     pub(crate) throttles: Throttles,
@@ -149,7 +151,11 @@ impl Worker {
         }
         let started = Instant::now();
         self.bounds.payload_max = self.publisher.as_ref().map_or(usize::MAX, Publisher::payload_max);
-        let claimed = bounded(Claimed::new(&self.shared.store, wanted, lanes_max, &mut self.bounds)).await?;
+        let mut claimed =
+            bounded(Claimed::new(&self.shared.store, wanted, lanes_max, &mut self.bounds)).await?;
+        if let (Some(trace), Some(claimed)) = (&self.shared.trace_file, &mut claimed) {
+            claimed.pass = trace.claimed(&claimed.claims, &claimed.messages);
+        }
         self.shared.metrics.claim_time.observe(started.elapsed().as_secs_f64());
         self.note_answer();
         Ok(claimed)
@@ -199,7 +205,12 @@ impl Worker {
             publisher.give_up(&reason);
             self.distrusted = Some(Instant::now());
         }
-        published.observe(&self.shared.metrics, self.shared.traces.as_ref());
+        let Shared { metrics, traces, trace_file, .. } = &self.shared;
+        published.observe(metrics, traces.as_ref());
+        if let Some(trace) = trace_file {
+            let (messages, outcomes) = published.last_round();
+            trace.published(published.claimed.pass, messages, outcomes);
+        }
     }
 
     /// Parks refused messages and plans how the cursors move, in the claiming transaction.
@@ -208,8 +219,8 @@ impl Worker {
     /// As [`Worker::run_once`].
     pub async fn settle(&mut self, published: Published) -> Result<Settled, RelayError> {
         let started = Instant::now();
-        let Shared { tuning, metrics, breaker, .. } = &self.shared;
-        let settled = bounded(Settled::new(published, tuning, metrics, breaker)).await;
+        let Shared { tuning, metrics, breaker, trace_file, .. } = &self.shared;
+        let settled = bounded(Settled::new(published, tuning, metrics, breaker, trace_file.clone())).await;
         self.shared.metrics.settle_time.observe(started.elapsed().as_secs_f64());
         self.heartbeat.beat();
         settled

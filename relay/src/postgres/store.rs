@@ -176,6 +176,11 @@ impl Store {
         timeout(PERMIT_MAX, self.permit.as_ref()?.lock()).await.ok()
     }
 
+    /// The identity of the outbox.
+    pub(crate) fn outbox(&self) -> &str {
+        &self.outbox
+    }
+
     pub(crate) fn schema(&self) -> &SchemaName {
         &self.schema
     }

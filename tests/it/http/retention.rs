@@ -75,7 +75,8 @@ async fn old_responses_are_deleted_and_young_ones_are_not() {
     shop.order("old", 1, "").await;
     pass(&shop.env, 25).await;
     shop.order("young", 1, "").await;
-    shop.env.pg().await.execute("UPDATE oncebox.inbox_sweep SET finished_at = NULL", &[]).await.unwrap();
+    let due = "UPDATE oncebox.inbox_sweep SET finished_at = NULL; DELETE FROM oncebox.inbox_sweep_range";
+    shop.env.pg().await.batch_execute(due).await.unwrap();
     let old = "oncebox.inbox WHERE key LIKE '%old'";
     eventually("it is gone", LIMIT, async || (count(&shop.env, old).await == 0).then_some(())).await;
     assert_eq!((shop.rows().await, shop.effects().await), (1, 2));

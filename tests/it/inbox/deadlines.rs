@@ -111,5 +111,5 @@ async fn the_deletion_of_old_rows_has_deadlines() {
         assert!(again.is_ok(), "{needle}: the only connection of the pool is a new one: {again:?}");
     };
     // Side by side, since each takes as long as an answer may.
-    join_all(["inbox_snooze AS p", "inbox_attempt AS a", "inbox_sweep AS w"].map(sweep)).await;
+    join_all(["inbox_snooze AS p", "inbox_attempt AS a", "sweep_inboxes"].map(sweep)).await;
 }

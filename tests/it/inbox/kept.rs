@@ -27,6 +27,7 @@ async fn pass(env: &TestEnv, hours: i32) {
         ("inbox_claim", "lease_until"),
         ("inbox_effect", "started_at"),
         ("inbox_sweep", "finished_at"),
+        ("inbox_sweep_range", "due_at"),
     ] {
         let sql = format!("UPDATE oncebox.{table} SET {column} = {column} - make_interval(hours => $1)");
         pg.execute(&sql, &[&hours]).await.unwrap();
@@ -169,8 +170,8 @@ async fn an_abandoned_claim_remembers_its_effects_for_its_retention() {
     let sql =
         "UPDATE oncebox.inbox_claim SET lease_until = lease_until - interval '2 hours' WHERE key <> 'alive'";
     env.pg().await.execute(sql, &[]).await.unwrap();
-    let sql = "UPDATE oncebox.inbox_sweep SET finished_at = finished_at - interval '1 day'";
-    env.pg().await.execute(sql, &[]).await.unwrap();
+    let sql = "UPDATE oncebox.inbox_sweep SET finished_at = NULL; DELETE FROM oncebox.inbox_sweep_range";
+    env.pg().await.batch_execute(sql).await.unwrap();
     assert_eq!((sweep(leased.inbox()).await, kept(&env).await), (1, [1, 0, 2, 0]), "two hours later");
     stops.go_on.notify_one();
     assert!(matches!(alive.await.unwrap(), Verdict::Handled(_)));

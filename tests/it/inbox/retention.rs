@@ -44,6 +44,8 @@ async fn pass(env: &TestEnv, hours: i32) {
     pg.execute(sql, &[&hours]).await.unwrap();
     let sql = "UPDATE oncebox.inbox_sweep SET finished_at = finished_at - make_interval(hours => $1)";
     pg.execute(sql, &[&hours]).await.unwrap();
+    let sql = "UPDATE oncebox.inbox_sweep_range SET due_at = due_at - make_interval(hours => $1)";
+    pg.execute(sql, &[&hours]).await.unwrap();
 }
 
 /// All steps of a sweep; how many keys it deleted.
@@ -176,12 +178,64 @@ async fn one_process_sweeps_at_a_time_and_goes_on_where_another_stopped() {
     assert!(plan.contains("Tid Range Scan"), "{plan}");
 }
 
+/// Else it would read all keys of a month each hour.
+#[tokio::test]
+async fn a_sweep_looks_only_where_something_is_due() {
+    let env = environment().await;
+    let pg = env.pg().await;
+    let (day, month) =
+        (keeping(&env, 1), builder(&env).scope("tests:long").retention(DAY * 30).build().unwrap());
+    let fill = async |inbox: &Inbox, prefix: &str| {
+        let many: Vec<Received> = (0..15_000).map(|n| message(&format!("{prefix}{n}"), n)).collect();
+        for part in many.chunks(5000) {
+            inbox.run_batch(&Nothing, part).await;
+        }
+    };
+    // How many ranges a sweep looks at, and how many keys it deletes.
+    let looks = async || {
+        pg.batch_execute("UPDATE oncebox.inbox_sweep SET finished_at = NULL").await.unwrap();
+        let (mut ranges, mut deleted) = (0, 0);
+        while let Some(count) = day.sweep_once().await.unwrap() {
+            (ranges, deleted) = (ranges + 1, deleted + count);
+        }
+        (ranges - 1, deleted)
+    };
+    month.sweep_once().await.unwrap();
+    fill(&month, "m").await;
+    fill(&day, "d").await;
+    let all = looks().await.0;
+    assert!(all > 3, "{all} ranges");
+    assert_eq!(looks().await, (0, 0));
+    let younger =
+        "UPDATE oncebox.inbox SET created_at = created_at - interval '25 hours' WHERE key = 'd14999'";
+    pg.batch_execute(younger).await.unwrap();
+    pg.batch_execute("UPDATE oncebox.inbox_sweep_range SET due_at = due_at - interval '25 hours'")
+        .await
+        .unwrap();
+    assert_eq!(looks().await, (all, 1), "a day later they are looked at: something new might stand there");
+    assert_eq!(looks().await, (0, 0));
+    pg.batch_execute("VACUUM FULL oncebox.inbox").await.unwrap();
+    let all = looks().await.0;
+    assert!(all > 2, "{all} ranges: rows have moved");
+    pg.batch_execute("UPDATE oncebox.inbox_sweep_range SET due_at = due_at + interval '1 year'")
+        .await
+        .unwrap();
+    assert_eq!(looks().await, (all, 0), "the clock was ahead");
+    assert_eq!(looks().await, (0, 0));
+    pg.batch_execute("UPDATE oncebox.inbox_scope SET retention_seconds = 1 WHERE scope = 'tests:long'")
+        .await
+        .unwrap();
+    pg.batch_execute("UPDATE oncebox.inbox SET created_at = created_at - interval '2 seconds'")
+        .await
+        .unwrap();
+    assert_eq!(looks().await.1, 15_000, "a retention is shorter");
+}
+
 /// A refused sweep stops no consumer, so only its log can say that the tables grow.
 #[tokio::test]
 async fn a_sweep_that_postgresql_refuses_is_logged_as_a_warning() {
     let env = stream_environment().await;
-    let rename =
-        "ALTER FUNCTION oncebox.sweep_inbox(bigint, bigint, boolean) RENAME TO sweep_inbox_elsewhere";
+    let rename = "ALTER FUNCTION oncebox.sweep_inboxes RENAME TO sweep_elsewhere";
     env.pg().await.batch_execute(rename).await.unwrap();
     let (log, _guard) = Log::of_this_thread();
     let running = Running::start(consumer(&env).await, keeping(&env, 1), Does::effect());
@@ -237,7 +291,7 @@ async fn postgresql_ends_a_sweep_whose_process_is_silent() {
     keeping(&env, 1).run(&Nothing, &message("old", 1)).await.unwrap();
     let mut client = env.pg().await;
     let transaction = client.transaction().await.unwrap();
-    let claim = include_str!("../../../claims/src/retention/claim_sweep.sql").replace("{schema}", "oncebox");
+    let claim = include_str!("../../../claims/src/retention/sweep.sql").replace("{schema}", "oncebox");
     assert_eq!(transaction.query(&claim, &[]).await.unwrap().len(), 1, "a sweep is due");
     let limit = transaction.query_one("SHOW idle_in_transaction_session_timeout", &[]).await.unwrap();
     assert_eq!(limit.get::<_, String>(0), "1min");

@@ -199,6 +199,21 @@ async fn a_turn_waits_for_those_who_have_enqueued_and_producers_do_not_wait_for_
     assert!(said.contains("is not empty"), "{said}");
 }
 
+/// Where retention is for ever no relay ends a turn any more, and the one that was cut off counts.
+#[tokio::test]
+async fn a_turn_whose_end_was_cut_off_is_noted_by_the_next_look() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    enqueue(&client, "a", "a-", 0..1, 0).await;
+    client.batch_execute("BEGIN; SELECT oncebox.end_turn(0, 500, 0); ROLLBACK").await.unwrap();
+    let strict = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT oncebox.enqueue('k', 'a', 'p')";
+    let error = client.batch_execute(strict).await.unwrap_err();
+    assert_eq!(error.code(), Some(&SqlState::T_R_SERIALIZATION_FAILURE), "{error:?}");
+    client.batch_execute("ROLLBACK").await.unwrap();
+    live(&client).await;
+    client.batch_execute(strict).await.unwrap();
+}
+
 /// Sessions enqueue the same keys at random isolation levels, while turns end as fast as they can,
 /// now and then cut off between `setval` and COMMIT.
 #[tokio::test(flavor = "multi_thread")]

@@ -12,7 +12,8 @@ mod verdict;
 use std::time::Duration;
 
 use async_nats::jetstream::stream::Stream;
-use oncebox_tests::{TestEnv, eventually};
+use oncebox_model::trace::Circumstances;
+use oncebox_tests::{Recording, TestEnv, eventually};
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
@@ -28,8 +29,11 @@ async fn nothing_is_lost_invented_or_reordered() {
     env.stream().await;
     let stop = CancellationToken::new();
     let mut relays = JoinSet::new();
+    let recording = Recording::new().unwrap();
     for number in 0..3 {
-        relays.spawn(relays::relay_that_dies(relays::values(&env), number, stop.clone()));
+        let mut values = relays::values(&env);
+        values.insert("trace-file", recording.file(number));
+        relays.spawn(relays::relay_that_dies(values, number, stop.clone()));
     }
     let committed =
         Producers { count: 24, messages: 50_000, slowest: Duration::from_secs(4) }.run(&env).await;
@@ -50,6 +54,8 @@ async fn nothing_is_lost_invented_or_reordered() {
     assert_eq!(resets.get::<_, i64>(0), 0, "no lane was reset");
     let total = relays::Deaths::sum(deaths);
     assert!(total.iter().all(|deaths| *deaths > 0), "a relay died at every step: {total:?}");
+    let of = Circumstances { expected: &["late reads", "drains", "takeovers"], ..Circumstances::default() };
+    println!("the specification accepts {}", recording.accepted(&env.pg().await, of).await.unwrap());
 }
 
 /// The same while the ring of segments turns as fast as it can.

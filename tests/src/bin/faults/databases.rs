@@ -35,7 +35,8 @@ pub(crate) async fn run(stage: &mut Stage<'_>) -> Result<String> {
         relay.stop().await?;
     }
     let path = file.path().to_str().context("a path of text")?;
-    let environment = [("ONCEBOX_HTTP_LISTEN", "127.0.0.1:0".to_owned())];
+    let mut environment = vec![("ONCEBOX_HTTP_LISTEN", "127.0.0.1:0".to_owned())];
+    environment.extend(stage.recorded());
     stage.relays.push(Program::start("oncebox", &["relay", "--config", path], &environment).await?);
     for (name, stream) in DATABASES.iter().zip(&streams) {
         enqueue(stage, name, "before", ROOM.try_into()?).await?;

@@ -1,9 +1,10 @@
 //! The fault matrix: relays, consumers and both servers are killed, suspended, cut off and filled
 //! up, while producers commit and relays deliver; then every message is counted.
 //!
-//! `faults [--only NAME] [--network-seconds N] [--publish pipelined|atomic]`. Starts servers of its
-//! own for each scenario. Exit code 0 when nothing was lost, doubled or reordered in any scenario
-//! and no relay used more memory than its bound, else 1.
+//! `faults [--only NAME] [--network-seconds N] [--publish pipelined|atomic]`, or
+//! `faults --torture MINUTES` for everything at random, with a judge from outside. Starts servers
+//! of its own for each scenario. Exit code 0 when nothing was lost, doubled or reordered in any
+//! scenario and no relay used more memory than its bound, else 1.
 #![expect(clippy::print_stdout, reason = "the matrix talks to the person who runs it")]
 
 mod broker;
@@ -18,6 +19,7 @@ mod power_loss;
 mod report;
 mod scenarios;
 mod stage;
+mod torture;
 mod twin;
 
 use std::{process::ExitCode, time::Duration};
@@ -51,6 +53,8 @@ struct Options {
     network: Duration,
     /// Relays publish in atomic batches.
     is_atomic: bool,
+    /// Instead of the matrix.
+    torture: Option<Duration>,
 }
 
 #[tokio::main]
@@ -72,7 +76,8 @@ async fn main() -> ExitCode {
 
 fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
     // The promise is two minutes at least.
-    let mut options = Options { only: None, network: Duration::from_secs(125), is_atomic: false };
+    let mut options =
+        Options { only: None, network: Duration::from_secs(125), is_atomic: false, torture: None };
     while let Some(name) = arguments.next() {
         let mut value = || arguments.next().with_context(|| format!("{name} needs a value"));
         match name.as_str() {
@@ -81,12 +86,18 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
                 let seconds = value()?.parse().context("read --network-seconds, a number")?;
                 options.network = Duration::from_secs(seconds);
             }
+            "--torture" => {
+                let minutes: u64 = value()?.parse().context("read --torture, a number of minutes")?;
+                options.torture = Some(Duration::from_secs(60 * minutes));
+            }
             "--publish" => match value()?.as_str() {
                 "pipelined" => options.is_atomic = false,
                 "atomic" => options.is_atomic = true,
                 other => bail!("--publish {other}: pipelined or atomic"),
             },
-            _ => bail!("usage: faults [--only NAME] [--network-seconds N] [--publish pipelined|atomic]"),
+            _ => bail!(
+                "usage: faults [--only NAME] [--network-seconds N] [--publish pipelined|atomic] [--torture MINUTES]"
+            ),
         }
     }
     let known: Vec<&str> = TRACKS.concat();
@@ -99,7 +110,8 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
 /// True when every count is right.
 async fn run(options: Options) -> Result<bool> {
     let started = Instant::now();
-    let running = TRACKS.iter().map(|track| run_track(track, &options, started));
+    let tracks = if options.torture.is_some() { &[&["torture"][..]] } else { TRACKS };
+    let running = tracks.iter().map(|track| run_track(track, &options, started));
     let rows: Vec<Row> = futures_util::future::join_all(running).await.concat();
     Ok(report::print(&rows, started.elapsed()))
 }

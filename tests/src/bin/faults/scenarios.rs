@@ -12,6 +12,7 @@ use crate::{
     Options, cluster, database, databases, evidence, leaf, network, power_loss,
     report::{Row, Teller},
     stage::{Setup, Stage, stream_config},
+    torture,
     twin::Twin,
 };
 
@@ -33,6 +34,7 @@ const USUAL: Setup = Setup {
     has_proxies: false,
     stream_bytes: 0,
     is_atomic: false,
+    forgets: false,
 };
 
 pub(crate) async fn run(name: &'static str, options: &Options, say: &Teller) -> Result<Row> {
@@ -47,6 +49,7 @@ pub(crate) async fn run(name: &'static str, options: &Options, say: &Teller) -> 
         "relay-hanging" => Setup { relays: 1, rate: 50, has_proxies: true, ..USUAL },
         "nats-busy" => Setup { is_busy: true, ..USUAL },
         "stream-full" => Setup { stream_bytes: 2_000_000, ..USUAL },
+        "torture" => Setup { has_proxies: true, forgets: true, options: torture::OPTIONS, ..USUAL },
         "cluster" => Setup { is_cluster: true, rate: 150, ..USUAL },
         // So few that relays sleep in between.
         "two-phase" => {
@@ -57,22 +60,22 @@ pub(crate) async fn run(name: &'static str, options: &Options, say: &Teller) -> 
         "leaf-node" => Setup { is_leaf: true, ..USUAL },
         "notify-queue" => Setup { postgres: adversity::SMALL_NOTIFY_QUEUE, rate: 20, ..USUAL },
         "unreadable-header" => Setup { encoding: Some("SQL_ASCII"), ..USUAL },
-        "subscription" => Setup { postgres: &[("wal_level", "logical")], ..USUAL },
+        "subscription" => Setup { forgets: true, postgres: &[("wal_level", "logical")], ..USUAL },
         _ => USUAL,
     };
     let setup = Setup { is_atomic: options.is_atomic, ..setup };
     let mut stage = Stage::start(setup, say).await.context("set the stage")?;
     say.say(format_args!("{} relays deliver", setup.relays));
-    let played = play(name, &mut stage, options.network).await;
+    let played = play(name, &mut stage, options).await;
     if played.as_ref().map_or(true, |row| !row.problems().is_empty()) {
         evidence::print(&stage).await;
     }
     played
 }
 
-async fn play(name: &'static str, stage: &mut Stage<'_>, network: Duration) -> Result<Row> {
+async fn play(name: &'static str, stage: &mut Stage<'_>, options: &Options) -> Result<Row> {
     let faults = match name {
-        "network" => network_trouble(stage, network).await,
+        "network" => network_trouble(stage, options.network).await,
         "relay-killed" => relay_killed(stage).await?,
         "relay-suspended" => relay_suspended(stage).await?,
         "relay-hanging" => relay_hanging(stage).await?,
@@ -94,10 +97,15 @@ async fn play(name: &'static str, stage: &mut Stage<'_>, network: Duration) -> R
         "subscription" => database::subscription(stage).await?,
         "databases" => databases::run(stage).await?,
         "no-cursors" => database::no_cursors(stage).await?,
+        "torture" => torture::run(stage, options.torture.unwrap_or_default()).await?,
         _ => bail!("no scenario {name}"),
     };
     stage.say.say(format_args!("{faults}; waiting for the last messages"));
-    stage.finish(name, faults).await
+    let row = stage.finish(name, faults).await?;
+    if name == "torture" {
+        torture::judge(stage).await?;
+    }
+    Ok(row)
 }
 
 async fn network_trouble(stage: &Stage<'_>, duration: Duration) -> String {

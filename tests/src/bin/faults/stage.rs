@@ -6,10 +6,11 @@ use std::{io::Write as _, time::Duration};
 use anyhow::{Context, Result, ensure};
 use async_nats::jetstream::stream::{Config, DiscardPolicy, Stream};
 use deadpool_postgres::{Object, Pool};
+use oncebox_model::trace::Circumstances;
 use oncebox_schema::{Lanes, SchemaName, migrate};
 use oncebox_tests::{
-    Counts, Leaf, Log, Nats, NatsCluster, Patience, Postgres, Program, adversity, diagnosed, is_settled,
-    oncebox, pool,
+    Counts, Leaf, Log, Nats, NatsCluster, Patience, Postgres, Program, Recording, adversity, diagnosed,
+    is_settled, oncebox, pool,
     traffic::{self, Producing},
     within,
 };
@@ -61,6 +62,9 @@ pub(crate) struct Setup {
     pub(crate) stream_bytes: i64,
     /// Relays publish in atomic batches.
     pub(crate) is_atomic: bool,
+    /// Retention deletes messages, or somebody else writes the log: so there is no ledger to check
+    /// recordings with.
+    pub(crate) forgets: bool,
 }
 
 pub(crate) struct Stage<'a> {
@@ -80,6 +84,9 @@ pub(crate) struct Stage<'a> {
     pub(crate) options: &'static [(&'static str, &'static str)],
     /// The configuration file of the relays.
     file: NamedTempFile,
+    /// The passes of the relays, which the specification has to accept.
+    recording: Option<Recording>,
+    started: usize,
 }
 
 impl<'a> Stage<'a> {
@@ -117,6 +124,8 @@ impl<'a> Stage<'a> {
             database,
             options,
             file,
+            recording: if setup.forgets { None } else { Some(Recording::new()?) },
+            started: 0,
         };
         while stage.relays.len() < setup.relays {
             stage.add_relay(setup.has_proxies).await?;
@@ -174,10 +183,17 @@ impl<'a> Stage<'a> {
             self.lines.push(lines);
         }
         let mut environment = environment(database_url, nats_url).to_vec();
+        environment.extend(self.recorded());
         environment.extend(self.options.iter().map(|(name, text)| (*name, (*text).to_owned())));
         let file = self.file.path().to_str().context("a path of text")?;
         self.relays.push(Program::start("oncebox", &["relay", "--config", file], &environment).await?);
         Ok(())
+    }
+
+    /// The setting that makes one more relay record its passes.
+    pub(crate) fn recorded(&mut self) -> Option<(&'static str, String)> {
+        self.started += 1;
+        Some(("ONCEBOX_TRACE_FILE", self.recording.as_ref()?.file(self.started)))
     }
 
     /// Waits until more messages have had their effect.
@@ -253,12 +269,23 @@ impl<'a> Stage<'a> {
         let stream = traffic::stream_keys(&self.stream, consumer::SUBJECTS).await?;
         let counts = Counts::new(&placed, &stream, &consumer::effects(&self.pool).await?);
         let memory_peak = self.relays.iter().map(Program::memory_peak).max().unwrap_or(0);
+        if let Some(recording) = self.recording.take() {
+            let actions = recording.accepted(&**self.connection().await?, circumstances(name)).await?;
+            self.say.say(format_args!("the specification accepts {actions}"));
+        }
         Ok(Row { name, faults, counts, absorbed, memory_peak, broken: None })
     }
 
     async fn effects(&self) -> i64 {
         consumer::progress(&self.pool).await.map_or(-1, |(_, effects)| effects)
     }
+}
+
+fn circumstances(name: &str) -> Circumstances {
+    // Without its cursors a lane begins again, as after a crash that took back all settlements.
+    let postgres_crashed = ["postgres", "no-cursors"].contains(&name);
+    let stream_lost = ["power-loss", "leaf-node"].contains(&name);
+    Circumstances { postgres_crashed, stream_lost, expected: &[] }
 }
 
 async fn servers(setup: Setup) -> Result<(Postgres, Broker)> {
