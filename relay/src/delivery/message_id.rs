@@ -23,10 +23,11 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use oncebox_schema::{Digest, MessageId, Sending};
 use sha2::{Digest as _, Sha256};
 
-use crate::delivery::message::Message;
+use crate::delivery::{decision::Failure, message::Message};
 
 impl Message {
     /// The id that the message was sent with; empty for one that could not be sent.
@@ -36,14 +37,24 @@ impl Message {
 
     /// The id of a message, or of its replay, with its own headers.
     pub(crate) fn message_id(&self, headers: &BTreeMap<String, String>) -> String {
-        let mut fields = Fields::new("oncebox message 1");
+        let mut fields = self.fields("oncebox message 1", headers);
+        fields.add(&self.payload);
+        self.id_of(fields)
+    }
+
+    /// The fields before the payload.
+    fn fields(&self, purpose: &str, headers: &BTreeMap<String, String>) -> Fields {
+        let mut fields = Fields::new(purpose);
         fields.add(&self.id.to_be_bytes());
         fields.add(&microseconds(self.created_at).to_be_bytes());
         fields.add(self.subject.as_bytes());
         // An ordering key is never empty.
         fields.add(self.ordering_key.as_deref().unwrap_or_default().as_bytes());
         fields.add_headers(headers.iter().map(|(name, value)| (name.as_str(), value.as_str())));
-        fields.add(&self.payload);
+        fields
+    }
+
+    fn id_of(&self, mut fields: Fields) -> String {
         let sending = match self.replay {
             None => Sending::Message,
             Some(replay) => {
@@ -54,6 +65,36 @@ impl Message {
         fields.add(sending.to_string().as_bytes());
         let id = MessageId { outbox: &self.outbox, digest: fields.digest(), sending, key: &self.key };
         id.to_string()
+    }
+
+    /// The id of a message whose payload comes in pieces: the same as if it came whole.
+    pub(crate) fn id_of_large(&self) -> Result<IdOfLarge, Failure> {
+        let mut fields = self.fields("oncebox message 1", &self.own_headers()?);
+        fields.begin(self.payload_bytes);
+        Ok(IdOfLarge(fields))
+    }
+
+    /// The name of the object that holds the payload: it tells the row, and needs no payload.
+    pub(crate) fn object_name(&self) -> Result<String, Failure> {
+        let mut fields = self.fields("oncebox object 1", &self.own_headers()?);
+        fields.add(self.outbox.as_bytes());
+        fields.add(self.key.as_bytes());
+        fields.add(&(self.payload_bytes as u64).to_be_bytes());
+        let hash: [u8; 32] = fields.0.finalize().into();
+        Ok(BASE64_URL_SAFE_NO_PAD.encode(&hash[..18]))
+    }
+}
+
+/// The id of a message in the making.
+pub(crate) struct IdOfLarge(Fields);
+
+impl IdOfLarge {
+    pub(crate) fn add(&mut self, piece: &[u8]) {
+        self.0.0.update(piece);
+    }
+
+    pub(crate) fn finish(self, message: &Message) -> String {
+        message.id_of(self.0)
     }
 }
 
@@ -91,8 +132,12 @@ impl Fields {
         fields
     }
 
+    fn begin(&mut self, bytes: usize) {
+        self.0.update((bytes as u64).to_be_bytes());
+    }
+
     fn add(&mut self, field: &[u8]) {
-        self.0.update((field.len() as u64).to_be_bytes());
+        self.begin(field.len());
         self.0.update(field);
     }
 

@@ -22,10 +22,11 @@ use tokio::{
 };
 
 use self::{atomic::AtomicStream, batch::Batch, window::Window};
-use super::connection::Connection;
+use super::{connection::Connection, objects::Bucket};
 use crate::{
     config::Limits,
     delivery::{breaker::Sending, decision::Failure, message::Message, outcome::Outcome},
+    postgres::session::Session,
 };
 
 /// Publishes over one connection; made anew with each connection.
@@ -77,6 +78,17 @@ impl Publisher {
     /// The server takes no message with a larger payload.
     pub(crate) fn payload_max(&self) -> usize {
         self.connection.client.max_payload()
+    }
+
+    /// Puts the payloads that are to travel beside their messages into their bucket.
+    pub(crate) async fn put_large(&self, messages: &mut [Message], session: &Session, limits: &Limits) {
+        let Some(large) = &limits.large_payloads else { return };
+        if !messages.iter().any(|message| message.wants_object(large.above)) {
+            return;
+        }
+        let until = Instant::now() + limits.batch_timeout;
+        let bucket = Bucket::new(&self.connection, &large.bucket, limits.ack_timeout);
+        bucket.put_all(messages, large.above, session, until).await;
     }
 
     /// Publishes the messages that may be published, and returns the outcome of each one. When
@@ -160,6 +172,9 @@ impl Publisher {
         if let Some(paused) = &message.paused {
             return batch.finish(index, Err(Failure::Paused(paused.clone())), limits);
         }
+        if let Some(failure) = message.object_failure() {
+            return batch.finish(index, Err(failure.clone()), limits);
+        }
         if let Some(failure) = batch.refused_unsent(message) {
             return batch.finish(index, Err(failure), limits);
         }
@@ -173,6 +188,11 @@ impl Publisher {
             Sending::Publish => {}
             Sending::Refuse(failure) => return batch.finish(index, Err(failure), limits),
             Sending::Ask => return batch.suspected.push(index),
+        }
+        if message.is_left_out() && limits.large_payloads.as_ref().is_some_and(|l| message.wants_object(l.above))
+        {
+            // There was no time to put its payload into the bucket: the next pass does.
+            return;
         }
         let headers = wire_headers(message, limits).and_then(|headers| {
             let limit = self.connection.client.max_payload();

@@ -93,7 +93,7 @@ impl Worker {
         let Some(mut come) = bounded(reading).await? else { return Ok(None) };
         pauses.mark(&mut come.messages);
         let count = come.messages.len();
-        let outcomes = session.keep_alive(self.send(&come.messages)).await;
+        let outcomes = session.keep_alive(self.send(session, &mut come.messages)).await;
         published.add(come, outcomes);
         self.take_in(published);
         Ok(Some(count))

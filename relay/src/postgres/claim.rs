@@ -7,6 +7,7 @@ use std::{
     time::SystemTime,
 };
 
+use bytes::Bytes;
 use futures_util::TryStreamExt as _;
 use oncebox_connect::postgres::Parameter;
 use tokio_postgres::{Row, RowStream};
@@ -340,14 +341,24 @@ impl Session {
             let Some(bytes) = large.get(&(message.lane, message.id)).copied() else { continue };
             let mut payload = Vec::with_capacity(bytes);
             for from in (1..=i32::try_from(bytes).unwrap_or(i32::MAX)).step_by(PIECE as usize) {
-                let parameters: [&dyn Parameter; 4] = [&message.lane, &message.id, &from, &PIECE];
-                let rows = self.query("read a payload", &self.store.sql.payload, &parameters).await?;
-                payload.extend_from_slice(rows.first().map(|row| row.get(0)).unwrap_or_default());
+                payload.extend_from_slice(&self.piece(message, from).await?);
             }
             assert_eq!(payload.len(), bytes, "the log is append-only");
             message.payload = payload.into();
         }
         Ok(())
+    }
+
+    /// A piece of a message's payload, from this byte on, counted from 0.
+    pub(crate) async fn payload_piece(&self, message: &Message, from: usize) -> Result<Bytes, StoreError> {
+        self.piece(message, i32::try_from(from).map_or(i32::MAX, |from| from.saturating_add(1))).await
+    }
+
+    async fn piece(&self, message: &Message, from: i32) -> Result<Bytes, StoreError> {
+        let parameters: [&dyn Parameter; 4] = [&message.lane, &message.id, &from, &PIECE];
+        let rows = self.query("read a payload", &self.store.sql.payload, &parameters).await?;
+        let piece = rows.first().map(|row| row.get::<_, &[u8]>(0));
+        Ok(Bytes::copy_from_slice(piece.unwrap_or_default()))
     }
 }
 

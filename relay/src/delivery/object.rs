@@ -1,0 +1,45 @@
+//! A payload that lies in a bucket of the NATS Object Store, beside its message.
+
+use crate::delivery::{decision::Failure, message::Message};
+
+/// A payload in a bucket, put there whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Object {
+    pub(crate) bucket: String,
+    pub(crate) name: String,
+    /// `SHA-256=...`, as the bucket has it.
+    pub(crate) digest: String,
+    /// The `Nats-Msg-Id` of its message: that which the payload inline would have.
+    pub(crate) id: String,
+}
+
+impl Object {
+    /// The headers by which a consumer finds and checks the payload. The body is empty: a reader
+    /// that does not know these headers must fail, and not take a reference for the payload.
+    pub(crate) fn headers(&self, bytes: usize) -> [(&'static str, String); 3] {
+        [
+            ("Oncebox-Object", format!("{}/{}", self.bucket, self.name)),
+            ("Oncebox-Object-Bytes", bytes.to_string()),
+            ("Oncebox-Object-Digest", self.digest.clone()),
+        ]
+    }
+}
+
+impl Message {
+    /// Whether its payload is to be put into the bucket now: it is larger than the threshold, and
+    /// nothing holds it back.
+    pub(crate) fn wants_object(&self, above: usize) -> bool {
+        let is_held = self.blocked || self.is_passed || self.paused.is_some();
+        self.payload_bytes > above && !is_held && self.object.is_none()
+    }
+
+    /// Why its payload could not be put into the bucket.
+    pub(crate) fn object_failure(&self) -> Option<&Failure> {
+        self.object.as_ref()?.as_ref().err()
+    }
+
+    /// The payload's place in the bucket.
+    pub(crate) fn stored_object(&self) -> Option<&Object> {
+        self.object.as_ref()?.as_ref().ok()
+    }
+}
