@@ -39,6 +39,7 @@ mod relay {
     mod waiting; // what one cause refuses waits together, and a few messages are tried for all
     mod encodings; // databases whose encoding is not UTF-8: what cannot be read is set aside alone
     mod sizes; // a stream that has no room for large messages gets the small ones
+    mod large; // large payloads lie in the Object Store, through crashes and losses
     mod wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
     mod bursts; // a burst of one ordering key, and a full stream, hold up nobody else
     mod memory; // what a relay holds in memory is bounded, however large the messages are

@@ -1,0 +1,185 @@
+//! Large payloads lie in the Object Store, and their messages carry references: from `enqueue` to
+//! the handler, through crashes, and when an object is lost or replaced.
+
+use async_nats::jetstream::stream::Stream;
+use oncebox_relay::{Values, parts::Pass};
+use oncebox_tests::{TestEnv, eventually};
+use tokio_postgres::Client;
+
+use crate::{
+    inbox::{
+        consumer::{Running, consumer},
+        support::{Does, dead_letters, effects, inbox, stream_environment},
+    },
+    relay::support::{LIMIT, connect, drain, values_of, with},
+};
+
+const BYTES: i32 = 5 << 20;
+
+fn values(env: &TestEnv) -> Values {
+    with(&values_of(env), [("object-store", env.name()), ("large-payload-bytes", "100000")])
+}
+
+/// A message of 5 MiB that does not compress; its job is 7.
+async fn enqueue_large(env: &TestEnv, client: &Client, key: &str) {
+    let sql = "SELECT oncebox.enqueue($1, $2, convert_to(
+                 '{\"n\": 7, \"rest\": \"' || string_agg(md5(n::text || $1), '') || '\"}', 'UTF8'))
+               FROM generate_series(1, $3::int / 32) AS n";
+    client.query_one(sql, &[&key, &env.subject("large"), &BYTES]).await.unwrap();
+}
+
+async fn bucket(env: &TestEnv) -> Stream {
+    env.jetstream().await.get_stream(format!("OBJ_{}", env.name())).await.unwrap()
+}
+
+/// Messages of the bucket: chunks, and a description for each object.
+async fn in_bucket(env: &TestEnv) -> u64 {
+    bucket(env).await.cached_info().state.messages
+}
+
+/// The number of chunks and the description of one object: its JSON is a little larger than 5 MiB.
+const ONE_OBJECT: u64 = 42;
+
+async fn drained(env: &TestEnv) {
+    let mut worker = connect(&values(env)).await.worker();
+    eventually("the message is settled", LIMIT, async || (drain(&mut worker).await > 0).then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_handler_gets_the_whole_payload_and_the_stream_a_reference() {
+    let env = stream_environment().await;
+    enqueue_large(&env, &env.pg().await, "k").await;
+    drained(&env).await;
+    let messages = env.messages().await;
+    let headers = &messages[0].headers;
+    assert_eq!((messages.len(), messages[0].payload.len()), (1, 0));
+    assert!(headers.get("Oncebox-Object").unwrap().as_str().starts_with(&format!("{}/", env.name())));
+    assert_eq!(in_bucket(&env).await, ONE_OBJECT);
+    let running = Running::start(consumer(&env).await, inbox(&env), Does::effect());
+    eventually("the handler ran", LIMIT, async || (effects(&env).await == 1).then_some(())).await;
+    running.stop().await;
+    assert_eq!(dead_letters(&env).await, Vec::<String>::new());
+}
+
+/// However a payload travels, its message has one id: a relay that has no bucket sends a copy.
+#[tokio::test]
+async fn the_id_does_not_depend_on_the_way() {
+    let env = stream_environment().await;
+    let sql = "SELECT oncebox.enqueue('k', $1, convert_to(repeat('x', 200000), 'UTF8'))";
+    env.pg().await.query_one(sql, &[&env.subject("large")]).await.unwrap();
+    let mut worker = connect(&values(&env)).await.worker();
+    let claimed = worker.claim().await.unwrap().expect("something is due");
+    drop(worker.publish(claimed).await);
+    drop(worker);
+    let mut plain = connect(&values_of(&env)).await.worker();
+    eventually("it is settled", LIMIT, async || (drain(&mut plain).await > 0).then_some(())).await;
+    assert_eq!(env.messages().await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_crash_after_the_object_or_in_the_middle_of_it_leaves_one_object() {
+    let env = stream_environment().await;
+    let client = env.pg().await;
+    enqueue_large(&env, &client, "k").await;
+    // In the middle: the relay is gone when the first chunks are there.
+    let mut worker = connect(&values(&env)).await.worker();
+    let claimed = worker.claim().await.unwrap().expect("something is due");
+    let some_chunks =
+        eventually("some chunks are there", LIMIT, async || (in_bucket(&env).await > 0).then_some(()));
+    tokio::select! {
+        biased;
+        () = some_chunks => {}
+        _ = worker.publish(claimed) => {}
+    }
+    drop(worker);
+    // Between the object and the message's settlement.
+    let mut worker = connect(&values(&env)).await.worker();
+    let published = eventually("the lane is free", LIMIT, async || {
+        let claimed = worker.claim().await.unwrap()?;
+        Some(worker.publish(claimed).await)
+    });
+    drop(published.await);
+    drop(worker);
+    let before = bucket(&env).await.cached_info().state.last_sequence;
+    drained(&env).await;
+    assert_eq!(in_bucket(&env).await, ONE_OBJECT, "no chunk is there twice");
+    assert_eq!(bucket(&env).await.cached_info().state.last_sequence, before, "nothing is put again");
+    assert_eq!(env.messages().await.len(), 1);
+    let running = Running::start(consumer(&env).await, inbox(&env), Does::effect());
+    eventually("the handler ran", LIMIT, async || (effects(&env).await == 1).then_some(())).await;
+    running.stop().await;
+}
+
+/// The dead letter of a message whose object was changed by this.
+async fn reason(spoil: impl AsyncFnOnce(&TestEnv, &str)) -> String {
+    let env = stream_environment().await;
+    enqueue_large(&env, &env.pg().await, "k").await;
+    drained(&env).await;
+    let message = &env.messages().await[0];
+    let object = message.headers.get("Oncebox-Object").unwrap().as_str();
+    spoil(&env, object.split_once('/').unwrap().1).await;
+    let handler = Does::effect();
+    let inbox = crate::inbox::support::builder(&env).attempts_max(2).build().unwrap();
+    let running = Running::start(consumer(&env).await, inbox, handler.clone());
+    let letters = eventually("a dead letter", LIMIT, async || {
+        let letters = dead_letters(&env).await;
+        (!letters.is_empty()).then_some(letters)
+    })
+    .await;
+    running.stop().await;
+    assert_eq!((handler.runs(), letters.len()), (0, 1), "no handler saw it");
+    letters.into_iter().next().unwrap()
+}
+
+#[tokio::test]
+async fn a_replaced_or_lost_object_is_a_dead_letter_with_the_reason() {
+    let replaced = reason(async |env, name| {
+        let bucket = env.jetstream().await.get_object_store(env.name()).await.unwrap();
+        // As large, with another content.
+        let size = bucket.info(name).await.unwrap().size;
+        bucket.put(name, &mut vec![b'x'; size].as_slice()).await.unwrap();
+    })
+    .await;
+    assert!(replaced.contains("is not the one that the message names"), "{replaced}");
+    let lost = reason(async |env, _| bucket(env).await.purge().await.map(drop).unwrap()).await;
+    assert!(lost.contains("is not there"), "{lost}");
+    let chunks = reason(async |env, _| {
+        let filter = format!("$O.{}.C.>", env.name());
+        bucket(env).await.purge().filter(filter).keep(3).await.map(drop).unwrap();
+    })
+    .await;
+    assert!(chunks.contains("has lost some of its chunks"), "{chunks}");
+}
+
+/// The bucket is gone while the relay runs: the message is set aside as if its stream was, others go
+/// on, and it is delivered when the bucket is there again.
+#[tokio::test]
+async fn a_lost_bucket_delays_large_messages_alone() {
+    let env = stream_environment().await;
+    let client = env.pg().await;
+    let mut worker = connect(&values(&env)).await.worker();
+    let jetstream = env.jetstream().await;
+    jetstream.delete_stream(format!("OBJ_{}", env.name())).await.unwrap();
+    enqueue_large(&env, &client, "k").await;
+    let small = "SELECT oncebox.enqueue('small', $1, 'x')";
+    client.query_one(small, &[&env.subject("small")]).await.unwrap();
+    eventually("the small one arrives", LIMIT, async || {
+        let pass = worker.run_once().await.unwrap();
+        (!matches!(pass, Pass::Idle) || env.messages().await.len() == 1).then_some(())
+    })
+    .await;
+    let sql = "SELECT reason FROM oncebox.parked";
+    let reason: String = eventually("the large one is parked", LIMIT, async || {
+        drain(&mut worker).await;
+        client.query_opt(sql, &[]).await.unwrap().map(|row| row.get(0))
+    })
+    .await;
+    assert!(reason.contains("there is no such bucket"), "{reason}");
+    // A relay that starts makes the bucket again.
+    let mut worker = connect(&values(&env)).await.worker();
+    eventually("both are there", LIMIT, async || {
+        drain(&mut worker).await;
+        (env.messages().await.len() == 2).then_some(())
+    })
+    .await;
+}
