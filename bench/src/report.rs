@@ -77,7 +77,7 @@ const FIGURES: &[Figure] = &[
     figure("loss_check_ms", "a check of 100 lanes and 10 streams, ms", Goal::AtMost(50.0)),
     figure("loss_check_moved_ms", "a check after all lanes have moved, ms", Goal::AtMost(50.0)),
     figure("receipts_percent", "receipts, % of PostgreSQL's time in a drain", Goal::AtMost(2.0)),
-    figure("enqueue_ratio", "enqueue / plain INSERT, 16 producers", Goal::AtLeast(0.90)),
+    figure("enqueue_ratio", "enqueue / INSERT into a plain table, 16 producers", Goal::AtLeast(0.78)),
     figure("saga_rate", "sagas of three steps completed, 1/s", Goal::None),
     figure("saga_postgres_percent", "PostgreSQL then, % of a core", Goal::None),
     figure("saga_cost_ratio", "orchestrator / its transactions by hand", Goal::AtMost(1.5)),

@@ -9,10 +9,9 @@ CREATE TABLE {schema}.delayed (
   id           bigint NOT NULL,
   key          text COLLATE "C" NOT NULL,
   subject      text NOT NULL,
-  ordering_key text COLLATE "C"
-    CONSTRAINT delayed_ordering_key_grammar CHECK ({schema}.check_ordering_key(ordering_key)),
-  headers      jsonb NOT NULL CONSTRAINT delayed_headers_grammar CHECK ({schema}.check_headers(headers)),
-  payload      bytea NOT NULL CONSTRAINT delayed_payload_size CHECK ({schema}.check_payload(payload)),
+  ordering_key text COLLATE "C",
+  headers      jsonb NOT NULL,
+  payload      bytea NOT NULL,
   not_before   timestamptz NOT NULL,
   created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
   CONSTRAINT delayed_pkey PRIMARY KEY (id),
@@ -57,9 +56,8 @@ BEGIN
   IF NOT isfinite(enqueue_at.not_before) OR enqueue_at.not_before > clock_timestamp() + interval '10 years' THEN
     RAISE EXCEPTION 'not_before is %; the limit is ten years ahead', enqueue_at.not_before USING ERRCODE = 'OB008';
   END IF;
-  IF enqueue_at.key IS NULL OR enqueue_at.subject IS NULL OR enqueue_at.payload IS NULL THEN
-    PERFORM {schema}.refuse_null(enqueue_at.key IS NULL, enqueue_at.subject IS NULL);
-  END IF;
+  PERFORM {schema}.check_message(enqueue_at.key, enqueue_at.subject, enqueue_at.ordering_key, enqueue_at.headers,
+                                 enqueue_at.payload);
   -- As in enqueue(): what a crash can undo must not be seen by a relay.
   IF current_setting('synchronous_commit') = 'off' THEN
     PERFORM set_config('synchronous_commit', 'local', true);

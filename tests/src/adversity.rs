@@ -101,7 +101,9 @@ pub async fn enqueue_byte(
 /// # Errors
 /// PostgreSQL refuses.
 pub async fn take_any_header(client: &impl GenericClient) -> Result<(), Error> {
-    client.batch_execute("ALTER TABLE oncebox.message DROP CONSTRAINT message_headers_grammar").await
+    let sql = "CREATE OR REPLACE FUNCTION oncebox.check_headers(headers jsonb) RETURNS boolean
+               LANGUAGE sql IMMUTABLE STRICT RETURN true";
+    client.batch_execute(sql).await
 }
 
 /// Subscribes the log of one outbox to another's on the same server, which has `wal_level =

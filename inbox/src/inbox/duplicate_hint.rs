@@ -1,10 +1,9 @@
 //! Whether the next messages are likely to be duplicates.
 //!
-//! Most messages are new, and a claim that expects a new key is faster (`claim_new.sql`): with it
-//! the inbox handles 4 % more messages at 16 in flight and 8 % more at 64. When it is wrong it
-//! costs a rolled back transaction and a line in PostgreSQL's log. So after each duplicate the next
-//! thousand messages are claimed with the statement that expects either: when a stream is delivered
-//! again, there is one such line, not one for each message.
+//! Most messages are new, and a claim that expects a new key is faster (`claim_new.sql`). When it
+//! is wrong it costs a rolled back transaction and a line in PostgreSQL's log. So after each
+//! duplicate the next thousand messages are claimed with the statement that expects either: when a
+//! stream is delivered again, there is one such line, not one for each message.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

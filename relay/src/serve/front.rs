@@ -19,7 +19,7 @@ pub(crate) struct Front {
 }
 
 impl Front {
-    /// Serves HTTP, and sends the metrics where `otlp` says, until `stop`. Systemd is told longer:
+    /// Serves HTTP until `stop`. Sends the metrics where `otlp` says, and tells systemd, longer:
     /// the drain of the loops is watched as well.
     ///
     /// # Errors
@@ -40,7 +40,7 @@ impl Front {
             tasks.spawn(http::serve(listener, databases.clone(), stop.clone()));
         }
         if let Some((url, every)) = otlp {
-            tasks.spawn(push::push(url, every, databases.clone(), stop.clone()));
+            tasks.spawn(push::push(url, every, databases.clone(), over.clone()));
         }
         if let Some(systemd) = systemd {
             tasks.spawn(systemd.tell(databases, stop, over.clone()));

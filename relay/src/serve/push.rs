@@ -22,9 +22,9 @@ use crate::{
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Sends until shutdown, and once more then. A collector that is away costs a line in the log when
-/// it goes, and one when it is back: counters are cumulative, so nothing is lost.
-pub(super) async fn push(url: String, every: Duration, databases: Databases, shutdown: CancellationToken) {
+/// Sends until all is `over`, and once more then. A collector that is away costs a line in the log
+/// when it goes, and one when it is back: counters are cumulative, so nothing is lost.
+pub(super) async fn push(url: String, every: Duration, databases: Databases, over: CancellationToken) {
     let client = HyperClient::with_default_connector(REQUEST_TIMEOUT, None);
     info!(url, ?every, "metrics go to the collector");
     let from = now();
@@ -36,7 +36,7 @@ pub(super) async fn push(url: String, every: Duration, databases: Databases, shu
     loop {
         let is_over = tokio::select! {
             _ = ticks.tick() => false,
-            () = shutdown.cancelled() => true,
+            () = over.cancelled() => true,
         };
         let sent = match databases.scrape().await {
             Ok(text) => {

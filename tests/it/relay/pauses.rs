@@ -175,6 +175,12 @@ async fn replays_keep_a_rate_and_go_on_after_a_kill() {
     let keys = enqueue(&client, &env.subject("a"), "r-", 0..60, 1).await;
     await_messages(&stream, keys.len()).await;
     let arguments = ["outbox", "replay", "--all", "--request", "again", "--rate", "20"];
+    // A message is in the stream a moment before it is settled, and only then replayed.
+    eventually("all messages are settled", LIMIT, async || {
+        let (_, would, _) = run(env.database_url(), &["outbox", "replay", "--all", "--dry-run"]).await;
+        (would == "would replay 60 messages\n").then_some(())
+    })
+    .await;
     let database = [("DATABASE_URL", env.database_url())];
     let begun = Instant::now();
     let replaying = Process::start(&arguments, database);

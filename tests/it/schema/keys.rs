@@ -31,6 +31,46 @@ fn expand(text: &str) -> String {
     format!("{head}{}{}", unit.repeat(count.parse().unwrap()), expand(tail))
 }
 
+/// `enqueue` asks `is_plain` first, and checks nothing more if that says yes.
+#[tokio::test]
+async fn no_message_that_breaks_a_limit_counts_as_plain() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    let mut random = Random(u64::from(std::process::id()));
+    let seed = random.0;
+    let vectors: Vec<String> =
+        VECTORS.lines().filter_map(|line| Some(expand(line.split_once('\t')?.1))).collect();
+    let (mut plain, mut refused) = (0, 0);
+    let keys = ["a", "7", ":", "#", "%3A", "undo", ":undo", " ", "ä", "\n", "Z", "%"];
+    let subjects = ["a", "b.", "_", "-", ".", "$", "*", ">", "_INBOX.", " ", "ä", "\n"];
+    let ordering_keys = ["a", "~", "!", ":", " ", "ä", "\n"];
+    let some_headers = ["[]", r#"{"Nats-Msg-Id": "x"}"#, r#"{"a": "b"}"#, "7"];
+    for number in 0..600 {
+        // One field at a time is not harmless.
+        let [mut key, mut subject, mut ordering_key] = ["k:step", "a.b", "o"].map(str::to_owned);
+        let (mut headers, mut payload) = ("{}", Vec::new());
+        match (vectors.get(number), random.below(8)) {
+            (Some(vector), _) => key.clone_from(vector),
+            (_, 0) => headers = some_headers[usize::try_from(random.below(4)).unwrap()],
+            (_, 1) if number < 200 => {
+                payload = vec![0_u8; 8_388_608 + usize::try_from(random.below(2)).unwrap()]
+            }
+            (_, 1 | 2) => ordering_key = random.text(&ordering_keys, 4, 255),
+            (_, 3..=5) => subject = random.text(&subjects, 5, 255),
+            _ => key = random.text(&keys, 6, 126),
+        }
+        let message: [&(dyn ToSql + Sync); 5] = [&key, &subject, &ordering_key, &headers, &payload];
+        let ask = "SELECT oncebox.is_plain($1, $2, $3, $4::text::jsonb, $5)";
+        let is_plain: bool = client.query_one(ask, &message).await.unwrap().get(0);
+        let check = "SELECT oncebox.check_message($1, $2, $3, $4::text::jsonb, $5)";
+        let checked = client.execute(check, &message).await;
+        assert!(!is_plain || checked.is_ok(), "seed {seed}: {key:?} {subject:?} {ordering_key:?} {headers}");
+        plain += usize::from(is_plain);
+        refused += usize::from(checked.is_err());
+    }
+    assert!(plain > 20 && refused > 100, "seed {seed}: {plain} plain, {refused} refused: not worth much");
+}
+
 #[tokio::test]
 async fn sql_and_rust_derive_the_same_keys() {
     let env = TestEnv::new().await;
