@@ -213,7 +213,11 @@ impl<D: Driver> Worker<D> {
         &mut self,
         next: impl FnOnce(&mut Queue<HeldMessage>) -> Option<(Id, &HeldMessage)>,
     ) -> Option<TakenMessage> {
-        if self.shutdown.is_cancelled() || !self.refused.is_empty() || !self.dead.is_empty() || self.unfetched.is_some() {
+        if self.shutdown.is_cancelled()
+            || !self.refused.is_empty()
+            || !self.dead.is_empty()
+            || self.unfetched.is_some()
+        {
             return None;
         }
         let mut queue = self.held.queue();

@@ -14,7 +14,7 @@ use std::{collections::HashMap, time::Duration};
 
 use async_nats::{
     HeaderMap,
-    jetstream::{self, context::PublishErrorKind, stream::LastRawMessageErrorKind},
+    jetstream::{self, ErrorCode, context::PublishErrorKind, stream::LastRawMessageErrorKind},
 };
 use base64::{Engine as _, prelude::BASE64_URL_SAFE};
 use bytes::Bytes;
@@ -36,8 +36,6 @@ const CHUNK: usize = 128 * 1024;
 const BESIDE: usize = 1024;
 /// The id of the message stands beside its object, so that another try need not read the payload.
 const ID: &str = "nats-msg-id";
-/// JetStream's "stream not found".
-const NOT_FOUND: u64 = 10059;
 
 /// A bucket, on a connection.
 pub(crate) struct Bucket<'a> {
@@ -253,6 +251,9 @@ impl<'a> Bucket<'a> {
     }
 
     fn refused(&self, error: &jetstream::Error) -> Failure {
+        if error.error_code() == ErrorCode::STREAM_NOT_FOUND {
+            return self.missing();
+        }
         Failure::Refused {
             err_code: error.error_code().0,
             description: format!("object store {}: {error}", self.name),
@@ -262,7 +263,11 @@ impl<'a> Bucket<'a> {
 
     fn missing(&self) -> Failure {
         let description = format!("object store {}: there is no such bucket", self.name);
-        Failure::Refused { err_code: NOT_FOUND, description, stream: Some(self.stream.clone()) }
+        Failure::Refused {
+            err_code: ErrorCode::STREAM_NOT_FOUND.0,
+            description,
+            stream: Some(self.stream.clone()),
+        }
     }
 
     fn silent(&self) -> Failure {

@@ -189,7 +189,8 @@ impl Publisher {
             Sending::Refuse(failure) => return batch.finish(index, Err(failure), limits),
             Sending::Ask => return batch.suspected.push(index),
         }
-        if message.is_left_out() && limits.large_payloads.as_ref().is_some_and(|l| message.wants_object(l.above))
+        if message.is_left_out()
+            && limits.large_payloads.as_ref().is_some_and(|l| message.wants_object(l.above))
         {
             // There was no time to put its payload into the bucket: the next pass does.
             return;
