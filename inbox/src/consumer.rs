@@ -161,8 +161,8 @@ impl Consumer {
         self
     }
 
-    /// A larger payload is not fetched from the Object Store, and its message fails. Default: 64 MiB.
-    /// Each worker holds one such payload at most, beside those of `held_bytes`.
+    /// A larger payload is not fetched from the Object Store, and its message fails. Default: 64
+    /// MiB. Each worker holds one such payload at most, beside those of `held_bytes`.
     pub fn object_bytes_max(mut self, bytes: usize) -> Self {
         self.settings.object_bytes_max = bytes;
         self

@@ -1,5 +1,5 @@
-//! Payloads that lie in a bucket of the NATS Object Store: they are fetched, and checked, before the
-//! inbox sees the message.
+//! Payloads that lie in a bucket of the NATS Object Store: they are fetched, and checked, before
+//! the inbox sees the message.
 
 use std::time::Duration;
 

@@ -138,6 +138,23 @@ impl Message {
         }
     }
 
+    /// Whether its payload is to be put into the bucket now: it is larger than the threshold, and
+    /// nothing holds it back.
+    pub(crate) fn wants_object(&self, above: usize) -> bool {
+        let is_held = self.blocked || self.is_passed || self.paused.is_some();
+        self.payload_bytes > above && !is_held && self.object.is_none()
+    }
+
+    /// Why its payload could not be put into the bucket.
+    pub(crate) fn object_failure(&self) -> Option<&Failure> {
+        self.object.as_ref()?.as_ref().err()
+    }
+
+    /// The payload's place in the bucket.
+    pub(crate) fn stored_object(&self) -> Option<&Object> {
+        self.object.as_ref()?.as_ref().ok()
+    }
+
     /// The payload was not read, since the server would not take it, or the message waits behind
     /// another: it must not be sent.
     pub(crate) fn is_left_out(&self) -> bool {

@@ -1,7 +1,5 @@
 //! A payload that lies in a bucket of the NATS Object Store, beside its message.
 
-use crate::delivery::{decision::Failure, message::Message};
-
 /// A payload in a bucket, put there whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Object {
@@ -22,24 +20,5 @@ impl Object {
             ("Oncebox-Object-Bytes", bytes.to_string()),
             ("Oncebox-Object-Digest", self.digest.clone()),
         ]
-    }
-}
-
-impl Message {
-    /// Whether its payload is to be put into the bucket now: it is larger than the threshold, and
-    /// nothing holds it back.
-    pub(crate) fn wants_object(&self, above: usize) -> bool {
-        let is_held = self.blocked || self.is_passed || self.paused.is_some();
-        self.payload_bytes > above && !is_held && self.object.is_none()
-    }
-
-    /// Why its payload could not be put into the bucket.
-    pub(crate) fn object_failure(&self) -> Option<&Failure> {
-        self.object.as_ref()?.as_ref().err()
-    }
-
-    /// The payload's place in the bucket.
-    pub(crate) fn stored_object(&self) -> Option<&Object> {
-        self.object.as_ref()?.as_ref().ok()
     }
 }

@@ -1,5 +1,5 @@
-//! Puts large payloads into a bucket of the NATS Object Store, piece by piece: the relay never holds
-//! one whole.
+//! Puts large payloads into a bucket of the NATS Object Store, piece by piece: the relay never
+//! holds one whole.
 //!
 //! An object is named after its row, so another try after a crash finds the first one, or replaces
 //! it. Its chunks lie below the name, each try under a subject of its own. Two relays may put the
@@ -25,12 +25,13 @@ use tokio::time::Instant;
 
 use super::connection::Connection;
 use crate::{
+    clock::with_text,
     delivery::{decision::Failure, message::Message, object::Object},
     error::error_chain,
     postgres::session::Session,
 };
 
-/// Bytes of a chunk, as the clients of NATS choose them; a smaller `max_payload` makes them smaller.
+/// Bytes of a chunk, as the clients of NATS choose them; fewer with a smaller `max_payload`.
 const CHUNK: usize = 128 * 1024;
 /// Room for the subject and the protocol beside a chunk.
 const BESIDE: usize = 1024;
@@ -177,7 +178,7 @@ impl<'a> Bucket<'a> {
             size: message.payload_bytes,
             chunks,
             digest: format!("SHA-256={}", BASE64_URL_SAFE.encode(digest.finalize())),
-            mtime: humantime::format_rfc3339_micros(std::time::SystemTime::now()).to_string(),
+            mtime: humantime::format_rfc3339_micros(with_text(message.created_at)).to_string(),
             metadata: HashMap::from([(ID.to_owned(), id.finish(message))]),
             deleted: false,
         };
@@ -206,7 +207,7 @@ impl<'a> Bucket<'a> {
         first.ok_or(None)
     }
 
-    /// Removes chunks of earlier tries. If it cannot, they stay for as long as the bucket keeps them.
+    /// Removes chunks of earlier tries; if it cannot, they stay as long as the bucket keeps them.
     async fn remove_older(&self, name: &str, before: u64) {
         let Ok(stream) = self.context.get_stream_no_info(&self.stream).await else { return };
         let filter = format!("$O.{}.C.{name}.>", self.name);

@@ -151,8 +151,8 @@ async fn a_replaced_or_lost_object_is_a_dead_letter_with_the_reason() {
     assert!(chunks.contains("has lost some of its chunks"), "{chunks}");
 }
 
-/// The bucket is gone while the relay runs: the message is set aside as if its stream was, others go
-/// on, and it is delivered when the bucket is there again.
+/// The bucket is gone while the relay runs: the message is set aside as if its stream was, others
+/// go on, and it is delivered when the bucket is there again.
 #[tokio::test]
 async fn a_lost_bucket_delays_large_messages_alone() {
     let env = stream_environment().await;
