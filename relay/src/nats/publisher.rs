@@ -169,11 +169,8 @@ impl Publisher {
                 Failure::BadHeader(format!("subject {}: it lies below the relay's inbox", message.subject));
             return batch.finish(index, Err(failure), limits);
         }
-        if let Some(paused) = &message.paused {
-            return batch.finish(index, Err(Failure::Paused(paused.clone())), limits);
-        }
-        if let Some(failure) = message.object_failure() {
-            return batch.finish(index, Err(failure.clone()), limits);
+        if let Some(failure) = held_back(message) {
+            return batch.finish(index, Err(failure), limits);
         }
         if let Some(failure) = batch.refused_unsent(message) {
             return batch.finish(index, Err(failure), limits);
@@ -189,10 +186,7 @@ impl Publisher {
             Sending::Refuse(failure) => return batch.finish(index, Err(failure), limits),
             Sending::Ask => return batch.suspected.push(index),
         }
-        if message.is_left_out()
-            && limits.large_payloads.as_ref().is_some_and(|l| message.wants_object(l.above))
-        {
-            // There was no time to put its payload into the bucket: the next pass does.
+        if waits_for_object(message, limits) {
             return;
         }
         let headers = wire_headers(message, limits).and_then(|headers| {
@@ -234,6 +228,18 @@ impl Publisher {
             Err(_) => batch.away = Some(Failure::TimedOut),
         }
     }
+}
+
+/// Why a message is not sent, however its subject fares.
+fn held_back(message: &Message) -> Option<Failure> {
+    let paused = message.paused.clone().map(Failure::Paused);
+    paused.or_else(|| message.object_failure().cloned())
+}
+
+/// There was no time to put its payload into the bucket: the next pass does.
+fn waits_for_object(message: &Message, limits: &Limits) -> bool {
+    let above = limits.large_payloads.as_ref().map(|large| large.above);
+    message.is_left_out() && above.is_some_and(|above| message.wants_object(above))
 }
 
 /// The headers of a message on the wire, as the options have them.
