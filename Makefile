@@ -24,7 +24,7 @@ BIN := $(or $(CARGO_TARGET_DIR),target)
 CLIENTS := $(addprefix .dev/clients/,python typescript go)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo faults chaos test both suite-oldest suite-newest bench bench-works up down ci fmt lint outside schema servers prometheus redis \
+.PHONY: help demo model faults chaos test both suite-oldest suite-newest bench bench-works up down ci fmt lint outside schema servers prometheus redis \
 	browser screenshots build dist dist-works docs rehearsal
 
 help: ## List these targets.
@@ -60,6 +60,9 @@ both: build
 	@cargo test --workspace --no-run --quiet
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going suite-oldest suite-newest
 
+model: ## Check the specification exhaustively within its bounds, and that each mutant is rejected.
+	cargo test -p oncebox-model
+
 suite-%: export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 suite-newest: export ONCEBOX_TEST_TLS ?= required
 suite-newest: export ONCEBOX_TEST_PGBOUNCER ?= /usr/sbin/pgbouncer
@@ -83,6 +86,7 @@ ci: ## Everything that must pass before a change lands.
 	$(MAKE) lint
 	$(MAKE) outside
 	$(MAKE) both
+	$(MAKE) model
 	$(MAKE) demo
 	$(MAKE) dist-works
 	$(MAKE) --jobs=3 --keep-going --output-sync=target faults chaos bench-works

@@ -95,7 +95,7 @@ go_module() {
 
 crates() {
     cargo package --quiet --allow-dirty --no-verify --workspace --exclude oncebox-examples --exclude oncebox-tests \
-        --exclude oncebox-bench --target-dir "$STAGE/crates"
+        --exclude oncebox-bench --exclude oncebox-model --target-dir "$STAGE/crates"
     cp "$STAGE"/crates/package/*.crate "$OUT/crates"
 }
 

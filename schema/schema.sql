@@ -30,6 +30,142 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) IS 'Give a saga up as it stands: attempts that are delayed are cancelled, nothing more is sent, nothing is undone, answers change nothing. What is in the log already is delivered. False when it has finished already, or there is none.';
 
+CREATE FUNCTION oncebox.append(ids bigint[], lanes smallint[], keys text[], subjects text[], ordering_keys text[], headers jsonb[], payloads bytea[], is_moved boolean) RETURNS bigint[]
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  this_turn bigint;
+  written_ids bigint[];
+BEGIN
+  FOR attempt IN 1 .. 5 LOOP
+    this_turn := pg_sequence_last_value('"oncebox".turn');
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+      PERFORM "oncebox".check_turn(this_turn);
+    END IF;
+    CASE this_turn % 8
+      WHEN 0 THEN
+        WITH written AS (
+          INSERT INTO "oncebox".message_0 AS m (id, lane, key, subject, ordering_key, headers, payload)
+          SELECT g.id, g.lane, g.key, g.subject, g.ordering_key, g.headers, g.payload
+          FROM unnest(ids, lanes, keys, subjects, ordering_keys, append.headers, payloads)
+            AS g (id, lane, key, subject, ordering_key, headers, payload)
+          WHERE pg_sequence_last_value('"oncebox".turn') = this_turn
+            AND (is_moved OR NOT EXISTS (SELECT FROM "oncebox".message_7 AS b WHERE b.key = g.key)
+                         AND NOT EXISTS (SELECT FROM "oncebox".delayed AS d WHERE d.key = g.key))
+          ORDER BY g.id
+          ON CONFLICT ON CONSTRAINT message_0_key_unique DO NOTHING
+          RETURNING m.id
+        )
+        SELECT array_agg(w.id) INTO written_ids FROM written AS w;
+      WHEN 1 THEN
+        WITH written AS (
+          INSERT INTO "oncebox".message_1 AS m (id, lane, key, subject, ordering_key, headers, payload)
+          SELECT g.id, g.lane, g.key, g.subject, g.ordering_key, g.headers, g.payload
+          FROM unnest(ids, lanes, keys, subjects, ordering_keys, append.headers, payloads)
+            AS g (id, lane, key, subject, ordering_key, headers, payload)
+          WHERE pg_sequence_last_value('"oncebox".turn') = this_turn
+            AND (is_moved OR NOT EXISTS (SELECT FROM "oncebox".message_0 AS b WHERE b.key = g.key)
+                         AND NOT EXISTS (SELECT FROM "oncebox".delayed AS d WHERE d.key = g.key))
+          ORDER BY g.id
+          ON CONFLICT ON CONSTRAINT message_1_key_unique DO NOTHING
+          RETURNING m.id
+        )
+        SELECT array_agg(w.id) INTO written_ids FROM written AS w;
+      WHEN 2 THEN
+        WITH written AS (
+          INSERT INTO "oncebox".message_2 AS m (id, lane, key, subject, ordering_key, headers, payload)
+          SELECT g.id, g.lane, g.key, g.subject, g.ordering_key, g.headers, g.payload
+          FROM unnest(ids, lanes, keys, subjects, ordering_keys, append.headers, payloads)
+            AS g (id, lane, key, subject, ordering_key, headers, payload)
+          WHERE pg_sequence_last_value('"oncebox".turn') = this_turn
+            AND (is_moved OR NOT EXISTS (SELECT FROM "oncebox".message_1 AS b WHERE b.key = g.key)
+                         AND NOT EXISTS (SELECT FROM "oncebox".delayed AS d WHERE d.key = g.key))
+          ORDER BY g.id
+          ON CONFLICT ON CONSTRAINT message_2_key_unique DO NOTHING
+          RETURNING m.id
+        )
+        SELECT array_agg(w.id) INTO written_ids FROM written AS w;
+      WHEN 3 THEN
+        WITH written AS (
+          INSERT INTO "oncebox".message_3 AS m (id, lane, key, subject, ordering_key, headers, payload)
+          SELECT g.id, g.lane, g.key, g.subject, g.ordering_key, g.headers, g.payload
+          FROM unnest(ids, lanes, keys, subjects, ordering_keys, append.headers, payloads)
+            AS g (id, lane, key, subject, ordering_key, headers, payload)
+          WHERE pg_sequence_last_value('"oncebox".turn') = this_turn
+            AND (is_moved OR NOT EXISTS (SELECT FROM "oncebox".message_2 AS b WHERE b.key = g.key)
+                         AND NOT EXISTS (SELECT FROM "oncebox".delayed AS d WHERE d.key = g.key))
+          ORDER BY g.id
+          ON CONFLICT ON CONSTRAINT message_3_key_unique DO NOTHING
+          RETURNING m.id
+        )
+        SELECT array_agg(w.id) INTO written_ids FROM written AS w;
+      WHEN 4 THEN
+        WITH written AS (
+          INSERT INTO "oncebox".message_4 AS m (id, lane, key, subject, ordering_key, headers, payload)
+          SELECT g.id, g.lane, g.key, g.subject, g.ordering_key, g.headers, g.payload
+          FROM unnest(ids, lanes, keys, subjects, ordering_keys, append.headers, payloads)
+            AS g (id, lane, key, subject, ordering_key, headers, payload)
+          WHERE pg_sequence_last_value('"oncebox".turn') = this_turn
+            AND (is_moved OR NOT EXISTS (SELECT FROM "oncebox".message_3 AS b WHERE b.key = g.key)
+                         AND NOT EXISTS (SELECT FROM "oncebox".delayed AS d WHERE d.key = g.key))
+          ORDER BY g.id
+          ON CONFLICT ON CONSTRAINT message_4_key_unique DO NOTHING
+          RETURNING m.id
+        )
+        SELECT array_agg(w.id) INTO written_ids FROM written AS w;
+      WHEN 5 THEN
+        WITH written AS (
+          INSERT INTO "oncebox".message_5 AS m (id, lane, key, subject, ordering_key, headers, payload)
+          SELECT g.id, g.lane, g.key, g.subject, g.ordering_key, g.headers, g.payload
+          FROM unnest(ids, lanes, keys, subjects, ordering_keys, append.headers, payloads)
+            AS g (id, lane, key, subject, ordering_key, headers, payload)
+          WHERE pg_sequence_last_value('"oncebox".turn') = this_turn
+            AND (is_moved OR NOT EXISTS (SELECT FROM "oncebox".message_4 AS b WHERE b.key = g.key)
+                         AND NOT EXISTS (SELECT FROM "oncebox".delayed AS d WHERE d.key = g.key))
+          ORDER BY g.id
+          ON CONFLICT ON CONSTRAINT message_5_key_unique DO NOTHING
+          RETURNING m.id
+        )
+        SELECT array_agg(w.id) INTO written_ids FROM written AS w;
+      WHEN 6 THEN
+        WITH written AS (
+          INSERT INTO "oncebox".message_6 AS m (id, lane, key, subject, ordering_key, headers, payload)
+          SELECT g.id, g.lane, g.key, g.subject, g.ordering_key, g.headers, g.payload
+          FROM unnest(ids, lanes, keys, subjects, ordering_keys, append.headers, payloads)
+            AS g (id, lane, key, subject, ordering_key, headers, payload)
+          WHERE pg_sequence_last_value('"oncebox".turn') = this_turn
+            AND (is_moved OR NOT EXISTS (SELECT FROM "oncebox".message_5 AS b WHERE b.key = g.key)
+                         AND NOT EXISTS (SELECT FROM "oncebox".delayed AS d WHERE d.key = g.key))
+          ORDER BY g.id
+          ON CONFLICT ON CONSTRAINT message_6_key_unique DO NOTHING
+          RETURNING m.id
+        )
+        SELECT array_agg(w.id) INTO written_ids FROM written AS w;
+      WHEN 7 THEN
+        WITH written AS (
+          INSERT INTO "oncebox".message_7 AS m (id, lane, key, subject, ordering_key, headers, payload)
+          SELECT g.id, g.lane, g.key, g.subject, g.ordering_key, g.headers, g.payload
+          FROM unnest(ids, lanes, keys, subjects, ordering_keys, append.headers, payloads)
+            AS g (id, lane, key, subject, ordering_key, headers, payload)
+          WHERE pg_sequence_last_value('"oncebox".turn') = this_turn
+            AND (is_moved OR NOT EXISTS (SELECT FROM "oncebox".message_6 AS b WHERE b.key = g.key)
+                         AND NOT EXISTS (SELECT FROM "oncebox".delayed AS d WHERE d.key = g.key))
+          ORDER BY g.id
+          ON CONFLICT ON CONSTRAINT message_7_key_unique DO NOTHING
+          RETURNING m.id
+        )
+        SELECT array_agg(w.id) INTO written_ids FROM written AS w;
+      ELSE
+        RAISE EXCEPTION 'the sequence "turn" has no value' USING HINT = 'Run `oncebox migrate`, which gives it one.';
+    END CASE;
+    IF pg_sequence_last_value('"oncebox".turn') = this_turn THEN
+      RETURN coalesce(written_ids, '{}');
+    END IF;
+  END LOOP;
+  RAISE EXCEPTION 'the message log turned five times in a moment' USING ERRCODE = '40001';
+END $$;
+
 CREATE FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text) RETURNS text[]
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -236,17 +372,18 @@ CREATE FUNCTION oncebox.cancel_delayed(key text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
+DECLARE
+  cancelled bigint;
 BEGIN
   -- Waits for a relay that is moving it, which takes milliseconds; a relay never waits here.
-  WITH cancelled AS (
-    DELETE FROM "oncebox".delayed AS d
-    WHERE d.key = cancel_delayed.key
-    RETURNING d.id
-  )
-  DELETE FROM "oncebox".message AS m
-  USING cancelled AS c
-  WHERE m.lane = -1 AND m.id = c.id;
-  RETURN FOUND;
+  DELETE FROM "oncebox".delayed AS d
+  WHERE d.key = cancel_delayed.key
+  RETURNING d.id INTO cancelled;
+  IF NOT FOUND THEN
+    RETURN false;
+  END IF;
+  PERFORM "oncebox".delete_placeholders(ARRAY[cancelled]);
+  RETURN true;
 END $$;
 
 COMMENT ON FUNCTION oncebox.cancel_delayed(key text) IS 'Give a delayed message up in this transaction. True when it will never be sent; false when no message of this key is delayed: it was never enqueued, was cancelled, or has been moved into the log.';
@@ -463,6 +600,18 @@ BEGIN
   RETURN true;
 END $_$;
 
+CREATE FUNCTION oncebox.check_turn(this_turn bigint) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  IF NOT EXISTS (SELECT FROM "oncebox".segment AS s WHERE s.number = this_turn % 8 AND s.turn = this_turn)
+     AND EXISTS (SELECT FROM "oncebox".segment) THEN
+    RAISE EXCEPTION 'the message log has turned since this transaction took its snapshot' USING ERRCODE = '40001',
+      HINT = 'Nothing was enqueued. Run the transaction again.';
+  END IF;
+END $$;
+
 CREATE FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text DEFAULT ''::text, message_id bigint DEFAULT NULL::bigint, OUT answer text, OUT outcome json, OUT reason text) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -556,6 +705,20 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, fingerprint bytea, OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea) IS 'Claims a request in this transaction, begun with BEGIN DEFERRABLE: new (handle it), replayed (with the response; without a status it may be done in part, without a body that was not kept), in_flight (another one works on it), mismatch (the key of another request). The client''s key becomes `key`, from which keys of messages are derived.';
 
+CREATE FUNCTION oncebox.count_segment(number smallint) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  counted bigint := (SELECT c.reltuples::bigint FROM pg_class AS c
+    WHERE c.oid = format('"oncebox".message_%s', "oncebox".segment_name(number))::regclass);
+BEGIN
+  IF counted < 1000000 THEN
+    EXECUTE format('SELECT count(*) FROM "oncebox".message_%s AS m WHERE m.lane >= 0', "oncebox".segment_name(number)) INTO counted;
+  END IF;
+  RETURN counted;
+END $$;
+
 CREATE FUNCTION oncebox.dead_letter_event() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -603,60 +766,163 @@ EXCEPTION WHEN array_subscript_error OR character_not_in_repertoire OR untransla
   status := NULL;
 END $$;
 
-CREATE FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) RETURNS bigint
+CREATE FUNCTION oncebox.delete_kept(retention_seconds double precision) RETURNS bigint
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
-  WITH reached AS MATERIALIZED (
-    SELECT l.lane, s.floor, s.high, s.snap, x.snap AS reset_snap
-    FROM (SELECT DISTINCT w.lane FROM unnest($1) AS w (lane)) AS l
-    CROSS JOIN LATERAL (
-      SELECT m.floor, m.high, m.snap, m.system_identifier
-      FROM "oncebox".milestone AS m
-      WHERE m.lane = l.lane
-      ORDER BY m.number DESC
-      LIMIT 1
-    ) AS s
-    CROSS JOIN (SELECT c.system_identifier FROM pg_control_system() AS c OFFSET 0) AS here
-    LEFT JOIN "oncebox".reset AS x ON x.lane = l.lane
-    WHERE s.system_identifier = here.system_identifier
-      AND pg_snapshot_xmax(s.snap) <= pg_snapshot_xmax(pg_current_snapshot())
-  ),
-  settled AS MATERIALIZED (
-    SELECT m.lane, m.id
-    FROM unnest($1, $2) AS w (lane, id)
-    JOIN "oncebox".message AS m ON m.lane = w.lane AND m.id = w.id
-    JOIN reached AS r ON r.lane = m.lane
-    WHERE CASE
-        WHEN m.id > r.floor THEN m.id <= r.high AND pg_visible_in_snapshot(m.xact, r.snap)
-        -- A restored row, or one that was sent after it had been found below the floor.
-        ELSE r.reset_snap IS NULL
-          OR "oncebox".written_by(m.xmin) < m.xact
-          OR pg_visible_in_snapshot("oncebox".written_by(m.xmin), r.reset_snap)
-          OR EXISTS (SELECT FROM "oncebox".replay AS p WHERE p.lane = m.lane AND p.id = m.id)
-      END
-      AND NOT EXISTS (SELECT FROM "oncebox".parked AS p WHERE p.lane = m.lane AND p.id = m.id)
+  WITH old AS MATERIALIZED (
+    SELECT k.lane, k.id
+    FROM "oncebox".message_kept AS k
+    LEFT JOIN "oncebox".reset AS x ON x.lane = k.lane
+    LEFT JOIN "oncebox".lane_cursor AS c ON c.lane = k.lane
+    WHERE k.kept_at <= clock_timestamp() - make_interval(secs => $1)
+      AND EXISTS (SELECT FROM "oncebox".segment AS s WHERE s.number = 8 AND NOT s.is_live)
+      AND NOT EXISTS (SELECT FROM "oncebox".parked AS p WHERE p.lane = k.lane AND p.id = k.id)
+      AND NOT EXISTS (SELECT FROM "oncebox".late_receipt AS r WHERE r.lane = k.lane AND r.id = k.id)
+      AND NOT (k.lane = -1 AND EXISTS (SELECT FROM "oncebox".delayed AS d WHERE d.id = k.id))
+      AND (x.lane IS NULL OR k.id > c.floor
+        OR EXISTS (SELECT FROM "oncebox".replay AS r WHERE r.lane = k.lane AND r.id = k.id)
+        OR EXISTS (SELECT FROM "oncebox".discarded AS d WHERE d.lane = k.lane AND d.id = k.id))
+    LIMIT 1000
   ),
   forgotten AS (
-    DELETE FROM "oncebox".discarded AS d
-    USING settled AS s
-    WHERE d.lane = s.lane AND d.id = s.id
+    DELETE FROM "oncebox".discarded AS d USING old AS o WHERE d.lane = o.lane AND d.id = o.id
   ),
   unnumbered AS (
-    DELETE FROM "oncebox".replay AS p
-    USING settled AS s
-    WHERE p.lane = s.lane AND p.id = s.id
+    DELETE FROM "oncebox".replay AS r USING old AS o WHERE r.lane = o.lane AND r.id = o.id
   ),
   deleted AS (
-    DELETE FROM "oncebox".message AS m
-    USING settled AS s
-    WHERE m.lane = s.lane AND m.id = s.id
-    RETURNING m.id
+    DELETE FROM "oncebox".message_kept AS k USING old AS o WHERE k.lane = o.lane AND k.id = o.id RETURNING k.lane
   )
-  SELECT count(*) FROM deleted
+  SELECT count(*) FILTER (WHERE d.lane >= 0) FROM deleted AS d
 $_$;
 
-COMMENT ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) IS 'Deletes settled messages, and no others; returns how many.';
+CREATE FUNCTION oncebox.delete_placeholders(ids bigint[]) RETURNS void
+    LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  DELETE FROM "oncebox".message_0 AS m WHERE m.lane = -1 AND m.id = ANY ($1);
+  DELETE FROM "oncebox".message_1 AS m WHERE m.lane = -1 AND m.id = ANY ($1);
+  DELETE FROM "oncebox".message_2 AS m WHERE m.lane = -1 AND m.id = ANY ($1);
+  DELETE FROM "oncebox".message_3 AS m WHERE m.lane = -1 AND m.id = ANY ($1);
+  DELETE FROM "oncebox".message_4 AS m WHERE m.lane = -1 AND m.id = ANY ($1);
+  DELETE FROM "oncebox".message_5 AS m WHERE m.lane = -1 AND m.id = ANY ($1);
+  DELETE FROM "oncebox".message_6 AS m WHERE m.lane = -1 AND m.id = ANY ($1);
+  DELETE FROM "oncebox".message_7 AS m WHERE m.lane = -1 AND m.id = ANY ($1);
+  DELETE FROM "oncebox".message_kept AS m WHERE m.lane = -1 AND m.id = ANY ($1);
+$_$;
+
+CREATE FUNCTION oncebox.drain_segments() RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+DECLARE
+  part "oncebox".segment;
+  is_so boolean;
+BEGIN
+  UPDATE "oncebox".segment AS s SET drained_at = clock_timestamp() WHERE s.drained_at > clock_timestamp();
+  FOR part IN
+    SELECT s.* FROM "oncebox".segment AS s
+    WHERE (s.is_live OR s.is_empty) AND s.number <> pg_sequence_last_value('"oncebox".turn') % 8
+    ORDER BY s.number
+  LOOP
+    IF part.is_empty THEN
+      EXECUTE format('SELECT EXISTS (SELECT FROM "oncebox".message_%s)', "oncebox".segment_name(part.number)) INTO is_so;
+      IF is_so THEN
+        UPDATE "oncebox".segment AS s SET is_empty = false, is_live = s.number < 8, drained_at = clock_timestamp()
+        WHERE s.number = part.number;
+      END IF;
+      CONTINUE;
+    END IF;
+    EXECUTE format($due$
+      SELECT EXISTS (
+        SELECT
+        FROM "oncebox".lane AS l
+        LEFT JOIN "oncebox".lane_cursor AS c ON c.lane = l.lane
+        CROSS JOIN (SELECT s.system_identifier FROM pg_control_system() AS s OFFSET 0) AS here
+        WHERE c.lane IS NULL
+          OR c.target IS NOT NULL
+          OR c.reset_until IS NOT NULL
+          OR c.system_identifier <> here.system_identifier
+          OR pg_snapshot_xmax(c.snap) > pg_snapshot_xmax(pg_current_snapshot())
+          OR EXISTS (SELECT FROM "oncebox".message_%1$s AS m WHERE m.lane = l.lane AND m.id > c.high)
+          OR EXISTS (
+            SELECT FROM "oncebox".message_%1$s AS m
+            WHERE m.lane = l.lane AND m.xact >= pg_snapshot_xmax(c.snap) AND m.id > c.floor
+          )
+          OR EXISTS (
+            SELECT
+            FROM pg_snapshot_xip(c.snap) AS ended (xact)
+            JOIN "oncebox".message_%1$s AS m ON m.lane = l.lane AND m.xact = ended.xact AND m.id > c.floor
+          )
+      )
+    $due$, "oncebox".segment_name(part.number)) INTO is_so;
+    IF NOT is_so THEN
+      UPDATE "oncebox".segment AS s SET is_live = false, drained_at = clock_timestamp() WHERE s.number = part.number;
+    END IF;
+  END LOOP;
+  RETURN (SELECT count(*) FROM "oncebox".segment AS s WHERE s.is_live);
+END $_$;
+
+COMMENT ON FUNCTION oncebox.drain_segments() IS 'For relays: notes which segments of the log hold nothing that is due.';
+
+CREATE FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint, OUT unsent bigint, OUT unsent_id bigint) RETURNS SETOF record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '300ms'
+    AS $_$
+DECLARE
+  kept bigint;
+BEGIN
+  SELECT s.number INTO number FROM "oncebox".old_segments(retention_seconds) AS s LIMIT 1;
+  IF NOT FOUND THEN
+    RETURN;
+  END IF;
+  messages := "oncebox".count_segment(number);
+  BEGIN
+    EXECUTE format('LOCK TABLE "oncebox".message_%s IN ACCESS EXCLUSIVE MODE', number);
+  EXCEPTION WHEN lock_not_available THEN
+    RETURN;
+  END;
+  EXECUTE format($keep$
+    INSERT INTO "oncebox".message_kept (id, lane, xact, key, subject, ordering_key, headers, payload, created_at)
+    SELECT m.id, m.lane, m.xact, m.key, m.subject, m.ordering_key, m.headers, m.payload, m.created_at
+    FROM (
+      SELECT p.lane, p.id FROM "oncebox".parked AS p
+      UNION
+      SELECT -1, d.id FROM "oncebox".delayed AS d
+    ) AS k
+    JOIN "oncebox".message_%1$s AS m ON m.lane = k.lane AND m.id = k.id
+  $keep$, number);
+  GET DIAGNOSTICS kept = ROW_COUNT;
+  EXECUTE format($strange$
+    WITH strange AS (
+      INSERT INTO "oncebox".message_kept (id, lane, xact, key, subject, ordering_key, headers, payload, created_at)
+      SELECT m.id, m.lane, m.xact, m.key, m.subject, m.ordering_key, m.headers, m.payload, m.created_at
+      FROM "oncebox".reset AS x
+      JOIN "oncebox".lane_cursor AS c ON c.lane = x.lane
+      JOIN "oncebox".message_%1$s AS m ON m.lane = x.lane AND m.id <= c.floor
+      WHERE NOT ("oncebox".written_by(m.xmin) < m.xact OR pg_visible_in_snapshot("oncebox".written_by(m.xmin), x.snap))
+        AND NOT EXISTS (SELECT FROM "oncebox".replay AS r WHERE r.lane = m.lane AND r.id = m.id)
+      ON CONFLICT ON CONSTRAINT message_kept_pkey DO NOTHING
+      RETURNING id
+    )
+    SELECT count(*), max(s.id) FROM strange AS s
+  $strange$, number) INTO unsent, unsent_id;
+  EXECUTE format($forget$
+    DELETE FROM "oncebox".discarded AS d USING "oncebox".message_%1$s AS m WHERE m.lane = d.lane AND m.id = d.id;
+    DELETE FROM "oncebox".replay AS r USING "oncebox".message_%1$s AS m
+    WHERE m.lane = r.lane AND m.id = r.id
+      AND NOT EXISTS (SELECT FROM "oncebox".message_kept AS k WHERE k.lane = r.lane AND k.id = r.id)
+  $forget$, number);
+  EXECUTE format('TRUNCATE "oncebox".message_%s', number);
+  UPDATE "oncebox".segment AS s SET is_empty = true, drained_at = NULL WHERE s.number = empty_segment.number;
+  UPDATE "oncebox".segment AS s SET is_empty = false WHERE s.number = 8 AND kept + unsent > 0;
+  messages := greatest(messages - kept - unsent, 0);
+  RETURN NEXT;
+END $_$;
+
+COMMENT ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint, OUT unsent bigint, OUT unsent_id bigint) IS 'For relays and operators: empties the oldest segment of the log that is past the retention time.';
 
 CREATE FUNCTION oncebox.encode_response(status integer, headers jsonb, body bytea) RETURNS bytea
     LANGUAGE sql STABLE PARALLEL SAFE
@@ -700,12 +966,78 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, has_undone boolean, attempt integer) IS 'An attempt at a compensation that was let through has ended: a leased one has undone its action, or one of either kind has undone nothing, and the next attempt may; the latter in the same transaction unless it is leased. Error OB012 when no such run is under way.';
 
+CREATE FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer, pause_seconds double precision) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  this_turn bigint := pg_sequence_last_value('"oncebox".turn');
+  closing regclass := format('"oncebox".message_%s', this_turn % 8);
+  next "oncebox".segment;
+  holder text;
+BEGIN
+  IF NOT EXISTS (SELECT FROM "oncebox".segment AS s WHERE s.number = this_turn % 8 AND s.turn = this_turn) THEN
+    UPDATE "oncebox".segment AS s
+    SET turn = this_turn, is_live = true, is_empty = false, began_at = clock_timestamp(), drained_at = NULL
+    WHERE s.number = this_turn % 8;
+    RETURN NULL;
+  END IF;
+  -- Written while the clock was ahead.
+  UPDATE "oncebox".segment AS s
+  SET began_at = least(s.began_at, clock_timestamp()), tried_at = least(s.tried_at, clock_timestamp())
+  WHERE s.began_at > clock_timestamp() OR s.tried_at > clock_timestamp();
+  IF (SELECT s.began_at > clock_timestamp() - make_interval(secs => span_seconds) FROM "oncebox".segment AS s
+      WHERE s.number = this_turn % 8) THEN
+    RETURN NULL;
+  END IF;
+  SELECT s.* INTO next FROM "oncebox".segment AS s WHERE s.number = (this_turn + 1) % 8;
+  IF NOT next.is_empty THEN
+    RETURN format('the next segment, message_%s, is not empty: %s', next.number, CASE
+      WHEN next.is_live THEN 'messages in it are due'
+      ELSE 'it is kept until all of it is past the retention time' END);
+  END IF;
+  SELECT CASE
+      WHEN l.mode = 'ShareUpdateExclusiveLock' THEN format('process %s vacuums or analyses %s', l.pid, closing)
+      WHEN l.pid IS NULL THEN 'a prepared transaction has enqueued and is still open'
+      ELSE format('the transaction of process %s has enqueued and is still open', l.pid)
+    END INTO holder
+  FROM pg_locks AS l
+  LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+  WHERE l.relation = closing AND l.granted
+    AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+    AND (l.mode = 'ShareUpdateExclusiveLock' OR l.mode = 'RowExclusiveLock'
+      AND (l.pid IS NULL OR a.xact_start < clock_timestamp() - interval '1 second'))
+  LIMIT 1;
+  IF FOUND THEN
+    RETURN holder;
+  END IF;
+  IF EXISTS (SELECT FROM "oncebox".segment AS s WHERE s.number = this_turn % 8
+             AND s.tried_at > clock_timestamp() - make_interval(secs => pause_seconds)) THEN
+    RETURN format('producers hold %s', closing);
+  END IF;
+  UPDATE "oncebox".segment AS s SET tried_at = clock_timestamp() WHERE s.number = this_turn % 8;
+  PERFORM set_config('lock_timeout', end_turn.wait_ms::text, true);
+  BEGIN
+    EXECUTE format('LOCK TABLE %s IN SHARE MODE', closing);
+  EXCEPTION WHEN lock_not_available THEN
+    RETURN format('producers hold %s', closing);
+  END;
+  UPDATE "oncebox".segment AS s
+  SET turn = this_turn + 1, is_live = true, is_empty = false, began_at = clock_timestamp(), drained_at = NULL, tried_at = NULL
+  WHERE s.number = next.number;
+  PERFORM setval('"oncebox".turn', this_turn + 1);
+  RETURN NULL;
+END $$;
+
+COMMENT ON FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer, pause_seconds double precision) IS 'For relays: has messages go into the next segment; says why it cannot.';
+
 CREATE FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
   new_id bigint;
+  this_turn bigint;
 BEGIN
   IF "oncebox".is_plain(enqueue.key, enqueue.subject, enqueue.ordering_key, coalesce(enqueue.headers, '{}'), enqueue.payload) IS NOT TRUE THEN
     PERFORM "oncebox".check_message(enqueue.key, enqueue.subject, enqueue.ordering_key, enqueue.headers, enqueue.payload);
@@ -714,13 +1046,80 @@ BEGIN
   IF current_setting('synchronous_commit') = 'off' THEN
     PERFORM set_config('synchronous_commit', 'local', true);
   END IF;
-  FOR attempt IN 1 .. 3 LOOP
+  FOR attempt IN 1 .. 5 LOOP
     new_id := nextval('"oncebox".message_id_seq');
-    INSERT INTO "oncebox".message (id, lane, key, subject, ordering_key, headers, payload)
-    OVERRIDING SYSTEM VALUE
-    VALUES (new_id, "oncebox".lane_of(coalesce(enqueue.ordering_key, enqueue.key)), enqueue.key, enqueue.subject,
-            enqueue.ordering_key, coalesce(enqueue.headers, '{}'), enqueue.payload)
-    ON CONFLICT ON CONSTRAINT message_key_unique DO NOTHING;
+    this_turn := pg_sequence_last_value('"oncebox".turn');
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+      PERFORM "oncebox".check_turn(this_turn);
+    END IF;
+    CASE this_turn % 8
+      WHEN 0 THEN
+        INSERT INTO "oncebox".message_0 (id, lane, key, subject, ordering_key, headers, payload)
+        SELECT new_id, "oncebox".lane_of(coalesce(enqueue.ordering_key, enqueue.key)), enqueue.key, enqueue.subject,
+               enqueue.ordering_key, coalesce(enqueue.headers, '{}'), enqueue.payload
+        WHERE pg_sequence_last_value('"oncebox".turn') = this_turn
+          AND NOT EXISTS (SELECT FROM "oncebox".message_7 AS b WHERE b.key = enqueue.key)
+          AND NOT EXISTS (SELECT FROM "oncebox".delayed AS d WHERE d.key = enqueue.key)
+        ON CONFLICT ON CONSTRAINT message_0_key_unique DO NOTHING;
+      WHEN 1 THEN
+        INSERT INTO "oncebox".message_1 (id, lane, key, subject, ordering_key, headers, payload)
+        SELECT new_id, "oncebox".lane_of(coalesce(enqueue.ordering_key, enqueue.key)), enqueue.key, enqueue.subject,
+               enqueue.ordering_key, coalesce(enqueue.headers, '{}'), enqueue.payload
+        WHERE pg_sequence_last_value('"oncebox".turn') = this_turn
+          AND NOT EXISTS (SELECT FROM "oncebox".message_0 AS b WHERE b.key = enqueue.key)
+          AND NOT EXISTS (SELECT FROM "oncebox".delayed AS d WHERE d.key = enqueue.key)
+        ON CONFLICT ON CONSTRAINT message_1_key_unique DO NOTHING;
+      WHEN 2 THEN
+        INSERT INTO "oncebox".message_2 (id, lane, key, subject, ordering_key, headers, payload)
+        SELECT new_id, "oncebox".lane_of(coalesce(enqueue.ordering_key, enqueue.key)), enqueue.key, enqueue.subject,
+               enqueue.ordering_key, coalesce(enqueue.headers, '{}'), enqueue.payload
+        WHERE pg_sequence_last_value('"oncebox".turn') = this_turn
+          AND NOT EXISTS (SELECT FROM "oncebox".message_1 AS b WHERE b.key = enqueue.key)
+          AND NOT EXISTS (SELECT FROM "oncebox".delayed AS d WHERE d.key = enqueue.key)
+        ON CONFLICT ON CONSTRAINT message_2_key_unique DO NOTHING;
+      WHEN 3 THEN
+        INSERT INTO "oncebox".message_3 (id, lane, key, subject, ordering_key, headers, payload)
+        SELECT new_id, "oncebox".lane_of(coalesce(enqueue.ordering_key, enqueue.key)), enqueue.key, enqueue.subject,
+               enqueue.ordering_key, coalesce(enqueue.headers, '{}'), enqueue.payload
+        WHERE pg_sequence_last_value('"oncebox".turn') = this_turn
+          AND NOT EXISTS (SELECT FROM "oncebox".message_2 AS b WHERE b.key = enqueue.key)
+          AND NOT EXISTS (SELECT FROM "oncebox".delayed AS d WHERE d.key = enqueue.key)
+        ON CONFLICT ON CONSTRAINT message_3_key_unique DO NOTHING;
+      WHEN 4 THEN
+        INSERT INTO "oncebox".message_4 (id, lane, key, subject, ordering_key, headers, payload)
+        SELECT new_id, "oncebox".lane_of(coalesce(enqueue.ordering_key, enqueue.key)), enqueue.key, enqueue.subject,
+               enqueue.ordering_key, coalesce(enqueue.headers, '{}'), enqueue.payload
+        WHERE pg_sequence_last_value('"oncebox".turn') = this_turn
+          AND NOT EXISTS (SELECT FROM "oncebox".message_3 AS b WHERE b.key = enqueue.key)
+          AND NOT EXISTS (SELECT FROM "oncebox".delayed AS d WHERE d.key = enqueue.key)
+        ON CONFLICT ON CONSTRAINT message_4_key_unique DO NOTHING;
+      WHEN 5 THEN
+        INSERT INTO "oncebox".message_5 (id, lane, key, subject, ordering_key, headers, payload)
+        SELECT new_id, "oncebox".lane_of(coalesce(enqueue.ordering_key, enqueue.key)), enqueue.key, enqueue.subject,
+               enqueue.ordering_key, coalesce(enqueue.headers, '{}'), enqueue.payload
+        WHERE pg_sequence_last_value('"oncebox".turn') = this_turn
+          AND NOT EXISTS (SELECT FROM "oncebox".message_4 AS b WHERE b.key = enqueue.key)
+          AND NOT EXISTS (SELECT FROM "oncebox".delayed AS d WHERE d.key = enqueue.key)
+        ON CONFLICT ON CONSTRAINT message_5_key_unique DO NOTHING;
+      WHEN 6 THEN
+        INSERT INTO "oncebox".message_6 (id, lane, key, subject, ordering_key, headers, payload)
+        SELECT new_id, "oncebox".lane_of(coalesce(enqueue.ordering_key, enqueue.key)), enqueue.key, enqueue.subject,
+               enqueue.ordering_key, coalesce(enqueue.headers, '{}'), enqueue.payload
+        WHERE pg_sequence_last_value('"oncebox".turn') = this_turn
+          AND NOT EXISTS (SELECT FROM "oncebox".message_5 AS b WHERE b.key = enqueue.key)
+          AND NOT EXISTS (SELECT FROM "oncebox".delayed AS d WHERE d.key = enqueue.key)
+        ON CONFLICT ON CONSTRAINT message_6_key_unique DO NOTHING;
+      WHEN 7 THEN
+        INSERT INTO "oncebox".message_7 (id, lane, key, subject, ordering_key, headers, payload)
+        SELECT new_id, "oncebox".lane_of(coalesce(enqueue.ordering_key, enqueue.key)), enqueue.key, enqueue.subject,
+               enqueue.ordering_key, coalesce(enqueue.headers, '{}'), enqueue.payload
+        WHERE pg_sequence_last_value('"oncebox".turn') = this_turn
+          AND NOT EXISTS (SELECT FROM "oncebox".message_6 AS b WHERE b.key = enqueue.key)
+          AND NOT EXISTS (SELECT FROM "oncebox".delayed AS d WHERE d.key = enqueue.key)
+        ON CONFLICT ON CONSTRAINT message_7_key_unique DO NOTHING;
+      ELSE
+        RAISE EXCEPTION 'the sequence "turn" has no value' USING HINT = 'Run `oncebox migrate`, which gives it one.';
+    END CASE;
     IF FOUND THEN
       -- Not before the INSERT: without a transaction id this transaction is one that a relay, which
       -- sets its mark and then looks who is still at work, would not see.
@@ -729,12 +1128,15 @@ BEGIN
       END IF;
       RETURN new_id;
     END IF;
-    -- Not found here means that retention deleted it between the two statements: insert again.
-    IF "oncebox".check_enqueued(enqueue.key, enqueue.subject, enqueue.payload) THEN
+    -- Nothing was written: the turn has ended, the key was found, or it was found and then
+    -- cancelled between the two statements.
+    IF pg_sequence_last_value('"oncebox".turn') = this_turn
+       AND "oncebox".check_enqueued(enqueue.key, enqueue.subject, enqueue.payload) THEN
       RETURN NULL;
     END IF;
   END LOOP;
-  RAISE EXCEPTION 'key "%" was deleted three times while it was enqueued', enqueue.key USING ERRCODE = '40001';
+  RAISE EXCEPTION 'key "%" was deleted while it was enqueued', enqueue.key
+    USING ERRCODE = '40001', HINT = 'Nothing was enqueued. Run the transaction again.';
 END $$;
 
 COMMENT ON FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb, ordering_key text) IS 'Enqueue a message in this transaction. Returns its id, NULL when this very message is already enqueued; error OB001 when the key names another message.';
@@ -745,6 +1147,8 @@ CREATE FUNCTION oncebox.enqueue_all(keys text[], subjects text[], payloads bytea
     AS $$
 DECLARE
   total integer := coalesce(cardinality(keys), 0);
+  ids bigint[];
+  written bigint[];
   deleted_key text;
 BEGIN
   IF cardinality(subjects) IS DISTINCT FROM total OR cardinality(payloads) IS DISTINCT FROM total
@@ -762,24 +1166,17 @@ BEGIN
   IF current_setting('synchronous_commit') = 'off' THEN
     PERFORM set_config('synchronous_commit', 'local', true);
   END IF;
-  RETURN QUERY
-  WITH given AS (
-    SELECT g.key, g.subject, g.payload, coalesce(g.headers, '{}') AS headers, g.ordering_key, g.n
-    FROM unnest(keys, subjects, payloads, enqueue_all.headers, ordering_keys)
-      WITH ORDINALITY AS g (key, subject, payload, headers, ordering_key, n)
-  ),
-  inserted AS (
-    INSERT INTO "oncebox".message AS m (lane, key, subject, ordering_key, headers, payload)
-    SELECT "oncebox".lane_of(coalesce(g.ordering_key, g.key)), g.key, g.subject, g.ordering_key, g.headers, g.payload
-    FROM given AS g
-    ORDER BY g.n
-    ON CONFLICT ON CONSTRAINT message_key_unique DO NOTHING
-    RETURNING m.key, m.id
-  )
+  ids := ARRAY(SELECT nextval('"oncebox".message_id_seq') FROM generate_series(1, total));
+  SELECT "oncebox".append(
+    ids, array_agg("oncebox".lane_of(coalesce(g.ordering_key, g.key)) ORDER BY g.n), keys, subjects,
+    array_agg(g.ordering_key ORDER BY g.n), array_agg(coalesce(g.headers, '{}') ORDER BY g.n), payloads, false
+  ) INTO written
+  FROM unnest(keys, enqueue_all.headers, ordering_keys) WITH ORDINALITY AS g (key, headers, ordering_key, n);
   -- A key that stands twice in one call gets its id at its first place.
-  SELECT g.key, CASE WHEN row_number() OVER (PARTITION BY g.key ORDER BY g.n) = 1 THEN i.id END
-  FROM given AS g
-  LEFT JOIN inserted AS i ON i.key = g.key
+  RETURN QUERY
+  SELECT g.key, w.id
+  FROM unnest(keys, ids) WITH ORDINALITY AS g (key, id, n)
+  LEFT JOIN unnest(written) AS w (id) ON w.id = g.id
   ORDER BY g.n;
   -- A new statement sees what the one above inserted or found.
   SELECT g.key INTO deleted_key
@@ -820,11 +1217,11 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'local', true);
   END IF;
   FOR attempt IN 1 .. 3 LOOP
-    INSERT INTO "oncebox".message AS m (lane, key, subject, payload)
-    VALUES (-1, enqueue_at.key, enqueue_at.subject, '')
-    ON CONFLICT ON CONSTRAINT message_key_unique DO NOTHING
-    RETURNING m.id INTO new_id;
-    IF FOUND THEN
+    new_id := ("oncebox".append(
+      ARRAY[nextval('"oncebox".message_id_seq')], '{-1}', ARRAY[enqueue_at.key], ARRAY[enqueue_at.subject], '{NULL}',
+      '{"{}"}', '{""}', false
+    ))[1];
+    IF new_id IS NOT NULL THEN
       INSERT INTO "oncebox".delayed (id, key, subject, ordering_key, headers, payload, not_before)
       VALUES (new_id, enqueue_at.key, enqueue_at.subject, enqueue_at.ordering_key,
               coalesce(enqueue_at.headers, '{}'), enqueue_at.payload, enqueue_at.not_before);
@@ -1142,6 +1539,7 @@ CREATE FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time 
     AS $$
 DECLARE
   due_until timestamptz := clock_timestamp();
+  ready record;
 BEGIN
   PERFORM FROM "oncebox".delayed_mover FOR UPDATE SKIP LOCKED;
   IF NOT FOUND THEN
@@ -1186,35 +1584,35 @@ BEGIN
     ) AS f
   ),
   ready AS MATERIALIZED (
-    SELECT d.*
+    SELECT d.*, row_number() OVER (ORDER BY d.not_before, d.id) AS n
     FROM due AS d
     LEFT JOIN held AS h ON h.ordering_key = d.ordering_key
     WHERE h.id IS NULL OR (d.not_before, d.id) < (h.not_before, h.id)
-  ),
-  taken AS (
-    DELETE FROM "oncebox".delayed AS d
-    USING ready AS r
-    WHERE d.id = r.id
-  ),
-  replaced AS (
-    DELETE FROM "oncebox".message AS m
-    USING ready AS r
-    WHERE m.lane = -1 AND m.id = r.id
-    RETURNING m.id
-  ),
-  -- Ids are drawn behind the sort, when every placeholder is gone.
-  inserted AS (
-    INSERT INTO "oncebox".message AS m (lane, key, subject, ordering_key, headers, payload)
-    SELECT "oncebox".lane_of(coalesce(r.ordering_key, r.key)), r.key, r.subject, r.ordering_key, r.headers, r.payload
-    FROM ready AS r
-    JOIN replaced AS p ON p.id = r.id
-    ORDER BY r.not_before, r.id
-    RETURNING m.id
   )
-  SELECT (SELECT count(*) FROM inserted), (SELECT count(*) FROM due), l.not_before, l.id
-  INTO moved, looked_at, last_time, last_id
-  FROM (SELECT) AS always
-  LEFT JOIN LATERAL (SELECT d.not_before, d.id FROM due AS d ORDER BY d.not_before DESC, d.id DESC LIMIT 1) AS l ON true;
+  SELECT
+    array_agg(r.id ORDER BY r.n) AS ids,
+    array_agg("oncebox".lane_of(coalesce(r.ordering_key, r.key)) ORDER BY r.n) AS lanes,
+    array_agg(r.key ORDER BY r.n) AS keys,
+    array_agg(r.subject ORDER BY r.n) AS subjects,
+    array_agg(r.ordering_key ORDER BY r.n) AS ordering_keys,
+    array_agg(r.headers ORDER BY r.n) AS headers,
+    array_agg(r.payload ORDER BY r.n) AS payloads,
+    (SELECT count(*) FROM due) AS looked_at,
+    (SELECT max(d.not_before) FROM due AS d) AS last_time,
+    (SELECT d.id FROM due AS d ORDER BY d.not_before DESC, d.id DESC LIMIT 1) AS last_id
+  INTO ready
+  FROM ready AS r;
+  SELECT ready.looked_at, ready.last_time, ready.last_id INTO looked_at, last_time, last_id;
+  moved := 0;
+  IF ready.ids IS NOT NULL THEN
+    DELETE FROM "oncebox".delayed AS d WHERE d.id = ANY (ready.ids);
+    PERFORM "oncebox".delete_placeholders(ready.ids);
+    -- Ids are drawn in that order, and when every placeholder is gone.
+    moved := cardinality("oncebox".append(
+      ARRAY(SELECT nextval('"oncebox".message_id_seq') FROM generate_series(1, cardinality(ready.ids))), ready.lanes,
+      ready.keys, ready.subjects, ready.ordering_keys, ready.headers, ready.payloads, true
+    ));
+  END IF;
   SELECT extract(epoch FROM d.not_before - clock_timestamp()) INTO next_seconds
   FROM "oncebox".delayed AS d
   WHERE d.not_before > due_until
@@ -1268,6 +1666,42 @@ BEGIN
   );
   RETURN true;
 END $$;
+
+CREATE TABLE oncebox.segment (
+    number smallint NOT NULL,
+    turn bigint NOT NULL,
+    is_live boolean NOT NULL,
+    is_empty boolean NOT NULL,
+    began_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    drained_at timestamp with time zone,
+    tried_at timestamp with time zone,
+    CONSTRAINT segment_number CHECK (((number >= 0) AND (number <= 8)))
+)
+WITH (fillfactor='50');
+
+COMMENT ON TABLE oncebox.segment IS 'The segments of the log. Private: written by the functions that turn the ring.';
+
+COMMENT ON COLUMN oncebox.segment.turn IS 'The turn in which messages went into it; -1 = none yet.';
+
+COMMENT ON COLUMN oncebox.segment.is_live IS 'A message in it may be due. While one segment alone is live, relays read nothing else.';
+
+COMMENT ON COLUMN oncebox.segment.drained_at IS 'Since when no message in it is due.';
+
+COMMENT ON COLUMN oncebox.segment.tried_at IS 'When a relay last asked for the lock that ends its turn.';
+
+CREATE FUNCTION oncebox.old_segments(retention_seconds double precision) RETURNS SETOF oncebox.segment
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  SELECT s.*
+  FROM "oncebox".segment AS s
+  WHERE NOT s.is_live
+    AND NOT s.is_empty
+    AND s.number < 8
+    AND s.number NOT IN (pg_sequence_last_value('"oncebox".turn') % 8, (pg_sequence_last_value('"oncebox".turn') + 7) % 8)
+    AND s.drained_at <= clock_timestamp() - make_interval(secs => $1)
+  ORDER BY s.turn
+$_$;
 
 CREATE FUNCTION oncebox.parked_event() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1529,6 +1963,7 @@ BEGIN
      OR pg_snapshot_xmax(stands.snap) > pg_snapshot_xmax(pg_current_snapshot()) THEN
     RETURN false;
   END IF;
+  UPDATE "oncebox".segment SET is_live = true, drained_at = NULL WHERE NOT is_empty;
   at_number := coalesce(lost.receipt_number, -1);
   IF since IS NOT NULL THEN
     SELECT m.* INTO later
@@ -1651,6 +2086,10 @@ BEGIN
   PERFORM "oncebox".check_key(escaped);
   RETURN escaped;
 END $$;
+
+CREATE FUNCTION oncebox.segment_name(number smallint) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN CASE number WHEN 8 THEN 'kept'::text ELSE (number)::text END;
 
 CREATE FUNCTION oncebox.send_event(kind text, about text, facts jsonb) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2450,8 +2889,15 @@ CREATE TABLE oncebox.maintenance (
 
 COMMENT ON TABLE oncebox.maintenance IS 'One row, locked by the relay that deletes what retention lets go.';
 
-CREATE TABLE oncebox.message (
-    id bigint NOT NULL,
+CREATE SEQUENCE oncebox.message_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+CREATE TABLE oncebox.message_0 (
+    id bigint DEFAULT nextval('oncebox.message_id_seq'::regclass) NOT NULL,
     lane smallint NOT NULL,
     xact xid8 DEFAULT pg_current_xact_id() NOT NULL,
     key text NOT NULL COLLATE pg_catalog."C",
@@ -2463,16 +2909,238 @@ CREATE TABLE oncebox.message (
 )
 WITH (autovacuum_vacuum_insert_scale_factor='0.05');
 
-COMMENT ON TABLE oncebox.message IS 'The message log. Private: append-only, written by enqueue(), read by the relay.';
+COMMENT ON TABLE oncebox.message_0 IS 'A segment of the message log. Private: append-only, written by enqueue(), read by the relay.';
 
-ALTER TABLE oncebox.message ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
-    SEQUENCE NAME oncebox.message_id_seq
-    START WITH 1
-    INCREMENT BY 1
-    NO MINVALUE
-    NO MAXVALUE
-    CACHE 1
+CREATE TABLE oncebox.message_1 (
+    id bigint DEFAULT nextval('oncebox.message_id_seq'::regclass) CONSTRAINT message_0_id_not_null NOT NULL,
+    lane smallint CONSTRAINT message_0_lane_not_null NOT NULL,
+    xact xid8 DEFAULT pg_current_xact_id() CONSTRAINT message_0_xact_not_null NOT NULL,
+    key text CONSTRAINT message_0_key_not_null NOT NULL COLLATE pg_catalog."C",
+    subject text CONSTRAINT message_0_subject_not_null NOT NULL,
+    ordering_key text,
+    headers jsonb DEFAULT '{}'::jsonb CONSTRAINT message_0_headers_not_null NOT NULL,
+    payload bytea CONSTRAINT message_0_payload_not_null NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() CONSTRAINT message_0_created_at_not_null NOT NULL
+)
+WITH (autovacuum_vacuum_insert_scale_factor='0.05');
+
+COMMENT ON TABLE oncebox.message_1 IS 'A segment of the message log, as message_0.';
+
+CREATE TABLE oncebox.message_2 (
+    id bigint DEFAULT nextval('oncebox.message_id_seq'::regclass) CONSTRAINT message_0_id_not_null NOT NULL,
+    lane smallint CONSTRAINT message_0_lane_not_null NOT NULL,
+    xact xid8 DEFAULT pg_current_xact_id() CONSTRAINT message_0_xact_not_null NOT NULL,
+    key text CONSTRAINT message_0_key_not_null NOT NULL COLLATE pg_catalog."C",
+    subject text CONSTRAINT message_0_subject_not_null NOT NULL,
+    ordering_key text,
+    headers jsonb DEFAULT '{}'::jsonb CONSTRAINT message_0_headers_not_null NOT NULL,
+    payload bytea CONSTRAINT message_0_payload_not_null NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() CONSTRAINT message_0_created_at_not_null NOT NULL
+)
+WITH (autovacuum_vacuum_insert_scale_factor='0.05');
+
+COMMENT ON TABLE oncebox.message_2 IS 'A segment of the message log, as message_0.';
+
+CREATE TABLE oncebox.message_3 (
+    id bigint DEFAULT nextval('oncebox.message_id_seq'::regclass) CONSTRAINT message_0_id_not_null NOT NULL,
+    lane smallint CONSTRAINT message_0_lane_not_null NOT NULL,
+    xact xid8 DEFAULT pg_current_xact_id() CONSTRAINT message_0_xact_not_null NOT NULL,
+    key text CONSTRAINT message_0_key_not_null NOT NULL COLLATE pg_catalog."C",
+    subject text CONSTRAINT message_0_subject_not_null NOT NULL,
+    ordering_key text,
+    headers jsonb DEFAULT '{}'::jsonb CONSTRAINT message_0_headers_not_null NOT NULL,
+    payload bytea CONSTRAINT message_0_payload_not_null NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() CONSTRAINT message_0_created_at_not_null NOT NULL
+)
+WITH (autovacuum_vacuum_insert_scale_factor='0.05');
+
+COMMENT ON TABLE oncebox.message_3 IS 'A segment of the message log, as message_0.';
+
+CREATE TABLE oncebox.message_4 (
+    id bigint DEFAULT nextval('oncebox.message_id_seq'::regclass) CONSTRAINT message_0_id_not_null NOT NULL,
+    lane smallint CONSTRAINT message_0_lane_not_null NOT NULL,
+    xact xid8 DEFAULT pg_current_xact_id() CONSTRAINT message_0_xact_not_null NOT NULL,
+    key text CONSTRAINT message_0_key_not_null NOT NULL COLLATE pg_catalog."C",
+    subject text CONSTRAINT message_0_subject_not_null NOT NULL,
+    ordering_key text,
+    headers jsonb DEFAULT '{}'::jsonb CONSTRAINT message_0_headers_not_null NOT NULL,
+    payload bytea CONSTRAINT message_0_payload_not_null NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() CONSTRAINT message_0_created_at_not_null NOT NULL
+)
+WITH (autovacuum_vacuum_insert_scale_factor='0.05');
+
+COMMENT ON TABLE oncebox.message_4 IS 'A segment of the message log, as message_0.';
+
+CREATE TABLE oncebox.message_5 (
+    id bigint DEFAULT nextval('oncebox.message_id_seq'::regclass) CONSTRAINT message_0_id_not_null NOT NULL,
+    lane smallint CONSTRAINT message_0_lane_not_null NOT NULL,
+    xact xid8 DEFAULT pg_current_xact_id() CONSTRAINT message_0_xact_not_null NOT NULL,
+    key text CONSTRAINT message_0_key_not_null NOT NULL COLLATE pg_catalog."C",
+    subject text CONSTRAINT message_0_subject_not_null NOT NULL,
+    ordering_key text,
+    headers jsonb DEFAULT '{}'::jsonb CONSTRAINT message_0_headers_not_null NOT NULL,
+    payload bytea CONSTRAINT message_0_payload_not_null NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() CONSTRAINT message_0_created_at_not_null NOT NULL
+)
+WITH (autovacuum_vacuum_insert_scale_factor='0.05');
+
+COMMENT ON TABLE oncebox.message_5 IS 'A segment of the message log, as message_0.';
+
+CREATE TABLE oncebox.message_6 (
+    id bigint DEFAULT nextval('oncebox.message_id_seq'::regclass) CONSTRAINT message_0_id_not_null NOT NULL,
+    lane smallint CONSTRAINT message_0_lane_not_null NOT NULL,
+    xact xid8 DEFAULT pg_current_xact_id() CONSTRAINT message_0_xact_not_null NOT NULL,
+    key text CONSTRAINT message_0_key_not_null NOT NULL COLLATE pg_catalog."C",
+    subject text CONSTRAINT message_0_subject_not_null NOT NULL,
+    ordering_key text,
+    headers jsonb DEFAULT '{}'::jsonb CONSTRAINT message_0_headers_not_null NOT NULL,
+    payload bytea CONSTRAINT message_0_payload_not_null NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() CONSTRAINT message_0_created_at_not_null NOT NULL
+)
+WITH (autovacuum_vacuum_insert_scale_factor='0.05');
+
+COMMENT ON TABLE oncebox.message_6 IS 'A segment of the message log, as message_0.';
+
+CREATE TABLE oncebox.message_7 (
+    id bigint DEFAULT nextval('oncebox.message_id_seq'::regclass) CONSTRAINT message_0_id_not_null NOT NULL,
+    lane smallint CONSTRAINT message_0_lane_not_null NOT NULL,
+    xact xid8 DEFAULT pg_current_xact_id() CONSTRAINT message_0_xact_not_null NOT NULL,
+    key text CONSTRAINT message_0_key_not_null NOT NULL COLLATE pg_catalog."C",
+    subject text CONSTRAINT message_0_subject_not_null NOT NULL,
+    ordering_key text,
+    headers jsonb DEFAULT '{}'::jsonb CONSTRAINT message_0_headers_not_null NOT NULL,
+    payload bytea CONSTRAINT message_0_payload_not_null NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() CONSTRAINT message_0_created_at_not_null NOT NULL
+)
+WITH (autovacuum_vacuum_insert_scale_factor='0.05');
+
+COMMENT ON TABLE oncebox.message_7 IS 'A segment of the message log, as message_0.';
+
+CREATE TABLE oncebox.message_kept (
+    id bigint DEFAULT nextval('oncebox.message_id_seq'::regclass) CONSTRAINT message_0_id_not_null NOT NULL,
+    lane smallint CONSTRAINT message_0_lane_not_null NOT NULL,
+    xact xid8 DEFAULT pg_current_xact_id() CONSTRAINT message_0_xact_not_null NOT NULL,
+    key text CONSTRAINT message_0_key_not_null NOT NULL COLLATE pg_catalog."C",
+    subject text CONSTRAINT message_0_subject_not_null NOT NULL,
+    ordering_key text,
+    headers jsonb DEFAULT '{}'::jsonb CONSTRAINT message_0_headers_not_null NOT NULL,
+    payload bytea CONSTRAINT message_0_payload_not_null NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() CONSTRAINT message_0_created_at_not_null NOT NULL,
+    kept_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
 );
+
+COMMENT ON TABLE oncebox.message_kept IS 'Messages of segments that were emptied which somebody may still need: they are parked, dead, delayed, or were never sent.';
+
+CREATE VIEW oncebox.message AS
+ SELECT message_0.id,
+    message_0.lane,
+    message_0.xact,
+    message_0.key,
+    message_0.subject,
+    message_0.ordering_key,
+    message_0.headers,
+    message_0.payload,
+    message_0.created_at,
+    message_0.xmin
+   FROM oncebox.message_0
+UNION ALL
+ SELECT message_1.id,
+    message_1.lane,
+    message_1.xact,
+    message_1.key,
+    message_1.subject,
+    message_1.ordering_key,
+    message_1.headers,
+    message_1.payload,
+    message_1.created_at,
+    message_1.xmin
+   FROM oncebox.message_1
+UNION ALL
+ SELECT message_2.id,
+    message_2.lane,
+    message_2.xact,
+    message_2.key,
+    message_2.subject,
+    message_2.ordering_key,
+    message_2.headers,
+    message_2.payload,
+    message_2.created_at,
+    message_2.xmin
+   FROM oncebox.message_2
+UNION ALL
+ SELECT message_3.id,
+    message_3.lane,
+    message_3.xact,
+    message_3.key,
+    message_3.subject,
+    message_3.ordering_key,
+    message_3.headers,
+    message_3.payload,
+    message_3.created_at,
+    message_3.xmin
+   FROM oncebox.message_3
+UNION ALL
+ SELECT message_4.id,
+    message_4.lane,
+    message_4.xact,
+    message_4.key,
+    message_4.subject,
+    message_4.ordering_key,
+    message_4.headers,
+    message_4.payload,
+    message_4.created_at,
+    message_4.xmin
+   FROM oncebox.message_4
+UNION ALL
+ SELECT message_5.id,
+    message_5.lane,
+    message_5.xact,
+    message_5.key,
+    message_5.subject,
+    message_5.ordering_key,
+    message_5.headers,
+    message_5.payload,
+    message_5.created_at,
+    message_5.xmin
+   FROM oncebox.message_5
+UNION ALL
+ SELECT message_6.id,
+    message_6.lane,
+    message_6.xact,
+    message_6.key,
+    message_6.subject,
+    message_6.ordering_key,
+    message_6.headers,
+    message_6.payload,
+    message_6.created_at,
+    message_6.xmin
+   FROM oncebox.message_6
+UNION ALL
+ SELECT message_7.id,
+    message_7.lane,
+    message_7.xact,
+    message_7.key,
+    message_7.subject,
+    message_7.ordering_key,
+    message_7.headers,
+    message_7.payload,
+    message_7.created_at,
+    message_7.xmin
+   FROM oncebox.message_7
+UNION ALL
+ SELECT message_kept.id,
+    message_kept.lane,
+    message_kept.xact,
+    message_kept.key,
+    message_kept.subject,
+    message_kept.ordering_key,
+    message_kept.headers,
+    message_kept.payload,
+    message_kept.created_at,
+    message_kept.xmin
+   FROM oncebox.message_kept;
+
+COMMENT ON VIEW oncebox.message IS 'The message log: all segments, and what is kept of emptied ones.';
 
 CREATE VIEW oncebox.message_ids AS
  SELECT
@@ -2498,7 +3166,7 @@ CREATE TABLE oncebox.migration (
     oldest_program integer
 );
 
-COMMENT ON TABLE oncebox.migration IS 'version 12, oldest program 10';
+COMMENT ON TABLE oncebox.migration IS 'version 13, oldest program 10';
 
 COMMENT ON COLUMN oncebox.migration.oldest_program IS 'Programs that were built for this version and later ones work with the schema as it is after this migration.';
 
@@ -2794,6 +3462,13 @@ COMMENT ON TABLE oncebox.stream IS 'Streams that have acknowledged messages, as 
 
 COMMENT ON COLUMN oncebox.stream.subjects IS 'A regular expression of the subjects that it takes.';
 
+CREATE SEQUENCE oncebox.turn
+    START WITH 0
+    INCREMENT BY 1
+    MINVALUE 0
+    NO MAXVALUE
+    CACHE 1;
+
 ALTER TABLE ONLY oncebox.audit
     ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
 
@@ -2869,11 +3544,56 @@ ALTER TABLE ONLY oncebox.loss
 ALTER TABLE ONLY oncebox.maintenance
     ADD CONSTRAINT maintenance_pkey PRIMARY KEY (only_row);
 
-ALTER TABLE ONLY oncebox.message
-    ADD CONSTRAINT message_key_unique UNIQUE (key);
+ALTER TABLE ONLY oncebox.message_0
+    ADD CONSTRAINT message_0_key_unique UNIQUE (key);
 
-ALTER TABLE ONLY oncebox.message
-    ADD CONSTRAINT message_pkey PRIMARY KEY (lane, id);
+ALTER TABLE ONLY oncebox.message_0
+    ADD CONSTRAINT message_0_pkey PRIMARY KEY (lane, id);
+
+ALTER TABLE ONLY oncebox.message_1
+    ADD CONSTRAINT message_1_key_unique UNIQUE (key);
+
+ALTER TABLE ONLY oncebox.message_1
+    ADD CONSTRAINT message_1_pkey PRIMARY KEY (lane, id);
+
+ALTER TABLE ONLY oncebox.message_2
+    ADD CONSTRAINT message_2_key_unique UNIQUE (key);
+
+ALTER TABLE ONLY oncebox.message_2
+    ADD CONSTRAINT message_2_pkey PRIMARY KEY (lane, id);
+
+ALTER TABLE ONLY oncebox.message_3
+    ADD CONSTRAINT message_3_key_unique UNIQUE (key);
+
+ALTER TABLE ONLY oncebox.message_3
+    ADD CONSTRAINT message_3_pkey PRIMARY KEY (lane, id);
+
+ALTER TABLE ONLY oncebox.message_4
+    ADD CONSTRAINT message_4_key_unique UNIQUE (key);
+
+ALTER TABLE ONLY oncebox.message_4
+    ADD CONSTRAINT message_4_pkey PRIMARY KEY (lane, id);
+
+ALTER TABLE ONLY oncebox.message_5
+    ADD CONSTRAINT message_5_key_unique UNIQUE (key);
+
+ALTER TABLE ONLY oncebox.message_5
+    ADD CONSTRAINT message_5_pkey PRIMARY KEY (lane, id);
+
+ALTER TABLE ONLY oncebox.message_6
+    ADD CONSTRAINT message_6_key_unique UNIQUE (key);
+
+ALTER TABLE ONLY oncebox.message_6
+    ADD CONSTRAINT message_6_pkey PRIMARY KEY (lane, id);
+
+ALTER TABLE ONLY oncebox.message_7
+    ADD CONSTRAINT message_7_key_unique UNIQUE (key);
+
+ALTER TABLE ONLY oncebox.message_7
+    ADD CONSTRAINT message_7_pkey PRIMARY KEY (lane, id);
+
+ALTER TABLE ONLY oncebox.message_kept
+    ADD CONSTRAINT message_kept_pkey PRIMARY KEY (lane, id);
 
 ALTER TABLE ONLY oncebox.migration
     ADD CONSTRAINT migration_pkey PRIMARY KEY (version);
@@ -2920,6 +3640,9 @@ ALTER TABLE ONLY oncebox.saga
 ALTER TABLE ONLY oncebox.saga_step
     ADD CONSTRAINT saga_step_pkey PRIMARY KEY (saga_id, step);
 
+ALTER TABLE ONLY oncebox.segment
+    ADD CONSTRAINT segment_pkey PRIMARY KEY (number);
+
 ALTER TABLE ONLY oncebox.stream
     ADD CONSTRAINT stream_pkey PRIMARY KEY (name);
 
@@ -2939,7 +3662,25 @@ CREATE INDEX inbox_snooze_due ON oncebox.inbox_snooze USING btree (scope, due_at
 
 CREATE INDEX loss_resending ON oncebox.loss USING btree (lane) WHERE ((resending_at IS NOT NULL) AND (ended_at IS NULL));
 
-CREATE INDEX message_lane_xact_id ON oncebox.message USING btree (lane, xact, id);
+CREATE INDEX message_0_lane_xact_id ON oncebox.message_0 USING btree (lane, xact, id);
+
+CREATE INDEX message_1_lane_xact_id ON oncebox.message_1 USING btree (lane, xact, id);
+
+CREATE INDEX message_2_lane_xact_id ON oncebox.message_2 USING btree (lane, xact, id);
+
+CREATE INDEX message_3_lane_xact_id ON oncebox.message_3 USING btree (lane, xact, id);
+
+CREATE INDEX message_4_lane_xact_id ON oncebox.message_4 USING btree (lane, xact, id);
+
+CREATE INDEX message_5_lane_xact_id ON oncebox.message_5 USING btree (lane, xact, id);
+
+CREATE INDEX message_6_lane_xact_id ON oncebox.message_6 USING btree (lane, xact, id);
+
+CREATE INDEX message_7_lane_xact_id ON oncebox.message_7 USING btree (lane, xact, id);
+
+CREATE INDEX message_kept_key ON oncebox.message_kept USING btree (key);
+
+CREATE INDEX message_kept_lane_xact_id ON oncebox.message_kept USING btree (lane, xact, id);
 
 CREATE INDEX parked_dead ON oncebox.parked USING btree (lane, id) WHERE (dead_at IS NOT NULL);
 
@@ -2991,6 +3732,8 @@ GRANT USAGE ON SCHEMA oncebox TO oncebox_consumer;
 REVOKE ALL ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) TO oncebox_operator;
 
+REVOKE ALL ON FUNCTION oncebox.append(ids bigint[], lanes smallint[], keys text[], subjects text[], ordering_keys text[], headers jsonb[], payloads bytea[], is_moved boolean) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, reason text, subject text, pause double precision, pause_max double precision) FROM PUBLIC;
@@ -3030,19 +3773,33 @@ REVOKE ALL ON FUNCTION oncebox.check_payload(payload bytea) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.check_subject(subject text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION oncebox.check_turn(this_turn bigint) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text, message_id bigint, OUT answer text, OUT outcome json, OUT reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text, message_id bigint, OUT answer text, OUT outcome json, OUT reason text) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, fingerprint bytea, OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, fingerprint bytea, OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea) TO oncebox_consumer;
 
+REVOKE ALL ON FUNCTION oncebox.count_segment(number smallint) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.count_segment(number smallint) TO oncebox_operator;
+
 REVOKE ALL ON FUNCTION oncebox.dead_letter_event() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.decode_response(stored bytea, OUT status integer, OUT headers jsonb, OUT body bytea) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) TO oncebox_relay;
-GRANT ALL ON FUNCTION oncebox.delete_settled(lanes smallint[], ids bigint[]) TO oncebox_operator;
+REVOKE ALL ON FUNCTION oncebox.delete_kept(retention_seconds double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.delete_kept(retention_seconds double precision) TO oncebox_relay;
+GRANT ALL ON FUNCTION oncebox.delete_kept(retention_seconds double precision) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.delete_placeholders(ids bigint[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.drain_segments() FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.drain_segments() TO oncebox_relay;
+
+REVOKE ALL ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint, OUT unsent bigint, OUT unsent_id bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint, OUT unsent bigint, OUT unsent_id bigint) TO oncebox_relay;
+GRANT ALL ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint, OUT unsent bigint, OUT unsent_id bigint) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.encode_response(status integer, headers jsonb, body bytea) FROM PUBLIC;
 
@@ -3051,6 +3808,9 @@ GRANT ALL ON FUNCTION oncebox.end_action(barrier text, tenant text, key text, ha
 
 REVOKE ALL ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, has_undone boolean, attempt integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, has_undone boolean, attempt integer) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer, pause_seconds double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer, pause_seconds double precision) TO oncebox_relay;
 
 REVOKE ALL ON FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb, ordering_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb, ordering_key text) TO oncebox_producer;
@@ -3117,6 +3877,12 @@ GRANT ALL ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after
 REVOKE ALL ON FUNCTION oncebox.note_loss(wanted_lane smallint, wanted_stream text, seen bigint, kind text, lost_sequence bigint, proven bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.note_loss(wanted_lane smallint, wanted_stream text, seen bigint, kind text, lost_sequence bigint, proven bigint) TO oncebox_relay;
 
+GRANT SELECT ON TABLE oncebox.segment TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.segment TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.old_segments(retention_seconds double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.old_segments(retention_seconds double precision) TO oncebox_operator;
+
 REVOKE ALL ON FUNCTION oncebox.parked_event() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.part_key(key text, part bigint) FROM PUBLIC;
@@ -3152,6 +3918,8 @@ GRANT ALL ON FUNCTION oncebox.retry_saga(saga_id bigint, step text) TO oncebox_o
 
 REVOKE ALL ON FUNCTION oncebox.root_key(client_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.root_key(client_key text) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.segment_name(number smallint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.send_event(kind text, about text, facts jsonb) FROM PUBLIC;
 
@@ -3230,7 +3998,7 @@ GRANT SELECT(stream) ON TABLE oncebox.dead_letter TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.delayed TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.delayed TO oncebox_operator;
 
-GRANT SELECT,DELETE ON TABLE oncebox.discarded TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.discarded TO oncebox_relay;
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.discarded TO oncebox_operator;
 
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.event_kind TO oncebox_operator;
@@ -3309,6 +4077,30 @@ GRANT UPDATE(ended_at) ON TABLE oncebox.loss TO oncebox_relay;
 GRANT SELECT,UPDATE ON TABLE oncebox.maintenance TO oncebox_relay;
 GRANT SELECT,UPDATE ON TABLE oncebox.maintenance TO oncebox_operator;
 
+GRANT SELECT ON TABLE oncebox.message_0 TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.message_0 TO oncebox_operator;
+
+GRANT SELECT ON TABLE oncebox.message_1 TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.message_1 TO oncebox_operator;
+
+GRANT SELECT ON TABLE oncebox.message_2 TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.message_2 TO oncebox_operator;
+
+GRANT SELECT ON TABLE oncebox.message_3 TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.message_3 TO oncebox_operator;
+
+GRANT SELECT ON TABLE oncebox.message_4 TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.message_4 TO oncebox_operator;
+
+GRANT SELECT ON TABLE oncebox.message_5 TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.message_5 TO oncebox_operator;
+
+GRANT SELECT ON TABLE oncebox.message_6 TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.message_6 TO oncebox_operator;
+
+GRANT SELECT ON TABLE oncebox.message_7 TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.message_7 TO oncebox_operator;
+
 GRANT SELECT ON TABLE oncebox.message TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.message TO oncebox_operator;
 
@@ -3358,7 +4150,7 @@ GRANT SELECT ON TABLE oncebox.relay TO oncebox_operator;
 
 GRANT SELECT,UPDATE ON SEQUENCE oncebox.relay_asleep TO oncebox_relay;
 
-GRANT SELECT,DELETE ON TABLE oncebox.replay TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.replay TO oncebox_relay;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.replay TO oncebox_operator;
 
 GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.reset TO oncebox_relay;
@@ -3434,3 +4226,6 @@ GRANT SELECT(undone_at) ON TABLE oncebox.saga_step TO oncebox_relay;
 
 GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.stream TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.stream TO oncebox_operator;
+
+GRANT SELECT ON SEQUENCE oncebox.turn TO oncebox_relay;
+GRANT SELECT ON SEQUENCE oncebox.turn TO oncebox_operator;

@@ -11,7 +11,7 @@ version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 crates=()
 for library in */src/lib.rs; do
   crate=${library%%/*}
-  case $crate in examples | tests | bench) ;; *) crates+=("$crate") ;; esac
+  case $crate in examples | tests | bench | model) ;; *) crates+=("$crate") ;; esac
 done
 
 cargo package --quiet --allow-dirty --no-verify --exclude-lockfile --target-dir "$target" "${crates[@]/#/--package=oncebox-}" 2>&1 |

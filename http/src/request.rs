@@ -157,6 +157,8 @@ fn canonical(query: &str) -> String {
 mod tests {
     use axum::http::{HeaderValue, Request};
 
+    use proptest::prelude::*;
+
     use super::*;
 
     fn check(values: &[&[u8]], expected: Result<Option<&str>, ()>) {
@@ -298,6 +300,28 @@ mod tests {
         for key in ["k".repeat(128), ":".repeat(42)] {
             let key = Key::root(&root(&long, &key)).unwrap();
             assert!(key.step(&"s".repeat(64)).is_ok());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_key_of_any_bytes_is_read_or_refused(
+            values in prop::collection::vec(prop_oneof![
+                prop::collection::vec(any::<u8>(), 0..24),
+                r#"["\\,; a-zA-Z0-9é:%-]{0,24}"#.prop_map(String::into_bytes),
+            ], 0..3),
+            tenant in any::<String>(),
+        ) {
+            let mut headers = HeaderMap::new();
+            for value in &values {
+                if let Ok(value) = HeaderValue::from_bytes(value) {
+                    headers.append("idempotency-key", value);
+                }
+            }
+            if let Ok(Some(key)) = key(&headers, &HeaderName::from_static("idempotency-key")) {
+                prop_assert!((1..=255).contains(&key.as_str().len()), "{}", key);
+                prop_assert!((1..=255).contains(&root(&tenant, &key).as_str().len()));
+            }
         }
     }
 }

@@ -162,6 +162,8 @@ fn attribute(received: &Received, name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn binary() -> Received {
@@ -221,5 +223,26 @@ mod tests {
         let bad = r#"{"specversion":"1.0","id":"1","source":"/","type":"t","data_base64":"?"}"#;
         assert_eq!(refused(&structured(bad)), "data_base64 of the CloudEvent is not base64");
         assert!(name(&structured("secret")).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn an_event_of_any_bytes_is_read(
+            text in r#"(\{|\}|"|:|,|"specversion":"1\.0"|"id":"1"|"source":"/"|"type":"t"|"data":7|"data_base64":"!"|é){0,14}"#,
+            bytes in prop::collection::vec(any::<u8>(), 0..48),
+            attribute in any::<String>(),
+        ) {
+            for payload in [text.into_bytes(), bytes] {
+                let structured = Received::new("s", payload.clone())
+                    .header("content-type", "application/cloudevents+json");
+                let binary = Received::new("s", payload)
+                    .header("ce-specversion", "1.0").header("ce-id", &attribute)
+                    .header("ce-source", &attribute).header("ce-type", &attribute);
+                for received in [structured, binary] {
+                    let decoded = CloudEvent::<Value>::decode(&received).is_ok();
+                    prop_assert!(!decoded || matches!(name(&received), Ok(Some(_)) | Err(_)));
+                }
+            }
+        }
     }
 }

@@ -144,6 +144,8 @@ pub(crate) fn fingerprint(payload: &[u8]) -> [u8; 32] {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn message(headers: &[(&str, &str)]) -> Received {
@@ -200,5 +202,34 @@ mod tests {
             assert!(tenant(&source, &message(headers)).is_err(), "{headers:?}");
         }
         assert_eq!(tenant(&TenantSource::Single, &message(&[("tenant", "acme")])), Ok(String::new()));
+    }
+
+    proptest! {
+        /// Headers come from anybody who may publish.
+        #[test]
+        fn headers_of_any_text_are_read(
+            headers in prop::collection::vec((
+                "(Idempotency-Key|idempotency-key|Nats-Msg-Id|ce-id|ce-source|ce-type|ce-specversion|Tenant)",
+                any::<String>(),
+            ), 0..6),
+            payload in prop::collection::vec(any::<u8>(), 0..32),
+        ) {
+            let received = headers.iter().fold(Received::new("s.t", payload), |message, (name, value)| {
+                message.header(name, value)
+            });
+            let part = Part::header("Tenant");
+            let sources = [
+                KeySource::header("Idempotency-Key"), KeySource::client_header("Idempotency-Key"),
+                KeySource::MsgId, KeySource::CloudEvent, KeySource::Part(Part::json("/a/b")),
+            ];
+            for source in &sources {
+                if let Ok(key) = key(std::slice::from_ref(source), &received) {
+                    prop_assert!((1..=255).contains(&key.as_str().len()));
+                }
+            }
+            if let Ok(tenant) = tenant(&TenantSource::Part(part), &received) {
+                prop_assert!(tenant.len() <= 255 && !tenant.contains(char::is_control));
+            }
+        }
     }
 }

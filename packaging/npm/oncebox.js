@@ -20,9 +20,15 @@ function find() {
   return process.exit(64);
 }
 
-// The program drains on SIGTERM, and so this process waits for it instead of ending first.
-const child = spawn(find(), process.argv.slice(2), { stdio: "inherit" });
-for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) process.on(signal, () => child.kill(signal));
+const program = find();
+const given = process.argv.slice(2);
+// The program takes the place of this process, so that each signal comes to it, and comes once: a
+// second one ends it before it has drained.
+if (process.execve) process.execve(program, [program, ...given], process.env);
+// Node.js below 22.15. Ctrl-C and the end of a terminal come to both by themselves.
+const child = spawn(program, given, { stdio: "inherit" });
+for (const signal of ["SIGINT", "SIGHUP"]) process.on(signal, () => {});
+process.on("SIGTERM", () => child.kill("SIGTERM"));
 child.on("error", (error) => {
   console.error(`oncebox: ${error.message}`);
   process.exit(1);

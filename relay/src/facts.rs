@@ -11,7 +11,7 @@ pub use crate::{
     postgres::{
         integrity::{Explained, Fault, faults},
         lag::{delayed_count, inbox_status},
-        retention::{LowIds, Milestones, Place, Pruned, milestones, prune},
+        retention::{Emptied, LowIds, empty_segment},
     },
 };
 
@@ -26,7 +26,8 @@ pub fn remedy(cause: &str) -> Option<&'static str> {
 
 /// Statements that relays and commands both run; each file says its parameters and its rows.
 pub mod sql {
-    /// How far each lane is behind.
+    /// How far each lane is behind; `{log}` is the table of the log to look into, `message` for all
+    /// of its segments.
     pub const LAG: &str = include_str!("postgres/sql/lag.sql");
     /// How many messages are set aside.
     pub const PARKED: &str = include_str!("postgres/sql/parked.sql");

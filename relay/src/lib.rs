@@ -30,6 +30,8 @@ pub mod parts;
 mod pass;
 mod postgres;
 mod relay;
+#[doc(hidden)]
+pub mod rules;
 mod serve;
 mod supervisor;
 mod telemetry;

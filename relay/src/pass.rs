@@ -1,6 +1,6 @@
 //! The loops that deliver and that maintain.
 
-mod acknowledgements;
+pub(crate) mod acknowledgements;
 mod bounds;
 mod budget;
 mod checks;

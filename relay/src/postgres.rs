@@ -8,6 +8,7 @@ pub(crate) mod fleet;
 pub(crate) mod integrity;
 pub(crate) mod lag;
 pub(crate) mod listen;
+mod log;
 pub(crate) mod look;
 pub(crate) mod read_on;
 pub(crate) mod receipts;

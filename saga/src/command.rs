@@ -69,6 +69,8 @@ fn without_undo(text: &str) -> (&str, bool) {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -96,5 +98,17 @@ mod tests {
         check("o:pay:#2", Some("2"), "o:pay", 2);
         check("o:pay:#2", Some("3"), "o:pay:#2", 1);
         check("o:pay:#2", Some("x"), "o:pay:#2", 1);
+    }
+
+    proptest! {
+        #[test]
+        fn a_key_of_any_form_is_read_as_it_was_made(text in "[a-z0-9]{1,3}(:[a-z0-9]{1,3}|:undo|:#[1-3]|:#[0-9]{9,11}){0,4}") {
+            let Ok(whole) = text.parse::<Key>() else { return Ok(()) };
+            if let Some(Address { saga, step, is_undo, attempt }) = Address::parse(&whole) {
+                prop_assert_eq!(key(&saga, &step, is_undo, attempt).unwrap(), whole.clone());
+            }
+            let (bare, number) = action(&whole, Some(&text));
+            prop_assert!(number >= 1 && bare.as_str().len() <= whole.as_str().len());
+        }
     }
 }

@@ -216,3 +216,23 @@ BEGIN
   END IF;
   RAISE EXCEPTION 'payload is null; the limit is 0 to 8388608 bytes' USING ERRCODE = 'OB005';
 END $$;
+
+-- Headers as a client in UTF-8 can read them. Those that it cannot read are the JSON text
+-- "unreadable", so that the relay sets one message aside instead of failing with all that it reads.
+CREATE FUNCTION {schema}.readable_headers(headers jsonb) RETURNS text
+LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM convert_to(headers::text, 'UTF8');
+  RETURN headers::text;
+EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
+  RETURN '"unreadable"';
+END $$;
+
+-- The short way for a database in UTF8, which has no unreadable headers.
+CREATE FUNCTION {schema}.headers_text(headers jsonb) RETURNS text
+LANGUAGE sql STABLE
+RETURN CASE
+  WHEN getdatabaseencoding() = 'UTF8' THEN headers::text
+  ELSE {schema}.readable_headers(headers)
+END;
+COMMENT ON FUNCTION {schema}.headers_text IS 'For relays and operators: headers as text in UTF-8; "unreadable" when they have no such form.';

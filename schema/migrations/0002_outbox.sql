@@ -1,11 +1,16 @@
 -- The outbox: the message log, the lanes with their cursors, and enqueue(). ARCHITECTURE.md and
 -- relay/src/delivery/cursor.rs explain the cursor.
 
--- Keys compare by their bytes, in any collation of the database: an operating system that sorts
+-- The ids of messages, in all segments.
+CREATE SEQUENCE {schema}.message_id_seq CACHE 1;
+
+-- The log is a ring of eight segments: retention empties one with TRUNCATE, which costs nothing per
+-- message. 0013_segments.sql turns the ring; docs/design/growth.md says why it is as it is. Keys
+-- compare by their bytes, in any collation of the database: an operating system that sorts
 -- differently after an upgrade must not break the index that keeps keys unique. The functions that
 -- write rows check the grammar: CHECK constraints that call them would cost each row a third more.
-CREATE TABLE {schema}.message (
-  id           bigint GENERATED ALWAYS AS IDENTITY (CACHE 1),
+CREATE TABLE {schema}.message_0 (
+  id           bigint NOT NULL DEFAULT nextval('{schema}.message_id_seq'),
   lane         smallint NOT NULL,
   xact         xid8 NOT NULL DEFAULT pg_current_xact_id(),
   key          text COLLATE "C" NOT NULL,
@@ -14,13 +19,75 @@ CREATE TABLE {schema}.message (
   headers      jsonb NOT NULL DEFAULT '{}',
   payload      bytea NOT NULL,
   created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
-  CONSTRAINT message_pkey PRIMARY KEY (lane, id),
-  CONSTRAINT message_key_unique UNIQUE (key)
+  CONSTRAINT message_0_pkey PRIMARY KEY (lane, id),
+  CONSTRAINT message_0_key_unique UNIQUE (key)
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
-COMMENT ON TABLE {schema}.message IS 'The message log. Private: append-only, written by enqueue(), read by the relay.';
+COMMENT ON TABLE {schema}.message_0 IS 'A segment of the message log. Private: append-only, written by enqueue(), read by the relay.';
 
 -- The late rows of a lane, found by transaction; id last, so that the index skips newer rows.
-CREATE INDEX message_lane_xact_id ON {schema}.message (lane, xact, id);
+CREATE INDEX message_0_lane_xact_id ON {schema}.message_0 (lane, xact, id);
+
+-- Messages of segments that were emptied: those set aside, and placeholders of delayed ones. Two
+-- may have one key, long after one another.
+CREATE TABLE {schema}.message_kept (
+  LIKE {schema}.message_0 INCLUDING DEFAULTS,
+  kept_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+  CONSTRAINT message_kept_pkey PRIMARY KEY (lane, id)
+);
+COMMENT ON TABLE {schema}.message_kept IS 'Messages of segments that were emptied which somebody may still need: they are parked, dead, delayed, or were never sent.';
+CREATE INDEX message_kept_key ON {schema}.message_kept (key);
+CREATE INDEX message_kept_lane_xact_id ON {schema}.message_kept (lane, xact, id);
+
+DO $segments$
+DECLARE
+  log text := '';
+BEGIN
+  FOR n IN 1 .. 7 LOOP
+    EXECUTE format($segment$
+      CREATE TABLE {schema}.message_%1$s (
+        LIKE {schema}.message_0 INCLUDING DEFAULTS,
+        CONSTRAINT message_%1$s_pkey PRIMARY KEY (lane, id),
+        CONSTRAINT message_%1$s_key_unique UNIQUE (key)
+      ) WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
+      CREATE INDEX message_%1$s_lane_xact_id ON {schema}.message_%1$s (lane, xact, id);
+      COMMENT ON TABLE {schema}.message_%1$s IS 'A segment of the message log, as message_0.'
+    $segment$, n);
+  END LOOP;
+  SELECT string_agg(format(
+    'SELECT id, lane, xact, key, subject, ordering_key, headers, payload, created_at, xmin FROM {schema}.message_%s', part
+  ), ' UNION ALL ') INTO log
+  FROM unnest(ARRAY['0', '1', '2', '3', '4', '5', '6', '7', 'kept']) AS part;
+  EXECUTE 'CREATE VIEW {schema}.message AS ' || log;
+END $segments$;
+COMMENT ON VIEW {schema}.message IS 'The message log: all segments, and what is kept of emptied ones.';
+
+-- The number of the turn: turn modulo 8 is the segment that new messages go into. A sequence,
+-- because everybody must read it as it is now, whatever the snapshot.
+CREATE SEQUENCE {schema}.turn AS bigint MINVALUE 0 START 0 CACHE 1;
+SELECT setval('{schema}.turn', 0);
+
+-- What each segment holds; number 8 is message_kept. The row of a turn is written in the
+-- transaction that begins it: a snapshot in which it is visible shows all messages of the turns
+-- before.
+CREATE TABLE {schema}.segment (
+  number     smallint NOT NULL,
+  turn       bigint NOT NULL,
+  is_live    boolean NOT NULL,
+  is_empty   boolean NOT NULL,
+  began_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+  drained_at timestamptz,
+  tried_at   timestamptz,
+  CONSTRAINT segment_pkey PRIMARY KEY (number),
+  CONSTRAINT segment_number CHECK (number BETWEEN 0 AND 8)
+) WITH (fillfactor = 50);
+COMMENT ON TABLE {schema}.segment IS 'The segments of the log. Private: written by the functions that turn the ring.';
+COMMENT ON COLUMN {schema}.segment.turn IS 'The turn in which messages went into it; -1 = none yet.';
+COMMENT ON COLUMN {schema}.segment.is_live IS 'A message in it may be due. While one segment alone is live, relays read nothing else.';
+COMMENT ON COLUMN {schema}.segment.drained_at IS 'Since when no message in it is due.';
+COMMENT ON COLUMN {schema}.segment.tried_at IS 'When a relay last asked for the lock that ends its turn.';
+INSERT INTO {schema}.segment (number, turn, is_live, is_empty)
+SELECT n, CASE WHEN n = 0 THEN 0 ELSE -1 END, n = 0, n > 0
+FROM generate_series(0, 8) AS n;
 
 -- A relay locks a lane's row, and nobody updates it. Row locks are kept in place.
 CREATE TABLE {schema}.lane (
@@ -146,15 +213,36 @@ BEGIN
   RETURN true;
 END $$;
 
+-- The function has a branch for each segment, of one text: a statement with a table's name in it is
+-- planned once for each session. A key is unique within this turn and the one before. The INSERT
+-- reads the turn again: the table is locked by then, so the turn cannot end before this transaction
+-- does; see end_turn(). A delayed message holds its key until it is sent.
+--
 -- Draws the id before the INSERT, which then returns nothing, and reads the relay's mark by a
 -- function instead of a query: both make it cheaper. pg_sequence_last_value() is NULL as long as no
 -- relay has ever set the mark.
+DO $make$
+DECLARE
+  branches text;
+BEGIN
+  SELECT string_agg(format($branch$
+      WHEN %1$s THEN
+        INSERT INTO {schema}.message_%1$s (id, lane, key, subject, ordering_key, headers, payload)
+        SELECT new_id, {schema}.lane_of(coalesce(enqueue.ordering_key, enqueue.key)), enqueue.key, enqueue.subject,
+               enqueue.ordering_key, coalesce(enqueue.headers, '{}'), enqueue.payload
+        WHERE pg_sequence_last_value('{schema}.turn') = this_turn
+          AND NOT EXISTS (SELECT FROM {schema}.message_%2$s AS b WHERE b.key = enqueue.key)
+          AND NOT EXISTS (SELECT FROM {schema}.delayed AS d WHERE d.key = enqueue.key)
+        ON CONFLICT ON CONSTRAINT message_%1$s_key_unique DO NOTHING;$branch$, n, (n + 7) % 8), '' ORDER BY n) INTO branches
+  FROM generate_series(0, 7) AS n;
+  EXECUTE replace($function$
 CREATE FUNCTION {schema}.enqueue(
   key text, subject text, payload bytea, headers jsonb DEFAULT '{}', ordering_key text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   new_id bigint;
+  this_turn bigint;
 BEGIN
   IF {schema}.is_plain(enqueue.key, enqueue.subject, enqueue.ordering_key, coalesce(enqueue.headers, '{}'), enqueue.payload) IS NOT TRUE THEN
     PERFORM {schema}.check_message(enqueue.key, enqueue.subject, enqueue.ordering_key, enqueue.headers, enqueue.payload);
@@ -163,13 +251,16 @@ BEGIN
   IF current_setting('synchronous_commit') = 'off' THEN
     PERFORM set_config('synchronous_commit', 'local', true);
   END IF;
-  FOR attempt IN 1 .. 3 LOOP
+  FOR attempt IN 1 .. 5 LOOP
     new_id := nextval('{schema}.message_id_seq');
-    INSERT INTO {schema}.message (id, lane, key, subject, ordering_key, headers, payload)
-    OVERRIDING SYSTEM VALUE
-    VALUES (new_id, {schema}.lane_of(coalesce(enqueue.ordering_key, enqueue.key)), enqueue.key, enqueue.subject,
-            enqueue.ordering_key, coalesce(enqueue.headers, '{}'), enqueue.payload)
-    ON CONFLICT ON CONSTRAINT message_key_unique DO NOTHING;
+    this_turn := pg_sequence_last_value('{schema}.turn');
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+      PERFORM {schema}.check_turn(this_turn);
+    END IF;
+    CASE this_turn % 8-- branches
+      ELSE
+        RAISE EXCEPTION 'the sequence "turn" has no value' USING HINT = 'Run `oncebox migrate`, which gives it one.';
+    END CASE;
     IF FOUND THEN
       -- Not before the INSERT: without a transaction id this transaction is one that a relay, which
       -- sets its mark and then looks who is still at work, would not see.
@@ -178,14 +269,68 @@ BEGIN
       END IF;
       RETURN new_id;
     END IF;
-    -- Not found here means that retention deleted it between the two statements: insert again.
-    IF {schema}.check_enqueued(enqueue.key, enqueue.subject, enqueue.payload) THEN
+    -- Nothing was written: the turn has ended, the key was found, or it was found and then
+    -- cancelled between the two statements.
+    IF pg_sequence_last_value('{schema}.turn') = this_turn
+       AND {schema}.check_enqueued(enqueue.key, enqueue.subject, enqueue.payload) THEN
       RETURN NULL;
     END IF;
   END LOOP;
-  RAISE EXCEPTION 'key "%" was deleted three times while it was enqueued', enqueue.key USING ERRCODE = '40001';
-END $$;
+  RAISE EXCEPTION 'key "%" was deleted while it was enqueued', enqueue.key
+    USING ERRCODE = '40001', HINT = 'Nothing was enqueued. Run the transaction again.';
+END $$$function$, '-- branches', branches);
+END $make$;
 COMMENT ON FUNCTION {schema}.enqueue IS 'Enqueue a message in this transaction. Returns its id, NULL when this very message is already enqueued; error OB001 when the key names another message.';
+
+-- Writes rows as enqueue() does, for those that write several, or others: returns the ids of those
+-- that were written, and not of those whose key is taken. `is_moved` says that the key is the
+-- row's own already, as a delayed message.
+DO $make$
+DECLARE
+  branches text;
+BEGIN
+  SELECT string_agg(format($branch$
+      WHEN %1$s THEN
+        WITH written AS (
+          INSERT INTO {schema}.message_%1$s AS m (id, lane, key, subject, ordering_key, headers, payload)
+          SELECT g.id, g.lane, g.key, g.subject, g.ordering_key, g.headers, g.payload
+          FROM unnest(ids, lanes, keys, subjects, ordering_keys, append.headers, payloads)
+            AS g (id, lane, key, subject, ordering_key, headers, payload)
+          WHERE pg_sequence_last_value('{schema}.turn') = this_turn
+            AND (is_moved OR NOT EXISTS (SELECT FROM {schema}.message_%2$s AS b WHERE b.key = g.key)
+                         AND NOT EXISTS (SELECT FROM {schema}.delayed AS d WHERE d.key = g.key))
+          ORDER BY g.id
+          ON CONFLICT ON CONSTRAINT message_%1$s_key_unique DO NOTHING
+          RETURNING m.id
+        )
+        SELECT array_agg(w.id) INTO written_ids FROM written AS w;$branch$, n, (n + 7) % 8), '' ORDER BY n) INTO branches
+  FROM generate_series(0, 7) AS n;
+  EXECUTE replace($function$
+CREATE FUNCTION {schema}.append(
+  ids bigint[], lanes smallint[], keys text[], subjects text[], ordering_keys text[], headers jsonb[], payloads bytea[],
+  is_moved boolean
+) RETURNS bigint[]
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  this_turn bigint;
+  written_ids bigint[];
+BEGIN
+  FOR attempt IN 1 .. 5 LOOP
+    this_turn := pg_sequence_last_value('{schema}.turn');
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+      PERFORM {schema}.check_turn(this_turn);
+    END IF;
+    CASE this_turn % 8-- branches
+      ELSE
+        RAISE EXCEPTION 'the sequence "turn" has no value' USING HINT = 'Run `oncebox migrate`, which gives it one.';
+    END CASE;
+    IF pg_sequence_last_value('{schema}.turn') = this_turn THEN
+      RETURN coalesce(written_ids, '{}');
+    END IF;
+  END LOOP;
+  RAISE EXCEPTION 'the message log turned five times in a moment' USING ERRCODE = '40001';
+END $$$function$, '-- branches', branches);
+END $make$;
 
 -- PostgreSQL writes the JSON, in UTF-8 with any encoding of the database.
 CREATE FUNCTION {schema}.enqueue_json(
@@ -203,6 +348,8 @@ CREATE FUNCTION {schema}.enqueue_all(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   total integer := coalesce(cardinality(keys), 0);
+  ids bigint[];
+  written bigint[];
   deleted_key text;
 BEGIN
   IF cardinality(subjects) IS DISTINCT FROM total OR cardinality(payloads) IS DISTINCT FROM total
@@ -220,24 +367,17 @@ BEGIN
   IF current_setting('synchronous_commit') = 'off' THEN
     PERFORM set_config('synchronous_commit', 'local', true);
   END IF;
-  RETURN QUERY
-  WITH given AS (
-    SELECT g.key, g.subject, g.payload, coalesce(g.headers, '{}') AS headers, g.ordering_key, g.n
-    FROM unnest(keys, subjects, payloads, enqueue_all.headers, ordering_keys)
-      WITH ORDINALITY AS g (key, subject, payload, headers, ordering_key, n)
-  ),
-  inserted AS (
-    INSERT INTO {schema}.message AS m (lane, key, subject, ordering_key, headers, payload)
-    SELECT {schema}.lane_of(coalesce(g.ordering_key, g.key)), g.key, g.subject, g.ordering_key, g.headers, g.payload
-    FROM given AS g
-    ORDER BY g.n
-    ON CONFLICT ON CONSTRAINT message_key_unique DO NOTHING
-    RETURNING m.key, m.id
-  )
+  ids := ARRAY(SELECT nextval('{schema}.message_id_seq') FROM generate_series(1, total));
+  SELECT {schema}.append(
+    ids, array_agg({schema}.lane_of(coalesce(g.ordering_key, g.key)) ORDER BY g.n), keys, subjects,
+    array_agg(g.ordering_key ORDER BY g.n), array_agg(coalesce(g.headers, '{}') ORDER BY g.n), payloads, false
+  ) INTO written
+  FROM unnest(keys, enqueue_all.headers, ordering_keys) WITH ORDINALITY AS g (key, headers, ordering_key, n);
   -- A key that stands twice in one call gets its id at its first place.
-  SELECT g.key, CASE WHEN row_number() OVER (PARTITION BY g.key ORDER BY g.n) = 1 THEN i.id END
-  FROM given AS g
-  LEFT JOIN inserted AS i ON i.key = g.key
+  RETURN QUERY
+  SELECT g.key, w.id
+  FROM unnest(keys, ids) WITH ORDINALITY AS g (key, id, n)
+  LEFT JOIN unnest(written) AS w (id) ON w.id = g.id
   ORDER BY g.n;
   -- A new statement sees what the one above inserted or found.
   SELECT g.key INTO deleted_key
@@ -251,23 +391,3 @@ BEGIN
     PERFORM {schema}.wake_relay();
   END IF;
 END $$;
-
--- Headers as a client in UTF-8 can read them. Those that it cannot read are the JSON text
--- "unreadable", so that the relay sets one message aside instead of failing with all that it reads.
-CREATE FUNCTION {schema}.readable_headers(headers jsonb) RETURNS text
-LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-  PERFORM convert_to(headers::text, 'UTF8');
-  RETURN headers::text;
-EXCEPTION WHEN character_not_in_repertoire OR untranslatable_character THEN
-  RETURN '"unreadable"';
-END $$;
-
--- The short way for a database in UTF8, which has no unreadable headers.
-CREATE FUNCTION {schema}.headers_text(headers jsonb) RETURNS text
-LANGUAGE sql STABLE
-RETURN CASE
-  WHEN getdatabaseencoding() = 'UTF8' THEN headers::text
-  ELSE {schema}.readable_headers(headers)
-END;
-COMMENT ON FUNCTION {schema}.headers_text IS 'For relays and operators: headers as text in UTF-8; "unreadable" when they have no such form.';

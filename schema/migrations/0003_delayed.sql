@@ -63,11 +63,11 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'local', true);
   END IF;
   FOR attempt IN 1 .. 3 LOOP
-    INSERT INTO {schema}.message AS m (lane, key, subject, payload)
-    VALUES (-1, enqueue_at.key, enqueue_at.subject, '')
-    ON CONFLICT ON CONSTRAINT message_key_unique DO NOTHING
-    RETURNING m.id INTO new_id;
-    IF FOUND THEN
+    new_id := ({schema}.append(
+      ARRAY[nextval('{schema}.message_id_seq')], '{-1}', ARRAY[enqueue_at.key], ARRAY[enqueue_at.subject], '{NULL}',
+      '{"{}"}', '{""}', false
+    ))[1];
+    IF new_id IS NOT NULL THEN
       INSERT INTO {schema}.delayed (id, key, subject, ordering_key, headers, payload, not_before)
       VALUES (new_id, enqueue_at.key, enqueue_at.subject, enqueue_at.ordering_key,
               coalesce(enqueue_at.headers, '{}'), enqueue_at.payload, enqueue_at.not_before);
@@ -89,20 +89,35 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 RETURN {schema}.enqueue_at(key, subject, convert_to(payload::text, 'UTF8'), not_before, headers, ordering_key);
 COMMENT ON FUNCTION {schema}.enqueue_json_at IS 'enqueue_at() with a payload in JSON.';
 
+-- Deletes placeholders, wherever they are by now: their keys are free again.
+DO $make$
+BEGIN
+  EXECUTE format($function$
+CREATE FUNCTION {schema}.delete_placeholders(ids bigint[]) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$%s
+$$
+  $function$, (
+    SELECT string_agg(format('
+  DELETE FROM {schema}.message_%s AS m WHERE m.lane = -1 AND m.id = ANY ($1);', part), '')
+    FROM unnest(ARRAY['0', '1', '2', '3', '4', '5', '6', '7', 'kept']) AS part
+  ));
+END $make$;
+
 -- Deletes the message and its placeholder.
 CREATE FUNCTION {schema}.cancel_delayed(key text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  cancelled bigint;
 BEGIN
   -- Waits for a relay that is moving it, which takes milliseconds; a relay never waits here.
-  WITH cancelled AS (
-    DELETE FROM {schema}.delayed AS d
-    WHERE d.key = cancel_delayed.key
-    RETURNING d.id
-  )
-  DELETE FROM {schema}.message AS m
-  USING cancelled AS c
-  WHERE m.lane = -1 AND m.id = c.id;
-  RETURN FOUND;
+  DELETE FROM {schema}.delayed AS d
+  WHERE d.key = cancel_delayed.key
+  RETURNING d.id INTO cancelled;
+  IF NOT FOUND THEN
+    RETURN false;
+  END IF;
+  PERFORM {schema}.delete_placeholders(ARRAY[cancelled]);
+  RETURN true;
 END $$;
 COMMENT ON FUNCTION {schema}.cancel_delayed IS 'Give a delayed message up in this transaction. True when it will never be sent; false when no message of this key is delayed: it was never enqueued, was cancelled, or has been moved into the log.';
 
@@ -133,6 +148,7 @@ CREATE FUNCTION {schema}.move_delayed(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   due_until timestamptz := clock_timestamp();
+  ready record;
 BEGIN
   PERFORM FROM {schema}.delayed_mover FOR UPDATE SKIP LOCKED;
   IF NOT FOUND THEN
@@ -177,35 +193,35 @@ BEGIN
     ) AS f
   ),
   ready AS MATERIALIZED (
-    SELECT d.*
+    SELECT d.*, row_number() OVER (ORDER BY d.not_before, d.id) AS n
     FROM due AS d
     LEFT JOIN held AS h ON h.ordering_key = d.ordering_key
     WHERE h.id IS NULL OR (d.not_before, d.id) < (h.not_before, h.id)
-  ),
-  taken AS (
-    DELETE FROM {schema}.delayed AS d
-    USING ready AS r
-    WHERE d.id = r.id
-  ),
-  replaced AS (
-    DELETE FROM {schema}.message AS m
-    USING ready AS r
-    WHERE m.lane = -1 AND m.id = r.id
-    RETURNING m.id
-  ),
-  -- Ids are drawn behind the sort, when every placeholder is gone.
-  inserted AS (
-    INSERT INTO {schema}.message AS m (lane, key, subject, ordering_key, headers, payload)
-    SELECT {schema}.lane_of(coalesce(r.ordering_key, r.key)), r.key, r.subject, r.ordering_key, r.headers, r.payload
-    FROM ready AS r
-    JOIN replaced AS p ON p.id = r.id
-    ORDER BY r.not_before, r.id
-    RETURNING m.id
   )
-  SELECT (SELECT count(*) FROM inserted), (SELECT count(*) FROM due), l.not_before, l.id
-  INTO moved, looked_at, last_time, last_id
-  FROM (SELECT) AS always
-  LEFT JOIN LATERAL (SELECT d.not_before, d.id FROM due AS d ORDER BY d.not_before DESC, d.id DESC LIMIT 1) AS l ON true;
+  SELECT
+    array_agg(r.id ORDER BY r.n) AS ids,
+    array_agg({schema}.lane_of(coalesce(r.ordering_key, r.key)) ORDER BY r.n) AS lanes,
+    array_agg(r.key ORDER BY r.n) AS keys,
+    array_agg(r.subject ORDER BY r.n) AS subjects,
+    array_agg(r.ordering_key ORDER BY r.n) AS ordering_keys,
+    array_agg(r.headers ORDER BY r.n) AS headers,
+    array_agg(r.payload ORDER BY r.n) AS payloads,
+    (SELECT count(*) FROM due) AS looked_at,
+    (SELECT max(d.not_before) FROM due AS d) AS last_time,
+    (SELECT d.id FROM due AS d ORDER BY d.not_before DESC, d.id DESC LIMIT 1) AS last_id
+  INTO ready
+  FROM ready AS r;
+  SELECT ready.looked_at, ready.last_time, ready.last_id INTO looked_at, last_time, last_id;
+  moved := 0;
+  IF ready.ids IS NOT NULL THEN
+    DELETE FROM {schema}.delayed AS d WHERE d.id = ANY (ready.ids);
+    PERFORM {schema}.delete_placeholders(ready.ids);
+    -- Ids are drawn in that order, and when every placeholder is gone.
+    moved := cardinality({schema}.append(
+      ARRAY(SELECT nextval('{schema}.message_id_seq') FROM generate_series(1, cardinality(ready.ids))), ready.lanes,
+      ready.keys, ready.subjects, ready.ordering_keys, ready.headers, ready.payloads, true
+    ));
+  END IF;
   SELECT extract(epoch FROM d.not_before - clock_timestamp()) INTO next_seconds
   FROM {schema}.delayed AS d
   WHERE d.not_before > due_until

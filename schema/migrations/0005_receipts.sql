@@ -125,9 +125,8 @@ END $$;
 -- Has the lost messages of a lane sent again: writes the lane's cursor as it stood at the proven
 -- receipt, and parks again the messages that had been parked. With `since`, not from before the
 -- newest milestone older than that. The receipts of other streams stay true of the older cursor.
--- Milestones that call messages settled which are due again are deleted, so that retention keeps
--- these messages. False when nothing is to be sent again, or when the lane holds rows of another
--- cluster.
+-- All segments are live again, so that relays read them and retention keeps them. False when
+-- nothing is to be sent again, or when the lane holds rows of another cluster.
 CREATE FUNCTION {schema}.resend_lost(wanted_lane smallint, wanted_stream text, since timestamptz DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -152,6 +151,7 @@ BEGIN
      OR pg_snapshot_xmax(stands.snap) > pg_snapshot_xmax(pg_current_snapshot()) THEN
     RETURN false;
   END IF;
+  UPDATE {schema}.segment SET is_live = true, drained_at = NULL WHERE NOT is_empty;
   at_number := coalesce(lost.receipt_number, -1);
   IF since IS NOT NULL THEN
     SELECT m.* INTO later

@@ -46,6 +46,8 @@ BEGIN
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_relay') THEN
     GRANT USAGE ON SCHEMA {schema} TO "{name}_relay";
     GRANT SELECT ON {schema}.migration, {schema}.message, {schema}.lane_cursor, {schema}.outbox TO "{name}_relay";
+    GRANT SELECT ON {schema}.message_0, {schema}.message_1, {schema}.message_2, {schema}.message_3, {schema}.message_4, {schema}.message_5, {schema}.message_6, {schema}.message_7, {schema}.segment TO "{name}_relay";
+    GRANT SELECT ON SEQUENCE {schema}.turn TO "{name}_relay";
     -- Ids that stand too low, and the rows that were written with them.
     GRANT SELECT ON {schema}.message_ids TO "{name}_relay";
     GRANT SELECT, INSERT, UPDATE ON {schema}.reset TO "{name}_relay";
@@ -69,9 +71,11 @@ BEGIN
     GRANT SELECT ON {schema}.inbox_scope TO "{name}_relay";
     -- For the doctor.
     GRANT SELECT ON {schema}.installation TO "{name}_relay";
-    -- Retention: settled messages, and their records.
-    GRANT EXECUTE ON FUNCTION {schema}.delete_settled(smallint[], bigint[]) TO "{name}_relay";
-    GRANT SELECT, DELETE ON {schema}.discarded, {schema}.replay TO "{name}_relay";
+    -- Retention: the ring of segments.
+    GRANT EXECUTE ON FUNCTION
+      {schema}.end_turn(float8, integer, float8), {schema}.drain_segments(), {schema}.empty_segment(float8), {schema}.delete_kept(float8)
+      TO "{name}_relay";
+    GRANT SELECT ON {schema}.discarded, {schema}.replay TO "{name}_relay";
     GRANT SELECT, INSERT, DELETE, UPDATE (reached_at) ON {schema}.milestone TO "{name}_relay";
     GRANT SELECT, UPDATE ON {schema}.maintenance TO "{name}_relay";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.relay TO "{name}_relay";
@@ -96,7 +100,12 @@ BEGIN
     GRANT SELECT ON {schema}.outbox, {schema}.reset, {schema}.message_ids, {schema}.installation TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.headers_text(jsonb), {schema}.readable_headers(jsonb) TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.written_by(xid), {schema}.lane_count() TO "{name}_operator";
-    GRANT EXECUTE ON FUNCTION {schema}.delete_settled(smallint[], bigint[]) TO "{name}_operator";
+    GRANT SELECT ON {schema}.message_0, {schema}.message_1, {schema}.message_2, {schema}.message_3, {schema}.message_4, {schema}.message_5, {schema}.message_6, {schema}.message_7,
+      {schema}.segment TO "{name}_operator";
+    GRANT SELECT ON SEQUENCE {schema}.turn TO "{name}_operator";
+    GRANT EXECUTE ON FUNCTION {schema}.old_segments(float8), {schema}.count_segment(smallint), {schema}.empty_segment(float8),
+      {schema}.delete_kept(float8)
+      TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.lane_of(text) TO "{name}_operator";
     GRANT SELECT ON {schema}.delayed, {schema}.barrier TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.cancel_delayed(text) TO "{name}_operator";

@@ -21,6 +21,27 @@ BEGIN
   END IF;
 END $$;
 
+-- Without its row a segment counts as full of messages that may be due.
+DO $$
+DECLARE
+  this_turn bigint := coalesce(pg_sequence_last_value('{schema}.turn'), 0);
+  is_filled boolean;
+BEGIN
+  IF to_regprocedure('{schema}.segment_name(smallint)') IS NULL THEN
+    RETURN;
+  END IF;
+  IF pg_sequence_last_value('{schema}.turn') IS NULL THEN
+    PERFORM setval('{schema}.turn', 0);
+  END IF;
+  FOR n IN 0 .. 8 LOOP
+    IF NOT EXISTS (SELECT FROM {schema}.segment AS s WHERE s.number = n) THEN
+      EXECUTE format('SELECT EXISTS (SELECT FROM {schema}.message_%s)', {schema}.segment_name(n::smallint)) INTO is_filled;
+      INSERT INTO {schema}.segment (number, turn, is_live, is_empty)
+      VALUES (n, CASE WHEN n = this_turn % 8 THEN this_turn ELSE -1 END, n = this_turn % 8 OR is_filled, n <> this_turn % 8 AND NOT is_filled);
+    END IF;
+  END LOOP;
+END $$;
+
 INSERT INTO {schema}.maintenance SELECT WHERE NOT EXISTS (SELECT FROM {schema}.maintenance);
 INSERT INTO {schema}.inbox_sweep SELECT WHERE NOT EXISTS (SELECT FROM {schema}.inbox_sweep);
 INSERT INTO {schema}.outbox SELECT WHERE NOT EXISTS (SELECT FROM {schema}.outbox);

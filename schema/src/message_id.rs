@@ -113,6 +113,8 @@ fn parse_number<N: FromStr>(digits: &str) -> Option<N> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -155,6 +157,18 @@ mod tests {
             &format!("{outbox}/AAAAAAAAAAAAAAA=/0/k"),
         ] {
             assert_eq!(MessageId::parse(id), None, "{id}");
+        }
+    }
+
+    proptest! {
+        /// No two texts are one id.
+        #[test]
+        fn an_id_of_any_text_is_read_as_it_is_printed(
+            text in prop_oneof![any::<String>(), "0123456789ab/[A-Za-z0-9_-]{16}/[0rd]0?[0-9]{0,2}/.{1,9}"],
+        ) {
+            if let Some(id) = MessageId::parse(&text) {
+                prop_assert_eq!(id.to_string(), text);
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 /// Number, name, file.
 pub(crate) type Migration<'a> = (i32, &'a str, &'a str);
 
-pub(crate) const MIGRATIONS: [Migration<'_>; 12] = [
+pub(crate) const MIGRATIONS: [Migration<'_>; 13] = [
     (1, "grammar", include_str!("../migrations/0001_grammar.sql")),
     (2, "outbox", include_str!("../migrations/0002_outbox.sql")),
     (3, "delayed", include_str!("../migrations/0003_delayed.sql")),
@@ -16,6 +16,7 @@ pub(crate) const MIGRATIONS: [Migration<'_>; 12] = [
     (10, "sagas", include_str!("../migrations/0010_sagas.sql")),
     (11, "events", include_str!("../migrations/0011_events.sql")),
     (12, "requests", include_str!("../migrations/0012_requests.sql")),
+    (13, "segments", include_str!("../migrations/0013_segments.sql")),
 ];
 
 /// The schema version that this build installs.

@@ -302,7 +302,7 @@ impl TestKit {
         let mut volatile = self.volatile.clone();
         let own = [
             ("inbox", &["created_at", "message_id"][..]),
-            ("message", &["id", "xact", "created_at"]),
+            ("message", &["id", "xact", "xmin", "created_at"]),
             ("dead_letter", &["id", "created_at", "deliveries"]),
             ("saga", &["revision", "deadline_at", "due_at", "created_at", "changed_at", "finished_at"]),
             ("saga_step", &["deadline_at", "sent_at", "answered_at", "undo_sent_at", "undone_at"]),

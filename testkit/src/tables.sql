@@ -5,7 +5,7 @@ SELECT n.nspname || '.' || c.relname AS name,
        format('%I.%I', n.nspname, c.relname) AS quoted
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-WHERE c.relkind IN ('r', 'p')
+WHERE (c.relkind IN ('r', 'p') OR c.relkind = 'v' AND n.nspname = $1::text AND c.relname = 'message')
   AND NOT c.relispartition
   AND n.nspname <> 'information_schema'
   AND n.nspname !~ '^pg_'

@@ -19,6 +19,7 @@ mod relay {
     pub(crate) mod support; // what the relay's tests share
     pub(crate) mod process; // the program as a process
     mod torture; // producers and relays at random, a verdict over the whole stream
+    mod lockstep; // a relay beside the specification: the same steps leave the same cursor
     mod crash; // a relay dies between any two steps, or never learns whether it committed
     mod load; // killed under load, cut off from NATS at random, two at once
     mod held; // transactions left open delay nobody else
@@ -38,6 +39,7 @@ mod relay {
     mod suspended; // a relay is suspended in any step of a pass: another goes on
     mod waiting; // what one cause refuses waits together, and a few messages are tried for all
     mod encodings; // databases whose encoding is not UTF-8: what cannot be read is set aside alone
+    mod segments; // the ring of segments turns under relays, producers and commands
     mod sizes; // a stream that has no room for large messages gets the small ones
     mod large; // large payloads lie in the Object Store, through crashes and losses
     mod wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing

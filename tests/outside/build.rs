@@ -4,7 +4,12 @@ use std::{env, fs, path::Path};
 
 fn main() {
     let mut modules = Vec::new();
-    for document in ["../../README.md", "../../docs/producing.md", "../../docs/consuming.md"] {
+    for document in [
+        "../../README.md",
+        "../../docs/producing.md",
+        "../../docs/consuming.md",
+        "../../docs/tutorials/rust.md",
+    ] {
         println!("cargo::rerun-if-changed={document}");
         let text = fs::read_to_string(document).expect("the document is there");
         for block in text.split("\n```rust").skip(1) {

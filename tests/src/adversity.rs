@@ -112,7 +112,7 @@ pub async fn take_any_header(client: &impl GenericClient) -> Result<(), Error> {
 /// # Errors
 /// PostgreSQL refuses.
 pub async fn subscribe(old: &Client, old_url: &str, new: &Client) -> Result<(), Error> {
-    old.batch_execute("CREATE PUBLICATION moved FOR TABLE oncebox.message").await?;
+    old.batch_execute("CREATE PUBLICATION moved FOR TABLE oncebox.message_0").await?;
     old.batch_execute("SELECT pg_create_logical_replication_slot('moved', 'pgoutput')").await?;
     let sql = format!(
         "CREATE SUBSCRIPTION moved CONNECTION '{old_url}' PUBLICATION moved WITH (create_slot = false)"

@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 
 fn values(pairs: &[(&'static str, &str)]) -> Values {
@@ -220,4 +222,23 @@ fn what_would_fail_later_is_a_mistake() {
     assert_eq!(api("nats-domain", "hub"), "$JS.hub.API");
     assert_eq!(api("nats-api-prefix", "JS.orders.API"), "JS.orders.API");
     assert_eq!(api("log", "info"), "$JS.API");
+}
+
+proptest! {
+    /// A file of an operator: every mistake is named, and none ends the program.
+    #[test]
+    fn a_file_of_any_text_is_read(
+        text in r#"(nats_url|database_url|lanes|x|\[\[stream\]\]|\[\[database\]\]|name|subjects| = |"a>?"|\["b"\]|-?[0-9]{1,20}|\n|é|.){0,24}"#,
+    ) {
+        let file = file::parse(std::path::Path::new("/etc/oncebox.toml"), &text);
+        prop_assert!(file.mistakes.len() <= text.len() + 1, "{:?}", file.mistakes);
+    }
+
+    #[test]
+    fn an_option_of_any_text_is_read(
+        option in prop::sample::select(vec!["database-url", "nats-url", "on-loss", "lanes-max", "messages-max"]),
+        text in prop_oneof![any::<String>(), "(postgres|nats|tls|ws)://[a-z@:/?=&%\\[\\]0-9]{0,24}", "-?[0-9]{1,40}"],
+    ) {
+        let _ = Config::from_values(&values(&[(option, &text)]));
+    }
 }

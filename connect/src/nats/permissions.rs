@@ -89,6 +89,8 @@ impl Denials {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -110,6 +112,21 @@ mod tests {
             (r#"Permissions Violation for Publish to "unended"#, None),
         ] {
             assert_eq!(parse(error), expected, "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn an_error_of_any_text_is_read(
+            text in any::<String>(),
+            kind in "(Publish|Subscription|x)?",
+            tail in r#"("|\\|[ -~]|é){0,12}"#,
+        ) {
+            parse(&text);
+            let error = format!("Permissions Violation for {kind} to \"{tail}");
+            if let Some(Denial::Publish(subject) | Denial::Subscribe(subject)) = parse(&error) {
+                prop_assert!(subject.len() <= tail.len());
+            }
         }
     }
 }

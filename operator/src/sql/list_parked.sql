@@ -61,5 +61,11 @@ SELECT
       OFFSET 0
     )) AS selected
 FROM seen AS s
-JOIN {schema}.message AS m ON m.lane = s.lane AND m.id = s.id
+CROSS JOIN LATERAL (
+  SELECT n.key, n.subject, n.created_at, n.payload
+  FROM {schema}.message AS n
+  WHERE n.lane = s.lane AND n.id >= s.id AND n.id <= s.id
+  ORDER BY n.id
+  LIMIT 1
+) AS m
 ORDER BY s.id

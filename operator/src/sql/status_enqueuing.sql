@@ -1,5 +1,5 @@
 -- Transactions that have enqueued messages and are still open, as far as this role sees when they
--- began; the oldest first. They hold the lock of an INSERT on the log.
+-- began; the oldest first. They hold the lock of an INSERT on a segment of the log.
 -- $1: transactions at most; $2: the name of relays, whose retention holds the same lock.
 -- Index: none: pg_locks and pg_stat_activity have a row per lock and session. Locking: none.
 WITH lock AS MATERIALIZED (
@@ -25,7 +25,7 @@ FROM (
     ON k.pid IS NULL AND own.locktype = 'transactionid' AND own.virtualtransaction = k.virtualtransaction
   LEFT JOIN pg_prepared_xacts AS x ON x.transaction = own.transactionid
   WHERE k.locktype = 'relation'
-    AND k.relation = '{schema}.message'::regclass
+    AND k.relation = ANY (ARRAY['{schema}.message_0', '{schema}.message_1', '{schema}.message_2', '{schema}.message_3', '{schema}.message_4', '{schema}.message_5', '{schema}.message_6', '{schema}.message_7']::regclass[])
     AND k.mode = 'RowExclusiveLock'
     AND a.application_name IS DISTINCT FROM $2
 ) AS open

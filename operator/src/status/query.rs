@@ -63,7 +63,9 @@ impl Operator {
         let ask = Asking(transaction);
         let marks = Marks::new(&ask.all("read where lanes stand", &sql.status_marks, &[]).await?);
         let overview = ask.one("read the overview", &sql.status_overview).await?;
-        let lag = ask.all("read the lag", &schema.sql(sql::LAG), &[]).await?;
+        let log = ask.all("find the live segments", &sql.log, &[]).await?;
+        let log = log.first().map_or("message", |row| row.get(0));
+        let lag = ask.all("read the lag", &schema.sql(&sql::LAG.replace("{log}", log)), &[]).await?;
         let stands = ask.all("read the lanes", &sql.status_lanes, &[]).await?;
         let parked = ask.one("count parked messages", &schema.sql(sql::PARKED)).await?;
         let delayed = ask.one("count delayed messages", &schema.sql(sql::DELAYED)).await?;

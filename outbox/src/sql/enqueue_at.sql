@@ -3,7 +3,7 @@
 -- ordering keys with NULLs; $6 times and $7 delays in seconds, NULL where there is none: with
 -- neither the message is due at once. Returns one id for each, in that order; NULL where this very
 -- message is enqueued already. The delay counts from now by the database's clock.
--- Index: message_key_unique, inside the functions. Locks: as enqueue_all.sql.
+-- Index: message_N_key_unique, inside the functions. Locks: as enqueue_all.sql.
 SELECT
   CASE
     WHEN m.not_before IS NULL AND m.seconds IS NULL

@@ -3,7 +3,7 @@
 -- due, in seconds since 1970, or NULL; $7 its delay in seconds, or NULL. With neither it is due at
 -- once.
 -- Returns the id as text, or NULL when this very message is enqueued already.
--- Index: message_key_unique, inside the functions. Locks: waits only for an open transaction with
+-- Index: message_N_key_unique, inside the functions. Locks: waits only for an open transaction with
 --   the same key.
 SELECT
   (CASE

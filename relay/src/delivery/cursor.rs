@@ -55,43 +55,52 @@
 
 /// How far one lane is settled, as it was claimed; `snap` itself stays in the database.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Cursor {
+pub struct Cursor {
     /// Grows by one with each settlement.
-    pub(crate) number: i64,
-    pub(crate) floor: i64,
-    pub(crate) high: i64,
+    pub number: i64,
+    /// Rows up to this id are settled, with any transaction id.
+    pub floor: i64,
+    /// The highest id settled, as far as the snapshot sees.
+    pub high: i64,
     /// The snapshot whose late rows are being drained.
-    pub(crate) target: Option<String>,
+    pub target: Option<String>,
     /// The last late id sent of that drain.
-    pub(crate) after: Option<i64>,
+    pub after: Option<i64>,
     /// Rows up to this id came with a dump from another cluster, whose transaction ids mean nothing
     /// here.
-    pub(crate) reset_until: Option<i64>,
+    pub reset_until: Option<i64>,
 }
 
 /// The new state of a lane, which settling writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Settlement {
+pub struct Settlement {
     /// The number of the cursor that it replaces.
-    pub(crate) number: i64,
-    pub(crate) floor: i64,
-    pub(crate) high: i64,
+    pub number: i64,
+    /// The new one; see [`Cursor`].
+    pub floor: i64,
+    /// The new one.
+    pub high: i64,
     /// `None` keeps the old snapshot.
-    pub(crate) snap: Option<String>,
-    pub(crate) target: Option<String>,
-    pub(crate) after: Option<i64>,
-    pub(crate) reset_until: Option<i64>,
+    pub snap: Option<String>,
+    /// The new one.
+    pub target: Option<String>,
+    /// The new one.
+    pub after: Option<i64>,
+    /// The new one.
+    pub reset_until: Option<i64>,
     /// The acknowledgements of streams, as JSON; `None` keeps the known ones.
-    pub(crate) acknowledged: Option<String>,
+    pub acknowledged: Option<String>,
 }
 
 /// The rows that a pass read in one lane: ids in order, and whether a limit may have cut them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Read<'a> {
-    pub(crate) ids: &'a [i64],
-    pub(crate) full: bool,
+pub struct Read<'a> {
+    /// Their ids.
+    pub ids: &'a [i64],
+    /// A limit may have cut them.
+    pub full: bool,
     /// The snapshot of the read; an older one when nothing was read.
-    pub(crate) snapshot: &'a str,
+    pub snapshot: &'a str,
 }
 
 impl Cursor {
@@ -99,7 +108,8 @@ impl Cursor {
     ///
     /// # Panics
     /// When `done` exceeds the rows read, or the database broke the order: a bug of ours.
-    pub(crate) fn advance(&self, read: Read<'_>, done: usize) -> Option<Settlement> {
+    #[must_use]
+    pub fn advance(&self, read: Read<'_>, done: usize) -> Option<Settlement> {
         assert!(done <= read.ids.len(), "settled more than was read");
         assert!(read.ids.is_sorted_by(|a, b| a < b), "rows come in id order");
         if self.reset_until.is_some() {
@@ -152,7 +162,8 @@ impl Cursor {
     }
 
     /// The cursor as it stands, written again.
-    pub(crate) fn standing(&self) -> Settlement {
+    #[must_use]
+    pub fn standing(&self) -> Settlement {
         Settlement {
             target: self.target.clone(),
             after: self.after,

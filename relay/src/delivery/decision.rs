@@ -211,7 +211,7 @@ impl Cause {
 
 /// The relay's reaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Decision {
+pub enum Decision {
     /// The broker is away: stop claiming, back off, resume. Costs no attempt.
     Away,
     /// The stream refuses for now: set the message aside for a short time. Costs no attempt.

@@ -124,6 +124,8 @@ impl Throttles {
 mod tests {
     use std::time::Duration;
 
+    use proptest::prelude::*;
+
     use super::*;
 
     fn pauses(json: &str, throttles: &Throttles) -> Pauses {
@@ -181,5 +183,13 @@ mod tests {
         assert_eq!(admitted(), 0);
         throttles.stand_by(false);
         assert_eq!(admitted(), 10, "a second's messages at most");
+    }
+
+    proptest! {
+        /// While the table cannot be read, all messages wait.
+        #[test]
+        fn pauses_of_any_text_are_read(text in any::<String>()) {
+            prop_assert_eq!(pauses(&text, &Throttles::default()).all.len(), 1, "{}", text);
+        }
     }
 }

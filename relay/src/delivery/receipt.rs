@@ -39,34 +39,38 @@ use std::{collections::BTreeMap, sync::Arc};
 /// For each stream the highest sequence that it has acknowledged to a lane, and the id of the
 /// message there. A stream that is not among them has acknowledged nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Acknowledged {
+pub struct Acknowledged {
     streams: BTreeMap<Arc<str>, (u64, String)>,
 }
 
 impl Acknowledged {
     /// As it stands in the database.
-    pub(crate) fn parse(json: &str) -> Self {
+    pub fn parse(json: &str) -> Self {
         let map: BTreeMap<String, (u64, String)> = serde_json::from_str(json).unwrap_or_default();
         Self { streams: map.into_iter().map(|(stream, mark)| (stream.into(), mark)).collect() }
     }
 
-    pub(crate) fn to_json(&self) -> String {
+    /// As it is written to the database.
+    #[must_use]
+    pub fn to_json(&self) -> String {
         let map: BTreeMap<&str, &(u64, String)> =
             self.streams.iter().map(|(name, mark)| (&**name, mark)).collect();
         serde_json::to_string(&map).expect("texts and numbers are JSON")
     }
 
     /// The highest sequence of a stream.
-    pub(crate) fn sequence(&self, stream: &str) -> Option<u64> {
+    pub fn sequence(&self, stream: &str) -> Option<u64> {
         self.streams.get(stream).map(|(sequence, _)| *sequence)
     }
 
-    pub(crate) fn mark(&self, stream: &str) -> Option<(u64, &str)> {
+    /// The highest sequence of a stream, with the id of the message there.
+    #[must_use]
+    pub fn mark(&self, stream: &str) -> Option<(u64, &str)> {
         self.streams.get(stream).map(|(sequence, id)| (*sequence, id.as_str()))
     }
 
     /// Raises the sequence of a stream; a lower one, of a duplicate, changes nothing.
-    pub(crate) fn raise(&mut self, stream: &Arc<str>, sequence: u64, id: impl FnOnce() -> String) {
+    pub fn raise(&mut self, stream: &Arc<str>, sequence: u64, id: impl FnOnce() -> String) {
         if self.sequence(stream).is_none_or(|known| known < sequence) {
             self.streams.insert(Arc::clone(stream), (sequence, id()));
         }
@@ -75,16 +79,16 @@ impl Acknowledged {
 
 /// The first and the last sequence of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Extent {
+pub struct Extent {
     /// The sequence of the first message; one above the last where there is none.
-    pub(crate) first: u64,
+    pub first: u64,
     /// The last sequence that was given out.
-    pub(crate) last: u64,
+    pub last: u64,
 }
 
 /// A stream's proof of a receipt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Evidence {
+pub enum Evidence {
     /// All that it covers is there, or was let go as the stream was told to.
     Proven,
     /// The message was acknowledged, and is lost.
@@ -95,7 +99,7 @@ pub(crate) enum Evidence {
 
 impl Extent {
     /// The evidence of the sequence alone; `None` if the relay must look at the message.
-    pub(crate) fn judge(self, sequence: u64, id: Option<&str>) -> Option<Evidence> {
+    pub fn judge(self, sequence: u64, id: Option<&str>) -> Option<Evidence> {
         if sequence == 0 {
             // Nothing was acknowledged yet.
             Some(Evidence::Proven)
@@ -114,7 +118,7 @@ impl Extent {
 impl Evidence {
     /// The evidence of the message at the receipt's sequence; `found` is `None` when no message is
     /// there, and `Some(None)` when it has no id.
-    pub(crate) fn of(expected: Option<&str>, found: Option<Option<&str>>) -> Self {
+    pub fn of(expected: Option<&str>, found: Option<Option<&str>>) -> Self {
         match found {
             Some(id) if id == expected => Self::Proven,
             Some(_) => Self::Missing,
@@ -126,7 +130,7 @@ impl Evidence {
 /// Which one of a lane's receipts, the newest first, to go back to: the newest that is proven and
 /// has no missing one below it. Messages published between a loss and its discovery are there, and
 /// prove nothing of the messages before them.
-pub(crate) fn newest_proven(receipts: &[Evidence]) -> Option<usize> {
+pub fn newest_proven(receipts: &[Evidence]) -> Option<usize> {
     let after_loss =
         receipts.iter().rposition(|evidence| *evidence == Evidence::Missing).map_or(0, |at| at + 1);
     let below = receipts.get(after_loss..)?;
@@ -297,5 +301,18 @@ mod tests {
         acknowledged.raise(&stream, 6, || "b".to_owned());
         assert_eq!(acknowledged.to_json(), r#"{"S":[6,"b"],"T":[9,"t"]}"#);
         assert_eq!((acknowledged.sequence("S"), acknowledged.sequence("U")), (Some(6), None));
+    }
+
+    proptest! {
+        #[test]
+        fn marks_of_any_text_are_read(
+            text in any::<String>(),
+            marks in prop::collection::btree_map(any::<String>(), (any::<u64>(), any::<String>()), 0..4),
+        ) {
+            Acknowledged::parse(&text);
+            let streams = marks.into_iter().map(|(stream, mark)| (Arc::from(stream), mark)).collect();
+            let acknowledged = Acknowledged { streams };
+            prop_assert_eq!(Acknowledged::parse(&acknowledged.to_json()), acknowledged);
+        }
     }
 }

@@ -2,13 +2,14 @@
 
 /// Every transaction below `xmax` has ended, but those that are open.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Snapshot {
+pub struct Snapshot {
     xmax: u64,
     open: Vec<u64>,
 }
 
 impl Snapshot {
-    pub(crate) fn parse(text: &str) -> Option<Self> {
+    /// From the text of a `pg_snapshot`.
+    pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split(':');
         let (_xmin, xmax, open) = (parts.next()?, parts.next()?.parse().ok()?, parts.next()?);
         let open: Result<_, _> = open.split(',').filter(|xact| !xact.is_empty()).map(str::parse).collect();
@@ -16,17 +17,17 @@ impl Snapshot {
     }
 
     /// Every transaction from here on had not ended, and perhaps not begun.
-    pub(crate) fn xmax(&self) -> u64 {
+    pub fn xmax(&self) -> u64 {
         self.xmax
     }
 
     /// The transactions below `xmax` that were open.
-    pub(crate) fn open(&self) -> &[u64] {
+    pub fn open(&self) -> &[u64] {
         &self.open
     }
 
     /// Whether no transaction has ended between this snapshot and a later one, but those given.
-    pub(crate) fn is_same_but(&self, later: &Self, own: &[u64]) -> bool {
+    pub fn is_same_but(&self, later: &Self, own: &[u64]) -> bool {
         let has_ended = |xact: &u64| !later.open.contains(xact) && !own.contains(xact);
         // A larger difference has transactions that are neither open nor our own: no need to look.
         let explained = later.open.len().saturating_add(own.len()) as u64;
@@ -74,5 +75,15 @@ mod tests {
         assert_eq!(Snapshot::parse("3:9:3,5"), Some(Snapshot { xmax: 9, open: vec![3, 5] }));
         assert_eq!(Snapshot::parse("9:9:"), Some(Snapshot { xmax: 9, open: vec![] }));
         assert_eq!([Snapshot::parse(""), Snapshot::parse("9"), Snapshot::parse("1:2:x")], [None, None, None]);
+    }
+
+    proptest! {
+        #[test]
+        fn a_snapshot_of_any_text_is_read(text in "([0-9]{1,20}|:|,|.){0,12}") {
+            if let Some(snapshot) = Snapshot::parse(&text) {
+                prop_assert!(snapshot.open().len() <= text.len());
+                prop_assert!(snapshot.is_same_but(&snapshot, &[]) || snapshot.open().iter().any(|open| *open >= snapshot.xmax()));
+            }
+        }
     }
 }

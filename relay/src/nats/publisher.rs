@@ -7,7 +7,7 @@
 mod answer;
 mod atomic;
 mod batch;
-mod ordering;
+pub(crate) mod ordering;
 mod placing;
 mod questions;
 mod window;
@@ -28,6 +28,9 @@ use crate::{
     delivery::{breaker::Sending, decision::Failure, message::Message, outcome::Outcome},
     postgres::session::Session,
 };
+
+/// Bytes of a subject that `enqueue` takes.
+const SUBJECT_MAX: usize = 255;
 
 /// Publishes over one connection; made anew with each connection.
 #[derive(Debug)]
@@ -157,6 +160,15 @@ impl Publisher {
         }
     }
 
+    /// Why nothing can be sent to a subject.
+    fn problem_of(&self, subject: &str) -> Option<String> {
+        // Somebody has written into the log by hand: the server would cut the connection.
+        if subject.len() > SUBJECT_MAX {
+            return Some(format!("subject: {} bytes", subject.len()));
+        }
+        self.is_inbox(subject).then(|| format!("subject {subject}: it lies below the relay's inbox"))
+    }
+
     async fn send(&self, batch: &mut Batch<'_>, index: usize, limits: &Limits) {
         // Nothing is enqueued into a client that is not connected: it could be sent minutes later.
         if self.is_over() {
@@ -164,10 +176,8 @@ impl Publisher {
             return;
         }
         let message = &batch.messages[index];
-        if self.is_inbox(&message.subject) {
-            let failure =
-                Failure::BadHeader(format!("subject {}: it lies below the relay's inbox", message.subject));
-            return batch.finish(index, Err(failure), limits);
+        if let Some(problem) = self.problem_of(&message.subject) {
+            return batch.finish(index, Err(Failure::BadHeader(problem)), limits);
         }
         if let Some(failure) = held_back(message) {
             return batch.finish(index, Err(failure), limits);

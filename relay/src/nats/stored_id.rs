@@ -96,6 +96,8 @@ fn units(message_max: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -111,5 +113,19 @@ mod tests {
         assert_eq!(id("NATS/1.0\r\na: b\r\nNats-Msg-Id: x:y z \r\n\r\n").as_deref(), Some("x:y z"));
         assert_eq!(id("NATS/1.0\r\nNats-Expected-Stream: S\r\n\r\n"), None);
         assert_eq!(Stored { headers: None }.id(), Ok(None));
+    }
+
+    proptest! {
+        #[test]
+        fn stored_headers_of_any_bytes_are_read(
+            bytes in prop::collection::vec(any::<u8>(), 0..64),
+            text in "(NATS/1.0|\r\n|: ?|Nats-Msg-Id|[ -~]{0,4}){0,12}",
+        ) {
+            for headers in [BASE64_STANDARD.encode(&bytes), BASE64_STANDARD.encode(&text), text] {
+                if let Ok(Some(id)) = (Stored { headers: Some(headers.clone()) }).id() {
+                    prop_assert!(id.len() <= headers.len());
+                }
+            }
+        }
     }
 }

@@ -21,14 +21,15 @@ struct Lane<'a> {
 
 /// The acknowledgements of all streams in a pass.
 #[derive(Debug)]
-pub(super) struct Acknowledgements<'a> {
+pub(crate) struct Acknowledgements<'a> {
     claims: &'a [Claim],
+    outcomes: &'a [Outcome],
     lanes: BTreeMap<(i16, &'a Arc<str>), Lane<'a>>,
 }
 
 impl<'a> Acknowledgements<'a> {
     /// Of settled messages and others alike: a receipt may always cover more.
-    pub(super) fn new(claims: &'a [Claim], messages: &'a [Message], outcomes: &'a [Outcome]) -> Self {
+    pub(crate) fn new(claims: &'a [Claim], messages: &'a [Message], outcomes: &'a [Outcome]) -> Self {
         let mut lanes: BTreeMap<(i16, &Arc<str>), Lane<'_>> = BTreeMap::new();
         for (message, outcome) in messages.iter().zip(outcomes) {
             let Outcome::Stored { duplicate, stream, sequence, .. } = outcome else { continue };
@@ -44,27 +45,39 @@ impl<'a> Acknowledgements<'a> {
                 lane.lowest_new = Some(lane.lowest_new.map_or(*sequence, |lowest| lowest.min(*sequence)));
             }
         }
-        Self { claims, lanes }
+        Self { claims, outcomes, lanes }
     }
 
     /// A stream that has just given out a sequence again. It acknowledged all messages that the
     /// claimed lanes know of before this pass published any, and the messages of `before` before
-    /// this round published any, so new messages have higher sequences. Lanes with rows of another
-    /// cluster are not looked into before these are drained.
-    pub(super) fn regressed(&self, before: &[Outcome]) -> Option<(&'a Arc<str>, u64)> {
+    /// this round published any, so new messages have higher sequences, and each its own. Lanes
+    /// with rows of another cluster are not looked into before these are drained.
+    pub(crate) fn regressed(&self, before: &[Outcome]) -> Option<(&'a Arc<str>, u64)> {
         let found = self.lanes.iter().find(|((_, stream), lane)| {
             let claims = self.claims.iter().filter(|claim| claim.cursor.reset_until.is_none());
             let known = claims.filter_map(|claim| claim.acknowledged.sequence(stream));
             let known = known.chain(before.iter().filter_map(|outcome| sequence(outcome, stream))).max();
             lane.lowest_new.zip(known).is_some_and(|(new, known)| new <= known)
         });
-        found.and_then(|((_, stream), lane)| Some((*stream, lane.lowest_new?)))
+        found.and_then(|((_, stream), lane)| Some((*stream, lane.lowest_new?))).or_else(|| self.given_twice())
+    }
+
+    /// A sequence that two messages of this round got, a duplicate's included: the stream has lost
+    /// the first one meanwhile.
+    fn given_twice(&self) -> Option<(&'a Arc<str>, u64)> {
+        let given = self.outcomes.iter().filter_map(|outcome| match outcome {
+            Outcome::Stored { stream, sequence, .. } if !is_unseen(stream) => Some((stream, *sequence)),
+            _ => None,
+        });
+        let mut given: Vec<(&Arc<str>, u64)> = given.collect();
+        given.sort_unstable();
+        given.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
     }
 
     /// Notes the acknowledgements in the settlements. A lane of which only parked messages were
     /// sent has its cursor written again as it stands. Returns the receipts for where the cursors
     /// stand, and for where they are about to.
-    pub(super) fn note(&self, settlements: &mut Vec<(i16, Settlement)>) -> Vec<Receipt> {
+    pub(crate) fn note(&self, settlements: &mut Vec<(i16, Settlement)>) -> Vec<Receipt> {
         let mut receipts = Vec::new();
         for claim in self.claims {
             let of_lane = || self.lanes.iter().filter(|((lane, _), _)| *lane == claim.lane);
@@ -143,6 +156,19 @@ mod tests {
     fn stored(stream: &str, sequence: u64) -> Outcome {
         let (stream, now) = (Arc::from(stream), Instant::now());
         Outcome::Stored { duplicate: false, stream, sequence, sent_at: now, acknowledged_at: now }
+    }
+
+    #[test]
+    fn a_sequence_belongs_to_one_message() {
+        let messages = [Message::example(), Message::example()];
+        let check = |second, duplicate| {
+            let mut outcomes = [stored("ORDERS", 8), stored("ORDERS", second)];
+            if let Outcome::Stored { duplicate: is_duplicate, .. } = &mut outcomes[1] {
+                *is_duplicate = duplicate;
+            }
+            Acknowledgements::new(&[], &messages, &outcomes).regressed(&[]).map(|(_, sequence)| sequence)
+        };
+        assert_eq!([check(8, false), check(9, false), check(8, true)], [Some(8), None, Some(8)]);
     }
 
     #[test]

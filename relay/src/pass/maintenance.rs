@@ -1,22 +1,16 @@
 //! Retention, and the release of messages that wait in vain: `run` around `run_once`.
 //!
-//! A message has no time of its settlement, which would cost an update of each. Instead maintenance
-//! writes the cursors down now and then, as milestones. The cursor of a lane told the truth when
-//! the milestone was reached: every message with `id <= high` that is visible in `snap` was settled
-//! by then. So when a milestone is older than the retention time, maintenance deletes exactly those
-//! messages, less those that are parked, dead or to be replayed. A message whose transaction was
-//! open at the time is not visible in that `snap`, and stays, although its id is below `high`; nor
-//! does a drain matter, which leaves `snap` as it is until it ends. All lanes are pruned together,
-//! by ranges of ids, since neighbours in the table belong to any lanes.
+//! A message has no time of its settlement, which would cost an update of each. Instead the log is
+//! a ring of segments (`0013_segments.sql`). A turn ends after a sixth of the retention time, and
+//! its segment gets no message any more; when no message in it is due it is drained, and when it
+//! has been so for the retention time it is emptied. So a message is kept a sixth of the time
+//! longer.
 //!
-//! Each batch is a transaction that locks the maintenance row, with SKIP LOCKED, and no lane; it
-//! pauses as long as it took. Where a relay stops, any other goes on.
+//! Each step is a transaction that locks the maintenance row, with SKIP LOCKED, and no lane. Where
+//! a relay stops, any other goes on. Milestones say where the cursors stood at some times: receipts
+//! from before the retention time are forgotten by them.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -28,17 +22,23 @@ use crate::{
     postgres::{
         Store,
         integrity::Explained,
-        retention::{LowIds, Milestones, Place, Pruned, RepairedIds},
+        retention::{Emptied, LowIds, RepairedIds},
     },
     telemetry::metrics::Metrics,
 };
 
 const TICK_MAX: Duration = Duration::from_secs(60);
-/// A retention time is cut into so many milestones: messages are kept up to this part of it longer.
+/// Turns in a retention time. With the segment that takes messages, and the one that is emptied
+/// next, they are the eight of the ring.
+const TURNS: u32 = 6;
+/// For so long producers wait, at most, for a turn to end; it is tried again with a longer wait.
+const WAIT: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_millis(400) };
+/// A turn that cannot end is told of so often at most.
+const TELL_AFTER: u32 = 10;
+const TELL_EVERY: Duration = Duration::from_secs(60 * 60);
+/// A retention time is cut into so many milestones: receipts are kept up to this part of it longer.
 const MILESTONES: u32 = 64;
 const MILESTONE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
-/// Messages that were set aside when their milestone was finished get another look after so long.
-const LOOK_AGAIN: Duration = Duration::from_secs(60 * 60);
 /// A relay says so often at most that it is at work, and with which settings.
 const REGISTER_EVERY: Duration = Duration::from_secs(30);
 /// How often the schema is looked at for faults, at most.
@@ -65,9 +65,9 @@ pub struct Maintainer {
     dead_blocks: bool,
     metrics: Metrics,
     tasks: VecDeque<Task>,
-    /// The milestone of each lane up to which nothing is left to delete.
-    finished: HashMap<i16, i64>,
-    finished_since: Instant,
+    /// How often in a row a turn could not end, and when that was told.
+    stuck: u32,
+    told: Option<Instant>,
     /// The row of this relay, and when it was last written.
     registered: Option<(String, Instant)>,
     looked_at_schema: Option<Instant>,
@@ -75,9 +75,18 @@ pub struct Maintainer {
 
 #[derive(Clone, Debug)]
 enum Task {
-    Prune { milestones: Milestones, place: Place },
-    Release { lane: i16, after: i64 },
-    Probe { lane: i16, waits_for: String },
+    /// The ring of segments: what is past `retention` goes.
+    Turn {
+        retention: Duration,
+    },
+    Release {
+        lane: i16,
+        after: i64,
+    },
+    Probe {
+        lane: i16,
+        waits_for: String,
+    },
 }
 
 impl Maintainer {
@@ -93,8 +102,8 @@ impl Maintainer {
             dead_blocks,
             metrics,
             tasks: VecDeque::new(),
-            finished: HashMap::new(),
-            finished_since: Instant::now(),
+            stuck: 0,
+            told: None,
             registered: None,
             looked_at_schema: None,
         }
@@ -108,9 +117,9 @@ impl Maintainer {
         while !shutdown.is_cancelled() {
             let started = Instant::now();
             let store = Arc::clone(&self.store);
-            let turn = store.turn().await;
+            let permit = store.permit().await;
             let maintained = timeout(STEP_TIMEOUT, self.run_once()).await;
-            drop(turn);
+            drop(permit);
             let pause = match maintained {
                 Ok(Ok(Maintained { more, .. })) => {
                     failing = false;
@@ -146,20 +155,7 @@ impl Maintainer {
         let mut done = Maintained::default();
         match self.tasks.pop_front() {
             None => self.begin_round().await?,
-            Some(Task::Prune { milestones, place }) => {
-                // Somebody else maintains: let him.
-                let Some(pruned) = self.store.prune(&milestones, place).await? else {
-                    self.tasks.retain(|task| !matches!(task, Task::Prune { .. }));
-                    return Ok(Maintained { more: !self.tasks.is_empty(), ..done });
-                };
-                report_unsent(&pruned);
-                match pruned.next {
-                    Some(place) => self.tasks.push_front(Task::Prune { milestones, place }),
-                    None => self.finished.extend(milestones.iter()),
-                }
-                self.metrics.pruned.inc_by(pruned.messages);
-                done.pruned = pruned.messages;
-            }
+            Some(Task::Turn { retention }) => done.pruned = self.turn(retention).await?,
             Some(Task::Release { lane, after }) => {
                 // Somebody else has the lane: next time.
                 if let Some(progress) = self.store.release_behind_dead(lane, after).await? {
@@ -208,24 +204,13 @@ impl Maintainer {
         if let Err(error) = self.register().await {
             debug!(error = %error_chain(&error), "the relay could not write down its settings");
         }
-        if self.finished_since.elapsed() >= LOOK_AGAIN {
-            self.finished.clear();
-            self.finished_since = Instant::now();
-        }
         if let Err(error) = self.look_at_schema().await {
             debug!(error = %error_chain(&error), "the relay could not look for faults of the schema");
         }
         self.mend_ids().await?;
         let Some(lanes) = self.store.reach(self.interval()).await? else { return Ok(()) };
-        if let Some(retention) = self.retention {
-            let is_new =
-                |(lane, number): &(i16, i64)| self.finished.get(lane).is_none_or(|done| done < number);
-            let milestones: Milestones =
-                self.store.milestones(retention).await?.iter().filter(is_new).collect();
-            if !milestones.is_empty() {
-                self.tasks.push_back(Task::Prune { milestones, place: Place::default() });
-            }
-        }
+        self.store.drain_segments().await?;
+        self.tasks.extend(self.retention.map(|retention| Task::Turn { retention }));
         let hastened = self.store.hasten().await?;
         if hastened > 0 {
             warn!(
@@ -239,6 +224,40 @@ impl Maintainer {
             self.tasks.extend(lanes.into_iter().map(|lane| Task::Release { lane, after: 0 }));
         }
         Ok(())
+    }
+
+    /// Empties a segment that is past retention; if there is none, ends the turn when it is time.
+    /// Returns how many messages went.
+    async fn turn(&mut self, retention: Duration) -> Result<u64, StoreError> {
+        let emptied = self.store.empty_segment(retention).await?;
+        let messages = match emptied {
+            Some(emptied) => {
+                report_unsent(&emptied);
+                self.tasks.push_front(Task::Turn { retention });
+                emptied.messages
+            }
+            None => {
+                let messages = self.store.forget(retention).await?;
+                let reason = self.store.end_turn(retention / TURNS, WAIT.delay(self.stuck)).await?;
+                self.tell(reason.as_deref());
+                messages
+            }
+        };
+        self.metrics.pruned.inc_by(messages);
+        Ok(messages)
+    }
+
+    /// A producer that has just enqueued is no reason to say anything: the next try is soon.
+    fn tell(&mut self, reason: Option<&str>) {
+        let Some(reason) = reason else {
+            self.stuck = 0;
+            return;
+        };
+        self.stuck = self.stuck.saturating_add(1);
+        if self.stuck >= TELL_AFTER && self.told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
+            self.told = Some(Instant::now());
+            warn!(reason, "the turn of the message log cannot end, so its segment grows; it is tried again");
+        }
     }
 
     /// Ids of new messages must stand above every cursor: a restored database, or one that was
@@ -266,7 +285,7 @@ impl Maintainer {
     }
 
     /// The time between milestones. They are reached also where nothing is deleted, for `oncebox
-    /// prune`.
+    /// outbox resend --since`.
     fn interval(&self) -> Duration {
         let part = self.retention.map_or(MILESTONE_MAX, |retention| retention / MILESTONES);
         part.clamp(Duration::from_secs(1), MILESTONE_MAX)
@@ -275,10 +294,10 @@ impl Maintainer {
 
 /// These messages are neither deleted nor sent: only somebody who knows the database's history can
 /// tell which of them to send.
-fn report_unsent(pruned: &Pruned) {
-    if let Some(last_id) = pruned.unsent_id {
+fn report_unsent(emptied: &Emptied) {
+    if let Some(last_id) = emptied.unsent_id {
         warn!(
-            messages = pruned.unsent,
+            messages = emptied.unsent,
             last_id,
             "messages stay that were written below the floor of their lane after a restore, and were perhaps never sent: \
              `oncebox outbox replay --from-id N --to-id M` sends them, and retention deletes them then"

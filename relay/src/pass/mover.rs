@@ -57,9 +57,9 @@ impl Mover {
         let mut failures = 0_u32;
         while !shutdown.is_cancelled() {
             let store = Arc::clone(&self.store);
-            let turn = store.turn().await;
+            let permit = store.permit().await;
             let moved = timeout(STEP_TIMEOUT, self.run_once()).await;
-            drop(turn);
+            drop(permit);
             let pause = match moved {
                 Ok(Ok(Moved { more: true, .. })) => {
                     failures = 0;

@@ -227,7 +227,7 @@ impl Runner {
             State::Busy => self.worker.pass_on(lanes).await,
             State::StandsBy | State::Alert | State::Idle { .. } => {
                 let store = Arc::clone(&self.worker.shared.store);
-                let _turn = store.turn().await;
+                let _permit = store.permit().await;
                 self.worker.pass_if_due(lanes).await
             }
         }
@@ -261,9 +261,9 @@ impl Runner {
             return self.worker.shared.store.rest(pause);
         }
         let Shared { tuning, store, .. } = &self.worker.shared;
-        let turn = store.turn().await;
+        let permit = store.permit().await;
         let marked = timeout(tuning.poll_max, store.sleep()).await;
-        drop(turn);
+        drop(permit);
         let mark = |is_new| Some(SleepMark { at: Instant::now(), is_new });
         let (mark, pause) = match marked {
             Ok(Ok(Mark::Useless)) => (None, pause.min(NAP)),

@@ -24,9 +24,9 @@ pub(crate) async fn run(store: Arc<Store>, shutdown: CancellationToken) {
             () = sleep(store.fleet.pause(EVERY)) => {}
             () = shutdown.cancelled() => return,
         }
-        let turn = store.turn().await;
+        let permit = store.permit().await;
         let ended = timeout(LOOK_MAX, store.end_unread()).await;
-        drop(turn);
+        drop(permit);
         match ended {
             Ok(Ok(ended)) => {
                 for pid in ended {

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use futures_util::TryStreamExt as _;
 use oncebox_connect::postgres::Parameter;
 use tokio_postgres::{Row, RowStream};
+use tracing::error;
 
 use super::{
     room::{PIECE, Room, large, with_row_max},
@@ -57,6 +58,20 @@ pub(crate) enum Wanted {
 }
 
 impl Claim {
+    /// A lane as the specification in `model/` claims it.
+    pub(crate) fn of_lane(lane: i16, cursor: Cursor, acknowledged: Acknowledged) -> Self {
+        Self {
+            lane,
+            cursor,
+            acknowledged,
+            is_resending: false,
+            is_foreign: false,
+            snapshot: String::new(),
+            read_at: SystemTime::UNIX_EPOCH,
+            is_cut: false,
+        }
+    }
+
     /// Whether the lane holds only rows that producers have committed here, one after another.
     pub(crate) fn is_plain(&self) -> bool {
         let is_draining = self.cursor.target.is_some() || self.cursor.reset_until.is_some();
@@ -136,21 +151,26 @@ impl Store {
     ) -> Result<(Session, Lanes), StoreError> {
         let session = self.session().await?;
         // First, so that nothing comes between the statements, or overtakes one of them.
+        let (reading, turn) = self.log.reading();
         let claim_sql = match wanted {
-            Wanted::Due => &self.sql.claim,
+            Wanted::Due => &reading.claim,
             Wanted::All => &self.sql.claim_all,
         };
-        session.prepare(&[claim_sql, &self.sql.read]).await?;
+        session.prepare(&[claim_sql, &reading.read]).await?;
         let ReadLimits { messages_max, bytes_max, dead_blocks } = limits;
         let with_row_max = with_row_max(payload_max);
-        let claimed: [&dyn Parameter; 2] = [&lanes_max, &left_out];
-        let read: [&dyn Parameter; 4] = [&messages_max, &bytes_max, &dead_blocks, &with_row_max];
-        let claim = async { session.query("claim lanes", claim_sql, &claimed).await };
-        let read = async { session.rows("read lanes", &self.sql.read, &read).await };
+        let claimed: [&dyn Parameter; 3] = [&lanes_max, &left_out, &turn];
+        let claimed = if matches!(wanted, Wanted::All) { &claimed[..2] } else { &claimed };
+        let read: [&dyn Parameter; 5] = [&messages_max, &bytes_max, &dead_blocks, &with_row_max, &turn];
+        let claim = async { session.query("claim lanes", claim_sql, claimed).await };
+        let read = async { session.rows("read lanes", &reading.read, &read).await };
         // All go out together; the server runs them in order.
         let (begun, claimed, rows) = tokio::join!(session.begin(), claim, read);
         // The first error says why, the others only that the transaction is aborted.
         let (claimed, rows) = begun.and(claimed).and_then(|claimed| Ok((claimed, rows?)))?;
+        if let Some(row) = claimed.first() {
+            self.log.note(row.get("single_turn"));
+        }
         let parked_due = claimed.iter().filter(|row| row.get("parked_due")).map(|row| row.get("lane"));
         // Of all lanes, this claim has not asked in those that somebody else has locked.
         let has_asked = matches!(wanted, Wanted::Due) || claimed.len() as i64 == self.lanes;
@@ -206,6 +226,11 @@ impl Session {
         // Only a prefix of a lane can be settled.
         due.messages.retain(|message| due.cut.get(&message.lane).is_none_or(|first| message.id < *first));
         due.messages.sort_unstable_by_key(|message| (message.lane, message.id));
+        let found = due.messages.len();
+        due.messages.dedup_by_key(|message| (message.lane, message.id));
+        if due.messages.len() < found {
+            error!("two segments of the log hold rows with one id: each is sent once");
+        }
         for claim in &mut claims {
             claim.is_cut = due.cut.contains_key(&claim.lane);
             claim.snapshot = due.snapshots.remove(&claim.lane).unwrap_or_default();

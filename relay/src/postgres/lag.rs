@@ -23,7 +23,7 @@ impl Store {
         session.begin().await?;
         // All in one round trip: while the processor is full, each costs more than the statements.
         let (rows, parked, delayed, sagas, finished, inboxes) = tokio::join!(
-            session.query("read the lag", &self.sql.lag, &[]),
+            session.query("read the lag", &self.log.reading().0.lag, &[]),
             session.query("count parked messages", &self.sql.parked, &[]),
             session.query("count delayed messages", &self.sql.delayed, &[]),
             session.query("count sagas", &self.sql.sagas, &[&KINDS_MAX]),

@@ -28,7 +28,8 @@ pub(crate) struct ReadOn {
 
 impl Session {
     /// The messages that have come into these lanes, above their floors, since a snapshot; `None`
-    /// when there are more than may be read: then none of them counts as read.
+    /// when there are more than may be read, or the turn of the log has ended: then none of them
+    /// counts as read.
     pub(crate) async fn read_on(
         &self,
         lanes: &[i16],
@@ -40,10 +41,11 @@ impl Session {
         let open: Vec<String> = open.iter().map(u64::to_string).collect();
         let messages_max = i64::try_from(limits.messages_max.saturating_add(1)).unwrap_or(i64::MAX);
         let bytes_max = i32::try_from(limits.bytes_max).unwrap_or(i32::MAX);
-        let parameters: [&dyn Parameter; 7] =
-            [&lanes, &floors, &xmax, &open, &messages_max, &bytes_max, &limits.dead_blocks];
-        let rows = self.query("read on", &self.store.sql.read_on, &parameters).await?;
-        let snapshot = rows.first().map(|row| row.get("snapshot")).unwrap_or_default();
+        let (reading, turn) = self.store.log.reading();
+        let parameters: [&dyn Parameter; 8] =
+            [&lanes, &floors, &xmax, &open, &messages_max, &bytes_max, &limits.dead_blocks, &turn];
+        let rows = self.query("read on", &reading.read_on, &parameters).await?;
+        let Some(snapshot) = rows.first().map(|row| row.get("snapshot")) else { return Ok(None) };
         let found = rows.iter().filter(|row| row.get::<_, Option<i16>>(0).is_some());
         let mut messages: Vec<Message> =
             found.map(|row| message(row, &self.store.outbox, None, None)).collect();

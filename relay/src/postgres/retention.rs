@@ -4,22 +4,17 @@ use std::{sync::Arc, time::Duration};
 
 use oncebox_connect::postgres::{Parameter, typed};
 use oncebox_schema::SchemaName;
-use tokio_postgres::{Error, GenericClient, Row, Transaction, error::SqlState};
+use tokio_postgres::{Error, Row, Transaction, error::SqlState};
 
 use super::{Store, session::Session};
 use crate::error::StoreError;
 
-const MILESTONES: &str = include_str!("sql/milestones.sql");
-const PRUNE: &str = include_str!("sql/prune.sql");
+const EMPTY_SEGMENT: &str = include_str!("sql/empty_segment.sql");
 
 /// Messages that one transaction looks at, at most.
 const BATCH: i64 = 1_000;
-/// Payload that one transaction deletes, at most, rounded up to a whole message: large ones are
-/// stored in many pieces.
-const BATCH_BYTES: i64 = 16 * 1024 * 1024;
-
-/// How far one batch looks, at most, where messages are few and far between.
-const SPAN_MAX: i64 = 64 * BATCH;
+/// Of all relays one tries so often to end the turn of the log, at most: producers may wait for it.
+const TRY_EVERY_SECONDS: f64 = 30.0;
 /// After so long a relay that was not seen is forgotten.
 const FORGOTTEN_SECONDS: f64 = 3_600.0;
 /// A relay that was seen so recently is one of the fleet: twice the time after which each says
@@ -35,33 +30,16 @@ pub(crate) struct Progress {
     pub(crate) next: Option<i64>,
 }
 
-/// The milestone of each lane up to which retention deletes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Milestones {
-    lanes: Vec<i16>,
-    numbers: Vec<i64>,
-}
-
-/// The ids at which a batch of retention begins and ends, equal for all lanes.
+/// A segment of the log that retention has emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// The last id that was looked at.
-    after: i64,
-    /// How many ids are looked at from the next one.
-    span: i64,
-}
-
-/// How far one batch of retention came.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pruned {
-    /// Messages deleted.
+pub struct Emptied {
+    /// About how many messages went: exactly up to a million.
     pub messages: u64,
-    /// Messages that stay because they were written below the floor of their lane, and never sent.
+    /// Messages that are kept because they were written below the floor of their lane after a
+    /// restore, and perhaps never sent.
     pub unsent: u64,
-    /// The id of the last of them.
+    /// The highest id of them.
     pub unsent_id: Option<i64>,
-    /// Where the next batch goes on; `None` when this was the last.
-    pub next: Option<Place>,
 }
 
 /// New messages get ids that cursors have passed.
@@ -82,77 +60,26 @@ pub(crate) struct RepairedIds {
     pub(crate) set_aside: i64,
 }
 
-impl Default for Place {
-    fn default() -> Self {
-        Self { after: 0, span: BATCH }
-    }
-}
-
-impl Pruned {
-    /// The next span's length follows from the number of messages in this one.
-    fn new(row: &Row, place: Place) -> Self {
+impl Emptied {
+    fn new(row: &Row) -> Self {
         let count = |name| row.get::<_, i64>(name).unsigned_abs();
-        let span = match (row.get("is_cut"), row.get::<_, i64>("looked_at")) {
-            (true, _) => (place.span / 2).max(BATCH),
-            (false, few) if few < BATCH / 2 => (place.span * 2).min(SPAN_MAX),
-            (false, _) => place.span,
-        };
-        let next = row.get::<_, Option<i64>>("next").map(|after| Place { after, span });
-        Self { messages: count("pruned"), unsent: count("unsent"), unsent_id: row.get("unsent_id"), next }
+        Self { messages: count("messages"), unsent: count("unsent"), unsent_id: row.get("unsent_id") }
     }
 }
 
-impl Milestones {
-    fn new(rows: &[Row]) -> Self {
-        rows.iter().map(|row| (row.get(0), row.get(1))).collect()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.lanes.is_empty()
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (i16, i64)> {
-        self.lanes.iter().copied().zip(self.numbers.iter().copied())
-    }
-}
-
-impl FromIterator<(i16, i64)> for Milestones {
-    fn from_iter<I: IntoIterator<Item = (i16, i64)>>(pairs: I) -> Self {
-        let (lanes, numbers) = pairs.into_iter().unzip();
-        Self { lanes, numbers }
-    }
-}
-
-/// The milestones of lanes that are older than `retention`, for a command.
+/// Empties the oldest segment that was drained longer ago than `retention`, for a command that has
+/// locked the maintenance; `None` when there is none, or somebody reads it.
 ///
 /// # Errors
 /// PostgreSQL refused or went away.
-pub async fn milestones(
-    client: &impl GenericClient,
-    schema: &SchemaName,
-    retention: Duration,
-) -> Result<Milestones, Error> {
-    let rows = client.query_typed(&schema.sql(MILESTONES), &typed(&[&retention.as_secs_f64()])).await?;
-    Ok(Milestones::new(&rows))
-}
-
-/// Deletes, or only counts, a batch of messages that were settled when these milestones were
-/// reached, for a command that has locked the maintenance.
-///
-/// # Errors
-/// PostgreSQL refused or went away.
-pub async fn prune(
+pub async fn empty_segment(
     transaction: &Transaction<'_>,
     schema: &SchemaName,
-    milestones: &Milestones,
-    place: Place,
-    dry_run: bool,
-) -> Result<Pruned, Error> {
-    let Milestones { lanes, numbers } = milestones;
-    let parameters: [&dyn Parameter; 7] =
-        [lanes, numbers, &place.after, &place.span, &BATCH, &BATCH_BYTES, &dry_run];
-    let row = transaction.query_typed_one(&schema.sql(PRUNE), &typed(&parameters)).await?;
-    Ok(Pruned::new(&row, place))
+    retention: Duration,
+) -> Result<Option<Emptied>, Error> {
+    let sql = schema.sql(EMPTY_SEGMENT);
+    let row = transaction.query_typed_opt(&sql, &typed(&[&retention.as_secs_f64()])).await?;
+    Ok(row.as_ref().map(Emptied::new))
 }
 
 impl Store {
@@ -166,35 +93,52 @@ impl Store {
         Ok(Some(rows.iter().map(|row| row.get(0)).collect()))
     }
 
-    /// The milestones of lanes that are older than `retention`.
-    pub(crate) async fn milestones(self: &Arc<Self>, retention: Duration) -> Result<Milestones, StoreError> {
-        let session = self.session().await?;
-        session.begin().await?;
-        let rows =
-            session.query("find milestones", &self.sql.milestones, &[&retention.as_secs_f64()]).await?;
-        session.rollback().await?;
-        Ok(Milestones::new(&rows))
+    /// Notes which segments of the log hold nothing that is due.
+    pub(crate) async fn drain_segments(self: &Arc<Self>) -> Result<(), StoreError> {
+        let Some(session) = self.maintain().await? else { return Ok(()) };
+        session.query("look which segments are drained", &self.sql.drain_segments, &[]).await?;
+        session.commit().await?;
+        self.log.note_check();
+        Ok(())
     }
 
-    /// Deletes a batch of messages that were settled when these milestones were reached; `None`
-    /// when another relay
-    /// maintains just now.
-    pub(crate) async fn prune(
+    /// Empties the oldest segment of the log that is past retention; `None` when there is none, or
+    /// another relay maintains just now.
+    pub(crate) async fn empty_segment(
         self: &Arc<Self>,
-        milestones: &Milestones,
-        place: Place,
-    ) -> Result<Option<Pruned>, StoreError> {
+        retention: Duration,
+    ) -> Result<Option<Emptied>, StoreError> {
         let Some(session) = self.maintain().await? else { return Ok(None) };
-        let Milestones { lanes, numbers } = milestones;
-        let parameters: [&dyn Parameter; 7] =
-            [lanes, numbers, &place.after, &place.span, &BATCH, &BATCH_BYTES, &false];
-        let rows = session.query("prune messages", &self.sql.prune, &parameters).await?;
-        let pruned = rows.first().map(|row| Pruned::new(row, place));
-        if pruned.is_some_and(|pruned| pruned.next.is_none()) {
-            session.query("forget milestones", &self.sql.forget, &[lanes, numbers]).await?;
-        }
+        let rows =
+            session.query("empty a segment", &self.sql.empty_segment, &[&retention.as_secs_f64()]).await?;
         session.commit().await?;
-        Ok(pruned)
+        Ok(rows.first().map(Emptied::new))
+    }
+
+    /// Deletes what was kept of segments and is needed no more, and the receipts of messages that
+    /// are gone; returns how many messages.
+    pub(crate) async fn forget(self: &Arc<Self>, retention: Duration) -> Result<u64, StoreError> {
+        let Some(session) = self.maintain().await? else { return Ok(0) };
+        let seconds = retention.as_secs_f64();
+        let rows = session.query("delete kept messages", &self.sql.delete_kept, &[&seconds]).await?;
+        session.query("forget milestones", &self.sql.forget, &[&seconds]).await?;
+        session.commit().await?;
+        Ok(rows.first().map_or(0, |row| row.get::<_, i64>(0).unsigned_abs()))
+    }
+
+    /// Ends the turn of the log, if it has taken `span`; returns why it cannot. Producers wait for
+    /// it so long at most.
+    pub(crate) async fn end_turn(
+        self: &Arc<Self>,
+        span: Duration,
+        wait: Duration,
+    ) -> Result<Option<String>, StoreError> {
+        let Some(session) = self.maintain().await? else { return Ok(None) };
+        let wait = i32::try_from(wait.as_millis()).unwrap_or(i32::MAX);
+        let parameters: [&dyn Parameter; 3] = [&span.as_secs_f64(), &wait, &TRY_EVERY_SECONDS];
+        let rows = session.query("end the turn of the log", &self.sql.end_turn, &parameters).await?;
+        session.commit().await?;
+        Ok(rows.first().and_then(|row| row.get(0)))
     }
 
     /// Whether new messages get ids that cursors have passed.

@@ -21,7 +21,7 @@ use tokio::{
 };
 use tokio_postgres::{Row, error::SqlState};
 
-use super::fleet::Fleet;
+use super::{fleet::Fleet, log::Log};
 use crate::{
     backoff::Backoff,
     delivery::message::{Message, Parked, Replay},
@@ -38,19 +38,20 @@ pub(crate) struct Store {
     /// The identity of the outbox.
     pub(super) outbox: Arc<str>,
     pub(super) sql: Statements,
+    pub(super) log: Arc<Log>,
     /// A transaction pooler stands before PostgreSQL: nothing is prepared. See `pooler`.
     is_pooled: AtomicBool,
     /// When this relay last appended a receipt for a lane and a stream.
     pub(super) appended: Mutex<HashMap<(i16, Arc<str>), Instant>>,
     pub(crate) fleet: Fleet,
-    /// Where a relay at rest has one connection for all its tasks; see [`Store::turn`].
-    turns: Option<AsyncMutex<()>>,
+    /// Where a relay at rest has one connection for all its tasks; see [`Store::permit`].
+    permit: Option<AsyncMutex<()>>,
 }
 
 /// The pause of a relay at rest, of one of many databases.
 const REST: Backoff = Backoff { first: Duration::from_secs(2), max: Duration::from_secs(2) };
-/// The longest wait for a turn: a connection more is better than a delay.
-const TURN_MAX: Duration = Duration::from_secs(1);
+/// The longest wait for the permit: a connection more is better than a delay.
+const PERMIT_MAX: Duration = Duration::from_secs(1);
 
 /// The mark that has the next `enqueue` send NOTIFY.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,11 +67,8 @@ pub(crate) enum Mark {
 statements!(
     "sql/": begin,
     outbox,
-    claim,
     claim_all,
     begin_reset,
-    read,
-    read_on,
     read_reset,
     read_parked,
     payload,
@@ -80,7 +78,6 @@ statements!(
     unpark,
     release,
     release_waiting,
-    lag,
     look,
     parked,
     sleep,
@@ -90,8 +87,10 @@ statements!(
     behind,
     claim_maintenance,
     reach,
-    milestones,
-    prune,
+    drain_segments,
+    empty_segment,
+    delete_kept,
+    end_turn,
     forget,
     ids,
     repair_ids,
@@ -124,7 +123,7 @@ impl Store {
     /// Reads who the outbox is, once: were it migrated anew under a relay, its messages would still
     /// have ids of their own.
     pub(crate) async fn new(pool: Pool, schema: SchemaName) -> Result<Self, StoreError> {
-        let sql = Statements::new(&schema);
+        let (sql, log) = (Statements::new(&schema), Arc::new(Log::new(&schema)));
         let connection = pool.get().await.map_err(|error| StoreError::Connect(error.into()))?;
         let row = connection.query_typed_one(&sql.outbox, &[]).await;
         let row = row.map_err(|source| StoreError::Statement("read the identity of the outbox", source))?;
@@ -136,10 +135,11 @@ impl Store {
             lanes,
             outbox,
             sql,
+            log,
             is_pooled: AtomicBool::new(false),
             appended: Mutex::default(),
             fleet: Fleet::default(),
-            turns: None,
+            permit: None,
         })
     }
 
@@ -151,28 +151,29 @@ impl Store {
             lanes: self.lanes,
             outbox: Arc::clone(&self.outbox),
             sql: self.sql.clone(),
+            log: Arc::clone(&self.log),
             is_pooled: AtomicBool::new(self.is_pooled()),
             appended: Mutex::default(),
             fleet: Fleet::default(),
-            turns: None,
+            permit: None,
         }
     }
 
     /// Of one of many databases, most of which are idle: a relay at rest costs little.
     pub(crate) fn one_of_many(self) -> Self {
-        Self { turns: Some(AsyncMutex::default()), ..self }
+        Self { permit: Some(AsyncMutex::default()), ..self }
     }
 
     /// The pause of a relay at rest that producers wake; `pause` is that of one which looks.
     pub(crate) fn rest(&self, pause: Duration) -> Duration {
-        let is_woken = self.turns.is_some() && !self.is_pooled();
+        let is_woken = self.permit.is_some() && !self.is_pooled();
         if is_woken { pause.max(REST.delay(0)) } else { pause }
     }
 
-    /// The turn of a task that looks whether there is anything to do: looks that overlap would take
-    /// a connection each, and of many idle databases each has one. Waits a moment at most.
-    pub(crate) async fn turn(&self) -> Option<MutexGuard<'_, ()>> {
-        timeout(TURN_MAX, self.turns.as_ref()?.lock()).await.ok()
+    /// The permit of a task that looks whether there is anything to do: looks that overlap would
+    /// take a connection each, and of many idle databases each has one. Waits a moment at most.
+    pub(crate) async fn permit(&self) -> Option<MutexGuard<'_, ()>> {
+        timeout(PERMIT_MAX, self.permit.as_ref()?.lock()).await.ok()
     }
 
     pub(crate) fn schema(&self) -> &SchemaName {

@@ -70,7 +70,7 @@ impl Reader {
             }
             if !is_fresh(*self.answered.borrow()) {
                 let reading = async {
-                    let _turn = store.turn().await;
+                    let _permit = store.permit().await;
                     timeout(READ_TIMEOUT, store.lag()).await
                 };
                 let reading = tokio::select! {

@@ -181,7 +181,7 @@ async fn alerts_fire_when_real_things_go_wrong_and_end_when_they_are_right_again
     site.nats.stop().await;
     enqueue(&client, &site.env.subject("taken.c"), "waits", 0..10, 0).await;
     client
-        .batch_execute("UPDATE oncebox.message SET created_at = created_at - interval '1 hour'")
+        .batch_execute("UPDATE oncebox.message_0 SET created_at = created_at - interval '1 hour'")
         .await
         .unwrap();
     site.await_firing("OnceboxNatsAway").await;

@@ -13,7 +13,8 @@ use crate::relay::{
 
 /// Each lane with its due messages, and whether their number is exact.
 async fn backlog(env: &TestEnv, client: &Client) -> (Vec<i64>, bool) {
-    let sql = env.schema.sql(include_str!("../../../relay/src/postgres/sql/lag.sql"));
+    let sql =
+        env.schema.sql(&include_str!("../../../relay/src/postgres/sql/lag.sql").replace("{log}", "message"));
     // As the relay has it: compiling the statement takes longer than running it.
     client.batch_execute("SET jit = off").await.unwrap();
     let rows = client.query(&sql, &[]).await.unwrap();
@@ -37,7 +38,7 @@ async fn truth(client: &Client) -> Vec<i64> {
 
 /// Rows of a transaction in random lanes, or all in one.
 async fn insert(client: &Client, prefix: &str, count: i32, lane: Option<i16>) {
-    let sql = "INSERT INTO oncebox.message (lane, key, subject, payload)
+    let sql = "INSERT INTO oncebox.message_0 (lane, key, subject, payload)
                SELECT coalesce($3::smallint, floor(random() * 16)::smallint), $1::text || n, 's', ''
                FROM generate_series(1, $2::int) AS n";
     client.execute(sql, &[&prefix, &count, &lane]).await.unwrap();

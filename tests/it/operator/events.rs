@@ -117,7 +117,7 @@ async fn events_are_opted_into_and_out_of_and_never_hold_delivery_up() {
         "{listed}"
     );
     // Not even an event can be enqueued.
-    let refuse = "ALTER TABLE oncebox.message ADD CONSTRAINT none CHECK (subject NOT LIKE 'oncebox.%')";
+    let refuse = "ALTER TABLE oncebox.message_0 ADD CONSTRAINT none CHECK (subject NOT LIKE 'oncebox.%')";
     client.batch_execute(refuse).await.unwrap();
     client.execute("SELECT oncebox.enqueue('k', 'nobody.takes', 'p')", &[]).await.unwrap();
     let mut worker = connect(&with(&values, [("attempts-max", "1")])).await.worker();
@@ -128,7 +128,7 @@ async fn events_are_opted_into_and_out_of_and_never_hold_delivery_up() {
         .unwrap()
         .get(0);
     assert_eq!(dead, 1, "it is recorded, with its event or without");
-    client.batch_execute("ALTER TABLE oncebox.message DROP CONSTRAINT none").await.unwrap();
+    client.batch_execute("ALTER TABLE oncebox.message_0 DROP CONSTRAINT none").await.unwrap();
     client.execute("SELECT oncebox.enqueue('l', 'nobody.takes', 'p')", &[]).await.unwrap();
     eventually("the event is sent", LIMIT, async || {
         drain(&mut worker).await;

@@ -30,6 +30,7 @@ const ACCOUNTS: &[&str] = &[
     "outbox",
     "receipt",
     "reset",
+    "segment",
 ];
 const GOES_ON: Duration = Duration::from_secs(20);
 

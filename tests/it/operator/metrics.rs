@@ -99,7 +99,7 @@ async fn the_age_of_messages_is_by_the_database_s_clock_and_replays_do_not_count
     let stream = env.stream().await;
     let client = env.pg().await;
     enqueue(&client, &env.subject("a"), "a", 0..3, 0).await;
-    let age = "UPDATE oncebox.message SET created_at = created_at - interval '1 hour'";
+    let age = "UPDATE oncebox.message_0 SET created_at = created_at - interval '1 hour'";
     client.batch_execute(age).await.unwrap();
     let relay = Process::relay(&with(&values_of(&env), [("http-listen", "127.0.0.1:0")]));
     await_messages(&stream, 3).await;

@@ -115,7 +115,7 @@ async fn what_is_blocked_and_set_aside_is_told_with_its_remedy() {
     drain(&mut connect(&values).await.worker()).await;
     run_ok(env.database_url(), &["outbox", "replay", "--key", "sent-0"]).await;
     enqueue(&pg, &taken, "due-", 0..40, 0).await;
-    pg.execute("UPDATE oncebox.message SET created_at = now() - interval '100 s' WHERE key = 'due-0'", &[])
+    pg.execute("UPDATE oncebox.message_0 SET created_at = now() - interval '100 s' WHERE key = 'due-0'", &[])
         .await
         .unwrap();
 
@@ -295,7 +295,10 @@ async fn cost(env: &TestEnv, pg: &mut Client) -> Vec<u64> {
     for (name, sql, arguments) in QUESTIONS {
         let transaction = pg.transaction().await.unwrap();
         transaction.batch_execute(settings).await.unwrap();
-        transaction.batch_execute(&format!("PREPARE q AS {}", env.schema.sql(sql))).await.unwrap();
+        transaction
+            .batch_execute(&format!("PREPARE q AS {}", env.schema.sql(&sql.replace("{log}", "message_0"))))
+            .await
+            .unwrap();
         let explain =
             format!("EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF, SUMMARY OFF) EXECUTE q{arguments}");
         let rows = transaction.query(&explain, &[]).await.unwrap();
@@ -311,7 +314,7 @@ async fn cost(env: &TestEnv, pg: &mut Client) -> Vec<u64> {
 /// Fills every lane: of the log, and half of it set aside, dead or waiting in as many ordering
 /// keys.
 async fn fill(pg: &Client, from: i32, to: i32) {
-    let messages = "INSERT INTO oncebox.message (lane, key, subject, payload, ordering_key)
+    let messages = "INSERT INTO oncebox.message_0 (lane, key, subject, payload, ordering_key)
                     SELECT n % 16, 'k' || n, 's' || n % 5, 'x', 'o' || n / 64
                     FROM generate_series($1::int, $2) AS n";
     pg.execute(messages, &[&from, &to]).await.unwrap();
@@ -330,7 +333,7 @@ async fn fill(pg: &Client, from: i32, to: i32) {
 async fn ten_times_the_messages_cost_no_more_pages() {
     let env = TestEnv::new().await;
     let mut pg = env.pg().await;
-    pg.batch_execute("ALTER TABLE oncebox.message SET (autovacuum_enabled = off)").await.unwrap();
+    pg.batch_execute("ALTER TABLE oncebox.message_0 SET (autovacuum_enabled = off)").await.unwrap();
     fill(&pg, 1, 20_000).await;
     let few = cost(&env, &mut pg).await;
     fill(&pg, 20_001, 200_000).await;

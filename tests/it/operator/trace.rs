@@ -189,7 +189,7 @@ async fn limits_unknown_keys_bad_keys_and_what_was_deleted() {
 
     // The record outlives the message.
     run_ok(url, &["outbox", "dead", "discard", "--key", "gone"]).await;
-    client.execute("DELETE FROM oncebox.message WHERE key = 'gone'", &[]).await.unwrap();
+    client.execute("DELETE FROM oncebox.message_0 WHERE key = 'gone'", &[]).await.unwrap();
     let told = run_ok(url, &["trace", "gone"]).await;
     assert!(told.contains("no message has the key: none") && told.contains("discard"), "{told}");
 }

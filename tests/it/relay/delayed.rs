@@ -266,7 +266,7 @@ async fn a_delayed_message_of_a_prepared_transaction_leaves() {
 async fn a_refused_move_shows_no_row_in_the_log() {
     let env = TestEnv::new().await;
     let client = env.pg().await;
-    let sql = "ALTER TABLE oncebox.message ADD CONSTRAINT by_hand CHECK (lane < 0 OR subject <> 's')";
+    let sql = "ALTER TABLE oncebox.message_0 ADD CONSTRAINT by_hand CHECK (lane < 0 OR subject <> 's')";
     client.batch_execute(sql).await.unwrap();
     delay(&client, "due", 0.1, None).await;
     let (log, _guard) = Log::of_this_thread();

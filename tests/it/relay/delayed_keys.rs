@@ -61,13 +61,13 @@ async fn a_key_that_is_cancelled_while_many_are_enqueued_fails_the_call() {
     // As another transaction would that commits between the statements of enqueue_all().
     let cancelling = "CREATE FUNCTION cancelling() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN PERFORM oncebox.cancel_delayed('d'); RETURN NULL; END $$;
-        CREATE TRIGGER cancelling AFTER INSERT ON oncebox.message EXECUTE FUNCTION cancelling();";
+        CREATE TRIGGER cancelling AFTER INSERT ON oncebox.message_0 EXECUTE FUNCTION cancelling();";
     client.batch_execute(cancelling).await.unwrap();
     let many = "SELECT count(id) FROM oncebox.enqueue_all('{c,d,e}', '{s,s,s}', '{p,p,p}')";
     let error = client.query_one(many, &[]).await.unwrap_err();
     assert_eq!(error.code(), Some(&SqlState::T_R_SERIALIZATION_FAILURE), "{error:?}");
     assert_eq!((log(&client).await.len(), waiting(&client).await), (0, (1, 1)), "nothing has changed");
-    client.batch_execute("DROP TRIGGER cancelling ON oncebox.message").await.unwrap();
+    client.batch_execute("DROP TRIGGER cancelling ON oncebox.message_0").await.unwrap();
     let again: i64 = client.query_one(many, &[]).await.unwrap().get(0);
     assert_eq!((again, log(&client).await.len()), (2, 2), "d is still delayed");
 }

@@ -68,13 +68,13 @@ async fn a_transaction_that_began_after_the_snapshot_may_still_have_lower_ids() 
     let env = TestEnv::new().await;
     let stream = env.stream().await;
     let client = env.pg().await;
-    let draw = "SELECT array_agg(nextval(pg_get_serial_sequence('oncebox.message', 'id'))) FROM generate_series(1, 7)";
+    let draw = "SELECT array_agg(nextval('oncebox.message_id_seq')) FROM generate_series(1, 7)";
     let ids: Vec<i64> = client.query_one(draw, &[]).await.unwrap().get(0);
     let mut expected = enqueue(&client, &env.subject("a"), "m-", 0..5, 1).await;
     let mut worker = connect(&with(&values_of(&env), [("batch-messages", "2")])).await.worker();
     assert_eq!(drain(&mut worker).await, 5);
     let insert =
-        "INSERT INTO oncebox.message (id, lane, key, subject, ordering_key, payload) OVERRIDING SYSTEM VALUE
+        "INSERT INTO oncebox.message_0 (id, lane, key, subject, ordering_key, payload) OVERRIDING SYSTEM VALUE
                   SELECT n, m.lane, 'late-' || n, m.subject, 'late', ''
                   FROM oncebox.message AS m, unnest($1::bigint[]) AS n WHERE m.key = 'm-0'";
     client.execute(insert, &[&ids]).await.unwrap();
@@ -118,7 +118,8 @@ async fn a_message_that_committed_late_counts_as_lag() {
     enqueue(&held, &subject, "k-", 0..3, 1).await;
     enqueue(&producer, &subject, "k-", 3..6, 1).await;
     drain(&mut connect(&values_of(&env)).await.worker()).await;
-    let lag = env.schema.sql(include_str!("../../../relay/src/postgres/sql/lag.sql"));
+    let lag =
+        env.schema.sql(&include_str!("../../../relay/src/postgres/sql/lag.sql").replace("{log}", "message"));
     let most = async || {
         let rows = producer.query(&lag, &[]).await.unwrap();
         rows.iter().map(|row| row.get::<_, f64>("lag_seconds")).fold(0.0, f64::max)

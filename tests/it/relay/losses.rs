@@ -2,16 +2,14 @@
 
 mod checks;
 mod first;
+mod foreign;
 mod two_streams;
 
 use std::{collections::BTreeSet, time::Duration};
 
-use async_nats::{
-    HeaderMap,
-    jetstream::{
-        self,
-        stream::{RetentionPolicy, Stream},
-    },
+use async_nats::jetstream::{
+    self,
+    stream::{RetentionPolicy, Stream},
 };
 use oncebox_operator::{Operator, ReplaySelection, Severity, Stamp, Status, examine};
 use oncebox_relay::{Config, Values};
@@ -19,9 +17,11 @@ use oncebox_tests::{Nats, TestEnv, eventually};
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
 
+use foreign::publish_foreign;
+
 use crate::relay::support::{
     LIMIT, Running, assert_delivered, await_messages, connect, count, drain, enqueue, fresh_stream, stored,
-    stream_config, values, with,
+    stream_config, turn_the_ring, values, with,
 };
 
 /// A receipt without the id of its message can only be judged by its sequence.
@@ -80,21 +80,6 @@ async fn number(client: &Client, sql: &str) -> i64 {
     client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
-/// Messages of somebody else, such as [`stored`] can read.
-async fn publish_foreign(broker: &Broker, subject: &str, total: usize) -> Vec<String> {
-    let context = jetstream::new(async_nats::connect(broker.nats.url()).await.unwrap());
-    let keys: Vec<String> = (0..total).map(|n| format!("foreign{n}")).collect();
-    for key in &keys {
-        let mut headers = HeaderMap::new();
-        for (name, value) in [("Nats-Msg-Id", key.as_str()), ("Idempotency-Key", key), ("Oncebox-Id", "0")] {
-            headers.insert(name, value);
-        }
-        let ack = context.publish_with_headers(subject.to_owned(), headers, "".into()).await.unwrap();
-        ack.await.unwrap();
-    }
-    keys
-}
-
 /// Some messages survive in the copy of the store, the others are lost with it.
 async fn lose(env: &TestEnv, broker: &mut Broker, survive: i32, lost: i32) -> Vec<String> {
     let subject = "orders.placed";
@@ -108,6 +93,9 @@ async fn lose(env: &TestEnv, broker: &mut Broker, survive: i32, lost: i32) -> Ve
     expected.extend(enqueue(&client, subject, "b", 0..lost, 7).await);
     drain(&mut worker).await;
     assert_eq!(count(&broker.stream("ORDERS").await).await, expected.len());
+    // Relays read the new segment alone by now.
+    turn_the_ring(&client).await;
+    assert_eq!(drain(&mut worker).await, 0);
     broker.nats.roll_back().await.unwrap();
     expected
 }
@@ -133,6 +121,7 @@ async fn the_end_that_a_stream_lost_is_sent_again_once_under_two_relays() {
         eventually("all is settled", LIMIT, async || (number(&client, settled).await == 0).then_some(()))
             .await;
         let before = number(&client, "SELECT count(*) FROM oncebox.loss").await;
+        turn_the_ring(&client).await;
         broker.nats.roll_back().await.unwrap();
         broker.nats.resume().await.unwrap();
         await_messages(&broker.stream("ORDERS").await, expected.len()).await;

@@ -6,7 +6,7 @@ use tokio_postgres::Client;
 
 use crate::relay::{
     process::{run, run_ok},
-    support::{assert_delivered, client, connect, drain, enqueue, stored, values, values_of},
+    support::{a_month, age, assert_delivered, client, connect, drain, enqueue, stored, values, values_of},
 };
 
 async fn relay(env: &TestEnv) -> usize {
@@ -36,15 +36,8 @@ async fn restored(env: &TestEnv, client: &Client) -> Vec<String> {
     assert_eq!(relay(env).await, 0);
     let floors = "SELECT count(*) FROM oncebox.lane_cursor WHERE floor > 100";
     assert_eq!(client.query_one(floors, &[]).await.unwrap().get::<_, i64>(0), 16);
-    maintain(env).await;
-    age(client).await;
-    assert_eq!(maintain(env).await, 200);
+    assert_eq!(a_month(client, &values_of(env)).await, 200);
     settled
-}
-
-async fn age(client: &Client) {
-    let sql = "UPDATE oncebox.milestone SET reached_at = reached_at - interval '8 days'";
-    client.execute(sql, &[]).await.unwrap();
 }
 
 async fn restart_ids(client: &Client) {
@@ -97,10 +90,7 @@ async fn what_was_enqueued_below_the_floor_is_sent_in_order_and_then_deleted() {
     assert_eq!(relay(&env).await, 120);
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
     assert!(last_id(&client).await >= 260);
-    // An old milestone already calls messages settled that were sent from below the floor.
-    let pruned = maintain(&env).await;
-    age(&client).await;
-    assert_eq!(pruned + maintain(&env).await, 120, "sent, they go like all others");
+    assert_eq!(a_month(&client, &values_of(&env)).await, 120, "sent, they go like all others");
     assert_eq!((count(&client, "message").await, count(&client, "parked").await), (0, 0));
 }
 
@@ -116,8 +106,8 @@ async fn a_restored_database_without_its_sequence_loses_nothing() {
         let mut expected = enqueue(&client, &env.subject("a"), "due-", 0..50, 5).await;
         client
             .batch_execute(
-                "DELETE FROM oncebox.message WHERE id <= 40;
-                 UPDATE oncebox.message SET xact = CASE WHEN id <= 100 THEN '90000000' ELSE '90000020' END::xid8;
+                "DELETE FROM oncebox.message_0 WHERE id <= 40;
+                 UPDATE oncebox.message_0 SET xact = CASE WHEN id <= 100 THEN '90000000' ELSE '90000020' END::xid8;
                  UPDATE oncebox.cursor SET system_identifier = 1, high = 100, snap = '90000010:90000010:'",
             )
             .await
@@ -176,9 +166,7 @@ async fn what_was_never_sent_is_not_deleted_whoever_raised_the_ids() {
     expected.extend(enqueue(&client, &env.subject("a"), "new-", 0..30, 4).await);
     assert_eq!(relay(&env).await, 30);
     log.clear();
-    maintain(&env).await;
-    age(&client).await;
-    assert_eq!(maintain(&env).await, 30);
+    assert_eq!(a_month(&client, &values_of(&env)).await, 30);
     assert!(log.text().contains("messages=30 last_id=30"), "{}", log.text());
     assert_eq!(count(&client, "message").await, 30);
     run_ok(env.database_url(), &["outbox", "replay", "--to-id", "30"]).await;
@@ -186,10 +174,7 @@ async fn what_was_never_sent_is_not_deleted_whoever_raised_the_ids() {
     expected.extend(low.into_iter().map(|key| format!("{key};r=1")));
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
     log.clear();
-    assert_eq!(
-        run_ok(env.database_url(), &["outbox", "prune", "--retention", "1h"]).await,
-        "pruned 30 messages\n"
-    );
+    assert_eq!(a_month(&client, &values_of(&env)).await, 30);
     assert_eq!(count(&client, "message").await, 0);
 }
 

@@ -138,6 +138,6 @@ async fn a_check_that_always_ends_the_connection_stops_no_delivery() {
 /// Blocks of large payloads that were read, or written, by sessions that have ended.
 async fn toast_reads(client: &Client) -> i64 {
     let sql = "SELECT coalesce(toast_blks_read + toast_blks_hit, 0) FROM pg_statio_all_tables
-               WHERE schemaname = 'oncebox' AND relname = 'message'";
+               WHERE schemaname = 'oncebox' AND relname = 'message_0'";
     client.query_one(sql, &[]).await.unwrap().get(0)
 }

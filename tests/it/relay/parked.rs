@@ -93,7 +93,7 @@ async fn a_thousand_messages_behind_one_without_a_stream_arrive_in_order_when_it
     let client = env.pg().await;
     let mut expected = enqueue(&client, &env.subject("nobody"), "first-", 0..1, 0).await;
     let sql =
-        "UPDATE oncebox.message SET ordering_key = 'waiting-key0', lane = oncebox.lane_of('waiting-key0')";
+        "UPDATE oncebox.message_0 SET ordering_key = 'waiting-key0', lane = oncebox.lane_of('waiting-key0')";
     client.execute(sql, &[]).await.unwrap();
     // The stream takes these, but not before the first of their ordering key.
     expected.extend(enqueue(&client, &env.subject("taken"), "waiting-", 0..1_000, 1).await);

@@ -16,7 +16,7 @@ const ROUNDS: usize = 7;
 /// 30,000 dead ones of one ordering key, 30,000 behind one that waits for its next attempt, 30,000
 /// that wait for theirs, and 10,000 that are due, for a subject that no stream takes.
 async fn park(client: &Client, lost: &str) {
-    let fill = "INSERT INTO oncebox.message (lane, key, subject, ordering_key, payload)
+    let fill = "INSERT INTO oncebox.message_0 (lane, key, subject, ordering_key, payload)
         SELECT oncebox.lane_of(coalesce(g.ordering_key, 'parked-' || g.n)), 'parked-' || g.n, $1, g.ordering_key, 'x'
         FROM (SELECT n, CASE WHEN n <= 30000 THEN 'dead' WHEN n <= 60000 THEN 'waiting' END AS ordering_key
               FROM generate_series(1, 100000) AS n) AS g";

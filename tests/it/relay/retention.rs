@@ -3,43 +3,17 @@
 
 use std::collections::BTreeSet;
 
-use oncebox_relay::{
-    Values,
-    parts::{Maintainer, Worker},
-};
+use oncebox_relay::{Values, parts::Worker};
 use oncebox_tests::{TestEnv, eventually};
 use tokio_postgres::Client;
 
 use crate::relay::{
     process::{Process, run, run_ok},
     support::{
-        LIMIT, Running, assert_delivered, await_messages, connect, drain, enqueue, fresh_stream, stored,
-        stream_config, values_of, with,
+        LIMIT, Running, a_month, a_round, age, assert_delivered, await_messages, connect, drain, enqueue,
+        fresh_stream, stored, stream_config, values_of, with,
     },
 };
-
-/// Steps until a round is over; returns how many messages were deleted.
-async fn maintain(maintainer: &mut Maintainer) -> u64 {
-    let mut pruned = 0;
-    for _ in 0..1_000 {
-        let done = maintainer.run_once().await.unwrap();
-        pruned += done.pruned;
-        if !done.more {
-            return pruned;
-        }
-    }
-    panic!("maintenance has no end");
-}
-
-async fn a_round(values: &Values) -> u64 {
-    maintain(&mut connect(values).await.maintainer()).await
-}
-
-/// All that is settled now was settled eight days ago.
-async fn age(client: &Client) {
-    let sql = "UPDATE oncebox.milestone SET reached_at = reached_at - interval '8 days'";
-    client.execute(sql, &[]).await.unwrap();
-}
 
 async fn kept(client: &Client) -> BTreeSet<String> {
     let rows = client.query("SELECT key FROM oncebox.message", &[]).await.unwrap();
@@ -72,12 +46,9 @@ async fn worker(values: &Values) -> Worker {
 async fn only_what_was_settled_long_ago_goes() {
     let env = TestEnv::new().await;
     let stream = fresh_stream(env.nats_url(), stream_config(env.name(), &env.subject("taken"))).await;
-    let (client, mut holder) = (env.pg().await, env.pg().await);
+    let (client, holder) = (env.pg().await, env.pg().await);
     let values = with(&values_of(&env), [("attempts-max", "1")]);
     let (taken, url) = (env.subject("taken"), env.database_url());
-    let held = holder.transaction().await.unwrap();
-    let late = enqueue(&held, &taken, "late-", 0..40, 0).await;
-    // More than a batch in one lane.
     let old = enqueue_in_order(&client, &taken, "old-", 1_200, "one").await;
     let dead = enqueue_in_order(&client, &env.subject("lost"), "dead-", 1, "blocked").await;
     let waiting = enqueue_in_order(&client, &taken, "waiting-", 10, "blocked").await;
@@ -85,51 +56,48 @@ async fn only_what_was_settled_long_ago_goes() {
     assert_eq!(run_ok(url, &["outbox", "prune"]).await, "pruned 0 messages\n", "nothing is known to be old");
     assert_eq!(a_round(&values).await, 0, "just settled");
     age(&client).await;
+    assert_eq!(a_round(&values).await, 0, "the first turn has ended");
     let young = enqueue(&client, &taken, "young-", 0..50, 0).await;
     drain(&mut worker(&values).await).await;
-    // Committed now, below `high` of the milestones, and not sent yet.
-    held.commit().await.unwrap();
+    age(&client).await;
+    assert_eq!(a_round(&values).await, 0, "the turn before keeps keys unique");
     let due = enqueue(&client, &taken, "due-", 0..30, 0).await;
-    // Asks for the deletion directly, naming all these messages.
-    let by_name = "SELECT oncebox.delete_settled(array_agg(lane), array_agg(id)) FROM oncebox.message
-                   WHERE key NOT LIKE 'old-%'";
-    let deleted: i64 = client.query_one(by_name, &[]).await.unwrap().get(0);
-    assert_eq!(deleted, 0, "late, dead, waiting, due, or settled since the milestones");
-    assert_eq!(run_ok(url, &["outbox", "prune", "--dry-run"]).await, "would prune 1200 messages\n");
-    assert_eq!(
-        run_ok(url, &["outbox", "prune", "--dry-run", "--retention", "9d"]).await,
-        "would prune 0 messages\n"
-    );
-    assert_eq!(kept(&client).await.len(), 1_331, "counting changes nothing");
+    age(&client).await;
+    let would = run_ok(url, &["outbox", "prune", "--dry-run"]).await;
+    assert_eq!(would, "would prune 1211 messages\n", "with those that are kept");
+    let would = run_ok(url, &["outbox", "prune", "--dry-run", "--retention", "9d"]).await;
+    assert_eq!(would, "would prune 0 messages\n");
     assert_eq!(a_round(&with(&values, [("retention", "forever")])).await, 0);
+    assert_eq!(kept(&client).await.len(), 1_291, "counting changes nothing");
     assert_eq!(a_round(&values).await, 1_200);
-    assert_eq!(kept(&client).await, set([&late, &dead, &waiting, &young, &due]));
+    assert_eq!(kept(&client).await, set([&dead, &waiting, &young, &due]));
+    assert_eq!(a_month(&client, &values).await, 50, "what is due stays, however old");
     drain(&mut worker(&values).await).await;
-    let delivered: Vec<String> = [&old, &late, &young, &due].into_iter().flatten().cloned().collect();
+    let delivered: Vec<String> = [&old, &young, &due].into_iter().flatten().cloned().collect();
     assert_eq!(assert_delivered(&stored(&stream).await, &delivered), 0, "nothing that was due is lost");
 
     // By hand, while passes are under way everywhere.
-    age(&client).await;
-    assert_eq!(
-        a_round(&values).await,
-        50,
-        "the young ones had got old; a milestone is reached for the others"
-    );
+    for _ in 0..3 {
+        age(&client).await;
+        holder.batch_execute("SELECT oncebox.drain_segments(), oncebox.end_turn(1, 1000, 0)").await.unwrap();
+    }
     age(&client).await;
     holder.batch_execute("BEGIN; SELECT FROM oncebox.lane FOR UPDATE").await.unwrap();
     let by_hand = run_ok(url, &["outbox", "prune", "--retention", "1h", "--by", "mina", "--json"]).await;
     let by_hand: serde_json::Value = serde_json::from_str(&by_hand).unwrap();
-    assert_eq!((&by_hand["messages"], &by_hand["dry_run"]), (&70.into(), &false.into()));
+    assert_eq!((&by_hand["messages"], &by_hand["dry_run"]), (&30.into(), &false.into()));
     holder.batch_execute("ROLLBACK").await.unwrap();
     assert_eq!(kept(&client).await, set([&dead, &waiting]), "what was never stored stays");
     let sql = "SELECT sum(messages)::bigint, min(operator) FROM oncebox.audit WHERE action = 'prune'";
     let audit = client.query_one(sql, &[]).await.unwrap();
-    assert_eq!((audit.get::<_, i64>(0), audit.get::<_, &str>(1)), (70, "mina"));
+    assert_eq!((audit.get::<_, i64>(0), audit.get::<_, &str>(1)), (30, "mina"));
     // Given up, its row goes as well, and with it the note that it was.
     run_ok(url, &["outbox", "dead", "discard", "--all"]).await;
     drain(&mut worker(&values).await).await;
-    assert_eq!(run_ok(url, &["outbox", "prune"]).await, "pruned 11 messages\n");
-    let left = "SELECT count(*) FROM oncebox.discarded";
+    assert_eq!(assert_delivered(&stored(&stream).await, &[delivered, waiting].concat()), 0);
+    assert_eq!(a_round(&values).await, 1, "what was just sent may be lost");
+    assert_eq!(a_month(&client, &values).await, 10);
+    let left = "SELECT (SELECT count(*) FROM oncebox.discarded) + (SELECT count(*) FROM oncebox.message)";
     assert_eq!(client.query_one(left, &[]).await.unwrap().get::<_, i64>(0), 0);
 }
 
@@ -143,14 +111,12 @@ async fn neither_a_frozen_drain_nor_a_restored_dump_loses_a_message() {
     let late = enqueue(&held, &subject, "late-", 0..50, 1).await;
     let settled = enqueue_in_order(&client, &subject, "settled-", 30, "late-key0").await;
     assert_eq!(drain(&mut worker(&values).await).await, 30);
+    assert_eq!(a_month(&client, &values).await, 0, "a transaction that has enqueued is open");
     held.commit().await.unwrap();
     worker(&with(&values, [("batch-messages", "7")])).await.run_once().await.unwrap();
     let frozen = "SELECT count(*) FROM oncebox.lane_cursor WHERE target IS NOT NULL";
     assert_eq!(client.query_one(frozen, &[]).await.unwrap().get::<_, i64>(0), 1);
-    a_round(&values).await;
-    age(&client).await;
-    assert_eq!(a_round(&values).await, 30, "what the drain has sent is not yet said to be settled");
-    assert_eq!(kept(&client).await, set([&late]));
+    assert_eq!(a_month(&client, &values).await, 0, "a drain is under way");
     assert_eq!(drain(&mut worker(&values).await).await, 43);
     let mut expected = [settled, late].concat();
     let delivered = async || {
@@ -163,8 +129,6 @@ async fn neither_a_frozen_drain_nor_a_restored_dump_loses_a_message() {
 
     // The database as another cluster finds it: with cursors and milestones that mean nothing
     // there.
-    a_round(&values).await;
-    age(&client).await;
     expected.extend(enqueue(&client, &subject, "backlog-", 0..40, 0).await);
     for table in ["cursor", "milestone"] {
         client.execute(&format!("UPDATE oncebox.{table} SET system_identifier = 1"), &[]).await.unwrap();
@@ -175,55 +139,36 @@ async fn neither_a_frozen_drain_nor_a_restored_dump_loses_a_message() {
         (row.get::<_, i64>(0), row.get::<_, i64>(1))
     };
     let before = milestones().await;
-    assert_eq!(a_round(&values).await, 0, "no milestone of another cluster counts");
-    assert_eq!(milestones().await, before, "and none is reached before the lanes are reset");
+    assert_eq!(a_month(&client, &values).await, 0, "no lane says anything before it is reset");
+    assert_eq!(milestones().await, before, "and no milestone is reached");
     assert_eq!(drain(&mut worker(&values).await).await, 40);
     expected.sort();
     assert_eq!(delivered().await, expected);
     assert_eq!(milestones().await, (0, 0), "the reset forgets them");
-    a_round(&values).await;
-    age(&client).await;
-    assert_eq!(a_round(&values).await, 90);
+    assert_eq!(a_month(&client, &values).await, 120);
     assert!(kept(&client).await.is_empty());
 }
 
-/// Each time the clock is ahead for a while, at a moment when a milestone is reached.
+/// Each time the clock is ahead for a while, at a moment when a time is written down.
 #[tokio::test]
 async fn a_clock_that_was_ahead_does_not_stop_retention() {
     let env = TestEnv::new().await;
     env.stream().await;
     let (client, values) = (env.pg().await, values_of(&env));
-    enqueue(&client, &env.subject("a"), "m-", 0..40, 0).await;
-    drain(&mut worker(&values).await).await;
-    a_round(&values).await;
-    let ahead = "UPDATE oncebox.milestone SET reached_at = reached_at + interval '1 year'";
-    assert_eq!(client.execute(ahead, &[]).await.unwrap(), 16);
-    enqueue(&client, &env.subject("a"), "n-", 0..40, 0).await;
-    drain(&mut worker(&values).await).await;
-    a_round(&values).await;
-    age(&client).await;
-    assert_eq!(a_round(&values).await, 40, "what the clock had called settled in a year");
-    age(&client).await;
-    assert_eq!(a_round(&values).await, 40, "and milestones are reached again");
-    assert!(kept(&client).await.is_empty());
-}
-
-/// Dead messages lie far apart, and the messages between them are gone: a round is soon over, and
-/// misses none.
-#[tokio::test]
-async fn retention_strides_over_what_is_gone() {
-    let env = TestEnv::new().await;
-    let (client, values) = (env.pg().await, values_of(&env));
-    let sql = "SELECT setval('oncebox.message_id_seq', $1::bigint * 1000000),
-                      oncebox.enqueue('m-' || $1, $2, ''), oncebox.enqueue('n-' || $1, $2, '')";
-    for n in 1..30_i64 {
-        client.execute(sql, &[&n, &env.subject("a")]).await.unwrap();
+    let ahead = "UPDATE oncebox.segment
+                 SET began_at = began_at + interval '1 year', drained_at = drained_at + interval '1 year';
+                 UPDATE oncebox.milestone SET reached_at = reached_at + interval '1 year'";
+    for n in 0..3 {
+        enqueue(&client, &env.subject("a"), &format!("{n}-"), 0..40, 0).await;
+        drain(&mut worker(&values).await).await;
+        a_round(&values).await;
+        client.batch_execute(ahead).await.unwrap();
+        assert_eq!(a_round(&values).await, 0, "corrected");
+        age(&client).await;
+        a_round(&values).await;
     }
-    env.stream().await;
-    drain(&mut worker(&values).await).await;
-    a_round(&values).await;
-    age(&client).await;
-    assert_eq!(a_round(&values).await, 58);
+    a_month(&client, &values).await;
+    assert!(kept(&client).await.is_empty());
 }
 
 #[tokio::test]

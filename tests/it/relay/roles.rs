@@ -38,7 +38,7 @@ async fn a_producer_that_can_only_enqueue_and_a_relay_that_sees_no_business_tabl
     for sql in [
         "SELECT count(*) FROM public.orders",
         "INSERT INTO public.orders VALUES ('x')",
-        "UPDATE oncebox.message SET subject = 'x'",
+        "UPDATE oncebox.message_0 SET subject = 'x'",
     ] {
         as_relay.batch_execute(sql).await.map_err(refused).expect_err(sql);
     }

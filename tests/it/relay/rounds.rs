@@ -201,7 +201,7 @@ async fn rows_below_the_floor_are_settled_whatever_their_transaction() {
     client.batch_execute(sql).await.unwrap();
     let expected = enqueue(&client, &subject, "m-", 0..5, 0).await;
     let (mut worker, mut published) = pass(&env, 5).await;
-    let sql = "INSERT INTO oncebox.message (id, lane, key, subject, payload) OVERRIDING SYSTEM VALUE
+    let sql = "INSERT INTO oncebox.message_0 (id, lane, key, subject, payload) OVERRIDING SYSTEM VALUE
                VALUES (7, 3, 'restored', $1, '')";
     client.execute(sql, &[&subject]).await.unwrap();
     rounds(&mut worker, &mut published, &[0]).await;

@@ -204,6 +204,54 @@ pub(crate) async fn through_proxy(url: &str) -> (Proxy, String) {
     (proxy, through)
 }
 
+/// Steps until a round is over; returns how many messages were deleted.
+async fn maintain(maintainer: &mut oncebox_relay::parts::Maintainer) -> u64 {
+    let mut pruned = 0;
+    for _ in 0..1_000 {
+        let done = maintainer.run_once().await.unwrap();
+        pruned += done.pruned;
+        if !done.more {
+            return pruned;
+        }
+    }
+    panic!("maintenance has no end");
+}
+
+/// A round of maintenance.
+pub(crate) async fn a_round(values: &Values) -> u64 {
+    maintain(&mut connect(values).await.maintainer()).await
+}
+
+/// All that is drained now was drained eight days ago, and each turn began then.
+pub(crate) async fn age(client: &tokio_postgres::Client) {
+    let sql = "UPDATE oncebox.segment
+               SET began_at = began_at - interval '8 days', drained_at = drained_at - interval '8 days',
+                   tried_at = tried_at - interval '8 days';
+               UPDATE oncebox.late_receipt SET at = at - interval '8 days';
+               UPDATE oncebox.message_kept SET kept_at = kept_at - interval '8 days';
+               UPDATE oncebox.milestone SET reached_at = reached_at - interval '8 days'";
+    client.batch_execute(sql).await.unwrap();
+}
+
+/// A month, with a round in each week: three turns. Returns how many messages went.
+pub(crate) async fn a_month(client: &tokio_postgres::Client, values: &Values) -> u64 {
+    let mut pruned = 0;
+    for _ in 0..4 {
+        age(client).await;
+        pruned += a_round(values).await;
+    }
+    pruned
+}
+
+/// Ends the turn of the log, when all in it is settled: from now on relays read the next segment
+/// alone.
+pub(crate) async fn turn_the_ring(client: &tokio_postgres::Client) {
+    let ended = "SELECT oncebox.end_turn(0, 1000, 0)";
+    assert_eq!(client.query_one(ended, &[]).await.unwrap().get::<_, Option<String>>(0), None);
+    let live = client.query_one("SELECT oncebox.drain_segments()", &[]).await.unwrap();
+    assert_eq!(live.get::<_, i32>(0), 1, "all is settled");
+}
+
 /// How many messages the stream holds.
 pub(crate) async fn count(stream: &Stream) -> usize {
     usize::try_from(stream.get_info().await.unwrap().state.messages).unwrap()

@@ -107,15 +107,14 @@ async fn suspended_behind(lock: &str, is_unix: bool, bytes: i32, ends_up: &str) 
     let transaction = locking.transaction().await.unwrap();
     let mut expected = outbox.enqueue(&*transaction, "m-", bytes).await;
     transaction.commit().await.unwrap();
-    if !locks_log {
-        // Each connection of the relay has prepared its settlement.
-        for round in 0..12 {
-            expected.extend(outbox.enqueue(&**watching, &format!("m{round}-"), bytes).await);
-            eventually("a round", GOES_ON, async || {
-                (count(&outbox.stream).await >= expected.len()).then_some(())
-            })
-            .await;
-        }
+    // Each connection of the relay has prepared its statements, those over one segment as well.
+    for round in 0..24 {
+        let bytes = if locks_log { 10 } else { bytes };
+        expected.extend(outbox.enqueue(&**watching, &format!("m{round}-"), bytes).await);
+        eventually("a round", GOES_ON, async || {
+            (count(&outbox.stream).await >= expected.len()).then_some(())
+        })
+        .await;
     }
     // Stands for a pass that has been claimed: the lock comes first, or the messages are gone.
     let beside = client(&outbox.server.url("postgres")).await;

@@ -14,6 +14,7 @@ use std::time::Duration;
 use async_nats::jetstream::stream::Stream;
 use oncebox_tests::{TestEnv, eventually};
 use tokio::task::JoinSet;
+use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
 
 use producers::{Committed, Producers};
@@ -49,6 +50,46 @@ async fn nothing_is_lost_invented_or_reordered() {
     assert_eq!(resets.get::<_, i64>(0), 0, "no lane was reset");
     let total = relays::Deaths::sum(deaths);
     assert!(total.iter().all(|deaths| *deaths > 0), "a relay died at every step: {total:?}");
+}
+
+/// The same while the ring of segments turns as fast as it can.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_lost_invented_or_reordered_while_the_ring_turns() {
+    let env = TestEnv::new().await;
+    env.stream().await;
+    let stop = CancellationToken::new();
+    let mut relays = JoinSet::new();
+    for number in 0..2 {
+        relays.spawn(relays::relay_that_dies(relays::values(&env), number, stop.clone()));
+    }
+    let mut turning = JoinSet::new();
+    turning.spawn(turn_until(env.pg().await, stop.clone()));
+    let committed =
+        Producers { count: 12, messages: 15_000, slowest: Duration::from_millis(60) }.run(&env).await;
+    let verdict = Verdict::await_drained(&env, &committed, DRAIN_LIMIT).await;
+    stop.cancel();
+    relays.join_all().await;
+    let turns: usize = turning.join_all().await.into_iter().sum();
+    println!("{verdict:?}; {turns} turns");
+    assert_eq!(verdict, Verdict { stored: committed.len(), ..Verdict::default() });
+    assert!(turns > 10, "{turns} turns: not worth much");
+}
+
+/// Ends turns as fast as it can; returns how many.
+async fn turn_until(client: Client, stop: CancellationToken) -> usize {
+    let mut turns = 0;
+    while !stop.is_cancelled() {
+        client.query_one("SELECT oncebox.drain_segments()", &[]).await.unwrap();
+        // As if emptied, but for the verdict the rows stay.
+        let reuse = "UPDATE oncebox.segment SET is_empty = true, drained_at = NULL
+                     WHERE NOT is_live AND number <> 8
+                       AND number <> (pg_sequence_last_value('oncebox.turn') + 7) % 8";
+        client.execute(reuse, &[]).await.unwrap();
+        let turn = "SELECT oncebox.end_turn(0, 200, 0) IS NULL";
+        turns += usize::from(client.query_one(turn, &[]).await.unwrap().get::<_, bool>(0));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    turns
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -134,7 +134,7 @@ async fn an_answer_after_which_a_command_is_refused_puts_its_saga_aside_with_it(
     }
     assert!(shop.state("o-1").await.1.unwrap().contains("is already enqueued with subject"));
     // The row that took the key is gone, and the answer was kept.
-    shop.client.batch_execute("DELETE FROM oncebox.message WHERE key = 'o-1:order:pay'").await.unwrap();
+    shop.client.batch_execute("DELETE FROM oncebox.message_0 WHERE key = 'o-1:order:pay'").await.unwrap();
     ask(&shop, "retry_saga(1)").await.unwrap();
     assert_eq!(shop.look().await, 1);
     assert_eq!(shop.sent("o-1").await, ["reserve", "pay"]);

@@ -21,11 +21,11 @@ const WAIT_MAX: f64 = 1_000.0;
 /// several tables are locked at once. The table that a test holds is the last one.
 pub(crate) const NEXT: &str = "
 -- Beforehand: message_key_next ON message
-CREATE UNIQUE INDEX CONCURRENTLY message_key_next ON {schema}.message (key);
+CREATE UNIQUE INDEX CONCURRENTLY message_key_next ON {schema}.message_0 (key);
 -- Then:
-LOCK TABLE {schema}.message, {schema}.inbox_scope, {schema}.audit IN ACCESS EXCLUSIVE MODE;
-ALTER TABLE {schema}.message DROP CONSTRAINT message_key_unique;
-ALTER TABLE {schema}.message ADD CONSTRAINT message_key_unique UNIQUE USING INDEX message_key_next;
+LOCK TABLE {schema}.message_0, {schema}.inbox_scope, {schema}.audit IN ACCESS EXCLUSIVE MODE;
+ALTER TABLE {schema}.message_0 DROP CONSTRAINT message_0_key_unique;
+ALTER TABLE {schema}.message_0 ADD CONSTRAINT message_0_key_unique UNIQUE USING INDEX message_key_next;
 ALTER TABLE {schema}.audit ADD COLUMN next text;
 CREATE INDEX audit_next ON {schema}.audit (next COLLATE \"C\");
 ";
@@ -72,7 +72,10 @@ async fn an_index_that_was_built_before_a_crash_is_used_and_a_broken_one_is_buil
         let env = TestEnv::new().await;
         let client = env.pg().await;
         enqueue(&client, "s", "m-", 0..100, 3).await;
-        client.batch_execute("CREATE UNIQUE INDEX message_key_next ON oncebox.message (key)").await.unwrap();
+        client
+            .batch_execute("CREATE UNIQUE INDEX message_key_next ON oncebox.message_0 (key)")
+            .await
+            .unwrap();
         if is_broken {
             // As CREATE INDEX CONCURRENTLY leaves it, when its process dies.
             let broken = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'oncebox.message_key_next'::regclass";
@@ -82,11 +85,11 @@ async fn an_index_that_was_built_before_a_crash_is_used_and_a_broken_one_is_buil
             let sql = "SELECT pg_relation_filenode(to_regclass($1))::bigint";
             client.query_one(sql, &[&index]).await.unwrap().get(0)
         };
-        let table = file("oncebox.message").await;
+        let table = file("oncebox.message_0").await;
         let before = file("oncebox.message_key_next").await;
         migrate_to_next(&mut env.pg().await).await;
-        assert_eq!(file("oncebox.message").await, table, "the table is not rewritten");
-        assert_eq!(file("oncebox.message_key_unique").await == before, !is_broken);
+        assert_eq!(file("oncebox.message_0").await, table, "the table is not rewritten");
+        assert_eq!(file("oncebox.message_0_key_unique").await == before, !is_broken);
         let again = client.query_one("SELECT oncebox.enqueue('m-1', 's', '1'::bytea)", &[]).await.unwrap();
         assert_eq!(again.get::<_, Option<i64>>(0), None, "the key is known");
     }

@@ -81,7 +81,7 @@ async fn an_upgrade_builds_indexes_outside_of_its_transaction() {
     let steps = steps_beyond(&schema, NEXT, Some(&roles), LATEST_VERSION);
     let alone: Vec<&str> = steps.iter().filter(|s| !s.in_transaction).map(|s| &*s.name).collect();
     assert_eq!(alone, ["next_without_message_key_next", "next_with_message_key_next"]);
-    client.batch_execute("CREATE INDEX message_key_next ON oncebox.message (subject)").await.unwrap();
+    client.batch_execute("CREATE INDEX message_key_next ON oncebox.message_0 (subject)").await.unwrap();
     for step in &steps {
         apply(&mut client, step).await;
     }

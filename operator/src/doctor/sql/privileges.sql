@@ -10,6 +10,16 @@ WITH needed (name, privilege) AS (
     ('reset', 'INSERT'),
     ('reset', 'UPDATE'),
     ('message', 'SELECT'),
+    ('message_0', 'SELECT'),
+    ('message_1', 'SELECT'),
+    ('message_2', 'SELECT'),
+    ('message_3', 'SELECT'),
+    ('message_4', 'SELECT'),
+    ('message_5', 'SELECT'),
+    ('message_6', 'SELECT'),
+    ('message_7', 'SELECT'),
+    ('segment', 'SELECT'),
+    ('turn', 'SELECT'),
     ('lane_cursor', 'SELECT'),
     ('lane', 'SELECT'),
     ('lane', 'UPDATE'),
@@ -22,9 +32,7 @@ WITH needed (name, privilege) AS (
     ('parked', 'UPDATE'),
     ('parked', 'DELETE'),
     ('discarded', 'SELECT'),
-    ('discarded', 'DELETE'),
     ('replay', 'SELECT'),
-    ('replay', 'DELETE'),
     ('pause', 'SELECT'),
     ('milestone', 'SELECT'),
     ('milestone', 'INSERT'),
@@ -89,8 +97,8 @@ FROM pg_namespace AS s
 JOIN pg_proc AS p ON p.pronamespace = s.oid
 WHERE s.nspname = $1
   AND p.proname IN (
-    'repair_ids', 'written_by', 'lane_count', 'headers_text', 'readable_headers', 'move_delayed', 'delete_settled',
-    'note_loss', 'resend_lost'
+    'repair_ids', 'written_by', 'lane_count', 'headers_text', 'readable_headers', 'move_delayed', 'end_turn',
+    'drain_segments', 'empty_segment', 'delete_kept', 'note_loss', 'resend_lost'
   )
   AND NOT has_function_privilege(p.oid, 'EXECUTE')
 ORDER BY 1

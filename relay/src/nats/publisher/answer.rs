@@ -132,6 +132,8 @@ pub(super) fn parse_ack(payload: &[u8]) -> Result<Ack<'_>, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -184,6 +186,27 @@ mod tests {
         assert_eq!(parse_atomic(atomic), Some(vec!["a.>".to_owned()]));
         for stranger in [&b""[..], b"ok", b"{}", b"[]", br#"{"stream":"S"}"#] {
             assert_eq!(parse_ack(stranger), Err(Failure::NotJetStream));
+        }
+    }
+
+    proptest! {
+        /// Anybody can answer on a subject.
+        #[test]
+        fn an_answer_of_any_bytes_is_read(
+            pieces in prop::collection::vec(prop_oneof![
+                Just(r#"{"stream":"S""#.as_bytes().to_vec()), Just(br#","seq":3"#.to_vec()), Just(b"}".to_vec()),
+                Just(br#","error":{"err_code":10077}"#.to_vec()), Just(br#","batch":"b","count":1"#.to_vec()),
+                Just(br#"{"streams":["S"],"config":{"subjects":[">"]}}"#.to_vec()),
+                prop::collection::vec(any::<u8>(), 0..8),
+            ], 0..6),
+        ) {
+            let bytes = pieces.concat();
+            if let Ok(ack) = parse_ack(&bytes) {
+                prop_assert!(bytes.starts_with(b"{") || bytes.trim_ascii_start().starts_with(b"{"), "{:?}", ack);
+            }
+            prop_assert!(parse_commit(&bytes, "b", 1).is_err() || parse_ack(&bytes).is_ok());
+            parse_names(&bytes);
+            let _ = (parse_subjects(&bytes), parse_no_ack(&bytes), parse_atomic(&bytes));
         }
     }
 }

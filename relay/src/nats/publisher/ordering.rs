@@ -8,17 +8,17 @@ use std::collections::HashMap;
 /// acknowledgement frees the next. A reconnect can lose an earlier publish and deliver a later one,
 /// so two unacknowledged messages of one ordering key could change places.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct SendOrder {
+pub struct SendOrder {
     /// Free to publish at once, in order.
-    pub(crate) free: Vec<usize>,
+    pub free: Vec<usize>,
     /// For each message the next one of its ordering key.
-    pub(crate) next: Vec<Option<usize>>,
+    pub next: Vec<Option<usize>>,
 }
 
 impl SendOrder {
     /// From the lane and ordering key of each message; `None` in the outer option leaves a message
     /// out.
-    pub(crate) fn new<'a>(ordering_keys: impl Iterator<Item = Option<(i16, Option<&'a str>)>>) -> Self {
+    pub fn new<'a>(ordering_keys: impl Iterator<Item = Option<(i16, Option<&'a str>)>>) -> Self {
         let mut order = Self { free: Vec::new(), next: Vec::new() };
         let mut last: HashMap<(i16, &str), usize> = HashMap::new();
         for (index, given) in ordering_keys.enumerate() {

@@ -1,8 +1,11 @@
 -- Claim the lanes that have something due, longest unserved first, and lock them until the
 -- transaction ends. Returns where each seems to stand.
--- $1: how many lanes at most; $2: lanes to leave out. read_at, by the clock that stamps messages,
--- lets the relay tell their age without trusting its own clock. A lane is foreign when its
--- transaction ids come from another cluster: a restored dump, or an xmax from the future.
+-- $1: how many lanes at most; $2: lanes to leave out; $3: the turn whose segment alone is read,
+-- NULL for all segments. The answer says which turn that is now, NULL when several segments are
+-- live. If it is not $3, all lanes are claimed: read.sql then reads nothing, and the next claim
+-- knows. read_at, by the clock that stamps messages, lets the relay tell their age without trusting
+-- its own clock. A lane is foreign when its transaction ids come from another cluster: a restored
+-- dump, or an xmax from the future.
 -- Index: cursor_pkey, message_pkey for new rows, message_lane_xact_id for late rows, parked_due,
 -- loss_resending.
 -- Each OFFSET 0 keeps the planner from a plan that reads a whole table to answer for one lane, and
@@ -43,7 +46,8 @@ SELECT
     SELECT json_agg(json_build_object('kind', h.kind, 'value', h.value, 'rate', h.rate, 'subjects', h.subjects, 'ordering_key', h.ordering_key))::text
     FROM {schema}.pause AS h
     WHERE h.ends_at > clock_timestamp()
-  ) AS pauses
+  ) AS pauses,
+  ring.turn AS single_turn
 FROM {schema}.lane AS l
 CROSS JOIN LATERAL (
   SELECT *
@@ -53,19 +57,26 @@ CROSS JOIN LATERAL (
   LIMIT 1
 ) AS c
 CROSS JOIN (SELECT s.system_identifier FROM pg_control_system() AS s OFFSET 0) AS here
+CROSS JOIN (
+  SELECT CASE WHEN count(*) FILTER (WHERE NOT s.is_live OR s.number = p.turn % 8) = 9 THEN p.turn END AS turn
+  FROM (SELECT pg_sequence_last_value('{schema}.turn') AS turn OFFSET 0) AS p
+  CROSS JOIN {schema}.segment AS s
+  GROUP BY p.turn
+) AS ring
 WHERE l.lane <> ALL ($2::smallint[]) AND (
-  c.target IS NOT NULL
+  $3::bigint IS NOT NULL AND ring.turn IS DISTINCT FROM $3::bigint
+  OR c.target IS NOT NULL
   OR c.reset_until IS NOT NULL
   OR c.system_identifier <> here.system_identifier
   OR pg_snapshot_xmax(c.snap) > pg_snapshot_xmax(pg_current_snapshot())
   OR EXISTS (
-    SELECT FROM {schema}.message AS m
+    SELECT FROM {schema}.{log} AS m
     WHERE m.lane = l.lane AND m.id > c.high
     ORDER BY m.id
     OFFSET 0
   )
   OR EXISTS (
-    SELECT FROM {schema}.message AS m
+    SELECT FROM {schema}.{log} AS m
     WHERE m.lane = l.lane
       AND m.xact >= pg_snapshot_xmax(c.snap)
       AND m.xact < pg_snapshot_xmax(pg_current_snapshot())
@@ -78,7 +89,7 @@ WHERE l.lane <> ALL ($2::smallint[]) AND (
     SELECT
     FROM pg_snapshot_xip(c.snap) AS ended (xact)
     CROSS JOIN LATERAL (
-      SELECT FROM {schema}.message AS m
+      SELECT FROM {schema}.{log} AS m
       WHERE m.lane = l.lane
         AND m.xact >= ended.xact
         AND m.xact <= ended.xact

@@ -30,7 +30,8 @@ SELECT
     SELECT json_agg(json_build_object('kind', h.kind, 'value', h.value, 'rate', h.rate, 'subjects', h.subjects, 'ordering_key', h.ordering_key))::text
     FROM {schema}.pause AS h
     WHERE h.ends_at > clock_timestamp()
-  ) AS pauses
+  ) AS pauses,
+  ring.turn AS single_turn
 FROM {schema}.lane AS l
 CROSS JOIN LATERAL (
   SELECT *
@@ -40,6 +41,12 @@ CROSS JOIN LATERAL (
   LIMIT 1
 ) AS c
 CROSS JOIN (SELECT s.system_identifier FROM pg_control_system() AS s OFFSET 0) AS here
+CROSS JOIN (
+  SELECT CASE WHEN count(*) FILTER (WHERE NOT s.is_live OR s.number = p.turn % 8) = 9 THEN p.turn END AS turn
+  FROM (SELECT pg_sequence_last_value('{schema}.turn') AS turn OFFSET 0) AS p
+  CROSS JOIN {schema}.segment AS s
+  GROUP BY p.turn
+) AS ring
 WHERE l.lane <> ALL ($2::smallint[])
 ORDER BY l.lane
 LIMIT $1

@@ -37,7 +37,7 @@ HAVING count(*) > 0
 UNION ALL
 SELECT 'subscription', min(u.subname::text)
 FROM pg_subscription_rel AS t
-JOIN relation AS r ON r.oid = t.srrelid AND r.relname = 'message'
+JOIN relation AS r ON r.oid = t.srrelid AND r.relname ~ '^message_[0-7]$'
 JOIN pg_subscription AS u ON u.oid = t.srsubid
 HAVING count(*) > 0
 UNION ALL
@@ -74,8 +74,10 @@ FROM relation AS r
 CROSS JOIN LATERAL aclexplode(r.relacl) AS a
 LEFT JOIN pg_roles AS g ON g.oid = a.grantee
 WHERE a.grantee <> r.relowner
-  AND r.relname IN ('message', 'cursor', 'lane', 'parked', 'discarded', 'replay', 'milestone', 'receipt', 'outbox', 'delayed',
-                    'message_id_seq', 'audit', 'migration')
+  AND (r.relname ~ '^message_([0-7]|kept)$' OR r.relname IN (
+    'segment', 'turn', 'cursor', 'lane', 'parked', 'discarded', 'replay', 'milestone', 'receipt', 'outbox', 'delayed',
+    'message_id_seq', 'audit', 'migration'
+  ))
   AND a.privilege_type <> 'SELECT'
   AND (g.rolcanlogin OR coalesce(g.rolname, '') !~ '_(producer|relay|consumer|operator)$')
 HAVING count(*) > 0

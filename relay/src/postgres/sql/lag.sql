@@ -38,7 +38,7 @@ counted AS MATERIALIZED (
     FROM stand AS s
     CROSS JOIN LATERAL (
       SELECT m.id
-      FROM {schema}.message AS m
+      FROM {schema}.{log} AS m
       WHERE m.lane = s.lane AND m.id > s.high
       ORDER BY m.id
       LIMIT 10001
@@ -65,7 +65,7 @@ late AS MATERIALIZED (
     CROSS JOIN LATERAL pg_snapshot_xip(s.snap) AS ended (xact)
     CROSS JOIN LATERAL (
       SELECT m.id
-      FROM {schema}.message AS m
+      FROM {schema}.{log} AS m
       WHERE m.lane = s.lane AND m.xact >= ended.xact AND m.xact <= ended.xact AND m.id > s.low AND m.id <= s.high
       ORDER BY m.xact
       LIMIT 40001
@@ -78,7 +78,7 @@ late AS MATERIALIZED (
     FROM slice AS s
     CROSS JOIN LATERAL (
       SELECT m.id
-      FROM {schema}.message AS m
+      FROM {schema}.{log} AS m
       WHERE m.lane = s.lane
         AND m.xact >= pg_snapshot_xmax(s.snap)
         AND m.xact < CASE WHEN s.is_foreign THEN '18446744073709551615'::xid8 ELSE pg_snapshot_xmax(pg_current_snapshot()) END
@@ -107,7 +107,7 @@ sampled AS MATERIALIZED (
     CROSS JOIN stand AS s
     CROSS JOIN LATERAL (
       SELECT m.id
-      FROM {schema}.message AS m
+      FROM {schema}.{log} AS m
       WHERE m.lane = s.lane AND m.id > s.high
       ORDER BY m.id DESC
       LIMIT 1
@@ -119,7 +119,7 @@ sampled AS MATERIALIZED (
     SELECT count(*) AS messages, max(m.id) AS last_id
     FROM (
       SELECT m.id
-      FROM {schema}.message AS m
+      FROM {schema}.{log} AS m
       WHERE m.lane = p.lane AND m.id > p.low AND m.id <= p.high
       ORDER BY m.id
       LIMIT (SELECT b.sample FROM bound AS b)
@@ -134,7 +134,7 @@ oldest AS MATERIALIZED (
     SELECT x.created_at
     FROM (
       SELECT m.id, m.created_at
-      FROM {schema}.message AS m
+      FROM {schema}.{log} AS m
       WHERE m.lane = s.lane
         AND m.xact >= pg_snapshot_xmax(s.snap)
         AND m.xact < CASE WHEN s.is_foreign THEN '18446744073709551615'::xid8 ELSE pg_snapshot_xmax(pg_current_snapshot()) END
@@ -149,7 +149,7 @@ oldest AS MATERIALIZED (
     FROM pg_snapshot_xip(s.snap) AS past (xact)
     CROSS JOIN LATERAL (
       SELECT m.created_at
-      FROM {schema}.message AS m
+      FROM {schema}.{log} AS m
       WHERE m.lane = s.lane AND m.xact >= past.xact AND m.xact <= past.xact AND m.id > s.low AND m.id <= s.high
       ORDER BY m.xact, m.id
       LIMIT 1
@@ -171,7 +171,7 @@ LEFT JOIN late AS l ON l.lane = s.lane
 LEFT JOIN oldest AS o ON o.lane = s.lane
 LEFT JOIN LATERAL (
   SELECT m.created_at
-  FROM {schema}.message AS m
+  FROM {schema}.{log} AS m
   WHERE m.lane = s.lane AND m.id > s.high
   ORDER BY m.id
   LIMIT 1

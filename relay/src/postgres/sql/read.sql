@@ -5,10 +5,13 @@
 -- sorted.
 -- $1: messages at most per lane; $2: bytes at most per lane (one message always comes); $3: whether
 -- dead messages block their ordering key; $4: bytes of a payload at most. A larger one is NULL
--- here: payload.sql reads it in pieces, if there is room for it and the server takes it. Late rows
--- come first, since their ids are not above high; then new rows, in the order of their ids.
--- The lock shows in xmax, so this statement is sent along with claim.sql, whose answer it need not
--- know.
+-- here: payload.sql reads it in pieces, if there is room for it and the server takes it; $5: the
+-- turn whose segment alone is read, NULL for all. If by now another segment may hold a message that
+-- is due, there is no row at all: else its messages would be settled unread. The turn is looked up
+-- after the snapshot was taken, and a message of another turn is visible only if that had begun
+-- before. Late rows come first, since their ids are not above high; then new rows, in the order of
+-- their ids. The lock shows in xmax, so this statement is sent along with claim.sql, whose answer
+-- it need not know.
 -- Index: cursor_pkey, message_lane_xact_id for late rows, message_pkey for new rows,
 -- parked_ordering_key and parked_dead_ordering_key; OFFSET 0 and ORDER BY keep the planner from
 -- walking the whole log by id to find the few late rows, as claim.sql explains.
@@ -57,7 +60,7 @@ LEFT JOIN LATERAL (
       FROM (
         (
           SELECT a.id, a.key, a.subject, a.ordering_key, a.headers, a.payload, a.created_at
-          FROM {schema}.message AS a
+          FROM {schema}.{log} AS a
           WHERE a.lane = l.lane
             AND a.xact >= pg_snapshot_xmax(l.snap)
             AND a.xact < pg_snapshot_xmax(pg_current_snapshot())
@@ -72,7 +75,7 @@ LEFT JOIN LATERAL (
         FROM pg_snapshot_xip(l.snap) AS ended (xact)
         CROSS JOIN LATERAL (
           SELECT c.id, c.key, c.subject, c.ordering_key, c.headers, c.payload, c.created_at
-          FROM {schema}.message AS c
+          FROM {schema}.{log} AS c
           WHERE c.lane = l.lane
             AND c.xact >= ended.xact
             AND c.xact <= ended.xact
@@ -90,7 +93,7 @@ LEFT JOIN LATERAL (
     UNION ALL
     (
       SELECT n.id, n.key, n.subject, n.ordering_key, n.headers, n.payload, n.created_at
-      FROM {schema}.message AS n
+      FROM {schema}.{log} AS n
       WHERE n.lane = l.lane AND n.id > l.high AND l.target IS NULL
       ORDER BY n.id
       LIMIT $1
@@ -99,4 +102,10 @@ LEFT JOIN LATERAL (
     LIMIT $1
   ) AS due
 ) AS m ON l.reset_until IS NULL AND m.bytes_before < $2
-WHERE locked.xmax = pg_current_xact_id_if_assigned()::xid
+CROSS JOIN (
+  SELECT CASE WHEN count(*) FILTER (WHERE NOT s.is_live OR s.number = p.turn % 8) = 9 THEN p.turn END AS turn
+  FROM (SELECT pg_sequence_last_value('{schema}.turn') AS turn OFFSET 0) AS p
+  CROSS JOIN {schema}.segment AS s
+  GROUP BY p.turn
+) AS ring
+WHERE ($5::bigint IS NULL OR ring.turn = $5::bigint) AND locked.xmax = pg_current_xact_id_if_assigned()::xid

@@ -153,7 +153,7 @@ async fn two_phase(stage: &mut Stage<'_>) -> Result<String> {
 /// second one starts again and again on the next version.
 async fn rolling_deploy(stage: &mut Stage<'_>) -> Result<String> {
     const TIMES: usize = 4;
-    const NEXT: &str = "ALTER TABLE {schema}.message ADD COLUMN next text";
+    const NEXT: &str = "ALTER TABLE {schema}.message_0 ADD COLUMN next text";
     let migrated = migrate_beyond(&mut *stage.pool.get().await?, &SchemaName::default(), NEXT, None).await?;
     ensure!(migrated.to == LATEST_VERSION + 1, "{migrated:?}");
     for _ in 0..TIMES {
