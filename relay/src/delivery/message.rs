@@ -84,7 +84,7 @@ impl Message {
         let mut map = HeaderMap::new();
         let own = self.own_headers()?;
         let object = self.stored_object();
-        let id = object.map_or_else(|| self.message_id(&own), |object| object.id.clone());
+        let id = object.map_or_else(|| self.message_id(&own), |object| self.id_beside(object));
         map.insert(NATS_MESSAGE_ID, value("Nats-Msg-Id", &id)?);
         for (name, text) in object.into_iter().flat_map(|object| object.headers(self.payload_bytes)) {
             map.insert(HeaderName::from_static(name), value(name, &text)?);

@@ -27,7 +27,11 @@ use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use oncebox_schema::{Digest, MessageId, Sending};
 use sha2::{Digest as _, Sha256};
 
-use crate::delivery::{decision::Failure, message::Message};
+use crate::delivery::{
+    decision::Failure,
+    message::{Message, Replay},
+    object::Object,
+};
 
 impl Message {
     /// The id that the message was sent with; empty for one that could not be sent.
@@ -39,7 +43,7 @@ impl Message {
     pub(crate) fn message_id(&self, headers: &BTreeMap<String, String>) -> String {
         let mut fields = self.fields("oncebox message 1", headers);
         fields.add(&self.payload);
-        self.id_of(fields)
+        self.id_of(fields, self.replay)
     }
 
     /// The fields before the payload.
@@ -54,8 +58,8 @@ impl Message {
         fields
     }
 
-    fn id_of(&self, mut fields: Fields) -> String {
-        let sending = match self.replay {
+    fn id_of(&self, mut fields: Fields, replay: Option<Replay>) -> String {
+        let sending = match replay {
             None => Sending::Message,
             Some(replay) => {
                 fields.add(&microseconds(replay.requested_at).to_be_bytes());
@@ -67,11 +71,22 @@ impl Message {
         id.to_string()
     }
 
-    /// The id of a message whose payload comes in pieces: the same as if it came whole.
+    /// The id of the row's message, whose payload comes in pieces: the same as if it came whole.
     pub(crate) fn id_of_large(&self) -> Result<IdOfLarge, Failure> {
         let mut fields = self.fields("oncebox message 1", &self.own_headers()?);
         fields.begin(self.payload_bytes);
         Ok(IdOfLarge(fields))
+    }
+
+    /// The id of a message, or of its replay, whose payload is this object: the object has the
+    /// row's, and a replay is another message.
+    pub(crate) fn id_beside(&self, object: &Object) -> String {
+        if self.replay.is_none() {
+            return object.id.clone();
+        }
+        let mut fields = Fields::new("oncebox replay of an object 1");
+        fields.add(object.id.as_bytes());
+        self.id_of(fields, self.replay)
     }
 
     /// The name of the object that holds the payload: it tells the row, and needs no payload.
@@ -94,7 +109,7 @@ impl IdOfLarge {
     }
 
     pub(crate) fn finish(self, message: &Message) -> String {
-        message.id_of(self.0)
+        message.id_of(self.0, None)
     }
 }
 
@@ -171,7 +186,6 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::delivery::message::Replay;
 
     fn id(message: &Message) -> String {
         message.message_id(&message.own_headers().unwrap())
@@ -186,6 +200,31 @@ mod tests {
     fn the_order_and_spelling_of_headers_make_no_difference() {
         let with = |headers: &str| id(&Message { headers: Some(headers.into()), ..Message::example() });
         assert_eq!(with(r#"{"a": "1", "bb": "\u0032"}"#), with(r#"{"bb":"2","a":"1"}"#));
+    }
+
+    /// A payload in a bucket changes no id, and each replay of it has one of its own.
+    #[test]
+    fn a_replay_beside_an_object_has_an_id_of_its_own() {
+        let row = Message::example();
+        let pieces = |message: &Message| {
+            let mut id = message.id_of_large().unwrap();
+            id.add(b"{");
+            id.add(b"}");
+            id.finish(message)
+        };
+        assert_eq!(pieces(&row), id(&row));
+        let replay = |number| Message {
+            replay: Some(Replay { number, requested_at: row.created_at }),
+            ..Message::example()
+        };
+        let (bucket, name, digest) = ("b".to_owned(), row.object_name().unwrap(), "d".to_owned());
+        assert_eq!(replay(1).object_name().unwrap(), name);
+        assert_eq!(pieces(&replay(1)), id(&row), "whichever comes first puts the object");
+        let object = Object { bucket, name, digest, id: id(&row) };
+        let ids = [&row, &replay(1), &replay(2)].map(|message| message.id_beside(&object));
+        assert_eq!(ids[0], id(&row));
+        assert_eq!(ids.iter().collect::<HashSet<_>>().len(), 3, "{ids:?}");
+        assert!(ids.iter().all(|id| MessageId::parse(id).is_some()));
     }
 
     #[test]

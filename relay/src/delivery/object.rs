@@ -7,7 +7,7 @@ pub(crate) struct Object {
     pub(crate) name: String,
     /// `SHA-256=...`, as the bucket has it.
     pub(crate) digest: String,
-    /// The `Nats-Msg-Id` of its message: that which the payload inline would have.
+    /// The `Nats-Msg-Id` that the row's message has with the payload inline.
     pub(crate) id: String,
 }
 
