@@ -239,7 +239,7 @@ fn streams(read: &mut Reader<'_>) -> Vec<StreamTable> {
 
 /// The bucket for large payloads, if one is named.
 fn large_payloads(read: &mut Reader<'_>) -> Option<LargePayloads> {
-    let above = read.small("large-payload-bytes", 1, 64 * 1024 * 1024) as usize;
+    let above = read.small("large-payload-bytes", 1, 8 * 1024 * 1024) as usize;
     let bucket = read.parsed("object-store", stream::bucket_name)?;
     Some(LargePayloads { bucket, above })
 }

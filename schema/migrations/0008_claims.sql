@@ -323,7 +323,8 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION {schema}.forget_attempts IS 'Forgets how often a message was tried, once its key has ended: after the COMMIT of one that had been delivered before.';
 
--- Records a dead letter, as record.sql of oncebox-inbox: copies of one stored message have one.
+-- Records a dead letter, as record.sql of oncebox-inbox: copies of one stored message have one. A
+-- payload that came from the Object Store stays there: the headers name it, and a retry fetches it.
 CREATE FUNCTION {schema}.record_dead_letter(
   scope text, tenant text, key text, subject text, headers jsonb, payload bytea, stream text, stream_sequence bigint,
   stored_at timestamptz, deliveries bigint, reason text
@@ -331,7 +332,13 @@ CREATE FUNCTION {schema}.record_dead_letter(
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   INSERT INTO {schema}.dead_letter
     (scope, tenant, key, subject, headers, payload, stream, stream_sequence, stored_at, deliveries, reason)
-  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+  SELECT $1, $2, $3, $4, $5, CASE WHEN is_in_store THEN '' ELSE $6 END, $7, $8, $9, $10, $11
+  FROM (
+    SELECT count(*) > 0 AS is_in_store
+    FROM jsonb_each_text($5) AS h (name, text)
+    WHERE lower(h.name) = 'oncebox-object-digest'
+      AND h.text = 'SHA-256=' || translate(encode(sha256($6), 'base64'), '+/', '-_')
+  ) AS found
   ON CONFLICT ON CONSTRAINT dead_letter_once DO NOTHING
 $$;
 

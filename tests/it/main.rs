@@ -41,7 +41,7 @@ mod relay {
     mod encodings; // databases whose encoding is not UTF-8: what cannot be read is set aside alone
     mod segments; // the ring of segments turns under relays, producers and commands
     mod sizes; // a stream that has no room for large messages gets the small ones
-    mod large; // large payloads lie in the Object Store, through crashes and losses
+    pub(crate) mod large; // large payloads lie in the Object Store, through crashes and losses
     mod wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
     mod bursts; // a burst of one ordering key, and a full stream, hold up nobody else
     mod memory; // what a relay holds in memory is bounded, however large the messages are
@@ -180,6 +180,7 @@ mod clients {
     mod failing; // the rows by which operators see failing messages, from each of these consumers
     mod functions; // a loop that calls the SQL functions, as one of these consumers
     mod inbox; // the Rust inboxes as some of these consumers
+    mod large; // payloads that they fetch from the Object Store
     mod producing; // payloads arrive as their producers gave them, now or at their time
     mod requests; // the same for requests, over the HTTP layer
     mod scenarios; // that table

@@ -52,6 +52,14 @@ pub struct LargePayloads {
     pub above: usize,
 }
 
+impl LargePayloads {
+    /// The stream that holds the bucket.
+    #[must_use]
+    pub fn stream(&self) -> String {
+        format!("OBJ_{}", self.bucket)
+    }
+}
+
 /// For so long a relay that is suspended keeps its lanes: PostgreSQL cuts off a session that is
 /// idle in its transaction (`begin.sql`), and another relay one that reads no more (`pass/unread`).
 const SUSPENDED_MAX: Duration = Duration::from_secs(30);

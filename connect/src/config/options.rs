@@ -287,7 +287,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         "large-payload-bytes",
         "ONCEBOX_LARGE_PAYLOAD_BYTES",
         Some("524288"),
-        "A payload of more bytes goes to the bucket, if one is named; 1 to 67108864",
+        "A payload of more bytes goes to the bucket, if one is named; 1 to 8388608",
     ),
     option(
         "attempts-max",

@@ -81,7 +81,7 @@ impl<D: Driver> Records<D> {
             Value::Text(key),
             Value::Text(Some(&subject)),
             Value::Text(Some(&headers)),
-            Value::Bytes(Some(received.payload())),
+            Value::Bytes(Some(received.kept_payload())),
             Value::Text(origin.map(|origin| origin.stream.as_str())),
             Value::Integer(origin.map(|origin| bigint(origin.sequence))),
             Value::Integer(origin.map(stored_at)),

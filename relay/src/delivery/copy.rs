@@ -36,6 +36,8 @@ pub struct Copy {
     /// Its `Nats-Msg-Id`; `None` if the message was sent again on purpose, since such an id does
     /// not follow from the content alone.
     derived_id: Option<String>,
+    /// Bucket, name and digest of the object that is its payload: see [`has_object`](crate::facts).
+    pub object: Option<[String; 3]>,
     payload: Bytes,
     content: Content,
 }
@@ -80,6 +82,10 @@ impl Copy {
             !name.starts_with("Nats-") && !ADDED.contains(&name)
         });
         let digest = text("Oncebox-Object-Digest").and_then(|digest| digest.strip_prefix("SHA-256="));
+        let place =
+            text("Oncebox-Object").filter(|_| payload.is_empty()).and_then(|place| place.split_once('/'));
+        let object =
+            place.zip(digest).map(|((bucket, name), digest)| [bucket, name, digest].map(str::to_owned));
         let elsewhere = digest.and_then(|digest| BASE64_URL_SAFE.decode(digest).ok());
         let content = Content {
             subject: subject.to_owned(),
@@ -96,7 +102,7 @@ impl Copy {
             payload: elsewhere.clone().unwrap_or_else(|| Sha256::digest(&payload).to_vec()),
         };
         let derived_id = (!is_replay && elsewhere.is_none()).then(|| message_id.to_owned());
-        Some(Self { sequence, id, key, is_replay, derived_id, payload, content })
+        Some(Self { sequence, id, key, is_replay, derived_id, object, payload, content })
     }
 
     /// The names of the parts that differ from the log. A stream that `maps_subjects` stores

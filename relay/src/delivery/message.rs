@@ -11,7 +11,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use super::{
     decision::{Failure, Paused},
-    object::Object,
+    object::{INLINE_MAX, Object},
 };
 use crate::clock::with_text;
 
@@ -158,11 +158,15 @@ impl Message {
     /// The payload was not read, since the server would not take it, or the message waits behind
     /// another: it must not be sent.
     pub(crate) fn is_left_out(&self) -> bool {
-        self.object.is_none() && self.payload.len() < self.payload_bytes
+        self.stored_object().is_none() && self.payload.len() < self.payload_bytes
     }
 
-    /// Refuses a message so large that the server would cut the connection.
+    /// Refuses a message so large that the server would cut the connection, or the relay would have
+    /// to hold too much.
     pub(crate) fn check_size(&self, headers: &HeaderMap, limit: usize) -> Result<(), Failure> {
+        if self.stored_object().is_none() && self.payload_bytes > INLINE_MAX {
+            return Err(Failure::NoBucket { bytes: self.payload_bytes });
+        }
         // "NATS/1.0\r\n", "Name: value\r\n" each, "\r\n".
         let pairs = headers.iter().flat_map(|(name, values)| values.iter().map(move |v| (name, v)));
         let head: usize =

@@ -1,5 +1,8 @@
 //! A payload that lies in a bucket of the NATS Object Store, beside its message.
 
+/// A larger payload travels in a bucket only: the relay would have to hold it whole.
+pub(crate) const INLINE_MAX: usize = 8 * 1024 * 1024;
+
 /// A payload in a bucket, put there whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Object {

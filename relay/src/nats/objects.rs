@@ -23,7 +23,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
-use super::connection::Connection;
+use oncebox_connect::nats::Connection;
+
 use crate::{
     clock::with_text,
     delivery::{decision::Failure, message::Message, object::Object},
@@ -64,6 +65,36 @@ struct Description {
 
 /// `None`: whether it was stored is unknown, and the next pass tries again.
 type Trouble = Option<Failure>;
+
+/// Whether the object that a message names is there, whole; not whether its chunks are the right
+/// ones, for which all of them would have to be read.
+///
+/// # Errors
+/// JetStream does not say.
+pub async fn has_object(
+    connection: &Connection,
+    [bucket, name, digest]: &[String; 3],
+    timeout: Duration,
+) -> Result<bool, String> {
+    let bucket = Bucket::new(connection, bucket, timeout);
+    let whole = async {
+        let (_, found) = bucket.find(name).await?;
+        let found =
+            found.filter(|found| !found.deleted && found.digest.strip_prefix("SHA-256=") == Some(digest));
+        match found {
+            Some(found) => bucket.has_all_chunks(&found).await,
+            None => Ok(false),
+        }
+    };
+    match whole.await {
+        Ok(whole) => Ok(whole),
+        Err(Some(Failure::Refused { err_code, .. })) if err_code == ErrorCode::STREAM_NOT_FOUND.0 => {
+            Ok(false)
+        }
+        Err(Some(failure)) => Err(failure.to_string()),
+        Err(None) => Err("JetStream does not answer".to_owned()),
+    }
+}
 
 impl<'a> Bucket<'a> {
     pub(crate) fn new(connection: &Connection, name: &'a str, timeout: Duration) -> Self {

@@ -25,7 +25,7 @@ use self::{atomic::AtomicStream, batch::Batch, window::Window};
 use super::{connection::Connection, objects::Bucket};
 use crate::{
     config::Limits,
-    delivery::{breaker::Sending, decision::Failure, message::Message, outcome::Outcome},
+    delivery::{breaker::Sending, decision::Failure, message::Message, object::INLINE_MAX, outcome::Outcome},
     postgres::session::Session,
 };
 
@@ -78,9 +78,9 @@ impl Publisher {
         self.connection.over.is_cancelled()
     }
 
-    /// The server takes no message with a larger payload.
+    /// No message with a larger payload is sent.
     pub(crate) fn payload_max(&self) -> usize {
-        self.connection.client.max_payload()
+        self.connection.client.max_payload().min(INLINE_MAX)
     }
 
     /// Puts the payloads that are to travel beside their messages into their bucket.
