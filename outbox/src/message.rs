@@ -56,9 +56,9 @@ impl Message {
         }
     }
 
-    /// A message whose payload is `payload` as it stands: at most 64 MiB, which is checked when it is
-    /// enqueued. The relay sends more than 8 MiB, and more than the `max_payload` of nats-server,
-    /// which is 1 MiB unless it says otherwise, with its option `--object-store` only.
+    /// A message whose payload is `payload` as it stands: at most 64 MiB, checked when it is
+    /// enqueued. With more than 8 MiB, or more than the `max_payload` of nats-server (1 MiB unless
+    /// it says otherwise), the relay needs its option `--object-store`.
     #[must_use]
     pub fn bytes(key: Key, subject: Subject, payload: impl Into<Vec<u8>>) -> Self {
         Self {

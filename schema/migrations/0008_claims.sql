@@ -331,8 +331,9 @@ CREATE FUNCTION {schema}.record_dead_letter(
 ) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   INSERT INTO {schema}.dead_letter
-    (scope, tenant, key, subject, headers, payload, stream, stream_sequence, stored_at, deliveries, reason)
-  SELECT $1, $2, $3, $4, $5, CASE WHEN is_in_store THEN '' ELSE $6 END, $7, $8, $9, $10, $11
+    (scope, tenant, key, subject, headers, payload, stream, stream_sequence, stored_at, deliveries, reason, fingerprint)
+  SELECT $1, $2, $3, $4, $5, CASE WHEN is_in_store THEN '' ELSE $6 END, $7, $8, $9, $10, $11,
+         CASE WHEN is_in_store THEN {schema}.inbox_fingerprint($6) END
   FROM (
     SELECT count(*) > 0 AS is_in_store
     FROM jsonb_each_text($5) AS h (name, text)

@@ -2,8 +2,6 @@
 
 use std::{fmt, sync::Arc};
 
-use super::object::INLINE_MAX;
-
 /// Why a message was not stored, as far as the relay can know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
@@ -38,10 +36,9 @@ pub(crate) enum Failure {
     Refused { err_code: u64, description: String, stream: Option<String> },
     /// The answer is no JetStream acknowledgement.
     NotJetStream,
-    /// More bytes, headers included, than the server takes; it would cut the connection.
+    /// More bytes, headers included, than the server takes, which would cut the connection, or than
+    /// the relay holds.
     TooLarge { bytes: usize, limit: usize },
-    /// More bytes than the relay holds in memory, and no bucket that takes them.
-    NoBucket { bytes: usize },
     /// The server takes more by now than it said on this connection; a new one will know.
     Raised { before: String },
     /// An operator has paused or throttled it.
@@ -125,9 +122,7 @@ impl Failure {
             Self::OtherStream { .. } => Cause::OtherStream,
             Self::Refused { .. } => Cause::Refused,
             Self::NotJetStream => Cause::NotJetStream,
-            Self::TooLarge { .. } | Self::NoBucket { .. } | Self::BadHeader(_) | Self::UnreadableHeaders => {
-                Cause::NotSendable
-            }
+            Self::TooLarge { .. } | Self::BadHeader(_) | Self::UnreadableHeaders => Cause::NotSendable,
             Self::Disconnected
             | Self::TimedOut
             | Self::Raised { .. }
@@ -207,7 +202,9 @@ impl Cause {
             Self::NotJetStream => {
                 "end the subscriber that answers on this subject, or create a stream with it"
             }
-            Self::NotSendable => "raise the server's limits, or have the producer send less",
+            Self::NotSendable => {
+                "name a bucket with --object-store, raise the server's limits, or have the producer send less"
+            }
             Self::Unanswered => "see whether the servers of the stream run",
             Self::Paused => "resume it: oncebox outbox resume",
             Self::Behind => "see to the first message of the ordering key",
@@ -244,10 +241,7 @@ pub(crate) fn decide(failure: &Failure) -> Decision {
         | Failure::NotJetStream
         | Failure::OtherStream { .. }
         | Failure::Denied { .. } => Decision::Park,
-        Failure::TooLarge { .. }
-        | Failure::NoBucket { .. }
-        | Failure::BadHeader(_)
-        | Failure::UnreadableHeaders => Decision::Dead,
+        Failure::TooLarge { .. } | Failure::BadHeader(_) | Failure::UnreadableHeaders => Decision::Dead,
         Failure::Refused { err_code, .. } => match err_code {
             // Cluster not available, not leader, no JetStream leader or peers, stream offline.
             10008 | 10009 | 10118 | 10194 => Decision::Away,
@@ -319,14 +313,10 @@ impl fmt::Display for Failure {
             Self::TooLarge { bytes, limit } => {
                 write!(
                     f,
-                    "{bytes} bytes with headers; the server's max_payload is {limit}: raise it, or have the payload \
-                     put into a bucket with --object-store, above --large-payload-bytes"
+                    "{bytes} bytes with headers, where {limit} can be sent: name a bucket with --object-store, or \
+                     raise the server's max_payload, of which 8 MiB are used"
                 )
             }
-            Self::NoBucket { bytes } => write!(
-                f,
-                "a payload of {bytes} bytes: more than {INLINE_MAX} need a bucket, which --object-store names"
-            ),
             Self::Raised { before } => {
                 write!(f, "the server's max_payload was raised since this connection was made: {before}")
             }
@@ -375,7 +365,6 @@ mod tests {
         assert_eq!(decide(&Failure::OtherStream { expected: "S".into() }), Decision::Park);
         assert_eq!(decide(&Failure::TimedOut), Decision::Away);
         assert_eq!(decide(&Failure::TooLarge { bytes: 2, limit: 1 }), Decision::Dead);
-        assert_eq!(decide(&Failure::NoBucket { bytes: 9 << 20 }), Decision::Dead);
     }
 
     #[test]

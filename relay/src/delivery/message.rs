@@ -165,7 +165,7 @@ impl Message {
     /// to hold too much.
     pub(crate) fn check_size(&self, headers: &HeaderMap, limit: usize) -> Result<(), Failure> {
         if self.stored_object().is_none() && self.payload_bytes > INLINE_MAX {
-            return Err(Failure::NoBucket { bytes: self.payload_bytes });
+            return Err(Failure::TooLarge { bytes: self.payload_bytes, limit: INLINE_MAX });
         }
         // "NATS/1.0\r\n", "Name: value\r\n" each, "\r\n".
         let pairs = headers.iter().flat_map(|(name, values)| values.iter().map(move |v| (name, v)));

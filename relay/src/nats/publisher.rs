@@ -206,7 +206,7 @@ impl Publisher {
         let headers = match headers {
             Ok(headers) => headers,
             Err(failure @ Failure::TooLarge { limit, .. })
-                if self.connection.takes_more_by_now(limit).await =>
+                if message.payload_bytes <= INLINE_MAX && self.connection.takes_more_by_now(limit).await =>
             {
                 return batch.away = Some(Failure::Raised { before: failure.to_string() });
             }

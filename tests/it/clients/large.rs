@@ -1,6 +1,7 @@
-//! Large payloads in the clients in other languages: fetched and checked, as the inbox in Rust does.
+//! Large payloads in the clients in other languages: fetched and checked, as the inbox in Rust
+//! does.
 
-use async_nats::{HeaderMap, jetstream};
+use async_nats::{ConnectOptions, HeaderMap, jetstream};
 use oncebox_tests::{Nats, Program, TestEnv, eventually};
 use tokio_postgres::Client;
 
@@ -9,7 +10,7 @@ use crate::{
     inbox::support::{count, dead_letters},
     relay::{
         large::{bucket, drained, enqueue_bytes, object_of, replace},
-        support::{fresh_stream, stream_config},
+        support::stream_config,
     },
 };
 
@@ -101,8 +102,9 @@ async fn give_up(programs: Programs) {
     assert_eq!(lines(&client, kept).await, [""; 0], "each has the reference, and none the payload");
 }
 
-/// Nobody answers a user who may not ask for the object.
-const DENIED: &str = r#"authorization { users [
+/// Nobody answers a user who may not ask for the object, as that without a name.
+const DENIED: &str = r#"no_auth_user: consumer
+authorization { users [
   { user: all, password: p }
   { user: consumer, password: p
     permissions { publish { deny: ["$JS.API.STREAM.MSG.GET.>", "$JS.API.DIRECT.GET.>"] } } }
@@ -111,10 +113,10 @@ const DENIED: &str = r#"authorization { users [
 async fn wait_for_the_store(programs: Programs) {
     let (env, _) = environment().await;
     let nats = Nats::start_with(DENIED).await.unwrap();
-    let url = |user: &str| nats.url().replace("//", &format!("//{user}:p@"));
-    let jetstream = jetstream::new(async_nats::connect(url("all")).await.unwrap());
-    fresh_stream(&url("all"), stream_config("OBJ_B", "$O.B.>")).await;
-    let stream = fresh_stream(&url("all"), stream_config(env.name(), "large")).await;
+    let all = ConnectOptions::with_user_and_password("all".to_owned(), "p".to_owned());
+    let jetstream = jetstream::new(all.connect(nats.url()).await.unwrap());
+    jetstream.create_stream(stream_config("OBJ_B", "$O.B.>")).await.unwrap();
+    let stream = jetstream.create_stream(stream_config(env.name(), "large")).await.unwrap();
     let mut headers = HeaderMap::new();
     for (name, value) in [
         ("Idempotency-Key", "k"),
@@ -125,7 +127,7 @@ async fn wait_for_the_store(programs: Programs) {
         headers.insert(name, value);
     }
     jetstream.publish_with_headers("large", headers, "".into()).await.unwrap().await.unwrap();
-    let mut consumer = consumer(&env, &programs, &url("consumer")).await;
+    let mut consumer = consumer(&env, &programs, &nats.url()).await;
     eventually("it is delivered for the third time", LIMIT, async || {
         let info = stream.consumer_info("large").await.ok()?;
         (info.delivered.consumer_sequence == 3).then_some(())

@@ -260,10 +260,11 @@ async fn verify_finds_a_lost_object_and_has_it_put_again() {
     run_ok(env.database_url(), &verify).await;
     let chunks = format!("$O.{}.C.{}.>", env.name(), object_of(&env, "b").await);
     bucket(&env).await.purge().filter(chunks).keep(1).await.unwrap();
-    let (code, output, _) = run(env.database_url(), &[&verify[..], &["--resend"]].concat()).await;
+    let (code, output, _) = run(env.database_url(), &verify).await;
     assert_eq!(code, 1, "{output}");
     let altered: Value = serde_json::from_str(output.lines().next().unwrap()).unwrap();
     assert_eq!((&altered["key"], &altered["differs"]), (&"b".into(), &serde_json::json!(["object"])));
+    run_ok(env.database_url(), &[&verify[..], &["--resend"]].concat()).await;
     drained(&env).await;
     run_ok(env.database_url(), &verify).await;
 }
