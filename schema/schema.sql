@@ -1758,8 +1758,15 @@ CREATE FUNCTION oncebox.record_dead_letter(scope text, tenant text, key text, su
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
   INSERT INTO "oncebox".dead_letter
-    (scope, tenant, key, subject, headers, payload, stream, stream_sequence, stored_at, deliveries, reason)
-  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+    (scope, tenant, key, subject, headers, payload, stream, stream_sequence, stored_at, deliveries, reason, fingerprint)
+  SELECT $1, $2, $3, $4, $5, CASE WHEN is_in_store THEN '' ELSE $6 END, $7, $8, $9, $10, $11,
+         CASE WHEN is_in_store THEN "oncebox".inbox_fingerprint($6) END
+  FROM (
+    SELECT count(*) > 0 AS is_in_store
+    FROM jsonb_each_text($5) AS h (name, text)
+    WHERE lower(h.name) = 'oncebox-object-digest'
+      AND h.text = 'SHA-256=' || translate(encode(sha256($6), 'base64'), '+/', '-_')
+  ) AS found
   ON CONFLICT ON CONSTRAINT dead_letter_once DO NOTHING
 $_$;
 
@@ -2563,6 +2570,7 @@ CREATE TABLE oncebox.dead_letter (
     deliveries bigint NOT NULL,
     reason text NOT NULL,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    fingerprint bytea,
     CONSTRAINT dead_letter_origin CHECK ((((stream IS NULL) = (stream_sequence IS NULL)) AND ((stream IS NULL) = (stored_at IS NULL)))),
     CONSTRAINT dead_letter_reason_size CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000)))
 );
@@ -2572,6 +2580,8 @@ COMMENT ON TABLE oncebox.dead_letter IS 'Messages that a consumer gave up on, wh
 COMMENT ON COLUMN oncebox.dead_letter.key IS 'NULL when the message has no valid key.';
 
 COMMENT ON COLUMN oncebox.dead_letter.stored_at IS 'When the stream stored the message: a recreated stream counts its sequence from 1 again.';
+
+COMMENT ON COLUMN oncebox.dead_letter.fingerprint IS 'That of the key, for a payload that stays in the Object Store, where the headers say; NULL when the payload is here.';
 
 ALTER TABLE oncebox.dead_letter ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME oncebox.dead_letter_id_seq

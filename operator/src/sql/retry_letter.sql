@@ -3,8 +3,8 @@
 -- $1: its id; $2: operator; $3: note. The key is freed only where it died of this very payload: a
 -- letter about another payload under a used key (a mismatch) leaves the settled key as it is. The
 -- fingerprint is computed as in the inbox, see `inbox/src/identity.rs`, unless the payload stays in
--- the Object Store. The number, microseconds since 1970, makes an id for the broker that it has not seen: it must store the message again,
--- however often that was tried.
+-- the Object Store. The number, microseconds since 1970, makes an id for the broker that it has not
+-- seen: it must store the message again, however often that was tried.
 -- Index: dead_letter_pkey, inbox_pkey. Locking: both rows until the end of the transaction. Another
 -- operator waits and then finds no letter; a consumer that gets the message before the commit waits
 -- for the key, or takes it for in flight, see `claims/src/transactional/dead.sql`.

@@ -4,7 +4,7 @@
 use async_nats::jetstream::{message::StreamMessage, stream::Stream};
 use data_encoding::BASE64URL;
 use oncebox_relay::Values;
-use oncebox_tests::{TestEnv, eventually};
+use oncebox_tests::{Nats, TestEnv, eventually};
 use serde_json::Value;
 use tokio_postgres::Client;
 
@@ -15,11 +15,11 @@ use crate::{
     },
     relay::{
         process::{run, run_ok},
-        support::{LIMIT, connect, drain, values_of, with},
+        support::{LIMIT, connect, drain, fresh_stream, stream_config, values, values_of, with},
     },
 };
 
-fn values(env: &TestEnv) -> Values {
+fn with_bucket(env: &TestEnv) -> Values {
     with(&values_of(env), [("object-store", env.name()), ("large-payload-bytes", "100000")])
 }
 
@@ -57,7 +57,7 @@ async fn in_bucket(env: &TestEnv) -> u64 {
 const ONE_OBJECT: u64 = 42;
 
 pub(crate) async fn drained(env: &TestEnv) {
-    let mut worker = connect(&values(env)).await.worker();
+    let mut worker = connect(&with_bucket(env)).await.worker();
     eventually("the message is settled", LIMIT, async || (drain(&mut worker).await > 0).then_some(())).await;
 }
 
@@ -83,7 +83,7 @@ async fn the_id_does_not_depend_on_the_way() {
     let env = stream_environment().await;
     let sql = "SELECT oncebox.enqueue('k', $1, convert_to(repeat('x', 200000), 'UTF8'))";
     env.pg().await.query_one(sql, &[&env.subject("large")]).await.unwrap();
-    let mut worker = connect(&values(&env)).await.worker();
+    let mut worker = connect(&with_bucket(&env)).await.worker();
     let claimed = worker.claim().await.unwrap().expect("something is due");
     drop(worker.publish(claimed).await);
     drop(worker);
@@ -98,7 +98,7 @@ async fn a_crash_after_the_object_or_in_the_middle_of_it_leaves_one_object() {
     let client = env.pg().await;
     enqueue_large(&env, &client, "k").await;
     // In the middle: the relay is gone when the first chunks are there.
-    let mut worker = connect(&values(&env)).await.worker();
+    let mut worker = connect(&with_bucket(&env)).await.worker();
     let claimed = worker.claim().await.unwrap().expect("something is due");
     let some_chunks =
         eventually("some chunks are there", LIMIT, async || (in_bucket(&env).await > 0).then_some(()));
@@ -109,7 +109,7 @@ async fn a_crash_after_the_object_or_in_the_middle_of_it_leaves_one_object() {
     }
     drop(worker);
     // Between the object and the message's settlement.
-    let mut worker = connect(&values(&env)).await.worker();
+    let mut worker = connect(&with_bucket(&env)).await.worker();
     let published = eventually("the lane is free", LIMIT, async || {
         let claimed = worker.claim().await.unwrap()?;
         Some(worker.publish(claimed).await)
@@ -182,7 +182,7 @@ pub(crate) async fn replace(env: &TestEnv, name: &str) {
 async fn a_lost_bucket_delays_large_messages_alone() {
     let env = stream_environment().await;
     let client = env.pg().await;
-    let mut worker = connect(&values(&env)).await.worker();
+    let mut worker = connect(&with_bucket(&env)).await.worker();
     let jetstream = env.jetstream().await;
     jetstream.delete_stream(format!("OBJ_{}", env.name())).await.unwrap();
     enqueue_large(&env, &client, "k").await;
@@ -201,7 +201,7 @@ async fn a_lost_bucket_delays_large_messages_alone() {
     .await;
     assert!(reason.contains("there is no such bucket"), "{reason}");
     // A relay that starts makes the bucket again.
-    let mut worker = connect(&values(&env)).await.worker();
+    let mut worker = connect(&with_bucket(&env)).await.worker();
     eventually("both are there", LIMIT, async || {
         drain(&mut worker).await;
         (env.messages().await.len() == 2).then_some(())
@@ -275,7 +275,10 @@ async fn without_a_bucket_a_payload_of_9_mib_is_dead_and_says_what_to_set() {
     let env = stream_environment().await;
     let client = env.pg().await;
     enqueue_bytes(&env, &client, "k", 9 << 20).await;
-    let mut worker = connect(&values_of(&env)).await.worker();
+    // A server that would take it.
+    let nats = Nats::start_with("max_payload: 20000000\nmax_pending: 40000000").await.unwrap();
+    fresh_stream(&nats.url(), stream_config("LARGE", &env.subject(">"))).await;
+    let mut worker = connect(&values(env.database_url(), &nats.url())).await.worker();
     drain(&mut worker).await;
     let sql = "SELECT error FROM oncebox.parked WHERE dead_at IS NOT NULL";
     let reason: String = client.query_one(sql, &[]).await.unwrap().get(0);
