@@ -330,6 +330,9 @@ CREATE FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload 
 DECLARE
   kept text := "oncebox".bounded_reason('an operator gave it up: ' || bury_failing.reason);
   claimed record;
+  -- The operator has a message as its stream has it, which may be without its large payload.
+  is_elsewhere boolean := bury_failing.payload = ''
+    AND EXISTS (SELECT FROM jsonb_object_keys(bury_failing.headers) AS h (name) WHERE lower(h.name) = 'oncebox-object');
 BEGIN
   IF (SELECT s.mode FROM "oncebox".inbox_scope AS s WHERE s.scope = bury_failing.scope) IS DISTINCT FROM 'lease' THEN
     RETURN "oncebox".bury(bury_failing.scope, bury_failing.key, bury_failing.payload, kept, bury_failing.subject,
@@ -340,7 +343,7 @@ BEGIN
   WHERE c.scope = bury_failing.scope
     AND c.tenant = bury_failing.tenant
     AND c.key = bury_failing.key
-    AND c.fingerprint = "oncebox".inbox_fingerprint(bury_failing.payload)
+    AND (c.fingerprint = "oncebox".inbox_fingerprint(bury_failing.payload) OR is_elsewhere)
     AND (c.state <> 'running' OR c.lease_until < clock_timestamp())
   RETURNING c.fingerprint, c.message_id INTO claimed;
   IF NOT FOUND THEN
