@@ -212,6 +212,7 @@ mod operator {
     pub(crate) mod sagas; // sagas: list, show, retry, skip, abandon; in a trace and in a scrape
     mod dead_letters; // dead letters of inboxes: list, show, retry, discard
     mod failing; // messages that fail in inboxes: list, retry, bury; in a trace
+    mod bucket; // what the doctor says of the bucket for large payloads
     pub(crate) mod doctor; // what oncebox doctor finds on real servers, and that it changes nothing
     pub(crate) mod metrics; // the tables of metrics are what scrapes show; what is measured is true
     mod events; // trouble that programs are told of

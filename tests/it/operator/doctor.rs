@@ -33,12 +33,12 @@ pub(crate) async fn doctor(database_url: &str, nats_url: &str, more: &[(&str, &s
     (code, serde_json::from_str(&output).unwrap_or_else(|error| panic!("{error}: {output}{log}")))
 }
 
-async fn doctor_of(env: &TestEnv) -> (i32, Value) {
+pub(super) async fn doctor_of(env: &TestEnv) -> (i32, Value) {
     doctor(env.database_url(), env.nats_url(), &[]).await
 }
 
 /// Severity and name of each finding; not those that any test server has.
-fn found(document: &Value) -> Vec<(String, String)> {
+pub(super) fn found(document: &Value) -> Vec<(String, String)> {
     let all = document["findings"].as_array().unwrap().iter();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let mut all: Vec<_> = all.map(|found| (text(&found["severity"]), text(&found["check"]))).collect();
@@ -50,13 +50,13 @@ fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
     expected.iter().map(|(severity, check)| ((*severity).to_owned(), (*check).to_owned())).collect()
 }
 
-fn text_of(document: &Value, check: &str) -> String {
+pub(super) fn text_of(document: &Value, check: &str) -> String {
     let all = document["findings"].as_array().unwrap().iter();
     all.filter(|found| found["check"] == check).map(ToString::to_string).collect()
 }
 
 /// A stream with nothing to find.
-fn sound(env: &TestEnv) -> Config {
+pub(super) fn sound(env: &TestEnv) -> Config {
     Config {
         discard: DiscardPolicy::New,
         duplicate_window: Duration::from_secs(600),
@@ -65,39 +65,10 @@ fn sound(env: &TestEnv) -> Config {
     }
 }
 
-async fn start(env: &TestEnv, config: Config) -> (Stream, Client) {
+pub(super) async fn start(env: &TestEnv, config: Config) -> (Stream, Client) {
     let pg = env.pg().await;
     enqueue(&pg, &env.subject("a"), "m-", 0..10, 0).await;
     (fresh_stream(env.nats_url(), config).await, pg)
-}
-
-/// It is no stream that somebody should consume, and it must keep objects as long as messages.
-#[tokio::test]
-async fn a_bucket_that_is_missing_or_forgets_too_early_is_named() {
-    let env = TestEnv::new().await;
-    start(&env, sound(&env)).await;
-    let bucket = [("ONCEBOX_OBJECT_STORE", env.name())];
-    let look = async || doctor(env.database_url(), env.nats_url(), &bucket).await.1;
-    let name = format!("OBJ_{}", env.name());
-    assert!(text_of(&look().await, "stream-missing").contains(&name));
-    let subjects = ["C", "M"].map(|kind| format!("$O.{}.{kind}.>", env.name()));
-    let config = Config {
-        subjects: subjects.to_vec(),
-        allow_rollup: true,
-        allow_direct: true,
-        discard: DiscardPolicy::New,
-        duplicate_window: Duration::from_secs(600),
-        ..stream_config(&name, "")
-    };
-    let stream = fresh_stream(env.nats_url(), config.clone()).await;
-    env.jetstream().await.publish(subjects[0].replace('>', "x"), "x".into()).await.unwrap().await.unwrap();
-    let (sound, without) = (look().await, doctor_of(&env).await.1);
-    assert_eq!(found(&sound), found(&without), "nothing to find: {sound}");
-    env.jetstream().await.delete_stream(&name).await.unwrap();
-    drop(stream);
-    fresh_stream(env.nats_url(), Config { max_age: Duration::from_secs(3600), ..config }).await;
-    let short = text_of(&look().await, "bucket-age");
-    assert!(short.contains(&name) && short.contains("problem"), "{short}");
 }
 
 #[tokio::test]
