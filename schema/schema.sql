@@ -1765,10 +1765,9 @@ CREATE FUNCTION oncebox.record_dead_letter(scope text, tenant text, key text, su
   SELECT $1, $2, $3, $4, $5, CASE WHEN is_in_store THEN '' ELSE $6 END, $7, $8, $9, $10, $11,
          CASE WHEN is_in_store THEN "oncebox".inbox_fingerprint($6) END
   FROM (
-    SELECT count(*) > 0 AS is_in_store
+    SELECT bool_or(lower(h.name) = 'oncebox-object-digest'
+                   AND h.text = 'SHA-256=' || translate(encode(sha256($6), 'base64'), '+/', '-_')) AS is_in_store
     FROM jsonb_each_text($5) AS h (name, text)
-    WHERE lower(h.name) = 'oncebox-object-digest'
-      AND h.text = 'SHA-256=' || translate(encode(sha256($6), 'base64'), '+/', '-_')
   ) AS found
   ON CONFLICT ON CONSTRAINT dead_letter_once DO NOTHING
 $_$;

@@ -234,6 +234,11 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.sweep_inbox(bigint, bigint, boolean) IS 'Deletes, or only counts, what is older than the retentions of inbox_scope in a range of blocks of inbox, dead_letter and inbox_claim. unknown_effects: effects outside the database whose outcome nobody found out.';
 
+-- Tells a copy from another message with the same key: `fingerprint` in oncebox_claims.
+CREATE FUNCTION {schema}.inbox_fingerprint(payload bytea) RETURNS bytea
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN sha256('oncebox payload 1'::bytea || '\x00'::bytea || payload);
+
 -- Gives a failing message up for an operator, in either mode of its scope: see bury() in
 -- 0008_claims.sql. Under a lease its claim ends as in end.sql of oncebox-claims, unless an owner
 -- works on it. Its effects stay, since the dead letter may be retried.
