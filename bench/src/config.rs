@@ -52,10 +52,11 @@ pub(crate) enum Measurement {
     Outage,
     Publish,
     Loss,
+    Large,
 }
 
 impl Measurement {
-    const ALL: [Self; 17] = [
+    const ALL: [Self; 18] = [
         Self::Drain,
         Self::Trickle,
         Self::Mixed,
@@ -73,13 +74,14 @@ impl Measurement {
         Self::Outage,
         Self::Publish,
         Self::Loss,
+        Self::Large,
     ];
 
     /// The measurements that take a few minutes together.
     fn by_default() -> impl Iterator<Item = Self> {
         let on_demand = |measurement: &Self| {
-            use Measurement::{Console, Databases, Fleet, Loss, Outage, Publish, Scale};
-            matches!(measurement, Fleet | Databases | Scale | Console | Outage | Publish | Loss)
+            use Measurement::{Console, Databases, Fleet, Large, Loss, Outage, Publish, Scale};
+            matches!(measurement, Fleet | Databases | Scale | Console | Outage | Publish | Loss | Large)
         };
         Self::ALL.into_iter().filter(move |measurement| !on_demand(measurement))
     }
@@ -105,6 +107,7 @@ impl fmt::Display for Measurement {
             Self::Outage => "outage",
             Self::Publish => "publish",
             Self::Loss => "loss",
+            Self::Large => "large",
         })
     }
 }

@@ -5,7 +5,8 @@
 //! PostgreSQL and a nats-server of its own, measures, prints a table and writes `results.json` into
 //! `bench/` of the target directory. Arguments name the measurements to take: `drain trickle mixed
 //! idle inbox drivers http enqueue saga delayed` by default, `fleet`, `databases`, `scale`,
-//! `console`, `outage` and `publish` besides. The environment sets the sizes, see [`config`].
+//! `console`, `outage`, `publish`, `loss` and `large` besides. The environment sets the sizes, see
+//! [`config`].
 //!
 //! Every ratio compares two things measured in turn within one round, so that a slow or noisy
 //! machine moves both sides. Rounds take the two sides in opposite orders, so that drift favours
@@ -29,6 +30,7 @@ mod http;
 mod idle;
 mod inbox;
 mod inboxes;
+mod large;
 mod loss;
 mod machine;
 mod mixed;
@@ -101,6 +103,7 @@ async fn run(config: &Config) -> anyhow::Result<()> {
             Measurement::Outage => outage::measure(&mut servers, config).await,
             Measurement::Publish => publish::measure(&mut servers, config, &mut report).await,
             Measurement::Loss => loss::measure(&mut servers, config, &mut report).await,
+            Measurement::Large => large::measure(&servers, config, &mut report).await,
             Measurement::Console => console::measure(&servers, config, &mut report).await,
             Measurement::Scale => scale::measure(&servers, config, &mut report).await,
             Measurement::Enqueue => enqueue::measure(&servers, config, &mut report).await,

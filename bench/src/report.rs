@@ -77,6 +77,8 @@ const FIGURES: &[Figure] = &[
     figure("loss_check_ms", "a check of 100 lanes and 10 streams, ms", Goal::AtMost(50.0)),
     figure("loss_check_moved_ms", "a check after all lanes have moved, ms", Goal::AtMost(50.0)),
     figure("receipts_percent", "receipts, % of PostgreSQL's time in a drain", Goal::AtMost(2.0)),
+    figure("large_relay_rss_mib", "relay putting 100 payloads of 32 MiB, MiB", Goal::AtMost(96.0)),
+    figure("large_mib_per_second", "large payloads put into a bucket, MiB/s", Goal::None),
     figure("enqueue_ratio", "enqueue / INSERT into a plain table, 16 producers", Goal::AtLeast(0.78)),
     figure("saga_rate", "sagas of three steps completed, 1/s", Goal::None),
     figure("saga_postgres_percent", "PostgreSQL then, % of a core", Goal::None),

@@ -33,11 +33,24 @@ func (in *Inbox) failed(ctx context.Context, message Message, failure error) (Ve
 	}
 	attempts, _ := strconv.ParseInt(counted, 10, 64)
 	if attempts >= in.options.AttemptsMax {
+		if _, isIncomplete := errors.AsType[wrongError](failure); isIncomplete {
+			message.Key = ""
+		}
 		return in.bury(ctx, message, fmt.Sprintf("delivery limit of %d reached: %s", in.options.AttemptsMax, reason), "")
 	}
 	after := grown(first, longest, attempts)
 	slog.Warn("attempt failed, will retry", "scope", in.scope, "key", message.Key, "attempt", attempts, "after", after, "reason", reason)
 	return Verdict{Name: "retry", Reason: reason, After: after}, nil
+}
+
+// incomplete counts a failed attempt at a message whose payload cannot be had; in the end it is a dead
+// letter without a key, since only the payload tells copies of a key from others.
+func (in *Inbox) incomplete(ctx context.Context, message Message, problem error) (Verdict, error) {
+	identified, err := in.identify(message)
+	if err != nil {
+		return in.bury(ctx, message, err.Error(), "")
+	}
+	return in.failed(ctx, identified, problem)
 }
 
 // forgetAttempts forgets the attempts at a message that has ended. If this fails, its key says that it

@@ -28,6 +28,9 @@ type ConsumerOptions struct {
 	// AckWait is the time after which messages of a process that died are delivered again, Grace how
 	// long a drain waits for running handlers. Default: 30 s each.
 	AckWait, Grace time.Duration
+	// ObjectBytesMax: a larger payload is not fetched from the Object Store, and its message fails.
+	// Default: 64 MiB.
+	ObjectBytesMax int
 }
 
 // Consumer runs an inbox on a durable JetStream consumer, which is created when it is missing.
@@ -42,6 +45,7 @@ func NewConsumer(js jetstream.JetStream, stream, durable string, options Consume
 	options.Concurrency = cmp.Or(options.Concurrency, 16)
 	options.AckWait = cmp.Or(options.AckWait, 30*time.Second)
 	options.Grace = cmp.Or(options.Grace, 30*time.Second)
+	options.ObjectBytesMax = cmp.Or(options.ObjectBytesMax, 64<<20)
 	return &Consumer{js, stream, durable, options}
 }
 
@@ -170,7 +174,7 @@ func (c *Consumer) handle(ctx context.Context, inbox *Inbox, handler Handler, me
 	received, err := Received(message)
 	var answer Verdict
 	if err == nil {
-		answer, err = inbox.Run(ctx, handler, received)
+		answer, err = c.answer(ctx, inbox, handler, received)
 	}
 	if err != nil {
 		slog.Error("the message could not be handled now, will retry", "consumer", c.durable, "reason", err)
@@ -193,6 +197,17 @@ func (c *Consumer) handle(ctx context.Context, inbox *Inbox, handler Handler, me
 		// The message is delivered again, and the copy is answered from the stored outcome.
 		slog.Info("an acknowledgement was not sent", "consumer", c.durable, "reason", err)
 	}
+}
+
+func (c *Consumer) answer(ctx context.Context, inbox *Inbox, handler Handler, message Message) (Verdict, error) {
+	complete, err := whole(ctx, c.jetstream, message, c.options.ObjectBytesMax)
+	if problem, isWrong := errors.AsType[wrongError](err); isWrong {
+		return inbox.incomplete(ctx, message, problem)
+	}
+	if err != nil {
+		return Verdict{}, err
+	}
+	return inbox.Run(ctx, handler, complete)
 }
 
 // Received makes the message that an inbox takes.

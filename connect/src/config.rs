@@ -37,7 +37,7 @@ use tracing_subscriber::EnvFilter;
 pub use database::Database;
 pub use document::options_document;
 pub use fleet::{NamedConfig, Settings};
-pub use limits::{Limits, ReadLimits};
+pub use limits::{LargePayloads, Limits, ReadLimits};
 pub(crate) use nats::{DEFAULT_API, Login, Nats, with_credentials};
 pub use on_loss::OnLoss;
 use options::STREAM;
@@ -236,7 +236,17 @@ fn streams(read: &mut Reader<'_>) -> Vec<StreamTable> {
             false => streams.push(typed),
         }
     }
+    if let Some(bucket) = read.parsed("object-store", stream::bucket_name) {
+        stream::declare_bucket(&mut streams, &bucket);
+    }
     streams
+}
+
+/// The bucket for large payloads, if one is named.
+fn large_payloads(read: &mut Reader<'_>) -> Option<LargePayloads> {
+    let above = read.small("large-payload-bytes", 1, 8 * 1024 * 1024) as usize;
+    let bucket = read.parsed("object-store", stream::bucket_name)?;
+    Some(LargePayloads { bucket, above })
 }
 
 fn tuning(read: &mut Reader<'_>) -> Tuning {
@@ -269,6 +279,7 @@ fn tuning(read: &mut Reader<'_>) -> Tuning {
             expected_stream: read.parsed("expected-stream", stream::stream_name),
             atomic_streams: atomic.map(|stream| stream.name.clone()).collect(),
             event_source: read.text("cloud-events-source"),
+            large_payloads: large_payloads(read),
             dead_blocks,
         },
     }

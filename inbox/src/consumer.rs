@@ -19,6 +19,7 @@ mod batch_mode;
 mod filter;
 mod held_message;
 mod interruption;
+mod large;
 mod leader_lock;
 mod dead_letter_publisher;
 mod mode;
@@ -157,6 +158,13 @@ impl Consumer {
     /// that is larger than that is held alone.
     pub fn held_bytes(mut self, count: usize) -> Self {
         self.settings.held_bytes = count;
+        self
+    }
+
+    /// A larger payload is not fetched from the Object Store, and its message fails. Default: 64
+    /// MiB. Each worker holds one such payload at most, beside those of `held_bytes`.
+    pub fn object_bytes_max(mut self, bytes: usize) -> Self {
+        self.settings.object_bytes_max = bytes;
         self
     }
 

@@ -25,6 +25,8 @@ pub struct Received {
     pub(crate) origin: Option<Origin>,
     pub(crate) deliveries: u64,
     pub(crate) begun: Begun,
+    /// The payload came from the Object Store, where the headers say.
+    pub(crate) is_fetched: bool,
 }
 
 /// Whether the last run of a message was recorded as begun and is known to be no attempt: it had to
@@ -69,6 +71,7 @@ impl Received {
             origin: None,
             deliveries: 1,
             begun: Begun::default(),
+            is_fetched: false,
         }
     }
 
@@ -91,6 +94,7 @@ impl Received {
             }),
             deliveries: u64::try_from(info.delivered).unwrap_or(1),
             begun: Begun::default(),
+            is_fetched: false,
         })
     }
 
@@ -114,6 +118,12 @@ impl Received {
     pub(crate) fn with_payload(mut self, payload: impl Into<Bytes>) -> Self {
         self.payload = payload.into();
         self
+    }
+
+    /// The payload as a dead letter keeps it: one that came from the Object Store stays there, the
+    /// headers name it, and a retry fetches it.
+    pub(crate) fn kept_payload(&self) -> &[u8] {
+        if self.is_fetched { &[] } else { &self.payload }
     }
 
     /// Sets how many times the message has been delivered, this time included. With more than one

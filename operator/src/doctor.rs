@@ -25,8 +25,8 @@ use crate::{
 
 pub use self::facts::{DatabaseFacts, InboxFacts};
 
-/// The largest payload that `enqueue` takes.
-const PAYLOAD_BYTES_MAX: u64 = 8 * 1024 * 1024;
+/// The largest payload that the relay sends in its message, and not by a bucket.
+const INLINE_BYTES_MAX: u64 = 8 * 1024 * 1024;
 
 /// How grave a diagnosis is; the gravest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -99,6 +99,8 @@ struct Plan {
     expected: Expected,
     /// The longest pause between two polls.
     poll_max: Duration,
+    /// A payload of more bytes goes to a bucket, if there is one.
+    large: Option<u64>,
     /// The openings that the configuration leaves to others on the network.
     weaknesses: Vec<String>,
 }
@@ -137,6 +139,7 @@ fn plan(config: &Config) -> Plan {
         saga_lifetime: config.saga_lifetime,
         expected: Expected::new(config),
         poll_max: config.tuning.poll_max,
+        large: config.tuning.limits.large_payloads.as_ref().map(|large| large.above as u64),
         weaknesses: config.weaknesses.clone(),
     }
 }
@@ -160,6 +163,7 @@ fn diagnose(plan: &Plan, seen: &Examination) -> Vec<Diagnosis> {
             found.extend(obstacles(&plan.expected, survey, &subjects).into_iter().map(problem));
             found.extend(consumption(survey).into_iter().map(behind));
             nats::check(plan, survey, &subjects, &mut found);
+            streams::check_bucket(survey, &mut found);
             for stream in &survey.streams {
                 streams::check(plan, survey, stream, &subjects, &mut found);
             }

@@ -50,6 +50,8 @@ pub struct Survey {
     pub max_payload_bytes: u64,
     /// The streams that take subjects of the outbox, or that the configuration names.
     pub streams: Vec<StreamStatus>,
+    /// The bucket for large payloads, if the configuration names one and it is there.
+    pub bucket: Option<StreamStatus>,
     /// The consumers of these streams, 500 at most, and of one stream 256.
     pub consumers: Vec<ConsumerStatus>,
     /// Subjects of recent messages that no stream takes.
@@ -192,9 +194,19 @@ impl Looker<'_> {
         for name in self.named() {
             self.look_at(&name).await;
         }
+        self.set_bucket_apart();
         self.find_streams(subjects).await;
         self.look_at_consumers().await;
         self.look_for_copies().await;
+    }
+
+    /// The bucket holds no messages, so it has neither subjects nor consumers to look for.
+    fn set_bucket_apart(&mut self) {
+        let Some(large) = &self.config.tuning.limits.large_payloads else { return };
+        let name = large.stream();
+        if let Some(at) = self.survey.streams.iter().position(|stream| stream.name == name) {
+            self.survey.bucket = Some(self.survey.streams.remove(at));
+        }
     }
 
     async fn find_streams(&mut self, subjects: &[String]) {

@@ -77,7 +77,7 @@ pub struct AlteredCopy {
     /// The message's key.
     pub key: String,
     /// The parts that differ: `subject`, `payload`, `ordering key`, `time`, `header NAME`,
-    /// `Nats-Msg-Id`.
+    /// `Nats-Msg-Id`, `object` for a large payload that its bucket does not have.
     pub differs: Vec<String>,
 }
 
@@ -247,7 +247,7 @@ impl Comparison<'_> {
             for copy in copies {
                 let row = rows.get(copy.key.as_str()).filter(|row| row.get::<_, i64>("id") == copy.id);
                 match row {
-                    Some(row) => self.compare(copy, &content(row), tell),
+                    Some(row) => self.compare(copy, &content(row), tell).await?,
                     None => self.verified.unlogged += 1,
                 }
             }
@@ -256,8 +256,18 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    fn compare(&mut self, copy: Copy, logged: &Content, tell: &mut impl FnMut(&VerificationFinding)) {
-        let differs = copy.differs(logged, self.reader.maps_subjects);
+    async fn compare(
+        &mut self,
+        copy: Copy,
+        logged: &Content,
+        tell: &mut impl FnMut(&VerificationFinding),
+    ) -> Result<(), RelayError> {
+        let mut differs = copy.differs(logged, self.reader.maps_subjects);
+        if let Some(object) = &copy.object
+            && !self.reader.has_object(object).await.map_err(|problem| self.problem(problem))?
+        {
+            differs.push("object".to_owned());
+        }
         if !differs.is_empty() {
             self.altered.insert(copy.id);
             let Copy { sequence, id, key, .. } = copy;
@@ -271,6 +281,7 @@ impl Comparison<'_> {
         } else if !self.whole.insert(copy.id) && !copy.is_replay {
             self.verified.copies += 1;
         }
+        Ok(())
     }
 
     async fn walk_lane(

@@ -12,7 +12,7 @@ use crate::{Error, Key, Subject, due::Due};
 
 // The limits of schema/migrations/0001_grammar.sql, checked here as well, because a refusal by
 // PostgreSQL costs the caller the whole transaction.
-const PAYLOAD_BYTES_MAX: usize = 8 * 1024 * 1024;
+const PAYLOAD_BYTES_MAX: usize = 64 * 1024 * 1024;
 const HEADERS_BYTES_MAX: usize = 16 * 1024;
 const HEADER_NAME_BYTES_MAX: usize = 128;
 const ORDERING_KEY_BYTES_MAX: usize = 255;
@@ -56,8 +56,9 @@ impl Message {
         }
     }
 
-    /// A message whose payload is `payload` as it stands: at most 8 MiB, of which nats-server takes
-    /// 1 MiB unless its `max_payload` says more. The size is checked when the message is enqueued.
+    /// A message whose payload is `payload` as it stands: at most 64 MiB, checked when it is
+    /// enqueued. With more than 8 MiB, or more than the `max_payload` of nats-server (1 MiB unless
+    /// it says otherwise), the relay needs its option `--object-store`.
     #[must_use]
     pub fn bytes(key: Key, subject: Subject, payload: impl Into<Vec<u8>>) -> Self {
         Self {
@@ -162,7 +163,7 @@ impl Message {
         if self.payload.len() > PAYLOAD_BYTES_MAX {
             let size = self.payload.len();
             return Err(self.invalid(&format!(
-                "payload is {size} bytes long; the limit is {PAYLOAD_BYTES_MAX} bytes (8 MiB)"
+                "payload is {size} bytes long; the limit is {PAYLOAD_BYTES_MAX} bytes (64 MiB)"
             )));
         }
         self.due.map_or(Ok(()), Due::check).map_err(|problem| self.invalid(&problem))?;

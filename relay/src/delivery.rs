@@ -7,6 +7,7 @@ pub(crate) mod decision;
 pub(crate) mod lag;
 pub(crate) mod message;
 pub(crate) mod message_id;
+pub(crate) mod object;
 pub(crate) mod outcome;
 pub(crate) mod pause;
 pub(crate) mod place;

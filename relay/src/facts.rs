@@ -8,6 +8,7 @@ pub use crate::{
         lag::{DelayedCount, InboxStatus},
         subjects::{any_expression, covers, expression},
     },
+    nats::objects::has_object,
     postgres::{
         integrity::{Explained, Fault, faults},
         lag::{delayed_count, inbox_status},

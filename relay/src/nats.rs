@@ -3,6 +3,7 @@
 
 pub(crate) mod connection;
 pub(crate) mod keeper;
+pub(crate) mod objects;
 pub(crate) mod places;
 pub(crate) mod proof;
 pub(crate) mod publisher;

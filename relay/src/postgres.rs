@@ -10,6 +10,7 @@ pub(crate) mod lag;
 pub(crate) mod listen;
 mod log;
 pub(crate) mod look;
+mod payloads;
 pub(crate) mod read_on;
 pub(crate) mod receipts;
 pub(crate) mod retention;

@@ -137,6 +137,7 @@ fn message(sent: &Sent<'_>) -> Message {
         headers: None,
         payload: Bytes::new(),
         payload_bytes: 0,
+        object: None,
         created_at: UNIX_EPOCH,
         blocked: false,
         is_passed: false,

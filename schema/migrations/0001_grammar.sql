@@ -172,9 +172,9 @@ END $$;
 CREATE FUNCTION {schema}.check_payload(payload bytea) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
 BEGIN
-  IF octet_length(payload) > 8388608 THEN
-    RAISE EXCEPTION 'payload is % bytes long; the limit is 8388608 bytes (8 MiB)', octet_length(payload)
-      USING ERRCODE = 'OB005', HINT = 'Store large bodies elsewhere and send a reference. The limit of nats-server is 1 MiB by default.';
+  IF octet_length(payload) > 67108864 THEN
+    RAISE EXCEPTION 'payload is % bytes long; the limit is 67108864 bytes (64 MiB)', octet_length(payload)
+      USING ERRCODE = 'OB005', HINT = 'Store larger bodies elsewhere and send a reference. The relay sends more than 8 MiB, and more than the max_payload of nats-server, with --object-store only.';
   END IF;
   RETURN true;
 END $$;
@@ -191,7 +191,7 @@ RETURN octet_length(key) <= 66
   AND subject COLLATE "C" ~ '^[A-Za-z0-9-][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*$'
   AND (ordering_key IS NULL OR octet_length(ordering_key) <= 255 AND ordering_key COLLATE "C" ~ '^[!-~]+$')
   AND headers = '{}'
-  AND octet_length(payload) <= 8388608;
+  AND octet_length(payload) <= 67108864;
 
 -- Checks a message, field by field.
 CREATE FUNCTION {schema}.check_message(key text, subject text, ordering_key text, headers jsonb, payload bytea) RETURNS void
@@ -214,7 +214,7 @@ BEGIN
   ELSIF no_subject THEN
     RAISE EXCEPTION 'subject is null' USING ERRCODE = 'OB003';
   END IF;
-  RAISE EXCEPTION 'payload is null; the limit is 0 to 8388608 bytes' USING ERRCODE = 'OB005';
+  RAISE EXCEPTION 'payload is null; the limit is 0 to 67108864 bytes' USING ERRCODE = 'OB005';
 END $$;
 
 -- Headers as a client in UTF-8 can read them. Those that it cannot read are the JSON text

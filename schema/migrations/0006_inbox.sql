@@ -33,12 +33,14 @@ CREATE TABLE {schema}.dead_letter (
   deliveries      bigint NOT NULL,
   reason          text NOT NULL,
   created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+  fingerprint     bytea,
   CONSTRAINT dead_letter_reason_size CHECK (octet_length(reason) BETWEEN 1 AND 1000),
   CONSTRAINT dead_letter_origin CHECK ((stream IS NULL) = (stream_sequence IS NULL) AND (stream IS NULL) = (stored_at IS NULL)),
   CONSTRAINT dead_letter_once UNIQUE (scope, stream, stream_sequence, stored_at)
 );
 COMMENT ON TABLE {schema}.dead_letter IS 'Messages that a consumer gave up on, whole, with the reason.';
 COMMENT ON COLUMN {schema}.dead_letter.key IS 'NULL when the message has no valid key.';
+COMMENT ON COLUMN {schema}.dead_letter.fingerprint IS 'That of the key, for a payload that stays in the Object Store, where the headers say; NULL when the payload is here.';
 COMMENT ON COLUMN {schema}.dead_letter.stored_at IS 'When the stream stored the message: a recreated stream counts its sequence from 1 again.';
 
 CREATE TABLE {schema}.consumer_position (

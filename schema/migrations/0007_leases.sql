@@ -345,6 +345,11 @@ RETURN concat_ws(' ',
    FROM {schema}.inbox_scope AS s)
 );
 
+-- Tells a copy from another message with the same key: `fingerprint` in oncebox_claims.
+CREATE FUNCTION {schema}.inbox_fingerprint(payload bytea) RETURNS bytea
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN sha256('oncebox payload 1'::bytea || '\x00'::bytea || payload);
+
 -- Gives a failing message up for an operator, in either mode of its scope: see bury() in
 -- 0008_claims.sql. Under a lease its claim ends as in end.sql of oncebox-claims, unless an owner
 -- works on it. Its effects stay, since the dead letter may be retried.
@@ -356,6 +361,9 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   kept text := {schema}.bounded_reason('an operator gave it up: ' || bury_failing.reason);
   claimed record;
+  -- The operator has a message as its stream has it, which may be without its large payload.
+  is_elsewhere boolean := bury_failing.payload = ''
+    AND EXISTS (SELECT FROM jsonb_object_keys(bury_failing.headers) AS h (name) WHERE lower(h.name) = 'oncebox-object');
 BEGIN
   IF (SELECT s.mode FROM {schema}.inbox_scope AS s WHERE s.scope = bury_failing.scope) IS DISTINCT FROM 'lease' THEN
     RETURN {schema}.bury(bury_failing.scope, bury_failing.key, bury_failing.payload, kept, bury_failing.subject,
@@ -366,7 +374,7 @@ BEGIN
   WHERE c.scope = bury_failing.scope
     AND c.tenant = bury_failing.tenant
     AND c.key = bury_failing.key
-    AND c.fingerprint = {schema}.inbox_fingerprint(bury_failing.payload)
+    AND (c.fingerprint = {schema}.inbox_fingerprint(bury_failing.payload) OR is_elsewhere)
     AND (c.state <> 'running' OR c.lease_until < clock_timestamp())
   RETURNING c.fingerprint, c.message_id INTO claimed;
   IF NOT FOUND THEN

@@ -15,11 +15,6 @@ RETURN ('x' || encode(substring(sha256(
   || int8send(octet_length(convert_to(key, 'UTF8'))) || convert_to(key, 'UTF8')
 ) FROM 1 FOR 8), 'hex'))::bit(64)::bigint;
 
--- Tells a copy from another message with the same key: `fingerprint` in oncebox_claims.
-CREATE FUNCTION {schema}.inbox_fingerprint(payload bytea) RETURNS bytea
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN sha256('oncebox payload 1'::bytea || '\x00'::bytea || payload);
-
 -- Tells the copies of a message apart, in inbox_attempt: a stream that is recreated counts from 1
 -- again.
 CREATE FUNCTION {schema}.inbox_copy(stream text, stream_sequence bigint, stored_at timestamptz) RETURNS text
@@ -323,15 +318,21 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION {schema}.forget_attempts IS 'Forgets how often a message was tried, once its key has ended: after the COMMIT of one that had been delivered before.';
 
--- Records a dead letter, as record.sql of oncebox-inbox: copies of one stored message have one.
+-- As record.sql of oncebox-inbox. A payload of the Object Store stays there; a retry fetches it.
 CREATE FUNCTION {schema}.record_dead_letter(
   scope text, tenant text, key text, subject text, headers jsonb, payload bytea, stream text, stream_sequence bigint,
   stored_at timestamptz, deliveries bigint, reason text
 ) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   INSERT INTO {schema}.dead_letter
-    (scope, tenant, key, subject, headers, payload, stream, stream_sequence, stored_at, deliveries, reason)
-  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+    (scope, tenant, key, subject, headers, payload, stream, stream_sequence, stored_at, deliveries, reason, fingerprint)
+  SELECT $1, $2, $3, $4, $5, CASE WHEN is_in_store THEN '' ELSE $6 END, $7, $8, $9, $10, $11,
+         CASE WHEN is_in_store THEN {schema}.inbox_fingerprint($6) END
+  FROM (
+    SELECT bool_or(lower(h.name) = 'oncebox-object-digest'
+                   AND h.text = 'SHA-256=' || translate(encode(sha256($6), 'base64'), '+/', '-_')) AS is_in_store
+    FROM jsonb_each_text($5) AS h (name, text)
+  ) AS found
   ON CONFLICT ON CONSTRAINT dead_letter_once DO NOTHING
 $$;
 

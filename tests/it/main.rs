@@ -41,6 +41,7 @@ mod relay {
     mod encodings; // databases whose encoding is not UTF-8: what cannot be read is set aside alone
     mod segments; // the ring of segments turns under relays, producers and commands
     mod sizes; // a stream that has no room for large messages gets the small ones
+    pub(crate) mod large; // large payloads lie in the Object Store, through crashes and losses
     mod wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
     mod bursts; // a burst of one ordering key, and a full stream, hold up nobody else
     mod memory; // what a relay holds in memory is bounded, however large the messages are
@@ -181,6 +182,7 @@ mod clients {
     mod failing; // the rows by which operators see failing messages, from each of these consumers
     mod functions; // a loop that calls the SQL functions, as one of these consumers
     mod inbox; // the Rust inboxes as some of these consumers
+    mod large; // payloads that they fetch from the Object Store
     mod producing; // payloads arrive as their producers gave them, now or at their time
     mod requests; // the same for requests, over the HTTP layer
     mod scenarios; // that table
@@ -212,6 +214,7 @@ mod operator {
     pub(crate) mod sagas; // sagas: list, show, retry, skip, abandon; in a trace and in a scrape
     mod dead_letters; // dead letters of inboxes: list, show, retry, discard
     mod failing; // messages that fail in inboxes: list, retry, bury; in a trace
+    mod bucket; // what the doctor says of the bucket for large payloads
     pub(crate) mod doctor; // what oncebox doctor finds on real servers, and that it changes nothing
     pub(crate) mod metrics; // the tables of metrics are what scrapes show; what is measured is true
     mod events; // trouble that programs are told of

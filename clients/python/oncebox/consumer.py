@@ -16,9 +16,9 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import APIError, NotFoundError
 
-from . import headers, signals
+from . import headers, large, signals
 from .inbox import Inbox, first_line
-from .message import Handler, Message, Origin
+from .message import Handler, Message, Origin, Verdict
 
 log = logging.getLogger("oncebox")
 
@@ -40,12 +40,14 @@ class Consumer:
         concurrency: int = 16,
         ack_wait: float = 30.0,
         grace: float = 30.0,
+        object_bytes_max: int = 64 << 20,
     ):
         """`ack_wait`: after how many seconds the messages of a process that died are delivered again;
-        `grace`: how many seconds a drain waits for running handlers."""
+        `grace`: how many seconds a drain waits for running handlers; `object_bytes_max`: a larger payload is
+        not fetched from the Object Store, and its message fails."""
         self.jetstream, self.stream, self.durable = jetstream, stream, durable
         self.filter_subject, self.concurrency = filter_subject, concurrency
-        self.ack_wait, self.grace = ack_wait, grace
+        self.ack_wait, self.grace, self.object_bytes_max = ack_wait, grace, object_bytes_max
 
     async def run(self, inbox: Inbox, handler: Handler, stop: asyncio.Event | None = None) -> None:
         """Consumes until `stop` is set, or until SIGTERM or SIGINT if `stop` is left out, and then waits
@@ -181,7 +183,7 @@ class Consumer:
     async def _handle(self, inbox: Inbox, handler: Handler, msg: Msg) -> None:
         message = received(msg)
         try:
-            answer = await inbox.run(handler, message)
+            answer = await self._answer(inbox, handler, message)
         except Exception as error:
             # PostgreSQL is away, or refuses this message: that must not end the consumer of all others.
             text = "scope %s: the message could not be handled now, will retry: %s"
@@ -193,6 +195,13 @@ class Consumer:
             text = "message %d of stream %s comes again, delivery %d: may this user publish to $JS.ACK.>?"
             log.warning(text, message.origin.sequence, message.origin.stream, message.deliveries)
         await self._tell(msg.term() if answer.name in ("dead", "mismatch") else msg.ack())
+
+    async def _answer(self, inbox: Inbox, handler: Handler, message: Message) -> Verdict:
+        try:
+            message = await large.whole(self.jetstream, message, self.object_bytes_max)
+        except large.Wrong as problem:
+            return await inbox.incomplete(message, str(problem))
+        return await inbox.run(handler, message)
 
     async def _hold(self, held: list[Msg], answers: Subscription) -> None:
         """Tells JetStream that messages are in progress, so that they are not delivered again meanwhile."""

@@ -33,6 +33,10 @@ MISMATCH = "the key was used before with another payload"
 COMMITTED = "the handler sent COMMIT by itself, which stays, and then failed"
 
 
+class Incomplete(Exception):
+    """The payload cannot be had."""
+
+
 @dataclass
 class Claim(Run):
     """A message, its key, and the run under way."""
@@ -123,6 +127,15 @@ class Inbox:
             await asyncio.sleep(random.uniform(0.005, 0.1))
         return await self._failed(claim, failure)
 
+    async def incomplete(self, message: Message, reason: str) -> Verdict:
+        """Counts a failed attempt at a message whose payload cannot be had; in the end it is a dead letter
+        without a key, since only the payload tells copies of a key from others."""
+        try:
+            claim = Claim(message, self._tenant(message), self._key(message))
+        except ValueError as problem:
+            return await self._bury(Claim(message, "", None), str(problem))
+        return await self._failed(claim, Incomplete(reason))
+
     async def _attempt(self, handler: Handler, claim: Claim, data: Any) -> Verdict:
         claim.xid, claim.is_ending = None, False
         async with connected(self.pool, self.step_timeout) as (connection, deadline):
@@ -203,6 +216,7 @@ class Inbox:
         (attempts,) = await self._ask(statement, parameters)
         attempts = int(attempts)
         if attempts >= self.attempts_max:
+            claim.key = None if isinstance(failure, Incomplete) else claim.key
             return await self._bury(claim, f"delivery limit of {self.attempts_max} reached: {reason}")
         after = min(first * 2 ** min(attempts - 1, 30), longest)
         text = "scope %s, key %s: attempt %d failed, again in %.1f s: %s"

@@ -7,6 +7,7 @@ import {
 
 import { collected } from "./headers.ts";
 import type { Inbox } from "./inbox.ts";
+import { whole, Wrong } from "./large.ts";
 import type { Verdict, Handler, Message } from "./message.ts";
 import { line } from "./text.ts";
 
@@ -24,6 +25,8 @@ export interface ConsumerOptions {
   ackWaitMs?: number;
   /** How long a drain waits for running handlers, and then as long as an inbox's step may take. Default: 30 seconds. */
   graceMs?: number;
+  /** A larger payload is not fetched from the Object Store, and its message fails. Default: 64 MiB. */
+  objectBytesMax?: number;
 }
 
 /** Runs an inbox on a durable JetStream consumer, which is created when it is missing. */
@@ -35,7 +38,7 @@ export class Consumer {
 
   constructor(jetstream: JetStreamClient, stream: string, durable: string, options: ConsumerOptions = {}) {
     [this.#jetstream, this.#stream, this.#durable] = [jetstream, stream, durable];
-    this.#options = { concurrency: 16, ackWaitMs: 30_000, graceMs: 30_000, ...options };
+    this.#options = { concurrency: 16, ackWaitMs: 30_000, graceMs: 30_000, objectBytesMax: 64 << 20, ...options };
   }
 
   /**
@@ -141,7 +144,7 @@ export class Consumer {
     let answer: Verdict;
     const [taken, { log }] = [received(message), inbox.options];
     try {
-      answer = await inbox.run(handler, taken);
+      answer = await this.#answer(inbox, handler, taken);
     } catch (error) {
       inbox.options.log.warn(`scope ${inbox.scope}: the message could not be handled now, will retry: ${line(error)}`);
       answer = { name: "retry", after: inbox.options.backoffMs[0] };
@@ -157,6 +160,19 @@ export class Consumer {
       }
       tell(() => (answer.name === "dead" || answer.name === "mismatch" ? message.term() : message.ack()));
     }
+  }
+
+  async #answer<T>(inbox: Inbox<T>, handler: Handler<T>, message: Message): Promise<Verdict> {
+    let complete: Message;
+    try {
+      complete = await whole(this.#jetstream, message, this.#options.objectBytesMax);
+    } catch (problem) {
+      if (problem instanceof Wrong) {
+        return await inbox.incomplete(message, problem);
+      }
+      throw problem;
+    }
+    return await inbox.run(handler, complete);
   }
 }
 

@@ -121,6 +121,20 @@ export class Inbox<T = any> {
     return await this.#failed(claim, failure);
   }
 
+  /**
+   * Counts a failed attempt at a message whose payload cannot be had; in the end it is a dead letter
+   * without a key, since only the payload tells copies of a key from others.
+   */
+  async incomplete(message: Message, problem: Error): Promise<Verdict> {
+    let claim: Claim;
+    try {
+      claim = { message, tenant: this.#tenant(message), key: this.#key(message) };
+    } catch (problem) {
+      return await this.#bury({ message, tenant: "", key: null }, (problem as Error).message);
+    }
+    return await this.#failed(claim, problem, null);
+  }
+
   /** Claims the key, runs the handler and stores the outcome, in one transaction. */
   async #attempt(client: PoolClient, handler: Handler<T>, claim: Claim, data: T): Promise<Verdict> {
     [claim.xid, claim.sessionThen, claim.isUnsure] = [undefined, undefined, false];
@@ -237,7 +251,7 @@ export class Inbox<T = any> {
   }
 
   /** Counts a failed attempt, and gives the message up when it has reached `attemptsMax`. */
-  async #failed(claim: Claim, failure: unknown): Promise<Verdict> {
+  async #failed(claim: Claim, failure: unknown, deadKey = claim.key): Promise<Verdict> {
     const reason = line(failure);
     if (failure instanceof Dead) {
       return await this.#bury(claim, reason.replace(/^Dead: /, ""));
@@ -256,7 +270,7 @@ export class Inbox<T = any> {
       ]),
     );
     if (attempts >= this.options.attemptsMax) {
-      return await this.#buryClosed(claim, `delivery limit of ${this.options.attemptsMax} reached: ${reason}`);
+      return await this.#buryClosed({ ...claim, key: deadKey }, `delivery limit of ${this.options.attemptsMax} reached: ${reason}`);
     }
     const after = Math.min(first * 2 ** Math.min(attempts - 1, 30), longest);
     this.options.log.warn(`scope ${this.scope}, key ${claim.key}: attempt ${attempts} failed, again in ${Math.round(after)} ms: ${reason}`);

@@ -37,8 +37,27 @@ pub struct Limits {
     pub atomic_streams: Vec<String>,
     /// Messages are published as `CloudEvents` of this source.
     pub event_source: Option<String>,
+    /// Payloads that travel beside their messages, if there are any.
+    pub large_payloads: Option<LargePayloads>,
     /// Whether a dead message holds back its ordering key.
     pub dead_blocks: bool,
+}
+
+/// Payloads that lie in a bucket of the NATS Object Store, while their messages carry references.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LargePayloads {
+    /// The bucket.
+    pub bucket: String,
+    /// A payload of more bytes goes there.
+    pub above: usize,
+}
+
+impl LargePayloads {
+    /// The stream that holds the bucket.
+    #[must_use]
+    pub fn stream(&self) -> String {
+        format!("OBJ_{}", self.bucket)
+    }
 }
 
 /// For so long a relay that is suspended keeps its lanes: PostgreSQL cuts off a session that is

@@ -276,6 +276,20 @@ pub const OPTIONS: &[OptionSpec] = &[
          ce-id (the key), ce-source, ce-type (the subject), ce-time and ce-specversion. Unset: no such headers",
     ),
     option(
+        "object-store",
+        "ONCEBOX_OBJECT_STORE",
+        None,
+        "Bucket of the NATS Object Store for large payloads: their messages carry a reference, and the inbox fetches \
+         them. It is made when missing, with the longest max_age of the declared streams; a [[stream]] of the name \
+         OBJ_BUCKET declares it otherwise. Unset: payloads travel in their messages",
+    ),
+    option(
+        "large-payload-bytes",
+        "ONCEBOX_LARGE_PAYLOAD_BYTES",
+        Some("524288"),
+        "A payload of more bytes goes to the bucket, if one is named; 1 to 8388608",
+    ),
+    option(
         "attempts-max",
         "ONCEBOX_ATTEMPTS_MAX",
         Some("100"),

@@ -271,6 +271,35 @@ fn duration(text: &str) -> Result<Duration, String> {
     parsed.ok_or_else(|| format!("{text:?} is not a duration of at least 100ms, such as \"10m\""))
 }
 
+/// Declares the stream that holds a bucket, unless it stands in the file: an object stays for as
+/// long as the streams keep its message.
+pub(super) fn declare_bucket(streams: &mut Vec<StreamTable>, bucket: &str) {
+    let name = format!("OBJ_{bucket}");
+    if let Some(declared) = streams.iter_mut().find(|stream| stream.name == name) {
+        declared.config.allow_rollup = true;
+        return;
+    }
+    let ages = streams.iter().map(|stream| stream.config.max_age);
+    let max_age = if ages.clone().any(|age| age.is_zero()) { None } else { ages.max() };
+    let subjects = vec![format!("$O.{bucket}.C.>"), format!("$O.{bucket}.M.>")];
+    let mut stream = created(name, subjects);
+    stream.config.allow_rollup = true;
+    stream.config.allow_direct = true;
+    stream.config.max_age = max_age.unwrap_or_default();
+    if !stream.config.max_age.is_zero() {
+        stream.config.duplicate_window = stream.config.max_age.min(WINDOW);
+    }
+    streams.push(stream);
+}
+
+pub(super) fn bucket_name(text: &str) -> Result<String, String> {
+    let good = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if text.is_empty() || text.len() > 200 || !text.chars().all(good) {
+        return Err(format!("{text:?} is not a bucket: 1 to 200 letters, digits, - and _"));
+    }
+    Ok(text.to_owned())
+}
+
 pub(super) fn stream_name(text: &str) -> Result<String, String> {
     let bad = |c: char| c.is_whitespace() || c.is_control() || ".*>/\\".contains(c);
     if text.is_empty() || text.len() > 255 || text.contains(bad) {

@@ -117,7 +117,7 @@ impl<D: Driver> DeadLetterPublisher<D> {
     }
 
     async fn publish(&self, received: &Received, letter: &DeadLetter) -> Result<(), String> {
-        let payload = Bytes::copy_from_slice(received.payload());
+        let payload = Bytes::copy_from_slice(received.kept_payload());
         match self.send(headers(self.inbox.scope(), received, letter, true), payload).await {
             Err(NotPublished { is_too_large: true, .. }) => {
                 // The message had nearly the largest size allowed, and the letter's headers are

@@ -58,8 +58,12 @@ pub(super) fn after<R>(result: Result<Verdict<R>, Error>, waits: u64) -> Result<
 /// Our own tables refuse, or hold a row that we cannot read: up to the delivery limit that may
 /// pass, then an operator has to look.
 pub(super) async fn refused(inbox: &Inbox<impl Driver>, received: &Received, error: &Error) -> Disposition {
-    let reason = text(error);
-    let after = match inbox.dead_letter_refused(received, &reason).await {
+    failed(inbox, received, &text(error)).await
+}
+
+/// A run that did not begin, and counts: up to the delivery limit it is tried again.
+pub(super) async fn failed(inbox: &Inbox<impl Driver>, received: &Received, reason: &str) -> Disposition {
+    let after = match inbox.dead_letter_refused(received, reason).await {
         Ok(None) => return Disposition::Term,
         Ok(Some(after)) => after,
         Err(second) => {

@@ -25,6 +25,7 @@ use super::{
     dead_letter_publisher::{self, DeadLetterPublisher},
     filter, held_message,
     interruption::Interruption,
+    large::Fetcher,
     leader_lock::LeaderLock,
     mode::{Mode, run_worker},
     pull_session::{PullSession, SessionEnd},
@@ -207,9 +208,11 @@ impl<M: Mode> Pump<M> {
         let room = self.settings.concurrency.saturating_sub(self.tasks.len());
         let batch_size = self.settings.batch_size;
         for _ in 0..room.min(self.held.queue().ready().div_ceil(batch_size)) {
+            let bytes_max = self.settings.object_bytes_max;
+            let fetcher = Fetcher { jetstream: self.jetstream.clone(), bytes_max };
             let (inbox, mode) = (self.mode.inbox().shared.clone(), Arc::clone(&self.mode));
             let (held, shutdown) = (Arc::clone(&self.held), self.shutdown.clone());
-            let worker = Worker::new(held, inbox, shutdown, self.dead_letters.clone());
+            let worker = Worker::new(held, inbox, shutdown, self.dead_letters.clone(), fetcher);
             self.tasks.spawn(run_worker(worker, mode));
         }
     }

@@ -14,10 +14,12 @@ use tokio::{
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
+use tracing::debug;
 
 use super::{
     dead_letter_publisher::DeadLetterPublisher,
-    held_message::{HeldMessage, Next, after, refused},
+    held_message::{HeldMessage, Next, after, failed, refused},
+    large::{Fetcher, Trouble, is_elsewhere},
     queue::{Id, Queue},
 };
 use crate::{Disposition, Error, Inbox, Received, Source, Verdict, inbox::Shared};
@@ -105,6 +107,11 @@ pub(super) struct Worker<D: Driver> {
     /// Ended as dead, which is to be published.
     dead: Vec<TakenMessage>,
     dead_letters: Option<Arc<DeadLetterPublisher<D>>>,
+    fetcher: Fetcher,
+    /// Its payload is to be fetched, between two transactions.
+    unfetched: Option<TakenMessage>,
+    /// Its payload was fetched: it is the next one.
+    fetched: Option<TakenMessage>,
 }
 
 /// A message that a worker took.
@@ -134,14 +141,20 @@ impl<D: Driver> Worker<D> {
         inbox: Shared,
         shutdown: CancellationToken,
         dead_letters: Option<Arc<DeadLetterPublisher<D>>>,
+        fetcher: Fetcher,
     ) -> Self {
-        Self { held, inbox, shutdown, taken: Vec::new(), refused: Vec::new(), dead: Vec::new(), dead_letters }
+        let (taken, refused, dead) = (Vec::new(), Vec::new(), Vec::new());
+        let (unfetched, fetched) = (None, None);
+        Self { held, inbox, shutdown, taken, refused, dead, dead_letters, fetcher, unfetched, fetched }
     }
 
-    /// Settles the messages that our own tables refused, and publishes dead letters; whether there
-    /// was any.
+    /// Settles the messages that our own tables refused, publishes dead letters, and fetches a
+    /// payload; whether there was any.
     pub(super) async fn settle_rest(&mut self, inbox: &Inbox<D>) -> bool {
-        let was_any = !self.refused.is_empty() || !self.dead.is_empty();
+        let was_any = !self.refused.is_empty() || !self.dead.is_empty() || self.unfetched.is_some();
+        if let Some(message) = self.unfetched.take() {
+            self.fetch(inbox, message).await;
+        }
         while let Some((message, error)) = self.refused.pop() {
             let next = refused(inbox, &message, &error).await;
             self.settle_or_publish(message, next);
@@ -154,21 +167,57 @@ impl<D: Driver> Worker<D> {
         was_any
     }
 
+    /// Fetches a payload. The message keeps it for this run alone: a message that rests holds none.
+    async fn fetch(&mut self, inbox: &Inbox<D>, mut message: TakenMessage) {
+        match self.fetcher.fetch(&message).await {
+            Ok(received) => {
+                message.received = Arc::new(received);
+                self.fetched = Some(message);
+            }
+            Err(Trouble::Away(reason)) => {
+                debug!(subject = message.subject(), reason, "a payload cannot be fetched now");
+                let pause = Disposition::pause(message.waits);
+                self.settle(message.id, Next::Do(Disposition::Wait(pause)));
+            }
+            Err(Trouble::Wrong(reason)) => {
+                let next = failed(inbox, &message, &reason).await;
+                self.settle_or_publish(message, next);
+            }
+        }
+    }
+
     /// A message that nothing is before.
     pub(super) fn next_ready(&mut self) -> Option<TakenMessage> {
+        if !self.shutdown.is_cancelled()
+            && let Some(message) = self.fetched.take()
+        {
+            return Some(message);
+        }
         self.message(Queue::next)
     }
 
     /// The message behind this one in the queue of its ordering key.
     pub(super) fn next_of_key(&mut self, last: Option<Id>) -> Option<TakenMessage> {
-        self.message(|queue| queue.next_behind(last?))
+        let last = last?;
+        let message = self.message(|queue| queue.next_behind(last));
+        // One whose payload is to be fetched is taken when it is the first of its ordering key.
+        if let Some(unfetched) = self.unfetched.take() {
+            self.taken.retain(|taken| *taken != unfetched.id);
+            self.held.queue().rest(unfetched.id, Instant::now());
+            self.held.changed.notify_one();
+        }
+        message
     }
 
     fn message(
         &mut self,
         next: impl FnOnce(&mut Queue<HeldMessage>) -> Option<(Id, &HeldMessage)>,
     ) -> Option<TakenMessage> {
-        if self.shutdown.is_cancelled() || !self.refused.is_empty() || !self.dead.is_empty() {
+        if self.shutdown.is_cancelled()
+            || !self.refused.is_empty()
+            || !self.dead.is_empty()
+            || self.unfetched.is_some()
+        {
             return None;
         }
         let mut queue = self.held.queue();
@@ -176,6 +225,10 @@ impl<D: Driver> Worker<D> {
         let message = TakenMessage { id, received: Arc::clone(&held.received), waits: held.waits };
         drop(queue);
         self.taken.push(id);
+        if is_elsewhere(&message) {
+            self.unfetched = Some(message);
+            return None;
+        }
         Some(message)
     }
 

@@ -9,7 +9,7 @@ use oncebox_claims::{
 use oncebox_schema::{Columns, Driver, SchemaName, Value};
 
 use super::{Records, bigint, stored_at, subject};
-use crate::{Error, Received};
+use crate::{Error, Received, identity::fingerprint};
 
 /// The statements, as this schema has them.
 #[derive(Debug)]
@@ -75,18 +75,20 @@ impl<D: Driver> Records<D> {
     ) -> Result<(), Error> {
         let origin = received.origin();
         let (subject, headers, reason) = (subject(received), headers_json(received), bounded(reason));
+        let fingerprint = received.is_fetched.then(|| fingerprint(received.payload()));
         let values = [
             Value::Text(Some(scope)),
             Value::Text(Some(tenant)),
             Value::Text(key),
             Value::Text(Some(&subject)),
             Value::Text(Some(&headers)),
-            Value::Bytes(Some(received.payload())),
+            Value::Bytes(Some(received.kept_payload())),
             Value::Text(origin.map(|origin| origin.stream.as_str())),
             Value::Integer(origin.map(|origin| bigint(origin.sequence))),
             Value::Integer(origin.map(stored_at)),
             Value::Integer(Some(bigint(received.delivery_count()))),
             Value::Text(Some(&reason)),
+            Value::Bytes(fingerprint.as_ref().map(|bytes| &bytes[..])),
         ];
         let recorded = self.database.query(transaction, &self.dead_letters.record, &values).await;
         recorded.map(drop).map_err(failed_through::<D>("record a dead letter"))

@@ -1,13 +1,13 @@
 //! Conclusions from the facts about the NATS server, and the subjects that it takes.
 
-use super::{Diagnosis, PAYLOAD_BYTES_MAX, Plan, note, problem_of, warning};
+use super::{Diagnosis, INLINE_BYTES_MAX, Plan, note, problem_of, warning};
 use crate::{status::RecentSubject, survey::Survey};
 
 const OLDEST: [u64; 3] = [2, 9, 10];
 
 pub(super) fn check(plan: &Plan, survey: &Survey, subjects: &[RecentSubject], found: &mut Vec<Diagnosis>) {
     found.extend(version(survey));
-    found.extend(max_payload(survey, subjects));
+    found.extend(max_payload(plan, survey, subjects));
     let made = survey.missing_streams.iter().filter(|name| plan.expected.created.contains(name));
     found.extend(made.map(|name| {
         note(
@@ -44,13 +44,14 @@ fn version(survey: &Survey) -> Option<Diagnosis> {
 }
 
 /// Headers count too. The outbox may get messages as large as those that it holds.
-fn max_payload(survey: &Survey, subjects: &[RecentSubject]) -> Option<Diagnosis> {
+fn max_payload(plan: &Plan, survey: &Survey, subjects: &[RecentSubject]) -> Option<Diagnosis> {
     let limit = survey.max_payload_bytes;
-    if limit >= PAYLOAD_BYTES_MAX {
+    if limit >= plan.large.unwrap_or(INLINE_BYTES_MAX) {
         return None;
     }
     let consequence = "a larger message is dead at once, and holds back its ordering key";
-    let remedy = "raise max_payload of nats-server, or have producers send a reference to large bodies";
+    let remedy = "have the relay put large payloads into a bucket with --object-store, above --large-payload-bytes; or raise \
+                  max_payload of nats-server";
     let largest = subjects.iter().max_by_key(|subject| subject.bytes_max);
     if let Some(largest) = largest.filter(|largest| largest.bytes_max.unsigned_abs() > limit) {
         let what = format!(
@@ -60,7 +61,7 @@ fn max_payload(survey: &Survey, subjects: &[RecentSubject]) -> Option<Diagnosis>
         return Some(problem_of("max-payload", what, consequence, remedy));
     }
     let what = format!(
-        "enqueue takes payloads up to {PAYLOAD_BYTES_MAX} bytes, the server's max_payload is {limit}"
+        "without a bucket a payload may have up to {INLINE_BYTES_MAX} bytes, the server's max_payload is {limit}"
     );
     Some(note("max-payload", what, consequence, remedy))
 }

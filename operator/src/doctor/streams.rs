@@ -1,6 +1,6 @@
 //! Conclusions from the settings of a stream for the messages of the outbox.
 
-use super::{Diagnosis, PAYLOAD_BYTES_MAX, Plan, note, problem_of, time, warning};
+use super::{Diagnosis, INLINE_BYTES_MAX, Plan, Severity, note, problem_of, time, warning};
 use crate::{
     obstacles::is_full,
     status::RecentSubject,
@@ -29,6 +29,31 @@ pub(super) fn check(
     found.extend(message_size(survey, stream, subjects));
     found.extend(filled(stream, subjects));
     found.extend(age(stream));
+}
+
+/// The bucket for large payloads: an object has to stay as long as its message.
+pub(super) fn check_bucket(survey: &Survey, found: &mut Vec<Diagnosis>) {
+    let Some(bucket) = &survey.bucket else { return };
+    found.extend(declared(bucket));
+    found.extend(discard(bucket).filter(|found| found.severity != Severity::Note));
+    found.extend(storage(bucket));
+    found.extend(replicas(survey, bucket));
+    found.extend(offline(bucket));
+    found.extend(filled(bucket, &[]));
+    let Some(kept) = bucket.age_max_seconds else { return };
+    let age = |stream: &StreamStatus| stream.age_max_seconds.unwrap_or(f64::INFINITY);
+    let oldest = survey.streams.iter().max_by(|a, b| age(a).total_cmp(&age(b)));
+    let Some(stream) = oldest.filter(|stream| age(stream) > kept) else { return };
+    let name = &bucket.name;
+    let longer =
+        stream.age_max_seconds.map_or_else(|| "for ever".to_owned(), |age| format!("for {}", time(age)));
+    found.push(problem_of(
+        "bucket-age",
+        format!("{name} keeps large payloads for {}, stream {} its messages {longer}", time(kept), stream.name),
+        "a message that is consumed after that has lost its payload, and becomes a dead letter",
+        format!("nats stream edit {name} --max-age, at least as long as of each stream; `oncebox outbox verify` names \
+                 the messages without payload, and has them sent again with --resend"),
+    ));
 }
 
 fn declared(stream: &StreamStatus) -> Option<Diagnosis> {
@@ -169,7 +194,7 @@ fn offline(stream: &StreamStatus) -> Option<Diagnosis> {
 
 fn message_size(survey: &Survey, stream: &StreamStatus, subjects: &[RecentSubject]) -> Option<Diagnosis> {
     let limit =
-        stream.message_bytes_max.filter(|limit| *limit < survey.max_payload_bytes.min(PAYLOAD_BYTES_MAX))?;
+        stream.message_bytes_max.filter(|limit| *limit < survey.max_payload_bytes.min(INLINE_BYTES_MAX))?;
     let name = &stream.name;
     let consequence = "a larger message is dead at once, and holds back its ordering key";
     let remedy =

@@ -13,6 +13,7 @@ fn plan() -> Plan {
         saga_lifetime: None,
         expected: Expected { stream: None, created: vec!["MADE".to_owned()] },
         poll_max: Duration::from_millis(250),
+        large: None,
         weaknesses: Vec::new(),
     }
 }
@@ -37,7 +38,7 @@ fn healthy() -> Examination {
         url: "nats://n".to_owned(),
         version: "2.15.1".to_owned(),
         cluster: Some("C".to_owned()),
-        max_payload_bytes: PAYLOAD_BYTES_MAX,
+        max_payload_bytes: INLINE_BYTES_MAX,
         streams: vec![stream],
         clock: Some(Skew { seconds: 0.2, error_seconds: 0.1 }),
         ..Survey::default()
@@ -212,6 +213,44 @@ fn a_clock_that_was_asked_slowly_is_not_blamed() {
     let mut seen = healthy();
     seen.postgres.as_mut().unwrap().clock = Some(Skew { seconds: 9.0, error_seconds: 4.5 });
     assert_eq!(diagnose(&plan(), &seen), []);
+}
+
+#[test]
+fn findings_of_the_bucket() {
+    let day = 24.0 * 3600.0;
+    let bucket = |age| StreamStatus {
+        name: "OBJ_payloads".to_owned(),
+        replicas: 3,
+        age_max_seconds: Some(age),
+        ..StreamStatus::default()
+    };
+    check(Problem, "bucket-age", &["OBJ_payloads", "1day", "ORDERS", "for ever"], |_, _, survey| {
+        survey.bucket = Some(bucket(day));
+    });
+    let kept = |survey: &mut Survey| {
+        survey.streams[0].age_max_seconds = Some(2.0 * day);
+        survey.streams[0].discards_new = true;
+    };
+    let mut seen = healthy();
+    kept(seen.nats.as_mut().unwrap());
+    let without = diagnose(&plan(), &seen);
+    seen.nats.as_mut().unwrap().bucket = Some(bucket(2.0 * day));
+    assert_eq!(diagnose(&plan(), &seen), without, "as long as the stream");
+    seen.nats.as_mut().unwrap().bucket = Some(bucket(day));
+    let found = diagnose(&plan(), &seen);
+    let ages: Vec<_> = found.iter().filter(|found| found.check == "bucket-age").collect();
+    assert!(ages.len() == 1 && ages[0].what.contains("2days"), "{found:?}");
+}
+
+/// Those that would be too large go to the bucket.
+#[test]
+fn with_a_bucket_a_small_max_payload_is_enough() {
+    let (mut plan, mut seen) = (plan(), healthy());
+    seen.nats.as_mut().unwrap().max_payload_bytes = 1 << 20;
+    plan.large = Some(1 << 19);
+    assert_eq!(diagnose(&plan, &seen), []);
+    plan.large = Some(2 << 20);
+    assert_eq!(diagnose(&plan, &seen).len(), 1);
 }
 
 #[test]

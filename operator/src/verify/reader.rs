@@ -19,6 +19,7 @@ use oncebox_connect::{
     error::{RelayError, error_chain},
     nats::{Connection, QUESTION_TIMEOUT, Server, answer_max, message_max, stream_info, unless_denied},
 };
+use oncebox_relay::facts::has_object;
 use tokio::time::sleep;
 
 use super::absence::LettingGo;
@@ -136,6 +137,11 @@ impl Reader {
         let last = self.ask(|| self.stream.get_last_raw_message_by_subject(subject));
         let last = unless_denied(&self.connection, last).await?;
         Ok(last.map(|message| message.time.into()))
+    }
+
+    /// Whether the object that is the payload of a message is there.
+    pub(super) async fn has_object(&self, object: &[String; 3]) -> Result<bool, String> {
+        unless_denied(&self.connection, has_object(&self.connection, object, QUESTION_TIMEOUT)).await
     }
 
     async fn at(&self, sequence: u64) -> Result<Option<StreamMessage>, String> {

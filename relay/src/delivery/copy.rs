@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, time::SystemTime};
 
 use async_nats::{HeaderMap, header::NATS_MESSAGE_ID};
+use base64::{Engine as _, prelude::BASE64_URL_SAFE};
 use bytes::Bytes;
 use oncebox_schema::{MessageId, Sending};
 use sha2::{Digest as _, Sha256};
@@ -11,7 +12,15 @@ use super::message::{EVENT_ATTRIBUTES, Message};
 use crate::clock::with_text;
 
 /// The headers that the relay adds to a message, beside those of NATS and of `CloudEvents`.
-const ADDED: [&str; 4] = ["Idempotency-Key", "Oncebox-Id", "Oncebox-Time", "Oncebox-Ordering-Key"];
+const ADDED: [&str; 7] = [
+    "Idempotency-Key",
+    "Oncebox-Id",
+    "Oncebox-Time",
+    "Oncebox-Ordering-Key",
+    "Oncebox-Object",
+    "Oncebox-Object-Bytes",
+    "Oncebox-Object-Digest",
+];
 
 /// A message of the outbox as a stream holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +36,8 @@ pub struct Copy {
     /// Its `Nats-Msg-Id`; `None` if the message was sent again on purpose, since such an id does
     /// not follow from the content alone.
     derived_id: Option<String>,
+    /// Bucket, name and digest of the object that is its payload: see [`has_object`](crate::facts).
+    pub object: Option<[String; 3]>,
     payload: Bytes,
     content: Content,
 }
@@ -70,6 +81,12 @@ impl Copy {
             let name: &str = (*name).as_ref();
             !name.starts_with("Nats-") && !ADDED.contains(&name)
         });
+        let digest = text("Oncebox-Object-Digest").and_then(|digest| digest.strip_prefix("SHA-256="));
+        let place =
+            text("Oncebox-Object").filter(|_| payload.is_empty()).and_then(|place| place.split_once('/'));
+        let object =
+            place.zip(digest).map(|((bucket, name), digest)| [bucket, name, digest].map(str::to_owned));
+        let elsewhere = digest.and_then(|digest| BASE64_URL_SAFE.decode(digest).ok());
         let content = Content {
             subject: subject.to_owned(),
             ordering_key: text("Oncebox-Ordering-Key").map(str::to_owned),
@@ -81,10 +98,11 @@ impl Copy {
                     (name.to_string(), values.join("\n"))
                 })
                 .collect(),
-            payload: Sha256::digest(&payload).to_vec(),
+            // Of a payload in a bucket, the message has the digest.
+            payload: elsewhere.clone().unwrap_or_else(|| Sha256::digest(&payload).to_vec()),
         };
-        let derived_id = (!is_replay).then(|| message_id.to_owned());
-        Some(Self { sequence, id, key, is_replay, derived_id, payload, content })
+        let derived_id = (!is_replay && elsewhere.is_none()).then(|| message_id.to_owned());
+        Some(Self { sequence, id, key, is_replay, derived_id, object, payload, content })
     }
 
     /// The names of the parts that differ from the log. A stream that `maps_subjects` stores
@@ -106,7 +124,8 @@ impl Copy {
         headers.sort();
         headers.dedup();
         headers.retain(|name| {
-            let is_added = EVENT_ATTRIBUTES.contains(&name.as_str()) && !logged.headers.contains_key(*name);
+            let is_event = EVENT_ATTRIBUTES.contains(&name.as_str()) || *name == "ce-dataref";
+            let is_added = is_event && !logged.headers.contains_key(*name);
             !is_added && found.headers.get(*name) != logged.headers.get(*name)
         });
         names.extend(headers.into_iter().map(|name| format!("header {name}")));
@@ -136,6 +155,7 @@ impl Content {
             ordering_key: self.ordering_key.clone(),
             headers: None,
             payload_bytes: payload.len(),
+            object: None,
             payload,
             created_at: self.created_at,
             blocked: false,

@@ -36,7 +36,8 @@ pub(crate) enum Failure {
     Refused { err_code: u64, description: String, stream: Option<String> },
     /// The answer is no JetStream acknowledgement.
     NotJetStream,
-    /// More bytes, headers included, than the server takes; it would cut the connection.
+    /// More bytes, headers included, than the server takes, which would cut the connection, or than
+    /// the relay holds.
     TooLarge { bytes: usize, limit: usize },
     /// The server takes more by now than it said on this connection; a new one will know.
     Raised { before: String },
@@ -201,7 +202,9 @@ impl Cause {
             Self::NotJetStream => {
                 "end the subscriber that answers on this subject, or create a stream with it"
             }
-            Self::NotSendable => "raise the server's limits, or have the producer send less",
+            Self::NotSendable => {
+                "name a bucket with --object-store, raise the server's limits, or have the producer send less"
+            }
             Self::Unanswered => "see whether the servers of the stream run",
             Self::Paused => "resume it: oncebox outbox resume",
             Self::Behind => "see to the first message of the ordering key",
@@ -308,7 +311,11 @@ impl fmt::Display for Failure {
                 "the answer is no JetStream acknowledgement: another subscriber answers on the subject",
             ),
             Self::TooLarge { bytes, limit } => {
-                write!(f, "{bytes} bytes with headers; the server's max_payload is {limit}")
+                write!(
+                    f,
+                    "{bytes} bytes with headers, where {limit} can be sent: name a bucket with --object-store, or \
+                     raise the server's max_payload, of which 8 MiB are used"
+                )
             }
             Self::Raised { before } => {
                 write!(f, "the server's max_payload was raised since this connection was made: {before}")

@@ -9,7 +9,10 @@ use async_nats::{
 use bytes::Bytes;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
-use super::decision::{Failure, Paused};
+use super::{
+    decision::{Failure, Paused},
+    object::{INLINE_MAX, Object},
+};
 use crate::clock::with_text;
 
 /// The attributes that a message gets when it is published as a `CloudEvent`, in binary mode.
@@ -35,6 +38,8 @@ pub(crate) struct Message {
     pub(crate) payload: Bytes,
     /// Its size in the database.
     pub(crate) payload_bytes: usize,
+    /// Its payload lies in a bucket, or could not be put there; `None` for the usual message.
+    pub(crate) object: Option<Result<Object, Failure>>,
     pub(crate) created_at: SystemTime,
     /// A message of the same ordering key is parked, or gives way to others: see `pass/hot_key.rs`.
     pub(crate) blocked: bool,
@@ -78,7 +83,12 @@ impl Message {
     ) -> Result<HeaderMap, Failure> {
         let mut map = HeaderMap::new();
         let own = self.own_headers()?;
-        map.insert(NATS_MESSAGE_ID, value("Nats-Msg-Id", &self.message_id(&own))?);
+        let object = self.stored_object();
+        let id = object.map_or_else(|| self.message_id(&own), |object| self.id_beside(object));
+        map.insert(NATS_MESSAGE_ID, value("Nats-Msg-Id", &id)?);
+        for (name, text) in object.into_iter().flat_map(|object| object.headers(self.payload_bytes)) {
+            map.insert(HeaderName::from_static(name), value(name, &text)?);
+        }
         map.insert(HeaderName::from_static("Idempotency-Key"), value("Idempotency-Key", &self.key)?);
         map.insert(HeaderName::from_static("Oncebox-Id"), value("Oncebox-Id", &self.id.to_string())?);
         let time = humantime::format_rfc3339_micros(with_text(self.created_at)).to_string();
@@ -112,6 +122,10 @@ impl Message {
             let encoded = utf8_percent_encode(text, NOT_IN_ATTRIBUTES).to_string();
             map.insert(HeaderName::from_static(name), value(name, &encoded)?);
         }
+        if let Some(object) = self.stored_object() {
+            let place = format!("nats-object:{}/{}", object.bucket, object.name);
+            map.insert(HeaderName::from_static("ce-dataref"), value("ce-dataref", &place)?);
+        }
         Ok(())
     }
 
@@ -124,19 +138,41 @@ impl Message {
         }
     }
 
+    /// Whether its payload is to be put into the bucket now: it is larger than the threshold, and
+    /// nothing holds it back.
+    pub(crate) fn wants_object(&self, above: usize) -> bool {
+        let is_held = self.blocked || self.is_passed || self.paused.is_some();
+        self.payload_bytes > above && !is_held && self.object.is_none()
+    }
+
+    /// Why its payload could not be put into the bucket.
+    pub(crate) fn object_failure(&self) -> Option<&Failure> {
+        self.object.as_ref()?.as_ref().err()
+    }
+
+    /// The payload's place in the bucket.
+    pub(crate) fn stored_object(&self) -> Option<&Object> {
+        self.object.as_ref()?.as_ref().ok()
+    }
+
     /// The payload was not read, since the server would not take it, or the message waits behind
     /// another: it must not be sent.
     pub(crate) fn is_left_out(&self) -> bool {
-        self.payload.len() < self.payload_bytes
+        self.stored_object().is_none() && self.payload.len() < self.payload_bytes
     }
 
-    /// Refuses a message so large that the server would cut the connection.
+    /// Refuses a message so large that the server would cut the connection, or the relay would have
+    /// to hold too much.
     pub(crate) fn check_size(&self, headers: &HeaderMap, limit: usize) -> Result<(), Failure> {
+        if self.stored_object().is_none() && self.payload_bytes > INLINE_MAX {
+            return Err(Failure::TooLarge { bytes: self.payload_bytes, limit: INLINE_MAX });
+        }
         // "NATS/1.0\r\n", "Name: value\r\n" each, "\r\n".
         let pairs = headers.iter().flat_map(|(name, values)| values.iter().map(move |v| (name, v)));
         let head: usize =
             pairs.map(|(name, v)| AsRef::<str>::as_ref(name).len() + v.as_str().len() + 4).sum();
-        let bytes = 12 + head + self.payload_bytes;
+        let body = if self.stored_object().is_some() { 0 } else { self.payload_bytes };
+        let bytes = 12 + head + body;
         if bytes > limit { Err(Failure::TooLarge { bytes, limit }) } else { Ok(()) }
     }
 }
@@ -159,6 +195,7 @@ impl Message {
             headers: None,
             payload: Bytes::from_static(b"{}"),
             payload_bytes: 2,
+            object: None,
             created_at: UNIX_EPOCH + Duration::from_micros(1_700_000_000_123_456),
             blocked: false,
             is_passed: false,

@@ -23,10 +23,15 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use oncebox_schema::{Digest, MessageId, Sending};
 use sha2::{Digest as _, Sha256};
 
-use crate::delivery::message::Message;
+use crate::delivery::{
+    decision::Failure,
+    message::{Message, Replay},
+    object::Object,
+};
 
 impl Message {
     /// The id that the message was sent with; empty for one that could not be sent.
@@ -36,15 +41,25 @@ impl Message {
 
     /// The id of a message, or of its replay, with its own headers.
     pub(crate) fn message_id(&self, headers: &BTreeMap<String, String>) -> String {
-        let mut fields = Fields::new("oncebox message 1");
+        let mut fields = self.fields("oncebox message 1", headers);
+        fields.add(&self.payload);
+        self.id_of(fields, self.replay)
+    }
+
+    /// The fields before the payload.
+    fn fields(&self, purpose: &str, headers: &BTreeMap<String, String>) -> Fields {
+        let mut fields = Fields::new(purpose);
         fields.add(&self.id.to_be_bytes());
         fields.add(&microseconds(self.created_at).to_be_bytes());
         fields.add(self.subject.as_bytes());
         // An ordering key is never empty.
         fields.add(self.ordering_key.as_deref().unwrap_or_default().as_bytes());
         fields.add_headers(headers.iter().map(|(name, value)| (name.as_str(), value.as_str())));
-        fields.add(&self.payload);
-        let sending = match self.replay {
+        fields
+    }
+
+    fn id_of(&self, mut fields: Fields, replay: Option<Replay>) -> String {
+        let sending = match replay {
             None => Sending::Message,
             Some(replay) => {
                 fields.add(&microseconds(replay.requested_at).to_be_bytes());
@@ -54,6 +69,47 @@ impl Message {
         fields.add(sending.to_string().as_bytes());
         let id = MessageId { outbox: &self.outbox, digest: fields.digest(), sending, key: &self.key };
         id.to_string()
+    }
+
+    /// The id of the row's message, whose payload comes in pieces: the same as if it came whole.
+    pub(crate) fn id_of_large(&self) -> Result<IdOfLarge, Failure> {
+        let mut fields = self.fields("oncebox message 1", &self.own_headers()?);
+        fields.begin(self.payload_bytes);
+        Ok(IdOfLarge(fields))
+    }
+
+    /// The id of a message, or of its replay, whose payload is this object: the object has the
+    /// row's, and a replay is another message.
+    pub(crate) fn id_beside(&self, object: &Object) -> String {
+        if self.replay.is_none() {
+            return object.id.clone();
+        }
+        let mut fields = Fields::new("oncebox replay of an object 1");
+        fields.add(object.id.as_bytes());
+        self.id_of(fields, self.replay)
+    }
+
+    /// The name of the object that holds the payload: it tells the row, and needs no payload.
+    pub(crate) fn object_name(&self) -> Result<String, Failure> {
+        let mut fields = self.fields("oncebox object 1", &self.own_headers()?);
+        fields.add(self.outbox.as_bytes());
+        fields.add(self.key.as_bytes());
+        fields.add(&(self.payload_bytes as u64).to_be_bytes());
+        let hash: [u8; 32] = fields.0.finalize().into();
+        Ok(BASE64_URL_SAFE_NO_PAD.encode(&hash[..18]))
+    }
+}
+
+/// The id of a message in the making.
+pub(crate) struct IdOfLarge(Fields);
+
+impl IdOfLarge {
+    pub(crate) fn add(&mut self, piece: &[u8]) {
+        self.0.0.update(piece);
+    }
+
+    pub(crate) fn finish(self, message: &Message) -> String {
+        message.id_of(self.0, None)
     }
 }
 
@@ -91,8 +147,12 @@ impl Fields {
         fields
     }
 
+    fn begin(&mut self, bytes: usize) {
+        self.0.update((bytes as u64).to_be_bytes());
+    }
+
     fn add(&mut self, field: &[u8]) {
-        self.0.update((field.len() as u64).to_be_bytes());
+        self.begin(field.len());
         self.0.update(field);
     }
 
@@ -126,7 +186,6 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::delivery::message::Replay;
 
     fn id(message: &Message) -> String {
         message.message_id(&message.own_headers().unwrap())
@@ -141,6 +200,31 @@ mod tests {
     fn the_order_and_spelling_of_headers_make_no_difference() {
         let with = |headers: &str| id(&Message { headers: Some(headers.into()), ..Message::example() });
         assert_eq!(with(r#"{"a": "1", "bb": "\u0032"}"#), with(r#"{"bb":"2","a":"1"}"#));
+    }
+
+    /// A payload in a bucket changes no id, and each replay of it has one of its own.
+    #[test]
+    fn a_replay_beside_an_object_has_an_id_of_its_own() {
+        let row = Message::example();
+        let pieces = |message: &Message| {
+            let mut id = message.id_of_large().unwrap();
+            id.add(b"{");
+            id.add(b"}");
+            id.finish(message)
+        };
+        assert_eq!(pieces(&row), id(&row));
+        let replay = |number| Message {
+            replay: Some(Replay { number, requested_at: row.created_at }),
+            ..Message::example()
+        };
+        let (bucket, name, digest) = ("b".to_owned(), row.object_name().unwrap(), "d".to_owned());
+        assert_eq!(replay(1).object_name().unwrap(), name);
+        assert_eq!(pieces(&replay(1)), id(&row), "whichever comes first puts the object");
+        let object = Object { bucket, name, digest, id: id(&row) };
+        let ids = [&row, &replay(1), &replay(2)].map(|message| message.id_beside(&object));
+        assert_eq!(ids[0], id(&row));
+        assert_eq!(ids.iter().collect::<HashSet<_>>().len(), 3, "{ids:?}");
+        assert!(ids.iter().all(|id| MessageId::parse(id).is_some()));
     }
 
     #[test]

@@ -22,10 +22,11 @@ use tokio::{
 };
 
 use self::{atomic::AtomicStream, batch::Batch, window::Window};
-use super::connection::Connection;
+use super::{connection::Connection, objects::Bucket};
 use crate::{
     config::Limits,
-    delivery::{breaker::Sending, decision::Failure, message::Message, outcome::Outcome},
+    delivery::{breaker::Sending, decision::Failure, message::Message, object::INLINE_MAX, outcome::Outcome},
+    postgres::session::Session,
 };
 
 /// Bytes of a subject that `enqueue` takes.
@@ -77,9 +78,20 @@ impl Publisher {
         self.connection.over.is_cancelled()
     }
 
-    /// The server takes no message with a larger payload.
+    /// No message with a larger payload is sent.
     pub(crate) fn payload_max(&self) -> usize {
-        self.connection.client.max_payload()
+        self.connection.client.max_payload().min(INLINE_MAX)
+    }
+
+    /// Puts the payloads that are to travel beside their messages into their bucket.
+    pub(crate) async fn put_large(&self, messages: &mut [Message], session: &Session, limits: &Limits) {
+        let Some(large) = &limits.large_payloads else { return };
+        if !messages.iter().any(|message| message.wants_object(large.above)) {
+            return;
+        }
+        let until = Instant::now() + limits.batch_timeout;
+        let bucket = Bucket::new(&self.connection, &large.bucket, limits.ack_timeout);
+        bucket.put_all(messages, large.above, session, until).await;
     }
 
     /// Publishes the messages that may be published, and returns the outcome of each one. When
@@ -167,8 +179,8 @@ impl Publisher {
         if let Some(problem) = self.problem_of(&message.subject) {
             return batch.finish(index, Err(Failure::BadHeader(problem)), limits);
         }
-        if let Some(paused) = &message.paused {
-            return batch.finish(index, Err(Failure::Paused(paused.clone())), limits);
+        if let Some(failure) = held_back(message) {
+            return batch.finish(index, Err(failure), limits);
         }
         if let Some(failure) = batch.refused_unsent(message) {
             return batch.finish(index, Err(failure), limits);
@@ -184,6 +196,9 @@ impl Publisher {
             Sending::Refuse(failure) => return batch.finish(index, Err(failure), limits),
             Sending::Ask => return batch.suspected.push(index),
         }
+        if waits_for_object(message, limits) {
+            return;
+        }
         let headers = wire_headers(message, limits).and_then(|headers| {
             let limit = self.connection.client.max_payload();
             message.check_size(&headers, limit).map(|()| headers)
@@ -191,7 +206,7 @@ impl Publisher {
         let headers = match headers {
             Ok(headers) => headers,
             Err(failure @ Failure::TooLarge { limit, .. })
-                if self.connection.takes_more_by_now(limit).await =>
+                if message.payload_bytes <= INLINE_MAX && self.connection.takes_more_by_now(limit).await =>
             {
                 return batch.away = Some(Failure::Raised { before: failure.to_string() });
             }
@@ -223,6 +238,18 @@ impl Publisher {
             Err(_) => batch.away = Some(Failure::TimedOut),
         }
     }
+}
+
+/// Why a message is not sent, however its subject fares.
+fn held_back(message: &Message) -> Option<Failure> {
+    let paused = message.paused.clone().map(Failure::Paused);
+    paused.or_else(|| message.object_failure().cloned())
+}
+
+/// There was no time to put its payload into the bucket: the next pass does.
+fn waits_for_object(message: &Message, limits: &Limits) -> bool {
+    let above = limits.large_payloads.as_ref().map(|large| large.above);
+    message.is_left_out() && above.is_some_and(|above| message.wants_object(above))
 }
 
 /// The headers of a message on the wire, as the options have them.

@@ -96,7 +96,7 @@ impl Worker {
             trace.read_on(published.claimed.pass, &come.messages, &come.snapshot);
         }
         let count = come.messages.len();
-        let outcomes = session.keep_alive(self.send(&come.messages)).await;
+        let outcomes = session.keep_alive(self.send(session, &mut come.messages)).await;
         published.add(come, outcomes);
         self.take_in(published);
         Ok(Some(count))

@@ -24,6 +24,7 @@ use crate::{
     postgres::{
         Store,
         claim::{Seen, Wanted},
+        session::Session,
     },
     telemetry::{health::Heartbeat, metrics::Metrics, traces::Traces},
 };
@@ -151,6 +152,9 @@ impl Worker {
         }
         let started = Instant::now();
         self.bounds.payload_max = self.publisher.as_ref().map_or(usize::MAX, Publisher::payload_max);
+        if let Some(large) = &self.shared.tuning.limits.large_payloads {
+            self.bounds.payload_max = self.bounds.payload_max.min(large.above);
+        }
         let mut claimed =
             bounded(Claimed::new(&self.shared.store, wanted, lanes_max, &mut self.bounds)).await?;
         if let (Some(trace), Some(claimed)) = (&self.shared.trace_file, &mut claimed) {
@@ -171,21 +175,25 @@ impl Worker {
 
     /// Publishes the claimed messages and waits for the acknowledgements, within the configured
     /// deadlines.
-    pub async fn publish(&mut self, claimed: Claimed) -> Published {
-        let outcomes = claimed.session.keep_alive(self.send(&claimed.messages)).await;
+    pub async fn publish(&mut self, mut claimed: Claimed) -> Published {
+        let Claimed { session, messages, .. } = &mut claimed;
+        let outcomes = session.keep_alive(self.send(session, messages)).await;
         let mut published = Published::new(claimed, outcomes);
         self.take_in(&mut published);
         published
     }
 
     /// Sends messages; returns their outcomes.
-    pub(super) async fn send(&mut self, messages: &[Message]) -> Vec<Outcome> {
+    pub(super) async fn send(&mut self, session: &Session, messages: &mut [Message]) -> Vec<Outcome> {
         if messages.is_empty() {
             return Vec::new();
         }
         let started = Instant::now();
         let outcomes = match &mut self.publisher {
-            Some(publisher) => publisher.publish(messages, &self.shared.tuning.limits).await,
+            Some(publisher) => {
+                publisher.put_large(messages, session, &self.shared.tuning.limits).await;
+                publisher.publish(messages, &self.shared.tuning.limits).await
+            }
             None => Vec::new(),
         };
         self.shared.metrics.publish_time.observe(started.elapsed().as_secs_f64());

@@ -13,7 +13,7 @@ use tokio_postgres::{Row, RowStream};
 use tracing::error;
 
 use super::{
-    room::{PIECE, Room, large, with_row_max},
+    room::{Room, large, with_row_max},
     session::Session,
     store::{Store, message},
 };
@@ -352,27 +352,6 @@ impl Session {
         let parameters: [&dyn Parameter; 5] = [&lane, &after, &none, &subjects, &smaller_than];
         let rows = self.query("look for others", &self.store.sql.others, &parameters).await?;
         Ok(rows.iter().any(|row| row.get(0)))
-    }
-
-    /// Reads payloads that are too large to come with their rows, in pieces: the client's buffers
-    /// grow to twice the longest row, and stay so.
-    async fn read_payloads(
-        &self,
-        messages: &mut [Message],
-        large: &HashMap<(i16, i64), usize>,
-    ) -> Result<(), StoreError> {
-        for message in messages {
-            let Some(bytes) = large.get(&(message.lane, message.id)).copied() else { continue };
-            let mut payload = Vec::with_capacity(bytes);
-            for from in (1..=i32::try_from(bytes).unwrap_or(i32::MAX)).step_by(PIECE as usize) {
-                let parameters: [&dyn Parameter; 4] = [&message.lane, &message.id, &from, &PIECE];
-                let rows = self.query("read a payload", &self.store.sql.payload, &parameters).await?;
-                payload.extend_from_slice(rows.first().map(|row| row.get(0)).unwrap_or_default());
-            }
-            assert_eq!(payload.len(), bytes, "the log is append-only");
-            message.payload = payload.into();
-        }
-        Ok(())
     }
 }
 

@@ -252,6 +252,7 @@ pub(super) fn message(
         payload: bytes::Bytes::copy_from_slice(row.get::<_, Option<&[u8]>>(6).unwrap_or_default()),
         created_at: row.get(7),
         payload_bytes: usize::try_from(row.get::<_, i32>("payload_bytes")).unwrap_or(0),
+        object: None,
         blocked: row.get(8),
         is_passed: false,
         paused: None,

@@ -170,7 +170,7 @@ async fn every_wrong_call_is_refused_with_a_hint_and_changes_nothing() {
 async fn what_is_just_within_the_limits_is_taken() {
     let (env, client) = prepared().await;
     let sql = "BEGIN DEFERRABLE;
-               SELECT oncebox.claim(repeat('ä', 127) || 's', repeat('k', 128), convert_to(repeat('p', 8388608), 'UTF8'),
+               SELECT oncebox.claim(repeat('ä', 127) || 's', repeat('k', 128), convert_to(repeat('p', 67108864), 'UTF8'),
                                     repeat('t', 255), -1);
                SELECT oncebox.settle(repeat('ä', 127) || 's', repeat('k', 128), to_json(repeat('x', 1048574)), repeat('t', 255));
                SELECT oncebox.claim('s:h', 'empty', '');

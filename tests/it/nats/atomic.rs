@@ -91,6 +91,33 @@ impl Scene {
     }
 }
 
+/// A payload that could not be put into its bucket is in no batch: an empty one would be stored in
+/// its place.
+#[tokio::test]
+async fn a_payload_without_its_bucket_is_in_no_batch() {
+    if !is_known() {
+        return;
+    }
+    let mut scene = Scene::start("", "").await;
+    scene.values = with(&scene.values, [("object-store", "B"), ("large-payload-bytes", "1000")]);
+    let mut worker = scene.worker("").await;
+    scene.drain_in_batches(&mut worker).await;
+    let context = jetstream::new(async_nats::connect(scene.nats.url()).await.unwrap());
+    context.delete_stream("OBJ_B").await.unwrap();
+    let large = "SELECT oncebox.enqueue('large-' || n, $1, convert_to(repeat('x', 5000), 'UTF8'))
+                 FROM generate_series(1, 20) AS n";
+    scene.client.query(large, &[&SUBJECT]).await.unwrap();
+    scene.enqueue(40).await;
+    let parked = "SELECT FROM oncebox.parked WHERE error LIKE '%there is no such bucket%'";
+    eventually("the large ones are set aside", LIMIT, async || {
+        worker.run_once().await.unwrap();
+        (!scene.client.query(parked, &[]).await.unwrap().is_empty()).then_some(())
+    })
+    .await;
+    let stored = stored(&scene.stream().await).await;
+    assert!(stored.iter().all(|message| !message.key.contains("large-")), "without its payload");
+}
+
 /// How many of the last thousand messages were published in batches.
 async fn batched(stream: &Stream) -> usize {
     let last = stream.get_info().await.unwrap().state.last_sequence;

@@ -33,12 +33,12 @@ pub(crate) async fn doctor(database_url: &str, nats_url: &str, more: &[(&str, &s
     (code, serde_json::from_str(&output).unwrap_or_else(|error| panic!("{error}: {output}{log}")))
 }
 
-async fn doctor_of(env: &TestEnv) -> (i32, Value) {
+pub(super) async fn doctor_of(env: &TestEnv) -> (i32, Value) {
     doctor(env.database_url(), env.nats_url(), &[]).await
 }
 
 /// Severity and name of each finding; not those that any test server has.
-fn found(document: &Value) -> Vec<(String, String)> {
+pub(super) fn found(document: &Value) -> Vec<(String, String)> {
     let all = document["findings"].as_array().unwrap().iter();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let mut all: Vec<_> = all.map(|found| (text(&found["severity"]), text(&found["check"]))).collect();
@@ -50,13 +50,13 @@ fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
     expected.iter().map(|(severity, check)| ((*severity).to_owned(), (*check).to_owned())).collect()
 }
 
-fn text_of(document: &Value, check: &str) -> String {
+pub(super) fn text_of(document: &Value, check: &str) -> String {
     let all = document["findings"].as_array().unwrap().iter();
     all.filter(|found| found["check"] == check).map(ToString::to_string).collect()
 }
 
 /// A stream with nothing to find.
-fn sound(env: &TestEnv) -> Config {
+pub(super) fn sound(env: &TestEnv) -> Config {
     Config {
         discard: DiscardPolicy::New,
         duplicate_window: Duration::from_secs(600),
@@ -65,7 +65,7 @@ fn sound(env: &TestEnv) -> Config {
     }
 }
 
-async fn start(env: &TestEnv, config: Config) -> (Stream, Client) {
+pub(super) async fn start(env: &TestEnv, config: Config) -> (Stream, Client) {
     let pg = env.pg().await;
     enqueue(&pg, &env.subject("a"), "m-", 0..10, 0).await;
     (fresh_stream(env.nats_url(), config).await, pg)

@@ -20,7 +20,10 @@ use crate::{
         support::{Does, LIMIT, SCOPE, builder, count, effects, insert, message, stream_environment},
     },
     leased::support::Pays,
-    relay::process::{run, run_ok},
+    relay::{
+        large::{drained, enqueue_bytes},
+        process::{run, run_ok},
+    },
 };
 
 /// Nothing comes again by itself while a test runs.
@@ -197,6 +200,23 @@ async fn under_a_lease_a_message_is_retried_and_buried_too() {
     assert_eq!((count(&env, "oncebox.dead_letter").await, count(&env, "oncebox.inbox_claim").await), (1, 0));
     running.stop().await;
     assert_eq!(handler.runs(), 3);
+}
+
+/// The command has the message as its stream has it: without the payload, if that is large.
+#[tokio::test]
+async fn under_a_lease_a_message_with_a_large_payload_is_buried_too() {
+    let env = stream_environment().await;
+    enqueue_bytes(&env, &env.pg().await, "k", 300_000).await;
+    drained(&env).await;
+    let handler = Pays::new(|_, _| Box::pin(async { Err(REASON.into()) }));
+    let leased = Inbox::builder(env.pool(8)).scope(SCOPE).single_tenant().backoff(LONG, LONG);
+    let leased = leased.leased(Duration::from_secs(8)).build().unwrap();
+    let running = Running::start(consumer(&env).await, leased, handler.clone());
+    rows(&env, 1).await;
+    let (output, _) = act(&env, "bury", &["--key", "k"]).await;
+    assert_eq!(output, "buried 1 message\n");
+    assert_eq!((count(&env, "oncebox.dead_letter").await, count(&env, "oncebox.inbox_claim").await), (1, 0));
+    running.stop().await;
 }
 
 /// The operator's process dies after JetStream has stored the copy and before PostgreSQL has

@@ -52,6 +52,26 @@ async fn large_messages_in_all_lanes_fit_into_what_a_relay_may_hold() {
     assert!(peak < BOUND, "{} MiB", peak / MIB);
 }
 
+/// They go to the bucket in pieces; `bench large` does the same with a hundred.
+#[tokio::test]
+async fn a_payload_that_goes_to_a_bucket_is_never_held_whole() {
+    let env = TestEnv::new().await;
+    let nats = Nats::start().await.unwrap();
+    let stream = fresh_stream(&nats.url(), stream_config("REFERENCES", "large")).await;
+    let client = env.pg().await;
+    enqueue(&client, "large-", 6, 64 * 1024 * 1024).await;
+    let environment = [
+        ("DATABASE_URL", env.database_url().to_owned()),
+        ("NATS_URL", nats.url()),
+        ("ONCEBOX_HTTP_LISTEN", "off".to_owned()),
+        ("ONCEBOX_OBJECT_STORE", "payloads".to_owned()),
+    ];
+    let relay = Program::start("oncebox", &["relay"], &environment).await.unwrap();
+    eventually("all arrive", LIMIT * 4, async || (count(&stream).await == 6).then_some(())).await;
+    let peak = peak(relay).await;
+    assert!(peak < BOUND, "{} MiB", peak / MIB);
+}
+
 #[tokio::test]
 async fn what_the_server_does_not_take_is_dead_and_never_read() {
     let env = TestEnv::new().await;

@@ -213,8 +213,8 @@ const REFUSED: &[(&str, &[&str], &str)] = &[
     ("OB005", &["payload", "null"], "'k', 's', NULL"),
     (
         "OB005",
-        &["payload", "8388609 bytes", "8388608 bytes"],
-        "'k', 's', convert_to(repeat('p', 8388609), 'UTF8')",
+        &["payload", "67108865 bytes", "67108864 bytes"],
+        "'k', 's', convert_to(repeat('p', 67108865), 'UTF8')",
     ),
     ("OB004", &["headers", "array"], "'k', 's', 'p', '[]'"),
     ("OB004", &["headers", "16384 bytes"], "'k', 's', 'p', jsonb_build_object('a', repeat('v', 16384))"),
@@ -274,7 +274,7 @@ async fn every_refusal_names_the_field_and_the_limit_and_changes_nothing() {
     }
     let count: i64 = client.query_one("SELECT count(*) FROM oncebox.message", &[]).await.unwrap().get(0);
     assert_eq!(count, 0);
-    let largest = "SELECT oncebox.enqueue('k', 's', convert_to(repeat('p', 8388608), 'UTF8'))::text";
+    let largest = "SELECT oncebox.enqueue('k', 's', convert_to(repeat('p', 67108864), 'UTF8'))::text";
     call(&client, largest, &[]).await.expect("the limit itself is allowed");
     let limits = "SELECT oncebox.enqueue(repeat('k', 128) || ':' || repeat('s', 64) || ':' || repeat('t', 61), \
                   repeat('s', 255), '', jsonb_build_object(repeat('h', 128), 'a\tb'), repeat('o', 255))::text";

@@ -26,6 +26,7 @@ use super::{
     Publisher,
     answer::{Ack, parse_atomic, parse_commit},
     batch::Batch,
+    held_back,
     window::Window,
     wire_headers,
 };
@@ -231,7 +232,7 @@ impl Publisher {
             let is_of_stream = subjects.iter().any(|pattern| covers(pattern, &message.subject));
             if !is_of_stream
                 || message.is_left_out()
-                || message.paused.is_some()
+                || held_back(message).is_some()
                 || self.connection.places.in_doubt(&message.subject).is_some()
                 || self.connection.breaker.sending(&message.subject) != Sending::Publish
             {

@@ -1,0 +1,308 @@
+//! Puts large payloads into a bucket of the NATS Object Store, piece by piece: the relay never
+//! holds one whole.
+//!
+//! An object is named after its row, so another try after a crash finds the first one, or replaces
+//! it. Its chunks lie below the name, each try under a subject of its own. Two relays may put the
+//! same object, when one was suspended and its lanes went to another:
+//!
+//! - A try removes only chunks that the bucket has stored before its own first one. So the one
+//!   that wakes up cannot remove those of its successor.
+//! - The description of the object, which comes last, names the description that it replaces. So
+//!   the one whose chunks were removed cannot describe them.
+
+use std::{collections::HashMap, time::Duration};
+
+use async_nats::{
+    HeaderMap,
+    jetstream::{self, ErrorCode, context::PublishErrorKind, stream::LastRawMessageErrorKind},
+};
+use base64::{Engine as _, prelude::BASE64_URL_SAFE};
+use bytes::Bytes;
+use futures_util::TryStreamExt as _;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use tokio::time::Instant;
+
+use oncebox_connect::nats::Connection;
+
+use crate::{
+    clock::with_text,
+    delivery::{decision::Failure, message::Message, object::Object},
+    error::error_chain,
+    postgres::session::Session,
+};
+
+/// Bytes of a chunk, as the clients of NATS choose them; fewer with a smaller `max_payload`.
+const CHUNK: usize = 128 * 1024;
+/// Room for the subject and the protocol beside a chunk.
+const BESIDE: usize = 1024;
+/// The id of the message stands beside its object, so that another try need not read the payload.
+const ID: &str = "nats-msg-id";
+
+/// A bucket, on a connection.
+pub(crate) struct Bucket<'a> {
+    name: &'a str,
+    stream: String,
+    context: jetstream::Context,
+    chunk: usize,
+}
+
+/// The description of an object, as the Object Store has it.
+#[derive(Deserialize, Serialize)]
+struct Description {
+    name: String,
+    bucket: String,
+    nuid: String,
+    size: usize,
+    chunks: usize,
+    digest: String,
+    mtime: String,
+    #[serde(default)]
+    metadata: HashMap<String, String>,
+    #[serde(default)]
+    deleted: bool,
+}
+
+/// `None`: whether it was stored is unknown, and the next pass tries again.
+type Trouble = Option<Failure>;
+
+/// Whether the object that a message names is there, whole; not whether its chunks are the right
+/// ones, for which all of them would have to be read.
+///
+/// # Errors
+/// JetStream does not say.
+pub async fn has_object(
+    connection: &Connection,
+    [bucket, name, digest]: &[String; 3],
+    timeout: Duration,
+) -> Result<bool, String> {
+    let bucket = Bucket::new(connection, bucket, timeout);
+    let whole = async {
+        let (_, found) = bucket.find(name).await?;
+        let found =
+            found.filter(|found| !found.deleted && found.digest.strip_prefix("SHA-256=") == Some(digest));
+        match found {
+            Some(found) => bucket.has_all_chunks(&found).await,
+            None => Ok(false),
+        }
+    };
+    match whole.await {
+        Ok(whole) => Ok(whole),
+        Err(Some(Failure::Refused { err_code, .. })) if err_code == ErrorCode::STREAM_NOT_FOUND.0 => {
+            Ok(false)
+        }
+        Err(Some(failure)) => Err(failure.to_string()),
+        Err(None) => Err("JetStream does not answer".to_owned()),
+    }
+}
+
+impl<'a> Bucket<'a> {
+    pub(crate) fn new(connection: &Connection, name: &'a str, timeout: Duration) -> Self {
+        let stream = format!("OBJ_{name}");
+        let (context, _) = connection.jetstream_of(&stream, timeout);
+        let chunk = CHUNK.min(connection.client.max_payload().saturating_sub(BESIDE)).max(1);
+        Self { name, stream, context, chunk }
+    }
+
+    /// Puts the payloads that are larger than `above` and may go. Those for which the time does not
+    /// suffice are left to the next pass.
+    pub(crate) async fn put_all(
+        &self,
+        messages: &mut [Message],
+        above: usize,
+        session: &Session,
+        until: Instant,
+    ) {
+        // What the bucket answers to one it would answer to the next.
+        let mut refused = None;
+        for message in messages.iter_mut().filter(|message| message.wants_object(above)) {
+            message.payload = Bytes::new();
+            if let Some(failure) = &refused {
+                message.object = Some(Err(Failure::clone(failure)));
+                continue;
+            }
+            if Instant::now() >= until {
+                return;
+            }
+            match self.put(message, session).await {
+                Ok(object) => message.object = Some(Ok(object)),
+                Err(None) => return,
+                Err(Some(failure)) => {
+                    message.object = Some(Err(failure.clone()));
+                    refused = Some(failure).filter(|failure| !matches!(failure, Failure::BadHeader(_)));
+                }
+            }
+        }
+    }
+
+    async fn put(&self, message: &Message, session: &Session) -> Result<Object, Trouble> {
+        let name = message.object_name()?;
+        let (replaced, found) = self.find(&name).await?;
+        let whole = found.filter(|found| !found.deleted && found.size == message.payload_bytes);
+        let found = match whole {
+            Some(found) if self.has_all_chunks(&found).await? => found,
+            _ => self.store(name, message, session, replaced).await?,
+        };
+        let id = found.metadata.get(ID).cloned().ok_or_else(|| {
+            Failure::BadHeader(format!("object {}/{}: another program has put it", found.bucket, found.name))
+        })?;
+        Ok(Object { bucket: found.bucket, name: found.name, digest: found.digest, id })
+    }
+
+    /// The description of an object, and its sequence in the bucket: 0 when there is none.
+    async fn find(&self, name: &str) -> Result<(u64, Option<Description>), Trouble> {
+        let stream = self.context.get_stream_no_info(&self.stream).await.map_err(|error| {
+            tracing::debug!(error = error_chain(&error), "object store");
+            None
+        })?;
+        match stream.get_last_raw_message_by_subject(&self.description_subject(name)).await {
+            Ok(last) => Ok((last.sequence, serde_json::from_slice(&last.payload).ok())),
+            Err(error) => match error.kind() {
+                LastRawMessageErrorKind::NoMessageFound => Ok((0, None)),
+                LastRawMessageErrorKind::JetStream(refused) => Err(Some(self.refused(&refused))),
+                _ => Err(Some(self.silent())),
+            },
+        }
+    }
+
+    async fn has_all_chunks(&self, found: &Description) -> Result<bool, Trouble> {
+        let subject = self.chunk_subject(&found.nuid);
+        let asking = async {
+            let stream = self.context.get_stream_no_info(&self.stream).await.ok()?;
+            let subjects = stream.info_with_subjects(&subject).await.ok()?;
+            subjects.try_collect::<HashMap<String, usize>>().await.ok()
+        };
+        let counts = asking.await.ok_or_else(|| self.silent())?;
+        Ok(counts.get(&subject).copied().unwrap_or(0) == found.chunks)
+    }
+
+    /// Stores chunks, then their description.
+    async fn store(
+        &self,
+        name: String,
+        message: &Message,
+        session: &Session,
+        replaced: u64,
+    ) -> Result<Description, Trouble> {
+        let nuid = format!("{name}.{}", self.unique());
+        let subject = self.chunk_subject(&nuid);
+        let (mut chunks, mut digest, mut id) = (0, Sha256::new(), message.id_of_large()?);
+        let mut from = 0;
+        while from < message.payload_bytes {
+            let piece = session.payload_piece(message, from).await.map_err(|_| None)?;
+            if piece.is_empty() {
+                return Err(None);
+            }
+            from += piece.len();
+            digest.update(&piece);
+            id.add(&piece);
+            let sequence = self.send_chunks(&subject, &piece).await?;
+            if chunks == 0 {
+                self.remove_older(&name, sequence).await;
+            }
+            chunks += piece.len().div_ceil(self.chunk);
+        }
+        let description = Description {
+            name,
+            bucket: self.name.to_owned(),
+            nuid,
+            size: message.payload_bytes,
+            chunks,
+            digest: format!("SHA-256={}", BASE64_URL_SAFE.encode(digest.finalize())),
+            mtime: humantime::format_rfc3339_micros(with_text(message.created_at)).to_string(),
+            metadata: HashMap::from([(ID.to_owned(), id.finish(message))]),
+            deleted: false,
+        };
+        let body = serde_json::to_vec(&description).expect("texts and numbers have a JSON form");
+        let mut headers = HeaderMap::new();
+        headers.insert("Nats-Rollup", "sub");
+        headers.insert("Nats-Expected-Last-Subject-Sequence", replaced.to_string().as_str());
+        let subject = self.description_subject(&description.name);
+        self.acknowledged(subject, headers, body.into()).await?;
+        Ok(description)
+    }
+
+    /// Stores a piece, all chunks of it at once; returns the sequence of the first.
+    async fn send_chunks(&self, subject: &str, piece: &Bytes) -> Result<u64, Trouble> {
+        let mut sent = Vec::new();
+        for from in (0..piece.len()).step_by(self.chunk) {
+            let chunk = piece.slice(from..piece.len().min(from + self.chunk));
+            let published = self.context.publish(subject.to_owned(), chunk).await;
+            sent.push(published.map_err(|error| self.trouble(&error))?);
+        }
+        let mut first = None;
+        for acknowledgement in sent {
+            let sequence = acknowledgement.await.map_err(|error| self.trouble(&error))?.sequence;
+            first.get_or_insert(sequence);
+        }
+        first.ok_or(None)
+    }
+
+    /// Removes chunks of earlier tries; if it cannot, they stay as long as the bucket keeps them.
+    async fn remove_older(&self, name: &str, before: u64) {
+        let Ok(stream) = self.context.get_stream_no_info(&self.stream).await else { return };
+        let filter = format!("$O.{}.C.{name}.>", self.name);
+        if let Err(error) = stream.purge().filter(filter).sequence(before).await {
+            tracing::debug!(error = error_chain(&error), "remove the chunks of an earlier try");
+        }
+    }
+
+    async fn acknowledged(&self, subject: String, headers: HeaderMap, body: Bytes) -> Result<(), Trouble> {
+        let published = self.context.publish_with_headers(subject, headers, body).await;
+        let acknowledgement = published.map_err(|error| self.trouble(&error))?;
+        acknowledgement.await.map_err(|error| self.trouble(&error))?;
+        Ok(())
+    }
+
+    /// A token that no other try has.
+    fn unique(&self) -> String {
+        let inbox = self.context.client().new_inbox();
+        inbox.rsplit('.').next().unwrap_or_default().to_owned()
+    }
+
+    fn description_subject(&self, name: &str) -> String {
+        format!("$O.{}.M.{}", self.name, BASE64_URL_SAFE.encode(name))
+    }
+
+    fn chunk_subject(&self, nuid: &str) -> String {
+        format!("$O.{}.C.{nuid}", self.name)
+    }
+
+    fn trouble(&self, error: &jetstream::context::PublishError) -> Trouble {
+        match error.kind() {
+            PublishErrorKind::StreamNotFound => Some(self.missing()),
+            PublishErrorKind::TimedOut => Some(self.silent()),
+            PublishErrorKind::Other => {
+                let refused = std::error::Error::source(error)
+                    .and_then(|source| source.downcast_ref::<jetstream::Error>())?;
+                Some(self.refused(refused))
+            }
+            // Another relay was faster, or the connection is gone: the next pass finds out.
+            _ => None,
+        }
+    }
+
+    fn refused(&self, error: &jetstream::Error) -> Failure {
+        if error.error_code() == ErrorCode::STREAM_NOT_FOUND {
+            return self.missing();
+        }
+        Failure::Refused {
+            err_code: error.error_code().0,
+            description: format!("object store {}: {error}", self.name),
+            stream: Some(self.stream.clone()),
+        }
+    }
+
+    fn missing(&self) -> Failure {
+        let description = format!("object store {}: there is no such bucket", self.name);
+        Failure::Refused {
+            err_code: ErrorCode::STREAM_NOT_FOUND.0,
+            description,
+            stream: Some(self.stream.clone()),
+        }
+    }
+
+    fn silent(&self) -> Failure {
+        Failure::Silent { stream: Some(self.stream.clone()) }
+    }
+}
