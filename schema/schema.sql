@@ -823,6 +823,7 @@ DECLARE
   part "oncebox".segment;
   is_so boolean;
 BEGIN
+  PERFORM "oncebox".note_turn();
   UPDATE "oncebox".segment AS s SET drained_at = clock_timestamp() WHERE s.drained_at > clock_timestamp();
   FOR part IN
     SELECT s.* FROM "oncebox".segment AS s
@@ -896,6 +897,7 @@ BEGIN
       SELECT -1, d.id FROM "oncebox".delayed AS d
     ) AS k
     JOIN "oncebox".message_%1$s AS m ON m.lane = k.lane AND m.id = k.id
+    ON CONFLICT ON CONSTRAINT message_kept_pkey DO NOTHING
   $keep$, number);
   GET DIAGNOSTICS kept = ROW_COUNT;
   EXECUTE format($strange$
@@ -979,10 +981,7 @@ DECLARE
   next "oncebox".segment;
   holder text;
 BEGIN
-  IF NOT EXISTS (SELECT FROM "oncebox".segment AS s WHERE s.number = this_turn % 8 AND s.turn = this_turn) THEN
-    UPDATE "oncebox".segment AS s
-    SET turn = this_turn, is_live = true, is_empty = false, began_at = clock_timestamp(), drained_at = NULL
-    WHERE s.number = this_turn % 8;
+  IF "oncebox".note_turn() THEN
     RETURN NULL;
   END IF;
   -- Written while the clock was ahead.
@@ -1670,6 +1669,19 @@ BEGIN
   RETURN true;
 END $$;
 
+CREATE FUNCTION oncebox.note_turn() RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  this_turn bigint := pg_sequence_last_value('"oncebox".turn');
+BEGIN
+  UPDATE "oncebox".segment AS s
+  SET turn = this_turn, is_live = true, is_empty = false, began_at = clock_timestamp(), drained_at = NULL, tried_at = NULL
+  WHERE s.number = this_turn % 8 AND s.turn <> this_turn;
+  RETURN FOUND;
+END $$;
+
 CREATE TABLE oncebox.segment (
     number smallint NOT NULL,
     turn bigint NOT NULL,
@@ -2272,6 +2284,141 @@ $_$;
 
 COMMENT ON FUNCTION oncebox.sweep_barrier(barrier text, keep interval, most integer) IS 'Deletes rows of a barrier that have ended longer ago than this; 10000 at most. What is under way stays.';
 
+CREATE TABLE oncebox.dead_letter (
+    id bigint NOT NULL,
+    scope text NOT NULL COLLATE pg_catalog."C",
+    tenant text NOT NULL,
+    key text,
+    subject text NOT NULL,
+    headers jsonb NOT NULL,
+    payload bytea NOT NULL,
+    stream text COLLATE pg_catalog."C",
+    stream_sequence bigint,
+    stored_at timestamp with time zone,
+    deliveries bigint NOT NULL,
+    reason text NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    fingerprint bytea,
+    CONSTRAINT dead_letter_origin CHECK ((((stream IS NULL) = (stream_sequence IS NULL)) AND ((stream IS NULL) = (stored_at IS NULL)))),
+    CONSTRAINT dead_letter_reason_size CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000)))
+);
+
+COMMENT ON TABLE oncebox.dead_letter IS 'Messages that a consumer gave up on, whole, with the reason.';
+
+COMMENT ON COLUMN oncebox.dead_letter.key IS 'NULL when the message has no valid key.';
+
+COMMENT ON COLUMN oncebox.dead_letter.stored_at IS 'When the stream stored the message: a recreated stream counts its sequence from 1 again.';
+
+COMMENT ON COLUMN oncebox.dead_letter.fingerprint IS 'That of the key, for a payload that stays in the Object Store, where the headers say; NULL when the payload is here.';
+
+CREATE TABLE oncebox.inbox (
+    scope character varying(255) NOT NULL COLLATE pg_catalog."C",
+    tenant character varying(255) NOT NULL COLLATE pg_catalog."C",
+    key character varying(255) NOT NULL COLLATE pg_catalog."C",
+    fingerprint bytea NOT NULL,
+    status text NOT NULL,
+    outcome bytea,
+    message_id bigint,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE oncebox.inbox IS 'Consumed keys. A committed row means that the key was handled; status says how it ended.';
+
+COMMENT ON COLUMN oncebox.inbox.outcome IS 'The reply as JSON (completed, rejected; NULL stands for null), or the reason as text (dead).';
+
+CREATE TABLE oncebox.inbox_claim (
+    scope character varying(255) NOT NULL COLLATE pg_catalog."C",
+    tenant character varying(255) NOT NULL COLLATE pg_catalog."C",
+    key character varying(255) NOT NULL COLLATE pg_catalog."C",
+    fingerprint bytea NOT NULL,
+    message_id bigint,
+    owner uuid NOT NULL,
+    epoch bigint DEFAULT 1 NOT NULL,
+    state text DEFAULT 'running'::text NOT NULL,
+    lease_until timestamp with time zone NOT NULL,
+    attempts integer DEFAULT 1 NOT NULL,
+    taken_over boolean DEFAULT false NOT NULL,
+    reason text,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT inbox_claim_bounds CHECK (((epoch >= 1) AND (attempts >= 0))),
+    CONSTRAINT inbox_claim_reason CHECK (((state = 'running'::text) = (reason IS NULL))),
+    CONSTRAINT inbox_claim_reason_size CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000))),
+    CONSTRAINT inbox_claim_state CHECK ((state = ANY (ARRAY['running'::text, 'failed'::text, 'unknown'::text])))
+)
+WITH (fillfactor='70');
+
+COMMENT ON TABLE oncebox.inbox_claim IS 'Claims of leased mode that are in progress. When one ends, its row is replaced by one of inbox in the same transaction.';
+
+COMMENT ON COLUMN oncebox.inbox_claim.epoch IS 'Counts the owners. Whatever an owner writes is checked against owner and epoch.';
+
+COMMENT ON COLUMN oncebox.inbox_claim.state IS 'running: an owner works on it; failed: no effect, to be repeated; unknown: an effect may have happened, to be reconciled.';
+
+COMMENT ON COLUMN oncebox.inbox_claim.lease_until IS 'Nobody else may claim the key before, by the database''s clock: the end of the lease, or of the pause after a failure.';
+
+COMMENT ON COLUMN oncebox.inbox_claim.taken_over IS 'The owner took the claim from another whose lease had ended.';
+
+CREATE TABLE oncebox.inbox_scope (
+    scope text NOT NULL COLLATE pg_catalog."C",
+    retention_seconds double precision,
+    registered_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    kind text DEFAULT 'consumer'::text NOT NULL,
+    dead_letter_seconds double precision,
+    mode text,
+    CONSTRAINT inbox_scope_dead_letters CHECK (((dead_letter_seconds > (0)::double precision) AND (dead_letter_seconds <= ('3162240000'::bigint)::double precision))),
+    CONSTRAINT inbox_scope_kind CHECK ((kind = ANY (ARRAY['consumer'::text, 'http'::text]))),
+    CONSTRAINT inbox_scope_mode CHECK ((mode = ANY (ARRAY['transaction'::text, 'lease'::text]))),
+    CONSTRAINT inbox_scope_retention CHECK (((retention_seconds > (0)::double precision) AND (retention_seconds <= ('3162240000'::bigint)::double precision)))
+);
+
+COMMENT ON TABLE oncebox.inbox_scope IS 'The consumers and the HTTP routes of this database, as their processes registered them when they started.';
+
+COMMENT ON COLUMN oncebox.inbox_scope.retention_seconds IS 'How long a key is kept at least; NULL is for ever.';
+
+COMMENT ON COLUMN oncebox.inbox_scope.kind IS 'consumer: of messages; http: a route, whose keys are repeated by clients, not by a stream.';
+
+COMMENT ON COLUMN oncebox.inbox_scope.dead_letter_seconds IS 'How long a dead letter is kept at least, and never shorter than a key; NULL is for ever.';
+
+COMMENT ON COLUMN oncebox.inbox_scope.mode IS 'transaction: keys are claimed in the handler''s transaction; lease: before it, under a lease. A process of the other mode is refused; see change_inbox_mode.';
+
+CREATE FUNCTION oncebox.sweep_basis() RETURNS text
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN concat_ws(' '::text, (SELECT c.system_identifier FROM pg_control_system() c(pg_control_version, catalog_version_no, system_identifier, pg_control_last_modified)), pg_relation_filenode('oncebox.inbox'::regclass), pg_relation_filenode('oncebox.dead_letter'::regclass), pg_relation_filenode('oncebox.inbox_claim'::regclass), (SELECT md5(string_agg(concat_ws(' '::text, s.scope, COALESCE(s.retention_seconds, (0)::double precision), s.dead_letter_seconds), ', '::text ORDER BY s.scope)) AS md5 FROM oncebox.inbox_scope s));
+
+CREATE FUNCTION oncebox.sweep_due(first_block bigint, end_block bigint) RETURNS timestamp with time zone
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  first_row CONSTANT tid := format('(%s,0)', first_block);
+  end_row CONSTANT tid := format('(%s,0)', end_block);
+BEGIN
+  RETURN (
+    SELECT min(r.oldest + make_interval(secs => CASE
+             WHEN r.is_letter THEN greatest(s.dead_letter_seconds, s.retention_seconds)
+             ELSE s.retention_seconds
+           END))
+    FROM (
+      SELECT i.scope, min(i.created_at) AS oldest, false AS is_letter
+      FROM "oncebox".inbox AS i
+      WHERE i.ctid >= first_row AND i.ctid < end_row
+      GROUP BY i.scope
+      UNION ALL
+      SELECT l.scope, min(l.created_at), true
+      FROM "oncebox".dead_letter AS l
+      WHERE l.ctid >= first_row AND l.ctid < end_row
+      GROUP BY l.scope
+      UNION ALL
+      SELECT c.scope, min(c.lease_until), false
+      FROM "oncebox".inbox_claim AS c
+      WHERE c.ctid >= first_row AND c.ctid < end_row
+      GROUP BY c.scope
+    ) AS r
+    JOIN "oncebox".inbox_scope AS s ON s.scope = r.scope
+    WHERE s.retention_seconds IS NOT NULL AND (NOT r.is_letter OR s.dead_letter_seconds IS NOT NULL)
+  );
+END $$;
+
 CREATE FUNCTION oncebox.sweep_inbox(first_block bigint, end_block bigint, only_count boolean, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2413,6 +2560,62 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.sweep_inbox(first_block bigint, end_block bigint, only_count boolean, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) IS 'Deletes, or only counts, what is older than the retentions of inbox_scope in a range of blocks of inbox, dead_letter and inbox_claim. unknown_effects: effects outside the database whose outcome nobody found out.';
+
+CREATE FUNCTION oncebox.sweep_inboxes(OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint, OUT is_last boolean) RETURNS SETOF record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  moment CONSTANT timestamptz := clock_timestamp();
+  shortest CONSTANT interval := (SELECT make_interval(secs => min(s.retention_seconds)) FROM "oncebox".inbox_scope AS s);
+  sweep "oncebox".inbox_sweep;
+  blocks CONSTANT bigint := greatest(pg_relation_size('"oncebox".inbox'), pg_relation_size('"oncebox".dead_letter'),
+                                     pg_relation_size('"oncebox".inbox_claim')) / current_setting('block_size')::bigint;
+  this_block bigint;
+BEGIN
+  IF shortest IS NULL THEN
+    RETURN;
+  END IF;
+  SELECT w.* INTO sweep
+  FROM "oncebox".inbox_sweep AS w
+  WHERE w.next_block > 0
+    OR w.finished_at IS NULL
+    OR w.finished_at > moment
+    OR w.finished_at < moment - greatest(interval '1 second', least(interval '1 hour', shortest / 64))
+  FOR UPDATE SKIP LOCKED;
+  IF NOT FOUND THEN
+    RETURN;
+  END IF;
+  PERFORM set_config('idle_in_transaction_session_timeout', '60s', true);
+
+  IF sweep.next_block = 0 AND sweep.basis <> "oncebox".sweep_basis() THEN
+    DELETE FROM "oncebox".inbox_sweep_range;
+    UPDATE "oncebox".inbox_sweep SET basis = "oncebox".sweep_basis();
+  END IF;
+  this_block := coalesce(
+    (SELECT min(r.first_block) FROM "oncebox".inbox_sweep_range AS r
+     WHERE r.first_block >= sweep.next_block AND NOT r.due_at BETWEEN moment AND moment + shortest),
+    (SELECT max(r.first_block) + 128 FROM "oncebox".inbox_sweep_range AS r),
+    0
+  );
+  is_last := this_block >= blocks;
+  IF is_last THEN
+    DELETE FROM "oncebox".inbox_sweep_range AS r WHERE r.first_block >= blocks;
+    UPDATE "oncebox".inbox_sweep SET next_block = 0, finished_at = clock_timestamp();
+    keys := 0; dead_letters := 0; claims := 0; unknown_effects := 0;
+    RETURN NEXT;
+    RETURN;
+  END IF;
+  SELECT d.* INTO keys, dead_letters, claims, unknown_effects
+  FROM "oncebox".sweep_inbox(this_block, this_block + 128, false) AS d;
+  INSERT INTO "oncebox".inbox_sweep_range AS r (first_block, due_at)
+  VALUES (this_block, least("oncebox".sweep_due(this_block, this_block + 128), moment + shortest))
+  ON CONFLICT ON CONSTRAINT inbox_sweep_range_pkey DO UPDATE SET due_at = excluded.due_at;
+  UPDATE "oncebox".inbox_sweep SET next_block = this_block + 128;
+  RETURN NEXT;
+END $$;
+
+COMMENT ON FUNCTION oncebox.sweep_inboxes(OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint, OUT is_last boolean) IS 'For consumers: one step in deleting what is older than the retentions of inbox_scope. No row when nothing is to be done.';
 
 CREATE FUNCTION oncebox.sweep_sagas(keep interval, most integer) RETURNS bigint
     LANGUAGE sql SECURITY DEFINER
@@ -2558,33 +2761,6 @@ COMMENT ON COLUMN oncebox.cursor.reset_until IS 'Set while messages of another c
 
 COMMENT ON COLUMN oncebox.cursor.acknowledged IS 'For each stream the highest sequence that acknowledged a message of the lane, and that message''s Nats-Msg-Id: {"ORDERS": [4711, "..."]}.';
 
-CREATE TABLE oncebox.dead_letter (
-    id bigint NOT NULL,
-    scope text NOT NULL COLLATE pg_catalog."C",
-    tenant text NOT NULL,
-    key text,
-    subject text NOT NULL,
-    headers jsonb NOT NULL,
-    payload bytea NOT NULL,
-    stream text COLLATE pg_catalog."C",
-    stream_sequence bigint,
-    stored_at timestamp with time zone,
-    deliveries bigint NOT NULL,
-    reason text NOT NULL,
-    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    fingerprint bytea,
-    CONSTRAINT dead_letter_origin CHECK ((((stream IS NULL) = (stream_sequence IS NULL)) AND ((stream IS NULL) = (stored_at IS NULL)))),
-    CONSTRAINT dead_letter_reason_size CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000)))
-);
-
-COMMENT ON TABLE oncebox.dead_letter IS 'Messages that a consumer gave up on, whole, with the reason.';
-
-COMMENT ON COLUMN oncebox.dead_letter.key IS 'NULL when the message has no valid key.';
-
-COMMENT ON COLUMN oncebox.dead_letter.stored_at IS 'When the stream stored the message: a recreated stream counts its sequence from 1 again.';
-
-COMMENT ON COLUMN oncebox.dead_letter.fingerprint IS 'That of the key, for a payload that stays in the Object Store, where the headers say; NULL when the payload is here.';
-
 ALTER TABLE oncebox.dead_letter ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME oncebox.dead_letter_id_seq
     START WITH 1
@@ -2631,21 +2807,6 @@ CREATE TABLE oncebox.event_kind (
 
 COMMENT ON TABLE oncebox.event_kind IS 'The kinds of events that are sent, as messages with the subject oncebox.events.KIND.';
 
-CREATE TABLE oncebox.inbox (
-    scope character varying(255) NOT NULL COLLATE pg_catalog."C",
-    tenant character varying(255) NOT NULL COLLATE pg_catalog."C",
-    key character varying(255) NOT NULL COLLATE pg_catalog."C",
-    fingerprint bytea NOT NULL,
-    status text NOT NULL,
-    outcome bytea,
-    message_id bigint,
-    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
-);
-
-COMMENT ON TABLE oncebox.inbox IS 'Consumed keys. A committed row means that the key was handled; status says how it ended.';
-
-COMMENT ON COLUMN oncebox.inbox.outcome IS 'The reply as JSON (completed, rejected; NULL stands for null), or the reason as text (dead).';
-
 CREATE TABLE oncebox.inbox_attempt (
     scope text NOT NULL COLLATE pg_catalog."C",
     tenant text NOT NULL COLLATE pg_catalog."C",
@@ -2690,37 +2851,6 @@ CREATE TABLE oncebox.inbox_batch_end (
 
 COMMENT ON TABLE oncebox.inbox_batch_end IS 'Always empty.';
 
-CREATE TABLE oncebox.inbox_claim (
-    scope character varying(255) NOT NULL COLLATE pg_catalog."C",
-    tenant character varying(255) NOT NULL COLLATE pg_catalog."C",
-    key character varying(255) NOT NULL COLLATE pg_catalog."C",
-    fingerprint bytea NOT NULL,
-    message_id bigint,
-    owner uuid NOT NULL,
-    epoch bigint DEFAULT 1 NOT NULL,
-    state text DEFAULT 'running'::text NOT NULL,
-    lease_until timestamp with time zone NOT NULL,
-    attempts integer DEFAULT 1 NOT NULL,
-    taken_over boolean DEFAULT false NOT NULL,
-    reason text,
-    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    CONSTRAINT inbox_claim_bounds CHECK (((epoch >= 1) AND (attempts >= 0))),
-    CONSTRAINT inbox_claim_reason CHECK (((state = 'running'::text) = (reason IS NULL))),
-    CONSTRAINT inbox_claim_reason_size CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000))),
-    CONSTRAINT inbox_claim_state CHECK ((state = ANY (ARRAY['running'::text, 'failed'::text, 'unknown'::text])))
-)
-WITH (fillfactor='70');
-
-COMMENT ON TABLE oncebox.inbox_claim IS 'Claims of leased mode that are in progress. When one ends, its row is replaced by one of inbox in the same transaction.';
-
-COMMENT ON COLUMN oncebox.inbox_claim.epoch IS 'Counts the owners. Whatever an owner writes is checked against owner and epoch.';
-
-COMMENT ON COLUMN oncebox.inbox_claim.state IS 'running: an owner works on it; failed: no effect, to be repeated; unknown: an effect may have happened, to be reconciled.';
-
-COMMENT ON COLUMN oncebox.inbox_claim.lease_until IS 'Nobody else may claim the key before, by the database''s clock: the end of the lease, or of the pause after a failure.';
-
-COMMENT ON COLUMN oncebox.inbox_claim.taken_over IS 'The owner took the claim from another whose lease had ended.';
-
 CREATE TABLE oncebox.inbox_effect (
     scope character varying(255) NOT NULL COLLATE pg_catalog."C",
     tenant character varying(255) NOT NULL COLLATE pg_catalog."C",
@@ -2740,29 +2870,6 @@ COMMENT ON TABLE oncebox.inbox_effect IS 'What claims in progress, and those giv
 COMMENT ON COLUMN oncebox.inbox_effect.state IS 'started: it may have happened; done: it happened; rejected: it never will.';
 
 COMMENT ON COLUMN oncebox.inbox_effect.result IS 'The result as JSON (done), or the reason as text (rejected).';
-
-CREATE TABLE oncebox.inbox_scope (
-    scope text NOT NULL COLLATE pg_catalog."C",
-    retention_seconds double precision,
-    registered_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    kind text DEFAULT 'consumer'::text NOT NULL,
-    dead_letter_seconds double precision,
-    mode text,
-    CONSTRAINT inbox_scope_dead_letters CHECK (((dead_letter_seconds > (0)::double precision) AND (dead_letter_seconds <= ('3162240000'::bigint)::double precision))),
-    CONSTRAINT inbox_scope_kind CHECK ((kind = ANY (ARRAY['consumer'::text, 'http'::text]))),
-    CONSTRAINT inbox_scope_mode CHECK ((mode = ANY (ARRAY['transaction'::text, 'lease'::text]))),
-    CONSTRAINT inbox_scope_retention CHECK (((retention_seconds > (0)::double precision) AND (retention_seconds <= ('3162240000'::bigint)::double precision)))
-);
-
-COMMENT ON TABLE oncebox.inbox_scope IS 'The consumers and the HTTP routes of this database, as their processes registered them when they started.';
-
-COMMENT ON COLUMN oncebox.inbox_scope.retention_seconds IS 'How long a key is kept at least; NULL is for ever.';
-
-COMMENT ON COLUMN oncebox.inbox_scope.kind IS 'consumer: of messages; http: a route, whose keys are repeated by clients, not by a stream.';
-
-COMMENT ON COLUMN oncebox.inbox_scope.dead_letter_seconds IS 'How long a dead letter is kept at least, and never shorter than a key; NULL is for ever.';
-
-COMMENT ON COLUMN oncebox.inbox_scope.mode IS 'transaction: keys are claimed in the handler''s transaction; lease: before it, under a lease. A process of the other mode is refused; see change_inbox_mode.';
 
 CREATE TABLE oncebox.inbox_snooze (
     scope text NOT NULL COLLATE pg_catalog."C",
@@ -2793,11 +2900,21 @@ CREATE TABLE oncebox.inbox_sweep (
     only_row boolean DEFAULT true NOT NULL,
     next_block bigint DEFAULT 0 NOT NULL,
     finished_at timestamp with time zone,
+    basis text DEFAULT ''::text NOT NULL COLLATE pg_catalog."C",
     CONSTRAINT inbox_sweep_block CHECK ((next_block >= 0)),
     CONSTRAINT inbox_sweep_only_row CHECK (only_row)
 );
 
-COMMENT ON TABLE oncebox.inbox_sweep IS 'One row, locked by the process that deletes keys older than their retention. next_block: where in the table it goes on; finished_at: when it last came to the end.';
+COMMENT ON TABLE oncebox.inbox_sweep IS 'One row, locked by the process that deletes keys older than their retention. next_block: where in the tables it goes on; finished_at: when it last came to the end.';
+
+COMMENT ON COLUMN oncebox.inbox_sweep.basis IS 'The files and retentions for which inbox_sweep_range is right.';
+
+CREATE TABLE oncebox.inbox_sweep_range (
+    first_block bigint NOT NULL,
+    due_at timestamp with time zone NOT NULL
+);
+
+COMMENT ON TABLE oncebox.inbox_sweep_range IS 'For each range of blocks: before that time no row in it is past its retention.';
 
 CREATE TABLE oncebox.installation (
     only_row boolean DEFAULT true NOT NULL,
@@ -3541,6 +3658,9 @@ ALTER TABLE ONLY oncebox.inbox_snooze
 ALTER TABLE ONLY oncebox.inbox_sweep
     ADD CONSTRAINT inbox_sweep_pkey PRIMARY KEY (only_row);
 
+ALTER TABLE ONLY oncebox.inbox_sweep_range
+    ADD CONSTRAINT inbox_sweep_range_pkey PRIMARY KEY (first_block);
+
 ALTER TABLE ONLY oncebox.installation
     ADD CONSTRAINT installation_pkey PRIMARY KEY (only_row);
 
@@ -3889,6 +4009,8 @@ GRANT ALL ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after
 REVOKE ALL ON FUNCTION oncebox.note_loss(wanted_lane smallint, wanted_stream text, seen bigint, kind text, lost_sequence bigint, proven bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.note_loss(wanted_lane smallint, wanted_stream text, seen bigint, kind text, lost_sequence bigint, proven bigint) TO oncebox_relay;
 
+REVOKE ALL ON FUNCTION oncebox.note_turn() FROM PUBLIC;
+
 GRANT SELECT ON TABLE oncebox.segment TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.segment TO oncebox_operator;
 
@@ -3955,9 +4077,47 @@ REVOKE ALL ON FUNCTION oncebox.stuck_event() FROM PUBLIC;
 REVOKE ALL ON FUNCTION oncebox.sweep_barrier(barrier text, keep interval, most integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.sweep_barrier(barrier text, keep interval, most integer) TO oncebox_consumer;
 
+GRANT SELECT,DELETE ON TABLE oncebox.dead_letter TO oncebox_operator;
+GRANT SELECT,INSERT,DELETE ON TABLE oncebox.dead_letter TO oncebox_consumer;
+
+GRANT SELECT(scope) ON TABLE oncebox.dead_letter TO oncebox_relay;
+
+GRANT SELECT(stream) ON TABLE oncebox.dead_letter TO oncebox_relay;
+
+GRANT SELECT,DELETE ON TABLE oncebox.inbox TO oncebox_operator;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox TO oncebox_consumer;
+
+GRANT SELECT(scope) ON TABLE oncebox.inbox TO oncebox_relay;
+
+GRANT SELECT(tenant) ON TABLE oncebox.inbox TO oncebox_relay;
+
+GRANT SELECT(key) ON TABLE oncebox.inbox TO oncebox_relay;
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_claim TO oncebox_consumer;
+
+GRANT SELECT(scope) ON TABLE oncebox.inbox_claim TO oncebox_operator;
+
+GRANT SELECT(tenant) ON TABLE oncebox.inbox_claim TO oncebox_operator;
+
+GRANT SELECT(key) ON TABLE oncebox.inbox_claim TO oncebox_operator;
+
+GRANT SELECT(state) ON TABLE oncebox.inbox_claim TO oncebox_operator;
+
+GRANT SELECT(lease_until),UPDATE(lease_until) ON TABLE oncebox.inbox_claim TO oncebox_operator;
+
+GRANT SELECT ON TABLE oncebox.inbox_scope TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.inbox_scope TO oncebox_operator;
+GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.inbox_scope TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.sweep_basis() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.sweep_due(first_block bigint, end_block bigint) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.sweep_inbox(first_block bigint, end_block bigint, only_count boolean, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.sweep_inbox(first_block bigint, end_block bigint, only_count boolean, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) TO oncebox_operator;
-GRANT ALL ON FUNCTION oncebox.sweep_inbox(first_block bigint, end_block bigint, only_count boolean, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.sweep_inboxes(OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint, OUT is_last boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.sweep_inboxes(OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint, OUT is_last boolean) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.sweep_sagas(keep interval, most integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.sweep_sagas(keep interval, most integer) TO oncebox_operator;
@@ -4000,13 +4160,6 @@ GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.consumer_position TO oncebox_consume
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.cursor TO oncebox_relay;
 
-GRANT SELECT,DELETE ON TABLE oncebox.dead_letter TO oncebox_operator;
-GRANT SELECT,INSERT,DELETE ON TABLE oncebox.dead_letter TO oncebox_consumer;
-
-GRANT SELECT(scope) ON TABLE oncebox.dead_letter TO oncebox_relay;
-
-GRANT SELECT(stream) ON TABLE oncebox.dead_letter TO oncebox_relay;
-
 GRANT SELECT ON TABLE oncebox.delayed TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.delayed TO oncebox_operator;
 
@@ -4014,15 +4167,6 @@ GRANT SELECT ON TABLE oncebox.discarded TO oncebox_relay;
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.discarded TO oncebox_operator;
 
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.event_kind TO oncebox_operator;
-
-GRANT SELECT,DELETE ON TABLE oncebox.inbox TO oncebox_operator;
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox TO oncebox_consumer;
-
-GRANT SELECT(scope) ON TABLE oncebox.inbox TO oncebox_relay;
-
-GRANT SELECT(tenant) ON TABLE oncebox.inbox TO oncebox_relay;
-
-GRANT SELECT(key) ON TABLE oncebox.inbox TO oncebox_relay;
 
 GRANT SELECT,DELETE ON TABLE oncebox.inbox_attempt TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_attempt TO oncebox_consumer;
@@ -4043,23 +4187,7 @@ GRANT UPDATE(due_at) ON TABLE oncebox.inbox_attempt TO oncebox_operator;
 
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.inbox_batch TO oncebox_consumer;
 
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_claim TO oncebox_consumer;
-
-GRANT SELECT(scope) ON TABLE oncebox.inbox_claim TO oncebox_operator;
-
-GRANT SELECT(tenant) ON TABLE oncebox.inbox_claim TO oncebox_operator;
-
-GRANT SELECT(key) ON TABLE oncebox.inbox_claim TO oncebox_operator;
-
-GRANT SELECT(state) ON TABLE oncebox.inbox_claim TO oncebox_operator;
-
-GRANT SELECT(lease_until),UPDATE(lease_until) ON TABLE oncebox.inbox_claim TO oncebox_operator;
-
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_effect TO oncebox_consumer;
-
-GRANT SELECT ON TABLE oncebox.inbox_scope TO oncebox_relay;
-GRANT SELECT ON TABLE oncebox.inbox_scope TO oncebox_operator;
-GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.inbox_scope TO oncebox_consumer;
 
 GRANT SELECT ON TABLE oncebox.inbox_snooze TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_snooze TO oncebox_consumer;
@@ -4067,8 +4195,6 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_snooze TO oncebox_consu
 GRANT SELECT(scope) ON TABLE oncebox.inbox_snooze TO oncebox_relay;
 
 GRANT SELECT(due_at) ON TABLE oncebox.inbox_snooze TO oncebox_relay;
-
-GRANT SELECT,UPDATE ON TABLE oncebox.inbox_sweep TO oncebox_consumer;
 
 GRANT SELECT ON TABLE oncebox.installation TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.installation TO oncebox_operator;
