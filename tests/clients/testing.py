@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import time
 import uuid
 from pathlib import Path
 
@@ -23,9 +22,7 @@ def template():
 
 @pytest.fixture
 def database_url(template):
-    began = time.monotonic()
     with template.database() as url:
-        assert time.monotonic() - began < 1
         yield url
 
 

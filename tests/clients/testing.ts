@@ -14,9 +14,7 @@ before(async () => {
 after(() => template.drop());
 
 test("which messages a transaction has enqueued", async () => {
-  const began = Date.now();
   await template.database(async (url) => {
-    assert.ok(Date.now() - began < 1000);
     const client = new Client(url);
     await client.connect();
     await enqueue(client, { key: "before", subject: "a.b", payload: {} });

@@ -117,13 +117,14 @@ async fn a_template_is_made_once_and_copied_for_each_test() {
         template.url()
     }));
     let all = all.await;
-    assert!(begun.elapsed() < ONCE && all.iter().all(|url| *url == all[0]), "{all:?}");
+    let made = begun.elapsed();
+    assert!(made < ONCE && all.iter().all(|url| *url == all[0]), "{all:?}");
 
     let template = Template::make(env.database_url(), &[&own]).await.unwrap();
     let begun = Instant::now();
     let used = template.database(async |url| {
         let took = begun.elapsed();
-        assert!(took < Duration::from_secs(1), "a copy took {took:?}");
+        assert!(took < made, "a copy took {took:?}, the template {made:?}");
         let pool = PgPool::connect(&url).await.unwrap();
         let mut transaction = pool.begin().await.unwrap();
         let message = Message::bytes("k".parse().unwrap(), "a.b".parse().unwrap(), "1");

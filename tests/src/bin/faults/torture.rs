@@ -19,8 +19,10 @@ use crate::{
     stage::{STREAM, Stage, stream_config},
 };
 
-/// Relays forget what is older, and empty its segments.
-pub(crate) const OPTIONS: &[(&str, &str)] = &[("ONCEBOX_RETENTION", "1m")];
+/// Relays forget what is older, and empty its segments. Longer than all faults in a row last: a
+/// loss must be found sooner.
+pub(crate) const OPTIONS: &[(&str, &str)] = &[("ONCEBOX_RETENTION", "3m")];
+const RETENTION_SECONDS: f64 = 180.0;
 const TURN: Duration = Duration::from_secs(4);
 const TROUBLE: Duration = Duration::from_secs(5);
 const JUDGE_MAX: Duration = Duration::from_secs(600);
@@ -44,7 +46,7 @@ pub(crate) async fn run(stage: &mut Stage<'_>, duration: Duration) -> Result<Str
     stop.cancel();
     let (turns, emptied) = turning.join_all().await.into_iter().next().context("the ring turns")?;
     let minutes = duration.as_secs() / 60;
-    ensure!(turns > 0 && (emptied > 0 || minutes < 3), "{turns} turns, {emptied} segments emptied");
+    ensure!(turns > 0 && (emptied > 0 || minutes < 6), "{turns} turns, {emptied} segments emptied");
     let faults: Vec<String> = faults.iter().map(|(fault, times)| format!("{times} times {fault}")).collect();
     Ok(format!("{minutes} minutes: {}; {turns} turns, {emptied} segments emptied", faults.join(", ")))
 }
@@ -131,7 +133,8 @@ async fn turn_once(database_url: &str) -> Result<(bool, usize)> {
     let transaction = client.transaction().await?;
     transaction.execute("SELECT FROM oncebox.maintenance FOR UPDATE", &[]).await?;
     transaction.execute("SELECT oncebox.drain_segments()", &[]).await?;
-    let emptied = transaction.query("SELECT * FROM oncebox.empty_segment(60)", &[]).await?.len();
+    let emptied =
+        transaction.query("SELECT * FROM oncebox.empty_segment($1)", &[&RETENTION_SECONDS]).await?.len();
     let now = "SELECT pg_sequence_last_value('oncebox.turn')";
     let before: i64 = transaction.query_one(now, &[]).await?.get(0);
     transaction.execute("SELECT oncebox.end_turn(0, 200, 0)", &[]).await?;
