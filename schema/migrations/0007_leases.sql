@@ -277,8 +277,6 @@ END $$;
 -- retentions, and the places of rows, do: `basis` stands for both. Where a row was written before
 -- the look and committed after it, the range is looked at later by as long as the transaction took.
 -- A note from beyond the shortest retention was written while the clock was ahead.
---
--- A process that stops within its transaction is ended by PostgreSQL: another goes on.
 CREATE FUNCTION {schema}.sweep_inboxes(
   OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint, OUT is_last boolean
 ) RETURNS SETOF record

@@ -124,7 +124,7 @@ impl<'a> Stage<'a> {
             database,
             options,
             file,
-            recording: if setup.forgets { None } else { Some(Recording::new()?) },
+            recording: if setup.forgets { None } else { Recording::wanted()? },
             started: 0,
         };
         while stage.relays.len() < setup.relays {
