@@ -12,6 +12,7 @@ use crate::{
 pub use sweeper::{LOOK, Sweeper, tell_refusal};
 
 const WHAT: &str = "delete old keys";
+
 /// The statement, with the name of the schema filled in.
 #[derive(Debug)]
 struct Retention(String);
