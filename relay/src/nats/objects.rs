@@ -239,7 +239,11 @@ impl<'a> Bucket<'a> {
     }
 
     /// Removes chunks of earlier tries; if it cannot, they stay as long as the bucket keeps them.
+    /// Sequence 1 has none before it, and nats-server 2.9 would take it for "all".
     async fn remove_older(&self, name: &str, before: u64) {
+        if before <= 1 {
+            return;
+        }
         let Ok(stream) = self.context.get_stream_no_info(&self.stream).await else { return };
         let filter = format!("$O.{}.C.{name}.>", self.name);
         if let Err(error) = stream.purge().filter(filter).sequence(before).await {
