@@ -12,4 +12,5 @@ mod bits;
 mod due;
 pub mod inbox;
 pub mod outbox;
+pub mod ring;
 pub mod trace;
