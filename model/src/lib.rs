@@ -13,4 +13,5 @@ mod due;
 pub mod inbox;
 pub mod outbox;
 pub mod ring;
+pub mod saga;
 pub mod trace;
