@@ -188,6 +188,12 @@ impl<'a> Check<'a> {
             self.verdict
                 .breaks(Rule::Order, format!("{name:?} sends {}/{}, which waits", answer.0, answer.1));
         }
+        // The cursor of such a lane does not note the acknowledgement, and a loss would be missed.
+        let is_claimed = |lane: i16| pass.claims.iter().any(|claim| claim.cursor.lane == lane);
+        for answer in pass.answers.iter().filter(|answer| !is_claimed(answer.0)) {
+            let sent = format!("{name:?} sends {}/{} of an unclaimed lane", answer.0, answer.1);
+            self.verdict.breaks(Rule::Chain, sent);
+        }
         let Some(settling) = &pass.settling else { return };
         self.verdict.saw("settlements", settling.lanes.len());
         self.verdict.saw("commits", usize::from(pass.is_settled));
