@@ -55,6 +55,8 @@ pub enum Mutant {
     MarkOutlivesLoss,
     /// A message that was parked, and stored later, has no receipt of its own.
     NoLateReceipt,
+    /// In a lane that is left out of a pass parked messages are sent, and no cursor notes it.
+    LeftLaneSendsParked,
     /// A discarded message is sent again with its lane.
     DiscardedIsResent,
     /// A sequence that is given out again is not noticed.
@@ -102,6 +104,7 @@ pub const ALL: &[(Mutant, &Scope, &str)] = &[
     (Mutant::RewindKeepsSnapshot, &scope::LOSS, DELIVERED),
     (Mutant::MarkOutlivesLoss, &scope::LOSS, DELIVERED),
     (Mutant::NoLateReceipt, &scope::PARKED, DELIVERED),
+    (Mutant::LeftLaneSendsParked, &scope::LEFT_OUT, DELIVERED),
     (Mutant::DiscardedIsResent, &scope::PARKED, DISCARDED),
     (Mutant::RegressionIsIgnored, &scope::LOSS, DELIVERED),
     (Mutant::MilestonesStay, &scope::KEPT, DUE),

@@ -58,7 +58,7 @@ impl State {
     pub(crate) fn read(&self, model: &Outbox, looked: &Cursor) -> Option<Pass> {
         let mut db = self.db.clone();
         if db.cursor.number != looked.number {
-            return None;
+            return self.left_out(model, looked);
         }
         let begins_reset = db.is_foreign() && !model.is(Mutant::ForeignIsIgnored);
         if begins_reset {
@@ -80,8 +80,28 @@ impl State {
         Some(Pass { has_session: true, cursor, begins_reset, readings, log, is_full, snapshot })
     }
 
+    /// A lane whose cursor has moved: nothing is sent in it, parked messages neither.
+    fn left_out(&self, model: &Outbox, looked: &Cursor) -> Option<Pass> {
+        let readings = read_parked(&self.db, model);
+        let cursor = *looked;
+        let snapshot = self.db.snapshot();
+        let pass = Pass {
+            has_session: true,
+            cursor,
+            begins_reset: false,
+            readings,
+            log: 0,
+            is_full: false,
+            snapshot,
+        };
+        model.is(Mutant::LeftLaneSendsParked).then_some(pass)
+    }
+
     /// Settles the longest prefix of the log that is done, and commits.
     pub(crate) fn settle(&mut self, model: &Outbox, relay: usize, mut pass: Pass) {
+        if model.is(Mutant::LeftLaneSendsParked) && pass.cursor.number != self.db.cursor.number {
+            return set_aside(&mut self.db, model, &pass, 0);
+        }
         let known = rules::acknowledged(pass.cursor.mark.map(mark_text));
         let cursor = production(&pass.cursor);
         if rules::note(&cursor, &known, &sent(&names(&pass), &pass), None).regressed.is_some()

@@ -193,6 +193,16 @@ pub const PARKED: Scope = Scope {
     ..PLAIN
 };
 
+/// Two relays, of which one finds that the cursor has moved; a refusal and a loss.
+pub const LEFT_OUT: Scope = Scope {
+    name: "left out",
+    messages: &[(0, None), (1, None)],
+    limit: 2,
+    relays: 2,
+    faults: Faults { refuse: 1, lose_end: 1, ..Faults::NONE },
+    ..PLAIN
+};
+
 /// A replay beside a refusal and a loss.
 pub const REPLAYED: Scope = Scope {
     name: "replayed",
@@ -260,7 +270,7 @@ pub const LOCKSTEP: Scope = Scope {
 };
 
 /// All, as CI checks them.
-pub const ALL: [&Scope; 17] = [
+pub const ALL: [&Scope; 18] = [
     &CURSOR,
     &RACE,
     &DRAIN,
@@ -273,6 +283,7 @@ pub const ALL: [&Scope; 17] = [
     &RETENTION,
     &KEPT,
     &PARKED,
+    &LEFT_OUT,
     &REPLAYED,
     &BEHIND,
     &RESTORED,
