@@ -38,7 +38,10 @@ fn unconsumed(stream: &StreamStatus) -> Option<Obstacle> {
             "stream-unconsumed",
             format!("stream {name} keeps messages for its consumers only (retention interest), and has none"),
             "each message counts as delivered and is dropped at once",
-            "start the services that consume it, then `oncebox outbox replay` what was dropped",
+            format!(
+                "start the services that consume it, then have what was dropped sent again: {}",
+                replay(stream)
+            ),
         ));
     }
     (stream.messages > 0).then(|| {
@@ -57,6 +60,17 @@ fn without_match(stream: &StreamStatus, consumer: &ConsumerStatus) -> Option<Obs
     if stream.copies_others || consumer.filters.is_empty() || consumer.filters.iter().any(matches) {
         return None;
     }
+    let filters: Vec<String> =
+        stream.subjects.iter().map(|subject| format!("--filter {}", quoted(subject))).collect();
+    let subjects = [&stream.subjects[..], &consumer.filters[..]].concat().join(",");
+    let remedy = format!(
+        "have it take what the stream has: `nats consumer edit {} {}`; or the stream what it takes: \
+         `nats stream edit {} --subjects {} --force`",
+        arguments(consumer),
+        filters.join(" "),
+        quoted(&stream.name),
+        quoted(&subjects)
+    );
     Some(obstacle(
         "consumer-filter",
         format!(
@@ -66,10 +80,7 @@ fn without_match(stream: &StreamStatus, consumer: &ConsumerStatus) -> Option<Obs
             stream.subjects.join(", ")
         ),
         "it never gets a message",
-        format!(
-            "`nats consumer edit {} --filter ...`, or add the subject to those of the stream",
-            arguments(consumer)
-        ),
+        remedy,
     ))
 }
 
@@ -127,6 +138,15 @@ fn waiting(consumer: &ConsumerStatus) -> String {
 
 fn arguments(consumer: &ConsumerStatus) -> String {
     format!("{} {}", quoted(&consumer.stream), quoted(&consumer.name))
+}
+
+/// Commands that send the messages of a stream again.
+pub(crate) fn replay(stream: &StreamStatus) -> String {
+    let commands = stream
+        .subjects
+        .iter()
+        .map(|subject| format!("`oncebox outbox replay --subject {}`", quoted(subject)));
+    Vec::from_iter(commands).join(", ")
 }
 
 /// Whether any subject is taken by both patterns.

@@ -1,6 +1,8 @@
 //! Obstacles to delivery in NATS right now: the part that `oncebox status` shares with `oncebox
 //! doctor`.
 
+use std::collections::BTreeSet;
+
 use oncebox_connect::config::{Config, Policy};
 
 use super::shell::quoted;
@@ -24,21 +26,27 @@ pub(crate) struct Obstacle {
 }
 
 /// The expectations of a relay with this configuration towards NATS.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Expected {
     /// The one stream that messages are for, if that is configured.
     pub(crate) stream: Option<String>,
     /// Declared streams that a relay creates when they are missing.
     pub(crate) created: Vec<String>,
+    /// The others, with their subjects.
+    pub(crate) verified: Vec<(String, Vec<String>)>,
 }
 
 impl Expected {
     pub(crate) fn new(config: &Config) -> Self {
-        let created = config.streams.iter().filter(|stream| stream.policy == Policy::Create);
-        Self {
-            stream: config.tuning.limits.expected_stream.clone(),
-            created: created.map(|stream| stream.name.clone()).collect(),
+        let mut expected = Self { stream: config.tuning.limits.expected_stream.clone(), ..Self::default() };
+        for stream in &config.streams {
+            let name = stream.name.clone();
+            match stream.policy {
+                Policy::Create => expected.created.push(name),
+                _ => expected.verified.push((name, stream.config.subjects.clone())),
+            }
         }
+        expected
     }
 }
 
@@ -46,7 +54,7 @@ impl Expected {
 pub(crate) fn obstacles(expected: &Expected, survey: &Survey, subjects: &[RecentSubject]) -> Vec<Obstacle> {
     let mut found = Vec::new();
     found.extend(unusable(survey));
-    found.extend(survey.missing_streams.iter().filter_map(|name| missing(expected, name)));
+    found.extend(survey.missing_streams.iter().filter_map(|name| missing(expected, name, survey, subjects)));
     for subject in &survey.subjects_without_stream {
         found.push(no_stream(subject, subjects, &survey.streams));
     }
@@ -79,7 +87,7 @@ fn unusable(survey: &Survey) -> Option<Obstacle> {
     })
 }
 
-fn missing(expected: &Expected, name: &str) -> Option<Obstacle> {
+fn missing(expected: &Expected, name: &str, survey: &Survey, subjects: &[RecentSubject]) -> Option<Obstacle> {
     if expected.created.iter().any(|made| made == name) {
         return None;
     }
@@ -88,23 +96,42 @@ fn missing(expected: &Expected, name: &str) -> Option<Obstacle> {
             "stream-missing",
             format!("the stream {name} is not there, which --expected-stream demands"),
             "every message is set aside",
-            format!(
-                "oncebox relay --stream {}, or start the relays with another --expected-stream or \
-                 without it",
-                quoted(&format!("{name}=SUBJECT,SUBJECT"))
-            ),
+            expecting(name, survey, subjects),
         )
     } else {
+        let declared = expected.verified.iter().find(|(declared, _)| declared == name);
+        let subjects = declared.map(|(_, subjects)| subjects.join(",")).unwrap_or_default();
         obstacle(
             "stream-missing",
             format!("the declared stream {name} is not there, and its policy is verify"),
             "the relay does not start",
             format!(
-                "set its policy to create, or: nats stream add {} --subjects SUBJECT,SUBJECT --defaults",
-                quoted(name)
+                "set its policy to create, or: nats stream add {} --subjects {} --defaults",
+                quoted(name),
+                quoted(&subjects)
             ),
         )
     })
+}
+
+/// A command that makes the stream, for the subjects that no other has.
+fn expecting(name: &str, survey: &Survey, subjects: &[RecentSubject]) -> String {
+    let is_free = |subject: &&str| !survey.streams.iter().any(|stream| stream.takes(subject));
+    let recent = subjects.iter().map(|recent| recent.subject.as_str());
+    let all: BTreeSet<String> = recent.filter(is_free).map(siblings).collect();
+    let make = match all.is_empty() {
+        true => format!("make the stream {name}, with the subjects of your messages"),
+        false => {
+            let all = Vec::from_iter(all).join(",");
+            format!("oncebox relay --stream {}", quoted(&format!("{name}={all}")))
+        }
+    };
+    format!("{make}, or start the relays with another --expected-stream or without it")
+}
+
+/// All subjects that begin with the same word.
+fn siblings(subject: &str) -> String {
+    subject.split_once('.').map_or(subject.to_owned(), |(first, _)| format!("{first}.>"))
 }
 
 fn no_stream(subject: &str, subjects: &[RecentSubject], streams: &[StreamStatus]) -> Obstacle {
@@ -121,11 +148,8 @@ fn no_stream(subject: &str, subjects: &[RecentSubject], streams: &[StreamStatus]
 /// A command after which a stream takes the subject: a stream that is named after the first word of
 /// the subject, for all subjects that begin with it.
 fn taking(subject: &str, streams: &[StreamStatus]) -> String {
-    let (first, all) = match subject.split_once('.') {
-        Some((first, _)) => (first, format!("{first}.>")),
-        None => (subject, subject.to_owned()),
-    };
-    let name = first.to_uppercase();
+    let all = siblings(subject);
+    let name = all.trim_end_matches(".>").to_uppercase();
     if let Some(stream) = streams.iter().find(|stream| stream.name == name) {
         let subjects = [stream.subjects.join(","), subject.to_owned()].join(",");
         return format!("nats stream edit {name} --subjects {} --force", quoted(&subjects));
@@ -195,16 +219,16 @@ fn full(stream: &StreamStatus, subjects: &[RecentSubject]) -> Option<Obstacle> {
             format!(
                 "widen its limit (`nats stream edit {} {} --force`), or see why its messages are not consumed and deleted",
                 stream.name,
-                wider(stream)
+                wider(stream, has_no_messages_left(stream))
             ),
         )
     })
 }
 
-/// The flag that doubles the limit which is reached.
-fn wider(stream: &StreamStatus) -> String {
+/// The flag that doubles the limit of its messages, or that of its bytes.
+pub(crate) fn wider(stream: &StreamStatus, of_messages: bool) -> String {
     let doubled = |most: Option<u64>| most.unwrap_or_default().saturating_mul(2);
-    match has_no_messages_left(stream) {
+    match of_messages {
         true => format!("--max-msgs {}", doubled(stream.messages_max)),
         false => format!("--max-bytes {}", doubled(stream.bytes_max)),
     }

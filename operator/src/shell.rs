@@ -6,9 +6,32 @@ pub(super) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
+/// Fails on a remedy whose commands cannot be pasted as they are: one with dots for something, or
+/// with a word in capitals in place of a name. The real names stand in the finding too.
+#[cfg(test)]
+pub(super) fn assert_whole(what: &str, remedy: &str) {
+    const KNOWN: &str = "NATS JetStream PostgreSQL TLS URL NTP DEAD CREATE ROLE NOLOGIN LOGIN IN GRANT TO ALTER TABLE SEQUENCE \
+         SCHEMA RENAME CACHE DISABLE ROW LEVEL SECURITY SELECT FROM WHERE LIKE ORDER BY ROLLBACK PREPARED JS API STREAM \
+         NAMES LIST INFO CONSUMER ORDERS";
+    assert!(!remedy.contains("..."), "dots: {remedy}");
+    assert!(!remedy.contains(" .. "), "dots: {remedy}");
+    let is_name = |c: char| c.is_alphanumeric() || c == '_';
+    for word in remedy.split(|c| !is_name(c)).filter(|word| word.len() > 1) {
+        let is_capital = word.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+        let is_known = KNOWN.split(' ').any(|known| known == word) || what.contains(word);
+        assert!(!is_capital || is_known, "{word} is a placeholder: {remedy}");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[should_panic(expected = "SUBJECT is a placeholder")]
+    fn a_placeholder_is_noticed() {
+        assert_whole("the stream ORDERS is missing", "nats stream add ORDERS --subjects SUBJECT");
+    }
 
     #[test]
     fn a_quote_ends_no_word() {

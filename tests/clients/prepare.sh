@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Prepares what the tests of a client run: the programs of its README, and each program of this
 # folder in its language, which says at its top what it does. `keys` checks the shared vectors, and
-# `documented` runs the tests of docs/testing.md, which lie in the folder `documents`. A
+# `documented` runs the tests of docs/testing.md, which lie in the folder `documents`. The
+# folder `spans` is a module of its own, since it needs OpenTelemetry. A
 # toolchain that is missing, or too old, is installed into .dev/toolchains. Where that fails, the
 # directory has a file LEFT_OUT instead, which says why; with ONCEBOX_TEST_CLIENTS=required it is an
 # error.
@@ -93,6 +94,8 @@ go_client() {
   programs clients/go/README.md "$directory"
   documented
   cp tests/clients/*.go "$directory"
+  cp -r tests/clients/spans "$directory"
+  mv "$directory/traced.go" "$directory/spans"
   (
     cd clients/go
     go vet ./...
@@ -103,6 +106,9 @@ go_client() {
     go mod edit -module=shop -require=oncebox@v0.1.0 -replace="oncebox=$root/clients/go"
     for file in *.go; do go build -o "${file%.go}" "$file"; done
     go test -c -o documented ./documents
+    cd spans
+    go mod edit -replace="oncebox=$root/clients/go"
+    go build -o ../tracing
   )
 }
 

@@ -1,8 +1,15 @@
 //! `oncebox dev`: from an empty directory to a message in a stream, and back to nothing that runs.
 
-use std::{fs, net::TcpListener, path::Path, process::Stdio, time::Duration};
+use std::{
+    fs,
+    net::TcpListener,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
 
-use oncebox_tests::{eventually, http_get, is_root, program_file};
+use oncebox_tests::{eventually, http_get, is_root, nats_server_binary, postgres_directory, program_file};
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, BufReader},
@@ -60,7 +67,11 @@ fn command(directory: &Path, console: u16) -> Command {
 
 impl Dev {
     async fn start(directory: &Path, console: u16) -> Self {
-        let mut child = command(directory, console).spawn().unwrap();
+        Self::start_with(command(directory, console)).await
+    }
+
+    async fn start_with(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let told = timeout(START_MAX, async {
             while let Some(line) = lines.next_line().await.unwrap() {
@@ -129,7 +140,7 @@ async fn from_an_empty_directory_to_a_message_in_a_stream_and_everything_ends_wi
             .await;
     assert!(page.contains("hello-1") && page.contains("orders.placed"), "{page}");
     let secret = fs::metadata(directory.path().join("data/postgres.password")).unwrap();
-    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&secret.permissions()) & 0o77, 0);
+    assert_eq!(secret.permissions().mode() & 0o77, 0);
     dev.stop().await;
     for url in [&database_url, &nats_url] {
         let port = url.rsplit([':', '/']).find_map(|part| part.parse::<u16>().ok()).unwrap();
@@ -155,6 +166,73 @@ async fn a_port_that_is_taken_is_named_before_a_server_is_started() {
     assert!(!ended.status.success() && log.contains(&format!("127.0.0.1:{port}")), "{log}");
     assert!(log.contains("--console-listen"), "{log}");
     assert!(!directory.path().join("data").exists(), "no server was started: {log}");
+}
+
+/// A server that is outrun: when it is started first, `thief` listens on its port before it does.
+fn outrun(folder: &Path, server: &Path, thief: &Path) {
+    let file = folder.join(server.file_name().unwrap());
+    let script = format!(
+        r#"#!/bin/sh
+if mkdir "$0.outrun"; then
+    for port in "$@"; do [ "$before" = -p ] && break; before=$port; done
+    '{thief}' -a 127.0.0.1 -p "$port" -l "$0.log" -P "$0.pid" &
+    until grep -q 'Listening for client' "$0.log"; do sleep 0.1; done
+fi
+exec '{server}' "$@"
+"#,
+        thief = thief.display(),
+        server = server.display()
+    );
+    fs::write(&file, script).unwrap();
+    fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
+}
+
+/// The servers that outran others, by their files below this folder.
+struct Thieves(PathBuf);
+
+impl Thieves {
+    fn end(&self) -> usize {
+        let pids = ["postgres.pid", "nats-server.pid"].map(|name| fs::read_to_string(self.0.join(name)));
+        let kill = |pid: &String| std::process::Command::new("kill").arg(pid.trim()).status();
+        pids.iter().flatten().filter(|pid| kill(pid).is_ok_and(|status| status.success())).count()
+    }
+}
+
+impl Drop for Thieves {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[tokio::test]
+async fn a_port_that_another_server_binds_first_is_left_to_it() {
+    let directory = directory();
+    let postgres = postgres_directory().unwrap();
+    let nats = nats_server_binary().unwrap();
+    let folder = directory.path().join("bin");
+    fs::create_dir(&folder).unwrap();
+    if is_root() {
+        std::os::unix::fs::chown(&folder, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    for program in ["initdb", "pg_ctl"] {
+        std::os::unix::fs::symlink(postgres.join(program), folder.join(program)).unwrap();
+    }
+    let thieves = Thieves(folder.clone());
+    outrun(&folder, &postgres.join("postgres"), &nats);
+    outrun(&folder, &nats, &nats);
+    let mut command = command(directory.path(), free_port());
+    command.env("PATH", format!("{}:{}", folder.display(), env!("PATH")));
+    let dev = Dev::start_with(command).await;
+    assert_eq!(
+        run(&dev.database_url, &["outbox", "enqueue", "k", "orders.placed", "{}"]).await.1,
+        "enqueued k\n"
+    );
+    eventually("the relay has its own NATS", LIMIT, async || {
+        trace(&dev.database_url, "k").await.contains("settled").then_some(())
+    })
+    .await;
+    dev.stop().await;
+    assert_eq!(thieves.end(), 2, "they were left alone");
 }
 
 #[tokio::test]

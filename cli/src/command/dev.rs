@@ -194,10 +194,12 @@ async fn nats(directory: &Path) -> anyhow::Result<(Server, String)> {
     let program = find::nats_server()?;
     let store = directory.join("nats");
     Server::end_last("nats", &store, directory).await?;
-    let port = server::port(directory, "nats", 4222)?;
-    let arguments = ["-a", "127.0.0.1", "-p", &port.to_string(), "-js", "-sd", &store.to_string_lossy()]
-        .map(str::to_owned);
-    let mut server = Server::start("nats", &program, &arguments, directory)?;
-    server.await_port(port, NATS_DEADLINE).await?;
-    Ok((server, format!("nats://127.0.0.1:{port}")))
+    server::on_a_port(directory, "nats", 4222, async |port| {
+        let arguments = ["-a", "127.0.0.1", "-p", &port.to_string(), "-js", "-sd", &store.to_string_lossy()]
+            .map(str::to_owned);
+        let mut server = Server::start("nats", &program, &arguments, directory)?;
+        server.await_log("Listening for client connections", NATS_DEADLINE).await?;
+        Ok((server, format!("nats://127.0.0.1:{port}")))
+    })
+    .await
 }

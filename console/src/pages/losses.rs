@@ -53,7 +53,9 @@ impl View for Losses {
                     } } }
                 } }
             }
-            (words::command(&["oncebox", "outbox", "resend", "--stream", "STREAM", "--dry-run", "--database", &self.database]))
+            @for loss in self.losses.iter().filter(|loss| loss.state == "reported") {
+                (words::command(&["oncebox", "outbox", "resend", "--stream", &loss.stream, "--dry-run", "--database", &self.database]))
+            }
         }
     }
 }

@@ -147,7 +147,8 @@ fn roles(facts: &DatabaseFacts) -> Option<Diagnosis> {
 
 fn powers(facts: &DatabaseFacts) -> Option<Diagnosis> {
     let remedy = format!(
-        "CREATE ROLE relay LOGIN PASSWORD '...' IN ROLE \"{}_relay\", and give the relay that user",
+        "CREATE ROLE relay LOGIN IN ROLE \"{}_relay\", set its password (`\\password relay` in psql), and give the relay \
+         that user",
         facts.role_prefix
     );
     if facts.is_superuser {

@@ -47,7 +47,7 @@ fn retention(plan: &Plan, streams: &[StreamStatus], inbox: &InboxFacts) -> Optio
     let what = format!("the inbox of {} keeps keys for {}", inbox.scope, time(kept));
     let what = if longer.is_empty() { what } else { format!("{what}; {}", longer.join(", ")) };
     let remedy = match needed {
-        Some(needed) => format!("keep keys for {} at least: retention(..) of its builder", time(needed)),
+        Some(needed) => format!("keep keys for {} at least: set the retention of its inbox", time(needed)),
         None => "keep keys for as long as anybody may have its messages delivered again, or limit max_age of the stream \
                  and --retention of the relay"
             .to_owned(),

@@ -2,7 +2,8 @@
 
 use super::{Diagnosis, INLINE_BYTES_MAX, Plan, Severity, note, problem_of, time, warning};
 use crate::{
-    obstacles::is_full,
+    consumption::replay,
+    obstacles::{is_full, wider},
     status::RecentSubject,
     survey::{StreamStatus, Survey},
 };
@@ -11,6 +12,8 @@ use crate::{
 const WINDOW_SECONDS: f64 = 600.0;
 /// So full, or fuller, is worth a word.
 const FILLED: f64 = 0.8;
+/// The part of a limit that is reached is compared in these.
+const SHARE: u128 = 1_000_000;
 
 pub(super) fn check(
     plan: &Plan,
@@ -51,14 +54,15 @@ pub(super) fn check_bucket(survey: &Survey, found: &mut Vec<Diagnosis>) {
         "bucket-age",
         format!("{name} keeps large payloads for {}, stream {} its messages {longer}", time(kept), stream.name),
         "a message that is consumed after that has lost its payload, and becomes a dead letter",
-        format!("nats stream edit {name} --max-age, at least as long as of each stream; `oncebox outbox verify` names \
-                 the messages without payload, and has them sent again with --resend"),
+        format!("nats stream edit {name} --max-age={}s; have what is lost already sent again: `oncebox outbox verify \
+                 --stream {} --resend`", stream.age_max_seconds.unwrap_or_default().ceil(), stream.name),
     ));
 }
 
 fn declared(stream: &StreamStatus) -> Option<Diagnosis> {
     let what = format!("stream {} is not as declared: {}", stream.name, stream.differs.as_ref()?);
-    let remedy = "change the stream (`nats stream edit`) or its declaration";
+    let remedy =
+        format!("change the stream (`nats stream edit {} --interactive`) or its declaration", stream.name);
     Some(if stream.is_verified {
         problem_of("stream-declared", what, "its policy is verify: the relay does not start", remedy)
     } else {
@@ -121,7 +125,9 @@ fn discard(stream: &StreamStatus) -> Option<Diagnosis> {
             "discard",
             format!("stream {name} keeps {most} messages of a subject, and drops the oldest for a new one"),
             "messages that no consumer has had yet are lost without a trace",
-            format!("nats stream edit {name} --max-msgs-per-subject=-1, or discard new per subject"),
+            format!(
+                "nats stream edit {name} --max-msgs-per-subject=-1, or: nats stream edit {name} --discard new --discard-per-subject"
+            ),
         ));
     }
     if stream.discards_new {
@@ -154,7 +160,8 @@ fn storage(stream: &StreamStatus) -> Option<Diagnosis> {
     let name = &stream.name;
     let remedy = format!("make a stream with storage = file; storage of {name} cannot be changed");
     Some(if stream.replicas < 2 {
-        let consequence = "a restart of NATS loses messages that were acknowledged; `oncebox outbox replay` sends them again";
+        let consequence = "a restart of NATS loses messages that were acknowledged";
+        let remedy = format!("{remedy}; to send again what is lost: {}", replay(stream));
         problem_of(
             "storage",
             format!("stream {name} is kept in the memory of one server"),
@@ -197,8 +204,9 @@ fn message_size(survey: &Survey, stream: &StreamStatus, subjects: &[RecentSubjec
         stream.message_bytes_max.filter(|limit| *limit < survey.max_payload_bytes.min(INLINE_BYTES_MAX))?;
     let name = &stream.name;
     let consequence = "a larger message is dead at once, and holds back its ordering key";
-    let remedy =
-        format!("nats stream edit {name} --max-msg-size, or have producers send a reference to large bodies");
+    let remedy = format!(
+        "nats stream edit {name} --max-msg-size=-1, or have producers send a reference to large bodies"
+    );
     let taken = subjects.iter().filter(|subject| stream.takes(&subject.subject));
     let largest = taken.max_by_key(|subject| subject.bytes_max);
     Some(match largest.filter(|largest| largest.bytes_max.unsigned_abs() > limit) {
@@ -226,13 +234,17 @@ fn filled(stream: &StreamStatus, subjects: &[RecentSubject]) -> Option<Diagnosis
     }
     let what = format!("stream {} is filled to {:.0} % of its limits", stream.name, (filled * 100.0).floor());
     let consequence = "when it is full it refuses messages: they wait in the outbox until there is room";
+    let part =
+        |count: u64, most: Option<u64>| most.map(|most| u128::from(count) * SHARE / u128::from(most.max(1)));
+    let of_messages = part(stream.messages, stream.messages_max) > part(stream.bytes, stream.bytes_max);
     Some(warning(
         "stream-filled",
         what,
         consequence,
         format!(
-            "widen its limits (`nats stream edit {} --max-bytes ... --max-msgs ...`), or see why consumers are behind",
-            stream.name
+            "widen its limit (`nats stream edit {} {} --force`), or see why consumers are behind",
+            stream.name,
+            wider(stream, of_messages)
         ),
     ))
 }
@@ -243,6 +255,9 @@ fn age(stream: &StreamStatus) -> Option<Diagnosis> {
         "max-age",
         format!("stream {} drops messages after {}", stream.name, time(age)),
         "a consumer that is away for longer never gets them",
-        "none is needed when no consumer is ever away for so long; `oncebox outbox replay` sends them again",
+        format!(
+            "none is needed when no consumer is ever away for so long; to send them again: {}",
+            replay(stream)
+        ),
     ))
 }

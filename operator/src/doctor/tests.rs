@@ -2,8 +2,8 @@ use std::time::SystemTime;
 
 use super::*;
 use crate::{
-    LossStatus, obstacles::is_full, relay_settings::RelaySettings, status::RecentSubject,
-    survey::StreamStatus,
+    LossStatus, obstacles::is_full, relay_settings::RelaySettings, shell::assert_whole,
+    status::RecentSubject, survey::StreamStatus,
 };
 
 fn plan() -> Plan {
@@ -11,7 +11,11 @@ fn plan() -> Plan {
         resend: Duration::from_secs(95),
         retention: Some(Duration::from_secs(7 * 24 * 3600)),
         saga_lifetime: None,
-        expected: Expected { stream: None, created: vec!["MADE".to_owned()] },
+        expected: Expected {
+            created: vec!["MADE".to_owned()],
+            verified: vec![("OTHER".to_owned(), vec!["other.>".to_owned(), "more".to_owned()])],
+            stream: None,
+        },
         poll_max: Duration::from_millis(250),
         large: None,
         weaknesses: Vec::new(),
@@ -73,6 +77,7 @@ fn check(
     assert_eq!((only.severity, only.check), (severity, name), "{only:?}");
     let text = format!("{} / {} / {}", only.what, only.consequence, only.remedy);
     parts.iter().for_each(|part| assert!(text.contains(part), "{part}: {text}"));
+    assert_whole(&only.what, &only.remedy);
 }
 
 use Severity::{Note, Problem, Warning};
@@ -224,9 +229,14 @@ fn findings_of_the_bucket() {
         age_max_seconds: Some(age),
         ..StreamStatus::default()
     };
-    check(Problem, "bucket-age", &["OBJ_payloads", "1day", "ORDERS", "for ever"], |_, _, survey| {
-        survey.bucket = Some(bucket(day));
-    });
+    check(
+        Problem,
+        "bucket-age",
+        &["OBJ_payloads", "1day", "ORDERS", "for ever", "--max-age=0s"],
+        |_, _, survey| {
+            survey.bucket = Some(bucket(day));
+        },
+    );
     let kept = |survey: &mut Survey| {
         survey.streams[0].age_max_seconds = Some(2.0 * day);
         survey.streams[0].discards_new = true;
@@ -277,14 +287,30 @@ fn findings_of_the_nats_server() {
     check(Note, "stream-missing", &["MADE", "creates it"], |_, _, survey| {
         survey.missing_streams.push("MADE".into())
     });
-    check(Problem, "stream-missing", &["OTHER", "does not start"], |_, _, survey| {
-        survey.missing_streams.push("OTHER".to_owned());
-    });
+    check(
+        Problem,
+        "stream-missing",
+        &["nats stream add 'OTHER' --subjects 'other.>,more'", "does not start"],
+        |_, _, survey| {
+            survey.missing_streams.push("OTHER".to_owned());
+        },
+    );
     check(Problem, "stream-missing", &["OTHER", "--expected-stream"], |plan, facts, survey| {
         plan.expected.stream = Some("OTHER".to_owned());
         facts.subjects.clear();
         survey.missing_streams.push("OTHER".to_owned());
     });
+    check(
+        Problem,
+        "stream-missing",
+        &["oncebox relay --stream 'OTHER=paid,pay.>',"],
+        |plan, facts, survey| {
+            plan.expected.stream = Some("OTHER".to_owned());
+            let subject = |name: &str| RecentSubject { subject: name.to_owned(), messages: 1, bytes_max: 1 };
+            facts.subjects = ["pay.made", "paid", "pay.back"].map(subject).to_vec();
+            survey.missing_streams.push("OTHER".to_owned());
+        },
+    );
     check(Warning, "unasked", &["STREAM.NAMES"], |_, _, survey| survey.unasked.push("denied".to_owned()));
     check(Warning, "clock", &["NATS is 9.0 s ahead"], |_, _, survey| {
         survey.clock = Some(Skew { seconds: 9.0, error_seconds: 1.0 });
@@ -329,17 +355,21 @@ fn findings_of_a_stream() {
     stream(Warning, "storage", &["memory"], |s| s.is_in_memory = true);
     stream(Warning, "replicas", &["cluster C", "--replicas 3"], |s| s.replicas = 1);
     stream(Warning, "replicas", &["n2, n3"], |s| s.offline_replicas = vec!["n2".into(), "n3".into()]);
-    stream(Note, "max-msg-size", &["1000 bytes"], |s| s.message_bytes_max = Some(1_000));
+    stream(Note, "max-msg-size", &["1000 bytes", "--max-msg-size=-1"], |s| s.message_bytes_max = Some(1_000));
     stream(Problem, "max-msg-size", &["orders.placed", "500", "400"], |s| s.message_bytes_max = Some(400));
-    stream(Warning, "stream-filled", &["89 %"], |s| (s.bytes, s.filled) = (89_999, Some(0.899)));
+    stream(Warning, "stream-filled", &["89 %", "edit ORDERS --max-bytes 200000 --force"], |s| {
+        (s.bytes, s.filled) = (89_999, Some(0.899))
+    });
     stream(Problem, "stream-full", &["100 of 100 messages", "--max-msgs"], |s| {
         (s.messages_max, s.filled) = (Some(100), Some(1.0));
     });
     stream(Problem, "stream-full", &["99500 of 100000", "--max-bytes"], |s| {
         (s.bytes, s.filled) = (99_500, Some(0.995))
     });
-    stream(Note, "max-age", &["1h"], |s| s.age_max_seconds = Some(3_600.0));
-    check(Problem, "storage", &["`oncebox outbox replay`"], |_, _, survey| {
+    stream(Note, "max-age", &["1h", "`oncebox outbox replay --subject 'orders.>'`"], |s| {
+        s.age_max_seconds = Some(3_600.0)
+    });
+    check(Problem, "storage", &["`oncebox outbox replay --subject 'orders.>'`"], |_, _, survey| {
         survey.cluster = None;
         (survey.streams[0].is_in_memory, survey.streams[0].replicas) = (true, 1);
     });

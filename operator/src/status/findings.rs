@@ -164,10 +164,14 @@ fn failing(inboxes: &[InboxStatus]) -> Vec<Finding> {
 /// Findings about sagas that go on only when an operator acts.
 fn sagas(waiting: &SagasWaiting) -> Finding {
     let SagasWaiting { saga_type, state, sagas } = waiting;
+    let word = quoted(saga_type);
     let verb = if *sagas == 1 { "saga of type {} is" } else { "sagas of type {} are" };
     Finding::new(
         format!("{sagas} {} {state} and wait for an operator", verb.replace("{}", saga_type)),
-        "see `oncebox saga list`, mend the cause, then `oncebox saga retry`, `skip` or `abandon`",
+        format!(
+            "see `oncebox saga list --type {word}`, mend the cause, then `oncebox saga retry --type {word}`, or leave the \
+             step out: `oncebox saga skip --type {word}`, or give them up: `oncebox saga abandon --type {word}`"
+        ),
     )
 }
 

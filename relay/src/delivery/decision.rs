@@ -206,7 +206,7 @@ impl Cause {
                 "name a bucket with --object-store, raise the server's limits, or have the producer send less"
             }
             Self::Unanswered => "see whether the servers of the stream run",
-            Self::Paused => "resume it: oncebox outbox resume",
+            Self::Paused => "see `oncebox outbox pauses`",
             Self::Behind => "see to the first message of the ordering key",
         }
     }

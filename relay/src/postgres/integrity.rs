@@ -112,7 +112,7 @@ impl Fault {
             "row-security" => (
                 format!("row level security holds for this role on {detail}"),
                 "its policies hide rows from the relay: messages would never be delivered, so the relay stops instead",
-                format!("ALTER TABLE {schema}.{} DISABLE ROW LEVEL SECURITY, for each of them", first(detail)),
+                statements(detail, |table| format!("ALTER TABLE {schema}.{table} DISABLE ROW LEVEL SECURITY")),
             ),
             "sequence-cache" => (
                 format!("the sequence of the messages' ids has CACHE {detail}"),
@@ -124,6 +124,21 @@ impl Fault {
                 "every enqueue fails, or writes into another schema",
                 format!("rename it back: ALTER SCHEMA {schema} RENAME TO {detail}"),
             ),
+            "grants" => (
+                format!("others may change the outbox's tables: {detail}"),
+                "whoever has these rights can delete messages or move cursors, and nothing tells",
+                "run `oncebox migrate`, which revokes all that ALTER DEFAULT PRIVILEGES has given; revoke the rest by hand"
+                    .to_owned(),
+            ),
+            _ => return self.explained_around(),
+        };
+        Explained { what, consequence, remedy }
+    }
+
+    /// Faults of the cluster around the schema.
+    fn explained_around(&self) -> Explained {
+        let detail = &self.detail;
+        let (what, consequence, remedy) = match self.fault {
             "subscription" => (
                 format!("the subscription {detail} writes into table message"),
                 "rows that it applies late are neither due nor settled: some messages would never be delivered",
@@ -148,15 +163,10 @@ impl Fault {
                 "every COMMIT waits for it: of producers, and of commands such as `oncebox outbox replay`",
                 "bring the standby back, or take it out of synchronous_standby_names and reload".to_owned(),
             ),
-            "leader" => (
+            _ => (
                 format!("{detail} has the lock by which relays agree on a leader, and is no relay"),
                 "relays wait for it, and deliver up to a second later",
-                "end that session, and let only relays connect: REVOKE CONNECT ON DATABASE .. FROM PUBLIC".to_owned(),
-            ),
-            _ => (
-                format!("others may change the outbox's tables: {detail}"),
-                "whoever has these rights can delete messages or move cursors, and nothing tells",
-                "REVOKE them; `oncebox migrate` does, for all that ALTER DEFAULT PRIVILEGES has given".to_owned(),
+                "end that session, and let only those roles connect to this database that need it".to_owned(),
             ),
         };
         Explained { what, consequence, remedy }
@@ -181,6 +191,26 @@ impl fmt::Display for Explained {
     }
 }
 
-fn first(names: &str) -> &str {
-    names.split(',').next().unwrap_or(names)
+/// A statement for each name.
+fn statements(names: &str, statement: impl Fn(&str) -> String) -> String {
+    Vec::from_iter(names.split(',').map(|name| statement(name.trim()))).join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remedies_can_be_pasted() {
+        let explained =
+            |fault, detail: &str| Fault { fault, detail: detail.to_owned() }.explained("oncebox").remedy;
+        for (fault, _) in NAMES {
+            let remedy = explained(fault, "detail");
+            assert!(!remedy.contains(".."), "{fault}: {remedy}");
+        }
+        assert_eq!(
+            explained("row-security", "lane, message"),
+            "ALTER TABLE oncebox.lane DISABLE ROW LEVEL SECURITY; ALTER TABLE oncebox.message DISABLE ROW LEVEL SECURITY"
+        );
+    }
 }

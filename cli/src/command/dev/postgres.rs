@@ -44,17 +44,20 @@ pub(super) async fn start(directory: &Path) -> anyhow::Result<(Server, String)> 
         format!("read {}; delete {} to begin anew", secret.display(), directory.display())
     })?;
     Server::end_last("postgres", &data, directory).await?;
-    let port = server::port(directory, "postgres", 5432)?;
     let data = data.to_string_lossy().into_owned();
-    let arguments =
-        ["-D", &data, "-h", "127.0.0.1", "-p", &port.to_string(), "-c", "unix_socket_directories="];
-    let server =
-        Server::start("postgres", &programs.join("postgres"), &arguments.map(str::to_owned), directory)?;
-    let stop = ["stop", "-D", &data, "-m", "fast", "-s"].map(str::to_owned);
-    let mut server = server.stopping_with(programs.join("pg_ctl"), stop.to_vec());
-    let url = |database: &str| format!("postgres://postgres:{}@127.0.0.1:{port}/{database}", password.trim());
-    create_database(&mut server, &url("postgres")).await?;
-    Ok((server, url(DATABASE)))
+    server::on_a_port(directory, "postgres", 5432, async |port| {
+        let arguments =
+            ["-D", &data, "-h", "127.0.0.1", "-p", &port.to_string(), "-c", "unix_socket_directories="];
+        let arguments = arguments.map(str::to_owned);
+        let server = Server::start("postgres", &programs.join("postgres"), &arguments, directory)?;
+        let stop = ["stop", "-D", &data, "-m", "fast", "-s"].map(str::to_owned);
+        let mut server = server.stopping_with(programs.join("pg_ctl"), stop.to_vec());
+        let url =
+            |database: &str| format!("postgres://postgres:{}@127.0.0.1:{port}/{database}", password.trim());
+        create_database(&mut server, &url("postgres")).await?;
+        Ok((server, url(DATABASE)))
+    })
+    .await
 }
 
 /// A password of its own, since every user of this machine can reach its port.

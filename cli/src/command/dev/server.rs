@@ -11,12 +11,13 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use tokio::{
-    net::TcpStream,
     process::{Child, Command},
     time::{Instant, sleep, timeout},
 };
 
 const STOP_MAX: Duration = Duration::from_secs(15);
+/// Ports that are tried for one server.
+const TRIES_MAX: u32 = 5;
 /// Bytes of a log that an error shows.
 const SHOWN: usize = 2_000;
 
@@ -84,17 +85,18 @@ impl Server {
         self
     }
 
-    /// Waits until something answers on the port.
-    pub(super) async fn await_port(&mut self, port: u16, within: Duration) -> anyhow::Result<()> {
+    /// Waits until its log has the words. A port that answers would say less: it may be that of
+    /// another server, which took it first.
+    pub(super) async fn await_log(&mut self, words: &str, within: Duration) -> anyhow::Result<()> {
         let begun = Instant::now();
         while begun.elapsed() < within {
             self.check()?;
-            if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_ok() {
+            if fs::read_to_string(&self.log)?.contains(words) {
                 return Ok(());
             }
             sleep(Duration::from_millis(50)).await;
         }
-        bail!("{} does not answer on port {port} after {within:?}: {}", self.name, self.said())
+        bail!("{} does not listen after {within:?}: {}", self.name, self.said())
     }
 
     /// An error when it has ended.
@@ -131,9 +133,26 @@ impl Server {
     }
 }
 
-/// The port that a server had the last time, if it is still free; else the usual one, or any. It is
-/// kept for the next time, so that what was copied goes on working.
-pub(super) fn port(directory: &Path, name: &str, usual: u16) -> anyhow::Result<u16> {
+/// Starts a server on the port that it had the last time, if that is still free; else on the usual
+/// one, or any. The port is kept for the next time, so that what was copied goes on working. When
+/// another program takes the port before the server binds it, another port is tried.
+pub(super) async fn on_a_port(
+    directory: &Path,
+    name: &'static str,
+    usual: u16,
+    start: impl AsyncFn(u16) -> anyhow::Result<(Server, String)>,
+) -> anyhow::Result<(Server, String)> {
+    let mut tries = 1;
+    loop {
+        let port = port(directory, name, usual)?;
+        match start(port).await {
+            Err(_) if tries < TRIES_MAX && lost_its_port(directory, name) => tries += 1,
+            started => return started,
+        }
+    }
+}
+
+fn port(directory: &Path, name: &str, usual: u16) -> anyhow::Result<u16> {
     let file = directory.join(format!("{name}.port"));
     let last = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok());
     let is_free = |port: &u16| free(*port).is_ok();
@@ -143,6 +162,12 @@ pub(super) fn port(directory: &Path, name: &str, usual: u16) -> anyhow::Result<u
     };
     fs::write(&file, port.to_string()).with_context(|| format!("write {}", file.display()))?;
     Ok(port)
+}
+
+/// In the words of both servers for EADDRINUSE.
+fn lost_its_port(directory: &Path, name: &str) -> bool {
+    let log = fs::read_to_string(directory.join(format!("{name}.log"))).unwrap_or_default();
+    log.to_lowercase().contains("address already in use")
 }
 
 fn free(port: u16) -> io::Result<u16> {
