@@ -53,7 +53,32 @@ impl Backlog {
         messages: usize,
         ordering: Ordering,
     ) -> anyhow::Result<Self> {
+        Self::add(servers, &database, messages, ordering).await?;
         let session = servers.session(&database).await?;
+        let loaded = session.query(&servers.schema.sql(include_str!("sql/load.sql")), &[]).await?;
+        let loaded: Vec<Message> = loaded
+            .iter()
+            .map(|row| Message {
+                subject: row.get("subject"),
+                payload: Bytes::copy_from_slice(row.get("payload")),
+                key: row.get("key"),
+                id: row.get("id"),
+                ordering_key: row.get("ordering_key"),
+                time: row.get("time"),
+            })
+            .collect();
+        ensure!(loaded.len() == messages, "the backlog has {} messages, not {messages}", loaded.len());
+        Ok(Self { database, messages: loaded })
+    }
+
+    /// Enqueues so many messages more, and keeps none of them in memory.
+    pub(crate) async fn add(
+        servers: &Servers,
+        database: &str,
+        messages: usize,
+        ordering: Ordering,
+    ) -> anyhow::Result<()> {
+        let session = servers.session(database).await?;
         let fill = session.prepare(&servers.schema.sql(include_str!("sql/fill.sql"))).await?;
         let ordering_keys = match ordering {
             Ordering::None => None,
@@ -69,19 +94,6 @@ impl Backlog {
                 .context("enqueue the backlog")?;
         }
         session.batch_execute("VACUUM (ANALYZE)").await?;
-        let loaded = session.query(&servers.schema.sql(include_str!("sql/load.sql")), &[]).await?;
-        let loaded: Vec<Message> = loaded
-            .iter()
-            .map(|row| Message {
-                subject: row.get("subject"),
-                payload: Bytes::copy_from_slice(row.get("payload")),
-                key: row.get("key"),
-                id: row.get("id"),
-                ordering_key: row.get("ordering_key"),
-                time: row.get("time"),
-            })
-            .collect();
-        ensure!(loaded.len() == messages, "the backlog has {} messages, not {messages}", loaded.len());
-        Ok(Self { database, messages: loaded })
+        Ok(())
     }
 }

@@ -5,6 +5,7 @@
 //! | `ITERATIONS` | 3 | 1 to 100 | rounds of every measurement, three times as many of HTTP's; medians are reported |
 //! | `MESSAGES` | 300000 | 1000 to 10000000 | the backlog that is drained |
 //! | `BACKLOG` | 10000000 | 10000 to 100000000 | the large backlog of `scale` |
+//! | `ROWS` | 3000000 | 10000 to 100000000 | the history of `growth` |
 //! | `DURATION_SECONDS` | 20 | 1 to 3600 | the length of each round of a timed measurement |
 //!
 //! The published table uses the defaults. `ITERATIONS=1 MESSAGES=3000 DURATION_SECONDS=1` is the
@@ -15,6 +16,7 @@ use std::{fmt, ops::RangeInclusive, time::Duration};
 const DEFAULT_ROUNDS: usize = 3;
 const DEFAULT_MESSAGES: usize = 300_000;
 const DEFAULT_BACKLOG: usize = 10_000_000;
+const DEFAULT_ROWS: usize = 3_000_000;
 const DEFAULT_SECONDS: usize = 20;
 
 /// Checked settings.
@@ -26,6 +28,8 @@ pub(crate) struct Config {
     pub(crate) messages: usize,
     /// The size of the large backlog.
     pub(crate) backlog: usize,
+    /// The messages that are settled already.
+    pub(crate) rows: usize,
     /// How long each round of a timed measurement lasts.
     pub(crate) duration: Duration,
     /// The measurements, in this order.
@@ -53,10 +57,11 @@ pub(crate) enum Measurement {
     Publish,
     Loss,
     Large,
+    Growth,
 }
 
 impl Measurement {
-    const ALL: [Self; 18] = [
+    const ALL: [Self; 19] = [
         Self::Drain,
         Self::Trickle,
         Self::Mixed,
@@ -75,13 +80,17 @@ impl Measurement {
         Self::Publish,
         Self::Loss,
         Self::Large,
+        Self::Growth,
     ];
 
     /// The measurements that take a few minutes together.
     fn by_default() -> impl Iterator<Item = Self> {
         let on_demand = |measurement: &Self| {
-            use Measurement::{Console, Databases, Fleet, Large, Loss, Outage, Publish, Scale};
-            matches!(measurement, Fleet | Databases | Scale | Console | Outage | Publish | Loss | Large)
+            use Measurement::{Console, Databases, Fleet, Growth, Large, Loss, Outage, Publish, Scale};
+            matches!(
+                measurement,
+                Fleet | Databases | Scale | Console | Outage | Publish | Loss | Large | Growth
+            )
         };
         Self::ALL.into_iter().filter(move |measurement| !on_demand(measurement))
     }
@@ -108,6 +117,7 @@ impl fmt::Display for Measurement {
             Self::Publish => "publish",
             Self::Loss => "loss",
             Self::Large => "large",
+            Self::Growth => "growth",
         })
     }
 }
@@ -142,6 +152,7 @@ fn parse(
     let rounds = number("ITERATIONS", DEFAULT_ROUNDS, 1..=100);
     let messages = number("MESSAGES", DEFAULT_MESSAGES, 1_000..=10_000_000);
     let backlog = number("BACKLOG", DEFAULT_BACKLOG, 10_000..=100_000_000);
+    let rows = number("ROWS", DEFAULT_ROWS, 10_000..=100_000_000);
     let seconds = number("DURATION_SECONDS", DEFAULT_SECONDS, 1..=3_600);
     let mut measurements = Vec::new();
     for argument in arguments {
@@ -158,7 +169,7 @@ fn parse(
     }
     if mistakes.is_empty() {
         let duration = Duration::from_secs(seconds as u64);
-        Ok(Config { rounds, messages, backlog, duration, measurements })
+        Ok(Config { rounds, messages, backlog, rows, duration, measurements })
     } else {
         Err(mistakes.join("; "))
     }

@@ -22,8 +22,8 @@ use crate::{
     workers::{Rates, Side, alternate},
 };
 
-const PRODUCERS: usize = 16;
-const PLAIN: &str =
+pub(crate) const PRODUCERS: usize = 16;
+pub(crate) const PLAIN: &str =
     "CREATE TABLE plain (id bigserial PRIMARY KEY, key uuid NOT NULL UNIQUE, payload bytea NOT NULL)";
 
 /// Takes all rounds.
@@ -62,21 +62,28 @@ async fn take(servers: &Servers, config: &Config) -> anyhow::Result<Rates> {
     Ok(rates)
 }
 
+/// Producers of this process, so far.
+static RUNS: AtomicU64 = AtomicU64::new(0);
+
+/// How a producer writes.
 #[derive(Clone, Copy)]
-enum Way {
+pub(crate) enum Way {
     Insert,
     Enqueue,
 }
 
-struct Producers {
+/// Sixteen of them, each with a connection of its own.
+pub(crate) struct Producers {
     way: Way,
     sessions: Vec<(Session, Statement)>,
     /// Counts the messages of both sides, and so numbers their keys.
     sent: Arc<AtomicU64>,
+    /// Keeps keys apart from those of other producers in the database.
+    run: u64,
 }
 
 impl Producers {
-    async fn connect(
+    pub(crate) async fn connect(
         servers: &Servers,
         database: &str,
         way: Way,
@@ -92,7 +99,7 @@ impl Producers {
             let statement = session.prepare(&sql).await?;
             sessions.push((session, statement));
         }
-        Ok(Self { way, sessions, sent })
+        Ok(Self { way, sessions, sent, run: RUNS.fetch_add(1, Ordering::Relaxed) << 32 })
     }
 }
 
@@ -101,7 +108,7 @@ impl Side for Producers {
         let (session, statement) = &self.sessions[worker];
         let number = self.sent.fetch_add(1, Ordering::Relaxed);
         // Spread over the index like random keys: the low digits come first.
-        let key = format!("{:016x}{number:016x}", number.reverse_bits());
+        let key = format!("{:016x}{:016x}", number.reverse_bits(), self.run + number);
         let subject = "bench.orders.placed";
         let payload = [b'x'; PAYLOAD_BYTES];
         session.batch_execute("BEGIN").await?;

@@ -5,7 +5,8 @@
 //! PostgreSQL and a nats-server of its own, measures, prints a table and writes `results.json` into
 //! `bench/` of the target directory. Arguments name the measurements to take: `drain trickle mixed
 //! idle inbox drivers http enqueue saga delayed` by default, `fleet`, `databases`, `scale`,
-//! `console`, `outage`, `publish`, `loss` and `large` besides. The environment sets the sizes, see
+//! `console`, `outage`, `publish`, `loss`, `large` and `growth` besides. The environment sets the
+//! sizes, see
 //! [`config`].
 //!
 //! Every ratio compares two things measured in turn within one round, so that a slow or noisy
@@ -26,6 +27,7 @@ mod drain;
 mod drivers;
 mod enqueue;
 mod fleet;
+mod growth;
 mod http;
 mod idle;
 mod inbox;
@@ -104,6 +106,7 @@ async fn run(config: &Config) -> anyhow::Result<()> {
             Measurement::Publish => publish::measure(&mut servers, config, &mut report).await,
             Measurement::Loss => loss::measure(&mut servers, config, &mut report).await,
             Measurement::Large => large::measure(&servers, config, &mut report).await,
+            Measurement::Growth => growth::measure(&servers, config, &mut report).await,
             Measurement::Console => console::measure(&servers, config, &mut report).await,
             Measurement::Scale => scale::measure(&servers, config, &mut report).await,
             Measurement::Enqueue => enqueue::measure(&servers, config, &mut report).await,

@@ -12,4 +12,6 @@ mod bits;
 mod due;
 pub mod inbox;
 pub mod outbox;
+pub mod ring;
+pub mod saga;
 pub mod trace;

@@ -1,13 +1,18 @@
-//! Checks the specification, and prints how far: all scopes, or one by its name. With
+//! Checks the specification, and prints how far: all of it, or a part by the begin of its
+//! name. With
 //! `check-trace`, recordings of relays.
 
-use std::{fs, process::ExitCode};
+use std::{fmt::Debug, fs, hash::Hash, process::ExitCode};
 
 use oncebox_model::{
+    barrier::Barrier,
+    inbox::Inbox,
     outbox::{Outbox, scope},
+    ring::{keys::Keys, reading::Reading},
+    saga::{self, Leads},
     trace::{self, Circumstances, Ledger, Passes},
 };
-use stateright::{Checker as _, HasDiscoveries, Model as _};
+use stateright::{Checker as _, DiscoveryClassification, HasDiscoveries, Model};
 use tokio::time::Instant;
 
 #[expect(clippy::print_stderr, reason = "a program for people")]
@@ -25,17 +30,46 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// True when no promise is broken.
-#[expect(clippy::print_stdout, reason = "a program for people")]
+/// True when no promise is broken. Names begin with the one that is wanted.
 fn explore(wanted: Option<&str>) -> bool {
+    let is_wanted = |name: &str| wanted.is_none_or(|wanted| name.starts_with(wanted));
     let mut is_right = true;
-    for scope in scope::ALL.iter().filter(|scope| wanted.is_none_or(|name| name == scope.name)) {
-        let begun = Instant::now();
-        let checker = Outbox { scope, mutant: None }.checker().threads(2);
-        let checker = checker.finish_when(HasDiscoveries::Any).spawn_bfs().join();
-        let (states, depth) = (checker.unique_state_count(), checker.max_depth());
-        println!("{}: {states} states, depth {depth}, {:.1?}", scope.name, begun.elapsed());
-        for (promise, path) in checker.discoveries() {
+    for scope in scope::ALL.iter().filter(|scope| is_wanted(scope.name)) {
+        is_right &= check(scope.name, Outbox { scope, mutant: None });
+    }
+    for (kind, is_leased) in [("", false), (", leased", true)] {
+        if is_wanted("inbox") {
+            is_right &= check(&format!("inbox{kind}"), Inbox { is_leased, mutant: None });
+        }
+        if is_wanted("barrier") {
+            is_right &= check(&format!("barrier{kind}"), Barrier { is_leased, mutant: None });
+        }
+    }
+    if is_wanted("ring") {
+        is_right &= check("ring, keys", Keys { mutant: None });
+        is_right &= check("ring, reading", Reading { mutant: None });
+    }
+    for shape in saga::ALL.into_iter().filter(|_| is_wanted("saga")) {
+        is_right &= check(&format!("saga, {}", shape.name), Leads::new(shape, None));
+    }
+    is_right
+}
+
+#[expect(clippy::print_stdout, reason = "a program for people")]
+fn check<M>(name: &str, model: M) -> bool
+where
+    M: Model<State: Clone + Debug + Hash + Send + Sync + PartialEq, Action: Clone + Debug + PartialEq>
+        + Send
+        + Sync
+        + 'static,
+{
+    let begun = Instant::now();
+    let checker = model.checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+    let (states, depth) = (checker.unique_state_count(), checker.max_depth());
+    println!("{name}: {states} states, depth {depth}, {:.1?}", begun.elapsed());
+    let mut is_right = true;
+    for (promise, path) in checker.discoveries() {
+        if matches!(checker.discovery_classification(promise), DiscoveryClassification::Counterexample) {
             println!("broken: {promise}\n{path}");
             is_right = false;
         }

@@ -17,6 +17,8 @@ mod steps;
 mod stream;
 mod world;
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
 use stateright::{Model, Property};
 
 pub use self::world::{Action, Outbox, State};
@@ -27,6 +29,13 @@ use self::{
     world::History,
 };
 use crate::bits;
+
+/// Which of two relays is the first does not matter: states that differ in it alone are one state.
+fn of_relay(relay: &Relay) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    relay.hash(&mut hasher);
+    hasher.finish()
+}
 
 impl Model for Outbox {
     type State = State;
@@ -64,6 +73,7 @@ impl Model for Outbox {
     fn next_state(&self, state: &State, action: Action) -> Option<State> {
         let mut next = state.clone();
         next.apply(self, action);
+        next.relays.sort_by_cached_key(of_relay);
         (next != *state).then_some(next)
     }
 
@@ -77,7 +87,8 @@ impl Outbox {
         for t in self.transactions() {
             let of = state.db.transactions[usize::from(t)];
             match of.fate {
-                Fate::NotBegun => actions.push(Action::Begin(t)),
+                Fate::NotBegun if self.begins_in_turn(&state.db, t) => actions.push(Action::Begin(t)),
+                Fate::NotBegun => {}
                 Fate::Open => match self.next_message(&state.db, t) {
                     Some(m) if self.waits_for_lock(&state.db, t, m) => {}
                     Some(_) => actions.push(Action::Enqueue(t)),

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Applies an event.
-pub(crate) fn decide(graph: &Graph, progress: &Progress, event: &Event) -> Transition {
+pub fn decide(graph: &Graph, progress: &Progress, event: &Event) -> Transition {
     let mut machine = Machine { graph, progress: progress.clone(), sendings: Vec::new() };
     let verdict = match event {
         Event::Started => Verdict::Applied,

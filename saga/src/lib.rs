@@ -87,6 +87,8 @@ mod likeness;
 mod orchestrator;
 mod progress;
 mod replying;
+#[doc(hidden)]
+pub mod rules;
 mod store;
 
 pub use barrier::{Action, Barrier, Compensation, InvalidBarrier};

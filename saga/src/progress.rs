@@ -1,39 +1,41 @@
 //! The types of the state machine: the state of an instance, the events that can happen to it, and
 //! the commands that are sent then.
 
+#![expect(missing_docs, reason = "public only for the specification, by `rules`")]
+
 use std::time::Duration;
 
 use crate::graph::{Graph, Node};
 
 /// The state of an instance and of each of its steps.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Progress {
-    pub(crate) direction: Direction,
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Progress {
+    pub direction: Direction,
     /// Why the instance is undone.
-    pub(crate) reason: Option<String>,
+    pub reason: Option<String>,
     /// In the order of the graph.
-    pub(crate) steps: Vec<StepProgress>,
+    pub steps: Vec<StepProgress>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
     Forward,
     Backward,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct StepProgress {
-    pub(crate) state: StepState,
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct StepProgress {
+    pub state: StepState,
     /// The newest attempt, 0 before the first.
-    pub(crate) attempt: u32,
-    pub(crate) undo_attempt: u32,
+    pub attempt: u32,
+    pub undo_attempt: u32,
     /// Whether an attempt before the newest may have had an effect.
-    pub(crate) in_doubt: bool,
-    pub(crate) reason: Option<String>,
+    pub in_doubt: bool,
+    pub reason: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum StepState {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StepState {
     Pending,
     Sent,
     Done,
@@ -47,8 +49,8 @@ pub(crate) enum StepState {
 }
 
 /// The state of an instance as operators see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum State {
     Running,
     Compensating,
     Stuck,
@@ -57,8 +59,8 @@ pub(crate) enum State {
 }
 
 /// An event of an instance.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Event {
     Started,
     Answered(Command, Answer),
     /// The newest command of this step was not answered in time.
@@ -73,14 +75,14 @@ pub(crate) enum Event {
 
 /// One attempt at a step, or at its compensation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Command {
-    pub(crate) step: usize,
-    pub(crate) is_undo: bool,
-    pub(crate) attempt: u32,
+pub struct Command {
+    pub step: usize,
+    pub is_undo: bool,
+    pub attempt: u32,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Answer {
     Done,
     Rejected,
     /// The inbox of this scope has given the command up.
@@ -91,8 +93,8 @@ pub(crate) enum Answer {
 }
 
 /// The result of an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Verdict {
     Applied,
     /// It answers a command that was not sent yet, so it has to wait.
     Early,
@@ -106,21 +108,21 @@ pub(crate) enum Verdict {
 
 /// A command to be sent, after a pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sending {
-    pub(crate) command: Command,
-    pub(crate) pause: Duration,
+pub struct Sending {
+    pub command: Command,
+    pub pause: Duration,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Transition {
-    pub(crate) progress: Progress,
-    pub(crate) verdict: Verdict,
-    pub(crate) sendings: Vec<Sending>,
+pub struct Transition {
+    pub progress: Progress,
+    pub verdict: Verdict,
+    pub sendings: Vec<Sending>,
 }
 
 impl Progress {
     /// The progress of an instance that has not begun.
-    pub(crate) fn new(graph: &Graph) -> Self {
+    pub fn new(graph: &Graph) -> Self {
         let step = StepProgress {
             state: StepState::Pending,
             attempt: 0,
@@ -131,7 +133,7 @@ impl Progress {
         Self { direction: Direction::Forward, reason: None, steps: vec![step; graph.nodes.len()] }
     }
 
-    pub(crate) fn state(&self, graph: &Graph) -> State {
+    pub fn state(&self, graph: &Graph) -> State {
         let any = |waits: fn(StepState) -> bool| self.steps.iter().any(|step| waits(step.state));
         match self.direction {
             Direction::Forward if any(|state| matches!(state, StepState::Rejected | StepState::Failed)) => {
@@ -148,7 +150,7 @@ impl Progress {
     }
 
     /// Whether an answer to the newest command of this step is awaited.
-    pub(crate) fn is_awaited(&self, step: usize) -> bool {
+    pub fn is_awaited(&self, step: usize) -> bool {
         matches!(self.steps[step].state, StepState::Sent | StepState::Undoing)
     }
 }
@@ -165,7 +167,7 @@ impl StepProgress {
     }
 
     /// Whether it may have had an effect.
-    pub(crate) fn may_have_acted(&self) -> bool {
+    pub fn may_have_acted(&self) -> bool {
         match self.state {
             StepState::Pending => false,
             StepState::Rejected => self.in_doubt,

@@ -3,7 +3,7 @@
 use super::{
     mutant::Mutant,
     pass::{Phase, Relay},
-    postgres::{Database, Transaction},
+    postgres::{Database, Fate, Transaction},
     scope::{Faults, Scope},
     stream::Stream,
 };
@@ -104,6 +104,15 @@ impl Outbox {
         let enqueued = db.transactions[usize::from(transaction)].enqueued;
         self.messages()
             .find(|m| self.scope.messages[usize::from(*m)].0 == transaction && !bits::has(enqueued, *m))
+    }
+
+    /// Of transactions that enqueue the same, the first begins first: states that differ only in
+    /// which of them does what are looked at once.
+    pub(crate) fn begins_in_turn(&self, db: &Database, transaction: u8) -> bool {
+        let enqueues =
+            |of: u8| self.scope.messages.iter().filter(move |(by, _)| *by == of).map(|(_, key)| key);
+        let has_begun = |of: u8| db.transactions[usize::from(of)].fate != Fate::NotBegun;
+        (0..transaction).all(|of| has_begun(of) || !enqueues(of).eq(enqueues(transaction)))
     }
 
     /// Producers that touch the same entity wait for each other's row lock.

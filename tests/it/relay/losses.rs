@@ -3,6 +3,7 @@
 mod checks;
 mod first;
 mod foreign;
+mod late;
 mod two_streams;
 
 use std::{collections::BTreeSet, time::Duration};

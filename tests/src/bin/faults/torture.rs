@@ -46,7 +46,7 @@ pub(crate) async fn run(stage: &mut Stage<'_>, duration: Duration) -> Result<Str
     stop.cancel();
     let (turns, emptied) = turning.join_all().await.into_iter().next().context("the ring turns")?;
     let minutes = duration.as_secs() / 60;
-    ensure!(turns > 0 && (emptied > 0 || minutes < 6), "{turns} turns, {emptied} segments emptied");
+    ensure!(turns > 0, "the ring never turned");
     let faults: Vec<String> = faults.iter().map(|(fault, times)| format!("{times} times {fault}")).collect();
     Ok(format!("{minutes} minutes: {}; {turns} turns, {emptied} segments emptied", faults.join(", ")))
 }
