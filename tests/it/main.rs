@@ -86,6 +86,7 @@ mod inbox {
     mod batch_faults; // batches whose transaction is lost
     mod sets; // the messages of a batch taken together
     pub(crate) mod consumer; // the consumer runtime on a real stream
+    mod large; // large payloads: whole, or later
     mod shutdown; // a consumer that is told to end finishes, or gives back, what it has been given
     mod batch_consumer; // the consumer runtime in batches
     mod pulls; // what a consumer asks of nats-server
@@ -183,7 +184,7 @@ mod clients {
     mod failing; // the rows by which operators see failing messages, from each of these consumers
     mod functions; // a loop that calls the SQL functions, as one of these consumers
     mod inbox; // the Rust inboxes as some of these consumers
-    mod large; // payloads that they fetch from the Object Store
+    pub(crate) mod large; // payloads that they fetch from the Object Store
     mod producing; // payloads arrive as their producers gave them, now or at their time
     mod requests; // the same for requests, over the HTTP layer
     mod scenarios; // that table

@@ -169,8 +169,8 @@ fn sagas(waiting: &SagasWaiting) -> Finding {
     Finding::new(
         format!("{sagas} {} {state} and wait for an operator", verb.replace("{}", saga_type)),
         format!(
-            "see `oncebox saga list --type {word}`, mend the cause, then `oncebox saga retry --type {word}`, or leave the \
-             step out: `oncebox saga skip --type {word}`, or give them up: `oncebox saga abandon --type {word}`"
+            "see `oncebox saga list --type {word}`, mend the cause, then `oncebox saga retry --type {word}`; or give them \
+             up: `oncebox saga abandon --type {word}`"
         ),
     )
 }

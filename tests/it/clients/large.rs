@@ -1,7 +1,10 @@
 //! Large payloads in the clients in other languages: fetched and checked, as the inbox in Rust
 //! does.
 
-use async_nats::{ConnectOptions, HeaderMap, jetstream};
+use async_nats::{
+    ConnectOptions, HeaderMap,
+    jetstream::{self, stream::Stream},
+};
 use oncebox_tests::{Nats, Program, TestEnv, eventually};
 use tokio_postgres::Client;
 
@@ -110,8 +113,8 @@ authorization { users [
     permissions { publish { deny: ["$JS.API.STREAM.MSG.GET.>", "$JS.API.DIRECT.GET.>"] } } }
 ] }"#;
 
-async fn wait_for_the_store(programs: Programs) {
-    let (env, _) = environment().await;
+/// A server whose anonymous user may not read the bucket of the one message of this stream.
+pub(crate) async fn unreadable(env: &TestEnv) -> (Nats, Stream) {
     let nats = Nats::start_with(DENIED).await.unwrap();
     let all = ConnectOptions::with_user_and_password("all".to_owned(), "p".to_owned());
     let jetstream = jetstream::new(all.connect(nats.url()).await.unwrap());
@@ -127,6 +130,12 @@ async fn wait_for_the_store(programs: Programs) {
         headers.insert(name, value);
     }
     jetstream.publish_with_headers("large", headers, "".into()).await.unwrap().await.unwrap();
+    (nats, stream)
+}
+
+async fn wait_for_the_store(programs: Programs) {
+    let (env, _) = environment().await;
+    let (nats, stream) = unreadable(&env).await;
     let mut consumer = consumer(&env, &programs, &nats.url()).await;
     eventually("it is delivered for the third time", LIMIT, async || {
         let info = stream.consumer_info("large").await.ok()?;

@@ -33,7 +33,8 @@ const IDLE_MAX: Duration = Duration::from_secs(30);
 const WAIT_MAX: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(100);
 /// A loss of such a message would be missed.
-const UNNOTED: &str = "SELECT count(*) FROM oncebox.late_receipt AS r JOIN oncebox.lane_cursor AS c USING (lane)
+const UNNOTED: &str =
+    "SELECT count(*) FROM oncebox.late_receipt AS r JOIN oncebox.lane_cursor AS c USING (lane)
     WHERE r.sequence > coalesce((c.acknowledged -> r.stream ->> 0)::bigint, 0)";
 pub(crate) const POOL_WAIT: Duration = Duration::from_secs(5);
 pub(crate) const CONNECTIONS: usize = 20;
