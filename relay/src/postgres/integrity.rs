@@ -15,7 +15,7 @@ const ROW_SECURITY: &str = include_str!("sql/row_security.sql");
 const INTEGRITY: &str = include_str!("sql/integrity.sql");
 
 /// All faults by their names, and whether one keeps relays from delivering.
-const NAMES: [(&str, bool); 12] = [
+const NAMES: [(&str, bool); 13] = [
     ("lanes", true),
     ("cursors", true),
     ("identity", true),
@@ -28,6 +28,7 @@ const NAMES: [(&str, bool); 12] = [
     ("synchronous-standby", false),
     ("grants", false),
     ("leader", false),
+    ("turn", false),
 ];
 
 /// Something that is wrong with the schema.
@@ -162,6 +163,13 @@ impl Fault {
                 format!("synchronous_standby_names is {detail:?}, and no standby is connected"),
                 "every COMMIT waits for it: of producers, and of commands such as `oncebox outbox replay`",
                 "bring the standby back, or take it out of synchronous_standby_names and reload".to_owned(),
+            ),
+            "turn" => (
+                format!("the turn of the message log does not end: {detail}"),
+                "this table grows, and settled messages stay longer than the retention time",
+                "relays try again by themselves; end the transaction that stays open (`oncebox status` names those that have \
+                 enqueued), a pg_dump or a VACUUM that never ends, or see why messages are not delivered"
+                    .to_owned(),
             ),
             _ => (
                 format!("{detail} has the lock by which relays agree on a leader, and is no relay"),

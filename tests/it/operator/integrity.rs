@@ -28,7 +28,7 @@ async fn status(url: &str) -> Value {
 async fn assert_diagnosed(url: &str, nats_url: &str, check: &str, part: &str) {
     let (code, found) = diagnosed(url, nats_url, check).await;
     assert!(found.len() == 1 && found[0].contains(part), "{check}: {found:?}");
-    assert!(code == 1 || ["notify-queue", "leader"].contains(&check), "{check}: {found:?}");
+    assert!(code == 1 || ["notify-queue", "leader", "turn"].contains(&check), "{check}: {found:?}");
 }
 
 /// The tables of the outbox, without the one that a test's cleaner leaves alone most of the time.
@@ -131,6 +131,29 @@ async fn row_level_security_stops_the_relay_instead_of_hiding_messages() {
     pg.batch_execute("ALTER TABLE oncebox.message_0 DISABLE ROW LEVEL SECURITY").await.unwrap();
     assert_eq!(drain(&mut relay.worker()).await, 3);
     pg.batch_execute(&format!("DROP OWNED BY {login}; DROP ROLE {login}")).await.unwrap();
+}
+
+/// A log that grows: its turn should have ended long ago.
+#[tokio::test]
+async fn a_turn_that_does_not_end_is_found() {
+    let env = TestEnv::new().await;
+    let (pg, _stream, url) = (env.pg().await, env.stream().await, env.database_url());
+    let relay = "INSERT INTO oncebox.relay (retention_seconds, dead_blocks) VALUES (7200, true)";
+    pg.batch_execute(relay).await.unwrap();
+    let begun = async |minutes: i32| {
+        let sql = "UPDATE oncebox.segment SET began_at = now() - make_interval(mins => $1) WHERE number = 0";
+        pg.execute(sql, &[&minutes]).await.unwrap();
+    };
+    begun(55).await;
+    assert_eq!(diagnosed(url, env.nats_url(), "turn").await.1, Vec::<String>::new());
+    begun(65).await;
+    assert_diagnosed(url, env.nats_url(), "turn", "a transaction that has enqueued is open").await;
+    pg.batch_execute("UPDATE oncebox.segment SET is_empty = false, is_live = true WHERE number = 1")
+        .await
+        .unwrap();
+    assert_diagnosed(url, env.nats_url(), "turn", "message_1, the next one, holds messages that are due")
+        .await;
+    assert_finds(&status(url).await, &["does not end", "message_0 takes messages since", "relays try again"]);
 }
 
 /// C13: faults that hold no message up yet, and faults that fail every enqueue.

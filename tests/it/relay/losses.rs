@@ -4,6 +4,7 @@ mod checks;
 mod first;
 mod foreign;
 mod late;
+mod slow;
 mod two_streams;
 
 use std::{collections::BTreeSet, time::Duration};

@@ -99,3 +99,19 @@ WHERE k.locktype = 'advisory'
     WHEN to_regrole(quote_ident(x.prefix || '_relay')) IS NULL THEN false
     ELSE NOT pg_has_role(a.usesysid, to_regrole(quote_ident(x.prefix || '_relay'))::oid, 'MEMBER')
   END
+UNION ALL
+-- A turn ends after a sixth of the retention time.
+SELECT 'turn', format('message_%s takes messages since %s; %s', s.number, date_trunc('second', s.began_at), CASE
+    WHEN n.is_empty THEN 'a transaction that has enqueued is open, or somebody vacuums it'
+    WHEN n.is_live THEN format('message_%s, the next one, holds messages that are due', n.number)
+    ELSE format('message_%s, the next one, is not empty yet: somebody reads it, or is still within its retention', n.number)
+  END)
+FROM {schema}.segment AS s
+JOIN {schema}.segment AS n ON n.number = (s.number + 1) % 8
+CROSS JOIN (
+  SELECT min(r.retention_seconds) AS seconds
+  FROM {schema}.relay AS r
+  WHERE r.seen_at > clock_timestamp() - interval '3 minutes'
+) AS kept
+WHERE s.number = pg_sequence_last_value('{schema}.turn') % 8
+  AND s.began_at < clock_timestamp() - make_interval(secs => greatest(kept.seconds / 2, 60))
