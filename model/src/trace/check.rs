@@ -61,7 +61,8 @@ impl<'a> Check<'a> {
             }
         }
         moves.sort_by_key(|(lane, number, ..)| (*lane, *number));
-        // Of several passes that were about to write a number, the one with an answer has written it.
+        // Of several passes that were about to write a number, the one with an answer has written
+        // it.
         let answered: BTreeSet<(i16, i64)> =
             moves.iter().filter(|of| of.5).map(|(lane, number, ..)| (*lane, *number)).collect();
         for (lane, number, _, claim, moved, is_settled) in &moves {

@@ -64,8 +64,8 @@ impl Claimed {
         let lanes_full = claimed as i64 >= lanes_max && (claimed as i64) < store.lanes;
         let room = Room { payload_max, admit: &mut |bytes| share.admit(bytes) };
         let (claims, mut messages, seen) = session.read(lanes, limits, room).await?;
-        // In a lane that is left out nothing is sent: its cursor could not note the acknowledgement,
-        // and nobody would miss the message, should the stream lose it.
+        // In a lane that is left out nothing is sent: its cursor could not note the
+        // acknowledgement, and nobody would miss the message, should the stream lose it.
         parked_due.retain(|lane| claims.iter().any(|claim| claim.lane == *lane));
         let has_all = matches!(wanted, Wanted::All)
             && claims.len() as i64 == store.lanes
