@@ -242,7 +242,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// By the meaning of cursors alone: the new one settles what the pass has done, and nothing
+    /// By the meaning of cursors alone: the new one settles the messages that the pass has done, and nothing
     /// else; nor does it forget anything.
     fn newly_settled(&self, old: &Cursor, moved: &Cursor, done: &[i64]) -> Vec<String> {
         let Some(rows) = self.ledger.lanes.get(&moved.lane) else { return Vec::new() };

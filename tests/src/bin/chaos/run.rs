@@ -65,6 +65,9 @@ pub(crate) async fn run(options: Options) -> Result<bool> {
     let facts = timeout(READ_MAX, read(&stage)).await.context("read what was done")??;
     stage.gateway.stop().await.context("stop the gateway")?;
     members.iter_mut().for_each(Member::note_caught);
+    if late.is_none() {
+        println!("the specification accepts {}", stage.accepted().await?);
+    }
     let report = Report::new(options, started.elapsed(), copies, late, facts, &members);
     Ok(report.print())
 }

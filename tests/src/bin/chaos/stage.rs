@@ -8,8 +8,9 @@ use async_nats::jetstream::{
     stream::{Config, Stream},
 };
 use deadpool_postgres::Pool;
+use oncebox_model::trace::Circumstances;
 use oncebox_schema::{Lanes, SchemaName, migrate};
-use oncebox_tests::{Nats, Postgres, Program, Proxy, is_settled, pool, traffic};
+use oncebox_tests::{Nats, Postgres, Program, Proxy, Recording, is_settled, pool, traffic};
 
 use crate::{
     consume::{self, BATCH, EACH, SAGAS},
@@ -34,6 +35,8 @@ pub(crate) struct Stage {
     pub(crate) members: Vec<Member>,
     pub(crate) gateway: Program,
     pub(crate) gateway_port: u16,
+    /// The passes of the relays, which the specification has to accept.
+    recording: Recording,
     postgres: Postgres,
     nats: Nats,
 }
@@ -56,8 +59,9 @@ impl Stage {
         let gateway_port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
         let listen = ("GATEWAY_LISTEN", format!("127.0.0.1:{gateway_port}"));
         let gateway = Program::start("gateway", &[], &[listen]).await?;
+        let (recording, members) = (Recording::new()?, Vec::new());
         let mut stage =
-            Self { pool, stream, jetstream, members: Vec::new(), gateway, gateway_port, postgres, nats };
+            Self { pool, stream, jetstream, members, gateway, gateway_port, recording, postgres, nats };
         for (kind, count) in MEMBERS {
             for _ in 0..count {
                 stage.add(kind).await?;
@@ -78,7 +82,11 @@ impl Stage {
             Kind::Batch => consume(BATCH).await?,
             Kind::Sagas => consume(SAGAS).await?,
             Kind::Relay => {
-                let environment = [&servers[..], &[("ONCEBOX_HTTP_LISTEN", "off".to_owned())]].concat();
+                let settings = [
+                    ("ONCEBOX_HTTP_LISTEN", "off".to_owned()),
+                    ("ONCEBOX_TRACE_FILE", self.recording.file(self.members.len())),
+                ];
+                let environment = [&servers[..], &settings].concat();
                 Program::start("oncebox", &["relay"], &environment).await?
             }
             Kind::Cashier => {
@@ -117,6 +125,13 @@ impl Stage {
         let due = "oncebox.message AS m JOIN oncebox.lane_cursor AS c USING (lane)
                    WHERE m.id > c.floor AND (m.id > c.high OR NOT pg_visible_in_snapshot(m.xact, c.snap))";
         Ok(self.count(due).await? + self.count("oncebox.parked").await?)
+    }
+
+    /// Holds the recordings of the relays, which have ended, to the specification; returns how often
+    /// each action occurred.
+    pub(crate) async fn accepted(self) -> Result<String> {
+        let of = Circumstances { expected: &["takeovers"], ..Circumstances::default() };
+        self.recording.accepted(&**self.pool.get().await?, of).await
     }
 
     /// How often JetStream has delivered messages to a durable consumer.

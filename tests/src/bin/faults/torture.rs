@@ -19,7 +19,7 @@ use crate::{
     stage::{STREAM, Stage, stream_config},
 };
 
-/// Relays forget what is older, and empty its segments. Longer than all faults in a row last: a
+/// Relays forget older messages, and empty their segments. Longer than all faults in a row last: a
 /// loss must be found sooner.
 pub(crate) const OPTIONS: &[(&str, &str)] = &[("ONCEBOX_RETENTION", "3m")];
 const RETENTION_SECONDS: f64 = 180.0;
@@ -111,7 +111,7 @@ async fn fill(stage: &Stage<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Turns the ring, and empties what is old, as relays do; returns how often. PostgreSQL may be
+/// Turns the ring, and empties old segments, as relays do; returns how often. PostgreSQL may be
 /// away.
 async fn turn(database_url: String, stop: CancellationToken) -> (usize, usize) {
     let (mut turns, mut emptied) = (0, 0);
