@@ -1,11 +1,11 @@
-//! A recording of the passes, for the checker in `model/`: which lanes a pass claimed, the rows it read
-//! in which snapshot, the answers of streams, and how it moved the cursors. It has ids, and neither
-//! keys nor payloads.
+//! A recording of the passes, for the checker in `model/`: which lanes a pass claimed, the rows it
+//! read in which snapshot, the answers of streams, and how it moved the cursors. It has ids, and
+//! neither keys nor payloads.
 //!
-//! A worker writes each line before it makes the step, and waits for it: a killed relay
-//! leaves no settlement that the recording does not know. A queue beside the workers would lose its
-//! end with the process. Lines are numbered, and the next one after those that could not be written
-//! shows the gap, so the checker refuses the recording.
+//! A worker writes each line before it makes the step, and waits for it: a killed relay leaves no
+//! settlement that the recording does not know. A queue beside the workers would lose its end with
+//! the process. Lines are numbered, and the next one after those that could not be written shows
+//! the gap, so the checker refuses the recording.
 
 use std::{
     fs::{File, OpenOptions},
