@@ -26,8 +26,8 @@ const CHECK_EVERY: Duration = Duration::from_secs(30);
 /// A stream that was out of reach gets nothing before it is checked, so it is looked for often.
 const DOUBT_EVERY: Duration = Duration::from_millis(250);
 /// A check that takes longer is given up: delivery goes on, and the next one is made in time. One
-/// that has noted a loss meanwhile is made again at once: the other lanes may have lost something,
-/// too, and newer messages must not overtake that.
+/// that has seen a loss noted meanwhile is made again at once: the other lanes may have lost
+/// something, too, and newer messages must not overtake that.
 const CHECK_MAX: Duration = Duration::from_secs(20);
 /// After so many connections in a row that ended during their first check, the check itself may end
 /// them, as when an answer is larger than the server lets wait. The relay hands the next one on
@@ -83,7 +83,7 @@ impl Recovery {
     async fn check_until_done(&mut self) -> bool {
         let mut failures = 0;
         loop {
-            let noted = self.metrics.losses.get();
+            let noted = self.noted;
             let problem = match timeout(CHECK_MAX, self.check()).await {
                 Ok(Ok(_)) => None,
                 Ok(Err(Problem::Nats(problem))) => Some(problem),
@@ -92,7 +92,7 @@ impl Recovery {
                     failures = failures.saturating_add(1);
                     continue;
                 }
-                Err(_) if self.metrics.losses.get() > noted => continue,
+                Err(_) if self.noted > noted => continue,
                 Err(_) => {
                     self.connection.iter().for_each(|connection| connection.places.trust_all());
                     Some(format!("the check took longer than {CHECK_MAX:?}"))

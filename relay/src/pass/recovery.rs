@@ -57,6 +57,8 @@ pub struct Recovery {
     pub(super) metrics: Metrics,
     /// Why streams could not be checked the last time: each reason is logged once.
     pub(super) said: Option<String>,
+    /// Losses that were noted after a look, by this relay or by another one that was faster.
+    pub(super) noted: u64,
 }
 
 /// Why a check was not made.
@@ -75,7 +77,7 @@ impl Recovery {
         on_loss: OnLoss,
         metrics: Metrics,
     ) -> Self {
-        Self { store, connection, on_loss, metrics, said: None }
+        Self { store, connection, on_loss, metrics, said: None, noted: 0 }
     }
 
     /// One check of all streams; returns how many losses it found, one for each lane and stream.
@@ -147,7 +149,7 @@ impl Recovery {
 
     /// Writes down the losses of a stream, and has them sent again; returns in how many lanes.
     async fn handle(
-        &self,
+        &mut self,
         connection: &Connection,
         stream: &KnownStream,
         mut look: Look,
@@ -171,7 +173,9 @@ impl Recovery {
         let mut noted = 0;
         for lost in &losses {
             let resends = self.resends(lost, facts);
-            if self.store.lost(lost, resends).await? {
+            let is_first = self.store.lost(lost, resends).await?;
+            self.noted += 1;
+            if is_first {
                 noted += 1;
                 self.metrics.losses.inc();
                 tell(lost, resends);

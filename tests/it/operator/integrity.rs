@@ -138,14 +138,16 @@ async fn row_level_security_stops_the_relay_instead_of_hiding_messages() {
 async fn a_turn_that_does_not_end_is_found() {
     let env = TestEnv::new().await;
     let (pg, _stream, url) = (env.pg().await, env.stream().await, env.database_url());
-    let relay = "INSERT INTO oncebox.relay (retention_seconds, dead_blocks) VALUES (7200, true)";
-    pg.batch_execute(relay).await.unwrap();
     let begun = async |minutes: i32| {
         let sql = "UPDATE oncebox.segment SET began_at = now() - make_interval(mins => $1) WHERE number = 0";
         pg.execute(sql, &[&minutes]).await.unwrap();
     };
-    begun(55).await;
-    assert_eq!(diagnosed(url, env.nats_url(), "turn").await.1, Vec::<String>::new());
+    let relay = "INSERT INTO oncebox.relay (retention_seconds, dead_blocks) VALUES (7200, true)";
+    for (minutes, relay) in [(65, ""), (55, relay)] {
+        begun(minutes).await;
+        pg.batch_execute(relay).await.unwrap();
+        assert_eq!(diagnosed(url, env.nats_url(), "turn").await.1, Vec::<String>::new(), "{minutes} {relay}");
+    }
     begun(65).await;
     assert_diagnosed(url, env.nats_url(), "turn", "a transaction that has enqueued is open").await;
     pg.batch_execute("UPDATE oncebox.segment SET is_empty = false, is_live = true WHERE number = 1")

@@ -29,40 +29,44 @@ async fn commit(client: &Client) {
     client.batch_execute("COMMIT").await.unwrap();
 }
 
-/// The statement of a session waits for a lock.
-async fn waits(watcher: &Client, waiting: &Client) {
-    let pid: i32 = {
-        let asking =
-            "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%enqueue%'";
-        let found = async || watcher.query_opt(asking, &[]).await.unwrap().map(|row| row.get(0));
-        eventually("a producer waits", LIMIT, found).await
+/// Until a producer waits for a lock. Not in a transaction, which would see the same answer for
+/// ever.
+async fn a_producer_waits(watcher: &Client) {
+    let waiting = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%enqueue%'
+                   AND datname = current_database() LIMIT 1";
+    let waits = async || watcher.query_opt(waiting, &[]).await.unwrap();
+    eventually("a producer waits", LIMIT, waits).await;
+}
+
+/// Another one takes the key of an open transaction, which commits as soon as that has ended or
+/// waits.
+async fn another_takes(one: &Client, other: &Client, watcher: &Client, sql: &str, key: &str) {
+    let mut taking = std::pin::pin!(take(other, "BEGIN", sql, key));
+    let has_taken = tokio::select! {
+        _ = &mut taking => true,
+        () = a_producer_waits(watcher) => false,
     };
-    assert!(pid > 0 && !waiting.is_closed());
+    commit(one).await;
+    if !has_taken {
+        taking.await;
+    }
+    commit(other).await;
 }
 
 /// The turn ends while a producer waits for the lock of its segment; another one takes the key in
 /// the next turn.
 async fn a_turn_ends_under_a_producer(env: &TestEnv, sql: &str, key: &str) {
-    let (one, other, turner) = (env.pg().await, env.pg().await, env.pg().await);
+    let (one, other, turner, watcher) = (env.pg().await, env.pg().await, env.pg().await, env.pg().await);
     let segment = "SELECT 'message_' || pg_sequence_last_value('oncebox.turn') % 8";
     let segment: String = turner.query_one(segment, &[]).await.unwrap().get(0);
     let lock = format!("BEGIN; LOCK TABLE oncebox.{segment} IN ACCESS EXCLUSIVE MODE");
     turner.batch_execute(&lock).await.unwrap();
     let first = async {
         take(&one, "BEGIN", sql, key).await;
-        // It has written, or waits for nobody: the other one need not see it.
-        let second = async {
-            take(&other, "BEGIN", sql, key).await;
-            commit(&other).await;
-        };
-        let ending = async {
-            tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-            commit(&one).await;
-        };
-        tokio::join!(second, ending);
+        another_takes(&one, &other, &watcher, sql, key).await;
     };
     let turning = async {
-        waits(&turner, &one).await;
+        a_producer_waits(&watcher).await;
         assert_eq!(end_turn(&turner).await, None);
         commit(&turner).await;
     };
@@ -103,18 +107,10 @@ async fn the_key_is_of_a_delayed_message(env: &TestEnv, sql: &str, key: &str) {
 
 /// A transaction that has enqueued is open when the turn is to end.
 async fn a_producer_is_open_when_the_turn_is_to_end(env: &TestEnv, sql: &str, key: &str) {
-    let (one, other, turner) = (env.pg().await, env.pg().await, env.pg().await);
+    let (one, other, watcher) = (env.pg().await, env.pg().await, env.pg().await);
     take(&one, "BEGIN", sql, key).await;
-    end_turn(&turner).await;
-    let second = async {
-        take(&other, "BEGIN", sql, key).await;
-        commit(&other).await;
-    };
-    let first = async {
-        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-        commit(&one).await;
-    };
-    tokio::join!(second, first);
+    end_turn(&watcher).await;
+    another_takes(&one, &other, &watcher, sql, key).await;
 }
 
 /// How many messages have the key.

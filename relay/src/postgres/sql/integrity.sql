@@ -114,4 +114,5 @@ CROSS JOIN (
   WHERE r.seen_at > clock_timestamp() - interval '3 minutes'
 ) AS kept
 WHERE s.number = pg_sequence_last_value('{schema}.turn') % 8
-  AND s.began_at < clock_timestamp() - make_interval(secs => greatest(kept.seconds / 2, 60))
+  AND kept.seconds IS NOT NULL
+  AND s.began_at < clock_timestamp() - make_interval(secs => least(greatest(kept.seconds / 2, 60), 1e9))

@@ -12,8 +12,8 @@ use crate::relay::support::{Running, assert_delivered, await_messages, enqueue, 
 /// PostgreSQL gives up.
 const HELD: Duration = Duration::from_secs(5);
 
-/// A relay waits for the lane of somebody else, notes its loss, and waits for the next one. Until
-/// all are noted it sends nothing: a newer message would overtake what was lost.
+/// Two relays wait for the lane of somebody else, one of them notes its loss, and both wait for the
+/// next one. Until all are noted they send nothing: a newer message would overtake a lost one.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_sent_before_the_losses_of_all_lanes_are_noted() {
     let env = TestEnv::new().await;
@@ -35,13 +35,15 @@ async fn nothing_is_sent_before_the_losses_of_all_lanes_are_noted() {
         holder.execute(hold, &[&row.get::<_, i16>(0)]).await.unwrap();
         holders.push(holder);
     }
-    let relay = Running::start(&broker.values);
+    let relays = [Running::start(&broker.values), Running::start(&broker.values)];
     for holder in holders {
         sleep(HELD).await;
         holder.batch_execute("COMMIT").await.unwrap();
     }
     let stream = broker.stream("ORDERS").await;
     await_messages(&stream, expected.len()).await;
-    relay.stop().await;
+    for relay in relays {
+        relay.stop().await;
+    }
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0, "copies");
 }

@@ -127,8 +127,8 @@ impl Stage {
         Ok(self.count(due).await? + self.count("oncebox.parked").await?)
     }
 
-    /// Holds the recordings of the relays, which have ended, to the specification; returns how often
-    /// each action occurred.
+    /// Holds the recordings of the relays, which have ended, to the specification; returns how
+    /// often each action occurred.
     pub(crate) async fn accepted(self) -> Result<String> {
         let of = Circumstances { expected: &["takeovers"], ..Circumstances::default() };
         self.recording.accepted(&**self.pool.get().await?, of).await
