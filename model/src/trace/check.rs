@@ -242,8 +242,8 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// By the meaning of cursors alone: the new one settles the messages that the pass has done, and
-    /// nothing else; nor does it forget anything.
+    /// By the meaning of cursors alone: the new one settles the messages that the pass has done and
+    /// no others, and forgets none.
     fn newly_settled(&self, old: &Cursor, moved: &Cursor, done: &[i64]) -> Vec<String> {
         let Some(rows) = self.ledger.lanes.get(&moved.lane) else { return Vec::new() };
         let mut broken = Vec::new();
