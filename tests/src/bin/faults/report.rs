@@ -8,8 +8,8 @@ use tokio::time::Instant;
 /// The resident memory that a relay may have. The benchmark holds the optimised program to 40 MiB;
 /// the program of the matrix is not optimised, and its code alone takes 8 MiB more.
 pub(crate) const MEMORY_MAX_MIB: f64 = 48.0;
-/// The passes of one of these scenarios are set to be large (`database::LARGE_PASSES`), and the other
-/// one has backlogs of hundreds of thousands.
+/// The passes of one of these scenarios are set to be large (`database::LARGE_PASSES`), and the
+/// other one has backlogs of hundreds of thousands.
 const LARGE: (&[&str], f64) = (&["reader-suspended", "torture"], 64.0);
 
 /// A scenario that has ended.
