@@ -133,6 +133,7 @@ impl Report {
             "rounds": config.rounds,
             "messages": config.messages,
             "backlog": config.backlog,
+            "rows": config.rows,
             "payload_bytes": PAYLOAD_BYTES,
             "seconds": config.duration.as_secs(),
         });
