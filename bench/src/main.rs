@@ -6,8 +6,7 @@
 //! `bench/` of the target directory. Arguments name the measurements to take: `drain trickle mixed
 //! idle inbox drivers http enqueue saga delayed` by default, `fleet`, `databases`, `scale`,
 //! `console`, `outage`, `publish`, `loss`, `large` and `growth` besides. The environment sets the
-//! sizes, see
-//! [`config`].
+//! sizes, see [`config`].
 //!
 //! Every ratio compares two things measured in turn within one round, so that a slow or noisy
 //! machine moves both sides. Rounds take the two sides in opposite orders, so that drift favours

@@ -1,6 +1,5 @@
-//! Checks the specification, and prints how far: all of it, or a part by the begin of its
-//! name. With
-//! `check-trace`, recordings of relays.
+//! Checks the specification, and prints how far: all of it, or the checks whose names begin with
+//! the argument. With `check-trace`, recordings of relays.
 
 use std::{fmt::Debug, fs, hash::Hash, process::ExitCode};
 

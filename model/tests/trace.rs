@@ -74,6 +74,7 @@ fn each_edit_is_rejected_by_the_rule_that_it_breaks() {
         r#""number":2,"floor":0,"high":5,"snap":"15:15:""#,
     );
     // Two relays settle one cursor.
+    rejected(Rule::Chain, r#"[0,3,"S",4,false]"#, r#"[0,3,"S",4,false],[1,7,"S",5,false]"#);
     rejected(Rule::Once, r#""number":1,"#, r#""number":0,"#);
     // A message that no transaction committed; one whose transaction was open.
     rejected(Rule::Committed, r#"[0,4,""]"#, r#"[0,9,""]"#);
@@ -94,6 +95,23 @@ fn each_edit_is_rejected_by_the_rule_that_it_breaks() {
     // In the end a message is neither acknowledged nor set aside, or not settled.
     rejected(Rule::Delivered, r#""is_aside":true"#, r#""is_aside":false"#);
     rejected(Rule::Delivered, r#""number":2,"floor":0,"high":5"#, r#""number":2,"floor":0,"high":3"#);
+}
+
+/// A relay died before the commit of its settlement, and another one wrote that number: the next
+/// claim has found the second one.
+#[test]
+fn a_settlement_that_never_happened_is_not_taken_for_the_one_that_did() {
+    const DIED: &str = r#"
+{"run":"0","line":1,"pass":0,"step":"started","outbox":"o"}
+{"run":"0","line":2,"pass":1,"step":"claimed","lanes":[{"lane":0,"number":0,"floor":0,"high":0,"target":null,"after":null,"reset_until":null,"snapshot":"10:13:10,11"}],"rows":[[0,4,""]]}
+{"run":"0","line":3,"pass":1,"step":"acknowledged","answers":[[0,4,"S",3,false]]}
+{"run":"0","line":4,"pass":1,"step":"settling","lanes":[{"lane":0,"number":0,"floor":0,"high":4,"snap":"10:13:10,11","target":null,"after":null,"reset_until":null}],"reads":[[0,1,false]],"parked":[]}
+"#;
+    let mut passes = Passes::default();
+    [DIED, FIRST, SECOND].into_iter().for_each(|text| passes.add(text));
+    let verdict =
+        check(&Ledger::parse(LEDGER.lines()).expect("it is one"), &passes, Circumstances::default());
+    assert!(verdict.is_right(), "{verdict}");
 }
 
 #[test]

@@ -10,6 +10,12 @@ use crate::{eventually::within, pool::pool};
 
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
+/// Counts the messages that were parked and are stored by now, and that no cursor knows of: nobody
+/// would miss one that its stream loses.
+pub const UNNOTED: &str =
+    "SELECT count(*) FROM oncebox.late_receipt AS r JOIN oncebox.lane_cursor AS c USING (lane)
+    WHERE r.sequence > coalesce((c.acknowledged -> r.stream ->> 0)::bigint, 0)";
+
 /// Settings of a server whose NOTIFY queue [`fill_notify_queue`] can fill; as of PostgreSQL 17,
 /// earlier ones have a queue of 8 GiB.
 pub const SMALL_NOTIFY_QUEUE: &[(&str, &str)] = &[("max_notify_queue_pages", "64")];

@@ -29,6 +29,8 @@ const DOUBT_EVERY: Duration = Duration::from_millis(250);
 /// that has seen a loss noted meanwhile is made again at once: the other lanes may have lost
 /// something, too, and newer messages must not overtake that.
 const CHECK_MAX: Duration = Duration::from_secs(20);
+/// So often in a row at most, which takes ten minutes; then delivery goes on.
+const AGAIN_MAX: u32 = 30;
 /// After so many connections in a row that ended during their first check, the check itself may end
 /// them, as when an answer is larger than the server lets wait. The relay hands the next one on
 /// before it checks it, since otherwise it would never deliver anything.
@@ -81,7 +83,7 @@ impl Recovery {
 
     /// Whether all streams could be checked. While PostgreSQL is away nothing is delivered anyway.
     async fn check_until_done(&mut self) -> bool {
-        let mut failures = 0;
+        let (mut failures, mut again) = (0, 0);
         loop {
             let noted = self.noted;
             let problem = match timeout(CHECK_MAX, self.check()).await {
@@ -92,7 +94,10 @@ impl Recovery {
                     failures = failures.saturating_add(1);
                     continue;
                 }
-                Err(_) if self.noted > noted => continue,
+                Err(_) if self.noted > noted && again < AGAIN_MAX => {
+                    again += 1;
+                    continue;
+                }
                 Err(_) => {
                     self.connection.iter().for_each(|connection| connection.places.trust_all());
                     Some(format!("the check took longer than {CHECK_MAX:?}"))

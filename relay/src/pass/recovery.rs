@@ -57,7 +57,7 @@ pub struct Recovery {
     pub(super) metrics: Metrics,
     /// Why streams could not be checked the last time: each reason is logged once.
     pub(super) said: Option<String>,
-    /// Losses that were noted after a look, by this relay or by another one that was faster.
+    /// Losses that were noted so far, by this relay or by another one that was faster.
     pub(super) noted: u64,
 }
 

@@ -2,16 +2,12 @@
 
 use async_nats::jetstream::stream::Stream;
 use oncebox_relay::{Values, parts::Worker};
-use oncebox_tests::{TestEnv, eventually};
+use oncebox_tests::{TestEnv, adversity::UNNOTED, eventually};
 use tokio_postgres::Client;
 
 use super::number;
 use crate::relay::support::{LIMIT, connect, drain, fresh_stream, stream_config, values_of};
 
-/// Messages that a stream has stored of which the cursor knows nothing: their loss would be missed.
-const UNNOTED: &str =
-    "SELECT count(*) FROM oncebox.late_receipt AS r JOIN oncebox.lane_cursor AS c USING (lane)
-    WHERE r.sequence > coalesce((c.acknowledged -> r.stream ->> 0)::bigint, 0)";
 const STORED_LATE: &str = "SELECT count(*) FROM oncebox.late_receipt";
 
 /// Two messages of one lane: the first is stored, the second is parked and due, and its subject has

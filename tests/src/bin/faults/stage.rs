@@ -32,10 +32,6 @@ const CATCH_UP_MAX: Duration = Duration::from_secs(90);
 const IDLE_MAX: Duration = Duration::from_secs(30);
 const WAIT_MAX: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(100);
-/// A loss of such a message would be missed.
-const UNNOTED: &str =
-    "SELECT count(*) FROM oncebox.late_receipt AS r JOIN oncebox.lane_cursor AS c USING (lane)
-    WHERE r.sequence > coalesce((c.acknowledged -> r.stream ->> 0)::bigint, 0)";
 pub(crate) const POOL_WAIT: Duration = Duration::from_secs(5);
 pub(crate) const CONNECTIONS: usize = 20;
 
@@ -268,7 +264,7 @@ impl<'a> Stage<'a> {
         while !is_settled(&self.stream, consumer::DURABLE).await && Instant::now() < deadline {
             sleep(PAUSE).await;
         }
-        let unnoted: i64 = self.connection().await?.query_one(UNNOTED, &[]).await?.get(0);
+        let unnoted: i64 = self.connection().await?.query_one(adversity::UNNOTED, &[]).await?.get(0);
         ensure!(unnoted == 0, "{unnoted} parked messages were stored of which the cursors know nothing");
         let absorbed = self.consuming.stop().await?;
         let placed = traffic::placed(&self.pool).await?;
