@@ -92,11 +92,11 @@ async fn take(servers: &Servers, count: usize, length: Duration) -> anyhow::Resu
     let path = write_file(servers, &databases)?;
     let mut stream = servers.fresh_stream().await?;
     let mut relay = Relay::start_with(servers, "none", &path)?;
-    let plan = |prefix: &'static str, interval: Duration| -> anyhow::Result<Plan> {
+    let plan = |prefix: &str, interval: Duration| -> anyhow::Result<Plan> {
         let total = usize::try_from(length.as_micros() / (Duration::from_secs(1) / RATE).as_micros())?;
         let statement = servers.schema.sql(include_str!("sql/enqueue_ordered.sql"));
         let start = Instant::now() + Duration::from_millis(50);
-        Ok(Plan { prefix, statement, publishes: None, interval, total, start })
+        Ok(Plan { prefix: prefix.to_owned(), statement, publishes: None, interval, total, start })
     };
     for name in &databases {
         traffic::probe(&servers.session(name).await?, &plan("probe-", Duration::ZERO)?).await?;

@@ -86,11 +86,11 @@ async fn take(servers: &Servers, count: usize, length: Duration) -> anyhow::Resu
     for _ in 0..count {
         relays.push(Relay::start(servers, &database)?);
     }
-    let plan = |prefix, interval: Duration| -> anyhow::Result<Plan> {
+    let plan = |prefix: &str, interval: Duration| -> anyhow::Result<Plan> {
         let total = usize::try_from(length.as_micros() / (Duration::from_secs(1) / RATE).as_micros())?;
         let statement = servers.schema.sql(include_str!("sql/enqueue_ordered.sql"));
         let start = Instant::now() + Duration::from_millis(50);
-        Ok(Plan { prefix, statement, publishes: None, interval, total, start })
+        Ok(Plan { prefix: prefix.to_owned(), statement, publishes: None, interval, total, start })
     };
     let probing = servers.session(&database).await?;
     traffic::probe(&probing, &plan("paced-", Duration::ZERO)?).await?;

@@ -3,12 +3,13 @@
 //! One database has a week behind it: six full segments and a half, and a plain table with as many
 //! rows; another one has nothing. Producers take turns with an INSERT into the plain table, as in
 //! [`crate::enqueue`], in the large one; WAL is counted right after a checkpoint, in both. The
-//! relay drains equal backlogs from both. Then a segment is emptied, and as much of another one is
+//! relay drains equal backlogs from both, and carries a thousand messages a second. Then a segment is emptied, and as much of another one is
 //! deleted and vacuumed, as it would be without the ring. `turning` follows.
 //!
 //! Filling takes minutes, and 1 GB of disk for a million rows, so this is measured only when it is
 //! asked for.
 
+mod ordinary;
 mod turning;
 
 use std::sync::{Arc, atomic::AtomicU64};
@@ -56,10 +57,12 @@ pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Rep
     let counted = WAL_MESSAGES.min(config.messages);
     report.add("growth_wal_ratio", median(wal), format!("{behind}, {counted} from a checkpoint on"));
     report.add("growth_drain_ratio", median(drains), behind);
+    ordinary::trickle(servers, config, [&empty, &large], report).await.context("carry messages")?;
     retention(servers, &large, report).await.context("empty a segment")?;
     turning::measure(servers, config, &large, report).await.context("turn the ring")?;
     servers.drop_database(&large).await?;
-    servers.drop_database(&empty).await
+    servers.drop_database(&empty).await?;
+    ordinary::claim(servers, config, report).await.context("claim keys")
 }
 
 /// A database with a week behind it.

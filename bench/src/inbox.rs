@@ -66,6 +66,7 @@ const fn awaited(key: &'static str, in_flight: usize) -> Level {
     Level { effect: Effect::Awaited, ..level(key, in_flight) }
 }
 
+pub(crate) const EFFECT_TABLE: &str = include_str!("sql/effect_table.sql");
 const EFFECT: &str = include_str!("sql/effect.sql");
 const EFFECTS: &str = include_str!("sql/effects.sql");
 
@@ -98,7 +99,7 @@ pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Rep
 async fn take(servers: &Servers, config: &Config, level: Level) -> anyhow::Result<Rates> {
     let database = servers.migrated().await?;
     let session = servers.session(&database).await?;
-    session.batch_execute(include_str!("sql/effect_table.sql")).await?;
+    session.batch_execute(EFFECT_TABLE).await?;
     let pool = pool(servers, &database, level.in_flight)?;
     let handled = Arc::new(AtomicU64::new(0));
     let bare = Arc::new(Bare {
@@ -117,6 +118,25 @@ async fn take(servers: &Servers, config: &Config, level: Level) -> anyhow::Resul
     drop((bare, once, session));
     servers.drop_database(&database).await?;
     Ok(rates)
+}
+
+/// The first level in both of two databases, in turns. Each has the handler's table, and may have
+/// keys; those of this round are numbered from `first` on.
+pub(crate) async fn claims(
+    servers: &Servers,
+    config: &Config,
+    databases: [&str; 2],
+    first: u64,
+) -> anyhow::Result<Rates> {
+    let Level { in_flight, queued, effect, .. } = LEVELS[0];
+    let handled = Arc::new(AtomicU64::new(first));
+    let mut sides = Vec::new();
+    for database in databases {
+        let inbox = Inbox::builder(pool(servers, database, in_flight)?).scope("bench:effect");
+        let inbox = inbox.single_tenant().build()?;
+        sides.push(Arc::new(Once { inbox, effect, queued, handled: Arc::clone(&handled) }));
+    }
+    alternate(config.duration / 2, in_flight, &sides[0], &sides[1]).await
 }
 
 pub(crate) fn pool(servers: &Servers, database: &str, size: usize) -> anyhow::Result<Pool> {

@@ -61,7 +61,7 @@ async fn take(servers: &Servers, statement: &str, length: Duration) -> anyhow::R
     let total = usize::try_from(length.as_micros() / interval.as_micros())?;
     let statement = servers.schema.sql(statement);
     let start = Instant::now();
-    let mut plan = Plan { prefix: "", statement, publishes: None, interval, total, start };
+    let mut plan = Plan { prefix: String::new(), statement, publishes: None, interval, total, start };
     let producers = servers.sessions(&database, PRODUCERS).await?;
     traffic::probe(&producers[0], &plan).await?;
     within("the first message to arrive", DELIVERY_LIMIT, async || {

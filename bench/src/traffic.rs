@@ -28,7 +28,7 @@ const DELIVERY_LIMIT: Duration = Duration::from_secs(30);
 #[derive(Clone)]
 pub(crate) struct Plan {
     /// Before the numbers, in the keys.
-    pub(crate) prefix: &'static str,
+    pub(crate) prefix: String,
     /// Takes key, subject and payload.
     pub(crate) statement: String,
     /// Publishes by itself after COMMIT.

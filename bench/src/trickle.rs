@@ -36,10 +36,10 @@ enum Carrier {
 const CARRIERS: [Carrier; 3] = [Carrier::Relay, Carrier::Rival, Carrier::Producer];
 
 #[derive(Clone, Copy, Debug)]
-struct Round {
-    latencies: Latencies,
+pub(crate) struct Round {
+    pub(crate) latencies: Latencies,
     /// The processor time of the carrier's backends, in per cent of a core.
-    postgres_percent: f64,
+    pub(crate) postgres_percent: f64,
     /// The processor time of the carrier itself.
     own_percent: f64,
 }
@@ -128,12 +128,36 @@ fn tell(report: &mut Report, rate: u32, [relay, rival, producer]: &[Vec<Round>; 
 
 async fn take(servers: &Servers, carrier: Carrier, rate: u32, length: Duration) -> anyhow::Result<Round> {
     let database = servers.migrated().await?;
+    servers.session(&database).await?.batch_execute(include_str!("sql/rival_table.sql")).await?;
+    let round = take_in(servers, &database, carrier, rate, length, String::new()).await?;
+    servers.drop_database(&database).await?;
+    Ok(round)
+}
+
+/// A round of the relay in a database that has nothing due; `prefix` makes its keys new.
+pub(crate) async fn relay_in(
+    servers: &Servers,
+    database: &str,
+    rate: u32,
+    length: Duration,
+    prefix: String,
+) -> anyhow::Result<Round> {
+    take_in(servers, database, Carrier::Relay, rate, length, prefix).await
+}
+
+async fn take_in(
+    servers: &Servers,
+    database: &str,
+    carrier: Carrier,
+    rate: u32,
+    length: Duration,
+    prefix: String,
+) -> anyhow::Result<Round> {
     let mut stream = servers.fresh_stream().await?;
-    let producers = servers.sessions(&database, PRODUCERS).await?;
-    producers[0].batch_execute(include_str!("sql/rival_table.sql")).await?;
+    let producers = servers.sessions(database, PRODUCERS).await?;
     let mut process = match carrier {
-        Carrier::Relay => Some(Relay::start(servers, &database)?),
-        Carrier::Rival => Some(Relay::start_rival(servers, &database)?),
+        Carrier::Relay => Some(Relay::start(servers, database)?),
+        Carrier::Rival => Some(Relay::start_rival(servers, database)?),
         Carrier::Producer => None,
     };
     let statement = match carrier {
@@ -147,7 +171,7 @@ async fn take(servers: &Servers, carrier: Carrier, rate: u32, length: Duration) 
     let interval = Duration::from_secs(1) / rate;
     let count = |length: Duration| usize::try_from(length.as_micros() / interval.as_micros());
     let (warm_up, total) = (count(length / 5)?, count(length / 5 + length)?);
-    let mut plan = Plan { prefix: "", statement, publishes, interval, total, start: Instant::now() };
+    let mut plan = Plan { prefix, statement, publishes, interval, total, start: Instant::now() };
     traffic::probe(&producers[0], &plan).await?;
     within("the first message to arrive", DELIVERY_LIMIT, async || {
         process.as_mut().map_or(Ok(()), Relay::check)?;
@@ -155,7 +179,7 @@ async fn take(servers: &Servers, carrier: Carrier, rate: u32, length: Duration) 
     })
     .await?;
     let admin = servers.admin().await?;
-    let carriers = backends::of_carrier(&admin, &database).await?;
+    let carriers = backends::of_carrier(&admin, database).await?;
     let own_before = process.as_ref().map_or(Ok(Duration::ZERO), Relay::cpu)?;
     plan.start = Instant::now() + Duration::from_millis(50);
     let flow = traffic::flow(producers, &stream, &plan).await?;
@@ -166,7 +190,6 @@ async fn take(servers: &Servers, carrier: Carrier, rate: u32, length: Duration) 
         process.stop().await?;
     }
     servers.delete_stream().await?;
-    servers.drop_database(&database).await?;
     let percent = |time: Duration| 100.0 * time.as_secs_f64() / elapsed;
     let latencies = flow.latencies(|number| number > warm_up);
     Ok(Round { latencies, postgres_percent: percent(postgres), own_percent: percent(own) })

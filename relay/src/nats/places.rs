@@ -48,8 +48,16 @@ struct Known {
     subjects: HashMap<Box<str>, Arc<str>>,
     /// Somebody checks streams. Without it, nobody would end a doubt, and there is none.
     is_checked: bool,
-    /// Streams in doubt, and their subjects as far as the database has them.
-    doubted: HashMap<Arc<str>, HashSet<String>>,
+    doubted: HashMap<Arc<str>, Doubt>,
+}
+
+/// A stream is in doubt.
+#[derive(Debug, Default)]
+struct Doubt {
+    /// The stream's, as far as the database has them.
+    subjects: HashSet<String>,
+    /// How often the stream was out of reach since it is in doubt.
+    absences: u64,
 }
 
 impl Places {
@@ -111,7 +119,9 @@ impl Places {
             self.doubting.notify_one();
         }
         // A worker knows only its own subject, and takes none of the others away.
-        known.doubted.entry(name.into()).or_default().extend(patterns);
+        let doubt = known.doubted.entry(name.into()).or_default();
+        doubt.subjects.extend(patterns);
+        doubt.absences += 1;
     }
 
     /// The stream that has acknowledged this subject was out of reach.
@@ -121,18 +131,27 @@ impl Places {
         }
     }
 
-    /// A stream was checked, or cannot be.
+    /// A stream cannot be checked.
     pub(crate) fn trust(&self, name: &str) {
         self.known().doubted.remove(name);
+    }
+
+    /// A stream was checked. When it was out of reach once more meanwhile, it stays in doubt.
+    pub(crate) fn trust_since(&self, doubted: &HashMap<Arc<str>, u64>, name: &str) {
+        let mut known = self.known();
+        if known.doubted.get(name).map(|doubt| doubt.absences) == doubted.get(name).copied() {
+            known.doubted.remove(name);
+        }
     }
 
     pub(crate) fn trust_all(&self) {
         self.known().doubted.clear();
     }
 
-    /// The streams in doubt.
-    pub(crate) fn doubted(&self) -> HashSet<Arc<str>> {
-        self.known().doubted.keys().cloned().collect()
+    /// The streams in doubt, and how often each was out of reach.
+    pub(crate) fn doubted(&self) -> HashMap<Arc<str>, u64> {
+        let known = self.known();
+        known.doubted.iter().map(|(name, doubt)| (Arc::clone(name), doubt.absences)).collect()
     }
 
     pub(crate) fn are_in_doubt(&self) -> bool {
@@ -145,10 +164,10 @@ impl Places {
         if known.doubted.is_empty() {
             return None;
         }
-        let takes = |patterns: &HashSet<String>| patterns.iter().any(|pattern| covers(pattern, subject));
+        let takes = |doubt: &Doubt| doubt.subjects.iter().any(|pattern| covers(pattern, subject));
         let name = match known.subjects.get(subject) {
             Some(name) => known.doubted.contains_key(name).then_some(name),
-            None => known.doubted.iter().find(|(_, patterns)| takes(patterns)).map(|(name, _)| name),
+            None => known.doubted.iter().find(|(_, doubt)| takes(doubt)).map(|(name, _)| name),
         };
         name.map(|name| split(name).1.to_owned())
     }
@@ -203,7 +222,11 @@ mod tests {
         places.doubt_stream_of("orders.placed");
         assert_eq!(places.in_doubt("orders.paid").as_deref(), Some("ORDERS"));
         assert_eq!(places.in_doubt("local.x"), None, "another stream has acknowledged it");
-        places.trust("hub.ORDERS");
+        let before = places.doubted();
+        places.doubt_stream_of("orders.placed");
+        places.trust_since(&before, "hub.ORDERS");
+        assert!(places.are_in_doubt(), "it was away since the check began");
+        places.trust_since(&places.doubted(), "hub.ORDERS");
         assert!(!places.are_in_doubt());
     }
 }

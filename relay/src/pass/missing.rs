@@ -32,19 +32,33 @@ pub(super) enum Gone {
 
 /// `None` when the stream is not there: it refuses all messages, and when somebody makes it again,
 /// it is another one.
+///
+/// A stream that fails to answer and answers right behind that was perhaps away, and is back with
+/// less: it is looked at once more. One that fails again cannot be asked, as when NATS does not
+/// permit it, and is trusted: delivery goes on.
 pub(super) async fn look(connection: &Connection, stream: &KnownStream) -> Result<Option<Look>, String> {
-    let facts = match proof::facts(connection, &stream.name).await {
-        Ok(Some(facts)) => facts,
-        Ok(None) => return Ok(None),
-        Err(problem) => {
-            if connection.is_out_of_reach(&stream.name).await {
-                connection.places.doubt(&stream.name, stream.subjects.clone());
-            } else {
-                connection.places.trust(&stream.name);
-            }
-            return Err(problem);
-        }
-    };
+    match look_once(connection, stream).await {
+        Err(_) if answers(connection, stream).await => {}
+        found => return found,
+    }
+    let found = look_once(connection, stream).await;
+    if found.is_err() && answers(connection, stream).await {
+        connection.places.trust(&stream.name);
+    }
+    found
+}
+
+/// Whether a stream that could not be looked at answers anything. One that does not is in doubt.
+pub(super) async fn answers(connection: &Connection, stream: &KnownStream) -> bool {
+    let is_away = connection.is_out_of_reach(&stream.name).await;
+    if is_away {
+        connection.places.doubt(&stream.name, stream.subjects.clone());
+    }
+    !is_away
+}
+
+async fn look_once(connection: &Connection, stream: &KnownStream) -> Result<Option<Look>, String> {
+    let Some(facts) = proof::facts(connection, &stream.name).await? else { return Ok(None) };
     if stream.created.is_some_and(|created| !is_same_time(created, facts.created)) {
         return Ok(Some(Look { facts, gone: Gone::All }));
     }
@@ -66,8 +80,7 @@ pub(super) async fn look(connection: &Connection, stream: &KnownStream) -> Resul
     Ok(Some(Look { facts, gone }))
 }
 
-/// The stream's evidence for each of these. A stream that cannot be asked is trusted: delivery goes
-/// on.
+/// The stream's evidence for each of these.
 pub(super) async fn ask(
     connection: &Connection,
     stream: &KnownStream,
@@ -76,8 +89,7 @@ pub(super) async fn ask(
 ) -> Result<Vec<Evidence>, String> {
     let wanted: Vec<(u64, Option<&str>)> =
         marks.iter().map(|mark| (mark.sequence, mark.message_id.as_deref())).collect();
-    let evidence = proof::evidence(connection, &stream.name, facts, &wanted).await;
-    evidence.inspect_err(|_| connection.places.trust(&stream.name))
+    proof::evidence(connection, &stream.name, facts, &wanted).await
 }
 
 /// PostgreSQL keeps microseconds.

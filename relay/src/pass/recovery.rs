@@ -117,16 +117,13 @@ impl Recovery {
                     whole.push(seen(stream, &look.facts));
                     Ok(0)
                 }
-                Ok(Some(look)) => self.handle(&connection, stream, look).await,
+                Ok(Some(look)) => self.handle_again(&connection, stream, look).await,
                 Err(text) => Err(Problem::Nats(text)),
             };
             match handled {
                 Ok(losses) => {
                     found += losses;
-                    // Not a doubt that has come up since.
-                    if doubted.contains(&*stream.name) {
-                        connection.places.trust(&stream.name);
-                    }
+                    connection.places.trust_since(&doubted, &stream.name);
                 }
                 // The others are checked all the same.
                 Err(Problem::Nats(text)) => problem = Some(format!("stream {}: {text}", stream.name)),
@@ -135,7 +132,8 @@ impl Recovery {
         }
         // Nothing was settled there yet, so there is nothing to check.
         let is_settled = |name: &str| streams.iter().any(|stream| stream.name == name);
-        doubted.iter().filter(|name| !is_settled(name)).for_each(|name| connection.places.trust(name));
+        let unsettled = doubted.keys().filter(|name| !is_settled(name));
+        unsettled.for_each(|name| connection.places.trust_since(&doubted, name));
         self.store.saw_streams(&whole).await?;
         self.store.end_resends().await?;
         match problem {
@@ -145,6 +143,26 @@ impl Recovery {
                 Ok(found)
             }
         }
+    }
+
+    /// As `handle`, and once more when the stream failed to answer meanwhile, as in
+    /// `missing::look`.
+    async fn handle_again(
+        &mut self,
+        connection: &Connection,
+        stream: &KnownStream,
+        look: Look,
+    ) -> Result<usize, Problem> {
+        let first = self.handle(connection, stream, look).await;
+        let Err(Problem::Nats(_)) = first else { return first };
+        let Some(look) = missing::look(connection, stream).await.map_err(Problem::Nats)? else {
+            return Ok(0);
+        };
+        let second = self.handle(connection, stream, look).await;
+        if matches!(second, Err(Problem::Nats(_))) && missing::answers(connection, stream).await {
+            connection.places.trust(&stream.name);
+        }
+        second
     }
 
     /// Writes down the losses of a stream, and has them sent again; returns in how many lanes.

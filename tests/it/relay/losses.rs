@@ -1,5 +1,6 @@
 //! The relay notices that a stream lost acknowledged messages, and sends them again.
 
+mod back;
 mod checks;
 mod first;
 mod foreign;
