@@ -1000,15 +1000,16 @@ BEGIN
   END IF;
   SELECT CASE
       WHEN l.mode = 'ShareUpdateExclusiveLock' THEN format('process %s vacuums or analyses %s', l.pid, closing)
+      WHEN l.mode <> 'RowExclusiveLock' THEN format('process %s has locked %s (%s)', l.pid, closing, l.mode)
       WHEN l.pid IS NULL THEN 'a prepared transaction has enqueued and is still open'
       ELSE format('the transaction of process %s has enqueued and is still open', l.pid)
     END INTO holder
   FROM pg_locks AS l
   LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
-  WHERE l.relation = closing AND l.granted
+  WHERE l.relation = closing AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
     AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
-    AND (l.mode = 'ShareUpdateExclusiveLock' OR l.mode = 'RowExclusiveLock'
-      AND (l.pid IS NULL OR a.xact_start < clock_timestamp() - interval '1 second'))
+    AND l.mode IN ('RowExclusiveLock', 'ShareUpdateExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+    AND (l.mode <> 'RowExclusiveLock' OR l.pid IS NULL OR a.xact_start < clock_timestamp() - interval '1 second')
   LIMIT 1;
   IF FOUND THEN
     RETURN holder;

@@ -35,7 +35,7 @@ END $$;
 -- would not see its row. So the table is locked in SHARE mode, which waits for such transactions,
 -- and producers wait behind it, `wait_ms` at most; all relays together try it once in
 -- `pause_seconds`. One that has been open for a second, or is prepared, is looked for first, and so
--- is a vacuum, which conflicts as well: then nothing is locked.
+-- is other work with a lock that conflicts, such as a vacuum: then nothing is locked.
 --
 -- setval() survives a rollback. The turn has ended all the same then, since nobody was writing;
 -- note_turn() writes its row.
@@ -66,15 +66,16 @@ BEGIN
   END IF;
   SELECT CASE
       WHEN l.mode = 'ShareUpdateExclusiveLock' THEN format('process %s vacuums or analyses %s', l.pid, closing)
+      WHEN l.mode <> 'RowExclusiveLock' THEN format('process %s has locked %s (%s)', l.pid, closing, l.mode)
       WHEN l.pid IS NULL THEN 'a prepared transaction has enqueued and is still open'
       ELSE format('the transaction of process %s has enqueued and is still open', l.pid)
     END INTO holder
   FROM pg_locks AS l
   LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
-  WHERE l.relation = closing AND l.granted
+  WHERE l.relation = closing AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
     AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
-    AND (l.mode = 'ShareUpdateExclusiveLock' OR l.mode = 'RowExclusiveLock'
-      AND (l.pid IS NULL OR a.xact_start < clock_timestamp() - interval '1 second'))
+    AND l.mode IN ('RowExclusiveLock', 'ShareUpdateExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+    AND (l.mode <> 'RowExclusiveLock' OR l.pid IS NULL OR a.xact_start < clock_timestamp() - interval '1 second')
   LIMIT 1;
   IF FOUND THEN
     RETURN holder;

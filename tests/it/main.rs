@@ -5,6 +5,7 @@ mod schema {
     mod keys; // keys, subjects, headers, payloads: SQL and Rust judge alike
     mod enqueue; // enqueue in SQL: once per key, in the caller's transaction, alone and in bulk
     mod turns; // a key is taken once in a turn and the one before: each safeguard is needed
+    mod locked; // a turn ends beside other work on the tables of the log
     mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump
     pub(crate) mod beside; // the migration to the next version, while the database is in use
     mod script; // the migrations as SQL for other tools
