@@ -33,6 +33,9 @@ const SEGMENTS: usize = 6;
 /// Messages from one checkpoint on; `MESSAGES`, if that is less.
 const WAL_MESSAGES: usize = 100_000;
 
+/// Rows that come in the order of their keys leave as much room in the index as rows at random.
+const SPARSE: &str = "ALTER INDEX plain_key_key SET (fillfactor = 70)";
+
 /// Takes all rounds.
 pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Report) -> anyhow::Result<()> {
     let empty = servers.migrated().await?;
@@ -70,16 +73,18 @@ async fn history(servers: &Servers, rows: usize) -> anyhow::Result<String> {
     let database = servers.migrated().await?;
     let session = servers.session(&database).await?;
     session.batch_execute(PLAIN).await?;
-    session.batch_execute("SET synchronous_commit = off").await?;
+    session.batch_execute("SET synchronous_commit = off; SET work_mem = '512MB'").await?;
     let bytes = i32::try_from(PAYLOAD_BYTES)?;
     let half = i64::try_from(rows / (2 * SEGMENTS + 1))?;
     for segment in 0..=SEGMENTS {
         let sql = servers.schema.sql(include_str!("sql/history.sql"));
-        let sql = sql.replace("{segment}", &segment.to_string());
-        let count = if segment == SEGMENTS { half } else { 2 * half };
+        let (count, order) = if segment == SEGMENTS { (half, "") } else { (2 * half, "ORDER BY 1") };
+        let sql = sql.replace("{segment}", &segment.to_string()).replace("{order}", order);
         session.execute(&sql, &[&count, &bytes]).await?;
     }
+    session.batch_execute(SPARSE).await?;
     session.execute(include_str!("sql/history_plain.sql"), &[&i64::try_from(rows)?, &bytes]).await?;
+    session.batch_execute("ALTER INDEX plain_key_key RESET (fillfactor)").await?;
     session.batch_execute(&servers.schema.sql(include_str!("sql/history_settled.sql"))).await?;
     for command in ["VACUUM (ANALYZE)", "CHECKPOINT"] {
         session.batch_execute(command).await?;

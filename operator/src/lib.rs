@@ -164,9 +164,9 @@ impl Operator {
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    /// The lane and id of the message with a key.
-    async fn find_key(&self, key: &str) -> Result<Option<(i16, i64)>, RelayError> {
-        let rows = self.query("find a key", &self.sql.find_key, &[&key]).await?;
+    /// The lane and id of the newest message with a key, or of the newest that is set aside.
+    async fn find_key(&self, key: &str, is_set_aside: bool) -> Result<Option<(i16, i64)>, RelayError> {
+        let rows = self.query("find a key", &self.sql.find_key, &[&key, &is_set_aside]).await?;
         Ok(rows.first().map(|row| (row.get(0), row.get(1))))
     }
 

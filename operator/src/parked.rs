@@ -219,7 +219,7 @@ impl Operator {
     /// The part of the table that can hold selected messages; `None` when none can.
     async fn scan(&self, selection: &ParkedSelection) -> Result<Option<Scan>, RelayError> {
         if let Some(key) = &selection.key {
-            let found = self.find_key(key).await?;
+            let found = self.find_key(key, true).await?;
             return Ok(found.map(|(lane, id)| Scan { lanes: vec![lane], after: id - 1, last: id }));
         }
         let lanes = match &selection.ordering_key {

@@ -65,7 +65,7 @@ impl Operator {
         let rows = self.query("read the lanes", &self.sql.stands, &[]).await?;
         let ranges = rows.iter().map(|row| (row.get("lane"), low, row.get::<_, i64>("high").min(to)));
         let Some(key) = &selection.key else { return Ok(ranges.collect()) };
-        let Some((lane, id)) = self.find_key(key).await? else { return Ok(Vec::new()) };
+        let Some((lane, id)) = self.find_key(key, false).await? else { return Ok(Vec::new()) };
         let mine = ranges.filter(|(other, low, high)| *other == lane && *low < id && id <= *high);
         Ok(mine.map(|(lane, ..)| (lane, id - 1, id)).collect())
     }

@@ -29,6 +29,8 @@ pub struct Trace {
     /// The key that was asked for.
     pub key: String,
     /// The message with this key, if it is stored, then those below it, in the order of their keys.
+    /// A key that was used again, once the older message held it no more, stands here for each of
+    /// them, the newest first.
     pub messages: Vec<TracedMessage>,
     /// There are more below it.
     pub is_cut: bool,
@@ -172,8 +174,7 @@ impl Operator {
         let rows =
             query(&transaction, "trace a key", &sql.trace, &[&key, &(i64::from(steps_max) + 1)]).await?;
         let mut messages: Vec<TracedMessage> = rows.iter().map(traced_message).collect();
-        let is_first = messages.first().is_some_and(|message| message.key == key);
-        let room = steps_max as usize + usize::from(is_first);
+        let room = steps_max as usize + messages.iter().filter(|message| message.key == key).count();
         let is_cut = messages.len() > room;
         messages.truncate(room);
         // The key itself too: its message may be elsewhere, and the audit outlives the message.

@@ -243,9 +243,10 @@ impl Comparison<'_> {
                 .collect();
             let keys: Vec<String> = copies.iter().map(|copy| copy.key.clone()).collect();
             let rows = if keys.is_empty() { Vec::new() } else { operator.logged(&keys).await? };
-            let rows: HashMap<&str, &Row> = rows.iter().map(|row| (row.get("key"), row)).collect();
+            // Not by their keys: one may have been used again.
+            let rows: HashMap<i64, &Row> = rows.iter().map(|row| (row.get("id"), row)).collect();
             for copy in copies {
-                let row = rows.get(copy.key.as_str()).filter(|row| row.get::<_, i64>("id") == copy.id);
+                let row = rows.get(&copy.id).filter(|row| row.get::<_, &str>("key") == copy.key);
                 match row {
                     Some(row) => self.compare(copy, &content(row), tell).await?,
                     None => self.verified.unlogged += 1,

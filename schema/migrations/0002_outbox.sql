@@ -188,8 +188,9 @@ BEGIN
   END IF;
 END $$;
 
--- Compares a key that was found with this message: one key names one message. Of a delayed message
--- the log has a placeholder only; see 0003_delayed.sql.
+-- Compares a key that was found with this message: one key names one message, the newest. Older ones
+-- may be kept whose key has been free again since. Of a delayed message the log has a placeholder
+-- only; see 0003_delayed.sql.
 CREATE FUNCTION {schema}.check_enqueued(wanted_key text, wanted_subject text, wanted_payload bytea) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -198,7 +199,9 @@ BEGIN
   SELECT m.subject, coalesce(d.payload, m.payload) AS payload INTO stored
   FROM {schema}.message AS m
   LEFT JOIN {schema}.delayed AS d ON m.lane = -1 AND d.id = m.id
-  WHERE m.key = wanted_key;
+  WHERE m.key = wanted_key
+  ORDER BY m.id DESC
+  LIMIT 1;
   IF NOT FOUND THEN
     RETURN false;
   END IF;

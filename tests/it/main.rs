@@ -213,6 +213,7 @@ mod operator {
     mod verify; // the log compared with a stream, message by message
     mod dead; // dead messages: list, show, retry, discard
     mod given_up; // parked messages and replays that an operator gives up
+    mod reused; // a key that is used again: each command acts on the message that is meant
     mod replay; // settled messages are sent again: by whom asked, in order, not twice
     pub(crate) mod sagas; // sagas: list, show, retry, skip, abandon; in a trace and in a scrape
     mod dead_letters; // dead letters of inboxes: list, show, retry, discard

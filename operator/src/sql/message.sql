@@ -1,7 +1,9 @@
--- A message with its headers, and its payload if asked for; also a delayed one.
+-- A message with its headers, and its payload if asked for; also a delayed one. Of several with this
+-- key the newest comes first.
 -- $1: its key; $2: whether with the payload; $3: bytes of the payload at most.
 -- Index: message_key_unique, delayed_key_unique. Locking: none.
 SELECT
+  m.id,
   m.key,
   m.subject,
   m.ordering_key,
@@ -13,6 +15,7 @@ FROM {schema}.message AS m
 WHERE m.key = $1::text AND m.lane >= 0
 UNION ALL
 SELECT
+  d.id,
   d.key,
   d.subject,
   d.ordering_key,
@@ -22,3 +25,4 @@ SELECT
   CASE WHEN $2 THEN substring(d.payload FROM 1 FOR $3::integer) END AS payload
 FROM {schema}.delayed AS d
 WHERE d.key = $1::text
+ORDER BY id DESC

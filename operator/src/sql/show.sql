@@ -1,4 +1,4 @@
--- All about a parked or dead message.
+-- All about a parked or dead message; the newest, if its key was used again.
 -- $1: its key; $2: whether with the payload; $3: count those behind it up to this number.
 -- Index: message_key_unique, parked_pkey, parked_ordering_key. Locking: none.
 SELECT
@@ -32,3 +32,5 @@ SELECT
 FROM {schema}.message AS m
 JOIN {schema}.parked AS p ON p.lane = m.lane AND p.id = m.id
 WHERE m.key = $1
+ORDER BY m.id DESC
+LIMIT 1

@@ -1,5 +1,5 @@
 -- Where a message is, and those of the steps below its key.
--- $1: its key; $2: messages at most, in the order of their keys. Keys compare by their bytes and
+-- $1: its key; $2: messages at most, in the order of their keys, of one key the newest first. Keys compare by their bytes and
 -- hold no blanks, so keys that begin with `key:` lie between `key:` and `key;`. Settled as in
 -- cursor.rs, with the rows that a drain or a reset under way has settled: in a restored lane the
 -- old ids compare with the old snapshot, and rows of this cluster lie above `high`. A row of lane
@@ -109,4 +109,4 @@ LEFT JOIN LATERAL (
   ORDER BY m.id
   OFFSET 0
 ) AS b ON true
-ORDER BY f.key COLLATE "C"
+ORDER BY f.key COLLATE "C", f.id DESC
