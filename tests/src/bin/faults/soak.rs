@@ -92,13 +92,13 @@ async fn endure(
                 Ok(Err(error)) => stage.say.say(format_args!("no sample: {error:#}")),
                 Err(_) => stage.say.say(format_args!("no sample within {SAMPLE_MAX:?}")),
             }
-            sample_due += plan.sample_every;
+            sample_due = Instant::now() + plan.sample_every;
         } else if Instant::now() >= fault_due {
-            let fault = FAULTS[faults.len() % FAULTS.len()];
+            let fault = FAULTS[faults.len() % (FAULTS.len() - usize::from(!plan.suspends))];
             fault.happen(stage, SUSPENDED_MAX).await?;
             faults.push(fault);
             stage.delivering().await.with_context(|| format!("after {fault}"))?;
-            fault_due += plan.fault_every;
+            fault_due = Instant::now() + plan.fault_every;
         } else {
             sleep(TICK).await;
         }

@@ -20,6 +20,8 @@ pub(crate) struct Plan {
     pub(crate) ring: Ring,
     pub(crate) sample_every: Duration,
     pub(crate) fault_every: Duration,
+    /// A suspended relay can hold the ring up for so long that it decides a third of a short soak.
+    pub(crate) suspends: bool,
     /// Samples before are not judged: tables are not as large yet as they will be.
     pub(crate) warm_up: Duration,
     /// How long the inbox keeps keys: for longer than a copy may come late.
@@ -37,6 +39,7 @@ impl Plan {
                 ring: Ring { turn: seconds(5), retention: seconds(30) },
                 sample_every: seconds(60),
                 fault_every: seconds(60),
+                suspends: true,
                 warm_up: Duration::ZERO,
                 keys_kept: seconds(180),
                 relay_options: &[("ONCEBOX_RETENTION", "3m")],
@@ -48,6 +51,7 @@ impl Plan {
                 ring: Ring { turn: seconds(2), retention: seconds(12) },
                 sample_every: seconds(3),
                 fault_every: seconds(15),
+                suspends: false,
                 warm_up: Duration::ZERO,
                 keys_kept: seconds(25),
                 relay_options: &[("ONCEBOX_RETENTION", "1m")],
