@@ -9,6 +9,8 @@ ARGS ?=
 TARGETS ?= --workspace
 # How long `make torture` takes.
 MINUTES ?= 10
+# How many `make soak` commits; ten million take an hour.
+MESSAGES ?= 10000000
 # What `make bench` is built with: release or dev, of which everything is built, as by the other targets.
 PROFILE ?= release
 
@@ -26,7 +28,7 @@ BIN := $(or $(CARGO_TARGET_DIR),target)
 CLIENTS := $(addprefix .dev/clients/,python typescript go)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo model faults torture chaos test both suite-oldest suite-newest bench bench-works up down ci fmt lint outside schema servers prometheus redis \
+.PHONY: help demo model faults torture soak chaos test both suite-oldest suite-newest bench bench-works up down ci fmt lint outside schema servers prometheus redis \
 	browser screenshots build dist dist-works docs rehearsal
 
 help: ## List these targets.
@@ -37,6 +39,11 @@ faults: servers ## Kill, suspend, cut off and fill up everything while messages 
 
 torture: servers ## Everything that kills, suspends, cuts, fills and restores, for MINUTES=10; a judge from outside counts.
 	$(BIN)/debug/faults --torture $(MINUTES)
+
+# Optimised, since an hour of figures should be those of the program that you run.
+soak: servers ## The same load for an hour with faults and turns: MESSAGES=10000000 arrive once, and all figures are flat.
+	cargo build --release -p oncebox-tests -p oncebox-cli --bins
+	$(BIN)/release/faults --soak $(MESSAGES)
 
 chaos: servers ## Two minutes of trouble for consumers of every mode; counts effects and payments. Then that the count is able to fail.
 	$(BIN)/debug/chaos

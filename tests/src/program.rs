@@ -122,6 +122,12 @@ impl Program {
         http_address(&self.log())
     }
 
+    /// Its process, while it is not known to have ended.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.guardian.pid()
+    }
+
     /// The kernel's own high-water mark of this life.
     fn resident_peak(&self) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.guardian.pid()?)).ok()?;

@@ -6,7 +6,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -17,7 +17,7 @@ use futures_util::{Stream as Items, StreamExt};
 use oncebox_outbox::{Message, Outbox};
 use tokio::{
     task::JoinSet,
-    time::{sleep, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_postgres::Transaction;
 
@@ -36,8 +36,33 @@ const PRODUCERS: usize = 4;
 const ENTITIES: i32 = 40;
 /// The pause after a failed transaction: PostgreSQL may be away.
 const RETRY: Duration = Duration::from_millis(100);
+/// So many commits are remembered, if nobody takes them.
+const COMMITS_MAX: usize = 1_000_000;
 /// How long a stream that is read may give no message.
 const READ_MAX: Duration = Duration::from_secs(30);
+
+/// A load that stays the same until so many messages are committed.
+#[derive(Clone, Copy, Debug)]
+pub struct Steady {
+    /// Messages a second, of all producers together, with those that are rolled back. After an
+    /// outage they hurry until they have made up for it.
+    pub rate: u32,
+    /// How many producers there are.
+    pub producers: usize,
+    /// They end when so many messages, or a few more, are committed.
+    pub messages: u64,
+}
+
+/// A transaction whose commit was answered.
+#[derive(Clone, Debug)]
+pub struct Commit {
+    /// Of the transaction's first message; it ends with `-0`.
+    pub key: String,
+    /// From the wait for a connection to the answer.
+    pub took: Duration,
+    /// When the answer came.
+    pub at: SystemTime,
+}
 
 /// How the producers work; may be changed while they do.
 #[derive(Debug, Default)]
@@ -48,8 +73,10 @@ struct Pace {
     two_phase: AtomicBool,
     /// Transactions that PostgreSQL did not prepare.
     unprepared: AtomicU64,
-    /// Transactions whose commit was answered.
+    /// Messages of transactions whose commit was answered.
     committed: AtomicU64,
+    /// These transactions, of a steady load, until somebody takes them.
+    commits: Mutex<Vec<Commit>>,
     /// Why the last transaction failed.
     error: Mutex<Option<String>>,
     stop: AtomicBool,
@@ -68,14 +95,38 @@ impl Producing {
     /// random choices follow from the seed.
     #[must_use]
     pub fn start(pool: &Pool, rate: u32, make: Make, seed: u64) -> Self {
+        Self::start_all(pool, Load { rate, producers: PRODUCERS, steady: None }, make, seed)
+    }
+
+    /// Starts producers of a steady load, in transactions of 10 to 50 messages, which do not rush.
+    /// Otherwise as [`Producing::start`].
+    #[must_use]
+    pub fn start_steady(pool: &Pool, steady: Steady, make: Make, seed: u64) -> Self {
+        let Steady { rate, producers, messages } = steady;
+        Self::start_all(pool, Load { rate, producers, steady: Some(messages) }, make, seed)
+    }
+
+    fn start_all(pool: &Pool, load: Load, make: Make, seed: u64) -> Self {
         let pace = Arc::new(Pace::default());
         let mut producers = JoinSet::new();
-        for number in 0..PRODUCERS {
+        for number in 0..load.producers {
             let pace = Arc::clone(&pace);
             let rng = Rng::with_seed(seed.wrapping_add(number as u64));
-            producers.spawn(Producer { number, pool: pool.clone(), rate, pace, make, rng }.run());
+            producers.spawn(Producer { number, pool: pool.clone(), load, pace, make, rng }.run());
         }
         Self { pace, producers }
+    }
+
+    /// How many messages are committed, without those of transactions whose answer was lost.
+    #[must_use]
+    pub fn committed(&self) -> u64 {
+        self.pace.committed.load(Relaxed)
+    }
+
+    /// The transactions of a steady load that were committed since the last call.
+    #[must_use]
+    pub fn take_commits(&self) -> Vec<Commit> {
+        std::mem::take(&mut self.pace.commits.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Begins to enqueue without a pause and in large transactions, or ends that.
@@ -114,10 +165,18 @@ impl Producing {
     }
 }
 
+#[derive(Clone, Copy)]
+struct Load {
+    rate: u32,
+    producers: usize,
+    /// The messages after which a steady load ends.
+    steady: Option<u64>,
+}
+
 struct Producer {
     number: usize,
     pool: Pool,
-    rate: u32,
+    load: Load,
     pace: Arc<Pace>,
     make: Make,
     rng: Rng,
@@ -126,9 +185,14 @@ struct Producer {
 impl Producer {
     async fn run(mut self) {
         let mut transactions = 0_u64;
-        while !self.pace.stop.load(Relaxed) {
-            let is_rush = self.pace.rush.load(Relaxed);
-            let count = self.rng.usize(if is_rush { 50..300 } else { 1..12 });
+        let mut due = Instant::now();
+        while !self.is_over() {
+            let is_rush = self.load.steady.is_none() && self.pace.rush.load(Relaxed);
+            let count = self.rng.usize(match self.load.steady {
+                Some(_) => 10..50,
+                None if is_rush => 50..300,
+                None => 1..12,
+            });
             transactions += 1;
             // When the answer to a COMMIT is lost, the table `placed` says whether it was
             // committed.
@@ -137,15 +201,25 @@ impl Producer {
                 *self.pace.error.lock().unwrap_or_else(PoisonError::into_inner) = last;
                 sleep(RETRY).await;
             }
-            if !is_rush {
-                let share = f64::from(self.rate) / PRODUCERS as f64;
-                #[expect(clippy::cast_precision_loss, reason = "a dozen messages")]
-                sleep(Duration::from_secs_f64(count as f64 / share)).await;
+            let share = f64::from(self.load.rate) / self.load.producers as f64;
+            #[expect(clippy::cast_precision_loss, reason = "a few hundred messages")]
+            let pause = Duration::from_secs_f64(count as f64 / share);
+            if self.load.steady.is_some() {
+                due += pause;
+                sleep_until(due).await;
+            } else if !is_rush {
+                sleep(pause).await;
             }
         }
     }
 
+    fn is_over(&self) -> bool {
+        let committed = self.pace.committed.load(Relaxed);
+        self.pace.stop.load(Relaxed) || self.load.steady.is_some_and(|messages| committed >= messages)
+    }
+
     async fn transact(&mut self, prefix: &str, count: usize) -> Result<()> {
+        let started = Instant::now();
         let mut client = self.pool.get().await?;
         let transaction = client.transaction().await?;
         self.enqueue(&transaction, prefix, count).await?;
@@ -166,8 +240,18 @@ impl Producer {
         } else {
             transaction.rollback().await?;
         }
-        self.pace.committed.fetch_add(u64::from(is_kept), Relaxed);
+        if is_kept {
+            self.pace.committed.fetch_add(count as u64, Relaxed);
+            self.note(format!("{prefix}-0"), started.elapsed());
+        }
         Ok(())
+    }
+
+    fn note(&self, key: String, took: Duration) {
+        let mut commits = self.pace.commits.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.load.steady.is_some() && commits.len() < COMMITS_MAX {
+            commits.push(Commit { key, took, at: SystemTime::now() });
+        }
     }
 
     async fn enqueue(&mut self, transaction: &Transaction<'_>, prefix: &str, count: usize) -> Result<()> {

@@ -1,9 +1,11 @@
 //! The consumer: the real inbox on a real stream, with effects that show which messages were
 //! handled, how often, and in which order.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, bail};
 use deadpool_postgres::Pool;
-use oncebox_inbox::{Consumer, Context, Handler, HandlerError, Inbox, Order, Outcome};
+use oncebox_inbox::{Consumer, Context, Handler, HandlerError, Inbox, Order, Outcome, Set};
 use oncebox_outbox::Message;
 use oncebox_tests::Log;
 use serde::{Deserialize, Serialize};
@@ -13,13 +15,27 @@ use tracing::instrument::WithSubscriber as _;
 
 use crate::{broker::Broker, stage::STREAM};
 
-const CONCURRENCY: usize = 8;
 pub(crate) const DURABLE: &str = "effects";
 const SUBJECT: &str = "faults.message";
 pub(crate) const SUBJECTS: &str = "faults.>";
 
 /// The effects.
-pub(crate) const TABLE: &str = "CREATE TABLE effect (id bigserial PRIMARY KEY, key text NOT NULL)";
+pub(crate) const TABLE: &str = "
+    CREATE TABLE effect (
+        id bigserial PRIMARY KEY,
+        key text NOT NULL,
+        at timestamptz NOT NULL DEFAULT clock_timestamp()
+    )";
+
+/// How the consumer handles messages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Handling {
+    pub(crate) concurrency: usize,
+    /// Messages that a worker takes together.
+    pub(crate) batch: usize,
+    /// How long the inbox keeps keys.
+    pub(crate) retention: Option<Duration>,
+}
 
 /// The payload of every message.
 #[derive(Debug, Serialize, Deserialize)]
@@ -29,7 +45,15 @@ struct Job {
 }
 
 pub(crate) fn message(key: &str, rng: &mut fastrand::Rng) -> Result<Message> {
-    let job = Job { filler: "x".repeat(rng.usize(0..2_000)) };
+    message_of(key, rng.usize(0..2_000))
+}
+
+pub(crate) fn small_message(key: &str, rng: &mut fastrand::Rng) -> Result<Message> {
+    message_of(key, rng.usize(100..300))
+}
+
+fn message_of(key: &str, length: usize) -> Result<Message> {
+    let job = Job { filler: "x".repeat(length) };
     Ok(Message::json(key.parse()?, SUBJECT.parse()?, &job)?)
 }
 
@@ -43,6 +67,24 @@ impl Handler for Effect {
         cx.transaction().execute("INSERT INTO effect (key) VALUES ($1)", &[&cx.key().as_str()]).await?;
         Ok(Outcome::done(()))
     }
+
+    const TAKES_SETS: bool = true;
+
+    async fn handle_set(&self, set: Set<'_, Job>) -> Result<Vec<Outcome<()>>, HandlerError> {
+        let keys: Vec<&str> = set.iter().map(|(cx, _)| cx.key().as_str()).collect();
+        let sql = "INSERT INTO effect (key)
+                   SELECT key FROM unnest($1::text[]) WITH ORDINALITY AS k (key, place) ORDER BY place";
+        set.transaction().execute(sql, &[&keys]).await?;
+        Ok(keys.iter().map(|_| Outcome::done(())).collect())
+    }
+}
+
+/// How many deliveries ended in which way.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Deliveries {
+    pub(crate) handled: u64,
+    /// Duplicates.
+    pub(crate) absorbed: u64,
 }
 
 /// A consumer that runs until it is stopped.
@@ -50,24 +92,32 @@ impl Handler for Effect {
 pub(crate) struct Consuming {
     inbox: Inbox,
     /// By those that were killed.
-    absorbed_before: u64,
+    before: Deliveries,
     shutdown: CancellationToken,
     task: JoinSet<Result<(), oncebox_inbox::Error>>,
 }
 
 impl Consuming {
     /// Its messages about its connection and its consumer go into the log.
-    pub(crate) async fn start(pool: Pool, broker: &Broker, log: &Log, absorbed_before: u64) -> Result<Self> {
-        let inbox = Inbox::builder(pool).scope("faults:effect").single_tenant().build()?;
+    pub(crate) async fn start(
+        pool: Pool,
+        broker: &Broker,
+        log: &Log,
+        handling: Handling,
+        before: Deliveries,
+    ) -> Result<Self> {
+        let inbox = Inbox::builder(pool).scope("faults:effect").single_tenant().retention(handling.retention);
+        let inbox = inbox.build()?;
         let shutdown = CancellationToken::new();
         let consumer = Consumer::new(broker.jetstream().await?, STREAM, DURABLE)
             .filter_subject(SUBJECTS)
             .order(Order::Strict)
-            .concurrency(CONCURRENCY);
+            .concurrency(handling.concurrency)
+            .batch(handling.batch);
         let mut task = JoinSet::new();
         let consuming = consumer.run(inbox.clone(), Effect, shutdown.clone());
         task.spawn(consuming.with_subscriber(log.subscriber()));
-        Ok(Self { inbox, absorbed_before, shutdown, task })
+        Ok(Self { inbox, before, shutdown, task })
     }
 
     /// The error that it has ended with by itself, if it has; any other end is wrong.
@@ -79,9 +129,10 @@ impl Consuming {
         }
     }
 
-    /// How many duplicates have been absorbed so far.
-    pub(crate) fn absorbed(&self) -> u64 {
-        self.absorbed_before + self.inbox.counts().replayed
+    /// So far, without those whose end a killed consumer did not learn.
+    pub(crate) fn deliveries(&self) -> Deliveries {
+        let (before, counts) = (self.before, self.inbox.counts());
+        Deliveries { handled: before.handled + counts.handled, absorbed: before.absorbed + counts.replayed }
     }
 
     /// Drops it where it stands, as if its process had died.
@@ -95,7 +146,7 @@ impl Consuming {
         while let Some(ended) = self.task.join_next().await {
             ended?.context("consume")?;
         }
-        Ok(self.absorbed())
+        Ok(self.deliveries().absorbed)
     }
 }
 
@@ -105,9 +156,17 @@ pub(crate) async fn effects(pool: &Pool) -> Result<Vec<String>> {
     Ok(rows.context("read the effects")?.iter().map(|row| row.get(0)).collect())
 }
 
-/// How many messages were committed, and how many have had an effect.
-pub(crate) async fn progress(pool: &Pool) -> Result<(i64, i64)> {
-    let sql = "SELECT (SELECT count(*) FROM placed), (SELECT count(DISTINCT key) FROM effect)";
-    let row = pool.get().await?.query_one(sql, &[]).await?;
-    Ok((row.get(0), row.get(1)))
+/// How many messages were committed.
+pub(crate) async fn committed(pool: &Pool) -> Result<i64> {
+    Ok(pool.get().await?.query_one("SELECT count(*) FROM placed", &[]).await?.get(0))
+}
+
+/// How many effects there are.
+pub(crate) async fn arrived(pool: &Pool) -> Result<i64> {
+    Ok(pool.get().await?.query_one("SELECT count(*) FROM effect", &[]).await?.get(0))
+}
+
+/// A number that grows with each effect, and is found at once however many there are.
+pub(crate) async fn latest(pool: &Pool) -> Result<i64> {
+    Ok(pool.get().await?.query_one("SELECT coalesce(max(id), 0) FROM effect", &[]).await?.get(0))
 }

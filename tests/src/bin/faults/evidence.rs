@@ -38,7 +38,8 @@ async fn answer(asked: impl Future<Output = Result<String>>) -> String {
 }
 
 async fn database(stage: &Stage<'_>) -> Result<String> {
-    let (committed, arrived) = consumer::progress(&stage.pool).await?;
+    let (committed, arrived) =
+        (consumer::committed(&stage.pool).await?, consumer::arrived(&stage.pool).await?);
     let sql = "SELECT (SELECT count(*) FROM oncebox.parked), (SELECT count(*) FROM oncebox.inbox)";
     let row = stage.pool.get().await?.query_one(sql, &[]).await?;
     let (parked, handled): (i64, i64) = (row.get(0), row.get(1));

@@ -2,24 +2,30 @@
 //! up, while producers commit and relays deliver; then every message is counted.
 //!
 //! `faults [--only NAME] [--network-seconds N] [--publish pipelined|atomic]`, or
-//! `faults --torture MINUTES` for everything at random, with a judge from outside. Starts servers
-//! of its own for each scenario. Exit code 0 when nothing was lost, doubled or reordered in any
-//! scenario and no relay used more memory than its bound, else 1.
+//! `faults --torture MINUTES` for everything at random, with a judge from outside, or
+//! `faults --soak MESSAGES` for a steady load whose figures have to be flat. Starts servers of its
+//! own for each scenario. Exit code 0 when nothing was lost, doubled or reordered in any scenario
+//! and no relay used more memory than its bound, else 1.
 #![expect(clippy::print_stdout, reason = "the matrix talks to the person who runs it")]
 
+mod arrival;
 mod broker;
 mod cluster;
 mod consumer;
 mod database;
 mod databases;
 mod evidence;
+mod fault;
+mod judging;
 mod leaf;
 mod network;
 mod power_loss;
 mod report;
 mod scenarios;
+mod soak;
 mod stage;
 mod torture;
+mod turning;
 mod twin;
 
 use std::{process::ExitCode, time::Duration};
@@ -46,6 +52,9 @@ const TRACKS: &[&[&str]] = &[
     ],
 ];
 
+const USAGE: &str = "usage: faults [--only NAME] [--network-seconds N] [--publish pipelined|atomic] \
+                     [--torture MINUTES] [--soak MESSAGES]";
+
 /// The arguments.
 #[derive(Clone, Debug)]
 struct Options {
@@ -55,6 +64,8 @@ struct Options {
     is_atomic: bool,
     /// Instead of the matrix.
     torture: Option<Duration>,
+    /// Instead of the matrix, with so many messages.
+    soak: Option<u64>,
 }
 
 #[tokio::main]
@@ -76,8 +87,8 @@ async fn main() -> ExitCode {
 
 fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
     // The promise is two minutes at least.
-    let mut options =
-        Options { only: None, network: Duration::from_secs(125), is_atomic: false, torture: None };
+    let network = Duration::from_secs(125);
+    let mut options = Options { only: None, network, is_atomic: false, torture: None, soak: None };
     while let Some(name) = arguments.next() {
         let mut value = || arguments.next().with_context(|| format!("{name} needs a value"));
         match name.as_str() {
@@ -90,14 +101,13 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
                 let minutes: u64 = value()?.parse().context("read --torture, a number of minutes")?;
                 options.torture = Some(Duration::from_secs(60 * minutes));
             }
+            "--soak" => options.soak = Some(value()?.parse().context("read --soak, a number of messages")?),
             "--publish" => match value()?.as_str() {
                 "pipelined" => options.is_atomic = false,
                 "atomic" => options.is_atomic = true,
                 other => bail!("--publish {other}: pipelined or atomic"),
             },
-            _ => bail!(
-                "usage: faults [--only NAME] [--network-seconds N] [--publish pipelined|atomic] [--torture MINUTES]"
-            ),
+            _ => bail!("{USAGE}"),
         }
     }
     let known: Vec<&str> = TRACKS.concat();
@@ -109,6 +119,9 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
 
 /// True when every count is right.
 async fn run(options: Options) -> Result<bool> {
+    if let Some(messages) = options.soak {
+        return soak::run(messages).await;
+    }
     let started = Instant::now();
     let tracks = if options.torture.is_some() { &[&["torture"][..]] } else { TRACKS };
     let running = tracks.iter().map(|track| run_track(track, &options, started));

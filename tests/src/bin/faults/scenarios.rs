@@ -9,7 +9,9 @@ use oncebox_tests::{Nats, Postgres, Stop, adversity, within};
 use tokio::{process::Command, time::sleep};
 
 use crate::{
-    Options, cluster, database, databases, evidence, leaf, network, power_loss,
+    Options, cluster,
+    consumer::Handling,
+    database, databases, evidence, judging, leaf, network, power_loss,
     report::{Row, Teller},
     stage::{Setup, Stage, stream_config},
     torture,
@@ -21,9 +23,11 @@ pub(crate) const CALM: Duration = Duration::from_millis(700);
 /// How long a killed process is missed before it is started again.
 pub(crate) const ABSENCE: Duration = Duration::from_millis(300);
 const WAIT_MAX: Duration = Duration::from_secs(60);
-const USUAL: Setup = Setup {
+pub(crate) const USUAL: Setup = Setup {
     relays: 2,
     rate: 300,
+    steady: None,
+    handling: Handling { concurrency: 8, batch: 1, retention: None },
     is_cluster: false,
     is_leaf: false,
     is_busy: false,
@@ -103,7 +107,7 @@ async fn play(name: &'static str, stage: &mut Stage<'_>, options: &Options) -> R
     stage.say.say(format_args!("{faults}; waiting for the last messages"));
     let row = stage.finish(name, faults).await?;
     if name == "torture" {
-        torture::judge(stage).await?;
+        judging::judge(stage).await?;
     }
     Ok(row)
 }

@@ -9,17 +9,18 @@ use deadpool_postgres::{Object, Pool};
 use oncebox_model::trace::Circumstances;
 use oncebox_schema::{Lanes, SchemaName, migrate};
 use oncebox_tests::{
-    Counts, Leaf, Log, Nats, NatsCluster, Patience, Postgres, Program, Recording, adversity, diagnosed,
-    is_settled, oncebox, pool,
-    traffic::{self, Producing},
+    Counts, Leaf, Log, Nats, NatsCluster, Postgres, Program, Recording, adversity, diagnosed, is_settled,
+    oncebox, pool,
+    traffic::{self, Producing, Steady},
     within,
 };
 use tempfile::NamedTempFile;
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    arrival,
     broker::Broker,
-    consumer::{self, Consuming},
+    consumer::{self, Consuming, Deliveries, Handling},
     network::Lines,
     report::{Row, Teller},
 };
@@ -27,8 +28,6 @@ use crate::{
 pub(crate) const STREAM: &str = "FAULTS";
 /// As of nats-server 2.12.
 const BUSY: &str = "max_buffered_msgs: 8\nsync_interval: always";
-/// When everything runs again: if nothing arrives for so long, the missing messages count as lost.
-const CATCH_UP_MAX: Duration = Duration::from_secs(90);
 const IDLE_MAX: Duration = Duration::from_secs(30);
 const WAIT_MAX: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(100);
@@ -36,11 +35,14 @@ pub(crate) const POOL_WAIT: Duration = Duration::from_secs(5);
 pub(crate) const CONNECTIONS: usize = 20;
 
 /// The settings of a scenario.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
     pub(crate) relays: usize,
     /// Messages a second.
     pub(crate) rate: u32,
+    /// Instead of that rate.
+    pub(crate) steady: Option<Steady>,
+    pub(crate) handling: Handling,
     /// Three nats-servers, and three replicas of the stream.
     pub(crate) is_cluster: bool,
     /// Relays are at a leaf node, the stream is in the hub's domain.
@@ -78,6 +80,7 @@ pub(crate) struct Stage<'a> {
     pub(crate) producing: Producing,
     pub(crate) log: Log,
     consuming: Consuming,
+    handling: Handling,
     /// The outbox's database.
     database: &'static str,
     /// The relays' options beside the usual ones.
@@ -103,8 +106,10 @@ impl<'a> Stage<'a> {
         let stream = broker.create_stream(config).await?;
         let file = configuration_file(setup.is_atomic)?;
         let log = Log::default();
-        let consuming = Consuming::start(pool.clone(), &broker, &log, 0).await?;
-        let producing = Producing::start(&pool, setup.rate, consumer::message, fastrand::u64(..));
+        let handling = setup.handling;
+        let consuming =
+            Consuming::start(pool.clone(), &broker, &log, handling, Deliveries::default()).await?;
+        let producing = producing(&pool, setup);
         if setup.is_two_phase {
             producing.commit_in_two_phases();
         }
@@ -121,6 +126,7 @@ impl<'a> Stage<'a> {
             producing,
             log,
             consuming,
+            handling,
             database,
             options,
             file,
@@ -198,9 +204,9 @@ impl<'a> Stage<'a> {
 
     /// Waits until more messages have had their effect.
     pub(crate) async fn delivering(&mut self) -> Result<()> {
-        let before = self.effects().await;
+        let before = self.latest_effect().await;
         let deadline = Instant::now() + WAIT_MAX;
-        while self.effects().await <= before.max(0) {
+        while self.latest_effect().await <= before.max(0) {
             self.relays.iter_mut().try_for_each(Program::check)?;
             // Its error is told, and another one begins, as with a supervisor; any other end is
             // wrong.
@@ -246,27 +252,19 @@ impl<'a> Stage<'a> {
     /// The consumer ends as it stands; another one takes over.
     pub(crate) async fn kill_consumer(&mut self) -> Result<()> {
         self.consuming.kill().await;
-        let (pool, absorbed) = (self.pool.clone(), self.consuming.absorbed());
-        self.consuming = Consuming::start(pool, &self.broker, &self.log, absorbed).await?;
+        let (pool, before) = (self.pool.clone(), self.consuming.deliveries());
+        self.consuming = Consuming::start(pool, &self.broker, &self.log, self.handling, before).await?;
         Ok(())
+    }
+
+    /// How the deliveries to the consumer ended so far.
+    pub(crate) fn deliveries(&self) -> Deliveries {
+        self.consuming.deliveries()
     }
 
     /// Ends everything in order, and counts.
     pub(crate) async fn finish(&mut self, name: &'static str, faults: String) -> Result<Row> {
-        self.producing.rush(false);
-        self.producing.stop().await?;
-        let (committed, arrived) = catch_up(&self.pool, &mut self.relays).await?;
-        self.say.say(format_args!("{committed} messages committed, {arrived} arrived"));
-        for relay in &mut self.relays {
-            relay.stop().await?;
-        }
-        let deadline = Instant::now() + IDLE_MAX;
-        while !is_settled(&self.stream, consumer::DURABLE).await && Instant::now() < deadline {
-            sleep(PAUSE).await;
-        }
-        let unnoted: i64 = self.connection().await?.query_one(adversity::UNNOTED, &[]).await?.get(0);
-        ensure!(unnoted == 0, "{unnoted} parked messages were stored of which the cursors know nothing");
-        let absorbed = self.consuming.stop().await?;
+        let absorbed = self.rest().await?;
         let placed = traffic::placed(&self.pool).await?;
         let stream = traffic::stream_keys(&self.stream, consumer::SUBJECTS).await?;
         let counts = Counts::new(&placed, &stream, &consumer::effects(&self.pool).await?);
@@ -278,8 +276,35 @@ impl<'a> Stage<'a> {
         Ok(Row { name, faults, counts, absorbed, memory_peak, broken: None })
     }
 
-    async fn effects(&self) -> i64 {
-        consumer::progress(&self.pool).await.map_or(-1, |(_, effects)| effects)
+    /// Ends everything in order, when all messages have arrived; returns how many duplicates the
+    /// consumer has absorbed.
+    pub(crate) async fn rest(&mut self) -> Result<u64> {
+        self.producing.rush(false);
+        self.producing.stop().await?;
+        let (committed, arrived) = arrival::catch_up(&self.pool, &mut self.relays).await?;
+        self.say.say(format_args!("{committed} messages committed, {arrived} arrived"));
+        for relay in &mut self.relays {
+            relay.stop().await?;
+        }
+        let deadline = Instant::now() + IDLE_MAX;
+        while !is_settled(&self.stream, consumer::DURABLE).await && Instant::now() < deadline {
+            sleep(PAUSE).await;
+        }
+        let unnoted: i64 = self.connection().await?.query_one(adversity::UNNOTED, &[]).await?.get(0);
+        ensure!(unnoted == 0, "{unnoted} parked messages were stored of which the cursors know nothing");
+        self.consuming.stop().await
+    }
+
+    async fn latest_effect(&self) -> i64 {
+        consumer::latest(&self.pool).await.unwrap_or(-1)
+    }
+}
+
+fn producing(pool: &Pool, setup: Setup) -> Producing {
+    let seed = fastrand::u64(..);
+    match setup.steady {
+        Some(steady) => Producing::start_steady(pool, steady, consumer::small_message, seed),
+        None => Producing::start(pool, setup.rate, consumer::message, seed),
     }
 }
 
@@ -355,22 +380,5 @@ pub(crate) fn stream_config(bytes: i64) -> Config {
         discard: DiscardPolicy::New,
         max_bytes: if bytes > 0 { bytes } else { -1 },
         ..Config::default()
-    }
-}
-
-/// Waits until all that was committed has had its effect, for as long as more has; returns both
-/// numbers.
-async fn catch_up(pool: &Pool, relays: &mut [Program]) -> Result<(i64, i64)> {
-    let (mut patience, mut known) = (Patience::new(CATCH_UP_MAX), 0);
-    loop {
-        relays.iter_mut().try_for_each(Program::check)?;
-        let progress = consumer::progress(pool).await;
-        known = progress.as_ref().map_or(known, |(_, arrived)| arrived.unsigned_abs());
-        let is_over = patience.is_over(known);
-        match progress {
-            Ok((committed, arrived)) if committed == arrived || is_over => return Ok((committed, arrived)),
-            Err(error) if is_over => return Err(error),
-            _ => sleep(PAUSE).await,
-        }
     }
 }

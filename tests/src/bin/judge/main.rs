@@ -36,13 +36,15 @@ async fn main() -> ExitCode {
 
 async fn judge(arguments: impl Iterator<Item = String>) -> Result<Verdict> {
     let sources = options(arguments)?;
-    let committed = sources.committed().await.context("read the producers' ledger")?;
-    let stored = sources.stream.keys().await.context("read the stream")?;
-    let mut verdict = Verdict::new(committed);
-    verdict.stream(&stored);
+    let mut verdict = Verdict::default();
+    sources.committed(|message| verdict.commit(message)).await.context("read the producers' ledger")?;
+    let mut look = verdict.stream();
+    sources.stream.each_key(|key| look.key(key)).await.context("read the stream")?;
+    look.end_stream();
     for (url, query) in &sources.effects {
-        let effects = sources::keys(url, query).await.context("read the effects")?;
-        verdict.effects(&effects);
+        let mut look = verdict.effects();
+        sources::each_key(url, query, |key| look.key(key)).await.context("read the effects")?;
+        look.end_effects();
     }
     Ok(verdict)
 }

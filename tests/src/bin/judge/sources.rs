@@ -1,6 +1,6 @@
 //! Reads the three places: ledger, stream, effects.
 
-use std::time::Duration;
+use std::{iter, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use async_nats::jetstream::{self, consumer::pull::OrderedConfig};
@@ -37,49 +37,61 @@ pub(crate) struct Committed {
 }
 
 impl Sources {
-    pub(crate) async fn committed(&self) -> Result<Vec<Committed>> {
-        let rows = rows(&self.producers, &self.ledger).await?;
-        rows.iter()
-            .map(|row| {
-                Ok(Committed { key: row.try_get(0)?, ordering_key: row.try_get(1)?, place: row.try_get(2)? })
-            })
-            .collect()
+    /// Gives each committed message.
+    pub(crate) async fn committed(&self, mut take: impl FnMut(Committed)) -> Result<()> {
+        each_row(&self.producers, &self.ledger, |row| {
+            take(Committed { key: row.try_get(0)?, ordering_key: row.try_get(1)?, place: row.try_get(2)? });
+            Ok(())
+        })
+        .await
     }
 }
 
-/// The keys that a query gives, in its order.
-pub(crate) async fn keys(url: &str, query: &str) -> Result<Vec<String>> {
-    let rows = rows(url, query).await?;
-    rows.iter().map(|row| row.try_get(0).context("a key is text")).collect()
+/// Gives each key of a query, in its order.
+pub(crate) async fn each_key(url: &str, query: &str, mut take: impl FnMut(&str)) -> Result<()> {
+    each_row(url, query, |row| {
+        take(row.try_get(0).context("a key is text")?);
+        Ok(())
+    })
+    .await
 }
 
-async fn rows(url: &str, query: &str) -> Result<Vec<Row>> {
+/// One after another, so that ten million take no memory.
+async fn each_row(url: &str, query: &str, mut take: impl FnMut(&Row) -> Result<()>) -> Result<()> {
     let (client, connection) = timeout(SILENCE_MAX, tokio_postgres::connect(url, NoTls)).await??;
+    let reading = async {
+        let mut rows = std::pin::pin!(client.query_raw(query, iter::empty::<&str>()).await?);
+        while let Some(row) = rows.next().await {
+            take(&row?)?;
+        }
+        Ok(())
+    };
     tokio::select! {
-        rows = client.query(query, &[]) => Ok(rows?),
+        read = reading => read,
         ended = connection => bail!("the connection has ended: {ended:?}"),
     }
 }
 
 impl StreamSource {
-    /// The keys of all messages, in the order of the stream.
-    pub(crate) async fn keys(&self) -> Result<Vec<String>> {
+    /// Gives the key of each message, in the order of the stream.
+    pub(crate) async fn each_key(&self, mut take: impl FnMut(&str)) -> Result<()> {
         let jetstream = jetstream::new(async_nats::connect(&self.url).await?);
         let stream = jetstream.get_stream(&self.name).await?;
-        let config = OrderedConfig { filter_subject: self.subject.clone(), ..OrderedConfig::default() };
+        let filter_subject = self.subject.clone();
+        let config = OrderedConfig { filter_subject, headers_only: true, ..OrderedConfig::default() };
         let consumer = stream.create_consumer(config).await?;
-        let total = usize::try_from(consumer.cached_info().num_pending)?;
-        let (mut messages, mut keys) = (consumer.messages().await?, Vec::with_capacity(total));
-        while keys.len() < total {
+        let total = consumer.cached_info().num_pending;
+        let mut messages = consumer.messages().await?;
+        for number in 0..total {
             let Some(message) =
                 timeout(SILENCE_MAX, messages.next()).await.context("the stream is silent")?
             else {
-                bail!("the stream ended after {} of {total} messages", keys.len())
+                bail!("the stream ended after {number} of {total} messages")
             };
             let message = message?;
             let key = message.headers.as_ref().and_then(|headers| headers.get(self.header.as_str()));
-            keys.push(key.with_context(|| format!("a message has no {}", self.header))?.to_string());
+            take(key.with_context(|| format!("a message has no {}", self.header))?.as_str());
         }
-        Ok(keys)
+        Ok(())
     }
 }
