@@ -1,6 +1,6 @@
 //! Sets up an inbox, and checks all its settings together.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use oncebox_claims::{
     InvalidSettings,
@@ -8,7 +8,8 @@ use oncebox_claims::{
     database::{Database, Mode, TokioPostgres},
     limits::{IsolationLevel, Limits},
 };
-use oncebox_schema::{Driver, SchemaName};
+use oncebox_schema::{Driver, Recording, SchemaName};
+use serde_json::json;
 
 use crate::{
     Inbox, KeySource, Part,
@@ -34,6 +35,7 @@ pub struct Builder<D: Driver = TokioPostgres> {
     is_pooled: bool,
     pub(crate) is_shadow: bool,
     pub(crate) mode: Mode,
+    trace_file: Option<PathBuf>,
     #[cfg(feature = "redis")]
     gate: Option<crate::Gate>,
 }
@@ -51,6 +53,7 @@ impl<D: Driver> Builder<D> {
             is_pooled: false,
             is_shadow: false,
             mode: Mode::Transaction,
+            trace_file: None,
             #[cfg(feature = "redis")]
             gate: None,
         }
@@ -212,6 +215,16 @@ impl<D: Driver> Builder<D> {
         self
     }
 
+    /// Writes a line of JSON to this file for each step of a message: claims, commits, answers to
+    /// the broker. The specification replays them, see docs/correctness.md. The lines have hashes
+    /// of keys, and neither keys nor payloads. Each step waits for its line, so this is for tests.
+    /// Default: the file that the environment variable `ONCEBOX_TRACE_FILE` names, if it does. An
+    /// inbox in [shadow mode](Builder::shadow) writes none.
+    pub fn trace_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.trace_file = Some(path.into());
+        self
+    }
+
     /// Turns copies of a message in flight away with a lock in Redis, as long as Redis can be
     /// reached; see [`Gate`](crate::Gate).
     #[cfg(feature = "redis")]
@@ -262,6 +275,13 @@ impl<D: Driver> Builder<D> {
         let Some(tenant) = self.tenant.filter(|_| mistakes.is_empty()) else {
             return Err(InvalidSettings(mistakes));
         };
+        let recording = if self.is_shadow {
+            None
+        } else {
+            let started = json!({ "scope": self.scope, "mode": self.mode.as_str() });
+            Recording::if_wanted(self.trace_file, started)
+                .map_err(|mistake| InvalidSettings(vec![mistake]))?
+        };
         let settings = Settings {
             scope: self.scope,
             tenant,
@@ -269,6 +289,7 @@ impl<D: Driver> Builder<D> {
             retries: self.retries,
             is_shadow: self.is_shadow,
             mode: self.mode,
+            recording,
             #[cfg(feature = "redis")]
             gate: self.gate,
         };

@@ -19,7 +19,7 @@ use oncebox_claims::{
     identity::Identity,
     transactional::TransactionalClaims,
 };
-use oncebox_schema::Driver;
+use oncebox_schema::{Driver, Recording};
 use tokio::time::Instant;
 
 use crate::{Builder, Counts, Error, KeySource, Received, identity::TenantSource, records::Records};
@@ -54,6 +54,8 @@ pub(crate) struct Settings {
     /// Nothing is suppressed, only reported.
     pub(crate) is_shadow: bool,
     pub(crate) mode: Mode,
+    /// Where the steps of messages are written, if anywhere.
+    pub(crate) recording: Option<Recording>,
     #[cfg(feature = "redis")]
     pub(crate) gate: Option<crate::Gate>,
 }

@@ -160,6 +160,7 @@ impl Leased {
             },
             claimed => (claimed, None),
         };
+        self.inbox.shared.record_leased(received, &identity, &claimed);
         let claim = match claimed {
             Claimed::Won(claim) => claim,
             Claimed::InFlight | Claimed::Suspect => {

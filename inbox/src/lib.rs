@@ -101,6 +101,7 @@ mod inbox;
 mod leased;
 mod metrics;
 mod received;
+mod recording;
 mod records;
 mod runner;
 mod source;

@@ -23,6 +23,7 @@ mod message_id;
 mod migrate;
 mod migrations;
 mod name;
+mod recording;
 pub mod script;
 mod subject;
 mod transaction;
@@ -40,6 +41,8 @@ pub use migrate::{
 };
 pub use migrations::LATEST_VERSION;
 pub use name::{InvalidRolePrefix, InvalidSchemaName, RolePrefix, SchemaName};
+#[doc(hidden)]
+pub use recording::Recording;
 pub use subject::{InvalidSubject, Subject};
 pub use transaction::{InTransaction, Transaction};
 pub use version::{OLDEST_VERSION, VersionError, check_version, check_version_through};

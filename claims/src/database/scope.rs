@@ -27,7 +27,9 @@ pub enum Kind {
 }
 
 impl Kind {
-    fn as_str(self) -> &'static str {
+    /// The mode as its column has it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Consumer => "consumer",
             Self::Http => "http",
@@ -45,7 +47,9 @@ pub enum Mode {
 }
 
 impl Mode {
-    fn as_str(self) -> &'static str {
+    /// The mode as its column has it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Transaction => "transaction",
             Self::Lease => "lease",

@@ -87,6 +87,12 @@ impl HeldClaim {
         &self.0
     }
 
+    /// How many owners the claim has had, this one included: the token of the fence.
+    #[must_use]
+    pub fn epoch(&self) -> i64 {
+        self.0.holder().epoch
+    }
+
     /// Where the claim is stored.
     #[must_use]
     pub fn claims(&self) -> &LeasedClaims {

@@ -8,8 +8,8 @@ mod effect_record;
 
 use std::{sync::Arc, time::Duration};
 
-use oncebox_schema::Key;
-use oncebox_schema::Transaction;
+use oncebox_schema::{Key, Recording, Transaction};
+use serde_json::json;
 use tokio::time::timeout;
 use tokio_postgres::{Row, types::Type};
 use uuid::Uuid;
@@ -18,6 +18,7 @@ use crate::{
     Error,
     database::{Database, Parameter, discard, failed, statement},
     failure::bounded,
+    identity::lock,
     stored::Status,
     transactional::TransactionId,
 };
@@ -89,6 +90,8 @@ pub struct LeasedClaims {
     forget_effect: String,
     remembered: String,
     in_flight: String,
+    /// Where the steps of effects are written, if anywhere.
+    recording: Option<Recording>,
 }
 
 impl LeasedClaims {
@@ -114,8 +117,23 @@ impl LeasedClaims {
             forget_effect: held(include_str!("sql/forget_effect.sql")),
             remembered: statement(schema, include_str!("sql/remembered.sql")),
             in_flight: statement(schema, include_str!("sql/in_flight.sql")),
+            recording: None,
             database,
         }
+    }
+
+    /// The same, with a recording of the steps of effects.
+    #[must_use]
+    pub fn recorded(self, recording: Option<Recording>) -> Self {
+        Self { recording, ..self }
+    }
+
+    /// Records a step of an effect.
+    pub(super) fn record(&self, holder: &Holder, effect: &str, did: &str) {
+        let Some(recording) = &self.recording else { return };
+        let Name { scope, tenant, key, .. } = &holder.name;
+        let key = lock(self.database.schema().as_str(), scope, tenant, key);
+        recording.write("effect", json!({ "key": key, "epoch": holder.epoch, "effect": effect, "did": did }));
     }
 
     /// The database that the claims are in.

@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use super::queue::Id;
-use crate::{Disposition, Error, Inbox, Received, Verdict};
+use crate::{Disposition, Error, Inbox, Received, Verdict, inbox::Shared};
 
 /// How long the client may take to take an answer: while it is not connected, its queue fills.
 const SENT_WITHIN: Duration = Duration::from_secs(1);
@@ -77,7 +77,8 @@ pub(super) async fn failed(inbox: &Inbox<impl Driver>, received: &Received, reas
 
 /// Tells JetStream; a lost answer only means another delivery. False when the client takes nothing
 /// more for now.
-pub(super) async fn answer(message: &jetstream::Message, kind: AckKind) -> bool {
+pub(super) async fn answer(inbox: &Shared, message: &jetstream::Message, kind: AckKind) -> bool {
+    inbox.record_answer(message, kind);
     match timeout(SENT_WITHIN, message.ack_with(kind)).await {
         Ok(Ok(())) => true,
         Ok(Err(error)) => {

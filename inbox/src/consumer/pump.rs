@@ -219,9 +219,10 @@ impl<M: Mode> Pump<M> {
 
     /// Sends this answer to JetStream, and all others that wait; false when they cannot be sent.
     async fn tell(&mut self, (message, kind): Answer) -> bool {
-        let mut is_sent = held_message::answer(&message, kind).await;
+        let inbox = &self.mode.inbox().shared;
+        let mut is_sent = held_message::answer(inbox, &message, kind).await;
         while is_sent && let Ok((message, kind)) = self.answers.try_recv() {
-            is_sent = held_message::answer(&message, kind).await;
+            is_sent = held_message::answer(inbox, &message, kind).await;
         }
         is_sent
     }
@@ -241,8 +242,9 @@ impl<M: Mode> Pump<M> {
             let due = queue.messages().filter(|held| is_due.contains(&held.held_since.elapsed()));
             due.map(|held| Arc::clone(&held.message)).collect()
         };
+        let inbox = &self.mode.inbox().shared;
         for message in messages {
-            if !held_message::answer(&message, AckKind::Progress).await {
+            if !held_message::answer(inbox, &message, AckKind::Progress).await {
                 return false;
             }
         }

@@ -77,7 +77,8 @@ impl LeasedBuilder {
         }
         match self.inbox.build() {
             Ok(inbox) if mistakes.is_empty() => {
-                let claims = LeasedClaims::new(Arc::clone(&inbox.database), self.lease);
+                let claims = LeasedClaims::new(Arc::clone(&inbox.database), self.lease)
+                    .recorded(inbox.shared.settings.recording.clone());
                 Ok(Leased::new(inbox, Arc::new(claims)))
             }
             Ok(_) => Err(InvalidSettings(mistakes)),

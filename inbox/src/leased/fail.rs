@@ -17,6 +17,7 @@ use tracing::warn;
 use super::Run;
 use crate::{
     Error, HandlerError, Verdict,
+    recording::{Ended, Ending},
     records::FailedAttempt,
     runner::{Decision, Failure, RUN_HANDLER, Snoozed},
 };
@@ -33,6 +34,15 @@ pub(super) fn lost<R>(lost: Lost) -> Result<Verdict<R>, Error> {
 }
 
 impl Run<'_> {
+    pub(super) fn record_ending(&self, ending: Ending<'_>) {
+        let ending = Ending { epoch: Some(self.claim.epoch()), ..ending };
+        self.leased.inbox.shared.record_ending(self.received, Some(&self.identity), ending);
+    }
+
+    pub(super) fn record_ended(&self, ended: Ended) {
+        self.leased.inbox.shared.record_ended(self.received, Some(&self.identity), ended);
+    }
+
     /// Ends a run whose handler failed, by the class of its error.
     pub(super) async fn handler_failed<R>(&self, error: HandlerError) -> Result<Verdict<R>, Error> {
         let failure = match Meaning::of(error.source()) {
@@ -53,6 +63,7 @@ impl Run<'_> {
     /// down.
     pub(super) async fn fail<R>(&self, failure: Failure) -> Result<Verdict<R>, Error> {
         let inbox = &self.leased.inbox;
+        inbox.shared.record_failure(self.received, &self.identity, &failure);
         let failure = match inbox.judge(&self.identity, failure).await {
             Ok(failure) => failure,
             Err(error) => {
@@ -71,6 +82,7 @@ impl Run<'_> {
         if !self.claim.release(after, &reason).await? {
             return lost(self.claim.lost());
         }
+        inbox.shared.record_release(self.received, &self.identity, self.claim.epoch());
         self.record_failure(attempt, after, &reason).await;
         let (scope, key, after_seconds) = (inbox.scope(), self.identity.key.as_str(), after.as_secs_f64());
         warn!(scope, key, attempt, after_seconds, "attempt failed, will retry: {reason}");
@@ -123,6 +135,7 @@ impl Run<'_> {
         let (database, records) = (&inbox.database, &inbox.records);
         let mut transaction = database.begin().await?;
         let owner = (self.identity.tenant.as_str(), Some(self.identity.key.as_str()));
+        self.record_ending(Ending { status: Status::Dead.as_str(), reply: None, xact: None, epoch: None });
         let writing = async {
             let scope = inbox.scope();
             records.record_dead_letter(&mut transaction, scope, owner, self.received, &reason).await?;
@@ -136,6 +149,11 @@ impl Run<'_> {
             Ok(true)
         };
         let written = timeout(END_MAX, writing).await;
+        self.record_ended(match &written {
+            Ok(Ok(true)) => Ended::Committed,
+            Ok(Ok(false)) => Ended::Fenced,
+            Ok(Err(_)) | Err(_) => Ended::Lost,
+        });
         if !written.unwrap_or_else(|elapsed| Err(Error::Unavailable("end a claim", elapsed.into())))? {
             return lost(self.claim.lost());
         }

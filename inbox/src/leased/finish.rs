@@ -17,6 +17,7 @@ use super::{LeasedHandler, Run, fail::lost};
 use crate::{
     Answer, Context, Error, HandlerError, MessageContext, Verdict,
     handler::TransactionOf,
+    recording::{Ended, Ending},
     runner::{CONFLICT_PAUSE, CONFLICT_ROUNDS, Failure},
 };
 
@@ -101,6 +102,7 @@ impl Run<'_> {
             Answer::Done(_) => Status::Completed,
             Answer::Rejected(_) => Status::Rejected,
         };
+        self.record_ending(Ending { status: status.as_str(), reply: outcome, xact: *opened, epoch: None });
         let ending = async {
             database.check_open(&mut transaction).await.map_err(CommitError::of)?;
             if self.claim.end_in(&transaction, status, outcome).await.map_err(CommitError::of)? {
@@ -110,7 +112,14 @@ impl Run<'_> {
             }
         };
         // The renewal has stopped before, since it would take a claim that has just ended for lost.
-        match timeout(END_MAX, ending).await {
+        let ended = timeout(END_MAX, ending).await;
+        self.record_ended(match &ended {
+            Ok(Ok(true)) => Ended::Committed,
+            Ok(Ok(false)) => Ended::Fenced,
+            Ok(Err(CommitError::Conflict(_) | CommitError::Refused(_))) => Ended::Refused,
+            Ok(Err(CommitError::Lost(_))) | Err(_) => Ended::Lost,
+        });
+        match ended {
             Ok(Ok(true)) => Ok(Finished::Committed),
             Ok(Ok(false)) => Ok(Finished::Lost(self.claim.lost())),
             Ok(Err(error)) => Ok(Finished::of_commit(error)),

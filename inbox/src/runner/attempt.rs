@@ -9,7 +9,7 @@ use oncebox_claims::{
     metrics::add,
     reply::encode,
     stored::{Status, Stored},
-    transactional::Claim,
+    transactional::{Claim, TransactionId},
 };
 use oncebox_schema::Driver;
 use tokio::time::{Instant, timeout};
@@ -18,7 +18,7 @@ use tracing::{Instrument, info};
 use super::{delivery::Delivery, failure::Failure};
 use crate::{
     Answer, Context, Error, Handler, HandlerError, Inbox, MessageContext, Outcome, Received, StoredAnswer,
-    Verdict, duplicate::Cause, handler::TransactionOf, inbox::MISMATCH, trace,
+    Verdict, duplicate::Cause, handler::TransactionOf, inbox::MISMATCH, recording::Ending, trace,
 };
 
 /// The operation at which a run broke its connection.
@@ -39,6 +39,20 @@ pub(super) enum Write {
     Complete,
     /// Everything is written already but the outcome, which comes with the commit.
     Settled(Status, Option<Vec<u8>>),
+}
+
+impl Write {
+    /// How the key is about to end, for recordings. A transaction that has claimed no key sets its
+    /// message aside.
+    pub(super) fn ending(&self, claimed: Option<TransactionId>) -> Option<Ending<'_>> {
+        let (status, reply) = match self {
+            Self::Nothing => return None,
+            Self::Complete if claimed.is_none() => ("aside", None),
+            Self::Complete => (Status::Completed.as_str(), None),
+            Self::Settled(status, reply) => (status.as_str(), reply.as_deref()),
+        };
+        Some(Ending { status, reply, xact: claimed, epoch: None })
+    }
 }
 
 impl<D: Driver> Inbox<D> {

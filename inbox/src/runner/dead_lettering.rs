@@ -19,7 +19,10 @@ use super::{
     retry::Decision,
     snooze::Snoozed,
 };
-use crate::{Error, Inbox, Received, Verdict};
+use crate::{
+    Error, Inbox, Received, Verdict,
+    recording::{self, Ended},
+};
 
 impl<D: Driver> Inbox<D> {
     /// Deals with a message whose attempt was rolled back.
@@ -89,18 +92,24 @@ impl<D: Driver> Inbox<D> {
         reason: String,
     ) -> Result<Verdict<R>, Error> {
         let scope = &self.shared.settings.scope;
+        let mut xact = None;
         if let Some(identity) = identity {
             let dead = Settlement { status: Status::Dead, outcome: Some(reason.as_bytes()) };
             let next = Next { identity, message_id: received.id(), expect: Expect::Either };
-            let known = match self.claims.claim(transaction, scope, next, dead).await? {
-                Some(Claim::Won(_)) => None,
+            let claim = self.claims.claim(transaction, scope, next, dead).await?;
+            self.shared.record_claim(received, identity, claim.as_ref());
+            let known = match claim {
+                Some(Claim::Won(id)) => {
+                    xact = Some(id);
+                    None
+                }
                 Some(Claim::InFlight) | None => Some(Verdict::InFlight),
                 Some(Claim::Stored(stored)) => {
                     Some(self.replay(transaction, identity, received, stored).await?.verdict)
                 }
             };
             if let Some(verdict) = known {
-                self.database.commit(transaction).await.map_err(failed_through::<D>("commit"))?;
+                self.commit(transaction, Some(identity), received, None).await?;
                 self.count(&verdict, received, identity);
                 return Ok(verdict);
             }
@@ -110,10 +119,27 @@ impl<D: Driver> Inbox<D> {
         let key = identity.map(|identity| identity.key.as_str());
         let tenant = identity.map_or("", |identity| identity.tenant.as_str());
         self.records.record_dead_letter(transaction, scope, (tenant, key), received, &reason).await?;
-        self.database.commit(transaction).await.map_err(failed_through::<D>("commit a dead letter"))?;
+        self.commit(transaction, identity, received, xact).await?;
         add(&self.shared.counters.dead);
         warn!(scope, key, subject = received.subject(), "dead letter: {reason}");
         Ok(Verdict::Dead { reason })
+    }
+
+    /// Commits a dead letter, and the end of its key if this transaction has claimed it.
+    async fn commit(
+        &self,
+        transaction: &mut D::Transaction,
+        identity: Option<&Identity>,
+        received: &Received,
+        claimed: Option<TransactionId>,
+    ) -> Result<(), Error> {
+        let status = if claimed.is_some() { Status::Dead.as_str() } else { "aside" };
+        let ending = recording::Ending { status, reply: None, xact: claimed, epoch: None };
+        self.shared.record_ending(received, identity, ending);
+        let committed = self.database.commit(transaction).await;
+        let ended = if committed.is_ok() { Ended::Committed } else { Ended::Lost };
+        self.shared.record_ended(received, identity, ended);
+        committed.map_err(failed_through::<D>("commit a dead letter"))
     }
 
     /// Deals with a message that our own tables refuse: at the delivery limit it becomes a dead
@@ -136,7 +162,7 @@ impl<D: Driver> Inbox<D> {
         let mut transaction = self.database.begin().await?;
         let writing = async {
             self.records.record_dead_letter(&mut transaction, scope, ("", None), received, &reason).await?;
-            self.database.commit(&mut transaction).await.map_err(failed_through::<D>("commit a dead letter"))
+            self.commit(&mut transaction, None, received, None).await
         };
         self.database.answered("record a dead letter", writing).await.flatten()?;
         D::release(transaction).await;
@@ -160,10 +186,7 @@ impl<D: Driver> Inbox<D> {
                 None => self.record_mismatch(&mut transaction, identity, received).await?,
             };
             if !matches!(write, Write::Nothing) {
-                self.database
-                    .commit(&mut transaction)
-                    .await
-                    .map_err(failed_through::<D>("commit a dead letter"))?;
+                self.commit(&mut transaction, Some(identity), received, None).await?;
             }
             Ok(verdict)
         };

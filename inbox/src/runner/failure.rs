@@ -72,6 +72,22 @@ impl Failure {
         }
     }
 
+    /// For recordings.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Ours(_) => "unavailable",
+            Self::ClaimAgain => "again",
+            Self::Conflict(_) => "conflict",
+            Self::RetryAfter(_) => "retry",
+            Self::Snoozed(..) => "snoozed",
+            Self::Dead(_) => "dead",
+            Self::Failed(_) => "failed",
+            Self::Committed(..) => "committed",
+            Self::Broken(..) => "broken",
+            Self::Abandoned { .. } => "abandoned",
+        }
+    }
+
     /// The same failure of a handler that has committed its claim by itself.
     pub(crate) fn committed(self, claimed: TransactionId) -> Self {
         let reason = self.reason();

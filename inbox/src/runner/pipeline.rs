@@ -37,7 +37,7 @@ use super::{
     delivery::{Attempt, Delivery},
     failure::Failure,
 };
-use crate::{Error, Handler, Inbox, Received, Source, Verdict};
+use crate::{Error, Handler, Inbox, Received, Source, Verdict, recording::Ended};
 
 /// How long a pipeline takes new messages when somebody waits for a connection of the pool.
 const SHORT: Duration = Duration::from_millis(50);
@@ -100,6 +100,9 @@ impl<D: Driver> Inbox<D> {
             Pipeline { inbox, transaction, handler, source, begun, duplicates: 0, claimed: None };
         let PipelineEnd { delivery, result, waiting } = pipeline.run(first, claim).await;
         let Pipeline { transaction, claimed, .. } = pipeline;
+        if let Err(failure) = &result {
+            self.shared.record_failure(&delivery.received, &delivery.identity, failure);
+        }
         let result = Box::pin(self.leave(transaction, claimed, &delivery, result)).await;
         PipelineEnd { delivery, result, waiting }
     }
@@ -167,6 +170,9 @@ impl<D: Driver, H: Handler<D>, S: Source<H::Reply>> Pipeline<'_, H, S, D> {
     ) -> Step<S::Message, H::Message, H::Reply, D> {
         let end = |result| Step::End { result, waiting: None };
         self.claimed = None;
+        if let Ok(claim) = &claim {
+            self.inbox.shared.record_claim(&delivery.received, &delivery.identity, claim.as_ref());
+        }
         let claim = match claim {
             Ok(Some(claim)) => claim,
             Ok(None) => {
@@ -269,11 +275,23 @@ impl<D: Driver, H: Handler<D>, S: Source<H::Reply>> Pipeline<'_, H, S, D> {
             }
             Write::Nothing | Write::Complete => None,
         };
+        let shared = &self.inbox.shared;
+        let (received, identity) = (&*delivery.received, Some(&delivery.identity));
+        let recorded = write.ending(self.claimed);
+        let is_recorded = recorded.is_some();
+        if let Some(ending) = recorded {
+            shared.record_ending(received, identity, ending);
+        }
         let ending = Ending { deferred: &delivery.deferred, settlement };
         let next = next.map(|delivery| self.inbox.wanted(delivery));
         let scope = &self.inbox.shared.settings.scope;
         let commit = self.inbox.claims.commit_and_claim(&mut self.transaction, scope, ending, next);
-        let mut committed = self.inbox.database.answered("commit", Box::pin(commit)).await?;
+        let committed = self.inbox.database.answered("commit", Box::pin(commit)).await;
+        if is_recorded {
+            let ended = committed.as_ref().map_or(Ended::Lost, |committed| Ended::of(&committed.committed));
+            shared.record_ended(received, identity, ended);
+        }
+        let mut committed = committed?;
         match std::mem::replace(&mut committed.committed, Ok(())) {
             Ok(()) => Ok(committed),
             Err(error) => Err(Failure::of_commit(error)),

@@ -69,6 +69,7 @@ where
                 // taken over.
                 return Err(EffectError::LeaseLost);
             }
+            effect.record("calling");
             let called = timeout(effect.timeout, call(key)).await;
             let called = called.unwrap_or_else(|_| Err(effect.no_answer()));
             effect.settle(called, &guard, is_open).await
@@ -80,6 +81,7 @@ impl Effect<'_> {
     /// Records that the effect may happen from now on.
     async fn begin(&self, guard: &StepGuard) -> Result<Begun, EffectError> {
         let lease = self.lease;
+        self.record("beginning");
         let begun = lease
             .patiently(|| async {
                 // Also when the answer gets lost.
@@ -92,12 +94,19 @@ impl Effect<'_> {
                 Ok(begun)
             })
             .await?;
-        match begun.ok_or(EffectError::LeaseLost)? {
+        let begun = match begun {
             // Recorded by a statement of this very run whose answer was lost; nothing has been
             // called yet.
-            Begun::Before { is_own: true, .. } if !guard.was_open => Ok(Begun::New),
-            begun => Ok(begun),
-        }
+            Some(Begun::Before { is_own: true, .. }) if !guard.was_open => Some(Begun::New),
+            begun => begun,
+        };
+        self.record(match &begun {
+            Some(Begun::New) => "begun",
+            Some(Begun::Before { .. }) => "open",
+            Some(Begun::Done(_) | Begun::Rejected(_)) => "known",
+            None => "fenced",
+        });
+        begun.ok_or(EffectError::LeaseLost)
     }
 
     /// Asks the provider about an earlier call, and returns its result, or records that the effect
@@ -143,7 +152,9 @@ impl Effect<'_> {
             }
             Ok(is_held)
         });
-        if again.await? { Ok(now) } else { Err(EffectError::LeaseLost) }
+        let is_held = again.await?;
+        self.record(if is_held { "begun_again" } else { "fenced" });
+        if is_held { Ok(now) } else { Err(EffectError::LeaseLost) }
     }
 
     /// Records the result of a call. `is_open`: an earlier one may have had the effect, and that
@@ -172,6 +183,7 @@ impl Effect<'_> {
             }
             Err(CallError { known: Known::Failed, source }) if !is_open => {
                 let lease = self.lease;
+                self.record("forgetting");
                 let forget = || lease.store().forget_effect(lease.holder(), self.step);
                 // False: forgotten already, before an answer was lost, or the lease is, which its
                 // next use tells.
@@ -188,7 +200,14 @@ impl Effect<'_> {
     async fn remember(&self, settled: &Settled<'_>) -> Result<(), EffectError> {
         let lease = self.lease;
         let remember = || lease.store().settle_effect(lease.holder(), self.step, settled);
-        if lease.patiently(remember).await? { Ok(()) } else { Err(EffectError::LeaseLost) }
+        self.record("remembering");
+        let is_held = lease.patiently(remember).await?;
+        self.record(if is_held { "remembered" } else { "fenced" });
+        if is_held { Ok(()) } else { Err(EffectError::LeaseLost) }
+    }
+
+    fn record(&self, did: &str) {
+        self.lease.store().record(self.lease.holder(), self.step, did);
     }
 
     fn decode<T: DeserializeOwned>(&self, result: &[u8]) -> Result<T, EffectError> {

@@ -7,7 +7,10 @@ use tokio::time::{Instant, interval, timeout, timeout_at};
 use tracing::warn;
 
 use super::{FAR, Pump};
-use crate::consumer::{held_message, mode::Mode};
+use crate::{
+    consumer::{held_message, mode::Mode},
+    inbox::Shared,
+};
 
 const GIVE_BACK: Duration = Duration::from_millis(100);
 const FLUSH_MAX: Duration = Duration::from_secs(5);
@@ -19,7 +22,7 @@ impl<M: Mode> Pump<M> {
     pub(super) async fn drain(&mut self) {
         let deadline = Instant::now() + self.settings.grace.min(FAR);
         let idle = self.held.queue().drain_idle();
-        give_back(idle.into_iter().map(|held| held.message)).await;
+        give_back(&self.mode.inbox().shared, idle.into_iter().map(|held| held.message)).await;
         let mut beat = interval(self.settings.ack_wait() / 3);
         while !self.tasks.is_empty() {
             tokio::select! {
@@ -40,14 +43,14 @@ impl<M: Mode> Pump<M> {
             self.tell(answer).await;
         }
         // Cut off, or to be run again.
-        give_back(self.held.messages()).await;
+        give_back(&self.mode.inbox().shared, self.held.messages()).await;
         let _ = timeout(FLUSH_MAX, self.jetstream.client().flush()).await;
     }
 }
 
-async fn give_back(messages: impl IntoIterator<Item = Arc<jetstream::Message>>) {
+async fn give_back(inbox: &Shared, messages: impl IntoIterator<Item = Arc<jetstream::Message>>) {
     for message in messages {
-        if !held_message::answer(&message, AckKind::Nak(Some(GIVE_BACK))).await {
+        if !held_message::answer(inbox, &message, AckKind::Nak(Some(GIVE_BACK))).await {
             return;
         }
     }

@@ -19,6 +19,7 @@ use tokio_postgres::error::SqlState;
 use crate::{
     Error, Handler, Inbox, Received, Verdict,
     decode::decode,
+    recording::Ended,
     runner::{
         attempt::{Uncommitted, Write},
         delivery::Delivery,
@@ -246,9 +247,39 @@ impl<H: Handler> Round<'_, H> {
         // Else the transaction is rolled back, and the claims with it.
         if is_worth_it || !settled.is_empty() {
             let scope = &self.inbox.shared.settings.scope;
+            self.record_ending(won);
             let commit = self.inbox.claims.commit_all(self.transaction, scope, &settled, &released);
-            answered(self.inbox, Box::pin(commit)).await?.map_err(Lost::commit)?;
+            let committed = answered(self.inbox, Box::pin(commit)).await;
+            self.record_ended(won, committed.as_ref().map_or(Ended::Lost, Ended::of));
+            committed?.map_err(Lost::commit)?;
         }
         Ok(self.parts)
+    }
+
+    /// The messages whose ends this commit brings, and those that it leaves as they were.
+    fn record_ending(&self, won: &[bool]) {
+        for ((delivery, part), won) in self.deliveries.iter().zip(&self.parts).zip(won) {
+            let claimed = won.then_some(self.claimed);
+            match part {
+                Part::Verdict(_, write) => {
+                    let Some(ending) = write.ending(claimed) else { continue };
+                    self.inbox.shared.record_ending(delivery.received, Some(&delivery.identity), ending);
+                }
+                Part::Failed(failure) => {
+                    self.inbox.shared.record_failure(delivery.received, &delivery.identity, failure);
+                }
+                Part::NotRun | Part::ByItself | Part::Error(_) => {}
+            }
+        }
+    }
+
+    fn record_ended(&self, won: &[bool], ended: Ended) {
+        for ((delivery, part), won) in self.deliveries.iter().zip(&self.parts).zip(won) {
+            if let Part::Verdict(_, write) = part
+                && write.ending(won.then_some(self.claimed)).is_some()
+            {
+                self.inbox.shared.record_ended(delivery.received, Some(&delivery.identity), ended);
+            }
+        }
     }
 }

@@ -85,6 +85,13 @@ impl Inbox {
         };
         let won: Vec<bool> =
             (0..deliveries.len()).map(|index| matches!(claims.get(&index), Some(Claim::Won(_)))).collect();
+        for (index, delivery) in deliveries.iter().enumerate() {
+            let claim = claims.get(&leaders[index]);
+            // A copy of a message that is won here has no claim yet: the next round makes it.
+            if won[index] || !matches!(claim, Some(Claim::Won(_))) {
+                self.shared.record_claim(delivery.received, &delivery.identity, claim);
+            }
+        }
         let mut round = Round {
             inbox: self,
             transaction,

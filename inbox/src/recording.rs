@@ -1,0 +1,154 @@
+//! The steps of messages, as a recording has them for the checker in `model/`: claims, how handlers
+//! ended, commits, answers to the broker. They have hashes of keys and replies, and neither keys
+//! nor payloads.
+//!
+//! A message is known by its sequence in the stream: a process holds it once, so its steps follow
+//! one another.
+
+#[cfg(feature = "nats")]
+use async_nats::jetstream::{self, AckKind};
+use oncebox_claims::{
+    failure::CommitError,
+    identity::Identity,
+    leased::Claimed,
+    stored::{Status, Stored},
+    transactional::{Claim, TransactionId},
+};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::{Received, inbox::Shared, runner::Failure};
+
+/// How a commit went, as far as this process knows.
+#[derive(Clone, Copy)]
+pub(crate) enum Ended {
+    Committed,
+    /// Its answer did not come.
+    Lost,
+    /// It has no effect.
+    Refused,
+    /// The lease is another owner's.
+    Fenced,
+}
+
+/// How a key is about to end.
+pub(crate) struct Ending<'a> {
+    pub(crate) status: &'static str,
+    pub(crate) reply: Option<&'a [u8]>,
+    /// The transaction that writes it, where that is known.
+    pub(crate) xact: Option<TransactionId>,
+    /// Under a lease.
+    pub(crate) epoch: Option<i64>,
+}
+
+impl Ended {
+    pub(crate) fn of(committed: &Result<(), CommitError>) -> Self {
+        match committed {
+            Ok(()) => Self::Committed,
+            Err(CommitError::Lost(_)) => Self::Lost,
+            Err(CommitError::Conflict(_) | CommitError::Refused(_)) => Self::Refused,
+        }
+    }
+
+    fn step(self) -> &'static str {
+        match self {
+            Self::Committed => "committed",
+            Self::Lost => "lost",
+            Self::Refused => "refused",
+            Self::Fenced => "fenced",
+        }
+    }
+}
+
+impl Shared {
+    /// A claim in a transaction; `None` when it is made again in another.
+    pub(crate) fn record_claim(&self, received: &Received, identity: &Identity, claim: Option<&Claim>) {
+        self.record(received, Some(identity), "claimed", || match claim {
+            Some(Claim::Won(id)) => json!({ "how": "won", "xact": id.as_i64() }),
+            Some(Claim::InFlight) => json!({ "how": "in_flight" }),
+            Some(Claim::Stored(stored)) => known(stored, identity),
+            None => json!({ "how": "again" }),
+        });
+    }
+
+    /// A claim under a lease.
+    pub(crate) fn record_leased(&self, received: &Received, identity: &Identity, claimed: &Claimed) {
+        self.record(received, Some(identity), "claimed", || match claimed {
+            Claimed::Won(claim) => {
+                json!({ "how": "won", "epoch": claim.epoch(), "taken_over": claim.lease().is_taken_over() })
+            }
+            Claimed::InFlight | Claimed::Suspect => json!({ "how": "in_flight" }),
+            Claimed::Stored(stored) => known(stored, identity),
+            Claimed::Mismatch => json!({ "how": "mismatch" }),
+        });
+    }
+
+    /// How a handler ended that leaves nothing to commit.
+    pub(crate) fn record_failure(&self, received: &Received, identity: &Identity, failure: &Failure) {
+        self.record(received, Some(identity), "failed", || json!({ "how": failure.name() }));
+    }
+
+    /// A claim under a lease is given back.
+    pub(crate) fn record_release(&self, received: &Received, identity: &Identity, epoch: i64) {
+        self.record(received, Some(identity), "released", || json!({ "epoch": epoch }));
+    }
+
+    /// The commit of a key's end is about to be sent.
+    pub(crate) fn record_ending(&self, received: &Received, identity: Option<&Identity>, ending: Ending<'_>) {
+        self.record(received, identity, "committing", || {
+            json!({
+                "status": ending.status,
+                "reply": ending.reply.map(hash),
+                "xact": ending.xact.map(|id| *id.as_i64()),
+                "epoch": ending.epoch,
+            })
+        });
+    }
+
+    /// The commit was answered, or was not.
+    pub(crate) fn record_ended(&self, received: &Received, identity: Option<&Identity>, ended: Ended) {
+        self.record(received, identity, ended.step(), || json!({}));
+    }
+
+    /// An answer is about to be sent to the broker.
+    #[cfg(feature = "nats")]
+    pub(crate) fn record_answer(&self, message: &jetstream::Message, kind: AckKind) {
+        let Some(recording) = &self.settings.recording else { return };
+        let answer = match kind {
+            AckKind::Ack => "ack",
+            AckKind::Term => "term",
+            AckKind::Nak(_) => "nak",
+            AckKind::Progress | AckKind::Next => return,
+        };
+        let sequence = message.info().ok().map(|info| info.stream_sequence);
+        recording.write("answering", json!({ "message": sequence, "answer": answer }));
+    }
+
+    fn record(
+        &self,
+        received: &Received,
+        identity: Option<&Identity>,
+        step: &str,
+        line: impl FnOnce() -> Value,
+    ) {
+        let Some(recording) = &self.settings.recording else { return };
+        let mut line = line();
+        line["message"] = received.origin.as_ref().map(|origin| origin.sequence).into();
+        line["key"] = identity.map(|identity| identity.lock).into();
+        recording.write(step, line);
+    }
+}
+
+fn known(stored: &Stored, identity: &Identity) -> Value {
+    if stored.fingerprint != identity.fingerprint {
+        return json!({ "how": "mismatch" });
+    }
+    // The reason of a dead key is a text for people.
+    let reply = stored.outcome.as_deref().filter(|_| stored.status != Status::Dead);
+    json!({ "how": "stored", "status": stored.status.as_str(), "reply": reply.map(hash) })
+}
+
+/// The first 8 bytes of SHA-256, in hexadecimal.
+fn hash(reply: &[u8]) -> String {
+    Sha256::digest(reply)[..8].iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
+}
