@@ -129,6 +129,12 @@ impl Graph {
         &self.fingerprint
     }
 
+    /// The graph of a recording.
+    pub(crate) fn drawn(name: &str, version: u16, fingerprint: &str, nodes: Vec<Node>) -> Self {
+        let (name, fingerprint) = (name.to_owned(), fingerprint.to_owned());
+        Self { name, version, fingerprint, nodes, deadline: None }
+    }
+
     /// The names of the steps, in the order of the definition.
     pub fn steps(&self) -> impl Iterator<Item = &str> {
         self.nodes.iter().map(|node| node.name.as_str())

@@ -137,6 +137,13 @@ pub(crate) struct Waiting {
     pub(crate) payload: Vec<u8>,
 }
 
+/// The progress of an instance when it was read, and what has changed it since.
+#[derive(Clone, Debug)]
+pub(crate) struct History {
+    pub(crate) before: Progress,
+    pub(crate) events: Vec<Event>,
+}
+
 pub(crate) struct Instance {
     pub(crate) id: i64,
     pub(crate) key: Key,
@@ -150,6 +157,8 @@ pub(crate) struct Instance {
     pub(crate) changed: StepSet,
     pub(crate) messages: Vec<Message>,
     pub(crate) reply_to: Subject,
+    /// For a recording, if one is made.
+    pub(crate) history: Option<History>,
 }
 
 impl Instance {
@@ -168,7 +177,13 @@ impl Instance {
             changed: StepSet::default(),
             messages: Vec::new(),
             reply_to,
+            history: None,
         }
+    }
+
+    /// Remembers changes from here on.
+    pub(crate) fn follow(&mut self) {
+        self.history = Some(History { before: self.progress.clone(), events: Vec::new() });
     }
 
     pub(crate) fn state(&self) -> State {
@@ -201,6 +216,9 @@ impl Instance {
             if *step != self.progress.steps[at] {
                 self.changed.insert(at);
             }
+        }
+        if let Some(history) = &mut self.history {
+            history.events.push(event.clone());
         }
         self.progress = transition.progress;
         for sending in transition.sendings {

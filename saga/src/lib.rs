@@ -86,6 +86,7 @@ mod instance;
 mod likeness;
 mod orchestrator;
 mod progress;
+mod recording;
 mod replying;
 #[doc(hidden)]
 pub mod rules;

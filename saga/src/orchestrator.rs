@@ -4,13 +4,14 @@ mod answers;
 mod engine;
 mod timers;
 
-use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+use std::{collections::HashMap, fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use deadpool_postgres::Pool;
 use oncebox_inbox::{Consumer, Handler, Inbox, KeySource};
 use oncebox_outbox::{InTransaction, Outbox};
-use oncebox_schema::{Key, SchemaName, Subject, check_version, to_json};
+use oncebox_schema::{Key, Recording, SchemaName, Subject, check_version, to_json};
 use serde::{Serialize, de::DeserializeOwned};
+use serde_json::json;
 use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -22,6 +23,7 @@ use crate::{
     error::{NO_JSON, failed},
     instance::Registered,
     likeness::likeness,
+    recording::Drawing,
     store::{Beginning, Opening, Store, Unregistered},
 };
 use answers::{DeadLetters, Replies};
@@ -43,6 +45,7 @@ pub struct Orchestrator {
     engine: Arc<Engine>,
     is_pooled: bool,
     retention: Option<Duration>,
+    trace_file: Option<PathBuf>,
 }
 
 impl fmt::Debug for Orchestrator {
@@ -60,6 +63,7 @@ pub struct OrchestratorBuilder {
     definitions: Vec<Arc<dyn Registered>>,
     retention: Option<Duration>,
     is_pooled: bool,
+    trace_file: Option<PathBuf>,
 }
 
 impl fmt::Debug for OrchestratorBuilder {
@@ -90,6 +94,7 @@ impl Orchestrator {
             definitions: Vec::new(),
             retention: None,
             is_pooled: false,
+            trace_file: None,
         }
     }
 
@@ -263,6 +268,9 @@ impl Orchestrator {
         if self.is_pooled {
             builder = builder.behind_pooler();
         }
+        if let Some(path) = &self.trace_file {
+            builder = builder.trace_file(path);
+        }
         builder.build().map_err(|problem| Error::Invalid(problem.to_string()))
     }
 }
@@ -308,10 +316,19 @@ impl OrchestratorBuilder {
         self
     }
 
+    /// Writes a line of JSON to this file for each change of a saga, and for each step of an
+    /// answer; see [`Builder::trace_file`](oncebox_inbox::Builder::trace_file). Default: the file
+    /// that the environment variable `ONCEBOX_TRACE_FILE` names, if it does.
+    pub fn trace_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.trace_file = Some(path.into());
+        self
+    }
+
     /// The orchestrator.
     ///
     /// # Errors
-    /// No definition, two of one name and version, or a retention that is too short.
+    /// No definition, two of one name and version, a retention that is too short, or a trace file
+    /// that cannot be opened.
     pub fn build(self) -> Result<Orchestrator, Error> {
         if self.definitions.is_empty() {
             return Err(Error::Invalid("an orchestrator without a definition has nothing to do".to_owned()));
@@ -333,15 +350,25 @@ impl OrchestratorBuilder {
             }
             definitions.insert(graph.fingerprint().to_owned(), definition);
         }
+        let drawings: Vec<Drawing> =
+            definitions.values().map(|definition| Drawing::of(definition.graph())).collect();
+        let started = json!({ "scope": self.scope, "definitions": drawings });
+        let recording = Recording::if_wanted(self.trace_file.clone(), started).map_err(Error::Invalid)?;
         let outbox = Outbox::new(self.schema.clone());
         let engine = Engine {
             store: Store::new(&self.schema, self.is_pooled),
             outbox: if self.is_pooled { outbox.behind_pooler() } else { outbox },
-            opening: Opening { definitions, reply_to: self.reply_to, scope: self.scope },
+            opening: Opening {
+                definitions,
+                reply_to: self.reply_to,
+                scope: self.scope,
+                is_recorded: recording.is_some(),
+            },
             schema: self.schema,
             counters: Arc::default(),
+            recording,
         };
-        let (retention, is_pooled) = (self.retention, self.is_pooled);
-        Ok(Orchestrator { engine: Arc::new(engine), retention, is_pooled })
+        let Self { retention, is_pooled, trace_file, .. } = self;
+        Ok(Orchestrator { engine: Arc::new(engine), retention, is_pooled, trace_file })
     }
 }

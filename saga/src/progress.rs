@@ -5,25 +5,29 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::graph::{Graph, Node};
 
 /// The state of an instance and of each of its steps.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Progress {
     pub direction: Direction,
-    /// Why the instance is undone.
+    /// Why the instance is undone. A text for people, which no recording has.
+    #[serde(skip)]
     pub reason: Option<String>,
     /// In the order of the graph.
     pub steps: Vec<StepProgress>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Direction {
     Forward,
     Backward,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct StepProgress {
     pub state: StepState,
     /// The newest attempt, 0 before the first.
@@ -31,10 +35,12 @@ pub struct StepProgress {
     pub undo_attempt: u32,
     /// Whether an attempt before the newest may have had an effect.
     pub in_doubt: bool,
+    #[serde(skip)]
     pub reason: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum StepState {
     Pending,
     Sent,
@@ -59,7 +65,8 @@ pub enum State {
 }
 
 /// An event of an instance.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Event {
     Started,
     Answered(Command, Answer),
@@ -74,20 +81,22 @@ pub enum Event {
 }
 
 /// One attempt at a step, or at its compensation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Command {
     pub step: usize,
     pub is_undo: bool,
     pub attempt: u32,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Answer {
     Done,
     Rejected,
     /// The inbox of this scope has given the command up.
     Dead {
         scope: String,
+        #[serde(skip)]
         reason: String,
     },
 }

@@ -7,4 +7,5 @@ pub use crate::{
         Answer, Command, Direction, Event, Progress, Sending, State, StepProgress, StepState, Transition,
         Verdict,
     },
+    recording::{Change, Drawing},
 };

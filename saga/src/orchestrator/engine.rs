@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use oncebox_claims::failure::text;
 use oncebox_outbox::{InTransaction, Message, Outbox};
-use oncebox_schema::Transaction;
-use oncebox_schema::{Key, SchemaName};
+use oncebox_schema::{Key, Recording, SchemaName, Transaction};
 use tracing::{error, info, warn};
 
 use super::Started;
@@ -17,6 +16,7 @@ use crate::{
     error::failed,
     instance::{Instance, Registered, Waiting},
     progress::{Answer, Command, Event, State, Verdict},
+    recording,
     store::{Beginning, Found, Kept, Opening, Store},
 };
 
@@ -30,6 +30,8 @@ pub(super) struct Engine {
     pub(super) opening: Opening,
     pub(super) schema: SchemaName,
     pub(super) counters: Arc<Counters>,
+    /// Where the changes of sagas are written, if anywhere.
+    pub(super) recording: Option<Recording>,
 }
 
 /// An answer of a participant, or of its inbox.
@@ -78,11 +80,16 @@ impl Engine {
         let unusable = |problem: Unreadable| Error::Definition { key: key.clone(), problem: problem.0 };
         let process = definition.open(beginning.data).map_err(unusable)?;
         let mut instance = Instance::new(process, key.clone(), self.opening.reply_to.clone());
+        if self.opening.is_recorded {
+            instance.follow();
+        }
         instance.apply(&Event::Started, b"").map_err(unusable)?;
         let started = self.store.start(transaction, &instance, beginning).await;
         let Some(id) = started.map_err(failed("start a saga"))? else {
             return self.started_before(transaction, &instance, beginning).await;
         };
+        instance.id = id;
+        recording::changing(self.recording.as_ref(), &instance);
         if let Err(problem) = self.send(transaction, &instance.messages).await {
             if matches!(problem, Error::AlreadySent(_)) {
                 // Nothing of this start is kept, even if the caller ignores the error.
@@ -252,6 +259,7 @@ impl Engine {
         let ended: Vec<(i64, Verdict)> = advanced.iter().flat_map(|one| one.ended.clone()).collect();
         let messages: Vec<Message> =
             advanced.iter().flat_map(|one| one.instance.messages.iter().cloned()).collect();
+        advanced.iter().for_each(|one| recording::changing(self.recording.as_ref(), &one.instance));
         // Sent first, so that the caller gets its error, not those of the statements behind it.
         let advance =
             self.store.ready_to_advance(transaction).await.map_err(failed("prepare a statement"))?;
@@ -278,6 +286,7 @@ impl Engine {
         (id, key): (i64, &Key),
         problem: &Unreadable,
     ) -> Result<(), Error> {
+        recording::quarantining(self.recording.as_ref(), id);
         add(&self.counters.quarantined);
         error!(
             saga = key.as_str(),

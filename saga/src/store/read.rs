@@ -19,6 +19,8 @@ pub(crate) struct Opening {
     pub(crate) reply_to: Subject,
     /// The scope of the orchestrator, under which its sagas are stored.
     pub(crate) scope: String,
+    /// Whether a recording is made of what changes them.
+    pub(crate) is_recorded: bool,
 }
 
 impl fmt::Debug for Opening {
@@ -88,6 +90,9 @@ impl Opening {
             {
                 return Ok(Found::Unreadable(id, key, problem));
             }
+        }
+        if self.is_recorded {
+            instance.follow();
         }
         let mut waiting = Vec::new();
         for row in events {
