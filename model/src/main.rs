@@ -1,7 +1,7 @@
 //! Checks the specification, and prints how far: all of it, or the checks whose names begin with
-//! the argument. With `check-trace`, recordings of relays.
+//! the argument. With `check-trace`, recordings of relays, consumers and orchestrators.
 
-use std::{fmt::Debug, fs, hash::Hash, process::ExitCode};
+use std::{fmt::Debug, fs, hash::Hash, path::Path, process::ExitCode};
 
 use oncebox_model::{
     barrier::Barrier,
@@ -9,7 +9,7 @@ use oncebox_model::{
     outbox::{Outbox, scope},
     ring::{keys::Keys, reading::Reading},
     saga::{self, Leads},
-    trace::{self, Circumstances, Ledger, Passes},
+    trace::{self, Circumstances, Ledger, Passes, Steps, Verdict},
 };
 use stateright::{Checker as _, DiscoveryClassification, HasDiscoveries, Model};
 use tokio::time::Instant;
@@ -76,37 +76,53 @@ where
     is_right
 }
 
-/// `check-trace [--postgres-crashed] [--stream-lost] --ledger FILE FILE...`, or
-/// `check-trace --query` for the query that makes the ledger.
+/// `check-trace [--postgres-crashed] [--stream-lost] --ledger FILE FILE...` for relays,
+/// `check-trace --consumers [--keep FOLDER] --ledger FILE FILE...` for consumers and orchestrators;
+/// with `--query` the query that makes the ledger. The folder takes the smallest recordings that
+/// break a rule.
 #[expect(clippy::print_stdout, reason = "a program for people")]
 fn check_trace(mut arguments: impl Iterator<Item = String>) -> Result<bool, String> {
-    let (mut ledger, mut passes, mut of) = (None, Passes::default(), Circumstances::default());
-    let mut files = 0;
+    const USAGE: &str = "usage: check-trace [--postgres-crashed] [--stream-lost] --ledger FILE FILE... | \
+                         check-trace --consumers [--keep FOLDER] --ledger FILE FILE... | \
+                         check-trace [--consumers] --query";
+    let (mut of, mut is_of_consumers, mut keep) = (Circumstances::default(), false, None);
+    let (mut ledger, mut recordings) = (None, Vec::new());
     while let Some(argument) = arguments.next() {
         let read = |path: &str| fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
         match argument.as_str() {
             "--query" => {
-                println!("{}", trace::LEDGER);
+                println!("{}", if is_of_consumers { trace::KEYS } else { trace::LEDGER });
                 return Ok(true);
             }
+            "--consumers" => is_of_consumers = true,
+            "--keep" => keep = Some(arguments.next().ok_or(USAGE)?),
             "--postgres-crashed" => of.postgres_crashed = true,
             "--stream-lost" => of.stream_lost = true,
-            "--ledger" => {
-                let path = arguments.next().ok_or("--ledger needs a file")?;
-                let parsed =
-                    Ledger::parse(read(&path)?.lines()).map_err(|error| format!("{path}: {error}"))?;
-                ledger = Some(parsed);
-            }
-            path => {
-                passes.add(&read(path)?);
-                files += 1;
-            }
+            "--ledger" => ledger = Some(read(&arguments.next().ok_or(USAGE)?)?),
+            path => recordings.push(read(path)?),
         }
     }
-    let ledger = ledger.filter(|_| files > 0);
-    let ledger = ledger
-        .ok_or("usage: check-trace [--postgres-crashed] [--stream-lost] --ledger FILE FILE... | --query")?;
-    let verdict = trace::check(&ledger, &passes, of);
+    let ledger = ledger.filter(|_| !recordings.is_empty()).ok_or(USAGE)?;
+    let verdict = if is_of_consumers {
+        of_consumers(&ledger, &recordings, keep.as_deref())?
+    } else {
+        let mut passes = Passes::default();
+        recordings.iter().for_each(|text| passes.add(text));
+        trace::check(&Ledger::parse(ledger.lines()).map_err(|error| format!("ledger: {error}"))?, &passes, of)
+    };
     println!("{verdict}");
     Ok(verdict.is_right())
+}
+
+fn of_consumers(ledger: &str, recordings: &[String], keep: Option<&str>) -> Result<Verdict, String> {
+    let wrong = |error| format!("ledger: {error}");
+    let mut steps = Steps::default();
+    recordings.iter().for_each(|text| steps.add(text));
+    let verdict = trace::check_consumers(&trace::Keys::parse(ledger.lines()).map_err(wrong)?, &steps, &[]);
+    if let Some(folder) = keep.filter(|_| !verdict.is_right()) {
+        let lines: Vec<&str> = ledger.lines().collect();
+        let kept = trace::keep(&lines, recordings, Path::new(folder));
+        kept.map_err(|error| format!("{folder}: {error}"))?;
+    }
+    Ok(verdict)
 }

@@ -6,16 +6,32 @@
 //! the relay's own `Cursor::advance`, over rows that streams acknowledged.
 
 mod check;
+mod consumers;
+mod effects;
+mod kept;
+mod keys;
 mod ledger;
 mod line;
+mod numbered;
 mod passes;
+mod sagas;
+mod step;
 
 use std::{collections::BTreeMap, fmt};
 
-pub use self::{ledger::Ledger, passes::Passes};
+pub use self::{
+    kept::{check_kept, keep, minimised},
+    keys::Keys,
+    ledger::Ledger,
+    passes::Passes,
+    step::Steps,
+};
 
 /// The query that makes a ledger, a line for each of its rows.
 pub const LEDGER: &str = include_str!("trace/ledger.sql");
+
+/// The query that makes the ledger of consumers, a line for each of its rows.
+pub const KEYS: &str = include_str!("trace/keys.sql");
 
 /// A rule that recordings must obey.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,6 +58,28 @@ pub enum Rule {
     Order,
     /// In the end everything committed is acknowledged or set aside, and settled.
     Delivered,
+    /// A commit ends a key that its transaction, or its lease, has claimed.
+    Claimed,
+    /// A key that has ended was ended by one recorded commit, and each commit with an answer is
+    /// there.
+    Ended,
+    /// An effect belongs to the end of its key, is recorded before it is called, and happens once.
+    Effect,
+    /// Nothing is written under a lease that another owner has.
+    Fence,
+    /// A message is acknowledged behind a commit whose answer came, or when its key is known to
+    /// have ended.
+    Answered,
+    /// A copy is answered as the first one was.
+    Replayed,
+    /// A change of a saga is the one of the state machine.
+    Decided,
+    /// Each revision of a saga was written by a recorded change of the one before.
+    Revision,
+    /// A command is sent once, and a step is undone only if it was sent.
+    Undone,
+    /// Nothing changes a saga that has ended.
+    Over,
 }
 
 /// The verdict over recordings.
@@ -97,6 +135,12 @@ pub struct Circumstances {
     pub stream_lost: bool,
     /// Actions that have to occur beside the usual ones.
     pub expected: &'static [&'static str],
+}
+
+/// Checks recordings of all consumers of a database; the expected actions have to occur beside the
+/// usual ones.
+pub fn check_consumers(ledger: &Keys, steps: &Steps, expected: &[&'static str]) -> Verdict {
+    consumers::check(ledger, steps, expected)
 }
 
 /// Checks recordings of all relays of an outbox.

@@ -7,8 +7,6 @@ use crate::due::{Place, Seen};
 
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Line {
-    pub(super) run: String,
-    pub(super) line: u64,
     pub(super) pass: u64,
     #[serde(flatten)]
     pub(super) step: Step,

@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::line::{Answer, Claimed, Cursor, LaneRead, Line, Row, Step};
+use super::{
+    line::{Answer, Claimed, Cursor, LaneRead, Line, Row, Step},
+    numbered::{self, Numbered},
+};
 
 /// The passes of some relays.
 #[derive(Clone, Debug, Default)]
@@ -36,27 +39,12 @@ pub(super) struct Settling {
 impl Passes {
     /// Takes in a file; it may have several lives of a relay, each of which may end in half a line.
     pub fn add(&mut self, text: &str) {
-        // The relays of several databases in one process share a file.
-        let mut last: HashMap<String, u64> = HashMap::new();
-        let mut lines = text.lines().filter(|line| !line.is_empty()).peekable();
-        while let Some(text) = lines.next() {
-            let Ok(line) = serde_json::from_str::<Line>(text) else {
-                let next = lines.peek().map(|next| serde_json::from_str::<Line>(next));
-                if next.is_some_and(|next| !next.is_ok_and(|next| next.line == 1)) {
-                    self.mistakes.push(format!("no line of a recording: {text:.80}"));
-                }
-                continue;
-            };
-            let before = last.insert(line.run.clone(), line.line).unwrap_or(0);
-            if line.line != before + 1 {
-                self.mistakes.push(format!("run {}: line {} follows line {before}", line.run, line.line));
-            }
+        for line in numbered::read(text, &mut self.mistakes) {
             self.take(line);
         }
     }
 
-    fn take(&mut self, line: Line) {
-        let Line { run, pass, step, .. } = line;
+    fn take(&mut self, Numbered { run, rest: Line { pass, step }, .. }: Numbered<Line>) {
         if let Step::Started { outbox } = step {
             self.outboxes.insert(run, outbox);
             return;
