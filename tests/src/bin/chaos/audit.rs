@@ -66,7 +66,7 @@ impl Facts {
     }
 
     /// The keys by the orders' numbers.
-    fn orders(&self) -> HashMap<i64, &String> {
+    pub(crate) fn orders(&self) -> HashMap<i64, &String> {
         self.placed.iter().filter_map(|key| Some((Order::of(key).ok()?.order, key))).collect()
     }
 

@@ -16,6 +16,7 @@ mod audit;
 mod books;
 mod consume;
 mod copies;
+mod counted;
 mod member;
 mod order;
 mod report;

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
 use futures_util::future::try_join_all;
+use oncebox_model::trace::Rule;
 use oncebox_tests::traffic::{self, Producing};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -13,6 +14,7 @@ use crate::{
     audit::Facts,
     books,
     copies::Copier,
+    counted,
     member::{Harm, Kind, Member},
     order::{COPIED, RECEIPT, WRITTEN, message},
     report::Report,
@@ -65,8 +67,18 @@ pub(crate) async fn run(options: Options) -> Result<bool> {
     let facts = timeout(READ_MAX, read(&stage)).await.context("read what was done")??;
     stage.gateway.stop().await.context("stop the gateway")?;
     members.iter_mut().for_each(Member::note_caught);
-    if late.is_none() {
-        println!("the specification accepts {}", stage.accepted().await?);
+    let consumers = stage.of_consumers(&counted::read(&stage, &facts).await?).await?;
+    if is_sabotage {
+        let is_caught = consumers.broken.contains_key(&Rule::Ended);
+        ensure!(is_caught, "keys were forgotten, and the specification accepts it: {consumers}");
+    } else if late.is_some() {
+        match stage.of_consumers_right(&consumers) {
+            Ok(actions) => println!("the specification accepts of consumers {actions}"),
+            Err(rejected) => println!("{rejected}"),
+        }
+    } else {
+        let [relays, consumers] = stage.accepted(&consumers).await?;
+        println!("the specification accepts of relays {relays}; of consumers {consumers}");
     }
     let report = Report::new(options, started.elapsed(), copies, late, facts, &members);
     Ok(report.print())

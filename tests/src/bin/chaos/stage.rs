@@ -8,7 +8,7 @@ use async_nats::jetstream::{
     stream::{Config, Stream},
 };
 use deadpool_postgres::Pool;
-use oncebox_model::trace::Circumstances;
+use oncebox_model::trace::{Circumstances, Verdict};
 use oncebox_schema::{Lanes, SchemaName, migrate};
 use oncebox_tests::{Nats, Postgres, Program, Proxy, Recording, is_settled, pool, traffic};
 
@@ -23,6 +23,26 @@ use crate::{
 pub(crate) const DURABLES: [&str; 6] = [EACH, BATCH, "cashier", STARTING, TAKING_PART, LEADING];
 const MEMBERS: [(Kind, usize); 5] =
     [(Kind::Relay, 2), (Kind::Each, 2), (Kind::Batch, 2), (Kind::Cashier, 3), (Kind::Sagas, 2)];
+/// The actions that have to occur in recordings of consumers.
+const EXPECTED: [&str; 17] = [
+    "copies",
+    "in flight",
+    "takeovers",
+    "failures",
+    "releases",
+    "commits without an answer",
+    "rejections",
+    "deaths",
+    "terms",
+    "naks",
+    "effects",
+    "effects outside",
+    "calls of unknown outcome",
+    "results known",
+    "changes",
+    "handovers",
+    "compensations",
+];
 /// The lease of the cashiers.
 const LEASE: Duration = Duration::from_secs(1);
 const POOL_WAIT: Duration = Duration::from_secs(10);
@@ -37,6 +57,8 @@ pub(crate) struct Stage {
     pub(crate) gateway_port: u16,
     /// The passes of the relays, which the specification has to accept.
     recording: Recording,
+    /// The steps of the consumers and orchestrators.
+    consuming: Recording,
     postgres: Postgres,
     nats: Nats,
 }
@@ -59,9 +81,19 @@ impl Stage {
         let gateway_port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
         let listen = ("GATEWAY_LISTEN", format!("127.0.0.1:{gateway_port}"));
         let gateway = Program::start("gateway", &[], &[listen]).await?;
-        let (recording, members) = (Recording::new()?, Vec::new());
-        let mut stage =
-            Self { pool, stream, jetstream, members, gateway, gateway_port, recording, postgres, nats };
+        let (recording, consuming, members) = (Recording::new()?, Recording::new()?, Vec::new());
+        let mut stage = Self {
+            pool,
+            stream,
+            jetstream,
+            members,
+            gateway,
+            gateway_port,
+            recording,
+            consuming,
+            postgres,
+            nats,
+        };
         for (kind, count) in MEMBERS {
             for _ in 0..count {
                 stage.add(kind).await?;
@@ -74,8 +106,10 @@ impl Stage {
         let line = Proxy::start(([127, 0, 0, 1], self.postgres.port()).into()).await;
         let database_url = format!("postgres://postgres@127.0.0.1:{}/postgres", line.port());
         let servers = [("DATABASE_URL", database_url.clone()), ("NATS_URL", self.nats.url())];
+        let recorded = ("ONCEBOX_TRACE_FILE", self.consuming.file(self.members.len()));
         let consume = async |mode| {
-            Program::start("chaos", &["consume", mode, &database_url, &self.nats.url()], &[]).await
+            let arguments = ["consume", mode, &database_url, &self.nats.url()];
+            Program::start("chaos", &arguments, std::slice::from_ref(&recorded)).await
         };
         let program = match kind {
             Kind::Each => consume(EACH).await?,
@@ -93,6 +127,7 @@ impl Stage {
                 let cashiers = [
                     ("STREAM", STREAM.to_owned()),
                     ("SUBJECT_PREFIX", "chaos.".to_owned()),
+                    recorded,
                     ("GATEWAY", format!("127.0.0.1:{}", self.gateway_port)),
                     ("LEASE_SECONDS", LEASE.as_secs().to_string()),
                 ];
@@ -127,11 +162,23 @@ impl Stage {
         Ok(self.count(due).await? + self.count("oncebox.parked").await?)
     }
 
-    /// Holds the recordings of the relays, which have ended, to the specification; returns how
-    /// often each action occurred.
-    pub(crate) async fn accepted(self) -> Result<String> {
+    /// Holds the recordings of the relays, which have ended, to the specification, and hears its
+    /// verdict over those of the consumers; returns how often each action occurred.
+    pub(crate) async fn accepted(self, consumers: &Verdict) -> Result<[String; 2]> {
         let of = Circumstances { expected: &["takeovers"], ..Circumstances::default() };
-        self.recording.accepted(&**self.pool.get().await?, of).await
+        let relays = self.recording.accepted(&**self.pool.get().await?, of).await?;
+        Ok([relays, self.consuming.right(consumers)?])
+    }
+
+    /// The specification's verdict over the recordings of the consumers, which have ended, with the
+    /// lines of those who have counted effects.
+    pub(crate) async fn of_consumers(&self, counted: &[String]) -> Result<Verdict> {
+        self.consuming.of_consumers(&**self.pool.get().await?, counted, &EXPECTED).await
+    }
+
+    /// How often each action of the consumers occurred, or why the specification rejects them.
+    pub(crate) fn of_consumers_right(self, consumers: &Verdict) -> Result<String> {
+        self.consuming.right(consumers)
     }
 
     /// How often JetStream has delivered messages to a durable consumer.
