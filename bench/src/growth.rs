@@ -3,8 +3,9 @@
 //! One database has a week behind it: six full segments and a half, and a plain table with as many
 //! rows; another one has nothing. Producers take turns with an INSERT into the plain table, as in
 //! [`crate::enqueue`], in the large one; WAL is counted right after a checkpoint, in both. The
-//! relay drains equal backlogs from both, and carries a thousand messages a second. Then a segment is emptied, and as much of another one is
-//! deleted and vacuumed, as it would be without the ring. `turning` follows.
+//! relay drains equal backlogs from both, and carries a thousand messages a second. Then a segment
+//! is emptied, and as much of another one is deleted and vacuumed, as it would be without the ring.
+//! `turning` follows, and an inbox of so many keys.
 //!
 //! Filling takes minutes, and 1 GB of disk for a million rows, so this is measured only when it is
 //! asked for.

@@ -188,9 +188,9 @@ BEGIN
   END IF;
 END $$;
 
--- Compares a key that was found with this message: one key names one message, the newest. Older ones
--- may be kept whose key has been free again since. Of a delayed message the log has a placeholder
--- only; see 0003_delayed.sql.
+-- Compares a key that was found with this message: one key names one message, the newest. Older
+-- ones may be kept whose key has been free again since. Of a delayed message the log has a
+-- placeholder only; see 0003_delayed.sql.
 CREATE FUNCTION {schema}.check_enqueued(wanted_key text, wanted_subject text, wanted_payload bytea) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -1,5 +1,5 @@
--- A message with its headers, and its payload if asked for; also a delayed one. Of several with this
--- key the newest comes first.
+-- A message with its headers, and its payload if asked for; also a delayed one. Of several with
+-- this key the newest comes first.
 -- $1: its key; $2: whether with the payload; $3: bytes of the payload at most.
 -- Index: message_key_unique, delayed_key_unique. Locking: none.
 SELECT
