@@ -441,7 +441,9 @@ BEGIN
   SELECT m.subject, coalesce(d.payload, m.payload) AS payload INTO stored
   FROM "oncebox".message AS m
   LEFT JOIN "oncebox".delayed AS d ON m.lane = -1 AND d.id = m.id
-  WHERE m.key = wanted_key;
+  WHERE m.key = wanted_key
+  ORDER BY m.id DESC
+  LIMIT 1;
   IF NOT FOUND THEN
     RETURN false;
   END IF;

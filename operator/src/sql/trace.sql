@@ -1,9 +1,9 @@
 -- Where a message is, and those of the steps below its key.
--- $1: its key; $2: messages at most, in the order of their keys, of one key the newest first. Keys compare by their bytes and
--- hold no blanks, so keys that begin with `key:` lie between `key:` and `key;`. Settled as in
--- cursor.rs, with the rows that a drain or a reset under way has settled: in a restored lane the
--- old ids compare with the old snapshot, and rows of this cluster lie above `high`. A row of lane
--- -1 is the placeholder of a delayed message.
+-- $1: its key; $2: messages at most, in the order of their keys, of one key the newest first. Keys
+-- compare by their bytes and hold no blanks, so keys that begin with `key:` lie between `key:` and
+-- `key;`. Settled as in cursor.rs, with the rows that a drain or a reset under way has settled: in
+-- a restored lane the old ids compare with the old snapshot, and rows of this cluster lie above
+-- `high`. A row of lane -1 is the placeholder of a delayed message.
 -- Index: delayed_pkey, message_key_unique, cursor_pkey, parked_pkey, discarded_pkey, replay_pkey,
 -- parked_ordering_key, parked_dead_ordering_key; each OFFSET 0 keeps the planner from reading a
 -- whole table for a few rows. Locking: none.
