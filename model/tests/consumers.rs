@@ -259,6 +259,20 @@ fn a_rejected_recording_becomes_the_lines_of_one_key() {
     assert_eq!(check_kept(kept).expect("it was written").broken.len(), 1, "{kept}");
 }
 
+/// A key under a lease is given up twice: the first commit had no answer and no effect. As a real
+/// process recorded it. Two commits that were answered are one too many.
+#[test]
+fn a_death_whose_first_commit_was_lost_is_accepted() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/accepted/death-after-a-lost-commit.jsonl");
+    let text = fs::read_to_string(path).expect("it is text");
+    let broken = |text: &str| check_kept(text).expect("lines").broken;
+    assert!(broken(&text).is_empty(), "{:?}", broken(&text));
+    let unanswered = text.replace(r#""step":"committed""#, r#""step":"lost""#);
+    assert!(!broken(&unanswered).contains_key(&Rule::Ended), "the last one has ended it");
+    let twice = text.replace(r#""step":"lost""#, r#""step":"committed""#);
+    assert!(broken(&twice).contains_key(&Rule::Ended));
+}
+
 /// Recordings of real processes with a mistake, as `minimised` left them: `RULE-mistake.jsonl`.
 #[test]
 fn kept_recordings_are_rejected_by_the_rules_that_name_them() {

@@ -174,6 +174,23 @@ impl<'a> Replay<'a> {
         }
     }
 
+    /// The commits that may have written the row of a key. Of those that do not tell their
+    /// transaction, one that was answered goes before those that were not, and of these the last:
+    /// nobody would have claimed an ended key again.
+    fn writers(&self, commits: &[usize], key: &Key) -> Vec<usize> {
+        let mut writers = commits.to_vec();
+        writers.retain(|at| is_writer(&self.commits[*at], key));
+        if writers.len() > 1 && writers.iter().all(|at| self.commits[*at].ending.xact.is_none()) {
+            let is_answered = |at: &usize| self.commits[*at].outcome == Outcome::Committed;
+            let last = writers.iter().copied().max_by_key(|at| self.commits[*at].ending.epoch);
+            writers.retain(is_answered);
+            if writers.is_empty() {
+                writers.extend(last);
+            }
+        }
+        writers
+    }
+
     /// Each key that has ended was ended by one of these commits, and none of them is missing.
     fn ended(&mut self, ledger: &Keys) {
         let mut of_key: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
@@ -184,8 +201,7 @@ impl<'a> Replay<'a> {
         }
         for key in ledger.keys.values() {
             let commits = of_key.get(&key.key).map_or(&[][..], Vec::as_slice);
-            let writers: Vec<usize> =
-                commits.iter().copied().filter(|at| is_writer(&self.commits[*at], key)).collect();
+            let writers = self.writers(commits, key);
             let named = format!("{} of {}", key.name, key.scope);
             let [writer] = writers[..] else {
                 let broken = format!("{named}: ended by {} recorded commits", writers.len());
