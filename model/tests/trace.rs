@@ -131,3 +131,23 @@ fn a_crash_of_postgresql_may_take_back_settlements() {
         assert_eq!(verdict.is_right(), postgres_crashed, "{verdict}");
     }
 }
+
+/// Another relay has stored the first two messages, and died before it wrote their answers: the
+/// stream takes the first one for new, and knows the second one.
+#[test]
+fn of_a_message_without_an_answer_the_first_copy_is_not_known() {
+    let dead = r#"
+{"run":"z","line":1,"pass":0,"step":"started","outbox":"o"}
+{"run":"z","line":2,"pass":1,"step":"claimed","lanes":[{"lane":0,"number":0,"floor":0,"high":0,"target":null,"after":null,"reset_until":null,"snapshot":"11:13:11"}],"rows":[[0,1,""],[0,2,""],[0,4,""]]}"#;
+    let first =
+        FIRST.replace(r#"[0,1,"S",1,false],[0,2,"S",2,false]"#, r#"[0,1,"S",9,false],[0,2,"S",2,true]"#);
+    let verdict = |texts: &[&str]| {
+        let mut passes = Passes::default();
+        texts.iter().for_each(|text| passes.add(text));
+        let ledger = Ledger::parse(LEDGER.lines()).expect("it is one");
+        check(&ledger, &passes, Circumstances::default())
+    };
+    let found = verdict(&[dead, &first, SECOND]);
+    assert!(!found.broken.contains_key(&Rule::Order), "{found}");
+    assert!(verdict(&[&first, SECOND]).broken.contains_key(&Rule::Order));
+}

@@ -260,15 +260,20 @@ impl<'a> Check<'a> {
         broken
     }
 
-    /// By sequence: the first copy of each message follows those of the messages before it.
+    /// By sequence: the first copy of each message follows those of the messages before it. Of one
+    /// that a pass has read without an answer, as when its relay died, the first copy is not known.
     fn order(&mut self) {
         if self.of.stream_lost {
             return;
         }
         let mut first: BTreeMap<(&str, &str), BTreeMap<i64, u64>> = BTreeMap::new();
+        let mut unanswered: BTreeSet<i64> = BTreeSet::new();
         for (_, pass) in &self.passes {
             let replays: BTreeSet<(i16, i64)> =
                 pass.rows.iter().filter(|row| row.is('r')).map(|row| (row.0, row.1)).collect();
+            let answered: BTreeSet<i64> = pass.answers.iter().map(|answer| answer.1).collect();
+            let read = pass.rows.iter().filter(|row| !row.is('r') && !row.is('s')).map(|row| row.1);
+            unanswered.extend(read.filter(|id| !answered.contains(id)));
             for answer in pass.answers.iter().filter(|answer| !replays.contains(&(answer.0, answer.1))) {
                 let row = self.ledger.lanes.get(&answer.0).and_then(|rows| rows.rows.get(&answer.1));
                 let Some(key) = row.and_then(|row| row.ordering_key.as_deref()) else { continue };
@@ -277,10 +282,14 @@ impl<'a> Check<'a> {
             }
         }
         for ((stream, key), copies) in first {
-            let at: Vec<(&i64, &u64)> = copies.iter().collect();
-            for pair in at.windows(2).filter(|pair| pair[0].1 >= pair[1].1) {
-                self.verdict
-                    .breaks(Rule::Order, format!("{stream}, {key}: {:?} before {:?}", pair[1], pair[0]));
+            let mut latest: Option<(i64, u64)> = None;
+            for copy in copies {
+                if let Some(before) = latest.filter(|before| before.1 >= copy.1) {
+                    self.verdict.breaks(Rule::Order, format!("{stream}, {key}: {copy:?} before {before:?}"));
+                }
+                if !unanswered.contains(&copy.0) {
+                    latest = latest.filter(|before| before.1 > copy.1).or(Some(copy));
+                }
             }
         }
     }
