@@ -1,6 +1,10 @@
--- What a relay has sent by now, in no time: all that is committed is settled.
--- No parameters, no index. Locks: all rows of cursor.
+-- What a relay has sent by now, in no time: all that is committed is settled. No stream has
+-- acknowledged it: each round has a stream of its own, and the relay would call that a loss.
+-- No parameters, no index. Locks: all rows of cursor, receipt and stream.
 UPDATE {schema}.cursor SET
   high = (SELECT s.last_value FROM {schema}.message_id_seq AS s),
   snap = pg_current_snapshot(),
-  number = number + 1
+  number = number + 1,
+  acknowledged = '{}';
+DELETE FROM {schema}.receipt;
+DELETE FROM {schema}.stream
