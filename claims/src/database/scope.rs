@@ -27,7 +27,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The mode as its column has it.
+    /// The kind as its column has it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
