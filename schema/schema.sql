@@ -434,17 +434,20 @@ END $$;
 CREATE FUNCTION oncebox.check_enqueued(wanted_key text, wanted_subject text, wanted_payload bytea) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
+    AS $_$
 DECLARE
+  this_turn bigint := pg_sequence_last_value('"oncebox".turn');
   stored record;
 BEGIN
-  SELECT m.subject, coalesce(d.payload, m.payload) AS payload INTO stored
-  FROM "oncebox".message AS m
-  LEFT JOIN "oncebox".delayed AS d ON m.lane = -1 AND d.id = m.id
-  WHERE m.key = wanted_key
-  ORDER BY m.id DESC
-  LIMIT 1;
-  IF NOT FOUND THEN
+  EXECUTE format($found$
+    SELECT m.subject, m.payload FROM "oncebox".message_%s AS m WHERE m.key = $1 AND m.lane >= 0
+    UNION ALL
+    SELECT m.subject, m.payload FROM "oncebox".message_%s AS m WHERE m.key = $1 AND m.lane >= 0
+    UNION ALL
+    SELECT d.subject, d.payload FROM "oncebox".delayed AS d WHERE d.key = $1
+    LIMIT 1
+  $found$, this_turn % 8, (this_turn + 7) % 8) INTO stored USING wanted_key;
+  IF stored IS NULL THEN
     RETURN false;
   END IF;
   IF stored.subject <> wanted_subject THEN
@@ -456,7 +459,7 @@ BEGIN
       USING ERRCODE = 'OB001', HINT = 'One key names one message. A retry must send the same bytes.';
   END IF;
   RETURN true;
-END $$;
+END $_$;
 
 CREATE FUNCTION oncebox.check_headers(headers jsonb) RETURNS boolean
     LANGUAGE plpgsql IMMUTABLE STRICT

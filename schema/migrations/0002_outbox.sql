@@ -188,21 +188,23 @@ BEGIN
   END IF;
 END $$;
 
--- Compares a key that was found with this message: one key names one message, the newest. Older
--- ones may be kept whose key has been free again since. Of a delayed message the log has a
--- placeholder only; see 0003_delayed.sql.
+-- Compares a key that was found with this message: in this turn and the one before, and while it is
+-- delayed, one key names one message. Older ones may be kept whose key is free again.
 CREATE FUNCTION {schema}.check_enqueued(wanted_key text, wanted_subject text, wanted_payload bytea) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+  this_turn bigint := pg_sequence_last_value('{schema}.turn');
   stored record;
 BEGIN
-  SELECT m.subject, coalesce(d.payload, m.payload) AS payload INTO stored
-  FROM {schema}.message AS m
-  LEFT JOIN {schema}.delayed AS d ON m.lane = -1 AND d.id = m.id
-  WHERE m.key = wanted_key
-  ORDER BY m.id DESC
-  LIMIT 1;
-  IF NOT FOUND THEN
+  EXECUTE format($found$
+    SELECT m.subject, m.payload FROM {schema}.message_%s AS m WHERE m.key = $1 AND m.lane >= 0
+    UNION ALL
+    SELECT m.subject, m.payload FROM {schema}.message_%s AS m WHERE m.key = $1 AND m.lane >= 0
+    UNION ALL
+    SELECT d.subject, d.payload FROM {schema}.delayed AS d WHERE d.key = $1
+    LIMIT 1
+  $found$, this_turn % 8, (this_turn + 7) % 8) INTO stored USING wanted_key;
+  IF stored IS NULL THEN
     RETURN false;
   END IF;
   IF stored.subject <> wanted_subject THEN

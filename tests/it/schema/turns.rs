@@ -169,8 +169,8 @@ async fn the_insert_looks_into_the_turn_before() {
 
 #[tokio::test]
 async fn the_insert_looks_for_delayed_messages() {
-    let delayed = " AS d WHERE d.key = ";
-    is_needed(delayed, " AS d WHERE false AND d.key = ", 2, the_key_is_of_a_delayed_message).await;
+    let delayed = "AND NOT EXISTS (SELECT FROM \"oncebox\".delayed AS d WHERE ";
+    is_needed(delayed, &format!("{delayed}false AND "), 2, the_key_is_of_a_delayed_message).await;
 }
 
 #[tokio::test]
