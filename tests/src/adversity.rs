@@ -9,6 +9,8 @@ use tokio_postgres::{Client, Error, GenericClient, Transaction};
 use crate::{eventually::within, pool::pool};
 
 const WAIT_MAX: Duration = Duration::from_secs(30);
+/// The advisory lock of [`pause_in`].
+pub const WAITS_FOR: i64 = 7;
 
 /// Counts the messages that were parked and are stored by now, and that no cursor knows of: nobody
 /// would miss one that its stream loses.
@@ -57,6 +59,30 @@ pub async fn suspend_behind<T>(
     suspend().await?;
     transaction.commit().await?;
     Ok(enqueued)
+}
+
+/// Has a function of the schema, in PL/pgSQL, wait at its beginning until nobody else holds the
+/// advisory lock [`WAITS_FOR`].
+///
+/// # Errors
+/// PostgreSQL refuses: there is no function of that name, or more than one.
+pub async fn pause_in(client: &Client, function: &str) -> Result<(), Error> {
+    let sql = "SELECT pg_get_functiondef(('oncebox.' || $1)::regproc)";
+    let definition: String = client.query_one(sql, &[&function]).await?.get(0);
+    let pause =
+        format!("\nBEGIN\n  PERFORM pg_advisory_lock({WAITS_FOR}), pg_advisory_unlock({WAITS_FOR});\n");
+    client.batch_execute(&definition.replacen("\nBEGIN\n", &pause, 1)).await
+}
+
+/// Waits until somebody waits there.
+///
+/// # Errors
+/// Nobody does after 30 seconds, or PostgreSQL refuses.
+pub async fn await_pause(watching: &Client) -> Result<()> {
+    let waits =
+        "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = $1::bigint LIMIT 1";
+    let waits = async || Ok(watching.query_opt(waits, &[&WAITS_FOR]).await?.map(drop));
+    within("a function waits", WAIT_MAX, waits).await
 }
 
 /// Fills the server's NOTIFY queue, which all its databases share: by a listener in a database of

@@ -54,12 +54,9 @@ impl Store {
                 return Ok((Moved { next_due: next_due.map(from_seconds), ..Moved::default() }, None));
             }
         }
-        let session = self.session().await?;
-        session.begin().await?;
         let parameters: [&dyn Parameter; 4] = [&BATCH, &BATCH_BYTES, &after.not_before, &after.id];
-        let rows = session.query("move delayed messages", &self.sql.move_delayed, &parameters).await?;
+        let rows = self.ask("move delayed messages", &self.sql.move_delayed, &parameters).await?;
         let Some(row) = rows.first().filter(|row| row.get::<_, Option<i64>>("moved").is_some()) else {
-            session.rollback().await?;
             return Ok((Moved::default(), None));
         };
         let place = row
@@ -72,7 +69,6 @@ impl Store {
             more: place.is_some(),
             next_due: next.map(from_seconds),
         };
-        session.commit().await?;
         Ok((moved, place))
     }
 

@@ -156,8 +156,8 @@ impl Store {
         let names: Vec<&str> = streams.iter().map(|stream| stream.name.as_str()).collect();
         let checked: Vec<Option<SystemTime>> = streams.iter().map(|stream| stream.checked_at).collect();
         let parameters: [&dyn Parameter; 3] = [&names, &checked, &RECENT_MAX];
-        let rows = session.query("read recent receipts", &self.sql.recent_receipts, &parameters).await?;
-        session.commit().await?;
+        let rows =
+            session.query_and_commit("read recent receipts", &self.sql.recent_receipts, &parameters).await?;
         for row in &rows {
             let name: &str = row.get("stream");
             if let Some(stream) = streams.iter_mut().find(|stream| stream.name == name) {
@@ -203,29 +203,16 @@ impl Store {
         let is_noted = noted.first().is_some_and(|row| row.get(0));
         if is_noted && resends {
             let parameters: [&dyn Parameter; 2] = [&lost.lane, &lost.stream];
-            session.query("send again what was lost", &self.sql.resend_lost, &parameters).await?;
+            session.query_and_commit("send again what was lost", &self.sql.resend_lost, &parameters).await?;
+        } else {
+            session.commit().await?;
         }
-        session.commit().await?;
         Ok(is_noted)
     }
 
     /// Notes which lanes have been sent again as far as they had been; returns how many.
     pub(crate) async fn end_resends(self: &Arc<Self>) -> Result<usize, StoreError> {
         Ok(self.ask("end what was sent again", &self.sql.end_resends, &[]).await?.len())
-    }
-
-    /// One statement in a transaction of its own.
-    async fn ask(
-        self: &Arc<Self>,
-        what: &'static str,
-        sql: &str,
-        parameters: &[&(dyn Parameter + '_)],
-    ) -> Result<Vec<Row>, StoreError> {
-        let session = self.session().await?;
-        session.begin().await?;
-        let rows = session.query(what, sql, parameters).await?;
-        session.commit().await?;
-        Ok(rows)
     }
 }
 

@@ -88,16 +88,14 @@ impl Store {
     pub(crate) async fn reach(self: &Arc<Self>, interval: Duration) -> Result<Option<Vec<i16>>, StoreError> {
         let Some(session) = self.maintain().await? else { return Ok(None) };
         let rows = session.query("reach milestones", &self.sql.reach, &[&interval.as_secs_f64()]).await?;
-        session.execute("thin receipts", &self.sql.thin_receipts, &[]).await?;
-        session.commit().await?;
+        session.query_and_commit("thin receipts", &self.sql.thin_receipts, &[]).await?;
         Ok(Some(rows.iter().map(|row| row.get(0)).collect()))
     }
 
     /// Notes which segments of the log hold nothing that is due.
     pub(crate) async fn drain_segments(self: &Arc<Self>) -> Result<(), StoreError> {
         let Some(session) = self.maintain().await? else { return Ok(()) };
-        session.query("look which segments are drained", &self.sql.drain_segments, &[]).await?;
-        session.commit().await?;
+        session.query_and_commit("look which segments are drained", &self.sql.drain_segments, &[]).await?;
         self.log.note_check();
         Ok(())
     }
@@ -109,9 +107,8 @@ impl Store {
         retention: Duration,
     ) -> Result<Option<Emptied>, StoreError> {
         let Some(session) = self.maintain().await? else { return Ok(None) };
-        let rows =
-            session.query("empty a segment", &self.sql.empty_segment, &[&retention.as_secs_f64()]).await?;
-        session.commit().await?;
+        let seconds = retention.as_secs_f64();
+        let rows = session.query_and_commit("empty a segment", &self.sql.empty_segment, &[&seconds]).await?;
         Ok(rows.first().map(Emptied::new))
     }
 
@@ -121,8 +118,7 @@ impl Store {
         let Some(session) = self.maintain().await? else { return Ok(0) };
         let seconds = retention.as_secs_f64();
         let rows = session.query("delete kept messages", &self.sql.delete_kept, &[&seconds]).await?;
-        session.query("forget milestones", &self.sql.forget, &[&seconds]).await?;
-        session.commit().await?;
+        session.query_and_commit("forget milestones", &self.sql.forget, &[&seconds]).await?;
         Ok(rows.first().map_or(0, |row| row.get::<_, i64>(0).unsigned_abs()))
     }
 
@@ -136,8 +132,8 @@ impl Store {
         let Some(session) = self.maintain().await? else { return Ok(None) };
         let wait = i32::try_from(wait.as_millis()).unwrap_or(i32::MAX);
         let parameters: [&dyn Parameter; 3] = [&span.as_secs_f64(), &wait, &TRY_EVERY_SECONDS];
-        let rows = session.query("end the turn of the log", &self.sql.end_turn, &parameters).await?;
-        session.commit().await?;
+        let rows =
+            session.query_and_commit("end the turn of the log", &self.sql.end_turn, &parameters).await?;
         Ok(rows.first().and_then(|row| row.get(0)))
     }
 
@@ -153,10 +149,7 @@ impl Store {
     /// Raises them, and has the messages enqueued with such ids sent; `None` when somebody else was
     /// faster.
     pub(crate) async fn repair_ids(self: &Arc<Self>) -> Result<Option<RepairedIds>, StoreError> {
-        let session = self.session().await?;
-        session.begin().await?;
-        let rows = session.query("raise the ids of new messages", &self.sql.repair_ids, &[]).await?;
-        session.commit().await?;
+        let rows = self.ask("raise the ids of new messages", &self.sql.repair_ids, &[]).await?;
         let repaired = |row: &Row| {
             let stood_at = row.get::<_, Option<i64>>(0)?;
             Some(RepairedIds { stood_at, raised_to: row.get(1), set_aside: row.get(2) })
@@ -173,12 +166,12 @@ impl Store {
     ) -> Result<Option<Progress>, StoreError> {
         let Some(session) = self.claim_lane(lane).await? else { return Ok(None) };
         let parameters: [&dyn Parameter; 3] = [&lane, &after, &BATCH];
-        let rows = session.query("release messages", &self.sql.release_behind_dead, &parameters).await?;
+        let rows =
+            session.query_and_commit("release messages", &self.sql.release_behind_dead, &parameters).await?;
         let progress = rows.first().map(|row| Progress {
             messages: row.get::<_, i64>("released").unsigned_abs(),
             next: row.get::<_, Option<i64>>("last_id").filter(|_| row.get("is_full")),
         });
-        session.commit().await?;
         Ok(progress)
     }
 
@@ -218,13 +211,10 @@ impl Store {
         retention: Option<Duration>,
         dead_blocks: bool,
     ) -> Result<Option<String>, StoreError> {
-        let session = self.session().await?;
-        session.begin().await?;
         let retention = retention.map(|retention| retention.as_secs_f64());
         let parameters: [&dyn Parameter; 5] =
             [&id, &retention, &dead_blocks, &FORGOTTEN_SECONDS, &PRESENT_SECONDS];
-        let rows = session.query("register the relay", &self.sql.register, &parameters).await?;
-        session.commit().await?;
+        let rows = self.ask("register the relay", &self.sql.register, &parameters).await?;
         let Some(row) = rows.first() else { return Ok(None) };
         self.fleet.note_relays(usize::try_from(row.get::<_, i64>(1)).unwrap_or_default());
         Ok(Some(row.get(0)))

@@ -35,6 +35,18 @@ impl Store {
     pub(super) async fn session(self: &Arc<Self>) -> Result<Session, StoreError> {
         Ok(Session { store: Arc::clone(self), connection: Some(self.connection().await?) })
     }
+
+    /// One statement in a transaction of its own.
+    pub(super) async fn ask(
+        self: &Arc<Self>,
+        what: &'static str,
+        sql: &str,
+        parameters: &[&(dyn Parameter + '_)],
+    ) -> Result<Vec<Row>, StoreError> {
+        let session = self.session().await?;
+        session.begin().await?;
+        session.query_and_commit(what, sql, parameters).await
+    }
 }
 
 impl Session {
@@ -146,6 +158,24 @@ impl Session {
     /// Gives the connection back; no transaction is open.
     pub(super) fn give_back(mut self) {
         drop(self.connection.take());
+    }
+
+    /// The last statement of the transaction with the commit right behind it: a process that is
+    /// suspended, or cut off, between the two would hold locks that producers wait for.
+    pub(super) async fn query_and_commit(
+        self,
+        what: &'static str,
+        sql: &str,
+        parameters: &[&(dyn Parameter + '_)],
+    ) -> Result<Vec<Row>, StoreError> {
+        // First, so that the commit does not overtake a statement that is still to be prepared.
+        self.prepare(&[sql]).await?;
+        let (rows, committed) = tokio::join!(self.query(what, sql, parameters), self.send_commit());
+        // The first error says why, the other only that the transaction is aborted.
+        let rows = rows?;
+        committed?;
+        self.give_back();
+        Ok(rows)
     }
 
     /// Commits and gives the connection back. An error leaves the outcome unknown; the next claim

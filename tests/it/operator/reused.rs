@@ -1,12 +1,15 @@
 //! A key that is used again, two turns of the ring after the message that had it.
 
-use oncebox_tests::{TestEnv, eventually};
+use oncebox_tests::{
+    TestEnv,
+    adversity::{WAITS_FOR, await_pause, pause_in},
+};
 use serde_json::Value;
 use tokio_postgres::{Client, error::SqlState};
 
 use crate::relay::{
     process::{run, run_ok},
-    support::{LIMIT, connect, drain, enqueue, turn_the_ring, values_of},
+    support::{connect, drain, enqueue, turn_the_ring, values_of},
 };
 
 const FORMS: [&str; 3] = [
@@ -14,17 +17,6 @@ const FORMS: [&str; 3] = [
     "SELECT id FROM oncebox.enqueue_all(ARRAY[$1::text], ARRAY[$2::text], ARRAY[$3::bytea])",
     "SELECT oncebox.enqueue_at($1, $2, $3, now() + interval '1 hour')",
 ];
-
-/// The comparison waits for whoever holds the lock.
-const PAUSE: &str = "
-ALTER FUNCTION oncebox.check_enqueued RENAME TO check_enqueued_at_once;
-CREATE FUNCTION oncebox.check_enqueued(wanted_key text, wanted_subject text, wanted_payload bytea)
-RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-  PERFORM pg_advisory_lock(7);
-  PERFORM pg_advisory_unlock(7);
-  RETURN oncebox.check_enqueued_at_once(wanted_key, wanted_subject, wanted_payload);
-END $$";
 
 /// The ring turns. It is as full as it can be, so older messages are kept for long.
 async fn turn(client: &Client) {
@@ -66,7 +58,7 @@ async fn a_key_that_is_cancelled_meanwhile_is_free_whatever_an_older_message_say
     env.stream().await;
     let (client, other, watcher) = (env.pg().await, env.pg().await, env.pg().await);
     let mut worker = connect(&values_of(&env)).await.worker();
-    client.batch_execute(PAUSE).await.unwrap();
+    pause_in(&client, "check_enqueued").await.unwrap();
     for (n, form) in FORMS.iter().enumerate() {
         let (key, subject) = (format!("k-{n}"), env.subject("a"));
         client.query_one(FORMS[0], &[&key, &subject, &b"old".as_slice()]).await.unwrap();
@@ -75,16 +67,12 @@ async fn a_key_that_is_cancelled_meanwhile_is_free_whatever_an_older_message_say
         turn(&client).await;
         let delayed = client.query_one(FORMS[2], &[&key, &subject, &b"new".as_slice()]).await.unwrap();
         assert!(delayed.get::<_, Option<i64>>(0).is_some());
-        client.batch_execute("SELECT pg_advisory_lock(7)").await.unwrap();
+        client.query_one("SELECT pg_advisory_lock($1)", &[&WAITS_FOR]).await.unwrap();
         let retry = async { other.query_one(*form, &[&key, &subject, &b"old".as_slice()]).await };
         let cancel = async {
-            eventually("the comparison waits", LIMIT, async || {
-                let waits = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted LIMIT 1";
-                watcher.query_opt(waits, &[]).await.unwrap()
-            })
-            .await;
+            await_pause(&watcher).await.unwrap();
             client.query_one("SELECT oncebox.cancel_delayed($1)", &[&key]).await.unwrap();
-            client.batch_execute("SELECT pg_advisory_unlock(7)").await.unwrap();
+            client.query_one("SELECT pg_advisory_unlock($1)", &[&WAITS_FOR]).await.unwrap();
         };
         match tokio::join!(retry, cancel).0 {
             Ok(row) => assert!(row.get::<_, Option<i64>>(0).is_some(), "{form}: nothing was enqueued"),

@@ -164,6 +164,35 @@ async fn while_it_settles() {
     suspended_behind(lock, false, 10, "query = 'COMMIT' AND state = 'idle'").await;
 }
 
+/// A turn of the log ends, although nobody hears of it: producers wait for nothing.
+#[tokio::test]
+async fn while_it_ends_a_turn() {
+    let outbox = Outbox::new(false).await;
+    let url = outbox.server.url("postgres");
+    let (admin, producer) = (client(&url).await, client(&url).await);
+    adversity::pause_in(&admin, "end_turn").await.unwrap();
+    admin.query_one("SELECT pg_advisory_lock($1)", &[&adversity::WAITS_FOR]).await.unwrap();
+    let begun = "UPDATE oncebox.segment SET began_at = began_at - interval '1 day'";
+    admin.batch_execute(begun).await.unwrap();
+    let relay = Process::relay(&with(&outbox.values, [("retention", "1m")]));
+    adversity::await_pause(&producer).await.unwrap();
+    relay.signal("STOP").await;
+    admin.query_one("SELECT pg_advisory_unlock($1)", &[&adversity::WAITS_FOR]).await.unwrap();
+    let turn = "SELECT FROM generate_series(1, 1) WHERE pg_sequence_last_value('oncebox.turn') = 1";
+    eventually("the turn ends", GOES_ON, async || producer.query_opt(turn, &[]).await.unwrap()).await;
+    // With its snapshot, the segment of the new turn has to be committed.
+    producer.batch_execute("SET default_transaction_isolation = 'repeatable read'").await.unwrap();
+    eventually("a producer goes on", Duration::from_secs(5), async || {
+        producer.query_one("SELECT oncebox.enqueue('k', 's', 'p')", &[]).await.ok()
+    })
+    .await;
+    for signal in ["CONT", "TERM"] {
+        relay.signal(signal).await;
+    }
+    let (ended, log) = relay.ended().await;
+    assert_eq!(ended.code(), Some(0), "{log}");
+}
+
 /// It waits for acknowledgements, with its messages on their way.
 #[tokio::test]
 async fn while_it_publishes() {
