@@ -41,6 +41,11 @@ pub(crate) struct Ending<'a> {
     pub(crate) epoch: Option<i64>,
 }
 
+impl Ending<'_> {
+    /// A dead letter that ends no key: it has none, or its key has another payload.
+    pub(crate) const ASIDE: Self = Self { status: "aside", reply: None, xact: None, epoch: None };
+}
+
 impl Ended {
     pub(crate) fn of(committed: &Result<(), CommitError>) -> Self {
         match committed {

@@ -58,7 +58,8 @@ pub enum Rule {
     Order,
     /// In the end everything committed is acknowledged or set aside, and settled.
     Delivered,
-    /// A commit ends a key that its transaction, or its lease, has claimed.
+    /// A commit ends a key that its transaction, or its lease, has claimed; it sets a message aside
+    /// that has no key, or whose key has another payload.
     Claimed,
     /// A key that has ended was ended by one recorded commit, and each commit with an answer is
     /// there.

@@ -202,6 +202,14 @@ fn each_edit_of_messages_is_rejected_by_the_rule_that_it_breaks() {
     rejected(Rule::Answered, r#""message":4,"answer":"nak""#, r#""message":4,"answer":"ack""#);
     rejected(Rule::Answered, r#"2,"key":1,"how":"stored""#, r#"2,"key":1,"how":"in_flight""#);
     rejected(Rule::Answered, r#""message":1,"answer":"ack""#, r#""message":1,"answer":"term""#);
+    // A message set aside while its key is in flight, or although it has claimed that.
+    rejected(Rule::Answered, r#"5,"key":1,"how":"mismatch""#, r#"5,"key":1,"how":"in_flight""#);
+    rejected(Rule::Claimed, r#"5,"key":1,"how":"mismatch""#, r#"5,"key":1,"how":"in_flight""#);
+    rejected(
+        Rule::Answered,
+        r#""status":"dead","reply":null,"xact":13"#,
+        r#""status":"aside","reply":null,"xact":13"#,
+    );
     rejected(Rule::Replayed, r#""status":"rejected","reply":"r4"}"#, r#""status":"rejected","reply":"r5"}"#);
     rejected(
         Rule::Replayed,

@@ -82,6 +82,7 @@ mod postgres {
 mod inbox {
     pub(crate) mod support; // the handler and the table that the inbox tests share
     mod message; // one message: claim, replay, failures, and what crashes leave behind
+    mod recorded; // recordings of messages that are given up
     mod pipeline; // messages one after another over one connection
     mod batch; // many messages in one transaction
     mod batch_faults; // batches whose transaction is lost

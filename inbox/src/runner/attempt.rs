@@ -47,7 +47,7 @@ impl Write {
     pub(super) fn ending(&self, claimed: Option<TransactionId>) -> Option<Ending<'_>> {
         let (status, reply) = match self {
             Self::Nothing => return None,
-            Self::Complete if claimed.is_none() => ("aside", None),
+            Self::Complete if claimed.is_none() => return Some(Ending::ASIDE),
             Self::Complete => (Status::Completed.as_str(), None),
             Self::Settled(status, reply) => (status.as_str(), reply.as_deref()),
         };

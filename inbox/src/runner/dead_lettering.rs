@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     Error, Inbox, Received, Verdict,
-    recording::{self, Ended},
+    recording::{Ended, Ending},
 };
 
 impl<D: Driver> Inbox<D> {
@@ -92,7 +92,7 @@ impl<D: Driver> Inbox<D> {
         reason: String,
     ) -> Result<Verdict<R>, Error> {
         let scope = &self.shared.settings.scope;
-        let mut xact = None;
+        let mut ending = Ending::ASIDE;
         if let Some(identity) = identity {
             let dead = Settlement { status: Status::Dead, outcome: Some(reason.as_bytes()) };
             let next = Next { identity, message_id: received.id(), expect: Expect::Either };
@@ -100,16 +100,18 @@ impl<D: Driver> Inbox<D> {
             self.shared.record_claim(received, identity, claim.as_ref());
             let known = match claim {
                 Some(Claim::Won(id)) => {
-                    xact = Some(id);
+                    ending = Ending { status: Status::Dead.as_str(), xact: Some(id), ..ending };
                     None
                 }
-                Some(Claim::InFlight) | None => Some(Verdict::InFlight),
+                Some(Claim::InFlight) | None => {
+                    Some(Uncommitted { verdict: Verdict::InFlight, write: Write::Nothing })
+                }
                 Some(Claim::Stored(stored)) => {
-                    Some(self.replay(transaction, identity, received, stored).await?.verdict)
+                    Some(self.replay(transaction, identity, received, stored).await?)
                 }
             };
-            if let Some(verdict) = known {
-                self.commit(transaction, Some(identity), received, None).await?;
+            if let Some(Uncommitted { verdict, write }) = known {
+                self.commit(transaction, Some(identity), received, write.ending(None)).await?;
                 self.count(&verdict, received, identity);
                 return Ok(verdict);
             }
@@ -119,26 +121,30 @@ impl<D: Driver> Inbox<D> {
         let key = identity.map(|identity| identity.key.as_str());
         let tenant = identity.map_or("", |identity| identity.tenant.as_str());
         self.records.record_dead_letter(transaction, scope, (tenant, key), received, &reason).await?;
-        self.commit(transaction, identity, received, xact).await?;
+        self.commit(transaction, identity, received, Some(ending)).await?;
         add(&self.shared.counters.dead);
         warn!(scope, key, subject = received.subject(), "dead letter: {reason}");
         Ok(Verdict::Dead { reason })
     }
 
-    /// Commits a dead letter, and the end of its key if this transaction has claimed it.
+    /// Commits a dead letter, and the end of its key if this transaction has claimed it; nothing
+    /// ends where another one has the key.
     async fn commit(
         &self,
         transaction: &mut D::Transaction,
         identity: Option<&Identity>,
         received: &Received,
-        claimed: Option<TransactionId>,
+        ending: Option<Ending<'_>>,
     ) -> Result<(), Error> {
-        let status = if claimed.is_some() { Status::Dead.as_str() } else { "aside" };
-        let ending = recording::Ending { status, reply: None, xact: claimed, epoch: None };
-        self.shared.record_ending(received, identity, ending);
+        let is_recorded = ending.is_some();
+        if let Some(ending) = ending {
+            self.shared.record_ending(received, identity, ending);
+        }
         let committed = self.database.commit(transaction).await;
-        let ended = if committed.is_ok() { Ended::Committed } else { Ended::Lost };
-        self.shared.record_ended(received, identity, ended);
+        if is_recorded {
+            let ended = if committed.is_ok() { Ended::Committed } else { Ended::Lost };
+            self.shared.record_ended(received, identity, ended);
+        }
         committed.map_err(failed_through::<D>("commit a dead letter"))
     }
 
@@ -162,7 +168,7 @@ impl<D: Driver> Inbox<D> {
         let mut transaction = self.database.begin().await?;
         let writing = async {
             self.records.record_dead_letter(&mut transaction, scope, ("", None), received, &reason).await?;
-            self.commit(&mut transaction, None, received, None).await
+            self.commit(&mut transaction, None, received, Some(Ending::ASIDE)).await
         };
         self.database.answered("record a dead letter", writing).await.flatten()?;
         D::release(transaction).await;
@@ -186,7 +192,7 @@ impl<D: Driver> Inbox<D> {
                 None => self.record_mismatch(&mut transaction, identity, received).await?,
             };
             if !matches!(write, Write::Nothing) {
-                self.commit(&mut transaction, Some(identity), received, None).await?;
+                self.commit(&mut transaction, Some(identity), received, write.ending(None)).await?;
             }
             Ok(verdict)
         };

@@ -41,8 +41,8 @@ struct Replay<'a> {
     commits: Vec<Commit<'a>>,
     /// The owners of each key under a lease, by epoch.
     owners: BTreeMap<i64, BTreeMap<i64, Run<'a>>>,
-    /// The claim that each message has, and its open commit.
-    won: HashMap<(Run<'a>, Of), &'a Claimed>,
+    /// The last claim of each message, and its open commit.
+    claims: HashMap<(Run<'a>, Of), &'a Claimed>,
     open: HashMap<(Run<'a>, Of), usize>,
     proofs: HashMap<(Run<'a>, Option<u64>), Proof>,
     verdict: Verdict,
@@ -86,14 +86,13 @@ impl<'a> Replay<'a> {
 
     fn claimed(&mut self, run: Run<'a>, claimed: &'a Claimed, ledger: &Keys) {
         let Claimed { of, how, .. } = claimed;
-        self.won.remove(&(run, *of));
+        self.claims.insert((run, *of), claimed);
         self.open.remove(&(run, *of));
         let Some(key) = of.key else { return };
         match how {
             How::Won => {
                 self.verdict.saw("claims", 1);
                 self.verdict.saw("takeovers", usize::from(claimed.taken_over));
-                self.won.insert((run, *of), claimed);
                 if let Some(epoch) = claimed.epoch
                     && let Some(other) = self.owners.entry(key).or_default().insert(epoch, run)
                 {
@@ -125,15 +124,24 @@ impl<'a> Replay<'a> {
 
     fn committing(&mut self, run: Run<'a>, ending: &'a Ending) {
         let at = (run, ending.of);
-        let is_claimed = self.won.get(&at).is_some_and(|won| match ending.epoch {
-            Some(epoch) => won.epoch == Some(epoch),
-            None => won.xact.is_some() && won.xact == ending.xact,
-        });
-        if ending.status != Status::Aside && !is_claimed {
+        if !self.may_end(at, ending) {
             self.verdict.breaks(Rule::Claimed, format!("{run} ends {:?} without a claim", ending.of));
         }
         self.open.insert(at, self.commits.len());
         self.commits.push(Commit { run, ending, outcome: Outcome::Unknown });
+    }
+
+    /// Whether the last claim of a message allows it to end so. A message is set aside only if it
+    /// has no key, or if its key has another payload.
+    fn may_end(&self, at: (Run<'a>, Of), ending: &Ending) -> bool {
+        let claim = self.claims.get(&at);
+        if ending.status == Status::Aside {
+            return ending.of.key.is_none() || claim.is_some_and(|claim| claim.how == How::Mismatch);
+        }
+        claim.filter(|claim| claim.how == How::Won).is_some_and(|won| match ending.epoch {
+            Some(epoch) => won.epoch == Some(epoch),
+            None => won.xact.is_some() && won.xact == ending.xact,
+        })
     }
 
     fn answered(&mut self, run: Run<'a>, of: Of, outcome: Outcome, name: &'static str) {
@@ -143,7 +151,7 @@ impl<'a> Replay<'a> {
             return;
         };
         self.commits[at].outcome = outcome;
-        if outcome == Outcome::Committed {
+        if outcome == Outcome::Committed && self.may_end((run, of), self.commits[at].ending) {
             let proof = self.proofs.entry((run, of.message)).or_default();
             match self.commits[at].ending.status {
                 Status::Completed | Status::Rejected => proof.is_done = true,

@@ -79,7 +79,7 @@ pub(super) enum Status {
     Completed,
     Rejected,
     Dead,
-    /// A dead letter that ends no key.
+    /// A dead letter that ends no key: it has none, or its key has another payload.
     Aside,
 }
 

@@ -215,7 +215,9 @@ mod tests {
         places.doubt_stream_of("orders.placed");
         assert!(!places.are_in_doubt(), "nobody would check it");
         places.are_checked();
+        let before = places.doubted();
         places.doubt_stream_of("orders.placed");
+        places.trust_since(&before, "hub.ORDERS");
         assert_eq!(places.in_doubt("orders.placed").as_deref(), Some("ORDERS"));
         assert_eq!(places.in_doubt("orders.paid"), None, "nothing shows that it is of that stream");
         places.doubt("hub.ORDERS", vec!["orders.>".to_owned(), "local.>".to_owned()]);

@@ -2,24 +2,20 @@
 //! read in which snapshot, the answers of streams, and how it moved the cursors. It has ids, and
 //! neither keys nor payloads.
 //!
-//! A worker writes each line before it makes the step, and waits for it: a killed relay leaves no
-//! settlement that the recording does not know. A queue beside the workers would lose its end with
-//! the process. Lines are numbered, and the next one after those that could not be written shows
-//! the gap, so the checker refuses the recording.
+//! A worker writes each line before it makes the step, and waits for it. A queue beside the workers
+//! would lose its end with the process.
 
 use std::{
-    fs::{File, OpenOptions},
-    hash::{BuildHasher as _, Hasher as _, RandomState},
-    io::{self, Write as _},
+    io,
     path::Path,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
 
+use oncebox_schema::Recording;
 use serde_json::{Value, json};
-use tracing::warn;
 
 use crate::{
     delivery::{cursor::Settlement, message::Message, outcome::Outcome},
@@ -28,47 +24,31 @@ use crate::{
 
 /// Where a relay writes its passes. Clones write into the same file.
 #[derive(Clone, Debug)]
-pub(crate) struct TraceFile(Arc<Recorder>);
-
-#[derive(Debug)]
-struct Recorder {
-    /// This life of a relay: a file may have several.
-    run: String,
-    passes: AtomicU64,
-    file: Mutex<Lines>,
-}
-
-#[derive(Debug)]
-struct Lines {
-    file: File,
-    number: u64,
-    is_failing: bool,
+pub(crate) struct TraceFile {
+    recording: Recording,
+    /// The number of the last pass.
+    passes: Arc<AtomicU64>,
 }
 
 impl TraceFile {
     /// Opens the file, behind the lives that it has already.
     pub(crate) fn open(path: &Path, outbox: &str) -> io::Result<Self> {
-        let mut file = OpenOptions::new().create(true).append(true).open(path)?;
-        // A killed relay may have left half a line.
-        file.write_all(b"\n")?;
-        let run = format!("{:016x}", RandomState::new().build_hasher().finish());
-        let file = Mutex::new(Lines { file, number: 0, is_failing: false });
-        let trace = Self(Arc::new(Recorder { run, passes: AtomicU64::new(0), file }));
-        trace.write(0, "started", json!({ "outbox": outbox }));
-        Ok(trace)
+        let recording = Recording::open(path, json!({ "pass": 0, "outbox": outbox }))?;
+        Ok(Self { recording, passes: Arc::default() })
     }
 
     /// The messages that a pass has read; returns the number of the pass.
     pub(crate) fn claimed(&self, claims: &[Claim], messages: &[Message]) -> u64 {
-        let pass = self.0.passes.fetch_add(1, Relaxed) + 1;
+        let pass = self.passes.fetch_add(1, Relaxed) + 1;
         let lanes: Vec<Value> = claims.iter().map(claimed).collect();
-        self.write(pass, "claimed", json!({ "lanes": lanes, "rows": rows(messages) }));
+        self.recording.write("claimed", json!({ "pass": pass, "lanes": lanes, "rows": rows(messages) }));
         pass
     }
 
     /// The messages that have come into the lanes of a pass since.
     pub(crate) fn read_on(&self, pass: u64, messages: &[Message], snapshot: &str) {
-        self.write(pass, "read_on", json!({ "snapshot": snapshot, "rows": rows(messages) }));
+        self.recording
+            .write("read_on", json!({ "pass": pass, "snapshot": snapshot, "rows": rows(messages) }));
     }
 
     /// The answers to the messages of a round.
@@ -78,7 +58,7 @@ impl TraceFile {
             Some(json!([message.lane, message.id, &**stream, sequence, duplicate]))
         });
         let answers: Vec<Value> = answers.collect();
-        self.write(pass, "acknowledged", json!({ "answers": answers }));
+        self.recording.write("acknowledged", json!({ "pass": pass, "answers": answers }));
     }
 
     /// The settlement that a pass is about to commit.
@@ -93,28 +73,13 @@ impl TraceFile {
             settlements.iter().map(|(lane, settlement)| moved(*lane, settlement)).collect();
         let reads: Vec<Value> = reads.iter().map(|of| json!([of.lane, of.done, of.is_full])).collect();
         let parked: Vec<Value> = parked.map(|message| json!([message.lane, message.id])).collect();
-        self.write(pass, "settling", json!({ "lanes": lanes, "reads": reads, "parked": parked }));
+        self.recording
+            .write("settling", json!({ "pass": pass, "lanes": lanes, "reads": reads, "parked": parked }));
     }
 
     /// PostgreSQL has answered the commit of a pass.
     pub(crate) fn settled(&self, pass: u64) {
-        self.write(pass, "settled", json!({}));
-    }
-
-    fn write(&self, pass: u64, step: &str, mut line: Value) {
-        let mut lines = self.0.file.lock().unwrap_or_else(PoisonError::into_inner);
-        lines.number += 1;
-        line["run"] = self.0.run.as_str().into();
-        line["line"] = lines.number.into();
-        line["pass"] = pass.into();
-        line["step"] = step.into();
-        let written = lines.file.write_all(format!("{line}\n").as_bytes());
-        if let Err(error) = &written
-            && !lines.is_failing
-        {
-            warn!(%error, "the trace file takes no more: the checker will refuse it");
-        }
-        lines.is_failing = written.is_err();
+        self.recording.write("settled", json!({ "pass": pass }));
     }
 }
 

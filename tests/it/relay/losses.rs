@@ -8,7 +8,7 @@ mod late;
 mod slow;
 mod two_streams;
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, ops::Range, time::Duration};
 
 use async_nats::jetstream::{
     self,
@@ -85,15 +85,21 @@ async fn number(client: &Client, sql: &str) -> i64 {
 
 /// Some messages survive in the copy of the store, the others are lost with it.
 async fn lose(env: &TestEnv, broker: &mut Broker, survive: i32, lost: i32) -> Vec<String> {
+    lose_of(env, broker, [("a", 0..survive, 7), ("b", 0..lost, 7)]).await
+}
+
+/// As `lose`: prefixes, numbers and how many ordering keys.
+async fn lose_of(env: &TestEnv, broker: &mut Broker, of: [(&str, Range<i32>, i32); 2]) -> Vec<String> {
+    let [survive, lost] = of;
     let subject = "orders.placed";
     fresh_stream(&broker.nats.url(), stream_config("ORDERS", "orders.>")).await;
     let client = env.pg().await;
     let mut worker = connect(&broker.values).await.worker();
-    let mut expected = enqueue(&client, subject, "a", 0..survive, 7).await;
+    let mut expected = enqueue(&client, subject, survive.0, survive.1, survive.2).await;
     drain(&mut worker).await;
     broker.nats.back_up().await.unwrap();
     let mut worker = connect(&broker.values).await.worker();
-    expected.extend(enqueue(&client, subject, "b", 0..lost, 7).await);
+    expected.extend(enqueue(&client, subject, lost.0, lost.1, lost.2).await);
     drain(&mut worker).await;
     assert_eq!(count(&broker.stream("ORDERS").await).await, expected.len());
     // Relays read the new segment alone by now.
