@@ -136,11 +136,6 @@ impl Inbox {
                 batch.end(number, Ok(Verdict::Behind));
                 continue;
             }
-            // A message that was delivered before is run by itself: it may have ended a process.
-            if received.delivery_count() > 1 && !deliveries.is_empty() {
-                batch.waiting.push_front(number);
-                break;
-            }
             match self.identify(received) {
                 Ok(identity) => {
                     numbers.push(number);
@@ -150,9 +145,6 @@ impl Inbox {
                     let result = Box::pin(self.dead_letter(None, received, reason, None)).await;
                     batch.end(number, result);
                 }
-            }
-            if received.delivery_count() > 1 {
-                break;
             }
         }
         (numbers, deliveries)
@@ -167,7 +159,7 @@ impl Inbox {
         deliveries: &[Delivery<&'a Received>],
         parts: Vec<Part<H::Reply>>,
     ) {
-        let mut again = Vec::new();
+        let (mut again, mut ended) = (Vec::new(), Vec::new());
         for ((&number, delivery), part) in numbers.iter().zip(deliveries).zip(parts) {
             let result = match part {
                 Part::NotRun => {
@@ -176,6 +168,7 @@ impl Inbox {
                 }
                 Part::Verdict(verdict, _) => {
                     self.count(&verdict, delivery.received, &delivery.identity);
+                    ended.extend(delivery.received.begun.is_set().then_some(&delivery.identity));
                     Ok(verdict)
                 }
                 Part::ByItself
@@ -189,6 +182,7 @@ impl Inbox {
             };
             batch.end(number, result);
         }
+        Box::pin(self.forget_attempts_of_all_ended(ended)).await;
         for number in again.into_iter().rev() {
             batch.waiting.push_front(number);
         }
