@@ -17,6 +17,9 @@
 //! A handler that takes sets gets the messages of a round together first, behind one savepoint: see
 //! `together.rs`. Where that fails, the round goes on as for any other handler.
 //!
+//! Messages that were delivered before are recorded first, all in one transaction. One of which an
+//! earlier run left no trace has no part in the round: see `redelivery.rs`.
+//!
 //! All keys are claimed before the first handler runs, and try-locks are never waited for, so
 //! batches with the same keys cannot block each other. Rows that handlers lock are another matter:
 //! they stay locked until the round ends, and two rounds that want each other's are a deadlock.
