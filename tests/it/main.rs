@@ -87,6 +87,7 @@ mod inbox {
     mod batch; // many messages in one transaction
     mod batch_faults; // batches whose transaction is lost
     mod sets; // the messages of a batch taken together
+    mod redelivered; // batches of messages that were delivered before
     pub(crate) mod consumer; // the consumer runtime on a real stream
     mod large; // large payloads: whole, or later
     mod shutdown; // a consumer that is told to end finishes, or gives back, what it has been given

@@ -13,13 +13,14 @@ use oncebox_claims::{
     failure::bounded,
     identity::Identity,
 };
-use oncebox_schema::{Driver, SchemaName, Value};
+use oncebox_schema::{Columns, Driver, SchemaName, Statement, Value};
 
 use super::{Records, bigint, copy_name, name_values, subject};
 use crate::{Error, Received};
 
 /// The reason of an attempt that did not live to tell it.
 const LEFT_NO_TRACE: &str = "the attempt left no trace: did it end the process?";
+const BEGIN: &str = "record that a run begins";
 const FORGET: &str = "forget failed attempts";
 
 /// The statements, as this schema has them.
@@ -53,6 +54,10 @@ pub(crate) struct PastAttempts {
 }
 
 impl PastAttempts {
+    fn of(row: &Columns) -> Self {
+        Self { failures: row.number(0).unwrap_or(0), untraced: row.number(1).unwrap_or(0) }
+    }
+
     /// How many attempts there were. The first run without a trace had others beside it, so it
     /// proves nothing.
     pub(crate) fn attempts(self) -> u64 {
@@ -81,27 +86,51 @@ impl<D: Driver> Records<D> {
         received: &Received,
         permitted: bool,
     ) -> Result<Option<PastAttempts>, Error> {
+        let texts = (copy_name(received), subject(received));
+        let values = self.begin_values(scope, (identity, received), &texts, permitted);
+        let row = self.database.alone(BEGIN, &self.attempts.begin, &values).await?;
+        Ok(row.as_ref().map(PastAttempts::of))
+    }
+
+    /// As [`Records::begin_run`] for each of these messages, none of which is permitted, in one
+    /// transaction.
+    pub(crate) async fn begin_runs(
+        &self,
+        scope: &str,
+        messages: &[(&Identity, &Received)],
+    ) -> Result<Vec<Option<PastAttempts>>, Error> {
+        let texts = messages.iter().map(|(_, received)| (copy_name(received), subject(received)));
+        let texts: Vec<_> = texts.collect();
+        let with_texts = messages.iter().zip(&texts);
+        let values: Vec<_> =
+            with_texts.map(|(message, texts)| self.begin_values(scope, *message, texts, false)).collect();
+        let rows = self.together(BEGIN, &self.attempts.begin, &values).await?;
+        Ok(rows.iter().map(|row| row.as_ref().map(PastAttempts::of)).collect())
+    }
+
+    fn begin_values<'a>(
+        &self,
+        scope: &'a str,
+        (identity, received): (&'a Identity, &'a Received),
+        (copy, subject): &'a (String, String),
+        permitted: bool,
+    ) -> [Value<'a>; 12] {
         let [scope, tenant, key] = name_values(scope, identity);
-        let (copy, origin, subject) = (copy_name(received), received.origin(), subject(received));
-        let values = [
+        let origin = received.origin();
+        [
             Value::Integer(Some(identity.lock)),
             scope,
             tenant,
             key,
-            Value::Text(Some(&copy)),
+            Value::Text(Some(copy)),
             Value::Integer(Some(i64::from(permitted))),
             Value::Integer(Some(i64::from(received.begun.is_set()))),
             Value::Float(self.database.retention_seconds()),
             Value::Text(origin.map(|origin| origin.stream.as_str())),
             Value::Integer(origin.map(|origin| bigint(origin.sequence))),
-            Value::Text(Some(&subject)),
+            Value::Text(Some(subject)),
             Value::Text(Some(LEFT_NO_TRACE)),
-        ];
-        let row = self.database.alone("record that a run begins", &self.attempts.begin, &values).await?;
-        Ok(row.map(|row| PastAttempts {
-            failures: row.number(0).unwrap_or(0),
-            untraced: row.number(1).unwrap_or(0),
-        }))
+        ]
     }
 
     /// Records that an attempt has failed; how many have, this one included.
@@ -149,6 +178,33 @@ impl<D: Driver> Records<D> {
     pub(crate) async fn forget_if_ended(&self, scope: &str, identity: &Identity) -> Result<(), Error> {
         let values = name_values(scope, identity);
         self.database.alone(FORGET, &self.attempts.forget_ended, &values).await.map(drop)
+    }
+
+    /// As [`Records::forget_if_ended`] for each of these keys, in one transaction.
+    pub(crate) async fn forget_all_ended(&self, scope: &str, keys: &[&Identity]) -> Result<(), Error> {
+        let values: Vec<_> = keys.iter().map(|identity| name_values(scope, identity)).collect();
+        self.together(FORGET, &self.attempts.forget_ended, &values).await.map(drop)
+    }
+
+    /// Sends a statement once with each of these values, in a transaction of its own.
+    async fn together<const N: usize>(
+        &self,
+        what: &'static str,
+        sql: &str,
+        values: &[[Value<'_>; N]],
+    ) -> Result<Vec<Option<Columns>>, Error> {
+        let statements: Vec<_> = values.iter().map(|values| Statement::Query(sql, values)).collect();
+        let mut transaction = self.database.begin().await?;
+        let writing = async {
+            let answers = self.database.send(&mut transaction, &statements).await;
+            let rows =
+                answers.into_iter().collect::<Result<Vec<_>, _>>().map_err(failed_through::<D>(what))?;
+            self.database.commit(&mut transaction).await.map_err(failed_through::<D>(what))?;
+            Ok(rows)
+        };
+        let rows = self.database.answered(what, writing).await.flatten()?;
+        D::release(transaction).await;
+        Ok(rows)
     }
 
     /// Deletes a bounded number of rows of messages that have ended.

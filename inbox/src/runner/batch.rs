@@ -17,6 +17,9 @@
 //! A handler that takes sets gets the messages of a round together first, behind one savepoint: see
 //! `together.rs`. Where that fails, the round goes on as for any other handler.
 //!
+//! Messages that were delivered before are recorded first, all in one transaction. One of which an
+//! earlier run left no trace has no part in the round: see `redelivery.rs`.
+//!
 //! All keys are claimed before the first handler runs, and try-locks are never waited for, so
 //! batches with the same keys cannot block each other. Rows that handlers lock are another matter:
 //! they stay locked until the round ends, and two rounds that want each other's are a deadlock.
@@ -136,11 +139,6 @@ impl Inbox {
                 batch.end(number, Ok(Verdict::Behind));
                 continue;
             }
-            // A message that was delivered before is run by itself: it may have ended a process.
-            if received.delivery_count() > 1 && !deliveries.is_empty() {
-                batch.waiting.push_front(number);
-                break;
-            }
             match self.identify(received) {
                 Ok(identity) => {
                     numbers.push(number);
@@ -150,9 +148,6 @@ impl Inbox {
                     let result = Box::pin(self.dead_letter(None, received, reason, None)).await;
                     batch.end(number, result);
                 }
-            }
-            if received.delivery_count() > 1 {
-                break;
             }
         }
         (numbers, deliveries)
@@ -167,7 +162,7 @@ impl Inbox {
         deliveries: &[Delivery<&'a Received>],
         parts: Vec<Part<H::Reply>>,
     ) {
-        let mut again = Vec::new();
+        let (mut again, mut ended) = (Vec::new(), Vec::new());
         for ((&number, delivery), part) in numbers.iter().zip(deliveries).zip(parts) {
             let result = match part {
                 Part::NotRun => {
@@ -176,6 +171,7 @@ impl Inbox {
                 }
                 Part::Verdict(verdict, _) => {
                     self.count(&verdict, delivery.received, &delivery.identity);
+                    ended.extend(delivery.received.begun.is_set().then_some(&delivery.identity));
                     Ok(verdict)
                 }
                 Part::ByItself
@@ -189,6 +185,7 @@ impl Inbox {
             };
             batch.end(number, result);
         }
+        Box::pin(self.forget_attempts_of_all_ended(ended)).await;
         for number in again.into_iter().rev() {
             batch.waiting.push_front(number);
         }

@@ -70,6 +70,37 @@ impl<D: Driver> Inbox<D> {
         }
     }
 
+    /// Records that runs of these messages begin, as far as they were delivered before. Returns for
+    /// each message whether it has to run by itself: a run of it left no trace, or it has no
+    /// attempt left.
+    pub(super) async fn begin_together(
+        &self,
+        deliveries: &[Delivery<&Received, D>],
+    ) -> Result<Vec<bool>, Error> {
+        let places = 0..deliveries.len();
+        let mut again: Vec<usize> =
+            places.filter(|place| deliveries[*place].received.delivery_count() > 1).collect();
+        let mut by_itself = vec![false; deliveries.len()];
+        if again.is_empty() {
+            return Ok(by_itself);
+        }
+        // Transactions that lock rows of the same keys do it in the same order.
+        again.sort_unstable_by_key(|place| deliveries[*place].identity.lock);
+        let message = |place: &usize| (&deliveries[*place].identity, deliveries[*place].received);
+        let messages: Vec<_> = again.iter().map(message).collect();
+        let begun = self.records.begin_runs(self.scope(), &messages).await?;
+        for (place, past) in again.into_iter().zip(begun) {
+            // The key has ended, or is in flight: the claim will tell which.
+            let Some(past) = past else { continue };
+            if past.untraced == 0 {
+                deliveries[place].received.begun.set(true);
+            }
+            by_itself[place] =
+                past.untraced > 0 || past.attempts() >= self.shared.settings.retries.attempts_max;
+        }
+        Ok(by_itself)
+    }
+
     /// Prepares a message that cannot be run at once: it was delivered before, and is recorded
     /// first, or it will never be run.
     pub(super) async fn prepare_refused<H: Handler<D>, T: Deref<Target = Received>>(
@@ -121,7 +152,20 @@ impl<D: Driver> Inbox<D> {
     /// Forgets the attempts at a message that was delivered before, if it has ended. If this fails,
     /// the sweep does it: a message whose key has ended does not count as failing.
     pub(crate) async fn forget_attempts_of_ended(&self, identity: &Identity) {
-        if let Err(error) = self.records.forget_if_ended(self.scope(), identity).await {
+        self.tell_forgotten(self.records.forget_if_ended(self.scope(), identity).await);
+    }
+
+    /// As [`Inbox::forget_attempts_of_ended`] for many keys.
+    pub(super) async fn forget_attempts_of_all_ended(&self, mut keys: Vec<&Identity>) {
+        if keys.is_empty() {
+            return;
+        }
+        keys.sort_unstable_by_key(|identity| identity.lock);
+        self.tell_forgotten(self.records.forget_all_ended(self.scope(), &keys).await);
+    }
+
+    fn tell_forgotten(&self, forgotten: Result<(), Error>) {
+        if let Err(error) = forgotten {
             debug!(
                 scope = self.scope(),
                 error = text(&error),

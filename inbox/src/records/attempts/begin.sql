@@ -9,8 +9,8 @@
 -- key has ended or another transaction works on it (the claim that follows finds out which), or
 -- when $6 is 0 and a run has left no trace. `open` is the number of runs that left no trace.
 -- Index: inbox_attempt_pkey, inbox_pkey. Locking: the key's advisory lock, tried without waiting,
--- until this statement's own transaction ends; so only the process that works on the key changes
--- the row.
+-- until the transaction ends, which has only statements like this one; so only the process that
+-- works on the key changes the row.
 WITH before AS MATERIALIZED (
   SELECT begun
   FROM {schema}.inbox_attempt

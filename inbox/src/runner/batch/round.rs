@@ -41,7 +41,8 @@ pub(super) enum Part<R> {
     NotRun,
     /// Its verdict, from its own run or from an earlier copy.
     Verdict(Verdict<R>, Write),
-    /// Its key is stored, but older than its retention: to be run by itself.
+    /// To be run by itself: its key is stored but older than its retention, or an earlier run of it
+    /// left no trace, or it has no attempt left.
     ByItself,
     /// The message failed and was rolled back.
     Failed(Failure),

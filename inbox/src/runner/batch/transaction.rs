@@ -17,7 +17,7 @@ use tracing::warn;
 
 use super::round::{Lost, Part, Round, Savepoint};
 use crate::{
-    Handler, Inbox, Received, Verdict,
+    Error, Handler, Inbox, Received, Verdict,
     runner::{
         attempt::{Uncommitted, Write},
         delivery::Delivery,
@@ -38,10 +38,11 @@ impl Inbox {
         handler: &H,
         deliveries: &[Delivery<&Received>],
     ) -> Result<Vec<Part<H::Reply>>, Lost> {
+        let by_itself = Box::pin(self.begin_together(deliveries)).await.map_err(|error| Lost::new(&error))?;
         let asked = Instant::now();
         Box::pin(self.register(Mode::Transaction)).await.map_err(|error| Lost::new(&error))?;
         let mut transaction = self.database.begin().await.map_err(|error| Lost::new(&error))?;
-        let parts = self.run_round(&mut transaction, handler, deliveries, asked).await;
+        let parts = self.run_round(&mut transaction, handler, deliveries, &by_itself, asked).await;
         match &parts {
             Ok(_) => transaction.release(),
             Err(Lost { session: Some(session), .. }) => {
@@ -69,35 +70,23 @@ impl Inbox {
         transaction: &mut Transaction,
         handler: &H,
         deliveries: &[Delivery<&Received>],
+        by_itself: &[bool],
         asked: Instant,
     ) -> Result<Vec<Part<H::Reply>>, Lost> {
         let end = Instant::now() + ROUND_LONG;
         let leaders = leaders(deliveries);
-        let wanted: Vec<Wanted<'_>> = wanted(deliveries, &leaders);
-        let within = self.database.limits().handler_timeout + ROUND_LONG + MARGIN;
-        let claims = self.claims.claim_all(transaction, &self.shared.settings.scope, &wanted, within);
-        let (session, mut claims): (Session, HashMap<usize, Claim>) = {
-            let claims = self.database.answered("claim a batch", Box::pin(claims)).await.flatten();
-            let (session, claims) = claims.map_err(|error| Lost::new(&error))?;
-            self.shared.counters.claims.claim_time.observe(asked, claims.len());
-            let places = (0..deliveries.len()).filter(|index| leaders[*index] == *index);
-            (session, places.zip(claims).collect())
-        };
+        let claimed = self.claim_round(transaction, deliveries, (&leaders, by_itself)).await;
+        let (session, claims) = claimed.map_err(|error| Lost::new(&error))?;
+        self.shared.counters.claims.claim_time.observe(asked, claims.len());
         let won: Vec<bool> =
             (0..deliveries.len()).map(|index| matches!(claims.get(&index), Some(Claim::Won(_)))).collect();
-        for (index, delivery) in deliveries.iter().enumerate() {
-            let claim = claims.get(&leaders[index]);
-            // A copy of a message that is won here has no claim yet: the next round makes it.
-            if won[index] || !matches!(claim, Some(Claim::Won(_))) {
-                self.shared.record_claim(delivery.received, &delivery.identity, claim);
-            }
-        }
+        let part = |by_itself: &bool| if *by_itself { Part::ByItself } else { Part::NotRun };
         let mut round = Round {
             inbox: self,
             transaction,
             handler,
             deliveries,
-            parts: deliveries.iter().map(|_| Part::NotRun).collect(),
+            parts: by_itself.iter().map(part).collect(),
             savepoint: Savepoint::None,
             claimed: session.transaction(),
             session: Some(session),
@@ -113,7 +102,7 @@ impl Inbox {
             if round.is_ended(index) || round.is_held_up(index) {
                 continue;
             }
-            match &mut claims.get_mut(&leaders[index]) {
+            match claims.get(&leaders[index]) {
                 Some(Claim::Won(_)) if leaders[index] == index => round.run(index).await?,
                 // A duplicate of a message of this round: the next round answers it from the
                 // committed outcome.
@@ -135,6 +124,34 @@ impl Inbox {
         }
         round.commit(&won).await
     }
+
+    /// Claims the keys of a round, each for the first message that has it, unless that one is to
+    /// run by itself. The claims are named by the places of these messages.
+    async fn claim_round(
+        &self,
+        transaction: &mut Transaction,
+        deliveries: &[Delivery<&Received>],
+        (leaders, by_itself): (&[usize], &[bool]),
+    ) -> Result<(Session, HashMap<usize, Claim>), Error> {
+        let places = 0..deliveries.len();
+        let places: Vec<usize> =
+            places.filter(|place| leaders[*place] == *place && !by_itself[*place]).collect();
+        let wanted = |place: &usize| (&deliveries[*place].identity, deliveries[*place].received.id());
+        let wanted: Vec<Wanted<'_>> = places.iter().map(wanted).collect();
+        let within = self.database.limits().handler_timeout + ROUND_LONG + MARGIN;
+        let claims = self.claims.claim_all(transaction, &self.shared.settings.scope, &wanted, within);
+        let claims = self.database.answered("claim a batch", Box::pin(claims)).await.flatten();
+        let (session, claims) = claims?;
+        let claims: HashMap<usize, Claim> = places.into_iter().zip(claims).collect();
+        for (index, delivery) in deliveries.iter().enumerate() {
+            let Some(claim) = claims.get(&leaders[index]) else { continue };
+            // A copy of a message that is won here has no claim yet: the next round makes it.
+            if leaders[index] == index || !matches!(claim, Claim::Won(_)) {
+                self.shared.record_claim(delivery.received, &delivery.identity, Some(claim));
+            }
+        }
+        Ok((session, claims))
+    }
 }
 
 /// Finds for each message the first message with the same tenant and key.
@@ -143,11 +160,6 @@ fn leaders(deliveries: &[Delivery<&Received>]) -> Vec<usize> {
     let name = |identity: &Identity| (identity.tenant.clone(), identity.key.as_str().to_owned());
     let places = deliveries.iter().enumerate();
     places.map(|(index, delivery)| *first.entry(name(&delivery.identity)).or_insert(index)).collect()
-}
-
-fn wanted<'a>(deliveries: &'a [Delivery<&Received>], leaders: &[usize]) -> Vec<Wanted<'a>> {
-    let firsts = deliveries.iter().enumerate().filter(|(index, _)| leaders[*index] == *index);
-    firsts.map(|(_, delivery)| (&delivery.identity, delivery.received.id())).collect()
 }
 
 /// The messages whose keys were won and that nothing is in the way of, by their places.
