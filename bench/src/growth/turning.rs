@@ -6,16 +6,15 @@ use anyhow::Context as _;
 use tokio::{
     process::Command,
     task::JoinSet,
-    time::{Instant, MissedTickBehavior, interval, sleep},
+    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 
-use super::settle;
 use crate::{
     config::Config,
     enqueue::{Producers, Way},
     report::Report,
-    servers::Servers,
+    servers::{Servers, Session},
     statistics::{median, percentile},
     workers::Side as _,
 };
@@ -23,7 +22,7 @@ use crate::{
 /// Together they send a thousand messages a second.
 const WORKERS: usize = 8;
 const EVERY: Duration = Duration::from_millis(8);
-const TURN: Duration = Duration::from_millis(500);
+const TURN: Duration = Duration::from_secs(1);
 /// Messages of a turn, for the size.
 const MESSAGES: i64 = 20_000;
 /// Once round the ring, and once more.
@@ -31,12 +30,11 @@ const RING: usize = 8;
 const ROUNDS: usize = 3;
 
 /// What goes on beside producers.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Beside {
-    Nothing,
-    Turns,
-    /// Turns, a transaction that holds an old snapshot, and `pg_dump` again and again.
-    Readers,
+#[derive(Clone, Copy)]
+struct Beside {
+    turns: bool,
+    /// A transaction that holds an old snapshot, and `pg_dump` again and again.
+    readers: bool,
 }
 
 pub(super) async fn measure(
@@ -45,23 +43,24 @@ pub(super) async fn measure(
     database: &str,
     report: &mut Report,
 ) -> anyhow::Result<()> {
+    // What was measured before has left work for autovacuum.
+    servers.session(database).await?.batch_execute("VACUUM").await?;
+    servers.session(database).await?.batch_execute("CHECKPOINT").await?;
     let (mut turns, mut readers, mut longest) = (Vec::new(), Vec::new(), Vec::new());
     let mut turned = 0;
     for _ in 0..config.rounds {
-        let (alone, _) = latencies(servers, config, database, Beside::Nothing).await?;
-        let (while_turning, number) = latencies(servers, config, database, Beside::Turns).await?;
-        let (beside_readers, of_these) = latencies(servers, config, database, Beside::Readers).await?;
-        let p99 = |sorted: &[f64]| percentile(sorted, 99);
-        tracing::info!(
-            "growth: p99 {:.2} ms, {:.2} while the ring turns {number} times, {:.2} with readers and {of_these} turns",
-            p99(&alone),
-            p99(&while_turning),
-            p99(&beside_readers)
-        );
-        turns.push(p99(&while_turning) / p99(&alone));
-        readers.push(p99(&beside_readers) / p99(&alone));
-        longest.push(percentile(&while_turning, 100).max(percentile(&beside_readers, 100)));
-        turned += number + of_these;
+        for (beside_readers, ratios) in [(false, &mut turns), (true, &mut readers)] {
+            let beside = |turns| Beside { turns, readers: beside_readers };
+            let (still, _) = latencies(servers, config, database, beside(false)).await?;
+            let (turning, number) = latencies(servers, config, database, beside(true)).await?;
+            let [still, p99] = [still, turning.clone()].map(|sorted| percentile(&sorted, 99));
+            tracing::info!(
+                "growth: p99 {still:.2} ms, {p99:.2} while the ring turns {number} times, readers: {beside_readers}"
+            );
+            ratios.push(p99 / still);
+            longest.push(percentile(&turning, 100));
+            turned += number;
+        }
     }
     report.add("growth_turn_p99_ratio", median(turns), format!("{turned} turns, one each {TURN:?}"));
     report.add("growth_readers_p99_ratio", median(readers), "pg_dump, and an old snapshot".to_owned());
@@ -96,22 +95,16 @@ async fn latencies(
         });
     }
     let until = Instant::now() + config.duration;
-    let turned = match beside {
-        Beside::Nothing => {
-            sleep(config.duration).await;
-            0
-        }
-        Beside::Turns => turn_until(servers, database, until).await?,
-        Beside::Readers => {
-            let reader = servers.session(database).await?;
-            let old = servers.schema.sql("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM {schema}.lane");
-            reader.batch_execute(&old).await?;
-            let (dumped, turned) =
-                tokio::join!(dump_until(servers, database, until), turn_until(servers, database, until));
-            dumped?;
-            turned?
-        }
-    };
+    let reader = servers.session(database).await?;
+    if beside.readers {
+        let old = servers.schema.sql("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM {schema}.lane");
+        reader.batch_execute(&old).await?;
+    }
+    let dumping = async { if beside.readers { dump_until(servers, database, until).await } else { Ok(()) } };
+    let turning = async { if beside.turns { turn_until(servers, database, until).await } else { Ok(0) } };
+    let (dumped, turned, ()) = tokio::join!(dumping, turning, sleep_until(until));
+    dumped?;
+    let turned = turned?;
     stop.cancel();
     let mut took = Vec::new();
     while let Some(ended) = working.join_next().await {
@@ -123,29 +116,26 @@ async fn latencies(
 
 /// Ends turns and empties segments, as maintenance does; returns how many turns ended.
 async fn turn_until(servers: &Servers, database: &str, until: Instant) -> anyhow::Result<usize> {
+    let session = servers.session(database).await?;
     let mut turned = 0;
     while Instant::now() < until {
         sleep(TURN).await;
-        settle(servers, database).await?;
-        turned += usize::from(turn(servers, database).await?);
+        turned += usize::from(turn(servers, &session).await?);
     }
     Ok(turned)
 }
 
-/// Whether the turn ended.
-async fn turn(servers: &Servers, database: &str) -> anyhow::Result<bool> {
-    let mut session = servers.session(database).await?;
-    let mut has_ended = false;
+/// Settles what is in the log and turns the ring: each step in one round trip with its commit, which
+/// waits for no disk, as a relay does it. Whether the turn ended.
+async fn turn(servers: &Servers, session: &Session) -> anyhow::Result<bool> {
+    let number = servers.schema.sql("SELECT pg_sequence_last_value('{schema}.turn')");
+    let before: i64 = session.query_one(&number, &[]).await?.get(0);
+    session.batch_execute(&servers.schema.sql(include_str!("../sql/settle_by_hand.sql"))).await?;
     for step in ["drain_segments()", "empty_segment(0)", "end_turn(0, 50, 0)"] {
-        let transaction = session.transaction().await?;
-        let maintenance = servers.schema.sql("SELECT FROM {schema}.maintenance FOR UPDATE");
-        transaction.execute(&maintenance, &[]).await?;
-        let step = servers.schema.sql(&format!("SELECT * FROM {{schema}}.{step}"));
-        let rows = transaction.query(&step, &[]).await?;
-        has_ended = step.contains("end_turn") && rows[0].get::<_, Option<&str>>(0).is_none();
-        transaction.commit().await?;
+        let sql = include_str!("../sql/maintain.sql").replace("{step}", step);
+        session.batch_execute(&servers.schema.sql(&sql)).await?;
     }
-    Ok(has_ended)
+    Ok(session.query_one(&number, &[]).await?.get::<_, i64>(0) > before)
 }
 
 /// Dumps the database again and again.
@@ -157,7 +147,7 @@ async fn dump_until(servers: &Servers, database: &str, until: Instant) -> anyhow
         let mut running = dump.spawn().context("start pg_dump")?;
         tokio::select! {
             ended = running.wait() => anyhow::ensure!(ended?.success(), "pg_dump failed"),
-            () = tokio::time::sleep_until(until) => {}
+            () = sleep_until(until) => {}
         }
     }
     Ok(())
@@ -174,8 +164,7 @@ async fn size(servers: &Servers, report: &mut Report) -> anyhow::Result<()> {
             for first in (1..=MESSAGES).step_by(10_000) {
                 session.execute(&fill, &[&first, &(first + 9_999), &None::<i64>, &256]).await?;
             }
-            settle(servers, &database).await?;
-            anyhow::ensure!(turn(servers, &database).await?, "the turn did not end");
+            anyhow::ensure!(turn(servers, &session).await?, "the turn did not end");
         }
         let bytes = "SELECT pg_database_size(current_database())::float8";
         sizes.push(session.query_one(bytes, &[]).await?.get::<_, f64>(0));
