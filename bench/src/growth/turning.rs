@@ -125,8 +125,8 @@ async fn turn_until(servers: &Servers, database: &str, until: Instant) -> anyhow
     Ok(turned)
 }
 
-/// Settles what is in the log and turns the ring: each step in one round trip with its commit, which
-/// waits for no disk, as a relay does it. Whether the turn ended.
+/// Settles what is in the log and turns the ring: each step in one round trip with its commit,
+/// which waits for no disk, as a relay does it. Whether the turn ended.
 async fn turn(servers: &Servers, session: &Session) -> anyhow::Result<bool> {
     let number = servers.schema.sql("SELECT pg_sequence_last_value('{schema}.turn')");
     let before: i64 = session.query_one(&number, &[]).await?.get(0);
