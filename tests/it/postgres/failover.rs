@@ -5,7 +5,9 @@ use oncebox_schema::{Lanes, SchemaName, migrate};
 use oncebox_tests::{Postgres, Proxy, Stop, TestEnv, eventually};
 use tokio_postgres::{Client, NoTls};
 
-use crate::relay::support::{LIMIT, Running, assert_delivered, await_messages, enqueue, stored, values};
+use crate::relay::support::{
+    LIMIT, Running, assert_delivered, await_messages, connect, drain, enqueue, stored, turn_the_ring, values,
+};
 
 async fn client(env: &TestEnv, postgres: &Postgres) -> Client {
     let (client, connection) = tokio_postgres::connect(&postgres.url("postgres"), NoTls).await.unwrap();
@@ -56,6 +58,48 @@ async fn the_relay_follows_a_promoted_standby() {
     .await;
     assert_delivered(&stored(&stream).await, &keys);
     relay.stop().await;
+}
+
+/// A reader of a standby holds all segments. The ring of the primary turns, the standby falls behind
+/// and ends the reader, and has all in the end.
+#[tokio::test]
+async fn a_snapshot_that_a_standby_holds_stops_no_turn() {
+    let env = TestEnv::new().await;
+    let stream = env.stream().await;
+    let primary = Postgres::start().await.unwrap();
+    let mut admin = client(&env, &primary).await;
+    migrate(&mut admin, &SchemaName::default(), Lanes::default()).await.unwrap();
+    let standby = primary.start_standby().await.unwrap();
+    let setting = client(&env, &standby).await;
+    for sql in ["max_standby_streaming_delay = '1s'", "hot_standby_feedback = on"] {
+        setting.batch_execute(&format!("ALTER SYSTEM SET {sql}")).await.unwrap();
+    }
+    setting.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    let mut worker = connect(&values(&primary.url("postgres"), env.nats_url())).await.worker();
+    admin.batch_execute("SET statement_timeout = '5s'").await.unwrap();
+    let mut keys = enqueue(&admin, &env.subject("a"), "before-", 0..20, 5).await;
+    let logged = "SELECT count(*) FROM oncebox.message";
+    let reader = client(&env, &standby).await;
+    reader.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ").await.unwrap();
+    reader.query_one(logged, &[]).await.unwrap();
+    let mut emptied = 0;
+    for n in 0..20 {
+        keys.extend(enqueue(&admin, &env.subject("a"), &format!("{n}-"), 0..20, 5).await);
+        drain(&mut worker).await;
+        turn_the_ring(&admin).await;
+        let rows = admin.query("SELECT FROM oncebox.empty_segment(0)", &[]).await.unwrap();
+        emptied += rows.len();
+    }
+    assert!(emptied > 16, "{emptied} segments were emptied, twice round the ring");
+    assert_eq!(assert_delivered(&stored(&stream).await, &keys), 0);
+    let expected: i64 = admin.query_one(logged, &[]).await.unwrap().get(0);
+    eventually("the standby has the log of the primary", LIMIT, async || {
+        let count = client(&env, &standby).await.query_one(logged, &[]).await.ok()?;
+        (count.get::<_, i64>(0) == expected).then_some(())
+    })
+    .await;
+    let held = reader.query_one(logged, &[]).await;
+    assert!(held.is_err(), "PostgreSQL ends a reader in the way of the standby");
 }
 
 #[tokio::test]
