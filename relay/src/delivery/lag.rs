@@ -12,7 +12,7 @@ pub(crate) struct LaneLag {
 }
 
 /// Messages set aside.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct ParkedCount {
     pub(crate) parked: i64,
     pub(crate) dead: i64,
@@ -22,6 +22,8 @@ pub(crate) struct ParkedCount {
     pub(crate) losses: i64,
     /// Pauses and throttles of operators.
     pub(crate) pauses: i64,
+    /// For how long the turn of the log should have ended.
+    pub(crate) turn_late_seconds: f64,
 }
 
 /// How many delayed messages there are.

@@ -47,6 +47,7 @@ impl Store {
             replays: row.get("replays"),
             losses: row.get("losses"),
             pauses: row.get("pauses"),
+            turn_late_seconds: row.get("turn_late_seconds"),
         });
         let delayed = delayed.first().map(delayed_count).unwrap_or_default();
         let sagas = sagas

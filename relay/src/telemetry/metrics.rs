@@ -55,6 +55,7 @@ pub(crate) struct Metrics {
     replay_messages: Gauge,
     delayed_messages: Gauge,
     delayed_late: Seconds,
+    turn_late: Seconds,
     sagas: Family<SagaLabels, Gauge>,
     saga_oldest: Family<SagaLabels, Seconds>,
     finished_sagas: Family<SagaLabels, Gauge>,
@@ -110,6 +111,7 @@ impl Metrics {
             replay_messages: Gauge::default(),
             delayed_messages: Gauge::default(),
             delayed_late: Seconds::default(),
+            turn_late: Seconds::default(),
             sagas: Family::default(),
             saga_oldest: Family::default(),
             finished_sagas: Family::default(),
@@ -215,6 +217,12 @@ impl Metrics {
             Unit::Seconds,
             self.delayed_late.clone(),
         );
+        all.register_with_unit(
+            "turn_late",
+            "For how long the turn of the log should have ended; until it does, the log grows",
+            Unit::Seconds,
+            self.turn_late.clone(),
+        );
         all.register(
             "sagas",
             "Sagas that have not finished, those of each version of a definition counted to 10000",
@@ -264,6 +272,7 @@ impl Metrics {
         self.pauses.set(parked.pauses);
         self.delayed_messages.set(delayed.messages);
         self.delayed_late.set(delayed.late_seconds);
+        self.turn_late.set(parked.turn_late_seconds);
         // A state in which no saga is any more has no series, until one is again.
         self.sagas.clear();
         self.saga_oldest.clear();

@@ -199,6 +199,35 @@ async fn a_running_relay_prunes_beside_publishing() {
     assert!(!log.contains("WARN"), "{log}");
 }
 
+/// A turn of a minute's retention takes ten seconds. It cannot end while a transaction that has
+/// enqueued is open.
+#[tokio::test]
+async fn a_turn_that_cannot_end_is_measured() {
+    const LATE: &str = "oncebox_turn_late_seconds";
+    let env = TestEnv::new().await;
+    env.stream().await;
+    let (client, mut other) = (env.pg().await, env.pg().await);
+    let changes = [("retention", "1m"), ("http-listen", "127.0.0.1:0")];
+    let open = other.transaction().await.unwrap();
+    enqueue(&open, &env.subject("a"), "m-", 0..1, 0).await;
+    let begun = "UPDATE oncebox.segment SET began_at = began_at - interval '1 hour'";
+    client.batch_execute(begun).await.unwrap();
+    let relay = Process::relay(&with(&values_of(&env), changes));
+    let late = async |is_late: bool| {
+        eventually(LATE, LIMIT, async || {
+            let seconds = relay.metric(LATE).await;
+            (if is_late { (3_590.0..3_650.0).contains(&seconds) } else { seconds == 0.0 }).then_some(())
+        })
+        .await;
+    };
+    late(true).await;
+    open.commit().await.unwrap();
+    late(false).await;
+    relay.signal("TERM").await;
+    let (status, log) = relay.ended().await;
+    assert_eq!(status.code(), Some(0), "{log}");
+}
+
 #[tokio::test]
 async fn a_relay_that_skips_dead_messages_finds_what_waits_behind_them() {
     let env = TestEnv::new().await;
