@@ -210,7 +210,7 @@ async fn a_turn_that_cannot_end_is_measured() {
     let changes = [("retention", "1m"), ("http-listen", "127.0.0.1:0")];
     let open = other.transaction().await.unwrap();
     enqueue(&open, &env.subject("a"), "m-", 0..1, 0).await;
-    let begun = "UPDATE oncebox.segment SET began_at = began_at - interval '1 hour'";
+    let begun = "UPDATE oncebox.segment SET began_at = clock_timestamp() - interval '1 hour'";
     client.batch_execute(begun).await.unwrap();
     let relay = Process::relay(&with(&values_of(&env), changes));
     let late = async |is_late: bool| {
