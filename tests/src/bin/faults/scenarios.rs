@@ -219,6 +219,8 @@ async fn consumer_killed(stage: &mut Stage<'_>) -> Result<String> {
 
 /// Suspended for so long that PostgreSQL cuts it off, and another relay takes its lanes over.
 async fn relay_hanging(stage: &mut Stage<'_>) -> Result<String> {
+    // Only from one that has settled can the recording tell that another has taken over.
+    stage.some("a settled lane", "SELECT count(*) FROM oncebox.cursor WHERE number > 1").await?;
     stage.mid_batch().await?;
     // Its messages are held up, so it does wait for NATS; and arrive when it is suspended, so it
     // never learns.
