@@ -1,4 +1,4 @@
-//! Growth: what a log of `ROWS` messages costs producers, the relay and retention.
+//! Growth: the price of a log of `ROWS` messages for producers, the relay and retention.
 //!
 //! One database has a week behind it: six full segments and a half, and a plain table with as many
 //! rows; another one has nothing. Producers take turns with an INSERT into the plain table, as in
@@ -33,8 +33,8 @@ use crate::{
 const SEGMENTS: usize = 6;
 /// Messages from one checkpoint to the next: the default five minutes, at a thousand a second.
 const WAL_MESSAGES: usize = 300_000;
-/// The shortest of its kind, for small histories.
-const WAL_PART: usize = 10;
+/// With small histories, one message for so many rows.
+const ROWS_A_WAL_MESSAGE: usize = 10;
 
 /// Rows that come in the order of their keys leave as much room in the index as rows at random.
 const SPARSE: &str = "ALTER INDEX plain_key_key SET (fillfactor = 70)";
@@ -44,7 +44,7 @@ pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Rep
     let empty = servers.migrated().await?;
     tracing::info!("growth: fill {} rows", config.rows);
     let large = history(servers, config.rows).await?;
-    let counted = WAL_MESSAGES.min(config.rows / WAL_PART);
+    let counted = WAL_MESSAGES.min(config.rows / ROWS_A_WAL_MESSAGE);
     let (mut ratios, mut wal, mut drains) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..config.rounds {
         let of_empty = wal_per_message(servers, &empty, counted).await?;
@@ -103,7 +103,7 @@ async fn producers(
     let sent = Arc::new(AtomicU64::new(0));
     let plain = Arc::new(Producers::connect(servers, database, Way::Insert, Arc::clone(&sent)).await?);
     let enqueue = Arc::new(Producers::connect(servers, database, Way::Enqueue, sent).await?);
-    // The first time reads what lies on disk since the tables were filled.
+    // The first time fills the caches from disk.
     alternate(config.duration / 2, PRODUCERS, &plain, &enqueue).await?;
     alternate(config.duration / 2, PRODUCERS, &plain, &enqueue).await
 }

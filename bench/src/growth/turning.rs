@@ -22,6 +22,7 @@ use crate::{
 /// Together they send a thousand messages a second.
 const WORKERS: usize = 8;
 const EVERY: Duration = Duration::from_millis(8);
+/// From one turn to the next: 28 hours by default.
 const TURN: Duration = Duration::from_secs(1);
 /// Messages of a turn, for the size.
 const MESSAGES: i64 = 20_000;
@@ -29,7 +30,7 @@ const MESSAGES: i64 = 20_000;
 const RING: usize = 8;
 const ROUNDS: usize = 3;
 
-/// What goes on beside producers.
+/// Others at work beside producers.
 #[derive(Clone, Copy)]
 struct Beside {
     turns: bool,
@@ -43,7 +44,7 @@ pub(super) async fn measure(
     database: &str,
     report: &mut Report,
 ) -> anyhow::Result<()> {
-    // What was measured before has left work for autovacuum.
+    // Earlier measurements have left work for autovacuum.
     servers.session(database).await?.batch_execute("VACUUM").await?;
     servers.session(database).await?.batch_execute("CHECKPOINT").await?;
     let (mut turns, mut readers, mut longest) = (Vec::new(), Vec::new(), Vec::new());
@@ -125,7 +126,7 @@ async fn turn_until(servers: &Servers, database: &str, until: Instant) -> anyhow
     Ok(turned)
 }
 
-/// Settles what is in the log and turns the ring: each step in one round trip with its commit,
+/// Settles the log and turns the ring: each step in one round trip with its commit,
 /// which waits for no disk, as a relay does it. Whether the turn ended.
 async fn turn(servers: &Servers, session: &Session) -> anyhow::Result<bool> {
     let number = servers.schema.sql("SELECT pg_sequence_last_value('{schema}.turn')");

@@ -76,8 +76,25 @@ async fn a_key_that_is_cancelled_meanwhile_is_free_whatever_an_older_message_say
         };
         match tokio::join!(retry, cancel).0 {
             Ok(row) => assert!(row.get::<_, Option<i64>>(0).is_some(), "{form}: nothing was enqueued"),
-            Err(error) => assert_eq!(error.code(), Some(&SqlState::T_R_SERIALIZATION_FAILURE), "{form}"),
+            Err(error) => {
+                assert!(form.contains("enqueue_all"), "{form}: {error:?}");
+                assert_eq!(error.code(), Some(&SqlState::T_R_SERIALIZATION_FAILURE));
+            }
         }
+    }
+}
+
+/// The comparison costs more than the INSERT.
+#[tokio::test]
+async fn a_new_message_is_compared_with_none_in_any_form() {
+    let env = TestEnv::new().await;
+    let (client, other) = (env.pg().await, env.pg().await);
+    pause_in(&client, "check_enqueued").await.unwrap();
+    client.query_one("SELECT pg_advisory_lock($1)", &[&WAITS_FOR]).await.unwrap();
+    other.batch_execute("SET lock_timeout = '5s'").await.unwrap();
+    for (n, form) in FORMS.iter().enumerate() {
+        let id = other.query_one(*form, &[&format!("k-{n}"), &"s", &b"p".as_slice()]).await;
+        assert!(id.expect(form).get::<_, Option<i64>>(0).is_some(), "{form}");
     }
 }
 
