@@ -29,8 +29,8 @@ pub enum Mutant {
     EmptiesSegmentBefore,
     /// Retention empties a segment that is not drained.
     EmptiesLive,
-    /// Retention keeps no copy of a parked message.
-    ParkedIsNotKept,
+    /// A parked row does not carry its message.
+    ParkedCarriesNothing,
     /// A segment is drained by cursors that somebody moves back meanwhile.
     DrainsByOldCursor,
     /// A resend moves a cursor back, and leaves segments drained.

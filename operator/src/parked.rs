@@ -190,9 +190,7 @@ impl Operator {
                 execute(&transaction, "retry messages", &sql.retry, &parameters[..4]).await?
             }
             ParkedAction::GiveUp(_) => {
-                let done = execute(&transaction, "give messages up", &sql.give_up, &parameters).await?;
-                execute(&transaction, "release messages", &sql.follow, &[&lane, &ids]).await?;
-                done
+                execute(&transaction, "give messages up", &sql.give_up, &parameters).await?
             }
         };
         query(&transaction, "wake the relays", &sql.wake, &[&schema.as_str()]).await?;

@@ -10,8 +10,8 @@ use super::{Operator, execute, failed, query};
 impl Operator {
     /// Empties the segments of the log that were drained longer ago than `retention`, as the relays
     /// do; returns about how many messages went. A dry run only counts them. Messages that are
-    /// parked, dead, to be replayed or delayed stay, and so do the segments of this turn and of the
-    /// one before.
+    /// parked, dead, to be replayed or delayed are not lost by it, since they lie elsewhere too. The
+    /// segments of this turn and of the one before stay.
     ///
     /// # Errors
     /// PostgreSQL refused or went away: whole segments are done, and the same call goes on with the
@@ -24,27 +24,35 @@ impl Operator {
             return Ok(rows.first().map_or(0, |row| row.get::<_, i64>(0).unsigned_abs()));
         }
         let mut messages = 0;
-        while let Some(emptied) = self.empty_segment(retention).await? {
+        loop {
+            while self.find_unsent(retention).await? {}
+            let Some(emptied) = self.empty_segment(retention).await? else { break };
             messages += emptied.messages;
         }
-        Ok(messages + self.delete_kept(retention).await?)
+        while self.forget_emptied().await? {}
+        Ok(messages)
     }
 
-    /// Deletes what was kept of segments that were emptied, if nobody needs it any more.
-    async fn delete_kept(&mut self, retention: Duration) -> Result<u64, RelayError> {
-        let sql = self.sql.clone();
-        let mut messages = 0;
-        loop {
-            let transaction = self.begin().await?;
-            query(&transaction, "lock the maintenance", &sql.lock_maintenance, &[]).await?;
-            let parameters: [&dyn Parameter; 1] = [&retention.as_secs_f64()];
-            let rows = query(&transaction, "delete kept messages", &sql.delete_kept, &parameters).await?;
-            transaction.commit().await.map_err(failed("commit"))?;
-            match rows.first().map_or(0, |row| row.get::<_, i64>(0).unsigned_abs()) {
-                0 => return Ok(messages),
-                deleted => messages += deleted,
-            }
-        }
+    /// Whether there is more to look at.
+    async fn find_unsent(&mut self, retention: Duration) -> Result<bool, RelayError> {
+        let (sql, schema) = (self.sql.clone(), self.schema.clone());
+        let transaction = self.begin().await?;
+        query(&transaction, "lock the maintenance", &sql.lock_maintenance, &[]).await?;
+        let looked = facts::find_unsent(&transaction, &schema, retention).await;
+        let looked = looked.map_err(failed("look for messages never sent"))?;
+        transaction.commit().await.map_err(failed("commit"))?;
+        Ok(looked.is_some())
+    }
+
+    /// Whether there is more to forget.
+    async fn forget_emptied(&mut self) -> Result<bool, RelayError> {
+        let (sql, schema) = (self.sql.clone(), self.schema.clone());
+        let transaction = self.begin().await?;
+        query(&transaction, "lock the maintenance", &sql.lock_maintenance, &[]).await?;
+        let more = facts::forget_emptied(&transaction, &schema).await;
+        let more = more.map_err(failed("forget emptied messages"))?;
+        transaction.commit().await.map_err(failed("commit"))?;
+        Ok(more)
     }
 
     async fn empty_segment(&mut self, retention: Duration) -> Result<Option<Emptied>, RelayError> {

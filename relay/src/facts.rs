@@ -12,7 +12,7 @@ pub use crate::{
     postgres::{
         integrity::{Explained, Fault, faults},
         lag::{delayed_count, inbox_status},
-        retention::{Emptied, LowIds, empty_segment},
+        retention::{Emptied, Looked, LowIds, empty_segment, find_unsent, forget_emptied},
     },
 };
 
@@ -27,7 +27,7 @@ pub fn remedy(cause: &str) -> Option<&'static str> {
 
 /// Statements that relays and commands both run; each file says its parameters and its rows.
 pub mod sql {
-    /// How far each lane is behind; `{log}` is the table of the log to look into, `message` for all
+    /// How far each lane is behind; `{log}` is the table of the log to look into, `log` for all
     /// of its segments.
     pub const LAG: &str = include_str!("postgres/sql/lag.sql");
     /// How many messages are set aside.

@@ -27,17 +27,6 @@ COMMENT ON TABLE {schema}.message_0 IS 'A segment of the message log. Private: a
 -- The late rows of a lane, found by transaction; id last, so that the index skips newer rows.
 CREATE INDEX message_0_lane_xact_id ON {schema}.message_0 (lane, xact, id);
 
--- Messages of segments that were emptied: those set aside, and placeholders of delayed ones. Two
--- may have one key, long after one another.
-CREATE TABLE {schema}.message_kept (
-  LIKE {schema}.message_0 INCLUDING DEFAULTS,
-  kept_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-  CONSTRAINT message_kept_pkey PRIMARY KEY (lane, id)
-);
-COMMENT ON TABLE {schema}.message_kept IS 'Messages of segments that were emptied which somebody may still need: they are parked, dead, delayed, or were never sent.';
-CREATE INDEX message_kept_key ON {schema}.message_kept (key);
-CREATE INDEX message_kept_lane_xact_id ON {schema}.message_kept (lane, xact, id);
-
 DO $segments$
 DECLARE
   log text := '';
@@ -54,21 +43,20 @@ BEGIN
     $segment$, n);
   END LOOP;
   SELECT string_agg(format(
-    'SELECT id, lane, xact, key, subject, ordering_key, headers, payload, created_at, xmin FROM {schema}.message_%s', part
+    'SELECT id, lane, xact, key, subject, ordering_key, headers, payload, created_at, xmin, tableoid FROM {schema}.message_%s', n
   ), ' UNION ALL ') INTO log
-  FROM unnest(ARRAY['0', '1', '2', '3', '4', '5', '6', '7', 'kept']) AS part;
-  EXECUTE 'CREATE VIEW {schema}.message AS ' || log;
+  FROM generate_series(0, 7) AS n;
+  EXECUTE 'CREATE VIEW {schema}.log AS ' || log;
 END $segments$;
-COMMENT ON VIEW {schema}.message IS 'The message log: all segments, and what is kept of emptied ones.';
+COMMENT ON VIEW {schema}.log IS 'The message log: all segments.';
 
 -- The number of the turn: turn modulo 8 is the segment that new messages go into. A sequence,
 -- because everybody must read it as it is now, whatever the snapshot.
 CREATE SEQUENCE {schema}.turn AS bigint MINVALUE 0 START 0 CACHE 1;
 SELECT setval('{schema}.turn', 0);
 
--- What each segment holds; number 8 is message_kept. The row of a turn is written in the
--- transaction that begins it: a snapshot in which it is visible shows all messages of the turns
--- before.
+-- What each segment holds. The row of a turn is written in the transaction that begins it: a
+-- snapshot in which it is visible shows all messages of the turns before.
 CREATE TABLE {schema}.segment (
   number     smallint NOT NULL,
   turn       bigint NOT NULL,
@@ -77,17 +65,22 @@ CREATE TABLE {schema}.segment (
   began_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
   drained_at timestamptz,
   tried_at   timestamptz,
+  tried_xmax xid8,
+  looked_lane smallint,
+  looked_id  bigint,
   CONSTRAINT segment_pkey PRIMARY KEY (number),
-  CONSTRAINT segment_number CHECK (number BETWEEN 0 AND 8)
+  CONSTRAINT segment_number CHECK (number BETWEEN 0 AND 7)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE {schema}.segment IS 'The segments of the log. Private: written by the functions that turn the ring.';
-COMMENT ON COLUMN {schema}.segment.turn IS 'The turn in which messages went into it; -1 = none yet.';
+COMMENT ON COLUMN {schema}.segment.turn IS 'The turn in which messages went into it; below 0 = none yet.';
 COMMENT ON COLUMN {schema}.segment.is_live IS 'A message in it may be due. While one segment alone is live, relays read nothing else.';
 COMMENT ON COLUMN {schema}.segment.drained_at IS 'Since when no message in it is due.';
 COMMENT ON COLUMN {schema}.segment.tried_at IS 'When a relay last asked for the lock that ends its turn.';
+COMMENT ON COLUMN {schema}.segment.tried_xmax IS 'The first transaction that had not begun then: an older one that still holds the table is a long one.';
+COMMENT ON COLUMN {schema}.segment.looked_lane IS 'With looked_id: up to where find_unsent() has looked for messages of a restored database; 32767 = everywhere.';
 INSERT INTO {schema}.segment (number, turn, is_live, is_empty)
-SELECT n, CASE WHEN n = 0 THEN 0 ELSE -1 END, n = 0, n > 0
-FROM generate_series(0, 8) AS n;
+SELECT n, CASE WHEN n = 0 THEN 0 ELSE n - 8 END, n = 0, n > 0
+FROM generate_series(0, 7) AS n;
 
 -- A relay locks a lane's row, and nobody updates it. Row locks are kept in place.
 CREATE TABLE {schema}.lane (

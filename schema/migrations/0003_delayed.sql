@@ -1,10 +1,11 @@
 -- Delayed messages wait here until they are due; then a relay moves them into the log.
 --
 -- The key of a delayed message is unique together with those of the log. For that it has a
--- placeholder in the log: a row of lane -1, which no relay claims and no retention deletes, with
--- key and subject, and without headers and payload. So the one unique index decides, at any
--- isolation level, and `enqueue` costs no more. The placeholder and the row here have the same id,
--- and are written and deleted together.
+-- placeholder in the log: a row of lane -1, which no relay claims, with key and subject, and without
+-- headers and payload. So the one unique index decides while others enqueue, at any isolation level,
+-- and `enqueue` costs no more. The placeholder and the row here have the same id, and are written
+-- together. The placeholder counts for its turn and the next: whoever enqueues later sees the row
+-- here, since the turn does not end before its transaction. So placeholders go with their segments.
 CREATE TABLE {schema}.delayed (
   id           bigint NOT NULL,
   key          text COLLATE "C" NOT NULL,
@@ -19,7 +20,7 @@ CREATE TABLE {schema}.delayed (
   CONSTRAINT delayed_not_before CHECK (isfinite(not_before))
 );
 COMMENT ON TABLE {schema}.delayed IS 'Messages that wait for their time. Private: written by enqueue_at(), moved into the log by move_delayed().';
-COMMENT ON COLUMN {schema}.delayed.id IS 'That of the placeholder in the log, lane -1; in the log the message gets another.';
+COMMENT ON COLUMN {schema}.delayed.id IS 'That of its placeholder, in lane -1 of the log; in the log the message gets another.';
 
 CREATE INDEX delayed_due ON {schema}.delayed (not_before, id);
 CREATE INDEX delayed_ordering_key ON {schema}.delayed (ordering_key, not_before, id)
@@ -89,19 +90,17 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 RETURN {schema}.enqueue_at(key, subject, convert_to(payload::text, 'UTF8'), not_before, headers, ordering_key);
 COMMENT ON FUNCTION {schema}.enqueue_json_at IS 'enqueue_at() with a payload in JSON.';
 
--- Deletes placeholders, wherever they are by now: their keys are free again.
-DO $make$
-BEGIN
-  EXECUTE format($function$
+-- Deletes the placeholders that count, those in the segments of this turn and of the one before:
+-- their keys are free again. Call it when the rows of `delayed` are deleted: a turn that ends
+-- meanwhile has none of them in its new segment.
 CREATE FUNCTION {schema}.delete_placeholders(ids bigint[]) RETURNS void
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$%s
-$$
-  $function$, (
-    SELECT string_agg(format('
-  DELETE FROM {schema}.message_%s AS m WHERE m.lane = -1 AND m.id = ANY ($1);', part), '')
-    FROM unnest(ARRAY['0', '1', '2', '3', '4', '5', '6', '7', 'kept']) AS part
-  ));
-END $make$;
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  this_turn bigint := pg_sequence_last_value('{schema}.turn');
+BEGIN
+  EXECUTE format('DELETE FROM {schema}.message_%s AS m WHERE m.lane = -1 AND m.id = ANY ($1)', this_turn % 8) USING ids;
+  EXECUTE format('DELETE FROM {schema}.message_%s AS m WHERE m.lane = -1 AND m.id = ANY ($1)', (this_turn + 7) % 8) USING ids;
+END $$;
 
 -- Deletes the message and its placeholder.
 CREATE FUNCTION {schema}.cancel_delayed(key text) RETURNS boolean

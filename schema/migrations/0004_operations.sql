@@ -4,9 +4,13 @@
 -- keys go on must not walk the dead messages of a key for each message of it; one that holds them
 -- back must find the next dead one at once. Messages that wait for the same cause are found in the
 -- order of their due times.
+--
+-- Each row carries its message. So the segment that it was enqueued into can be emptied whatever is
+-- set aside, and a dump has it whole, whenever its snapshot was taken: TRUNCATE obeys no snapshot.
 CREATE TABLE {schema}.parked (
   lane            smallint NOT NULL,
   id              bigint NOT NULL,
+  turn            bigint NOT NULL,
   ordering_key    text COLLATE "C",
   attempts        integer NOT NULL,
   next_attempt_at timestamptz,
@@ -16,6 +20,11 @@ CREATE TABLE {schema}.parked (
   replay          integer NOT NULL DEFAULT 0,
   cause           text,
   waits_for       text COLLATE "C",
+  key             text COLLATE "C" NOT NULL,
+  subject         text NOT NULL,
+  headers         jsonb NOT NULL,
+  payload         bytea NOT NULL,
+  created_at      timestamptz NOT NULL,
   CONSTRAINT parked_pkey PRIMARY KEY (lane, id),
   CONSTRAINT parked_attempts CHECK (attempts >= 0),
   CONSTRAINT parked_error CHECK (octet_length(error) <= 1000),
@@ -23,6 +32,7 @@ CREATE TABLE {schema}.parked (
   CONSTRAINT parked_state CHECK (dead_at IS NULL OR next_attempt_at IS NULL)
 );
 COMMENT ON TABLE {schema}.parked IS 'Messages set aside: next_attempt_at set = looked at again then, and sent if it is the first of its ordering key; dead_at set = dead; neither = waits behind its ordering key.';
+COMMENT ON COLUMN {schema}.parked.turn IS 'That of the segment of the log that holds the message too, until it is emptied.';
 COMMENT ON COLUMN {schema}.parked.replay IS '0 for a message that was never stored; N for its replay, sent with Nats-Msg-Id outbox/digest/rN/key.';
 COMMENT ON COLUMN {schema}.parked.cause IS 'What error is about, in a word that does not change, such as no-stream; behind = waits behind its ordering key, replay = to be replayed.';
 COMMENT ON COLUMN {schema}.parked.waits_for IS 'What refuses the message with others: stream NAME, subject NAME, or pause KIND VALUE. A few of them have the next due times; all others have one that is hours away, and are tried as soon as one of those is stored.';
@@ -32,14 +42,18 @@ CREATE INDEX parked_ordering_key ON {schema}.parked (lane, ordering_key, id)
 CREATE INDEX parked_dead_ordering_key ON {schema}.parked (lane, ordering_key, id)
   WHERE ordering_key IS NOT NULL AND dead_at IS NOT NULL;
 CREATE INDEX parked_dead ON {schema}.parked (lane, id) WHERE dead_at IS NOT NULL;
+CREATE INDEX parked_key ON {schema}.parked (key);
 CREATE INDEX parked_waits_for ON {schema}.parked (lane, waits_for, next_attempt_at) WHERE waits_for IS NOT NULL;
 
 CREATE TABLE {schema}.discarded (
   lane smallint NOT NULL,
   id   bigint NOT NULL,
+  turn bigint NOT NULL DEFAULT pg_sequence_last_value('{schema}.turn'),
   CONSTRAINT discarded_pkey PRIMARY KEY (lane, id)
 );
-COMMENT ON TABLE {schema}.discarded IS 'Messages that an operator gave up: never published, not by a replay either. Goes with the message.';
+COMMENT ON TABLE {schema}.discarded IS 'Messages that an operator gave up: never published, not by a replay either.';
+COMMENT ON COLUMN {schema}.discarded.turn IS 'The turn in which that was. When all segments up to it are emptied, the message is gone, and so is the row.';
+CREATE INDEX discarded_turn ON {schema}.discarded (turn);
 
 CREATE TABLE {schema}.replay (
   lane         smallint NOT NULL,
@@ -48,11 +62,14 @@ CREATE TABLE {schema}.replay (
   request      text NOT NULL,
   requested_at timestamptz NOT NULL DEFAULT clock_timestamp(),
   cancelled    integer,
+  turn         bigint NOT NULL DEFAULT pg_sequence_last_value('{schema}.turn'),
   CONSTRAINT replay_pkey PRIMARY KEY (lane, id),
   CONSTRAINT replay_number CHECK (number >= 1),
   CONSTRAINT replay_request_size CHECK (octet_length(request) BETWEEN 1 AND 255)
 );
-COMMENT ON TABLE {schema}.replay IS 'How often a message was replayed, and by which request last, so that a request that was cut off can go on. Goes with the message.';
+COMMENT ON TABLE {schema}.replay IS 'How often a message was replayed, and by which request last, so that a request that was cut off can go on.';
+COMMENT ON COLUMN {schema}.replay.turn IS 'The turn of the last request; the row goes as that of a discarded message does.';
+CREATE INDEX replay_turn ON {schema}.replay (turn);
 COMMENT ON COLUMN {schema}.replay.cancelled IS 'The number of the last replay that an operator gave up before it was sent; NULL = none.';
 
 -- Each claim of a relay reads the rows whose time has not come.
@@ -134,6 +151,16 @@ CREATE TABLE {schema}.maintenance (
 COMMENT ON TABLE {schema}.maintenance IS 'One row, locked by the relay that deletes what retention lets go.';
 INSERT INTO {schema}.maintenance DEFAULT VALUES;
 
+CREATE TABLE {schema}.maintenance_fault (
+  step    text NOT NULL,
+  reason  text NOT NULL,
+  since   timestamptz NOT NULL DEFAULT clock_timestamp(),
+  seen_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+  CONSTRAINT maintenance_fault_pkey PRIMARY KEY (step),
+  CONSTRAINT maintenance_fault_reason CHECK (length(reason) <= 1000)
+);
+COMMENT ON TABLE {schema}.maintenance_fault IS 'Steps of maintenance that fail: each stops no other. A row goes when its step works again.';
+
 -- A relay writes its row when it starts and every minute; nothing per message.
 CREATE TABLE {schema}.relay (
   id                uuid NOT NULL DEFAULT gen_random_uuid(),
@@ -165,9 +192,17 @@ INSERT INTO {schema}.installation (role_prefix) VALUES ('{name}');
 CREATE TABLE {schema}.reset (
   lane smallint NOT NULL,
   snap pg_snapshot NOT NULL DEFAULT pg_current_snapshot(),
+  turn bigint NOT NULL DEFAULT pg_sequence_last_value('{schema}.turn'),
   CONSTRAINT reset_pkey PRIMARY KEY (lane)
 );
 COMMENT ON TABLE {schema}.reset IS 'When a lane was found to hold messages of another cluster: up to its floor, what is visible in snap is settled or parked.';
+COMMENT ON COLUMN {schema}.reset.turn IS 'The turn in which that was: when all segments up to it are emptied, the row goes.';
+
+-- The turn of a segment, by its table.
+CREATE FUNCTION {schema}.turn_of(part oid) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+  SELECT s.turn FROM {schema}.segment AS s WHERE to_regclass(format('{schema}.message_%s', s.number)) = $1
+$$;
 
 -- The transaction that wrote a row here, which for a restored row is not its xact.
 CREATE FUNCTION {schema}.written_by(row_xmin xid) RETURNS xid8
@@ -184,7 +219,7 @@ SELECT
     FROM {schema}.lane_cursor AS c
     LEFT JOIN LATERAL (
       SELECT m.id
-      FROM {schema}.message AS m
+      FROM {schema}.log AS m
       WHERE m.lane = c.lane
       ORDER BY m.id DESC
       LIMIT 1
@@ -217,20 +252,28 @@ BEGIN
   -- Restored rows were written by a later transaction than their xact, or an earlier one; those of
   -- here by their xact, or a part of it, which has a later id. So more than those of here may be
   -- found: they are sent once more.
-  INSERT INTO {schema}.parked (lane, id, ordering_key, attempts, next_attempt_at, error)
+  INSERT INTO {schema}.parked (
+    lane, id, turn, ordering_key, attempts, next_attempt_at, error, key, subject, headers, payload, created_at
+  )
   SELECT
     m.lane,
     m.id,
+    {schema}.turn_of(m.tableoid),
     m.ordering_key,
     0,
     CASE WHEN m.ordering_key IS NULL OR row_number() OVER (PARTITION BY m.lane, m.ordering_key ORDER BY m.id) = 1
       THEN clock_timestamp() END,
-    'enqueued with an id below the floor of its lane'
+    'enqueued with an id below the floor of its lane',
+    m.key,
+    m.subject,
+    m.headers,
+    m.payload,
+    m.created_at
   FROM {schema}.lane_cursor AS c
   CROSS JOIN pg_control_system() AS here
   CROSS JOIN LATERAL (
-    SELECT n.lane, n.id, n.ordering_key
-    FROM {schema}.message AS n
+    SELECT n.lane, n.id, n.tableoid, n.ordering_key, n.key, n.subject, n.headers, n.payload, n.created_at
+    FROM {schema}.log AS n
     WHERE n.lane = c.lane
       AND n.id <= repair_ids.stood_at
       -- While restored rows are drained, and before, their snapshot says nothing of rows that were

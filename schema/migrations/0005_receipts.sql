@@ -26,9 +26,39 @@ CREATE TABLE {schema}.late_receipt (
   stream   text COLLATE "C" NOT NULL,
   sequence bigint NOT NULL,
   at       timestamptz NOT NULL DEFAULT clock_timestamp(),
-  CONSTRAINT late_receipt_pkey PRIMARY KEY (lane, id, replay)
+  turn         bigint,
+  key          text COLLATE "C",
+  subject      text,
+  ordering_key text,
+  headers      jsonb,
+  payload      bytea,
+  created_at   timestamptz,
+  CONSTRAINT late_receipt_pkey PRIMARY KEY (lane, id, replay),
+  CONSTRAINT late_receipt_message CHECK ((key IS NULL) = (payload IS NULL))
 );
 COMMENT ON TABLE {schema}.late_receipt IS 'Messages that had been parked, and replays: cursors passed them before they were stored, so that each has a receipt of its own.';
+COMMENT ON COLUMN {schema}.late_receipt.key IS 'With the other columns of a message: set where its segment was emptied before it was stored, in case the stream loses it.';
+CREATE INDEX late_receipt_key ON {schema}.late_receipt (key) WHERE key IS NOT NULL;
+
+-- All messages that there are. Those of emptied segments are settled for every cursor, so they have
+-- a transaction id that every snapshot sees. Relays read the log, which is cheaper.
+CREATE VIEW {schema}.message AS
+SELECT m.id, m.lane, m.xact, m.key, m.subject, m.ordering_key, m.headers, m.payload, m.created_at, {schema}.turn_of(m.tableoid) AS turn
+FROM {schema}.log AS m
+UNION ALL
+SELECT p.id, p.lane, '3'::xid8, p.key, p.subject, p.ordering_key, p.headers, p.payload, p.created_at, p.turn
+FROM {schema}.parked AS p
+WHERE p.turn <> ALL (ARRAY(SELECT s.turn FROM {schema}.segment AS s WHERE NOT s.is_empty))
+UNION ALL
+SELECT r.id, r.lane, '3'::xid8, r.key, r.subject, r.ordering_key, r.headers, r.payload, r.created_at, r.turn
+FROM {schema}.late_receipt AS r
+WHERE r.key IS NOT NULL
+  AND NOT EXISTS (SELECT FROM {schema}.parked AS p WHERE p.lane = r.lane AND p.id = r.id)
+  AND NOT EXISTS (
+    SELECT FROM {schema}.late_receipt AS n
+    WHERE n.lane = r.lane AND n.id = r.id AND n.key IS NOT NULL AND n.replay > r.replay
+  );
+COMMENT ON VIEW {schema}.message IS 'The messages of the log, and those of emptied segments that were set aside.';
 
 CREATE TABLE {schema}.stream (
   name       text COLLATE "C" NOT NULL,
@@ -125,8 +155,8 @@ END $$;
 -- Has the lost messages of a lane sent again: writes the lane's cursor as it stood at the proven
 -- receipt, and parks again the messages that had been parked. With `since`, not from before the
 -- newest milestone older than that. The receipts of other streams stay true of the older cursor.
--- All segments are live again, so that relays read them and retention keeps them. False when
--- nothing is to be sent again, or when the lane holds rows of another cluster.
+-- Segments that hold such messages are live again, so that relays read them and retention keeps
+-- them. False when nothing is to be sent again, or when the lane holds rows of another cluster.
 CREATE FUNCTION {schema}.resend_lost(wanted_lane smallint, wanted_stream text, since timestamptz DEFAULT NULL)
 RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -151,7 +181,6 @@ BEGIN
      OR pg_snapshot_xmax(stands.snap) > pg_snapshot_xmax(pg_current_snapshot()) THEN
     RETURN false;
   END IF;
-  UPDATE {schema}.segment SET is_live = true, drained_at = NULL WHERE NOT is_empty;
   at_number := coalesce(lost.receipt_number, -1);
   IF since IS NOT NULL THEN
     SELECT m.* INTO later
@@ -201,11 +230,15 @@ BEGIN
     lost.high := stands.high;
     lost.snap := stands.snap;
   END IF;
+  UPDATE {schema}.segment AS s
+  SET is_live = true, drained_at = NULL
+  WHERE NOT s.is_empty AND NOT s.is_live AND {schema}.segment_is_due(s.number);
   -- What comes after the place that is gone back to is read from the log again, in its order, also
   -- what is parked there: else it would overtake what was lost of its ordering key. What was lost
-  -- and lies before that place is parked.
+  -- and lies before that place is parked. So is a message whose segment is emptied: all that was
+  -- lost of its ordering key and is still in the log comes after it.
   DELETE FROM {schema}.parked AS p
-  USING {schema}.message AS m, {schema}.stream AS s
+  USING {schema}.log AS m, {schema}.stream AS s
   WHERE p.lane = wanted_lane
     AND p.dead_at IS NULL
     AND p.replay = 0
@@ -217,18 +250,33 @@ BEGIN
   WITH taken AS (
     DELETE FROM {schema}.late_receipt AS r
     WHERE r.lane = wanted_lane AND r.stream = wanted_stream AND r.sequence > lost.sequence AND r.at <= lost.found_at
-    RETURNING r.id, r.replay
+    RETURNING r.*
+  ),
+  gone AS (
+    SELECT m.*
+    FROM (SELECT t.id, max(t.replay) AS replay FROM taken AS t GROUP BY t.id) AS t
+    CROSS JOIN LATERAL (
+      SELECT n.id, {schema}.turn_of(n.tableoid) AS turn, n.ordering_key, t.replay, n.key, n.subject, n.headers, n.payload,
+             n.created_at
+      FROM {schema}.log AS n
+      WHERE n.lane = wanted_lane AND n.id = t.id
+        AND (n.id <= lost.floor OR n.id <= lost.high AND pg_visible_in_snapshot(n.xact, lost.snap))
+      UNION ALL
+      SELECT n.id, n.turn, n.ordering_key, t.replay, n.key, n.subject, n.headers, n.payload, n.created_at
+      FROM taken AS n
+      WHERE n.id = t.id AND n.replay = t.replay AND n.key IS NOT NULL
+    ) AS m
   )
-  INSERT INTO {schema}.parked (lane, id, ordering_key, attempts, next_attempt_at, error, cause, replay)
+  INSERT INTO {schema}.parked (
+    lane, id, turn, ordering_key, attempts, next_attempt_at, error, cause, replay, key, subject, headers, payload, created_at
+  )
   SELECT
-    m.lane, m.id, m.ordering_key, 0,
+    wanted_lane, m.id, m.turn, m.ordering_key, 0,
     CASE WHEN m.ordering_key IS NULL OR row_number() OVER (PARTITION BY m.ordering_key ORDER BY m.id) = 1
       THEN clock_timestamp() END,
-    'the stream has lost it after it had acknowledged it', 'lost', t.replay
-  FROM (SELECT t.id, max(t.replay) AS replay FROM taken AS t GROUP BY t.id) AS t
-  JOIN {schema}.message AS m ON m.lane = wanted_lane AND m.id = t.id
-  WHERE (m.id <= lost.floor OR m.id <= lost.high AND pg_visible_in_snapshot(m.xact, lost.snap))
-    AND NOT EXISTS (SELECT FROM {schema}.discarded AS d WHERE d.lane = m.lane AND d.id = m.id)
+    'the stream has lost it after it had acknowledged it', 'lost', m.replay, m.key, m.subject, m.headers, m.payload, m.created_at
+  FROM gone AS m
+  WHERE NOT EXISTS (SELECT FROM {schema}.discarded AS d WHERE d.lane = wanted_lane AND d.id = m.id)
   ON CONFLICT ON CONSTRAINT parked_pkey DO NOTHING;
   PERFORM {schema}.wake_relay();
   RETURN true;

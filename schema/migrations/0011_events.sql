@@ -30,16 +30,11 @@ COMMENT ON FUNCTION {schema}.send_event IS 'Private: enqueue an event if its kin
 
 CREATE FUNCTION {schema}.parked_event() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  of record;
 BEGIN
-  SELECT m.key, m.subject, m.ordering_key INTO of
-  FROM {schema}.message AS m
-  WHERE m.lane = NEW.lane AND m.id = NEW.id;
   PERFORM {schema}.send_event(
     CASE WHEN NEW.dead_at IS NULL THEN 'parked' ELSE 'dead' END,
-    of.subject,
-    jsonb_build_object('key', of.key, 'subject', of.subject, 'ordering_key', of.ordering_key,
+    NEW.subject,
+    jsonb_build_object('key', NEW.key, 'subject', NEW.subject, 'ordering_key', NEW.ordering_key,
                        'attempts', NEW.attempts, 'cause', NEW.cause, 'reason', NEW.error)
   );
   RETURN NULL;

@@ -45,7 +45,7 @@ BEGIN
   END IF;
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_relay') THEN
     GRANT USAGE ON SCHEMA {schema} TO "{name}_relay";
-    GRANT SELECT ON {schema}.migration, {schema}.message, {schema}.lane_cursor, {schema}.outbox TO "{name}_relay";
+    GRANT SELECT ON {schema}.migration, {schema}.message, {schema}.log, {schema}.lane_cursor, {schema}.outbox TO "{name}_relay";
     GRANT SELECT ON {schema}.message_0, {schema}.message_1, {schema}.message_2, {schema}.message_3, {schema}.message_4, {schema}.message_5, {schema}.message_6, {schema}.message_7, {schema}.segment TO "{name}_relay";
     GRANT SELECT ON SEQUENCE {schema}.turn TO "{name}_relay";
     -- Ids that stand too low, and the rows that were written with them.
@@ -73,11 +73,13 @@ BEGIN
     GRANT SELECT ON {schema}.installation TO "{name}_relay";
     -- Retention: the ring of segments.
     GRANT EXECUTE ON FUNCTION
-      {schema}.end_turn(float8, integer, float8), {schema}.drain_segments(), {schema}.empty_segment(float8), {schema}.delete_kept(float8)
+      {schema}.end_turn(float8, integer, float8), {schema}.drain_segments(), {schema}.find_unsent(float8, integer),
+      {schema}.empty_segment(float8), {schema}.forget_emptied(integer)
       TO "{name}_relay";
     GRANT SELECT ON {schema}.discarded, {schema}.replay TO "{name}_relay";
     GRANT SELECT, INSERT, DELETE, UPDATE (reached_at) ON {schema}.milestone TO "{name}_relay";
     GRANT SELECT, UPDATE ON {schema}.maintenance TO "{name}_relay";
+    GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.maintenance_fault TO "{name}_relay";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.relay TO "{name}_relay";
     -- Locking a lane's row asks for UPDATE, though none is ever updated.
     GRANT SELECT, UPDATE ON {schema}.lane TO "{name}_relay";
@@ -96,15 +98,15 @@ BEGIN
   END IF;
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_operator') THEN
     GRANT USAGE ON SCHEMA {schema} TO "{name}_operator";
-    GRANT SELECT ON {schema}.migration, {schema}.message, {schema}.lane_cursor, {schema}.milestone TO "{name}_operator";
+    GRANT SELECT ON {schema}.migration, {schema}.message, {schema}.log, {schema}.lane_cursor, {schema}.milestone TO "{name}_operator";
     GRANT SELECT ON {schema}.outbox, {schema}.reset, {schema}.message_ids, {schema}.installation TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.headers_text(jsonb), {schema}.readable_headers(jsonb) TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.written_by(xid), {schema}.lane_count() TO "{name}_operator";
     GRANT SELECT ON {schema}.message_0, {schema}.message_1, {schema}.message_2, {schema}.message_3, {schema}.message_4, {schema}.message_5, {schema}.message_6, {schema}.message_7,
       {schema}.segment TO "{name}_operator";
     GRANT SELECT ON SEQUENCE {schema}.turn TO "{name}_operator";
-    GRANT EXECUTE ON FUNCTION {schema}.old_segments(float8), {schema}.count_segment(smallint), {schema}.empty_segment(float8),
-      {schema}.delete_kept(float8)
+    GRANT EXECUTE ON FUNCTION {schema}.old_segments(float8), {schema}.count_segment(smallint), {schema}.find_unsent(float8, integer),
+      {schema}.empty_segment(float8), {schema}.forget_emptied(integer)
       TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.lane_of(text) TO "{name}_operator";
     GRANT SELECT ON {schema}.delayed, {schema}.barrier TO "{name}_operator";
@@ -125,7 +127,7 @@ BEGIN
     GRANT INSERT (kind, value, rate, subjects, ordering_key, reason, paused_by, ends_at) ON {schema}.pause
       TO "{name}_operator";
     -- Losses of streams, and their repair.
-    GRANT SELECT ON {schema}.loss, {schema}.receipt, {schema}.stream TO "{name}_operator";
+    GRANT SELECT ON {schema}.loss, {schema}.receipt, {schema}.stream, {schema}.maintenance_fault TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.resend_lost(smallint, text, timestamptz) TO "{name}_operator";
     GRANT SELECT ON {schema}.inbox_scope, {schema}.inbox_snooze, {schema}.inbox_attempt, {schema}.relay
       TO "{name}_operator";

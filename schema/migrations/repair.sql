@@ -21,25 +21,34 @@ BEGIN
   END IF;
 END $$;
 
--- Without its row a segment counts as full of messages that may be due.
+-- The turn goes on in the segment with the newest message: rows that were moved here without table
+-- "segment" and the sequence, by a subscription or as data alone, would else be those of a turn long
+-- ago, and their keys free. Without its row a segment counts as full of messages that may be due.
 DO $$
 DECLARE
-  this_turn bigint := coalesce(pg_sequence_last_value('{schema}.turn'), 0);
-  is_filled boolean;
+  this_turn bigint;
+  newest_id bigint := 0;
+  last_id bigint;
 BEGIN
-  IF to_regprocedure('{schema}.segment_name(smallint)') IS NULL THEN
+  IF to_regprocedure('{schema}.note_turn()') IS NULL THEN
     RETURN;
   END IF;
-  IF pg_sequence_last_value('{schema}.turn') IS NULL THEN
-    PERFORM setval('{schema}.turn', 0);
-  END IF;
-  FOR n IN 0 .. 8 LOOP
-    IF NOT EXISTS (SELECT FROM {schema}.segment AS s WHERE s.number = n) THEN
-      EXECUTE format('SELECT EXISTS (SELECT FROM {schema}.message_%s)', {schema}.segment_name(n::smallint)) INTO is_filled;
-      INSERT INTO {schema}.segment (number, turn, is_live, is_empty)
-      VALUES (n, CASE WHEN n = this_turn % 8 THEN this_turn ELSE -1 END, n = this_turn % 8 OR is_filled, n <> this_turn % 8 AND NOT is_filled);
+  PERFORM {schema}.note_turn();
+  this_turn := pg_sequence_last_value('{schema}.turn');
+  FOR n IN 0 .. 7 LOOP
+    EXECUTE format('SELECT max(newest.id) FROM {schema}.lane AS l CROSS JOIN LATERAL (
+      SELECT m.id FROM {schema}.message_%s AS m WHERE m.lane = l.lane ORDER BY m.id DESC LIMIT 1) AS newest', n) INTO last_id;
+    INSERT INTO {schema}.segment (number, turn, is_live, is_empty)
+    VALUES (n, n - 8, last_id IS NOT NULL, last_id IS NULL)
+    ON CONFLICT DO NOTHING;
+    -- Of this turn at the latest, whatever becomes of the others.
+    IF last_id > newest_id AND (SELECT s.turn < 0 OR s.turn = pg_sequence_last_value('{schema}.turn')
+                                FROM {schema}.segment AS s WHERE s.number = n) THEN
+      newest_id := last_id;
+      this_turn := pg_sequence_last_value('{schema}.turn') + (n - pg_sequence_last_value('{schema}.turn') % 8 + 8) % 8;
     END IF;
   END LOOP;
+  PERFORM setval('{schema}.turn', this_turn), {schema}.note_turn();
 END $$;
 
 INSERT INTO {schema}.maintenance SELECT WHERE NOT EXISTS (SELECT FROM {schema}.maintenance);

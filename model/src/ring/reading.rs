@@ -63,7 +63,8 @@ pub struct State {
     /// Messages that a pass has read since they are due.
     read: Bits,
     parked: Bits,
-    kept: Bits,
+    /// What is set aside carries itself.
+    carried: Bits,
     gone: Bits,
     left_deaths: u8,
     left_resends: u8,
@@ -91,7 +92,7 @@ pub enum Action {
 }
 
 pub const READ: &str = "a pass settles only messages that it has read";
-pub const KEPT: &str = "nothing is emptied that is neither settled nor kept";
+pub const KEPT: &str = "nothing is emptied that is neither settled nor carried by its parked row";
 pub const DELIVERED: &str = "each message that is due will be read";
 
 impl State {
@@ -239,7 +240,7 @@ impl Model for Reading {
             settled: 0,
             read: 0,
             parked: 0,
-            kept: 0,
+            carried: 0,
             gone: 0,
             left_deaths: 1,
             left_resends: 1,
@@ -277,6 +278,8 @@ impl Model for Reading {
                 Self::settle(&mut next, pass, pass.rows?);
                 next.parked = parked.map_or(state.parked, |m| bits::with(state.parked, m));
                 next.left_refusals -= u8::from(parked.is_some());
+                let carries = parked.filter(|_| !self.is(Mutant::ParkedCarriesNothing));
+                next.carried = carries.map_or(state.carried, |m| bits::with(state.carried, m));
             }
             Action::Lock => next.ending = Ending::Locked,
             Action::SetTurn => (next.turn, next.ending) = (state.turn + 1, Ending::Set),
@@ -299,13 +302,13 @@ impl Model for Reading {
                 let rows = state.rows_in(segment);
                 next.gone |= rows;
                 next.empty = bits::with(state.empty, segment);
-                next.kept |= if self.is(Mutant::ParkedIsNotKept) { 0 } else { rows & state.parked };
             }
             Action::Resend(m) => {
                 next.left_resends -= 1;
                 (next.settled, next.read) = (bits::without(state.settled, m), bits::without(state.read, m));
-                let filled = 0b111 & !state.empty;
-                next.now.live |= if self.is(Mutant::ResendLeavesDrained) { 0 } else { filled };
+                let Writer::Committed(of) = state.writers[usize::from(m)] else { return None };
+                let due = bits::with(0, number(of));
+                next.now.live |= if self.is(Mutant::ResendLeavesDrained) { 0 } else { due };
             }
         }
         (next != *state).then_some(next)
@@ -315,7 +318,7 @@ impl Model for Reading {
         vec![
             Property::always(READ, |_, state: &State| state.settled & !state.read == 0),
             Property::always(KEPT, |_, state: &State| {
-                state.gone & !(state.settled & (!state.parked | state.kept)) == 0
+                state.gone & !(state.settled & (!state.parked | state.carried)) == 0
             }),
             Property::always(DELIVERED, |ring: &Self, state: &State| {
                 let mut calm = state.clone();
@@ -336,7 +339,7 @@ impl Model for Reading {
             Property::sometimes("the turn ends during a pass", |_, state: &State| {
                 state.pass.is_some_and(|pass| pass.rows.is_some() && pass.turn < state.turn)
             }),
-            Property::sometimes("a parked message is kept", |_, state: &State| state.kept != 0),
+            Property::sometimes("a parked message outlives its segment", |_, state: &State| state.parked & state.gone != 0),
             Property::sometimes("a resent message is in a closed segment", |_, state: &State| {
                 let due = state.now.committed & !state.settled;
                 state.left_resends == 0 && state.rows_in(before(state.turn)) & due != 0
@@ -354,7 +357,7 @@ pub const MUTANTS: &[(Mutant, &str)] = &[
     (Mutant::NoShareLock, READ),
     (Mutant::TurnIsNotNoted, READ),
     (Mutant::EmptiesLive, KEPT),
-    (Mutant::ParkedIsNotKept, KEPT),
+    (Mutant::ParkedCarriesNothing, KEPT),
     (Mutant::DrainsByOldCursor, READ),
     (Mutant::ResendLeavesDrained, READ),
     (Mutant::StaleTurnReads, READ),

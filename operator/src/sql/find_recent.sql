@@ -6,7 +6,7 @@ SELECT m.key, m.subject, m.ordering_key, m.created_at
 FROM {schema}.lane AS l
 CROSS JOIN LATERAL (
   SELECT n.key, n.subject, n.ordering_key, n.created_at, n.headers
-  FROM {schema}.message AS n
+  FROM {schema}.log AS n
   WHERE n.lane = l.lane
   ORDER BY n.id DESC
   LIMIT (SELECT greatest($2::bigint / count(*), 1) FROM {schema}.lane)

@@ -5,14 +5,14 @@
 -- $6: part of the reason, in lower case; $7: an ordering key; $8: dead, parked (to be tried again,
 -- or waiting) or replay (still to be sent); $9: the name of a request for replays. NULL selects
 -- all, but not in $8.
--- Index: parked_dead for dead ones, else parked_pkey; message_pkey, replay_pkey. Locking: none:
+-- Index: parked_dead for dead ones, else parked_pkey; replay_pkey. Locking: none:
 -- give_up.sql and retry.sql look again under the lane's lock.
 WITH seen AS MATERIALIZED (
   SELECT p.*
   FROM unnest($1::smallint[]) AS l (lane)
   CROSS JOIN LATERAL (
     (
-      SELECT q.lane, q.id, q.ordering_key, q.attempts, q.next_attempt_at, q.dead_at, q.error, q.replay, q.waits_for
+      SELECT q.*
       FROM {schema}.parked AS q
       WHERE $8::text = 'dead' AND q.lane = l.lane AND q.dead_at IS NOT NULL AND q.id > $2
       ORDER BY q.id
@@ -20,7 +20,7 @@ WITH seen AS MATERIALIZED (
     )
     UNION ALL
     (
-      SELECT q.lane, q.id, q.ordering_key, q.attempts, q.next_attempt_at, q.dead_at, q.error, q.replay, q.waits_for
+      SELECT q.*
       FROM {schema}.parked AS q
       WHERE $8::text <> 'dead' AND q.lane = l.lane AND q.id > $2
       ORDER BY q.id
@@ -33,8 +33,8 @@ WITH seen AS MATERIALIZED (
 SELECT
   s.lane,
   s.id,
-  m.key,
-  m.subject,
+  s.key,
+  s.subject,
   s.ordering_key,
   s.attempts,
   -- One that waits with others is not tried for now: see release_waiting.sql.
@@ -44,15 +44,15 @@ SELECT
   s.dead_at,
   s.error,
   s.replay,
-  m.created_at,
-  octet_length(m.payload)::bigint AS payload_bytes,
+  s.created_at,
+  octet_length(s.payload)::bigint AS payload_bytes,
   CASE $8::text
     WHEN 'dead' THEN s.dead_at IS NOT NULL
     WHEN 'parked' THEN s.dead_at IS NULL AND s.replay = 0
     ELSE s.dead_at IS NULL AND s.replay > 0
   END
-    AND ($4::text IS NULL OR m.key = $4)
-    AND ($5::text IS NULL OR m.subject COLLATE "C" ~ $5)
+    AND ($4::text IS NULL OR s.key = $4)
+    AND ($5::text IS NULL OR s.subject COLLATE "C" ~ $5)
     AND ($6::text IS NULL OR strpos(lower(s.error), $6) > 0)
     AND ($7::text IS NULL OR s.ordering_key = $7) IS TRUE
     AND ($9::text IS NULL OR EXISTS (
@@ -61,11 +61,4 @@ SELECT
       OFFSET 0
     )) AS selected
 FROM seen AS s
-CROSS JOIN LATERAL (
-  SELECT n.key, n.subject, n.created_at, n.payload
-  FROM {schema}.message AS n
-  WHERE n.lane = s.lane AND n.id >= s.id AND n.id <= s.id
-  ORDER BY n.id
-  LIMIT 1
-) AS m
 ORDER BY s.id

@@ -11,7 +11,7 @@ CROSS JOIN LATERAL (
   SELECT
     n.subject,
     octet_length(n.payload) + octet_length(n.headers::text) + octet_length(n.key) AS bytes
-  FROM {schema}.message AS n
+  FROM {schema}.log AS n
   WHERE n.lane = l.lane
     AND NOT EXISTS (SELECT FROM {schema}.discarded AS d WHERE d.lane = n.lane AND d.id = n.id)
   ORDER BY n.id DESC

@@ -3,11 +3,11 @@
 -- parked message, so it keeps the order of its ordering key, and later messages wait behind it. One
 -- that is still to be sent, or dead, gets the next number and is sent once. Of an ordering key only
 -- the first gets a due time, as in retry.sql.
--- Index: message_pkey, discarded_pkey, parked_pkey, replay_pkey. Locking: the maintenance row (so
+-- Index: message_pkey, late_receipt_pkey, discarded_pkey, parked_pkey, replay_pkey. Locking: the maintenance row (so
 -- no message is deleted meanwhile) and the lane are locked by lock_maintenance.sql and
 -- lock_lane.sql.
 WITH wanted AS MATERIALIZED (
-  SELECT m.lane, m.id, m.key, m.subject, m.ordering_key
+  SELECT m.lane, m.id, m.turn, m.key, m.subject, m.ordering_key, m.headers, m.payload, m.created_at
   FROM {schema}.message AS m
   WHERE m.lane = $1
     AND m.id = ANY ($2)
@@ -31,7 +31,8 @@ numbered AS (
   SET
     number = r.number + 1,
     request = excluded.request,
-    requested_at = excluded.requested_at
+    requested_at = excluded.requested_at,
+    turn = excluded.turn
   WHERE r.request <> excluded.request
   RETURNING r.lane, r.id, r.number
 ),
@@ -41,16 +42,24 @@ placed AS (
   JOIN wanted AS w ON w.lane = n.lane AND w.id = n.id
 ),
 requested AS (
-  INSERT INTO {schema}.parked AS p (lane, id, ordering_key, attempts, next_attempt_at, error, cause, replay)
+  INSERT INTO {schema}.parked AS p (
+    lane, id, turn, ordering_key, attempts, next_attempt_at, error, cause, replay, key, subject, headers, payload, created_at
+  )
   SELECT
     w.lane,
     w.id,
+    w.turn,
     w.ordering_key,
     0,
     CASE WHEN w.place = 1 OR w.ordering_key IS NULL THEN clock_timestamp() END,
     'to be replayed',
     'replay',
-    w.number
+    w.number,
+    w.key,
+    w.subject,
+    w.headers,
+    w.payload,
+    w.created_at
   FROM placed AS w
   ORDER BY w.id
   ON CONFLICT ON CONSTRAINT parked_pkey DO UPDATE

@@ -2,7 +2,7 @@
 -- $1: a lane; $2: ids; $3: operator; $4: note. Of an ordering key only the first gets a due time:
 -- the others follow it. Should another message stand before it, the relay sees that
 -- (read_parked.sql).
--- Index: parked_pkey, message_pkey. Locking: the lane is locked by lock_lane.sql.
+-- Index: parked_pkey. Locking: the lane is locked by lock_lane.sql.
 WITH retried AS (
   UPDATE {schema}.parked AS p
   SET
@@ -15,9 +15,8 @@ WITH retried AS (
     WHERE q.lane = $1 AND q.id = ANY ($2) AND q.dead_at IS NOT NULL
   ) AS d
   WHERE p.lane = d.lane AND p.id = d.id
-  RETURNING p.lane, p.id, p.error
+  RETURNING p.lane, p.id, p.key, p.subject, p.error
 )
 INSERT INTO {schema}.audit (operator, note, action, lane, message_id, key, subject, reason)
-SELECT $3, $4, 'retry', r.lane, r.id, m.key, m.subject, r.error
+SELECT $3, $4, 'retry', r.lane, r.id, r.key, r.subject, r.error
 FROM retried AS r
-JOIN {schema}.message AS m ON m.lane = r.lane AND m.id = r.id

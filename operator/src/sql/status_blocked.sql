@@ -2,7 +2,7 @@
 -- sent stands behind a dead one and has no due time. Where dead messages do not block, it has one.
 -- $1: ordering keys with dead messages to look at, at most; $2: keys to return; $3: count those
 --   behind up to this number.
--- Index: parked_dead_ordering_key, from key to key; parked_ordering_key, message_pkey. Locking:
+-- Index: parked_dead_ordering_key, from key to key; parked_ordering_key. Locking:
 --   none.
 WITH RECURSIVE looked_at AS (
   (
@@ -27,10 +27,10 @@ WITH RECURSIVE looked_at AS (
   WHERE h.place < $1
 ),
 blocked AS (
-  SELECT h.lane, h.ordering_key, dead.id, dead.error, dead.dead_at, count(*) OVER () AS keys
+  SELECT h.lane, h.ordering_key, dead.id, dead.key, dead.subject, dead.error, dead.dead_at, count(*) OVER () AS keys
   FROM looked_at AS h
   CROSS JOIN LATERAL (
-    SELECT p.id, p.error, p.dead_at
+    SELECT p.id, p.key, p.subject, p.error, p.dead_at
     FROM {schema}.parked AS p
     WHERE p.lane = h.lane AND p.ordering_key = h.ordering_key AND p.dead_at IS NOT NULL
     ORDER BY p.id
@@ -51,8 +51,8 @@ SELECT
   b.keys,
   b.lane,
   b.ordering_key,
-  m.key,
-  m.subject,
+  b.key,
+  b.subject,
   b.error,
   b.dead_at,
   (
@@ -65,10 +65,4 @@ SELECT
     ) AS behind
   ) AS behind
 FROM blocked AS b
-CROSS JOIN LATERAL (
-  SELECT n.key, n.subject
-  FROM {schema}.message AS n
-  WHERE n.lane = b.lane AND n.id = b.id
-  OFFSET 0
-) AS m
 ORDER BY b.id

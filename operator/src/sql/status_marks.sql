@@ -9,7 +9,7 @@ SELECT
 FROM {schema}.lane_cursor AS l
 LEFT JOIN LATERAL (
   SELECT m.id
-  FROM {schema}.message AS m
+  FROM {schema}.log AS m
   WHERE m.lane = l.lane AND m.id > l.high
   ORDER BY m.id DESC
   LIMIT 1

@@ -10,7 +10,7 @@ SELECT
       SELECT
       FROM unnest($1::smallint[], $3::bigint[]) AS s (lane, newest)
       CROSS JOIN LATERAL (
-        SELECT m.id FROM {schema}.message AS m WHERE m.lane = s.lane AND m.id > s.newest ORDER BY m.id LIMIT $5
+        SELECT m.id FROM {schema}.log AS m WHERE m.lane = s.lane AND m.id > s.newest ORDER BY m.id LIMIT $5
       ) AS m
       LIMIT $5
     ) AS n
@@ -25,7 +25,7 @@ SELECT
       ) AS c
       CROSS JOIN LATERAL (
         SELECT m.id
-        FROM {schema}.message AS m
+        FROM {schema}.log AS m
         WHERE m.lane = s.lane AND m.id > s.high AND m.id <= c.high
         ORDER BY m.id
         LIMIT $5

@@ -1,27 +1,21 @@
 -- Why messages are set aside to be tried again, by reason and subject; not those that only wait for
 -- others or were asked for again.
 -- $1: messages to look at, at most, in all lanes, an equal share of each; $2: groups to return.
--- Index: parked_due, message_pkey. Locking: none.
+-- Index: parked_due. Locking: none.
 WITH looked_at AS MATERIALIZED (
   SELECT p.*
   FROM {schema}.lane AS l
   CROSS JOIN LATERAL (
-    SELECT q.lane, q.id, q.error, q.cause, q.parked_at
+    SELECT q.subject, q.error, q.cause, q.parked_at
     FROM {schema}.parked AS q
     WHERE q.lane = l.lane AND q.next_attempt_at IS NOT NULL
     ORDER BY q.next_attempt_at
     LIMIT (SELECT greatest($1::bigint / count(*), 1) FROM {schema}.lane)
   ) AS p
 )
-SELECT h.error, h.cause, m.subject, count(*) AS messages, min(h.parked_at) AS since
+SELECT h.error, h.cause, h.subject, count(*) AS messages, min(h.parked_at) AS since
 FROM looked_at AS h
-CROSS JOIN LATERAL (
-  SELECT n.subject
-  FROM {schema}.message AS n
-  WHERE n.lane = h.lane AND n.id = h.id
-  OFFSET 0
-) AS m
 WHERE h.cause IS NULL OR h.cause NOT IN ('behind', 'replay')
-GROUP BY h.error, h.cause, m.subject
-ORDER BY count(*) DESC, m.subject, h.error
+GROUP BY h.error, h.cause, h.subject
+ORDER BY count(*) DESC, h.subject, h.error
 LIMIT $2

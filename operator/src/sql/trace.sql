@@ -3,22 +3,36 @@
 -- compare by their bytes and hold no blanks, so keys that begin with `key:` lie between `key:` and
 -- `key;`. Settled as in cursor.rs, with the rows that a drain or a reset under way has settled: in
 -- a restored lane the old ids compare with the old snapshot, and rows of this cluster lie above
--- `high`. A row of lane -1 is the placeholder of a delayed message.
--- Index: delayed_pkey, message_key_unique, cursor_pkey, parked_pkey, discarded_pkey, replay_pkey,
+-- `high`. A delayed message has lane -1 here; its placeholder in the log says nothing more.
+-- Index: delayed_pkey, delayed_key_unique, message_key_unique, parked_key, cursor_pkey, parked_pkey, discarded_pkey, replay_pkey,
 -- parked_ordering_key, parked_dead_ordering_key; each OFFSET 0 keeps the planner from reading a
 -- whole table for a few rows. Locking: none.
 WITH found AS MATERIALIZED (
   (
     SELECT m.lane, m.id, m.xact, m.key, m.subject, m.ordering_key, m.created_at
     FROM {schema}.message AS m
-    WHERE m.key = $1::text
+    WHERE m.key = $1::text AND m.lane >= 0
+  )
+  UNION ALL
+  (
+    SELECT -1::smallint, d.id, '3'::xid8, d.key, d.subject, NULL::text, d.created_at
+    FROM {schema}.delayed AS d
+    WHERE d.key = $1::text
   )
   UNION ALL
   (
     SELECT m.lane, m.id, m.xact, m.key, m.subject, m.ordering_key, m.created_at
     FROM {schema}.message AS m
-    WHERE m.key COLLATE "C" > $1::text || ':' AND m.key COLLATE "C" < $1::text || ';'
+    WHERE m.key COLLATE "C" > $1::text || ':' AND m.key COLLATE "C" < $1::text || ';' AND m.lane >= 0
     ORDER BY m.key COLLATE "C"
+    LIMIT $2
+  )
+  UNION ALL
+  (
+    SELECT -1::smallint, d.id, '3'::xid8, d.key, d.subject, NULL::text, d.created_at
+    FROM {schema}.delayed AS d
+    WHERE d.key > $1::text || ':' AND d.key < $1::text || ';'
+    ORDER BY d.key
     LIMIT $2
   )
 )

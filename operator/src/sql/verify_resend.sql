@@ -6,16 +6,24 @@
 -- Index: message_pkey, cursor_pkey, parked_pkey, discarded_pkey. Locking: the maintenance row (so
 -- no message is deleted meanwhile) and the lane are locked by lock_maintenance.sql and
 -- lock_lane.sql.
-INSERT INTO {schema}.parked (lane, id, ordering_key, attempts, next_attempt_at, error, cause)
+INSERT INTO {schema}.parked (
+  lane, id, turn, ordering_key, attempts, next_attempt_at, error, cause, key, subject, headers, payload, created_at
+)
 SELECT
   m.lane,
   m.id,
+  m.turn,
   m.ordering_key,
   0,
   CASE WHEN m.ordering_key IS NULL OR row_number() OVER (PARTITION BY m.ordering_key ORDER BY m.id) = 1
     THEN clock_timestamp() END,
   'the stream does not hold it, or holds it otherwise',
-  'lost'
+  'lost',
+  m.key,
+  m.subject,
+  m.headers,
+  m.payload,
+  m.created_at
 FROM {schema}.message AS m
 JOIN {schema}.lane_cursor AS c ON c.lane = m.lane
 WHERE m.lane = $1

@@ -65,7 +65,7 @@ impl Operator {
         let marks = Marks::new(&ask.all("read where lanes stand", &sql.status_marks, &[]).await?);
         let overview = ask.one("read the overview", &sql.status_overview).await?;
         let log = ask.all("find the live segments", &sql.log, &[]).await?;
-        let log = log.first().map_or("message", |row| row.get(0));
+        let log = log.first().map_or("log", |row| row.get(0));
         let lag = ask.all("read the lag", &schema.sql(&sql::LAG.replace("{log}", log)), &[]).await?;
         let stands = ask.all("read the lanes", &sql.status_lanes, &[]).await?;
         let parked = ask.one("count parked messages", &schema.sql(sql::PARKED)).await?;

@@ -7,14 +7,19 @@
 //! longer.
 //!
 //! Each step is a transaction that locks the maintenance row, with SKIP LOCKED, and no lane. Where
-//! a relay stops, any other goes on. Milestones say where the cursors stood at some times: receipts
-//! from before the retention time are forgotten by them.
+//! a relay stops, any other goes on. A step that PostgreSQL refuses is noted in table
+//! `maintenance_fault`, which the doctor shows, and the other steps go on. Milestones say where the
+//! cursors stood at some times: receipts from before the retention time are forgotten by them.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::{
     backoff::Backoff,
@@ -22,7 +27,7 @@ use crate::{
     postgres::{
         Store,
         integrity::Explained,
-        retention::{Emptied, LowIds, RepairedIds},
+        retention::{Emptied, LowIds, Looked, RepairedIds},
     },
     telemetry::metrics::Metrics,
 };
@@ -32,7 +37,13 @@ const TICK_MAX: Duration = Duration::from_secs(60);
 /// next, they are the eight of the ring.
 const TURNS: u32 = 6;
 /// For so long producers wait, at most, for a turn to end; it is tried again with a longer wait.
-const WAIT: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_millis(400) };
+/// Where transactions overlap all the time, they wait once for as long as one of them takes.
+const WAIT: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_secs(3) };
+/// Of all relays one tries so often to end a turn, at most. After many tries producers are left in
+/// peace for longer.
+const TRY_EVERY: Duration = Duration::from_secs(30);
+const TRY_SELDOM: Duration = Duration::from_secs(10 * 60);
+const TRIES: u32 = 10;
 /// A turn that cannot end is told of so often at most.
 const TELL_AFTER: u32 = 10;
 const TELL_EVERY: Duration = Duration::from_secs(60 * 60);
@@ -71,6 +82,10 @@ pub struct Maintainer {
     /// The row of this relay, and when it was last written.
     registered: Option<(String, Instant)>,
     looked_at_schema: Option<Instant>,
+    /// The steps that PostgreSQL refused when they were last tried.
+    failing: HashSet<&'static str>,
+    /// A fault that an earlier run of this relay noted is gone, unless it is noted again.
+    forgot_faults: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -106,6 +121,8 @@ impl Maintainer {
             told: None,
             registered: None,
             looked_at_schema: None,
+            failing: HashSet::new(),
+            forgot_faults: false,
         }
     }
 
@@ -157,18 +174,49 @@ impl Maintainer {
             None => self.begin_round().await?,
             Some(Task::Turn { retention }) => done.pruned = self.turn(retention).await?,
             Some(Task::Release { lane, after }) => {
+                let progress = self.store.release_behind_dead(lane, after).await;
                 // Somebody else has the lane: next time.
-                if let Some(progress) = self.store.release_behind_dead(lane, after).await? {
+                if let Some(progress) = self.noted("release messages behind dead ones", progress).await? {
                     let next = progress.next.map(|after| Task::Release { lane, after });
                     next.into_iter().for_each(|task| self.tasks.push_front(task));
                     done.released = progress.messages;
                 }
             }
             Some(Task::Probe { lane, waits_for }) => {
-                done.released = self.store.probe(lane, &waits_for).await?;
+                let released = self.store.probe(lane, &waits_for).await;
+                done.released = self.noted("try messages that wait with others", released).await?;
             }
         }
         Ok(Maintained { more: !self.tasks.is_empty(), ..done })
+    }
+
+    /// Notes how a step has ended. One that PostgreSQL refuses stops no other; without a connection
+    /// none is tried.
+    async fn noted<T: Default>(
+        &mut self,
+        step: &'static str,
+        done: Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let error = match done {
+            Ok(done) => {
+                if self.failing.remove(step) {
+                    self.store.forget_faults(Some(step)).await?;
+                    info!(step, "this step of maintenance is done again");
+                }
+                return Ok(done);
+            }
+            Err(error @ StoreError::Connect(_)) => return Err(error),
+            Err(error) => error,
+        };
+        let reason = error_chain(&error).to_string();
+        if self.failing.insert(step) {
+            warn!(step, reason, "a step of maintenance failed; it is tried again, and the others go on");
+        }
+        // The connection may have gone with it: then the next step says so.
+        if let Err(error) = self.store.note_fault(step, &reason).await {
+            debug!(error = %error_chain(&error), "the relay could not note a fault of maintenance");
+        }
+        Ok(T::default())
     }
 
     /// Finds rows that somebody has deleted, and policies that hide messages: nothing else shows
@@ -207,19 +255,29 @@ impl Maintainer {
         if let Err(error) = self.look_at_schema().await {
             debug!(error = %error_chain(&error), "the relay could not look for faults of the schema");
         }
-        self.mend_ids().await?;
-        let Some(lanes) = self.store.reach(self.interval()).await? else { return Ok(()) };
-        self.store.drain_segments().await?;
+        if !std::mem::replace(&mut self.forgot_faults, true) {
+            self.store.forget_faults(None).await?;
+        }
+        let mended = self.mend_ids().await;
+        self.noted("compare ids with cursors", mended).await?;
+        let reached = self.store.reach(self.interval()).await;
+        let reached = self.noted("write milestones", reached.map(Some)).await?;
+        // Another relay maintains just now.
+        let Some(lanes) = reached.unwrap_or_else(|| Some(Vec::new())) else { return Ok(()) };
+        let drained = self.store.drain_segments().await;
+        self.noted("look which segments are drained", drained).await?;
         self.tasks.extend(self.retention.map(|retention| Task::Turn { retention }));
-        let hastened = self.store.hasten().await?;
+        let hastened = self.store.hasten().await;
+        let hastened = self.noted("correct due times", hastened).await?;
         if hastened > 0 {
             warn!(
                 messages = hastened,
                 "messages that were set aside with a clock that was ahead are tried again now"
             );
         }
-        let unprobed = self.store.unprobed().await?.into_iter();
-        self.tasks.extend(unprobed.map(|(lane, waits_for)| Task::Probe { lane, waits_for }));
+        let unprobed = self.store.unprobed().await;
+        let unprobed = self.noted("find messages that wait with others", unprobed).await?;
+        self.tasks.extend(unprobed.into_iter().map(|(lane, waits_for)| Task::Probe { lane, waits_for }));
         if !self.dead_blocks {
             self.tasks.extend(lanes.into_iter().map(|lane| Task::Release { lane, after: 0 }));
         }
@@ -229,22 +287,28 @@ impl Maintainer {
     /// Empties a segment that is past retention; if there is none, ends the turn when it is time.
     /// Returns how many messages went.
     async fn turn(&mut self, retention: Duration) -> Result<u64, StoreError> {
-        let emptied = self.store.empty_segment(retention).await?;
-        let messages = match emptied {
-            Some(emptied) => {
-                report_unsent(&emptied);
-                self.tasks.push_front(Task::Turn { retention });
-                emptied.messages
-            }
-            None => {
-                let messages = self.store.forget(retention).await?;
-                let reason = self.store.end_turn(retention / TURNS, WAIT.delay(self.stuck)).await?;
-                self.tell(reason.as_deref());
-                messages
-            }
-        };
-        self.metrics.pruned.inc_by(messages);
-        Ok(messages)
+        let looked = self.store.find_unsent(retention).await;
+        if let Some(looked) = self.noted("look for messages never sent", looked).await? {
+            report_unsent(&looked);
+            self.tasks.push_front(Task::Turn { retention });
+            return Ok(0);
+        }
+        let emptied = self.store.empty_segment(retention).await;
+        if let Some(Emptied { messages }) = self.noted("empty a segment", emptied).await? {
+            self.tasks.push_front(Task::Turn { retention });
+            self.metrics.pruned.inc_by(messages);
+            return Ok(messages);
+        }
+        let forgotten = self.store.forget(retention).await;
+        if self.noted("forget what is emptied", forgotten).await? {
+            self.tasks.push_front(Task::Turn { retention });
+            return Ok(0);
+        }
+        let pause = if self.stuck < TRIES { TRY_EVERY } else { TRY_SELDOM };
+        let ended = self.store.end_turn(retention / TURNS, WAIT.delay(self.stuck), pause).await;
+        let reason = self.noted("end the turn of the log", ended).await?;
+        self.tell(reason.as_deref());
+        Ok(0)
     }
 
     /// A producer that has just enqueued is no reason to say anything: the next try is soon.
@@ -292,15 +356,13 @@ impl Maintainer {
     }
 }
 
-/// These messages are neither deleted nor sent: only somebody who knows the database's history can
-/// tell which of them to send.
-fn report_unsent(emptied: &Emptied) {
-    if let Some(last_id) = emptied.unsent_id {
+fn report_unsent(looked: &Looked) {
+    if let Some(last_id) = looked.unsent_id {
         warn!(
-            messages = emptied.unsent,
+            messages = looked.unsent,
             last_id,
-            "messages stay that were written below the floor of their lane after a restore, and were perhaps never sent: \
-             `oncebox outbox replay --from-id N --to-id M` sends them, and retention deletes them then"
+            "messages were written below the floor of their lane after a restore, and perhaps never sent: they are sent, \
+             some of them perhaps again"
         );
     }
 }

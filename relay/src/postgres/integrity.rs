@@ -15,7 +15,7 @@ const ROW_SECURITY: &str = include_str!("sql/row_security.sql");
 const INTEGRITY: &str = include_str!("sql/integrity.sql");
 
 /// All faults by their names, and whether one keeps relays from delivering.
-const NAMES: [(&str, bool); 13] = [
+const NAMES: [(&str, bool); 14] = [
     ("lanes", true),
     ("cursors", true),
     ("identity", true),
@@ -29,6 +29,7 @@ const NAMES: [(&str, bool); 13] = [
     ("grants", false),
     ("leader", false),
     ("turn", false),
+    ("maintenance", false),
 ];
 
 /// Something that is wrong with the schema.
@@ -170,6 +171,11 @@ impl Fault {
                 "relays try again by themselves; end the transaction that stays open (`oncebox status` names those that have \
                  enqueued), a pg_dump or a VACUUM that never ends, or see why messages are not delivered"
                     .to_owned(),
+            ),
+            "maintenance" => (
+                format!("a step of maintenance fails: {detail}"),
+                "the other steps go on; this one is not done: the log may grow, or messages wait that need not",
+                "mend the cause that PostgreSQL gives; relays try again each minute".to_owned(),
             ),
             _ => (
                 format!("{detail} has the lock by which relays agree on a leader, and is no relay"),

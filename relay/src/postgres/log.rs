@@ -50,7 +50,7 @@ impl Log {
     pub(super) fn new(schema: &SchemaName) -> Self {
         Self {
             one: (0..SEGMENTS).map(|number| Reading::new(schema, &format!("message_{number}"))).collect(),
-            all: Reading::new(schema, "message"),
+            all: Reading::new(schema, "log"),
             single_turn: AtomicI64::new(SEVERAL),
             is_checked: AtomicBool::new(false),
         }

@@ -10,11 +10,15 @@ use super::{Store, session::Session};
 use crate::error::StoreError;
 
 const EMPTY_SEGMENT: &str = include_str!("sql/empty_segment.sql");
+const FIND_UNSENT: &str = include_str!("sql/find_unsent.sql");
+const FORGET_EMPTIED: &str = include_str!("sql/forget_emptied.sql");
 
 /// Messages that one transaction looks at, at most.
 const BATCH: i64 = 1_000;
-/// Of all relays one tries so often to end the turn of the log, at most: producers may wait for it.
-const TRY_EVERY_SECONDS: f64 = 30.0;
+/// Rows that one transaction looks at, at most, where it seldom finds anything.
+const LOOK: i32 = 20_000;
+/// Notes that one transaction deletes, at most.
+const NOTES: i32 = 10_000;
 /// After so long a relay that was not seen is forgotten.
 const FORGOTTEN_SECONDS: f64 = 3_600.0;
 /// A relay that was seen so recently is one of the fleet: twice the time after which each says
@@ -35,8 +39,13 @@ pub(crate) struct Progress {
 pub struct Emptied {
     /// About how many messages went: exactly up to a million.
     pub messages: u64,
-    /// Messages that are kept because they were written below the floor of their lane after a
-    /// restore, and perhaps never sent.
+}
+
+/// A look into a segment of a restored database, before it is emptied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Looked {
+    /// Messages that were written below the floor of their lane after the restore, and perhaps never
+    /// sent: they are set aside now, and sent.
     pub unsent: u64,
     /// The highest id of them.
     pub unsent_id: Option<i64>,
@@ -62,9 +71,39 @@ pub(crate) struct RepairedIds {
 
 impl Emptied {
     fn new(row: &Row) -> Self {
-        let count = |name| row.get::<_, i64>(name).unsigned_abs();
-        Self { messages: count("messages"), unsent: count("unsent"), unsent_id: row.get("unsent_id") }
+        Self { messages: row.get::<_, i64>("messages").unsigned_abs() }
     }
+}
+
+impl Looked {
+    fn new(row: &Row) -> Self {
+        Self { unsent: row.get::<_, i64>("unsent").unsigned_abs(), unsent_id: row.get("unsent_id") }
+    }
+}
+
+/// Looks into the segment that is to be emptied next, for a command that has locked the
+/// maintenance; `None` when there is nothing to look at, or no more.
+///
+/// # Errors
+/// PostgreSQL refused or went away.
+pub async fn find_unsent(
+    transaction: &Transaction<'_>,
+    schema: &SchemaName,
+    retention: Duration,
+) -> Result<Option<Looked>, Error> {
+    let parameters: [&dyn Parameter; 2] = [&retention.as_secs_f64(), &LOOK];
+    let row = transaction.query_typed_opt(&schema.sql(FIND_UNSENT), &typed(&parameters)).await?;
+    Ok(row.as_ref().map(Looked::new))
+}
+
+/// Deletes notes about messages whose segments are emptied; whether there are more.
+///
+/// # Errors
+/// PostgreSQL refused or went away.
+pub async fn forget_emptied(transaction: &Transaction<'_>, schema: &SchemaName) -> Result<bool, Error> {
+    let sql = schema.sql(FORGET_EMPTIED);
+    let row = transaction.query_typed_opt(&sql, &typed(&[&NOTES])).await?;
+    Ok(row.is_some_and(|row| row.get(0)))
 }
 
 /// Empties the oldest segment that was drained longer ago than `retention`, for a command that has
@@ -112,26 +151,40 @@ impl Store {
         Ok(rows.first().map(Emptied::new))
     }
 
-    /// Deletes what was kept of segments and is needed no more, and the receipts of messages that
-    /// are gone; returns how many messages.
-    pub(crate) async fn forget(self: &Arc<Self>, retention: Duration) -> Result<u64, StoreError> {
-        let Some(session) = self.maintain().await? else { return Ok(0) };
-        let seconds = retention.as_secs_f64();
-        let rows = session.query("delete kept messages", &self.sql.delete_kept, &[&seconds]).await?;
-        session.query_and_commit("forget milestones", &self.sql.forget, &[&seconds]).await?;
-        Ok(rows.first().map_or(0, |row| row.get::<_, i64>(0).unsigned_abs()))
+    /// Looks into the segment that is to be emptied next; `None` when there is nothing to look at,
+    /// or no more, or another relay maintains just now.
+    pub(crate) async fn find_unsent(
+        self: &Arc<Self>,
+        retention: Duration,
+    ) -> Result<Option<Looked>, StoreError> {
+        let Some(session) = self.maintain().await? else { return Ok(None) };
+        let parameters: [&dyn Parameter; 2] = [&retention.as_secs_f64(), &LOOK];
+        let rows = session
+            .query_and_commit("look for messages never sent", &self.sql.find_unsent, &parameters)
+            .await?;
+        Ok(rows.first().map(Looked::new))
+    }
+
+    /// Deletes the notes about messages that are gone, and their receipts; whether there are more
+    /// notes.
+    pub(crate) async fn forget(self: &Arc<Self>, retention: Duration) -> Result<bool, StoreError> {
+        let Some(session) = self.maintain().await? else { return Ok(false) };
+        let rows = session.query("forget emptied messages", &self.sql.forget_emptied, &[&NOTES]).await?;
+        session.query_and_commit("forget milestones", &self.sql.forget, &[&retention.as_secs_f64()]).await?;
+        Ok(rows.first().is_some_and(|row| row.get(0)))
     }
 
     /// Ends the turn of the log, if it has taken `span`; returns why it cannot. Producers wait for
-    /// it so long at most.
+    /// it so long at most, once in `pause`.
     pub(crate) async fn end_turn(
         self: &Arc<Self>,
         span: Duration,
         wait: Duration,
+        pause: Duration,
     ) -> Result<Option<String>, StoreError> {
         let Some(session) = self.maintain().await? else { return Ok(None) };
         let wait = i32::try_from(wait.as_millis()).unwrap_or(i32::MAX);
-        let parameters: [&dyn Parameter; 3] = [&span.as_secs_f64(), &wait, &TRY_EVERY_SECONDS];
+        let parameters: [&dyn Parameter; 3] = [&span.as_secs_f64(), &wait, &pause.as_secs_f64()];
         let rows =
             session.query_and_commit("end the turn of the log", &self.sql.end_turn, &parameters).await?;
         Ok(rows.first().and_then(|row| row.get(0)))
@@ -232,6 +285,16 @@ impl Store {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Writes down why a step of maintenance failed, for the doctor.
+    pub(crate) async fn note_fault(self: &Arc<Self>, step: &str, reason: &str) -> Result<(), StoreError> {
+        self.ask("note a fault of maintenance", &self.sql.note_fault, &[&step, &reason]).await.map(drop)
+    }
+
+    /// A step works again; `None` for all.
+    pub(crate) async fn forget_faults(self: &Arc<Self>, step: Option<&str>) -> Result<(), StoreError> {
+        self.ask("forget faults of maintenance", &self.sql.forget_faults, &[&step]).await.map(drop)
     }
 
     /// A transaction that has the maintenance to itself.

@@ -30,20 +30,18 @@ pub(crate) struct Unparked<'a> {
 }
 
 impl Session {
-    /// Sets messages aside.
+    /// Sets messages aside. PostgreSQL copies what they carry from the log.
     pub(crate) async fn park(&self, parkings: &[(&Message, Parking)]) -> Result<(), StoreError> {
         let lanes: Vec<i16> = parkings.iter().map(|(m, _)| m.lane).collect();
         let ids: Vec<i64> = parkings.iter().map(|(m, _)| m.id).collect();
-        let ordering_keys: Vec<Option<&str>> =
-            parkings.iter().map(|(m, _)| m.ordering_key.as_deref()).collect();
         let attempts: Vec<i32> = parkings.iter().map(|(_, p)| p.attempts).collect();
         let delays: Vec<Option<f64>> = parkings.iter().map(|(_, p)| p.delay_seconds).collect();
         let dead: Vec<bool> = parkings.iter().map(|(_, p)| p.dead).collect();
         let errors: Vec<&str> = parkings.iter().map(|(_, p)| p.error.as_str()).collect();
         let causes: Vec<&str> = parkings.iter().map(|(_, p)| p.cause.name()).collect();
         let waits_for: Vec<Option<&str>> = parkings.iter().map(|(_, p)| p.waits_for.as_deref()).collect();
-        let parameters: [&dyn Parameter; 9] =
-            [&lanes, &ids, &ordering_keys, &attempts, &delays, &dead, &errors, &causes, &waits_for];
+        let parameters: [&dyn Parameter; 8] =
+            [&lanes, &ids, &attempts, &delays, &dead, &errors, &causes, &waits_for];
         self.execute("park messages", &self.store.sql.park, &parameters).await.map(drop)
     }
 

@@ -319,8 +319,9 @@ async fn fill(pg: &Client, from: i32, to: i32) {
                     FROM generate_series($1::int, $2) AS n";
     pg.execute(messages, &[&from, &to]).await.unwrap();
     let parked =
-        "INSERT INTO oncebox.parked (lane, id, ordering_key, attempts, next_attempt_at, dead_at, error)
-                  SELECT m.lane, m.id, CASE n % 64 / 16 WHEN 1 THEN NULL ELSE m.ordering_key END, 1,
+        "INSERT INTO oncebox.parked (lane, id, turn, key, subject, headers, payload, created_at, ordering_key, attempts,
+                                     next_attempt_at, dead_at, error)
+                  SELECT m.lane, m.id, m.turn, m.key, m.subject, m.headers, m.payload, m.created_at, CASE n % 64 / 16 WHEN 1 THEN NULL ELSE m.ordering_key END, 1,
                          CASE n % 64 / 16 WHEN 1 THEN now() + interval '1 h' END,
                          CASE n % 64 / 16 WHEN 0 THEN now() END, 'e'
                   FROM generate_series($1::int, $2) AS n

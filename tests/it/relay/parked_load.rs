@@ -25,8 +25,9 @@ async fn park(client: &Client, lost: &str) {
                   high = greatest(c.high, (SELECT max(id) FROM oncebox.message AS m WHERE m.lane = c.lane))";
     client.execute(settle, &[]).await.unwrap();
     let park =
-        "INSERT INTO oncebox.parked (lane, id, ordering_key, attempts, next_attempt_at, dead_at, error)
-        SELECT m.lane, m.id, m.ordering_key, 5,
+        "INSERT INTO oncebox.parked (lane, id, turn, key, subject, headers, payload, created_at, ordering_key, attempts,
+                                     next_attempt_at, dead_at, error)
+        SELECT m.lane, m.id, m.turn, m.key, m.subject, m.headers, m.payload, m.created_at, m.ordering_key, 5,
                CASE WHEN n.n = 30001 OR n.n BETWEEN 60001 AND 90000 THEN now() + interval '1 hour'
                     WHEN n.n > 90000 THEN now() END,
                CASE WHEN n.n <= 30000 THEN now() END, 'no stream takes the subject'

@@ -68,9 +68,9 @@ const PAGES_COUNTED_IN_ALL_MAX: u64 = 60_000;
 /// Checks each query as its first executions plan it and as its later ones do.
 async fn check(env: &TestEnv, client: &Client, state: &str) {
     // Of a pass's statements the text over one segment, and the one over all.
-    let tables = |sql: &str| if sql.contains("{log}") { vec!["message_0", "message"] } else { vec![""] };
+    let tables = |sql: &str| if sql.contains("{log}") { vec!["message_0", "log"] } else { vec![""] };
     let queries = QUERIES.into_iter().flat_map(|(name, sql, arguments)| {
-        let is_all = |table| table == "message";
+        let is_all = |table| table == "log";
         tables(sql)
             .into_iter()
             .map(move |table| (name, sql.replace("{log}", table), arguments, is_all(table)))
@@ -118,7 +118,7 @@ async fn check(env: &TestEnv, client: &Client, state: &str) {
             let most = match (counts, is_over_all) {
                 (true, true) => PAGES_COUNTED_IN_ALL_MAX,
                 (true, false) => PAGES_COUNTED_MAX,
-                // Nine tables, and nine roots of indexes.
+                // Eight tables, and eight roots of indexes.
                 (false, true) => 4 * PAGES_MAX,
                 (false, false) => PAGES_MAX,
             };
@@ -130,7 +130,7 @@ async fn check(env: &TestEnv, client: &Client, state: &str) {
 /// By transaction through the index for it, by id through the primary key: the other one of the two
 /// would walk a lane's whole settled past. No condition on either is left to a filter.
 fn check_index(scan: &str, condition: &str, what: &str) {
-    let is_by_key = scan.contains("_key_unique") || scan.contains("message_kept_key");
+    let is_by_key = scan.contains("_key_unique");
     let is_by_transaction = condition.contains("xact");
     let index = if is_by_transaction { "_lane_xact_id" } else { "_pkey" };
     assert!(is_by_key || scan.contains(index), "{scan}\n{condition}\n{what}");

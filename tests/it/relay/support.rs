@@ -228,7 +228,6 @@ pub(crate) async fn age(client: &tokio_postgres::Client) {
                SET began_at = began_at - interval '8 days', drained_at = drained_at - interval '8 days',
                    tried_at = tried_at - interval '8 days';
                UPDATE oncebox.late_receipt SET at = at - interval '8 days';
-               UPDATE oncebox.message_kept SET kept_at = kept_at - interval '8 days';
                UPDATE oncebox.milestone SET reached_at = reached_at - interval '8 days'";
     client.batch_execute(sql).await.unwrap();
 }

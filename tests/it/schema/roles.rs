@@ -98,7 +98,8 @@ const RIGHTS: &[(&str, &str)] = &[
     ("r", "UPDATE oncebox.cursor SET high = high"),
     ("", "INSERT INTO oncebox.lane (lane) VALUES (99)"),
     ("", "DELETE FROM oncebox.lane"),
-    ("ro", "INSERT INTO oncebox.parked (lane, id, attempts, error) VALUES (0, 99, 1, 'e')"),
+    ("ro", "INSERT INTO oncebox.parked (lane, id, turn, attempts, error, key, subject, headers, payload, created_at)
+             VALUES (0, 99, 0, 1, 'e', 'k', 's', '{}', '', now())"),
     ("ro", "UPDATE oncebox.parked SET attempts = 2"),
     ("ro", "DELETE FROM oncebox.parked"),
     ("ro", "SELECT * FROM oncebox.maintenance FOR UPDATE SKIP LOCKED"),

@@ -26,7 +26,7 @@ SET
   system_identifier = here.system_identifier,
   reset_until = greatest(c.high, c.reset_until, (
     SELECT max(m.id)
-    FROM {schema}.message AS m
+    FROM {schema}.log AS m
     WHERE m.lane = c.lane
       AND m.id > c.high
       AND NOT pg_visible_in_snapshot(m.xact, pg_current_snapshot())

@@ -42,7 +42,7 @@ CROSS JOIN LATERAL (
 ) AS c
 CROSS JOIN (SELECT s.system_identifier FROM pg_control_system() AS s OFFSET 0) AS here
 CROSS JOIN (
-  SELECT CASE WHEN count(*) FILTER (WHERE NOT s.is_live OR s.number = p.turn % 8) = 9 THEN p.turn END AS turn
+  SELECT CASE WHEN count(*) FILTER (WHERE NOT s.is_live OR s.number = p.turn % 8) = 8 THEN p.turn END AS turn
   FROM (SELECT pg_sequence_last_value('{schema}.turn') AS turn OFFSET 0) AS p
   CROSS JOIN {schema}.segment AS s
   GROUP BY p.turn

@@ -47,7 +47,7 @@ FROM {schema}.lane_cursor AS l
 CROSS JOIN (SELECT c.system_identifier FROM pg_control_system() AS c OFFSET 0) AS here
 CROSS JOIN LATERAL (
   SELECT
-  FROM {schema}.message AS m
+  FROM {schema}.log AS m
   WHERE m.lane = l.lane
     AND m.xact >= pg_snapshot_xmax(pg_current_snapshot())
     AND m.id > l.floor
@@ -74,7 +74,7 @@ FROM relation AS r
 CROSS JOIN LATERAL aclexplode(r.relacl) AS a
 LEFT JOIN pg_roles AS g ON g.oid = a.grantee
 WHERE a.grantee <> r.relowner
-  AND (r.relname ~ '^message_([0-7]|kept)$' OR r.relname IN (
+  AND (r.relname ~ '^message_[0-7]$' OR r.relname IN (
     'segment', 'turn', 'cursor', 'lane', 'parked', 'discarded', 'replay', 'milestone', 'receipt', 'outbox', 'delayed',
     'message_id_seq', 'audit', 'migration'
   ))
@@ -99,6 +99,10 @@ WHERE k.locktype = 'advisory'
     WHEN to_regrole(quote_ident(x.prefix || '_relay')) IS NULL THEN false
     ELSE NOT pg_has_role(a.usesysid, to_regrole(quote_ident(x.prefix || '_relay'))::oid, 'MEMBER')
   END
+UNION ALL
+SELECT 'maintenance', format('%s, since %s: %s', f.step, date_trunc('second', f.since), f.reason)
+FROM {schema}.maintenance_fault AS f
+WHERE f.seen_at > clock_timestamp() - interval '15 minutes'
 UNION ALL
 -- A turn ends after a sixth of the retention time.
 SELECT 'turn', format('message_%s takes messages since %s; %s', s.number, date_trunc('second', s.began_at), CASE

@@ -9,7 +9,7 @@ SELECT EXISTS (
   FROM (
     (
       SELECT n.ordering_key, n.subject, octet_length(n.payload) AS bytes
-      FROM {schema}.message AS n
+      FROM {schema}.log AS n
       WHERE n.lane = $1 AND n.id > $2
       ORDER BY n.id
       LIMIT 10000
@@ -17,7 +17,7 @@ SELECT EXISTS (
     UNION ALL
     (
       SELECT n.ordering_key, n.subject, octet_length(n.payload) AS bytes
-      FROM {schema}.message AS n
+      FROM {schema}.log AS n
       WHERE n.lane = $1 AND n.id > $2
       ORDER BY n.id DESC
       LIMIT 1000

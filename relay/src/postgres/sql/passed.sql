@@ -8,7 +8,7 @@ SELECT m.lane, m.id
 FROM unnest($1::smallint[], $2::bigint[]) AS w (lane, id)
 CROSS JOIN LATERAL (
   SELECT n.lane, n.id, n.xact, n.subject
-  FROM {schema}.message AS n
+  FROM {schema}.log AS n
   WHERE n.lane = w.lane AND n.id >= w.id AND n.id <= w.id
   ORDER BY n.id
   OFFSET 0

@@ -103,7 +103,7 @@ LEFT JOIN LATERAL (
   ) AS due
 ) AS m ON l.reset_until IS NULL AND m.bytes_before < $2
 CROSS JOIN (
-  SELECT CASE WHEN count(*) FILTER (WHERE NOT s.is_live OR s.number = p.turn % 8) = 9 THEN p.turn END AS turn
+  SELECT CASE WHEN count(*) FILTER (WHERE NOT s.is_live OR s.number = p.turn % 8) = 8 THEN p.turn END AS turn
   FROM (SELECT pg_sequence_last_value('{schema}.turn') AS turn OFFSET 0) AS p
   CROSS JOIN {schema}.segment AS s
   GROUP BY p.turn

@@ -35,7 +35,7 @@ SELECT
 FROM (
   SELECT pg_current_snapshot()::text AS snapshot
   FROM (
-    SELECT CASE WHEN count(*) FILTER (WHERE NOT s.is_live OR s.number = p.turn % 8) = 9 THEN p.turn END AS turn
+    SELECT CASE WHEN count(*) FILTER (WHERE NOT s.is_live OR s.number = p.turn % 8) = 8 THEN p.turn END AS turn
     FROM (SELECT pg_sequence_last_value('{schema}.turn') AS turn OFFSET 0) AS p
     CROSS JOIN {schema}.segment AS s
     GROUP BY p.turn

@@ -2,8 +2,8 @@
 -- $1: lanes, claimed by this transaction; $2: messages at most; $3: bytes at most; $4: whether dead
 -- messages block their ordering key; $5: as in read.sql. A due time is only a hint to look: a
 -- message that is not the first of its ordering key is returned as blocked, and not sent.
--- Index: parked_due, parked_ordering_key, parked_dead_ordering_key, message_pkey, replay_pkey.
--- ORDER BY of messages as claim.sql explains. Locking: none; the lanes are locked by claim.sql.
+-- Index: parked_due, parked_ordering_key, parked_dead_ordering_key, parked_pkey, replay_pkey.
+-- Locking: none; the lanes are locked by claim.sql.
 WITH looked_at AS MATERIALIZED (
   SELECT
     p.lane,
@@ -78,17 +78,17 @@ sized AS (
     p.replay,
     -- Only of a replay; its number and this make an id for the broker.
     r.requested_at,
-    m.*,
-    sum(octet_length(m.payload)) OVER (ORDER BY m.id ROWS UNBOUNDED PRECEDING) - octet_length(m.payload) AS bytes_before
+    p.lane,
+    p.id,
+    p.key,
+    p.subject,
+    p.ordering_key,
+    p.headers,
+    p.payload,
+    p.created_at,
+    sum(octet_length(p.payload)) OVER (ORDER BY p.id ROWS UNBOUNDED PRECEDING) - octet_length(p.payload) AS bytes_before
   FROM due
   JOIN {schema}.parked AS p ON p.lane = due.lane AND p.id = due.id
-  CROSS JOIN LATERAL (
-    SELECT *
-    FROM {schema}.message AS n
-    WHERE n.lane = due.lane AND n.id >= due.id AND n.id <= due.id
-    ORDER BY n.id
-    OFFSET 0
-  ) AS m
   LEFT JOIN {schema}.replay AS r ON p.replay > 0 AND r.lane = due.lane AND r.id = due.id
 )
 SELECT

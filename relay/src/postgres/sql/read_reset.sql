@@ -35,7 +35,7 @@ CROSS JOIN LATERAL (
     sum(octet_length(due.payload)) OVER (ORDER BY due.id ROWS UNBOUNDED PRECEDING) - octet_length(due.payload) AS bytes_before
   FROM (
     SELECT d.id, d.key, d.subject, d.ordering_key, d.headers, d.payload, d.created_at
-    FROM {schema}.message AS d
+    FROM {schema}.log AS d
     WHERE d.lane = l.lane
       AND d.id > l.floor
       AND d.id <= l.reset_until
