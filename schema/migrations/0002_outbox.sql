@@ -65,7 +65,7 @@ CREATE TABLE {schema}.segment (
   began_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
   drained_at timestamptz,
   tried_at   timestamptz,
-  tried_xmax xid8,
+  tried_xact xid8,
   looked_lane smallint,
   looked_id  bigint,
   CONSTRAINT segment_pkey PRIMARY KEY (number),
@@ -76,7 +76,7 @@ COMMENT ON COLUMN {schema}.segment.turn IS 'The turn in which messages went into
 COMMENT ON COLUMN {schema}.segment.is_live IS 'A message in it may be due. While one segment alone is live, relays read nothing else.';
 COMMENT ON COLUMN {schema}.segment.drained_at IS 'Since when no message in it is due.';
 COMMENT ON COLUMN {schema}.segment.tried_at IS 'When a relay last asked for the lock that ends its turn.';
-COMMENT ON COLUMN {schema}.segment.tried_xmax IS 'The first transaction that had not begun then: an older one that still holds the table is a long one.';
+COMMENT ON COLUMN {schema}.segment.tried_xact IS 'The transaction that did: an older one that holds the table at the next try is a long one.';
 COMMENT ON COLUMN {schema}.segment.looked_lane IS 'With looked_id: up to where find_unsent() has looked for messages of a restored database; 32767 = everywhere.';
 INSERT INTO {schema}.segment (number, turn, is_live, is_empty)
 SELECT n, CASE WHEN n = 0 THEN 0 ELSE n - 8 END, n = 0, n > 0

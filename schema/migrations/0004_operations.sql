@@ -152,7 +152,7 @@ COMMENT ON TABLE {schema}.maintenance IS 'One row, locked by the relay that dele
 INSERT INTO {schema}.maintenance DEFAULT VALUES;
 
 CREATE TABLE {schema}.maintenance_fault (
-  step    text NOT NULL,
+  step    text COLLATE "C" NOT NULL,
   reason  text NOT NULL,
   since   timestamptz NOT NULL DEFAULT clock_timestamp(),
   seen_at timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -192,11 +192,9 @@ INSERT INTO {schema}.installation (role_prefix) VALUES ('{name}');
 CREATE TABLE {schema}.reset (
   lane smallint NOT NULL,
   snap pg_snapshot NOT NULL DEFAULT pg_current_snapshot(),
-  turn bigint NOT NULL DEFAULT pg_sequence_last_value('{schema}.turn'),
   CONSTRAINT reset_pkey PRIMARY KEY (lane)
 );
 COMMENT ON TABLE {schema}.reset IS 'When a lane was found to hold messages of another cluster: up to its floor, what is visible in snap is settled or parked.';
-COMMENT ON COLUMN {schema}.reset.turn IS 'The turn in which that was: when all segments up to it are emptied, the row goes.';
 
 -- The turn of a segment, by its table.
 CREATE FUNCTION {schema}.turn_of(part oid) RETURNS bigint

@@ -35,8 +35,10 @@ BEGIN
 END $$;
 
 -- Tells a repeated request from another one with the same key: `fingerprint` in oncebox_http.
--- Credentials are pairs of a header's name and value; their characters are the bytes that were
--- sent. A content type that is NULL says that the service itself has chosen the content.
+-- Credentials are an array of pairs, [["authorization", "Bearer .."]], each a header's name and
+-- value; their characters are the bytes that were sent. Another shape is refused: credentials that
+-- do not count would let one user have the response of another. A content type that is NULL says
+-- that the service itself has chosen the content.
 CREATE FUNCTION {schema}.request_fingerprint(
   method text, path text, query text, credentials jsonb, content_type text, content bytea
 ) RETURNS bytea
@@ -46,6 +48,18 @@ DECLARE
     || {schema}.sized(convert_to(path, 'LATIN1'));
   media record;
 BEGIN
+  IF jsonb_typeof(credentials) <> 'array' OR EXISTS (
+    SELECT
+    FROM jsonb_array_elements(CASE jsonb_typeof(credentials) WHEN 'array' THEN credentials END) AS c (pair)
+    WHERE CASE jsonb_typeof(c.pair)
+      WHEN 'array' THEN jsonb_array_length(c.pair) <> 2
+        OR jsonb_typeof(c.pair -> 0) <> 'string' OR jsonb_typeof(c.pair -> 1) <> 'string'
+      ELSE true
+    END
+  ) THEN
+    RAISE EXCEPTION 'credentials must be an array of pairs of a header''s name and value' USING ERRCODE = 'OB011',
+      HINT = 'For example [["authorization", "Bearer .."]]; [] where a request has none.';
+  END IF;
   -- Parameters in the order of their names; those of one name keep theirs.
   SELECT fields || {schema}.sized(convert_to(coalesce(
            string_agg(p.text, '&' ORDER BY split_part(p.text, '=', 1) COLLATE "C", p.n), ''), 'LATIN1'))

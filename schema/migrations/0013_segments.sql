@@ -31,7 +31,7 @@ BEGIN
   END IF;
   UPDATE {schema}.segment AS s
   SET turn = this_turn, is_live = true, is_empty = false, began_at = clock_timestamp(), drained_at = NULL, tried_at = NULL,
-    tried_xmax = NULL, looked_lane = NULL, looked_id = NULL
+    tried_xact = NULL, looked_lane = NULL, looked_id = NULL
   WHERE s.number = this_turn % 8 AND s.turn <> this_turn;
   RETURN FOUND;
 END $$;
@@ -90,7 +90,7 @@ BEGIN
       SELECT
       FROM pg_locks AS x
       WHERE x.pid = l.pid AND x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' AND x.granted
-        AND (closed.tried_xmax::text::bigint - x.transactionid::text::bigint) & 4294967295 BETWEEN 1 AND 2147483647
+        AND (closed.tried_xact::text::bigint - x.transactionid::text::bigint) & 4294967295 BETWEEN 1 AND 2147483647
     ))
   LIMIT 1;
   IF FOUND THEN
@@ -99,7 +99,7 @@ BEGIN
   IF closed.tried_at > clock_timestamp() - make_interval(secs => pause_seconds) THEN
     RETURN format('producers hold %s', closing);
   END IF;
-  UPDATE {schema}.segment AS s SET tried_at = clock_timestamp(), tried_xmax = pg_snapshot_xmax(pg_current_snapshot())
+  UPDATE {schema}.segment AS s SET tried_at = clock_timestamp(), tried_xact = pg_current_xact_id()
   WHERE s.number = this_turn % 8;
   PERFORM set_config('lock_timeout', end_turn.wait_ms::text, true);
   BEGIN
@@ -109,7 +109,7 @@ BEGIN
   END;
   UPDATE {schema}.segment AS s
   SET turn = this_turn + 1, is_live = true, is_empty = false, began_at = clock_timestamp(), drained_at = NULL, tried_at = NULL,
-    tried_xmax = NULL, looked_lane = NULL, looked_id = NULL
+    tried_xact = NULL, looked_lane = NULL, looked_id = NULL
   WHERE s.number = next.number;
   PERFORM setval('{schema}.turn', this_turn + 1);
   RETURN NULL;
@@ -200,9 +200,9 @@ $$;
 
 -- Looks into the next segment to be emptied for messages of a restored database that were perhaps
 -- never sent: they were written here, below the floor of their lane, and repair_ids() has not seen
--- them. Sets them aside, to be sent once more. Looks at so many rows, and goes on from there the
--- next time; says how many it has set aside, the highest id, and whether the segment is done. No row
--- when there is nothing to look at, as in every database that was never restored.
+-- them. Sets them aside, to be sent once more. Looks at so many rows below the floors, and goes on
+-- from there the next time; says how many it has set aside, the highest id, and whether the segment
+-- is done. No row when there is nothing to look at, as in every database that was never restored.
 --
 -- Nobody waits for it: it locks lanes only where it finds something. Maintenance, then lanes, as
 -- repair_ids() does.
@@ -215,15 +215,23 @@ DECLARE
   seen record;
 BEGIN
   SELECT s.* INTO part FROM {schema}.old_segments(retention_seconds) AS s LIMIT 1;
-  IF NOT FOUND OR part.looked_lane = 32767 OR NOT EXISTS (SELECT FROM {schema}.reset AS r WHERE r.turn >= part.turn) THEN
+  IF NOT FOUND OR part.looked_lane = 32767 OR NOT EXISTS (SELECT FROM {schema}.reset) THEN
     RETURN;
   END IF;
   number := part.number;
   EXECUTE format($seen$
     WITH looked_at AS MATERIALIZED (
-      SELECT m.lane, m.id, m.xact, m.xmin AS row_xmin
-      FROM {schema}.message_%1$s AS m
-      WHERE (m.lane, m.id) > (coalesce($1, -1::smallint), coalesce($2, 9223372036854775807))
+      SELECT m.*, x.snap
+      FROM {schema}.reset AS x
+      JOIN {schema}.lane_cursor AS c ON c.lane = x.lane
+      CROSS JOIN LATERAL (
+        SELECT n.lane, n.id, n.xact, n.xmin AS row_xmin
+        FROM {schema}.message_%1$s AS n
+        WHERE n.lane = x.lane AND n.id <= c.floor AND n.id > CASE WHEN x.lane = $1 THEN $2 ELSE 0 END
+        ORDER BY n.id
+        LIMIT $3
+      ) AS m
+      WHERE $1 IS NULL OR x.lane >= $1
       ORDER BY m.lane, m.id
       LIMIT $3
     )
@@ -234,10 +242,7 @@ BEGIN
       ARRAY(
         SELECT m.id
         FROM looked_at AS m
-        JOIN {schema}.reset AS x ON x.lane = m.lane
-        JOIN {schema}.lane_cursor AS c ON c.lane = m.lane
-        WHERE m.id <= c.floor
-          AND NOT ({schema}.written_by(m.row_xmin) < m.xact OR pg_visible_in_snapshot({schema}.written_by(m.row_xmin), x.snap))
+        WHERE NOT ({schema}.written_by(m.row_xmin) < m.xact OR pg_visible_in_snapshot({schema}.written_by(m.row_xmin), m.snap))
           AND NOT EXISTS (SELECT FROM {schema}.replay AS r WHERE r.lane = m.lane AND r.id = m.id)
           AND NOT EXISTS (SELECT FROM {schema}.discarded AS d WHERE d.lane = m.lane AND d.id = m.id)
       ) AS ids
@@ -285,9 +290,7 @@ DECLARE
   part {schema}.segment;
 BEGIN
   SELECT s.* INTO part FROM {schema}.old_segments(retention_seconds) AS s LIMIT 1;
-  IF NOT FOUND OR part.looked_lane IS DISTINCT FROM 32767 AND EXISTS (
-    SELECT FROM {schema}.reset AS r WHERE r.turn >= part.turn
-  ) THEN
+  IF NOT FOUND OR part.looked_lane IS DISTINCT FROM 32767 AND EXISTS (SELECT FROM {schema}.reset) THEN
     RETURN;
   END IF;
   number := part.number;
@@ -317,8 +320,8 @@ BEGIN
 END $$;
 
 -- Deletes the notes about messages that are gone, so many of each kind at most: that they were
--- discarded or replayed, and that their lane was restored. A note goes when every segment up to its
--- turn is emptied. Returns whether there is more to delete.
+-- discarded or replayed. A note goes when every segment up to its turn is emptied. Returns whether
+-- there is more to delete.
 CREATE FUNCTION {schema}.forget_emptied(most integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -326,7 +329,6 @@ DECLARE
   deleted bigint;
   is_full boolean;
 BEGIN
-  DELETE FROM {schema}.reset AS r WHERE r.turn < oldest;
   DELETE FROM {schema}.discarded AS d
   USING (SELECT o.lane, o.id FROM {schema}.discarded AS o WHERE o.turn < oldest ORDER BY o.turn LIMIT most) AS old
   WHERE d.lane = old.lane AND d.id = old.id;

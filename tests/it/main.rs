@@ -42,6 +42,7 @@ mod relay {
     mod waiting; // what one cause refuses waits together, and a few messages are tried for all
     mod encodings; // databases whose encoding is not UTF-8: what cannot be read is set aside alone
     mod segments; // the ring of segments turns under relays, producers and commands
+    mod aside; // what is set aside carries its message: segments, dumps, losses and replays
     mod sizes; // a stream that has no room for large messages gets the small ones
     pub(crate) mod large; // large payloads lie in the Object Store, through crashes and losses
     mod wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing

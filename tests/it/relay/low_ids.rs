@@ -5,7 +5,7 @@ use oncebox_tests::{Log, TestEnv};
 use tokio_postgres::Client;
 
 use crate::relay::{
-    process::{run, run_ok},
+    process::run,
     support::{a_month, age, assert_delivered, client, connect, drain, enqueue, stored, values, values_of},
 };
 
@@ -166,15 +166,13 @@ async fn what_was_never_sent_is_not_deleted_whoever_raised_the_ids() {
     expected.extend(enqueue(&client, &env.subject("a"), "new-", 0..30, 4).await);
     assert_eq!(relay(&env).await, 30);
     log.clear();
-    assert_eq!(a_month(&client, &values_of(&env)).await, 30);
+    assert_eq!(a_month(&client, &values_of(&env)).await, 60);
     assert!(log.text().contains("messages=30 last_id=30"), "{}", log.text());
-    assert_eq!(count(&client, "message").await, 30);
-    run_ok(env.database_url(), &["outbox", "replay", "--to-id", "30"]).await;
+    assert_eq!(count(&client, "message").await, 30, "set aside, though their segment is emptied");
     assert_eq!(relay(&env).await, 30);
-    expected.extend(low.into_iter().map(|key| format!("{key};r=1")));
+    expected.extend(low);
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
-    log.clear();
-    assert_eq!(a_month(&client, &values_of(&env)).await, 30);
+    a_month(&client, &values_of(&env)).await;
     assert_eq!(count(&client, "message").await, 0);
 }
 

@@ -205,7 +205,7 @@ pub(crate) async fn through_proxy(url: &str) -> (Proxy, String) {
 }
 
 /// Steps until a round is over; returns how many messages were deleted.
-async fn maintain(maintainer: &mut oncebox_relay::parts::Maintainer) -> u64 {
+pub(crate) async fn maintain(maintainer: &mut oncebox_relay::parts::Maintainer) -> u64 {
     let mut pruned = 0;
     for _ in 0..1_000 {
         let done = maintainer.run_once().await.unwrap();

@@ -93,5 +93,5 @@ async fn a_delayed_message_that_is_being_moved_keeps_its_key_and_the_turn() {
         assert_eq!(taken.get::<_, Option<i64>>(0), None);
         assert_eq!(end_turn(&client).await, None);
     }
-    assert_eq!(count(&client, "SELECT count(*) FROM oncebox.message WHERE key = 'k'").await, 1);
+    assert_eq!(count(&client, "SELECT count(*) FROM oncebox.message WHERE key = 'k' AND lane >= 0").await, 1);
 }
