@@ -9,27 +9,27 @@
 -- whole table for a few rows. Locking: none.
 WITH found AS MATERIALIZED (
   (
-    SELECT m.lane, m.id, m.xact, m.key, m.subject, m.ordering_key, m.created_at
+    SELECT m.lane, m.id, m.xact, m.key, m.subject, m.ordering_key, m.created_at, false AS is_delayed
     FROM {schema}.message AS m
-    WHERE m.key = $1::text AND m.lane >= 0
+    WHERE m.key = $1::text
   )
   UNION ALL
   (
-    SELECT -1::smallint, d.id, '3'::xid8, d.key, d.subject, NULL::text, d.created_at
+    SELECT -1::smallint, d.id, '3'::xid8, d.key, d.subject, NULL::text, d.created_at, true
     FROM {schema}.delayed AS d
     WHERE d.key = $1::text
   )
   UNION ALL
   (
-    SELECT m.lane, m.id, m.xact, m.key, m.subject, m.ordering_key, m.created_at
+    SELECT m.lane, m.id, m.xact, m.key, m.subject, m.ordering_key, m.created_at, false AS is_delayed
     FROM {schema}.message AS m
-    WHERE m.key COLLATE "C" > $1::text || ':' AND m.key COLLATE "C" < $1::text || ';' AND m.lane >= 0
+    WHERE m.key COLLATE "C" > $1::text || ':' AND m.key COLLATE "C" < $1::text || ';'
     ORDER BY m.key COLLATE "C"
     LIMIT $2
   )
   UNION ALL
   (
-    SELECT -1::smallint, d.id, '3'::xid8, d.key, d.subject, NULL::text, d.created_at
+    SELECT -1::smallint, d.id, '3'::xid8, d.key, d.subject, NULL::text, d.created_at, true
     FROM {schema}.delayed AS d
     WHERE d.key > $1::text || ':' AND d.key < $1::text || ';'
     ORDER BY d.key
@@ -123,4 +123,5 @@ LEFT JOIN LATERAL (
   ORDER BY m.id
   OFFSET 0
 ) AS b ON true
+WHERE f.lane >= 0 OR f.is_delayed
 ORDER BY f.key COLLATE "C", f.id DESC
