@@ -314,11 +314,11 @@ impl fmt::Display for Failure {
                 write!(
                     f,
                     "{bytes} bytes with headers, where {limit} can be sent: name a bucket with --object-store, or \
-                     raise the server's max_payload, of which 8 MiB are used"
+                     raise the max_payload of the server and of the account, of which 8 MiB are used"
                 )
             }
             Self::Raised { before } => {
-                write!(f, "the server's max_payload was raised since this connection was made: {before}")
+                write!(f, "the max_payload was raised since this connection was made: {before}")
             }
             Self::UnreadableHeaders => f.write_str(
                 "a header has a byte that cannot be converted from the database's encoding to UTF-8; discard the message, \

@@ -83,10 +83,9 @@ impl Message {
     ) -> Result<HeaderMap, Failure> {
         let mut map = HeaderMap::new();
         let own = self.own_headers()?;
-        let object = self.stored_object();
-        let id = object.map_or_else(|| self.message_id(&own), |object| self.id_beside(object));
-        map.insert(NATS_MESSAGE_ID, value("Nats-Msg-Id", &id)?);
-        for (name, text) in object.into_iter().flat_map(|object| object.headers(self.payload_bytes)) {
+        map.insert(NATS_MESSAGE_ID, value("Nats-Msg-Id", &self.message_id(&own))?);
+        let object = self.stored_object().into_iter();
+        for (name, text) in object.flat_map(|object| object.headers(self.payload_bytes)) {
             map.insert(HeaderName::from_static(name), value(name, &text)?);
         }
         map.insert(HeaderName::from_static("Idempotency-Key"), value("Idempotency-Key", &self.key)?);
@@ -138,11 +137,10 @@ impl Message {
         }
     }
 
-    /// Whether its payload is to be put into the bucket now: it is larger than the threshold, and
-    /// nothing holds it back.
-    pub(crate) fn wants_object(&self, above: usize) -> bool {
+    /// Nothing keeps its payload from being put into a bucket now.
+    pub(crate) fn may_get_object(&self) -> bool {
         let is_held = self.blocked || self.is_passed || self.paused.is_some();
-        self.payload_bytes > above && !is_held && self.object.is_none()
+        !is_held && self.object.is_none()
     }
 
     /// Why its payload could not be put into the bucket.
