@@ -3002,7 +3002,7 @@ CREATE TABLE oncebox.loss (
     until_after bigint,
     ended_at timestamp with time zone,
     CONSTRAINT loss_bounds CHECK (((floor >= 0) AND (high >= 0) AND (until_floor >= 0) AND (until_high >= 0))),
-    CONSTRAINT loss_kind CHECK ((kind = ANY (ARRAY['tail'::text, 'recreated'::text, 'unproven'::text]))),
+    CONSTRAINT loss_kind CHECK ((kind = ANY (ARRAY['tail'::text, 'restored'::text, 'recreated'::text, 'unproven'::text]))),
     CONSTRAINT loss_state CHECK (((ended_at IS NULL) OR (resending_at IS NOT NULL))),
     CONSTRAINT loss_until CHECK (((resending_at IS NULL) = (until_high IS NULL)))
 );
@@ -3011,7 +3011,7 @@ COMMENT ON TABLE oncebox.loss IS 'What streams lost after they had acknowledged 
 
 COMMENT ON COLUMN oncebox.loss.number IS 'Of the cursor that was written when the loss was found.';
 
-COMMENT ON COLUMN oncebox.loss.kind IS 'tail: the end of the stream is missing. recreated: it is another stream. unproven: no receipt is left that the stream can prove.';
+COMMENT ON COLUMN oncebox.loss.kind IS 'tail: the end of the stream is missing. restored: the same, of a stream that was restored from a backup. recreated: it is another stream. unproven: no receipt is left that the stream can prove.';
 
 COMMENT ON COLUMN oncebox.loss.sequence IS 'Up to here the stream has what it acknowledged; lost_sequence is what it had acknowledged.';
 
@@ -3595,7 +3595,7 @@ CREATE TABLE oncebox.stream (
     checked_at timestamp with time zone NOT NULL
 );
 
-COMMENT ON TABLE oncebox.stream IS 'Streams that have acknowledged messages, as they were when a relay last looked: a stream that was created at another time is another one.';
+COMMENT ON TABLE oncebox.stream IS 'Streams that have acknowledged messages, as they were when a relay last looked, or when they first acknowledged something: one that was created at another time was restored, or made anew.';
 
 COMMENT ON COLUMN oncebox.stream.subjects IS 'A regular expression of the subjects that it takes.';
 

@@ -173,7 +173,7 @@ fn diagnose(plan: &Plan, seen: &Examination) -> Vec<Diagnosis> {
             let subjects =
                 seen.postgres.iter().flat_map(|facts| &facts.subjects).cloned().collect::<Vec<_>>();
             found.extend(obstacles(&plan.expected, survey, &subjects).into_iter().map(problem));
-            found.extend(consumption(survey).into_iter().map(behind));
+            found.extend(consumption(survey, &subjects).into_iter().map(behind));
             nats::check(plan, survey, &subjects, &mut found);
             streams::check_bucket(survey, &mut found);
             for stream in &survey.streams {

@@ -75,6 +75,7 @@ mod nats {
 }
 
 mod postgres {
+    mod rotation; // the password is replaced in its file
     mod failover; // several addresses of one database
     mod tls; // TLS to PostgreSQL, every sslmode
     pub(crate) mod pgbouncer; // everything through a transaction pooler

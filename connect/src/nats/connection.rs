@@ -21,10 +21,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use super::{
-    payload_max::{PROBE, PayloadMax, TOO_LARGE},
-    permissions::{self, Denial, Denials},
-};
+use super::permissions::{self, Denial, Denials};
 use crate::{
     config::{Config, DEFAULT_API, Login, Nats, Secret, with_credentials},
     error::{RelayError, TlsProblem},
@@ -38,6 +35,10 @@ const LIMIT_HOLDS: Duration = Duration::from_secs(5);
 /// How many publishes may wait inside the client. Those that wait when a connection breaks may be
 /// sent late.
 const CLIENT_CAPACITY: usize = 1024;
+/// The reason of a connection that the server cut because a message was too large.
+pub(super) const TOO_LARGE: &str = "a message is larger than the account's max_payload";
+/// The end of a subject for messages that only have a size: see `payload_max`.
+pub(super) const PROBE: &str = "._oncebox_size";
 /// How many denied subjects a worker may be behind with. One that it misses it learns of with the
 /// next attempt.
 const DENIED_CAPACITY: usize = 1024;
@@ -120,8 +121,8 @@ pub struct Server {
     denials: Arc<Denials>,
     /// When a fresh connection was last asked for the limit of payloads.
     asked: Arc<Mutex<Option<Instant>>>,
-    /// The largest payload that the account was found to take.
-    pub(super) payload_max: Arc<PayloadMax>,
+    /// The largest payload that the account was found to take: see `payload_max`.
+    pub(super) payload_max: Arc<AtomicUsize>,
     /// Counts attempts to connect: of several servers each is tried in turn.
     turn: Arc<AtomicUsize>,
 }
@@ -178,7 +179,7 @@ impl Server {
             name,
             denials: Arc::default(),
             asked: Arc::default(),
-            payload_max: Arc::new(PayloadMax::unknown()),
+            payload_max: Arc::new(AtomicUsize::new(usize::MAX)),
             turn,
         }
     }

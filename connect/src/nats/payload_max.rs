@@ -6,20 +6,13 @@
 //! connections of their own. The server checks the size first, so a user who may not publish there
 //! gets an answer as well.
 
-use std::{
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
-    time::Duration,
-};
+use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
 use futures_util::StreamExt as _;
 use tokio::time::timeout;
 
-use super::{Connection, Server};
+use super::connection::{Connection, PROBE, Server, TOO_LARGE};
 
-/// The reason of a connection that the server cut because a message was too large.
-pub(super) const TOO_LARGE: &str = "a message is larger than the account's max_payload";
-/// Where messages that only have a size go; behind an inbox, which no other program knows.
-pub(super) const PROBE: &str = "._oncebox_size";
 /// For the answer to one of them.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// For all of them.
@@ -27,10 +20,6 @@ const FIND_MAX: Duration = Duration::from_secs(30);
 /// The server's word may be lost when it cuts a connection; so many cuts in a row at one size are a
 /// word too.
 const CUTS: usize = 3;
-
-/// The limit that was found; shared by all connections to a server.
-#[derive(Debug)]
-pub(super) struct PayloadMax(AtomicUsize);
 
 /// The server's reaction to a message of a size.
 #[derive(Debug, PartialEq, Eq)]
@@ -41,17 +30,11 @@ enum Reaction {
     Cut,
 }
 
-impl PayloadMax {
-    pub(super) fn unknown() -> Self {
-        Self(AtomicUsize::new(usize::MAX))
-    }
-}
-
 impl Connection {
     /// A message of more bytes, headers included, ends the connection, as far as is known.
     #[must_use]
     pub fn payload_max(&self) -> usize {
-        self.client.max_payload().min(self.server.payload_max.0.load(Relaxed))
+        self.client.max_payload().min(self.server.payload_max.load(Relaxed))
     }
 
     /// The server has cut the connection because of a message's size.
@@ -62,7 +45,7 @@ impl Connection {
 
     /// Whether the account takes more than was found; then the limit is forgotten.
     pub(super) async fn account_takes_more(&self, than: usize) -> bool {
-        let limit = &self.server.payload_max.0;
+        let limit = &self.server.payload_max;
         if limit.load(Relaxed) > than {
             return true;
         }
@@ -108,7 +91,7 @@ impl Server {
     pub async fn find_payload_max(&self) -> Result<Option<usize>, String> {
         let found = timeout(FIND_MAX, self.search()).await;
         let found = found.map_err(|_| "the account's max_payload was not found in time".to_owned())??;
-        self.payload_max.0.store(found.unwrap_or(usize::MAX), Relaxed);
+        self.payload_max.store(found.unwrap_or(usize::MAX), Relaxed);
         Ok(found)
     }
 

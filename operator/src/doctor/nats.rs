@@ -60,8 +60,7 @@ fn max_payload(plan: &Plan, survey: &Survey, subjects: &[RecentSubject]) -> Opti
         );
         return Some(problem_of("max-payload", what, consequence, remedy));
     }
-    let what = format!(
-        "without a bucket a payload may have up to {INLINE_BYTES_MAX} bytes, max_payload is {limit}"
-    );
+    let what =
+        format!("without a bucket a payload may have up to {INLINE_BYTES_MAX} bytes, max_payload is {limit}");
     Some(note("max-payload", what, consequence, remedy))
 }

@@ -27,14 +27,11 @@ use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use oncebox_schema::{Digest, MessageId, Sending};
 use sha2::{Digest as _, Sha256};
 
-use crate::delivery::{
-    decision::Failure,
-    message::Message,
-};
+use crate::delivery::{decision::Failure, message::Message};
 
 impl Message {
-    /// The id of the message, or of its replay, as it was published; empty for one that could not be
-    /// sent. Receipts, and questions to streams, name the message by it.
+    /// The id of the message, or of its replay, as it was published; empty for one that could not
+    /// be sent. Receipts, and questions to streams, name the message by it.
     pub(crate) fn sent_id(&self) -> String {
         self.own_headers().map(|headers| self.message_id(&headers)).unwrap_or_default()
     }

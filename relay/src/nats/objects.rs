@@ -14,6 +14,8 @@
 //! with the row before a message refers to it; and one that has spent half of the bucket's
 //! `max_age` is put again, since the message that is about to refer to it may have all of its own.
 
+mod wire;
+
 use std::{
     collections::HashMap,
     time::{Duration, SystemTime},
@@ -21,17 +23,19 @@ use std::{
 
 use async_nats::{
     HeaderMap,
-    jetstream::{self, ErrorCode, context::PublishErrorKind, stream::LastRawMessageErrorKind},
+    jetstream::{
+        self, ErrorCode, context::PublishErrorKind, response::Response, stream::LastRawMessageErrorKind,
+    },
 };
 use base64::{Engine as _, prelude::BASE64_URL_SAFE};
 use bytes::Bytes;
-use futures_util::TryStreamExt as _;
-use serde::{Deserialize, Serialize};
+use serde_json::json;
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
 use oncebox_connect::nats::Connection;
 
+use self::wire::{Description, Info};
 use crate::{
     clock::with_text,
     delivery::{decision::Failure, message::Message, object::Object},
@@ -56,20 +60,6 @@ pub(crate) struct Bucket<'a> {
     stream: String,
     context: jetstream::Context,
     chunk: usize,
-}
-
-/// The description of an object, as the Object Store has it.
-#[derive(Deserialize, Serialize)]
-struct Description {
-    name: String,
-    bucket: String,
-    nuid: String,
-    size: usize,
-    chunks: usize,
-    digest: String,
-    mtime: String,
-    #[serde(default)]
-    deleted: bool,
 }
 
 /// The last description below a name, and where it stands in the bucket.
@@ -114,9 +104,8 @@ pub async fn has_object(
     let bucket = Bucket::new(connection, bucket, timeout);
     let whole = async {
         let (_, found) = bucket.find(name).await?;
-        let is_it = |found: &Description| found.digest.strip_prefix("SHA-256=") == Some(digest);
-        match found.map(|found| found.description).filter(is_it) {
-            Some(found) => bucket.age_max(&found).await.map(|whole| whole.is_some()),
+        match found.filter(|found| found.description.digest.strip_prefix("SHA-256=") == Some(digest)) {
+            Some(found) => bucket.is_fresh(&found).await.map(|whole| whole.is_some()),
             None => Ok(false),
         }
     };
@@ -179,10 +168,9 @@ impl<'a> Bucket<'a> {
         let known = compared.get(&name).filter(|(sequence, _)| *sequence == replaced).cloned();
         let mut is_whole = false;
         if let Some(found) = found.filter(|found| found.description.size == message.payload_bytes)
-            && let Some(age_max) = self.age_max(&found.description).await?
+            && let Some(is_fresh) = self.is_fresh(&found).await?
         {
             is_whole = true;
-            let is_fresh = found.stored_at.elapsed().unwrap_or_default() < age_max / 2;
             if let (true, Some((_, object))) = (is_fresh, known) {
                 return Ok(object);
             }
@@ -236,19 +224,22 @@ impl<'a> Bucket<'a> {
         }
     }
 
-    /// The age at which the bucket lets an object go; `None` if not all chunks are there.
-    async fn age_max(&self, found: &Description) -> Result<Option<Duration>, Trouble> {
-        let subject = self.chunk_subject(&found.nuid);
-        let asking = async {
-            let stream = self.context.get_stream_no_info(&self.stream).await.ok()?;
-            let info = stream.info_with_subjects(&subject).await.ok()?;
-            let age_max = info.info.config.max_age;
-            let counts = info.try_collect::<HashMap<String, usize>>().await.ok()?;
-            Some((age_max, counts.get(&subject).copied().unwrap_or(0)))
+    /// Whether an object has most of its life before it, by the server's clock; `None` if not all
+    /// chunks are there.
+    async fn is_fresh(&self, found: &Found) -> Result<Option<bool>, Trouble> {
+        let subject = self.chunk_subject(&found.description.nuid);
+        let question = json!({ "subjects_filter": subject });
+        let asked = self.context.request(format!("STREAM.INFO.{}", self.stream), &question).await;
+        let info: Info = match asked.map_err(|_| self.silent())? {
+            Response::Ok(info) => info,
+            Response::Err { error } => return Err(Some(self.refused(&error))),
         };
-        let (age_max, chunks) = asking.await.ok_or_else(|| self.silent())?;
-        let age_max = if age_max.is_zero() { Duration::MAX } else { age_max };
-        Ok(Some(age_max).filter(|_| chunks == found.chunks))
+        let chunks = info.state.subjects.unwrap_or_default().get(&subject).copied().unwrap_or(0);
+        let age =
+            info.ts.and_then(|now| humantime::parse_rfc3339(&now).ok()?.duration_since(found.stored_at).ok());
+        let age_max = Duration::from_nanos(info.config.max_age);
+        let is_fresh = age_max.is_zero() || age.unwrap_or_default() < age_max / 2;
+        Ok(Some(is_fresh).filter(|_| chunks == found.description.chunks))
     }
 
     /// Reads a payload piece by piece, and stores the pieces as chunks, if these are named. Chunks

@@ -12,7 +12,7 @@ mod placing;
 mod questions;
 mod window;
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use async_nats::{HeaderMap, Subscriber};
 use futures_util::StreamExt as _;
@@ -28,7 +28,10 @@ use super::{
 };
 use crate::{
     config::Limits,
-    delivery::{breaker::Sending, decision::Failure, message::Message, object::INLINE_MAX, outcome::Outcome},
+    delivery::{
+        breaker::Sending, decision::Failure, message::Message, object::INLINE_MAX, outcome::Outcome,
+        place::Birth,
+    },
     postgres::session::Session,
 };
 
@@ -68,7 +71,17 @@ impl Publisher {
         let acks = connection.client.subscribe(format!("{inbox}.*")).await?;
         let window = Window::new(limits.window, limits.ack_timeout);
         let atomic = limits.atomic_streams.iter().map(|name| AtomicStream::new(name)).collect();
-        Ok(Self { connection, inbox, acks, denied, may_ask: true, window, atomic, compared: Compared::default(), next_number: 0 })
+        Ok(Self {
+            connection,
+            inbox,
+            acks,
+            denied,
+            may_ask: true,
+            window,
+            atomic,
+            compared: Compared::default(),
+            next_number: 0,
+        })
     }
 
     /// Whether a subject lies where answers arrive: a message there could pass for one.
@@ -98,10 +111,22 @@ impl Publisher {
         let is_large = || {
             let limit = self.payload_max();
             let is_near = message.payload_bytes.saturating_add(NEAR) > limit;
-            let fits = || wire_headers(message, limits).is_ok_and(|map| message.check_size(&map, limit).is_ok());
+            let fits =
+                || wire_headers(message, limits).is_ok_and(|map| message.check_size(&map, limit).is_ok());
             message.payload_bytes > large.above || is_near && !fits()
         };
         message.may_get_object() && is_large()
+    }
+
+    /// The streams that have acknowledged something for the first time since the last call.
+    pub(crate) fn take_births(&self) -> HashMap<Arc<str>, Birth> {
+        self.connection.places.take_births()
+    }
+
+    /// It could not be written down which streams these are.
+    pub(crate) fn return_births(&self, births: HashMap<Arc<str>, Birth>) {
+        let places = &self.connection.places;
+        births.into_iter().for_each(|(name, birth)| places.note_birth(&name, birth));
     }
 
     /// Puts the payloads that are to travel beside their messages into their bucket.

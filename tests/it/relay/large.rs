@@ -289,7 +289,8 @@ async fn an_object_that_another_program_has_replaced_is_put_again() {
     let after: Value = serde_json::from_slice(&description(&env).await.payload).unwrap();
     assert_eq!(after["digest"], before["digest"]);
     let messages = env.messages().await;
-    let digests = messages.iter().map(|message| message.headers.get("Oncebox-Object-Digest").unwrap().as_str());
+    let digests =
+        messages.iter().map(|message| message.headers.get("Oncebox-Object-Digest").unwrap().as_str());
     assert!(digests.eq(std::iter::repeat_n(before["digest"].as_str().unwrap(), messages.len())));
     let running = Running::start(consumer(&env).await, inbox(&env), Does::effect());
     eventually("the handler ran", LIMIT, async || (effects(&env).await == 1).then_some(())).await;
