@@ -17,6 +17,7 @@ mod nats;
 mod on_loss;
 mod options;
 mod outbox;
+mod password;
 mod place;
 mod reader;
 mod sources;
@@ -24,6 +25,7 @@ mod stream;
 mod table;
 pub mod tls;
 mod typed_streams;
+mod url_tls;
 
 use std::{
     collections::{HashMap, HashSet},

@@ -1,6 +1,7 @@
 //! NATS: the connection, the limits of its user, and questions to JetStream.
 
 mod connection;
+mod payload_max;
 mod permissions;
 mod question;
 

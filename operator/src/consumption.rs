@@ -1,9 +1,12 @@
 //! Obstacles behind the streams: consumers that get no messages, or acknowledge none. Messages
 //! reach their stream all the same, so `oncebox doctor` only warns of them.
 
+use oncebox_relay::facts::covers;
+
 use crate::{
     obstacles::{Obstacle, obstacle},
     shell::quoted,
+    status::RecentSubject,
     survey::{ConsumerStatus, StreamStatus, Survey},
 };
 
@@ -11,10 +14,15 @@ use crate::{
 const QUIET_SECONDS: f64 = 5.0;
 /// Obstacles that are listed, at most; there may be hundreds of consumers.
 const LISTED_MAX: usize = 20;
+/// Subjects of one obstacle that are named, at most.
+const NAMED_MAX: usize = 5;
 
 /// The obstacles behind the streams of the outbox.
-pub(crate) fn consumption(survey: &Survey) -> Vec<Obstacle> {
-    let streams = survey.streams.iter().filter_map(unconsumed);
+pub(crate) fn consumption(survey: &Survey, subjects: &[RecentSubject]) -> Vec<Obstacle> {
+    let streams = survey.streams.iter().filter_map(|stream| {
+        let of_stream = survey.consumers.iter().filter(|consumer| consumer.stream == stream.name);
+        unconsumed(stream).or_else(|| uncovered(stream, &Vec::from_iter(of_stream), subjects))
+    });
     let of_stream = |consumer: &ConsumerStatus| {
         let stream = survey.streams.iter().find(|stream| stream.name == consumer.stream)?;
         without_match(stream, consumer)
@@ -54,6 +62,43 @@ fn unconsumed(stream: &StreamStatus) -> Option<Obstacle> {
     })
 }
 
+/// A stream by interest stores no message that none of its consumers takes, and acknowledges it all
+/// the same.
+fn uncovered(
+    stream: &StreamStatus,
+    consumers: &[&ConsumerStatus],
+    subjects: &[RecentSubject],
+) -> Option<Obstacle> {
+    // Not all consumers are listed where there are many, or where other streams copy this one.
+    if !stream.drops_unconsumed || stream.copies_others || consumers.len() != stream.consumers {
+        return None;
+    }
+    let is_taken = |subject: &str| {
+        let takes = |filter: &String| covers(filter, subject);
+        consumers.iter().any(|consumer| consumer.filters.is_empty() || consumer.filters.iter().any(takes))
+    };
+    let subjects = subjects.iter().map(|recent| recent.subject.as_str());
+    let lost: Vec<&str> = subjects.filter(|subject| stream.takes(subject) && !is_taken(subject)).collect();
+    let (first, count) = (lost.first()?, lost.len());
+    let mut named = lost[..count.min(NAMED_MAX)].join(", ");
+    if count > NAMED_MAX {
+        named.push_str(&format!(" and {} more", count - NAMED_MAX));
+    }
+    Some(obstacle(
+        "subject-unconsumed",
+        format!(
+            "stream {} keeps messages for its consumers only (retention interest), and no consumer takes {named}",
+            stream.name
+        ),
+        "a message with such a subject counts as delivered and is dropped at once",
+        format!(
+            "have a consumer take it, or give the stream retention limits, then have what was dropped sent again: \
+             `oncebox outbox replay --subject {}`",
+            quoted(first)
+        ),
+    ))
+}
+
 fn without_match(stream: &StreamStatus, consumer: &ConsumerStatus) -> Option<Obstacle> {
     let matches = |filter: &String| stream.subjects.iter().any(|subject| overlap(filter, subject));
     // Its messages may have subjects that its own list does not name.
@@ -85,11 +130,14 @@ fn without_match(stream: &StreamStatus, consumer: &ConsumerStatus) -> Option<Obs
 }
 
 fn paused(consumer: &ConsumerStatus) -> Option<Obstacle> {
-    let until = humantime::format_rfc3339_seconds(consumer.paused_until?);
+    let until = consumer.paused_until?;
+    let deleted = consumer.inactive_max_seconds.filter(|seconds| *seconds < consumer.pause_seconds).map(|seconds| {
+        format!(", and JetStream deletes it with its place once no service has pulled for {seconds:.0} s (inactive_threshold)")
+    });
     Some(obstacle(
         "consumer-paused",
-        format!("{} is paused until {until}", name(consumer)),
-        waiting(consumer),
+        format!("{} is paused until {}", name(consumer), humantime::format_rfc3339_seconds(until)),
+        waiting(consumer) + &deleted.unwrap_or_default(),
         format!("`nats consumer resume {}`", arguments(consumer)),
     ))
 }
@@ -204,7 +252,7 @@ mod tests {
         };
         change(&mut stream, &mut consumer);
         let survey = Survey { streams: vec![stream], consumers: vec![consumer], ..Survey::default() };
-        let found: Vec<&str> = consumption(&survey).iter().map(|found| found.check).collect();
+        let found: Vec<&str> = consumption(&survey, &[]).iter().map(|found| found.check).collect();
         assert_eq!(found, expected.into_iter().collect::<Vec<_>>(), "{survey:?}");
     }
 
@@ -248,8 +296,49 @@ mod tests {
         let empty = |messages, drops_unconsumed| {
             let stream =
                 StreamStatus { name: "S".into(), messages, drops_unconsumed, ..StreamStatus::default() };
-            consumption(&Survey { streams: vec![stream], ..Survey::default() }).len()
+            consumption(&Survey { streams: vec![stream], ..Survey::default() }, &[]).len()
         };
         assert_eq!((empty(0, false), empty(1, false), empty(0, true)), (0, 1, 1));
+    }
+
+    #[test]
+    fn a_subject_that_no_consumer_of_an_interest_stream_takes_is_named() {
+        let found = |drops_unconsumed, filters: &[&str]| {
+            let stream = StreamStatus {
+                name: "S".into(),
+                subjects: vec!["orders.>".into()],
+                drops_unconsumed,
+                consumers: 1,
+                ..StreamStatus::default()
+            };
+            let filters = filters.iter().map(ToString::to_string).collect();
+            let is_awaited = true;
+            let consumer =
+                ConsumerStatus { stream: "S".into(), filters, is_awaited, ..ConsumerStatus::default() };
+            let survey = Survey { streams: vec![stream], consumers: vec![consumer], ..Survey::default() };
+            let recent = ["orders.placed", "orders.paid", "mail.sent"];
+            let recent =
+                recent.map(|subject| RecentSubject { subject: subject.into(), messages: 1, bytes_max: 9 });
+            consumption(&survey, &recent).into_iter().map(|found| found.what).collect::<Vec<_>>()
+        };
+        let only = found(true, &["orders.placed"]);
+        assert!(only.len() == 1 && only[0].ends_with("no consumer takes orders.paid"), "{only:?}");
+        assert_eq!(found(false, &["orders.placed"]), Vec::<String>::new(), "it keeps all");
+        assert_eq!(found(true, &["orders.*"]), Vec::<String>::new());
+        assert_eq!(found(true, &[]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_paused_consumer_that_will_be_deleted_says_so() {
+        let found = |inactive| {
+            let consumer = ConsumerStatus {
+                paused_until: Some(std::time::UNIX_EPOCH),
+                pause_seconds: 3600.0,
+                inactive_max_seconds: inactive,
+                ..ConsumerStatus::default()
+            };
+            paused(&consumer).unwrap().consequence.contains("deletes it")
+        };
+        assert_eq!([found(Some(60.0)), found(Some(7200.0)), found(None)], [true, false, false]);
     }
 }

@@ -14,7 +14,7 @@ mod streams;
 
 use std::time::Duration;
 
-use oncebox_connect::{config::Config, error::error_chain};
+use oncebox_connect::{config::Config, error::error_chain, nats::Server};
 use serde::Serialize;
 
 use crate::{
@@ -99,8 +99,8 @@ struct Plan {
     expected: Expected,
     /// The longest pause between two polls.
     poll_max: Duration,
-    /// A payload of more bytes goes to a bucket, if there is one.
-    large: Option<u64>,
+    /// Large payloads go to a bucket.
+    has_bucket: bool,
     /// The openings that the configuration leaves to others on the network.
     weaknesses: Vec<String>,
 }
@@ -125,11 +125,23 @@ pub async fn examine(config: &Config) -> Examination {
     let subjects = examination.postgres.iter().flat_map(|facts| &facts.subjects);
     let subjects: Vec<String> = subjects.map(|subject| subject.subject.clone()).collect();
     match survey::look(config, "oncebox doctor", &subjects).await {
-        Ok(survey) => examination.nats = Some(survey),
+        Ok(mut survey) => {
+            note_payload_max(config, &mut survey).await;
+            examination.nats = Some(survey);
+        }
         Err(error) => examination.nats_problem = Some(error_chain(&error)),
     }
     examination.findings = diagnose(&plan(config), &examination);
     examination
+}
+
+/// An account may take less than its server, which only messages of such sizes show.
+async fn note_payload_max(config: &Config, survey: &mut Survey) {
+    match Server::new(config, "oncebox doctor".to_owned()).find_payload_max().await {
+        Ok(Some(bytes)) => survey.max_payload_bytes = bytes as u64,
+        Ok(None) => {}
+        Err(problem) => survey.unasked.push(problem),
+    }
 }
 
 fn plan(config: &Config) -> Plan {
@@ -139,7 +151,7 @@ fn plan(config: &Config) -> Plan {
         saga_lifetime: config.saga_lifetime,
         expected: Expected::new(config),
         poll_max: config.tuning.poll_max,
-        large: config.tuning.limits.large_payloads.as_ref().map(|large| large.above as u64),
+        has_bucket: config.tuning.limits.large_payloads.is_some(),
         weaknesses: config.weaknesses.clone(),
     }
 }
@@ -161,7 +173,7 @@ fn diagnose(plan: &Plan, seen: &Examination) -> Vec<Diagnosis> {
             let subjects =
                 seen.postgres.iter().flat_map(|facts| &facts.subjects).cloned().collect::<Vec<_>>();
             found.extend(obstacles(&plan.expected, survey, &subjects).into_iter().map(problem));
-            found.extend(consumption(survey).into_iter().map(behind));
+            found.extend(consumption(survey, &subjects).into_iter().map(behind));
             nats::check(plan, survey, &subjects, &mut found);
             streams::check_bucket(survey, &mut found);
             for stream in &survey.streams {

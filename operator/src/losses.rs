@@ -16,7 +16,8 @@ pub struct LossStatus {
     pub stream: String,
     /// `reported`, `being sent again` or `sent again`.
     pub state: String,
-    /// `tail`: its end is missing. `recreated`: it was made anew. `unproven`: nothing is left that
+    /// `tail`: its end is missing. `restored`: the same, since a backup of it was restored.
+    /// `recreated`: it was made anew. `unproven`: nothing is left that
     /// proves up to where it is whole.
     pub kind: String,
     /// Of how many lanes.
@@ -53,6 +54,9 @@ impl LossStatus {
                 )
             }
             "tail" => format!("stream {stream} has lost messages between {sequence} and {lost_sequence}"),
+            "restored" => format!(
+                "stream {stream} was restored from a backup, without messages between {sequence} and {lost_sequence}"
+            ),
             _ => format!(
                 "stream {stream} has lost messages up to {lost_sequence}, and it is not known from where on"
             ),

@@ -100,6 +100,8 @@ pub struct StreamStatus {
     pub is_silent: bool,
     /// The stream is sealed and takes no more messages.
     pub is_sealed: bool,
+    /// A message cannot replace the older ones of its subject, as an object's description does.
+    pub refuses_rollups: bool,
     /// How many messages the stream holds at most.
     pub messages_max: Option<u64>,
     /// How many bytes the stream holds at most.
@@ -340,6 +342,7 @@ fn status(info: &Info, declared: Option<&StreamTable>) -> StreamStatus {
         discards_new: config.discard == DiscardPolicy::New,
         is_silent: config.no_ack,
         is_sealed: config.sealed,
+        refuses_rollups: !config.allow_rollup,
         messages_max,
         bytes_max,
         messages_per_subject_max: limit(config.max_messages_per_subject),

@@ -67,7 +67,7 @@ CREATE TABLE {schema}.stream (
   checked_at timestamptz NOT NULL,
   CONSTRAINT stream_pkey PRIMARY KEY (name)
 );
-COMMENT ON TABLE {schema}.stream IS 'Streams that have acknowledged messages, as they were when a relay last looked: a stream that was created at another time is another one.';
+COMMENT ON TABLE {schema}.stream IS 'Streams that have acknowledged messages, as they were when a relay last looked, or when they first acknowledged something: one that was created at another time was restored, or made anew.';
 COMMENT ON COLUMN {schema}.stream.subjects IS 'A regular expression of the subjects that it takes.';
 
 CREATE TABLE {schema}.loss (
@@ -93,13 +93,13 @@ CREATE TABLE {schema}.loss (
   ended_at       timestamptz,
   CONSTRAINT loss_pkey PRIMARY KEY (lane, stream, number),
   CONSTRAINT loss_bounds CHECK (floor >= 0 AND high >= 0 AND until_floor >= 0 AND until_high >= 0),
-  CONSTRAINT loss_kind CHECK (kind IN ('tail', 'recreated', 'unproven')),
+  CONSTRAINT loss_kind CHECK (kind IN ('tail', 'restored', 'recreated', 'unproven')),
   CONSTRAINT loss_state CHECK (ended_at IS NULL OR resending_at IS NOT NULL),
   CONSTRAINT loss_until CHECK ((resending_at IS NULL) = (until_high IS NULL))
 );
 COMMENT ON TABLE {schema}.loss IS 'What streams lost after they had acknowledged it, lane by lane: from where a lane is to be sent again, and since when it is.';
 COMMENT ON COLUMN {schema}.loss.number IS 'Of the cursor that was written when the loss was found.';
-COMMENT ON COLUMN {schema}.loss.kind IS 'tail: the end of the stream is missing. recreated: it is another stream. unproven: no receipt is left that the stream can prove.';
+COMMENT ON COLUMN {schema}.loss.kind IS 'tail: the end of the stream is missing. restored: the same, of a stream that was restored from a backup. recreated: it is another stream. unproven: no receipt is left that the stream can prove.';
 COMMENT ON COLUMN {schema}.loss.sequence IS 'Up to here the stream has what it acknowledged; lost_sequence is what it had acknowledged.';
 COMMENT ON COLUMN {schema}.loss.subjects IS 'What is sent again: those of the stream when that began. Kept, since whatever was parked with such a subject is read from the log from then on.';
 COMMENT ON COLUMN {schema}.loss.until_high IS 'With the other columns of this name: where the lane stood when it was rewound. What that cursor calls settled is sent again, the rest for the first time.';

@@ -64,6 +64,7 @@ mod relay {
 }
 
 mod nats {
+    mod account; // an account with limits of its own
     mod atomic; // atomic batches: whatever breaks them, nothing is lost, doubled or reordered
     mod cluster; // a cluster without a leader, for all streams or for one, and copies in process
     mod denied; // what the relay's NATS user may not do is named, and stops nothing else
@@ -75,6 +76,7 @@ mod nats {
 }
 
 mod postgres {
+    mod rotation; // the password is replaced in its file
     mod failover; // several addresses of one database
     mod tls; // TLS to PostgreSQL, every sslmode
     pub(crate) mod pgbouncer; // everything through a transaction pooler

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use percent_encoding::percent_decode_str;
 use tokio_postgres::{
     Config,
     config::{Host, SslMode, TargetSessionAttrs},
@@ -12,8 +11,11 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::{
     address::{AMBIGUOUS, is_ambiguous, problem_of},
     bound_sockets, is_here,
+    password::PasswordFile,
     reader::Reader,
+    sources::Secret,
     tls::{self, Identity, Trust},
+    url_tls::{UrlTls, take_tls},
 };
 
 /// How many addresses one database may have; with more, a pass would be over its deadline before
@@ -33,15 +35,30 @@ pub struct Database {
     pub postgres: Config,
     /// TLS as configured.
     pub tls: MakeRustlsConnect,
+    /// The file with the password, or with the URL, which is read for each connection: it may be
+    /// replaced under a running relay.
+    password: Option<PasswordFile>,
 }
 
 impl Database {
     /// Of several hosts, only one that takes writes will do: the rest are standbys.
-    fn new(mut postgres: Config, tls: MakeRustlsConnect) -> Self {
+    fn new(mut postgres: Config, tls: MakeRustlsConnect, password: Option<PasswordFile>) -> Self {
         if postgres.get_hosts().len() > 1 {
             postgres.target_session_attrs(TargetSessionAttrs::ReadWrite);
         }
-        Self { postgres, tls }
+        Self { postgres, tls, password }
+    }
+
+    /// One of its hosts, with the password of now. While the file cannot be read, as in the moment
+    /// of a rotation, the last password holds that the program started with.
+    pub(crate) fn with_password(&self, host: &Config) -> Config {
+        let mut host = host.clone();
+        match self.password.as_ref().map(PasswordFile::read) {
+            Some(Ok(Some(password))) => drop(host.password(password)),
+            Some(Err(problem)) => tracing::debug!(problem, "read the password for PostgreSQL"),
+            Some(Ok(None)) | None => {}
+        }
+        host
     }
 
     /// The settings for an operator's command: its sessions have another name than a relay's.
@@ -52,7 +69,7 @@ impl Database {
             Some(name) => operator_name(name),
         };
         postgres.application_name(name);
-        Self::new(postgres, self.tls.clone())
+        Self::new(postgres, self.tls.clone(), self.password.clone())
     }
 
     /// Hosts and database, with no secret, for errors and logs.
@@ -110,19 +127,12 @@ enum Mode {
     VerifyFull,
 }
 
-/// The TLS parameters that a URL may carry.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct UrlTls {
-    mode: Option<String>,
-    root: Option<String>,
-    cert: Option<String>,
-    key: Option<String>,
-}
-
 /// Checks all that concerns PostgreSQL; after a mistake the result must not be used.
 pub(super) fn database(read: &mut Reader<'_>) -> Database {
     let (mut config, url_tls) = url(read);
-    if let Some(secret) = read.secret_file("database-password-file") {
+    let url_file = read.text("database-url-file").map(|path| Secret::File(path.into()));
+    let file = read.secret_file("database-password-file");
+    if let Some(secret) = file.as_ref().and_then(|secret| secret.read().ok()) {
         if config.get_password().is_some() {
             read.mistake(
                 "database-password-file",
@@ -137,7 +147,8 @@ pub(super) fn database(read: &mut Reader<'_>) -> Database {
     if says_nothing && config.get_ssl_mode() == SslMode::Disable {
         warn_of_plaintext(read, &config);
     }
-    Database::new(config, MakeRustlsConnect::new(tls))
+    let password = file.map(PasswordFile::Password).or(url_file.map(PasswordFile::Url));
+    Database::new(config, MakeRustlsConnect::new(tls), password)
 }
 
 fn url(read: &mut Reader<'_>) -> (Config, UrlTls) {
@@ -189,7 +200,7 @@ fn text_of_url(read: &mut Reader<'_>) -> Option<String> {
             );
             None
         }
-        None if in_file => read.secret_file("database-url-file"),
+        None if in_file => read.secret_file("database-url-file")?.read().ok(),
         None => {
             read.mistake("database-url", "is not set; for example postgres://oncebox@localhost/orders");
             None
@@ -230,33 +241,6 @@ fn check_hosts(read: &mut Reader<'_>, config: &Config) {
     if config.get_target_session_attrs() == TargetSessionAttrs::ReadOnly {
         read.mistake("database-url", "asks for a read-only server, but a relay writes");
     }
-}
-
-/// Takes the TLS parameters out of a URL; the rest is for tokio-postgres, which does not know them
-/// all. A connection string is left as it is.
-fn take_tls(text: &str) -> (String, UrlTls) {
-    let mut tls = UrlTls::default();
-    if !text.contains("://") {
-        return (text.to_owned(), tls);
-    }
-    let Some((front, parameters)) = text.split_once('?') else { return (text.to_owned(), tls) };
-    let mut kept = Vec::new();
-    for pair in parameters.split('&') {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let target = match name {
-            "sslmode" => &mut tls.mode,
-            "sslrootcert" => &mut tls.root,
-            "sslcert" => &mut tls.cert,
-            "sslkey" => &mut tls.key,
-            _ => {
-                kept.push(pair);
-                continue;
-            }
-        };
-        *target = Some(percent_decode_str(value).decode_utf8_lossy().into_owned());
-    }
-    let rest = if kept.is_empty() { front.to_owned() } else { format!("{front}?{}", kept.join("&")) };
-    (rest, tls)
 }
 
 /// The trust of rustls; sets whether tokio-postgres asks for TLS at all.
@@ -368,26 +352,5 @@ mod tests {
         ] {
             assert_eq!(operator_name(relay), expected, "{relay}");
         }
-    }
-
-    fn check(text: &str, rest: &str, found: [Option<&str>; 4]) {
-        let [mode, root, cert, key] = found.map(|part| part.map(str::to_owned));
-        assert_eq!(take_tls(text), (rest.to_owned(), UrlTls { mode, root, cert, key }), "{text}");
-    }
-
-    #[test]
-    fn tls_parameters_are_taken_out_of_a_url() {
-        check("postgres://h/d", "postgres://h/d", [None; 4]);
-        check(
-            "postgres://h/d?sslmode=verify-full",
-            "postgres://h/d",
-            [Some("verify-full"), None, None, None],
-        );
-        check(
-            "postgres://u:p%3Fw@h,i/d?application_name=a&sslrootcert=%2Fca%20x&sslcert=c&sslkey=k&options=-c%20x",
-            "postgres://u:p%3Fw@h,i/d?application_name=a&options=-c%20x",
-            [None, Some("/ca x"), Some("c"), Some("k")],
-        );
-        check("host=h sslmode=require", "host=h sslmode=require", [None; 4]);
     }
 }

@@ -131,7 +131,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         "database-password-file",
         "ONCEBOX_DATABASE_PASSWORD_FILE",
         None,
-        "File with the password for PostgreSQL, when it is not in the URL",
+        "File with the password for PostgreSQL, when it is not in the URL; read for each connection",
     ),
     option(
         "database-ca-file",

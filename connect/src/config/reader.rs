@@ -82,9 +82,10 @@ impl Reader<'_> {
     }
 
     /// A secret that can only be given in a file.
-    pub(super) fn secret_file(&mut self, name: &str) -> Option<String> {
-        let path = PathBuf::from(self.text(name)?);
-        Secret::File(path).read().map_err(|problem| self.mistake(name, problem)).ok()
+    pub(super) fn secret_file(&mut self, name: &str) -> Option<Secret> {
+        let secret = Secret::File(PathBuf::from(self.text(name)?));
+        secret.read().map_err(|problem| self.mistake(name, problem)).ok()?;
+        Some(secret)
     }
 
     /// A secret given as itself, by `name`, or in a file, by `name` + `-file`.

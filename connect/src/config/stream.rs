@@ -44,6 +44,9 @@ pub struct StreamTable {
     pub publish: Publish,
     /// The configuration that it is created with.
     pub config: Config,
+    /// The file does not declare it: the bucket for large payloads. Other messages do not need it,
+    /// so a relay starts without.
+    pub is_implied: bool,
     /// The fields that stand in the file; only they are compared.
     given: Vec<&'static str>,
 }
@@ -137,7 +140,7 @@ pub(super) fn parse_all(place: &Place<'_>, value: &Spanned<DeValue<'_>>) -> (Vec
 fn plain() -> StreamTable {
     let config = Config { discard: DiscardPolicy::New, num_replicas: 1, ..Config::default() };
     let (policy, publish) = (Policy::Create, Publish::Pipelined);
-    StreamTable { name: String::new(), policy, publish, config, given: Vec::new() }
+    StreamTable { name: String::new(), policy, publish, config, is_implied: false, given: Vec::new() }
 }
 
 /// A table with a name and subjects, and no more.
@@ -283,6 +286,7 @@ pub(super) fn declare_bucket(streams: &mut Vec<StreamTable>, bucket: &str) {
     let max_age = if ages.clone().any(|age| age.is_zero()) { None } else { ages.max() };
     let subjects = vec![format!("$O.{bucket}.C.>"), format!("$O.{bucket}.M.>")];
     let mut stream = created(name, subjects);
+    stream.is_implied = true;
     stream.config.allow_rollup = true;
     stream.config.allow_direct = true;
     stream.config.max_age = max_age.unwrap_or_default();

@@ -35,6 +35,10 @@ const LIMIT_HOLDS: Duration = Duration::from_secs(5);
 /// How many publishes may wait inside the client. Those that wait when a connection breaks may be
 /// sent late.
 const CLIENT_CAPACITY: usize = 1024;
+/// The reason of a connection that the server cut because a message was too large.
+pub(super) const TOO_LARGE: &str = "a message is larger than the account's max_payload";
+/// The end of a subject for messages that only have a size: see `payload_max`.
+pub(super) const PROBE: &str = "._oncebox_size";
 /// How many denied subjects a worker may be behind with. One that it misses it learns of with the
 /// next attempt.
 const DENIED_CAPACITY: usize = 1024;
@@ -56,7 +60,7 @@ pub struct Connection {
     /// Whether the configuration names it.
     pub has_own_api: bool,
     /// Connects anew, to see the limits of the server by now.
-    server: Box<Server>,
+    pub(super) server: Box<Server>,
 }
 
 impl Connection {
@@ -65,8 +69,9 @@ impl Connection {
         stream_names(&self.api)
     }
 
-    /// Whether the server takes larger payloads by now than it said when this connection was made:
-    /// it does not tell connections that it has. Asked every few seconds at most.
+    /// Whether the server and the account take larger payloads by now than was known when this
+    /// connection was made: a server does not tell connections that it has. Asked every few seconds
+    /// at most.
     pub async fn takes_more_by_now(&self, limit: usize) -> bool {
         let mut asked = self.server.asked.lock().await;
         if asked.is_some_and(|at| at.elapsed() < LIMIT_HOLDS) {
@@ -74,7 +79,8 @@ impl Connection {
         }
         let connecting = timeout(CONNECT_TIMEOUT, self.server.connect(|| ())).await;
         *asked = Some(Instant::now());
-        matches!(connecting, Ok(Ok(fresh)) if fresh.client.max_payload() > limit)
+        let Ok(Ok(fresh)) = connecting else { return false };
+        fresh.client.max_payload() > limit && fresh.account_takes_more(limit).await
     }
 
     /// The beginning of questions about a stream, and its name there: before it the domain may
@@ -115,6 +121,8 @@ pub struct Server {
     denials: Arc<Denials>,
     /// When a fresh connection was last asked for the limit of payloads.
     asked: Arc<Mutex<Option<Instant>>>,
+    /// The largest payload that the account was found to take: see `payload_max`.
+    pub(super) payload_max: Arc<AtomicUsize>,
     /// Counts attempts to connect: of several servers each is tried in turn.
     turn: Arc<AtomicUsize>,
 }
@@ -166,7 +174,14 @@ impl Server {
     /// With a name for the connections, which the server shows.
     pub fn new(config: &Config, name: String) -> Self {
         let turn = Arc::new(AtomicUsize::new(std::process::id() as usize));
-        Self { nats: config.nats.clone(), name, denials: Arc::default(), asked: Arc::default(), turn }
+        Self {
+            nats: config.nats.clone(),
+            name,
+            denials: Arc::default(),
+            asked: Arc::default(),
+            payload_max: Arc::new(AtomicUsize::new(usize::MAX)),
+            turn,
+        }
     }
 
     /// The servers, without credentials.
@@ -308,6 +323,12 @@ impl<N: Fn()> Watcher<N> {
                 (self.note_error)();
                 self.deny(denial);
             }
+            Event::ServerError(ServerError::Other(text))
+                if text.eq_ignore_ascii_case("maximum payload violation") =>
+            {
+                (self.note_error)();
+                self.end(TOO_LARGE.to_owned());
+            }
             Event::SlowConsumer(_) | Event::ServerError(_) | Event::ClientError(_) => {
                 (self.note_error)();
                 if self.over.is_cancelled() {
@@ -322,8 +343,8 @@ impl<N: Fn()> Watcher<N> {
 
     fn deny(&self, denial: Denial) {
         match denial {
-            // The relay's own question, which it can do without; see `publisher`.
-            Denial::Publish(subject) if subject == self.stream_names => {
+            // The relay's own questions, which it can do without; see `publisher`, `payload_max`.
+            Denial::Publish(subject) if subject == self.stream_names || subject.ends_with(PROBE) => {
                 let _ = self.denied.send(subject.into());
             }
             Denial::Publish(subject) => {

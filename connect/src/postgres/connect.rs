@@ -58,11 +58,12 @@ impl Connector {
     /// The first host that lets us in.
     pub async fn connect(&self) -> Result<(Client, PostgresConnection), Error> {
         if let [only] = &*self.hosts {
-            return only.connect(self.database.tls.clone()).await;
+            return self.database.with_password(only).connect(self.database.tls.clone()).await;
         }
         let mut refusal = None;
         for host in self.hosts.iter() {
-            match timeout(HOST_TIMEOUT, host.connect(self.database.tls.clone())).await {
+            let now = self.database.with_password(host);
+            match timeout(HOST_TIMEOUT, now.connect(self.database.tls.clone())).await {
                 Ok(Ok(connected)) => return Ok(connected),
                 Ok(Err(error)) => {
                     tracing::debug!(host = target(host), error = %error_chain(&error), "connect");

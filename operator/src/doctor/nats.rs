@@ -46,22 +46,21 @@ fn version(survey: &Survey) -> Option<Diagnosis> {
 /// Headers count too. The outbox may get messages as large as those that it holds.
 fn max_payload(plan: &Plan, survey: &Survey, subjects: &[RecentSubject]) -> Option<Diagnosis> {
     let limit = survey.max_payload_bytes;
-    if limit >= plan.large.unwrap_or(INLINE_BYTES_MAX) {
+    if plan.has_bucket || limit >= INLINE_BYTES_MAX {
         return None;
     }
     let consequence = "a larger message is dead at once, and holds back its ordering key";
     let remedy = "have the relay put large payloads into a bucket with --object-store, above --large-payload-bytes; or raise \
-                  max_payload of nats-server";
+                  max_payload of nats-server and of the account";
     let largest = subjects.iter().max_by_key(|subject| subject.bytes_max);
     if let Some(largest) = largest.filter(|largest| largest.bytes_max.unsigned_abs() > limit) {
         let what = format!(
-            "messages to {} have up to {} bytes, the server's max_payload is {limit}",
+            "messages to {} have up to {} bytes, max_payload is {limit}",
             largest.subject, largest.bytes_max
         );
         return Some(problem_of("max-payload", what, consequence, remedy));
     }
-    let what = format!(
-        "without a bucket a payload may have up to {INLINE_BYTES_MAX} bytes, the server's max_payload is {limit}"
-    );
+    let what =
+        format!("without a bucket a payload may have up to {INLINE_BYTES_MAX} bytes, max_payload is {limit}");
     Some(note("max-payload", what, consequence, remedy))
 }

@@ -43,6 +43,7 @@ pub(super) fn check_bucket(survey: &Survey, found: &mut Vec<Diagnosis>) {
     found.extend(replicas(survey, bucket));
     found.extend(offline(bucket));
     found.extend(filled(bucket, &[]));
+    found.extend(closed_bucket(bucket));
     let Some(kept) = bucket.age_max_seconds else { return };
     let age = |stream: &StreamStatus| stream.age_max_seconds.unwrap_or(f64::INFINITY);
     let oldest = survey.streams.iter().max_by(|a, b| age(a).total_cmp(&age(b)));
@@ -57,6 +58,26 @@ pub(super) fn check_bucket(survey: &Survey, found: &mut Vec<Diagnosis>) {
         format!("nats stream edit {name} --max-age={}s; have what is lost already sent again: `oncebox outbox verify \
                  --stream {} --resend`", stream.age_max_seconds.unwrap_or_default().ceil(), stream.name),
     ));
+}
+
+/// A bucket that takes no objects, or not their descriptions.
+fn closed_bucket(bucket: &StreamStatus) -> Option<Diagnosis> {
+    let name = &bucket.name;
+    let (what, remedy) = if bucket.is_sealed {
+        let what = format!("{name} is sealed: it takes no object, and never again lets one go by its age");
+        (what, "name another bucket with --object-store; a seal cannot be undone".to_owned())
+    } else if bucket.refuses_rollups {
+        let what = format!("{name} allows no roll-ups, so it refuses the description of each object");
+        (what, format!("nats stream edit {name} --allow-rollup"))
+    } else {
+        return None;
+    };
+    Some(problem_of(
+        "bucket-closed",
+        what,
+        "messages with large payloads are set aside, and die in the end",
+        remedy,
+    ))
 }
 
 fn declared(stream: &StreamStatus) -> Option<Diagnosis> {

@@ -19,7 +19,7 @@ fn plan() -> Plan {
             stream: None,
         },
         poll_max: Duration::from_millis(250),
-        large: None,
+        has_bucket: false,
         weaknesses: Vec::new(),
     }
 }
@@ -227,9 +227,9 @@ fn a_clock_that_was_asked_slowly_is_not_blamed() {
 fn with_a_bucket_a_small_max_payload_is_enough() {
     let (mut plan, mut seen) = (plan(), healthy());
     seen.nats.as_mut().unwrap().max_payload_bytes = 1 << 20;
-    plan.large = Some(1 << 19);
+    plan.has_bucket = true;
     assert_eq!(diagnose(&plan, &seen), []);
-    plan.large = Some(2 << 20);
+    plan.has_bucket = false;
     assert_eq!(diagnose(&plan, &seen).len(), 1);
 }
 

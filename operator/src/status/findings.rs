@@ -90,7 +90,8 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
 
 /// Findings about NATS.
 pub(crate) fn of_nats(config: &Config, survey: &Survey, subjects: &[RecentSubject]) -> Vec<Finding> {
-    let found = obstacles(&Expected::new(config), survey, subjects).into_iter().chain(consumption(survey));
+    let found = obstacles(&Expected::new(config), survey, subjects);
+    let found = found.into_iter().chain(consumption(survey, subjects));
     found.map(|found| Finding::new(format!("{}: {}", found.what, found.consequence), found.remedy)).collect()
 }
 

@@ -37,11 +37,15 @@ pub struct ConsumerStatus {
     pub acknowledged_seconds: Option<f64>,
     /// After so long without an acknowledgement it delivers a message again.
     pub ack_wait_seconds: f64,
+    /// JetStream deletes it when no service pulls from it for so long (`inactive_threshold`).
+    pub inactive_max_seconds: Option<f64>,
     /// Whether somebody waits for messages: a pull request, or a subscriber.
     pub is_awaited: bool,
     /// When its pause ends, if it is paused.
     #[serde(serialize_with = "rfc3339_option")]
     pub paused_until: Option<SystemTime>,
+    /// For how long it is still paused.
+    pub pause_seconds: f64,
 }
 
 /// Asks for the consumers of a stream: the first page, which has 256 of them.
@@ -107,6 +111,9 @@ struct Config {
     /// Nanoseconds.
     #[serde(default)]
     ack_wait: u64,
+    /// Nanoseconds.
+    #[serde(default)]
+    inactive_threshold: u64,
     pause_until: Option<String>,
 }
 
@@ -123,10 +130,13 @@ impl Info {
             let then = then.and_then(|text| time(text))?;
             Some(now.duration_since(then).unwrap_or_default().as_secs_f64())
         };
-        let Config { filter_subject, filter_subjects, max_ack_pending, ack_wait, pause_until } = self.config;
+        let Config { filter_subject, filter_subjects, max_ack_pending, ack_wait, .. } = self.config;
+        let (inactive, pause_until) = (self.config.inactive_threshold, self.config.pause_until);
         let filters = filter_subject.into_iter().chain(filter_subjects.unwrap_or_default());
         let paused_until = pause_until.as_deref().and_then(time).filter(|_| self.paused);
+        let pause = paused_until.and_then(|until| until.duration_since(now).ok());
         ConsumerStatus {
+            pause_seconds: pause.unwrap_or_default().as_secs_f64(),
             stream: stream.to_owned(),
             name: self.name,
             filters: filters.filter(|filter| !filter.is_empty()).collect(),
@@ -138,6 +148,7 @@ impl Info {
             delivered_seconds: age(self.delivered.last_active.as_ref()),
             acknowledged_seconds: age(self.ack_floor.last_active.as_ref()),
             ack_wait_seconds: Duration::from_nanos(ack_wait).as_secs_f64(),
+            inactive_max_seconds: (inactive > 0).then(|| Duration::from_nanos(inactive).as_secs_f64()),
             is_awaited: self.num_waiting > 0 || self.push_bound,
             paused_until,
         }

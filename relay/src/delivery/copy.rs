@@ -8,7 +8,7 @@ use bytes::Bytes;
 use oncebox_schema::{MessageId, Sending};
 use sha2::{Digest as _, Sha256};
 
-use super::message::{EVENT_ATTRIBUTES, Message};
+use super::message::{CONTENT_TYPE, EVENT_ATTRIBUTES, JSON, Message};
 use crate::clock::with_text;
 
 /// The headers that the relay adds to a message, beside those of NATS and of `CloudEvents`.
@@ -124,7 +124,8 @@ impl Copy {
         headers.sort();
         headers.dedup();
         headers.retain(|name| {
-            let is_event = EVENT_ATTRIBUTES.contains(&name.as_str()) || *name == "ce-dataref";
+            let is_json = *name == CONTENT_TYPE && found.headers.get(*name).is_some_and(|is| is == JSON);
+            let is_event = EVENT_ATTRIBUTES.contains(&name.as_str()) || *name == "ce-dataref" || is_json;
             let is_added = is_event && !logged.headers.contains_key(*name);
             !is_added && found.headers.get(*name) != logged.headers.get(*name)
         });
@@ -223,6 +224,8 @@ mod tests {
         check(|_, headers| headers.insert("Oncebox-Time", "2023-11-14T22:13:20Z"), &["time"]);
         check(|_, headers| headers.insert("Nats-Stream-Source", "ORDERS 1"), &[]);
         check(|_, headers| headers.insert("ce-source", "/shop"), &[]);
+        check(|_, headers| headers.insert("content-type", "application/json"), &[]);
+        check(|_, headers| headers.insert("content-type", "text/plain"), &["header content-type"]);
         let another = "0123456789ab/AAAAAAAAAAAAAAAA/0/a:pay";
         check(|_, headers| headers.insert("Nats-Msg-Id", another), &["Nats-Msg-Id"]);
     }

@@ -102,7 +102,8 @@ impl Failure {
 
     /// The stream, or the way to it, is away; it may come back with less.
     pub(crate) fn is_absence(&self) -> bool {
-        matches!(self, Self::NoLeader { .. } | Self::Unreachable { .. } | Self::NoAnswer)
+        let is_off = matches!(self, Self::Refused { err_code: 10039 | 10076, .. });
+        is_off || matches!(self, Self::NoLeader { .. } | Self::Unreachable { .. } | Self::NoAnswer)
     }
 
     /// Whether the configuration of streams is to blame, which JetStream tells without storing a
@@ -246,8 +247,8 @@ pub(crate) fn decide(failure: &Failure) -> Decision {
             // Cluster not available, not leader, no JetStream leader or peers, stream offline.
             10008 | 10009 | 10118 | 10194 => Decision::Away,
             // Full stream, no resources, storage exceeded, too many requests, the same id still in
-            // process.
-            10077 | 10023 | 10002 | 10047 | 10167 | 10158 => Decision::Wait,
+            // process; JetStream is switched off, while streams of other accounts go on.
+            10077 | 10023 | 10002 | 10047 | 10167 | 10158 | 10039 | 10076 => Decision::Wait,
             // Message larger, or headers larger, than the stream takes.
             10054 | 10097 => Decision::Dead,
             // Others: an operator may mend the cause, so the relay tries again for a while.
@@ -314,11 +315,11 @@ impl fmt::Display for Failure {
                 write!(
                     f,
                     "{bytes} bytes with headers, where {limit} can be sent: name a bucket with --object-store, or \
-                     raise the server's max_payload, of which 8 MiB are used"
+                     raise the max_payload of the server and of the account, of which 8 MiB are used"
                 )
             }
             Self::Raised { before } => {
-                write!(f, "the server's max_payload was raised since this connection was made: {before}")
+                write!(f, "the max_payload was raised since this connection was made: {before}")
             }
             Self::UnreadableHeaders => f.write_str(
                 "a header has a byte that cannot be converted from the database's encoding to UTF-8; discard the message, \
@@ -345,7 +346,7 @@ mod tests {
         for code in [10008, 10009, 10118, 10194] {
             check(code, Decision::Away);
         }
-        for code in [10077, 10023, 10167, 10158] {
+        for code in [10077, 10023, 10167, 10158, 10039, 10076] {
             check(code, Decision::Wait);
         }
         for code in [10054, 10097] {

@@ -8,6 +8,7 @@ use async_nats::{
 };
 use bytes::Bytes;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+use serde::de::IgnoredAny;
 
 use super::{
     decision::{Failure, Paused},
@@ -17,6 +18,9 @@ use crate::clock::with_text;
 
 /// The attributes that a message gets when it is published as a `CloudEvent`, in binary mode.
 pub(crate) const EVENT_ATTRIBUTES: [&str; 5] = ["ce-specversion", "ce-id", "ce-source", "ce-type", "ce-time"];
+/// A `CloudEvent` with a payload in JSON gets this header, unless its message names a type.
+pub(crate) const CONTENT_TYPE: &str = "content-type";
+pub(crate) const JSON: &str = "application/json";
 /// Headers that have no form in UTF-8, as the schema's function `headers_text` shows them.
 const UNREADABLE: &str = "\"unreadable\"";
 /// The ASCII characters that the binding percent-encodes in attributes; of non-ASCII ones, all.
@@ -83,10 +87,9 @@ impl Message {
     ) -> Result<HeaderMap, Failure> {
         let mut map = HeaderMap::new();
         let own = self.own_headers()?;
-        let object = self.stored_object();
-        let id = object.map_or_else(|| self.message_id(&own), |object| self.id_beside(object));
-        map.insert(NATS_MESSAGE_ID, value("Nats-Msg-Id", &id)?);
-        for (name, text) in object.into_iter().flat_map(|object| object.headers(self.payload_bytes)) {
+        map.insert(NATS_MESSAGE_ID, value("Nats-Msg-Id", &self.message_id(&own))?);
+        let object = self.stored_object().into_iter();
+        for (name, text) in object.flat_map(|object| object.headers(self.payload_bytes)) {
             map.insert(HeaderName::from_static(name), value(name, &text)?);
         }
         map.insert(HeaderName::from_static("Idempotency-Key"), value("Idempotency-Key", &self.key)?);
@@ -104,7 +107,8 @@ impl Message {
             );
         }
         if let Some(source) = event_source {
-            self.add_event(&mut map, source, &time)?;
+            let has_type = own.keys().any(|name| name.eq_ignore_ascii_case(CONTENT_TYPE));
+            self.add_event(&mut map, source, &time, has_type)?;
         }
         for (name, text) in own {
             let parsed = HeaderName::from_str(&name).ok().filter(|_| !name.is_empty());
@@ -114,17 +118,30 @@ impl Message {
         Ok(map)
     }
 
-    /// The attributes of a `CloudEvent` in binary mode, as its binding to NATS has them. A
-    /// message's own headers of the same names take their place.
-    fn add_event(&self, map: &mut HeaderMap, source: &str, time: &str) -> Result<(), Failure> {
+    /// The attributes of a `CloudEvent` in binary mode, as its binding to NATS has them, and the
+    /// type of JSON. A message's own headers of the same names take their place.
+    fn add_event(
+        &self,
+        map: &mut HeaderMap,
+        source: &str,
+        time: &str,
+        has_type: bool,
+    ) -> Result<(), Failure> {
         let attributes = ["1.0", &self.key, source, &self.subject, time];
         for (name, text) in EVENT_ATTRIBUTES.into_iter().zip(attributes) {
             let encoded = utf8_percent_encode(text, NOT_IN_ATTRIBUTES).to_string();
             map.insert(HeaderName::from_static(name), value(name, &encoded)?);
         }
-        if let Some(object) = self.stored_object() {
-            let place = format!("nats-object:{}/{}", object.bucket, object.name);
-            map.insert(HeaderName::from_static("ce-dataref"), value("ce-dataref", &place)?);
+        match self.stored_object() {
+            Some(object) => {
+                let place = format!("nats-object:{}/{}", object.bucket, object.name);
+                map.insert(HeaderName::from_static("ce-dataref"), value("ce-dataref", &place)?);
+            }
+            // Libraries take data without a type for bytes or text.
+            None if !has_type && serde_json::from_slice::<IgnoredAny>(&self.payload).is_ok() => {
+                map.insert(HeaderName::from_static(CONTENT_TYPE), value(CONTENT_TYPE, JSON)?);
+            }
+            None => {}
         }
         Ok(())
     }
@@ -138,11 +155,10 @@ impl Message {
         }
     }
 
-    /// Whether its payload is to be put into the bucket now: it is larger than the threshold, and
-    /// nothing holds it back.
-    pub(crate) fn wants_object(&self, above: usize) -> bool {
+    /// Nothing keeps its payload from being put into a bucket now.
+    pub(crate) fn may_get_object(&self) -> bool {
         let is_held = self.blocked || self.is_passed || self.paused.is_some();
-        self.payload_bytes > above && !is_held && self.object.is_none()
+        !is_held && self.object.is_none()
     }
 
     /// Why its payload could not be put into the bucket.
@@ -265,6 +281,24 @@ mod tests {
         assert_eq!(attribute("ce-time"), Some("2023-11-14T22:13:20.123456Z"));
         assert_eq!(attribute("Idempotency-Key"), Some("a%3A1:pay"));
         assert_eq!(event.wire_headers(None, None).unwrap().get("ce-id"), None);
+    }
+
+    #[test]
+    fn a_cloud_event_in_json_says_so_unless_its_message_names_a_type() {
+        let check = |payload: &'static str, headers: Option<&str>, expected: &[&str]| {
+            let payload = Bytes::from_static(payload.as_bytes());
+            let headers = headers.map(str::to_owned);
+            let event = Message { payload_bytes: payload.len(), payload, headers, ..message() };
+            let wire = event.wire_headers(None, Some("/shop")).unwrap();
+            let types = wire.iter().filter(|(name, _)| name.to_string().eq_ignore_ascii_case(CONTENT_TYPE));
+            let types: Vec<String> = types.map(|(name, of)| format!("{name}: {}", of[0].as_str())).collect();
+            assert_eq!(types, expected);
+        };
+        check(r#"{"a": 1}"#, None, &["content-type: application/json"]);
+        check("1", None, &["content-type: application/json"]);
+        check("<a/>", None, &[]);
+        check("", None, &[]);
+        check("{}", Some(r#"{"Content-Type": "application/x"}"#), &["Content-Type: application/x"]);
     }
 
     #[test]

@@ -27,23 +27,32 @@ use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use oncebox_schema::{Digest, MessageId, Sending};
 use sha2::{Digest as _, Sha256};
 
-use crate::delivery::{
-    decision::Failure,
-    message::{Message, Replay},
-    object::Object,
-};
+use crate::delivery::{decision::Failure, message::Message};
 
 impl Message {
-    /// The id that the message was sent with; empty for one that could not be sent.
+    /// The id of the message, or of its replay, as it was published; empty for one that could not
+    /// be sent. Receipts, and questions to streams, name the message by it.
     pub(crate) fn sent_id(&self) -> String {
         self.own_headers().map(|headers| self.message_id(&headers)).unwrap_or_default()
     }
 
-    /// The id of a message, or of its replay, with its own headers.
+    /// The id of a message, or of its replay, with its own headers. It follows from the row alone,
+    /// and is the same wherever the payload travels: its object holds the id that the row has with
+    /// the payload inline.
     pub(crate) fn message_id(&self, headers: &BTreeMap<String, String>) -> String {
-        let mut fields = self.fields("oncebox message 1", headers);
-        fields.add(&self.payload);
-        self.id_of(fields, self.replay)
+        let row = match self.stored_object() {
+            Some(object) => object.id.clone(),
+            None => {
+                let mut fields = self.fields("oncebox message 1", headers);
+                fields.add(&self.payload);
+                self.id_of(fields, Sending::Message)
+            }
+        };
+        let Some(replay) = self.replay else { return row };
+        let mut fields = Fields::new("oncebox replay 1");
+        fields.add(row.as_bytes());
+        fields.add(&microseconds(replay.requested_at).to_be_bytes());
+        self.id_of(fields, Sending::Replay(replay.number.unsigned_abs()))
     }
 
     /// The fields before the payload.
@@ -58,14 +67,7 @@ impl Message {
         fields
     }
 
-    fn id_of(&self, mut fields: Fields, replay: Option<Replay>) -> String {
-        let sending = match replay {
-            None => Sending::Message,
-            Some(replay) => {
-                fields.add(&microseconds(replay.requested_at).to_be_bytes());
-                Sending::Replay(replay.number.unsigned_abs())
-            }
-        };
+    fn id_of(&self, mut fields: Fields, sending: Sending) -> String {
         fields.add(sending.to_string().as_bytes());
         let id = MessageId { outbox: &self.outbox, digest: fields.digest(), sending, key: &self.key };
         id.to_string()
@@ -76,17 +78,6 @@ impl Message {
         let mut fields = self.fields("oncebox message 1", &self.own_headers()?);
         fields.begin(self.payload_bytes);
         Ok(IdOfLarge(fields))
-    }
-
-    /// The id of a message, or of its replay, whose payload is this object: the object has the
-    /// row's, and a replay is another message.
-    pub(crate) fn id_beside(&self, object: &Object) -> String {
-        if self.replay.is_none() {
-            return object.id.clone();
-        }
-        let mut fields = Fields::new("oncebox replay of an object 1");
-        fields.add(object.id.as_bytes());
-        self.id_of(fields, self.replay)
     }
 
     /// The name of the object that holds the payload: it tells the row, and needs no payload.
@@ -109,7 +100,7 @@ impl IdOfLarge {
     }
 
     pub(crate) fn finish(self, message: &Message) -> String {
-        message.id_of(self.0, None)
+        message.id_of(self.0, Sending::Message)
     }
 }
 
@@ -186,6 +177,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
+    use crate::delivery::{message::Replay, object::Object};
 
     fn id(message: &Message) -> String {
         message.message_id(&message.own_headers().unwrap())
@@ -202,29 +194,32 @@ mod tests {
         assert_eq!(with(r#"{"a": "1", "bb": "\u0032"}"#), with(r#"{"bb":"2","a":"1"}"#));
     }
 
-    /// A payload in a bucket changes no id, and each replay of it has one of its own.
+    /// Receipts, and questions to streams, name a message as it was published.
     #[test]
-    fn a_replay_beside_an_object_has_an_id_of_its_own() {
+    fn a_payload_in_a_bucket_changes_no_id() {
         let row = Message::example();
-        let pieces = |message: &Message| {
-            let mut id = message.id_of_large().unwrap();
-            id.add(b"{");
-            id.add(b"}");
-            id.finish(message)
-        };
-        assert_eq!(pieces(&row), id(&row));
         let replay = |number| Message {
             replay: Some(Replay { number, requested_at: row.created_at }),
             ..Message::example()
         };
-        let (bucket, name, digest) = ("b".to_owned(), row.object_name().unwrap(), "d".to_owned());
-        assert_eq!(replay(1).object_name().unwrap(), name);
-        assert_eq!(pieces(&replay(1)), id(&row), "whichever comes first puts the object");
-        let object = Object { bucket, name, digest, id: id(&row) };
-        let ids = [&row, &replay(1), &replay(2)].map(|message| message.id_beside(&object));
-        assert_eq!(ids[0], id(&row));
-        assert_eq!(ids.iter().collect::<HashSet<_>>().len(), 3, "{ids:?}");
-        assert!(ids.iter().all(|id| MessageId::parse(id).is_some()));
+        assert_eq!(replay(1).object_name().unwrap(), row.object_name().unwrap());
+        let mut ids = HashSet::new();
+        for inline in [Message::example(), replay(1), replay(2)] {
+            let mut pieces = inline.id_of_large().unwrap();
+            pieces.add(b"{");
+            pieces.add(b"}");
+            let (bucket, name) = ("b".to_owned(), inline.object_name().unwrap());
+            let object = Object { bucket, name, digest: "d".to_owned(), id: pieces.finish(&inline) };
+            assert_eq!(object.id, id(&row), "a replay may be the one that puts it");
+            let sent = id(&inline);
+            let beside = Message { payload: Bytes::new(), object: Some(Ok(object)), ..inline };
+            let published = beside.wire_headers(None, Some("/shop")).unwrap();
+            assert_eq!(published.get("Nats-Msg-Id").map(|id| id.as_str()), Some(sent.as_str()));
+            assert_eq!(beside.sent_id(), sent);
+            assert!(MessageId::parse(&sent).is_some());
+            ids.insert(sent);
+        }
+        assert_eq!(ids.len(), 3, "{ids:?}");
     }
 
     #[test]

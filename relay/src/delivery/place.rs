@@ -10,8 +10,17 @@
 //! | `hub.ORDERS` | of the domain `hub` | `$JS.hub.API` |
 //! | `-.ORDERS` | acknowledges, but no JetStream seems to know it | nowhere: the relay cannot find its losses |
 
+use std::time::SystemTime;
+
 /// Stands for the domain of a stream that no JetStream seems to know.
 const UNSEEN: &str = "-";
+
+/// When a stream was created, and its subjects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Birth {
+    pub(crate) created: SystemTime,
+    pub(crate) subjects: Vec<String>,
+}
 
 /// A stream's name with its domain.
 pub(crate) fn qualified(stream: &str, domain: Option<&str>) -> String {

@@ -56,6 +56,11 @@ impl Server {
         self.inner.url()
     }
 
+    /// Finds the largest payload of the account: see [`nats::Server::find_payload_max`].
+    pub(super) async fn find_payload_max(&self) -> Result<Option<usize>, String> {
+        self.inner.find_payload_max().await
+    }
+
     /// Tries each server once.
     pub(crate) async fn connect(&self, metrics: &Metrics) -> Result<Connection, ConnectionError> {
         let errors = metrics.nats_errors.clone();

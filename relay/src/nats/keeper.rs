@@ -14,6 +14,9 @@ use crate::{backoff::AWAY, error::error_chain, telemetry::metrics::Metrics};
 
 /// A connection that ends sooner than this never worked.
 const SHORT: Duration = Duration::from_secs(10);
+/// So many such connections in a row are perhaps cut because of a message's size, though the server
+/// was not heard to say so.
+const SHORT_MAX: u32 = 2;
 
 /// Keeps a connection in `connections` until shutdown, beginning with one that is connected
 /// already.
@@ -49,6 +52,12 @@ pub(crate) async fn maintain(
             warn!(url = server.url(), reason, "NATS is away; no lane is claimed until it is back");
         }
         said = reason;
+        if current.was_too_large() || failures >= SHORT_MAX {
+            tokio::select! {
+                () = find_payload_max(&server) => {}
+                () = shutdown.cancelled() => return,
+            }
+        }
         let reconnected = tokio::select! {
             connection = reconnect(&server, &metrics, failures) => connection,
             () = shutdown.cancelled() => return,
@@ -57,6 +66,19 @@ pub(crate) async fn maintain(
         if is_news {
             info!("NATS is back");
         }
+    }
+}
+
+/// Before the next connection: the message that ended the last one would end it as well.
+async fn find_payload_max(server: &Server) {
+    match server.find_payload_max().await {
+        Ok(None) => {}
+        Ok(Some(bytes)) => warn!(
+            bytes,
+            "the NATS account takes messages of so many bytes, its max_payload, which is less than the server's: larger \
+             ones are dead, or go to the bucket of --object-store"
+        ),
+        Err(problem) => debug!(problem, "look for the account's max_payload"),
     }
 }
 

@@ -9,22 +9,33 @@
 //!   that wakes up cannot remove those of its successor.
 //! - The description of the object, which comes last, names the description that it replaces. So
 //!   the one whose chunks were removed cannot describe them.
+//!
+//! The bucket may be shared, and others may write to it. So an object that is found is compared
+//! with the row before a message refers to it; and one that has spent half of the bucket's
+//! `max_age` is put again, since the message that is about to refer to it may have all of its own.
 
-use std::{collections::HashMap, time::Duration};
+mod wire;
+
+use std::{
+    collections::HashMap,
+    time::{Duration, SystemTime},
+};
 
 use async_nats::{
     HeaderMap,
-    jetstream::{self, ErrorCode, context::PublishErrorKind, stream::LastRawMessageErrorKind},
+    jetstream::{
+        self, ErrorCode, context::PublishErrorKind, response::Response, stream::LastRawMessageErrorKind,
+    },
 };
 use base64::{Engine as _, prelude::BASE64_URL_SAFE};
 use bytes::Bytes;
-use futures_util::TryStreamExt as _;
-use serde::{Deserialize, Serialize};
+use serde_json::json;
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
 use oncebox_connect::nats::Connection;
 
+use self::wire::{Description, Info};
 use crate::{
     clock::with_text,
     delivery::{decision::Failure, message::Message, object::Object},
@@ -36,8 +47,12 @@ use crate::{
 const CHUNK: usize = 128 * 1024;
 /// Room for the subject and the protocol beside a chunk.
 const BESIDE: usize = 1024;
-/// The id of the message stands beside its object, so that another try need not read the payload.
-const ID: &str = "nats-msg-id";
+/// So many objects that were compared are remembered; then they are compared anew.
+const COMPARED_MAX: usize = 1024;
+
+/// Objects that were found to be their rows' payloads, by their names, with the sequence of the
+/// description: while that is the last one, another try need not read the payload.
+pub(super) type Compared = HashMap<String, (u64, Object)>;
 
 /// A bucket, on a connection.
 pub(crate) struct Bucket<'a> {
@@ -47,20 +62,30 @@ pub(crate) struct Bucket<'a> {
     chunk: usize,
 }
 
-/// The description of an object, as the Object Store has it.
-#[derive(Deserialize, Serialize)]
-struct Description {
-    name: String,
-    bucket: String,
-    nuid: String,
-    size: usize,
+/// The last description below a name, and where it stands in the bucket.
+struct Found {
+    sequence: u64,
+    stored_at: SystemTime,
+    description: Description,
+}
+
+/// Where the chunks of an object go.
+struct Chunks<'a> {
+    subject: String,
+    /// Of the object.
+    name: &'a str,
+    /// The object that they replace is whole.
+    is_whole: bool,
+}
+
+/// A payload of the log, as it was read.
+struct Content {
     chunks: usize,
+    /// The sequence of the first chunk, if they were stored.
+    first: Option<u64>,
     digest: String,
-    mtime: String,
-    #[serde(default)]
-    metadata: HashMap<String, String>,
-    #[serde(default)]
-    deleted: bool,
+    /// The `Nats-Msg-Id` of its row's message.
+    id: String,
 }
 
 /// `None`: whether it was stored is unknown, and the next pass tries again.
@@ -79,10 +104,8 @@ pub async fn has_object(
     let bucket = Bucket::new(connection, bucket, timeout);
     let whole = async {
         let (_, found) = bucket.find(name).await?;
-        let found =
-            found.filter(|found| !found.deleted && found.digest.strip_prefix("SHA-256=") == Some(digest));
-        match found {
-            Some(found) => bucket.has_all_chunks(&found).await,
+        match found.filter(|found| found.description.digest.strip_prefix("SHA-256=") == Some(digest)) {
+            Some(found) => bucket.is_fresh(&found).await.map(|whole| whole.is_some()),
             None => Ok(false),
         }
     };
@@ -100,22 +123,21 @@ impl<'a> Bucket<'a> {
     pub(crate) fn new(connection: &Connection, name: &'a str, timeout: Duration) -> Self {
         let stream = format!("OBJ_{name}");
         let (context, _) = connection.jetstream_of(&stream, timeout);
-        let chunk = CHUNK.min(connection.client.max_payload().saturating_sub(BESIDE)).max(1);
+        let chunk = CHUNK.min(connection.payload_max().saturating_sub(BESIDE)).max(1);
         Self { name, stream, context, chunk }
     }
 
-    /// Puts the payloads that are larger than `above` and may go. Those for which the time does not
-    /// suffice are left to the next pass.
-    pub(crate) async fn put_all(
+    /// Puts these payloads. Those for which the time does not suffice are left to the next pass.
+    pub(super) async fn put_all(
         &self,
-        messages: &mut [Message],
-        above: usize,
+        messages: Vec<&mut Message>,
         session: &Session,
         until: Instant,
+        compared: &mut Compared,
     ) {
         // What the bucket answers to one it would answer to the next.
         let mut refused = None;
-        for message in messages.iter_mut().filter(|message| message.wants_object(above)) {
+        for message in messages {
             message.payload = Bytes::new();
             if let Some(failure) = &refused {
                 message.object = Some(Err(Failure::clone(failure)));
@@ -124,7 +146,7 @@ impl<'a> Bucket<'a> {
             if Instant::now() >= until {
                 return;
             }
-            match self.put(message, session).await {
+            match self.put(message, session, compared).await {
                 Ok(object) => message.object = Some(Ok(object)),
                 Err(None) => return,
                 Err(Some(failure)) => {
@@ -135,28 +157,65 @@ impl<'a> Bucket<'a> {
         }
     }
 
-    async fn put(&self, message: &Message, session: &Session) -> Result<Object, Trouble> {
+    async fn put(
+        &self,
+        message: &Message,
+        session: &Session,
+        compared: &mut Compared,
+    ) -> Result<Object, Trouble> {
         let name = message.object_name()?;
         let (replaced, found) = self.find(&name).await?;
-        let whole = found.filter(|found| !found.deleted && found.size == message.payload_bytes);
-        let found = match whole {
-            Some(found) if self.has_all_chunks(&found).await? => found,
-            _ => self.store(name, message, session, replaced).await?,
-        };
-        let id = found.metadata.get(ID).cloned().ok_or_else(|| {
-            Failure::BadHeader(format!("object {}/{}: another program has put it", found.bucket, found.name))
-        })?;
-        Ok(Object { bucket: found.bucket, name: found.name, digest: found.digest, id })
+        let known = compared.get(&name).filter(|(sequence, _)| *sequence == replaced).cloned();
+        let mut is_whole = false;
+        if let Some(found) = found.filter(|found| found.description.size == message.payload_bytes)
+            && let Some(is_fresh) = self.is_fresh(&found).await?
+        {
+            is_whole = true;
+            if let (true, Some((_, object))) = (is_fresh, known) {
+                return Ok(object);
+            }
+            if is_fresh {
+                let content = self.read(message, session, None).await?;
+                if content.digest == found.description.digest {
+                    return Ok(self.note(compared, found.sequence, name, content));
+                }
+            }
+        }
+        let nuid = format!("{name}.{}", self.unique());
+        let chunks = Chunks { subject: self.chunk_subject(&nuid), name: &name, is_whole };
+        let content = self.read(message, session, Some(&chunks)).await?;
+        let sequence = self.describe(&name, nuid, message, &content, replaced).await?;
+        if let (true, Some(first)) = (is_whole, content.first) {
+            self.remove_older(&name, first).await;
+        }
+        Ok(self.note(compared, sequence, name, content))
+    }
+
+    /// Remembers an object that is as its row.
+    fn note(&self, compared: &mut Compared, sequence: u64, name: String, content: Content) -> Object {
+        if compared.len() >= COMPARED_MAX {
+            compared.clear();
+        }
+        let Content { digest, id, .. } = content;
+        let object = Object { bucket: self.name.to_owned(), name, digest, id };
+        compared.insert(object.name.clone(), (sequence, object.clone()));
+        object
     }
 
     /// The description of an object, and its sequence in the bucket: 0 when there is none.
-    async fn find(&self, name: &str) -> Result<(u64, Option<Description>), Trouble> {
+    async fn find(&self, name: &str) -> Result<(u64, Option<Found>), Trouble> {
         let stream = self.context.get_stream_no_info(&self.stream).await.map_err(|error| {
             tracing::debug!(error = error_chain(&error), "object store");
             None
         })?;
         match stream.get_last_raw_message_by_subject(&self.description_subject(name)).await {
-            Ok(last) => Ok((last.sequence, serde_json::from_slice(&last.payload).ok())),
+            Ok(last) => {
+                let description: Option<Description> = serde_json::from_slice(&last.payload).ok();
+                let (sequence, stored_at) = (last.sequence, last.time.into());
+                let found = description.filter(|description| !description.deleted);
+                let found = found.map(|description| Found { sequence, stored_at, description });
+                Ok((sequence, found))
+            }
             Err(error) => match error.kind() {
                 LastRawMessageErrorKind::NoMessageFound => Ok((0, None)),
                 LastRawMessageErrorKind::JetStream(refused) => Err(Some(self.refused(&refused))),
@@ -165,29 +224,35 @@ impl<'a> Bucket<'a> {
         }
     }
 
-    async fn has_all_chunks(&self, found: &Description) -> Result<bool, Trouble> {
-        let subject = self.chunk_subject(&found.nuid);
-        let asking = async {
-            let stream = self.context.get_stream_no_info(&self.stream).await.ok()?;
-            let subjects = stream.info_with_subjects(&subject).await.ok()?;
-            subjects.try_collect::<HashMap<String, usize>>().await.ok()
+    /// Whether an object has most of its life before it, by the server's clock; `None` if not all
+    /// chunks are there.
+    async fn is_fresh(&self, found: &Found) -> Result<Option<bool>, Trouble> {
+        let subject = self.chunk_subject(&found.description.nuid);
+        let question = json!({ "subjects_filter": subject });
+        let asked = self.context.request(format!("STREAM.INFO.{}", self.stream), &question).await;
+        let info: Info = match asked.map_err(|_| self.silent())? {
+            Response::Ok(info) => info,
+            Response::Err { error } => return Err(Some(self.refused(&error))),
         };
-        let counts = asking.await.ok_or_else(|| self.silent())?;
-        Ok(counts.get(&subject).copied().unwrap_or(0) == found.chunks)
+        let chunks = info.state.subjects.unwrap_or_default().get(&subject).copied().unwrap_or(0);
+        let age =
+            info.ts.and_then(|now| humantime::parse_rfc3339(&now).ok()?.duration_since(found.stored_at).ok());
+        let age_max = Duration::from_nanos(info.config.max_age);
+        let is_fresh = age_max.is_zero() || age.unwrap_or_default() < age_max / 2;
+        Ok(Some(is_fresh).filter(|_| chunks == found.description.chunks))
     }
 
-    /// Stores chunks, then their description.
-    async fn store(
+    /// Reads a payload piece by piece, and stores the pieces as chunks, if these are named. Chunks
+    /// of earlier tries are removed at the first piece, for want of room; an object that is whole
+    /// stays until the new one is described.
+    async fn read(
         &self,
-        name: String,
         message: &Message,
         session: &Session,
-        replaced: u64,
-    ) -> Result<Description, Trouble> {
-        let nuid = format!("{name}.{}", self.unique());
-        let subject = self.chunk_subject(&nuid);
+        stored: Option<&Chunks<'_>>,
+    ) -> Result<Content, Trouble> {
         let (mut chunks, mut digest, mut id) = (0, Sha256::new(), message.id_of_large()?);
-        let mut from = 0;
+        let (mut from, mut first) = (0, None);
         while from < message.payload_bytes {
             let piece = session.payload_piece(message, from).await.map_err(|_| None)?;
             if piece.is_empty() {
@@ -196,30 +261,42 @@ impl<'a> Bucket<'a> {
             from += piece.len();
             digest.update(&piece);
             id.add(&piece);
-            let sequence = self.send_chunks(&subject, &piece).await?;
-            if chunks == 0 {
-                self.remove_older(&name, sequence).await;
+            let Some(stored) = stored else { continue };
+            let sequence = self.send_chunks(&stored.subject, &piece).await?;
+            if first.is_none() && !stored.is_whole {
+                self.remove_older(stored.name, sequence).await;
             }
+            first.get_or_insert(sequence);
             chunks += piece.len().div_ceil(self.chunk);
         }
+        let digest = format!("SHA-256={}", BASE64_URL_SAFE.encode(digest.finalize()));
+        Ok(Content { chunks, first, digest, id: id.finish(message) })
+    }
+
+    /// Describes an object whose chunks are there; returns the sequence of the description.
+    async fn describe(
+        &self,
+        name: &str,
+        nuid: String,
+        message: &Message,
+        content: &Content,
+        replaced: u64,
+    ) -> Result<u64, Trouble> {
         let description = Description {
-            name,
+            name: name.to_owned(),
             bucket: self.name.to_owned(),
             nuid,
             size: message.payload_bytes,
-            chunks,
-            digest: format!("SHA-256={}", BASE64_URL_SAFE.encode(digest.finalize())),
+            chunks: content.chunks,
+            digest: content.digest.clone(),
             mtime: humantime::format_rfc3339_micros(with_text(message.created_at)).to_string(),
-            metadata: HashMap::from([(ID.to_owned(), id.finish(message))]),
             deleted: false,
         };
         let body = serde_json::to_vec(&description).expect("texts and numbers have a JSON form");
         let mut headers = HeaderMap::new();
         headers.insert("Nats-Rollup", "sub");
         headers.insert("Nats-Expected-Last-Subject-Sequence", replaced.to_string().as_str());
-        let subject = self.description_subject(&description.name);
-        self.acknowledged(subject, headers, body.into()).await?;
-        Ok(description)
+        self.acknowledged(self.description_subject(name), headers, body.into()).await
     }
 
     /// Stores a piece, all chunks of it at once; returns the sequence of the first.
@@ -251,11 +328,10 @@ impl<'a> Bucket<'a> {
         }
     }
 
-    async fn acknowledged(&self, subject: String, headers: HeaderMap, body: Bytes) -> Result<(), Trouble> {
+    async fn acknowledged(&self, subject: String, headers: HeaderMap, body: Bytes) -> Result<u64, Trouble> {
         let published = self.context.publish_with_headers(subject, headers, body).await;
         let acknowledgement = published.map_err(|error| self.trouble(&error))?;
-        acknowledgement.await.map_err(|error| self.trouble(&error))?;
-        Ok(())
+        Ok(acknowledgement.await.map_err(|error| self.trouble(&error))?.sequence)
     }
 
     /// A token that no other try has.

@@ -16,7 +16,7 @@ use std::{
 use tokio::{sync::Notify, time::Instant};
 
 use crate::delivery::{
-    place::{is_unseen, split},
+    place::{Birth, is_unseen, split},
     subjects::covers,
 };
 
@@ -46,6 +46,9 @@ struct Known {
     sought: HashMap<Arc<str>, Instant>,
     /// The stream that has acknowledged a subject last.
     subjects: HashMap<Box<str>, Arc<str>>,
+    /// Streams that have acknowledged something for the first time, by their names in receipts: the
+    /// database is to know which ones they were, should they be made anew.
+    births: HashMap<Arc<str>, Birth>,
     /// Somebody checks streams. Without it, nobody would end a doubt, and there is none.
     is_checked: bool,
     doubted: HashMap<Arc<str>, Doubt>,
@@ -80,6 +83,16 @@ impl Places {
         known.sought.remove(acknowledged);
         let before = known.streams.insert(Arc::clone(acknowledged), found);
         before.is_none_or(|(before, _)| before != *name)
+    }
+
+    /// A stream was found.
+    pub(super) fn note_birth(&self, name: &Arc<str>, birth: Birth) {
+        self.known().births.insert(Arc::clone(name), birth);
+    }
+
+    /// The streams that were found since the last call.
+    pub(crate) fn take_births(&self) -> HashMap<Arc<str>, Birth> {
+        std::mem::take(&mut self.known().births)
     }
 
     /// There was no answer about a stream: whether to wait for one.

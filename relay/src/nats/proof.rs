@@ -25,6 +25,16 @@ pub(crate) struct Facts {
     pub(crate) replicas: usize,
 }
 
+/// What a stream has at the sequence of a receipt.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    pub(crate) evidence: Evidence,
+    /// The receipt's message itself is there,
+    pub(crate) is_there: bool,
+    /// and was stored before the stream was created, as the stream says: it was restored.
+    pub(crate) is_older: bool,
+}
+
 /// The id of the message of a stream at a sequence.
 pub(super) async fn stored_id(
     connection: &Connection,
@@ -34,7 +44,7 @@ pub(super) async fn stored_id(
     let (context, stream) = connection.jetstream_of(name, QUESTION_TIMEOUT);
     let bytes_max = connection.client.max_payload();
     let asking = connection.answers.stored_id(&context, stream, sequence, bytes_max);
-    Ok(unless_denied(connection, asking).await?.flatten())
+    Ok(unless_denied(connection, asking).await?.and_then(|found| found.id))
 }
 
 /// How a stream is; `None` when it is not there.
@@ -57,18 +67,22 @@ pub(crate) async fn evidence(
     name: &str,
     facts: &Facts,
     wanted: &[(u64, Option<&str>)],
-) -> Result<Vec<Evidence>, String> {
+) -> Result<Vec<Found>, String> {
     let (context, name) = connection.jetstream_of(name, QUESTION_TIMEOUT);
     let context = &context;
     let one = |(sequence, id): (u64, Option<&str>)| {
         let id = id.map(str::to_owned);
         async move {
             let id = id.as_deref();
-            if let Some(known) = facts.extent.judge(sequence, id) {
-                return Ok(known);
+            if let Some(evidence) = facts.extent.judge(sequence, id) {
+                return Ok(Found { evidence, is_there: false, is_older: false });
             }
             let stored = connection.answers.stored_id(context, name, sequence, facts.message_max).await?;
-            Ok(Evidence::of(id, stored.as_ref().map(Option::as_deref)))
+            let evidence = Evidence::of(id, stored.as_ref().map(|stored| stored.id.as_deref()));
+            let is_there = evidence == Evidence::Proven;
+            let stored_at = stored.and_then(|stored| stored.stored_at);
+            let is_older = is_there && stored_at.is_some_and(|at| at < facts.created);
+            Ok(Found { evidence, is_there, is_older })
         }
     };
     let asking = stream::iter(wanted.to_vec()).map(one).buffered(CONCURRENT).try_collect();

@@ -12,7 +12,7 @@ mod placing;
 mod questions;
 mod window;
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use async_nats::{HeaderMap, Subscriber};
 use futures_util::StreamExt as _;
@@ -22,13 +22,22 @@ use tokio::{
 };
 
 use self::{atomic::AtomicStream, batch::Batch, window::Window};
-use super::{connection::Connection, objects::Bucket};
+use super::{
+    connection::Connection,
+    objects::{Bucket, Compared},
+};
 use crate::{
     config::Limits,
-    delivery::{breaker::Sending, decision::Failure, message::Message, object::INLINE_MAX, outcome::Outcome},
+    delivery::{
+        breaker::Sending, decision::Failure, message::Message, object::INLINE_MAX, outcome::Outcome,
+        place::Birth,
+    },
     postgres::session::Session,
 };
 
+/// A message whose payload is smaller than the limit by more than this fits with its headers,
+/// unless they are unusually long; of others the exact size counts.
+const NEAR: usize = 64 * 1024;
 /// Bytes of a subject that `enqueue` takes.
 const SUBJECT_MAX: usize = 255;
 
@@ -45,6 +54,8 @@ pub(crate) struct Publisher {
     window: Window,
     /// Streams that messages go to in atomic batches.
     atomic: Vec<AtomicStream>,
+    /// Objects that were compared with their rows.
+    compared: Compared,
     /// Number of the next publish. Never used twice, so that a late answer is never taken for
     /// another's.
     next_number: u64,
@@ -60,7 +71,17 @@ impl Publisher {
         let acks = connection.client.subscribe(format!("{inbox}.*")).await?;
         let window = Window::new(limits.window, limits.ack_timeout);
         let atomic = limits.atomic_streams.iter().map(|name| AtomicStream::new(name)).collect();
-        Ok(Self { connection, inbox, acks, denied, may_ask: true, window, atomic, next_number: 0 })
+        Ok(Self {
+            connection,
+            inbox,
+            acks,
+            denied,
+            may_ask: true,
+            window,
+            atomic,
+            compared: Compared::default(),
+            next_number: 0,
+        })
     }
 
     /// Whether a subject lies where answers arrive: a message there could pass for one.
@@ -80,18 +101,45 @@ impl Publisher {
 
     /// No message with a larger payload is sent.
     pub(crate) fn payload_max(&self) -> usize {
-        self.connection.client.max_payload().min(INLINE_MAX)
+        self.connection.payload_max().min(INLINE_MAX)
+    }
+
+    /// Whether a payload is to be put into the bucket now: it is larger than the threshold, or than
+    /// NATS takes beside its headers, and nothing holds it back.
+    fn wants_object(&self, message: &Message, limits: &Limits) -> bool {
+        let Some(large) = &limits.large_payloads else { return false };
+        let is_large = || {
+            let limit = self.payload_max();
+            let is_near = message.payload_bytes.saturating_add(NEAR) > limit;
+            let fits =
+                || wire_headers(message, limits).is_ok_and(|map| message.check_size(&map, limit).is_ok());
+            message.payload_bytes > large.above || is_near && !fits()
+        };
+        message.may_get_object() && is_large()
+    }
+
+    /// The streams that have acknowledged something for the first time since the last call.
+    pub(crate) fn take_births(&self) -> HashMap<Arc<str>, Birth> {
+        self.connection.places.take_births()
+    }
+
+    /// It could not be written down which streams these are.
+    pub(crate) fn return_births(&self, births: HashMap<Arc<str>, Birth>) {
+        let places = &self.connection.places;
+        births.into_iter().for_each(|(name, birth)| places.note_birth(&name, birth));
     }
 
     /// Puts the payloads that are to travel beside their messages into their bucket.
-    pub(crate) async fn put_large(&self, messages: &mut [Message], session: &Session, limits: &Limits) {
+    pub(crate) async fn put_large(&mut self, messages: &mut [Message], session: &Session, limits: &Limits) {
         let Some(large) = &limits.large_payloads else { return };
-        if !messages.iter().any(|message| message.wants_object(large.above)) {
+        let wanting = messages.iter_mut().filter(|message| self.wants_object(message, limits));
+        let wanting: Vec<&mut Message> = wanting.collect();
+        if wanting.is_empty() {
             return;
         }
         let until = Instant::now() + limits.batch_timeout;
         let bucket = Bucket::new(&self.connection, &large.bucket, limits.ack_timeout);
-        bucket.put_all(messages, large.above, session, until).await;
+        bucket.put_all(wanting, session, until, &mut self.compared).await;
     }
 
     /// Publishes the messages that may be published, and returns the outcome of each one. When
@@ -196,11 +244,12 @@ impl Publisher {
             Sending::Refuse(failure) => return batch.finish(index, Err(failure), limits),
             Sending::Ask => return batch.suspected.push(index),
         }
-        if waits_for_object(message, limits) {
+        if self.wants_object(message, limits) {
+            // There was no time to put its payload into the bucket: the next pass does.
             return;
         }
         let headers = wire_headers(message, limits).and_then(|headers| {
-            let limit = self.connection.client.max_payload();
+            let limit = self.connection.payload_max();
             message.check_size(&headers, limit).map(|()| headers)
         });
         let headers = match headers {
@@ -244,12 +293,6 @@ impl Publisher {
 fn held_back(message: &Message) -> Option<Failure> {
     let paused = message.paused.clone().map(Failure::Paused);
     paused.or_else(|| message.object_failure().cloned())
-}
-
-/// There was no time to put its payload into the bucket: the next pass does.
-fn waits_for_object(message: &Message, limits: &Limits) -> bool {
-    let above = limits.large_payloads.as_ref().map(|large| large.above);
-    message.is_left_out() && above.is_some_and(|above| message.wants_object(above))
 }
 
 /// The headers of a message on the wire, as the options have them.

@@ -4,7 +4,7 @@
 //! which more bytes wait than its `max_pending` (64 MiB unless set), and a relay must stay within
 //! the memory that it promises. So it asks for no more at a time than may arrive at once.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 
 use async_nats::{
     header::NATS_MESSAGE_ID,
@@ -43,6 +43,14 @@ struct Answer {
 struct Stored {
     #[serde(rename = "hdrs")]
     headers: Option<String>,
+    time: Option<String>,
+}
+
+/// A stored message's id, and when it was stored.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) id: Option<String>,
+    pub(super) stored_at: Option<SystemTime>,
 }
 
 impl Answers {
@@ -50,15 +58,14 @@ impl Answers {
         Self { units: Arc::new(Semaphore::new(CONCURRENT)) }
     }
 
-    /// The id of the message at a sequence: `None` when there is no message, `Some(None)` when it
-    /// has no id. It has `bytes_max` bytes at most.
+    /// The message at a sequence; `None` when there is none. It has `bytes_max` bytes at most.
     pub(super) async fn stored_id(
         &self,
         context: &Context,
         stream: &str,
         sequence: u64,
         bytes_max: usize,
-    ) -> Result<Option<Option<String>>, String> {
+    ) -> Result<Option<Identity>, String> {
         let _room = self.units.acquire_many(units(bytes_max)).await.map_err(|error| error_chain(&error))?;
         let question = json!({ "seq": sequence });
         let asked = context.request(format!("STREAM.MSG.GET.{stream}"), &question).await;
@@ -67,7 +74,10 @@ impl Answers {
                 Ok(None)
             }
             Answer { error: Some(error), .. } => Err(error_chain(&error)),
-            Answer { message: Some(stored), .. } => stored.id().map(Some),
+            Answer { message: Some(stored), .. } => {
+                let stored_at = stored.time.as_deref().and_then(|time| humantime::parse_rfc3339(time).ok());
+                stored.id().map(|id| Some(Identity { id, stored_at }))
+            }
             Answer { error: None, message: None } => {
                 Err("JetStream answered neither a message nor an error".to_owned())
             }
@@ -109,10 +119,12 @@ mod tests {
 
     #[test]
     fn the_id_is_found_among_the_headers() {
-        let id = |headers: &str| Stored { headers: Some(BASE64_STANDARD.encode(headers)) }.id().unwrap();
+        let id = |headers: &str| {
+            Stored { headers: Some(BASE64_STANDARD.encode(headers)), time: None }.id().unwrap()
+        };
         assert_eq!(id("NATS/1.0\r\na: b\r\nNats-Msg-Id: x:y z \r\n\r\n").as_deref(), Some("x:y z"));
         assert_eq!(id("NATS/1.0\r\nNats-Expected-Stream: S\r\n\r\n"), None);
-        assert_eq!(Stored { headers: None }.id(), Ok(None));
+        assert_eq!(Stored { headers: None, time: None }.id(), Ok(None));
     }
 
     proptest! {
@@ -122,7 +134,7 @@ mod tests {
             text in "(NATS/1.0|\r\n|: ?|Nats-Msg-Id|[ -~]{0,4}){0,12}",
         ) {
             for headers in [BASE64_STANDARD.encode(&bytes), BASE64_STANDARD.encode(&text), text] {
-                if let Ok(Some(id)) = (Stored { headers: Some(headers.clone()) }).id() {
+                if let Ok(Some(id)) = (Stored { headers: Some(headers.clone()), time: None }).id() {
                     prop_assert!(id.len() <= headers.len());
                 }
             }

@@ -42,6 +42,12 @@ pub(crate) async fn ready(streams: &[StreamTable], connection: &Connection) -> R
             }
             Ok(Finding::Differs(fields)) => wrong.push(format!("stream {name} is not as declared: {fields}")),
             Ok(Finding::Missing) => wrong.push(format!("stream {name} is missing; its policy is verify")),
+            Err(problem) if stream.is_implied => warn!(
+                stream = name,
+                problem,
+                "the bucket of --object-store is not there, and cannot be made: large payloads are set aside until it is; \
+                 declare the stream with the limits that the account demands, such as max_bytes"
+            ),
             Err(problem) => wrong.push(format!("stream {name} cannot be looked at: {problem}")),
         }
     }

@@ -9,7 +9,7 @@ use crate::{
     delivery::receipt::Evidence,
     nats::{
         connection::Connection,
-        proof::{self, Facts},
+        proof::{self, Facts, Found},
     },
     postgres::receipts::{KnownStream, Mark},
 };
@@ -17,17 +17,20 @@ use crate::{
 /// A stream, and its losses.
 pub(super) struct Look {
     pub(super) facts: Facts,
-    pub(super) gone: Gone,
-}
-
-#[derive(PartialEq, Eq)]
-pub(super) enum Gone {
-    Nothing,
-    /// Everything: it is another stream of the same name.
-    All,
+    /// The stream was created at another time than the one that was known.
+    pub(super) has_moved: bool,
+    /// A message shows that it is the same stream nevertheless.
+    pub(super) is_same: bool,
     /// For each lane the number of the oldest receipt that is missing. Newer messages that are
     /// there were published after the loss.
-    Since(BTreeMap<i16, i64>),
+    pub(super) missing: BTreeMap<i16, i64>,
+}
+
+impl Look {
+    /// The stream has all that it acknowledged.
+    pub(super) fn is_whole(&self) -> bool {
+        self.missing.is_empty() && (self.is_same || !self.has_moved)
+    }
 }
 
 /// `None` when the stream is not there: it refuses all messages, and when somebody makes it again,
@@ -59,25 +62,27 @@ pub(super) async fn answers(connection: &Connection, stream: &KnownStream) -> bo
 
 async fn look_once(connection: &Connection, stream: &KnownStream) -> Result<Option<Look>, String> {
     let Some(facts) = proof::facts(connection, &stream.name).await? else { return Ok(None) };
-    if stream.created.is_some_and(|created| !is_same_time(created, facts.created)) {
-        return Ok(Some(Look { facts, gone: Gone::All }));
-    }
-    let (rest, mut asked): (Vec<&Mark>, Vec<&Mark>) = stream.marks.iter().partition(|mark| mark.is_checked);
+    let has_moved = stream.created.is_some_and(|created| !is_same_time(created, facts.created));
+    let (rest, mut asked): (Vec<&Mark>, Vec<&Mark>) =
+        stream.marks.iter().partition(|mark| mark.is_checked && !has_moved);
     // As long as the highest is there, nothing at or below it was lost since they were looked at.
     let highest = rest.iter().max_by_key(|mark| mark.sequence).copied();
     asked.extend(stream.recent.iter().chain(highest));
-    let mut evidence = ask(connection, stream, &facts, &asked).await?;
-    if highest.is_some() && evidence.last() != Some(&Evidence::Proven) {
-        evidence.extend(ask(connection, stream, &facts, &rest).await?);
+    let mut found = ask(connection, stream, &facts, &asked).await?;
+    if highest.is_some() && found.last().map(|found| found.evidence) != Some(Evidence::Proven) {
+        found.extend(ask(connection, stream, &facts, &rest).await?);
         asked.extend(rest);
     }
     let mut missing: BTreeMap<i16, i64> = BTreeMap::new();
-    for (mark, _) in asked.iter().zip(evidence).filter(|(_, found)| *found == Evidence::Missing) {
+    let found = || asked.iter().zip(&found);
+    for (mark, _) in found().filter(|(_, found)| found.evidence == Evidence::Missing) {
         let oldest = missing.entry(mark.lane).or_insert(mark.number);
         *oldest = mark.number.min(*oldest);
     }
-    let gone = if missing.is_empty() { Gone::Nothing } else { Gone::Since(missing) };
-    Ok(Some(Look { facts, gone }))
+    // A stream that was made anew has neither messages that it acknowledged before the last check,
+    // nor any that are older than itself.
+    let is_same = found().any(|(mark, found)| found.is_older || found.is_there && mark.is_checked);
+    Ok(Some(Look { facts, has_moved, is_same, missing }))
 }
 
 /// The stream's evidence for each of these.
@@ -86,7 +91,7 @@ pub(super) async fn ask(
     stream: &KnownStream,
     facts: &Facts,
     marks: &[&Mark],
-) -> Result<Vec<Evidence>, String> {
+) -> Result<Vec<Found>, String> {
     let wanted: Vec<(u64, Option<&str>)> =
         marks.iter().map(|mark| (mark.sequence, mark.message_id.as_deref())).collect();
     proof::evidence(connection, &stream.name, facts, &wanted).await

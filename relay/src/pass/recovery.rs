@@ -14,6 +14,7 @@
 //! the relay only writes the loss down, and `oncebox outbox resend` repairs it.
 
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -22,12 +23,12 @@ use futures_util::{StreamExt as _, stream};
 use tokio::time::sleep;
 use tracing::{error, warn};
 
-use super::missing::{self, Gone, Look};
+use super::missing::{self, Look};
 use crate::{
     config::OnLoss,
     delivery::{
         place::{is_unseen, split},
-        receipt::newest_proven,
+        receipt::{Evidence, newest_proven},
         subjects::any_expression,
     },
     error::{RelayError, StoreError},
@@ -113,7 +114,7 @@ impl Recovery {
         for (stream, look) in streams.iter().zip(looks) {
             let handled = match look {
                 Ok(None) => Ok(0),
-                Ok(Some(look)) if look.gone == Gone::Nothing => {
+                Ok(Some(look)) if look.is_whole() => {
                     whole.push(seen(stream, &look.facts));
                     Ok(0)
                 }
@@ -188,7 +189,7 @@ impl Recovery {
             let checked_at = stream.checked_at.unwrap_or(SystemTime::UNIX_EPOCH);
             self.store.saw_streams(&[SeenStream { created, checked_at, ..seen.clone() }]).await?;
         }
-        let mut noted = 0;
+        let (mut noted, mut lines) = (0, BTreeMap::new());
         for lost in &losses {
             let resends = self.resends(lost, facts);
             let is_first = self.store.lost(lost, resends).await?;
@@ -196,19 +197,24 @@ impl Recovery {
             if is_first {
                 noted += 1;
                 self.metrics.losses.inc();
-                tell(lost, resends);
+                let line = lines.entry((lost.kind, resends)).or_insert(Line::default());
+                line.lanes += 1;
+                line.sequence = line.sequence.max(lost.sequence);
             }
+        }
+        for ((kind, resends), line) in lines {
+            line.tell(&stream.name, kind, resends);
         }
         self.store.saw_streams(&[seen]).await?;
         Ok(noted)
     }
 
-    /// Sending again is plainly right when the end of a stream is missing. It is not for a stream
-    /// that somebody made anew, perhaps on purpose, nor for a work queue: its missing messages may
-    /// have been consumed.
+    /// Sending again is plainly right when the end of a stream is missing, also of one that was
+    /// restored. It is not for a stream that an operator made anew, perhaps on purpose, nor for a
+    /// work queue: its missing messages may have been consumed.
     fn resends(&self, lost: &Lost<'_>, facts: &Facts) -> bool {
         match self.on_loss {
-            OnLoss::Auto => lost.kind == "tail" && !facts.deletes_consumed,
+            OnLoss::Auto => matches!(lost.kind, "tail" | "restored") && !facts.deletes_consumed,
             OnLoss::Resend => true,
             OnLoss::Report => false,
         }
@@ -228,18 +234,41 @@ impl Recovery {
             sequence: mark.sequence,
             proven,
         };
-        let missing = match &look.gone {
-            Gone::Nothing => return Ok(Vec::new()),
-            Gone::All => return Ok(stream.marks.iter().map(|mark| lost(mark, "recreated", None)).collect()),
-            Gone::Since(missing) => missing,
-        };
+        let is_same = !look.has_moved || look.is_same || self.is_known(connection, stream, look).await?;
+        if !is_same {
+            // Of a work queue whose messages are all consumed, nothing else is left to be seen.
+            let highest = stream.marks.iter().map(|mark| mark.sequence).max().unwrap_or(0);
+            let goes_on = look.facts.deletes_consumed && look.facts.extent.last >= highest;
+            let all = stream.marks.iter().filter(|_| !goes_on || !look.missing.is_empty());
+            return Ok(all.map(|mark| lost(mark, "recreated", None)).collect());
+        }
+        let end = if look.has_moved { "restored" } else { "tail" };
         let mut losses = Vec::new();
-        for (lane, oldest) in missing {
+        for (lane, oldest) in &look.missing {
             let Some(mark) = stream.marks.iter().find(|mark| mark.lane == *lane) else { continue };
             let proven = self.newest_proven(connection, stream, &look.facts, *lane, *oldest).await?;
-            losses.push(lost(mark, if proven.is_some() { "tail" } else { "unproven" }, proven));
+            losses.push(lost(mark, if proven.is_some() { end } else { "unproven" }, proven));
         }
         Ok(losses)
+    }
+
+    /// Whether a stream that was created at another time has a message that is older than itself,
+    /// by the newest receipts of the lanes: then it is the same one, restored.
+    async fn is_known(
+        &self,
+        connection: &Connection,
+        stream: &KnownStream,
+        look: &Look,
+    ) -> Result<bool, Problem> {
+        for mark in &stream.marks {
+            let page = self.store.older_receipts(mark.lane, &stream.name, mark.number).await?;
+            let marks: Vec<&Mark> = page.iter().collect();
+            let found = missing::ask(connection, stream, &look.facts, &marks).await.map_err(Problem::Nats)?;
+            if found.iter().any(|found| found.is_older) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The number of the newest receipt of a lane, below one that is missing, that the stream can
@@ -255,7 +284,8 @@ impl Recovery {
         for _ in 0..PAGES_MAX {
             let page = self.store.older_receipts(lane, &stream.name, below).await?;
             let marks: Vec<&Mark> = page.iter().collect();
-            let evidence = missing::ask(connection, stream, facts, &marks).await.map_err(Problem::Nats)?;
+            let found = missing::ask(connection, stream, facts, &marks).await.map_err(Problem::Nats)?;
+            let evidence: Vec<Evidence> = found.iter().map(|found| found.evidence).collect();
             if let Some(at) = newest_proven(&evidence) {
                 return Ok(Some(page[at].number));
             }
@@ -278,24 +308,34 @@ fn seen<'a>(stream: &'a KnownStream, facts: &Facts) -> SeenStream<'a> {
     }
 }
 
-fn tell(lost: &Lost<'_>, resends: bool) {
-    let Lost { lane, stream, kind, sequence, .. } = lost;
-    if resends {
-        warn!(
-            lane,
-            stream,
-            kind,
-            sequence,
-            "the stream has lost messages after it had acknowledged them: they are sent again"
-        );
-    } else {
-        error!(
-            lane,
-            stream,
-            kind,
-            sequence,
-            "the stream has lost messages after it had acknowledged them: see `oncebox status`, and have them sent \
-             again by `oncebox outbox resend --stream {stream}`"
-        );
+/// The losses of a stream that have one reason and one remedy: a line of the log.
+#[derive(Default)]
+struct Line {
+    lanes: usize,
+    /// The highest sequence that the stream had acknowledged.
+    sequence: u64,
+}
+
+impl Line {
+    fn tell(&self, stream: &str, kind: &str, resends: bool) {
+        let Self { lanes, sequence } = self;
+        if resends {
+            warn!(
+                stream,
+                kind,
+                lanes,
+                sequence,
+                "the stream has lost messages after it had acknowledged them: they are sent again"
+            );
+        } else {
+            error!(
+                stream,
+                kind,
+                lanes,
+                sequence,
+                "the stream has lost messages after it had acknowledged them: see `oncebox status`, and have them \
+                 sent again by `oncebox outbox resend --stream {stream}`"
+            );
+        }
     }
 }

@@ -192,7 +192,13 @@ impl Worker {
         let outcomes = match &mut self.publisher {
             Some(publisher) => {
                 publisher.put_large(messages, session, &self.shared.tuning.limits).await;
-                publisher.publish(messages, &self.shared.tuning.limits).await
+                let outcomes = publisher.publish(messages, &self.shared.tuning.limits).await;
+                let births = publisher.take_births();
+                if let Err(error) = self.shared.store.note_streams(&births).await {
+                    debug!(error = %error_chain(&error), "note which streams have acknowledged");
+                    publisher.return_births(births);
+                }
+                outcomes
             }
             None => Vec::new(),
         };

@@ -1,6 +1,7 @@
 //! Receipts, and the losses that they prove.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, PoisonError},
     time::{Duration, SystemTime},
 };
@@ -10,7 +11,13 @@ use tokio::time::Instant;
 use tokio_postgres::Row;
 
 use super::{Store, session::Session};
-use crate::{delivery::subjects::patterns, error::StoreError};
+use crate::{
+    delivery::{
+        place::Birth,
+        subjects::{any_expression, patterns},
+    },
+    error::StoreError,
+};
 
 /// A lane and a stream get a receipt so often at most; their cursor has the newest anyway.
 const APPEND_EVERY: Duration = Duration::from_secs(1);
@@ -190,6 +197,21 @@ impl Store {
         let checked: Vec<SystemTime> = seen.iter().map(|stream| stream.checked_at).collect();
         let parameters: [&dyn Parameter; 4] = [&names, &created, &subjects, &checked];
         self.ask("note streams", &self.sql.saw_streams, &parameters).await.map(drop)
+    }
+
+    /// Notes streams that have acknowledged something for the first time, unless they are known.
+    pub(crate) async fn note_streams(
+        self: &Arc<Self>,
+        births: &HashMap<Arc<str>, Birth>,
+    ) -> Result<(), StoreError> {
+        if births.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<&str> = births.keys().map(|name| &**name).collect();
+        let created: Vec<SystemTime> = births.values().map(|birth| birth.created).collect();
+        let subjects: Vec<String> = births.values().map(|birth| any_expression(&birth.subjects)).collect();
+        let parameters: [&dyn Parameter; 3] = [&names, &created, &subjects];
+        self.ask("note streams", &self.sql.note_streams, &parameters).await.map(drop)
     }
 
     /// Notes a loss, and has it sent again when `resends`; false when another relay was faster.

@@ -116,6 +116,7 @@ statements!(
     recent_receipts,
     older_receipts,
     thin_receipts,
+    note_streams,
     saw_streams,
     note_loss,
     resend_lost,

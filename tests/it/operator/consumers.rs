@@ -99,6 +99,29 @@ async fn a_stream_that_drops_messages_for_want_of_consumers_is_a_finding() {
     assert_finds(&told, &["retention interest", "dropped at once", "oncebox outbox replay"]);
 }
 
+/// Such a message is acknowledged all the same.
+#[tokio::test]
+async fn a_subject_that_no_consumer_of_an_interest_stream_takes_is_a_finding() {
+    let env = TestEnv::new().await;
+    let config = Config { retention: RetentionPolicy::Interest, ..config(&env) };
+    let stream = fresh_stream(env.nats_url(), config).await;
+    let of = |subject| Consumer { filter_subject: env.subject(subject), ..durable("charge") };
+    stream.create_consumer(of("taken.a")).await.unwrap();
+    let client = env.pg().await;
+    for subject in ["taken.a", "taken.b"] {
+        enqueue(&client, &env.subject(subject), subject, 0..4, 0).await;
+    }
+    drain(&mut connect(&values_of(&env)).await.worker()).await;
+    assert_eq!(stream.get_info().await.unwrap().state.messages, 4, "the others are not stored");
+    take(&stream, "charge", 1).await;
+    let (_, told) = status(&env, env.nats_url()).await;
+    let subject = env.subject("taken.b");
+    assert_finds(&told, &["no consumer takes", &subject, "dropped at once", "oncebox outbox replay"]);
+    assert_eq!(doctor_finds(&env, "subject-unconsumed").await, ["warning"]);
+    stream.create_consumer(of("taken.*")).await.unwrap();
+    assert_eq!(doctor_finds(&env, "subject-unconsumed").await, Vec::<Value>::new());
+}
+
 #[tokio::test]
 async fn a_paused_consumer_is_a_finding_with_the_end_of_its_pause() {
     if Nats::version().unwrap() < (2, 11) {

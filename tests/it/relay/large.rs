@@ -6,6 +6,7 @@ use data_encoding::BASE64URL;
 use oncebox_relay::Values;
 use oncebox_tests::{Nats, TestEnv, eventually};
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 use tokio_postgres::Client;
 
 use crate::{
@@ -167,12 +168,16 @@ pub(crate) async fn replace(env: &TestEnv, name: &str) {
     let mut description: Value = serde_json::from_slice(&description).unwrap();
     let mut rest = usize::try_from(description["size"].as_u64().unwrap()).unwrap();
     description["nuid"] = "other".into();
+    let (mut digest, mut chunk_count) = (Sha256::new(), 0);
     while rest > 0 {
         let chunk = vec![b'x'; rest.min(500_000)];
-        rest -= chunk.len();
+        (rest, chunk_count) = (rest - chunk.len(), chunk_count + 1);
+        digest.update(&chunk);
         let chunks = format!("$O.{}.C.other", env.name());
         jetstream.publish(chunks, chunk.into()).await.unwrap().await.unwrap();
     }
+    description["chunks"] = chunk_count.into();
+    description["digest"] = format!("SHA-256={}", BASE64URL.encode(&digest.finalize())).into();
     jetstream.publish(subject, description.to_string().into()).await.unwrap().await.unwrap();
 }
 
@@ -226,6 +231,93 @@ async fn a_replay_is_stored_beside_the_message_and_puts_a_lost_object_again() {
     let running = Running::start(consumer(&env).await, inbox(&env), Does::effect());
     eventually("the handler ran", LIMIT, async || (effects(&env).await == 1).then_some(())).await;
     running.stop().await;
+}
+
+/// Receipts name a message as it was published, however its payload travels: the message itself, a
+/// replay, one that was parked before, one of which the stream has another subject, and an event.
+#[tokio::test]
+async fn messages_beside_their_payloads_are_no_losses() {
+    let env = stream_environment().await;
+    let client = env.pg().await;
+    let nats = Nats::start_with("mappings { \"mapped.*\": \"taken.$1\" }").await.unwrap();
+    let url = [("nats-url", &*nats.url())];
+    let stream = fresh_stream(&nats.url(), stream_config("TAKEN", "taken.>")).await;
+    let relay = connect(&with(&with_bucket(&env), url)).await;
+    let mut worker = relay.worker();
+    let large = "SELECT oncebox.enqueue($1, $2, convert_to(repeat('x', 200000), 'UTF8'))";
+    for (key, subject) in [("a", "taken.a"), ("b", "mapped.b"), ("c", "late.c")] {
+        client.query_one(large, &[&key, &subject]).await.unwrap();
+    }
+    drain(&mut worker).await;
+    run_ok(env.database_url(), &["outbox", "replay", "--key", "a"]).await;
+    let mut config = stream.get_info().await.unwrap().config;
+    config.subjects.push("late.>".to_owned());
+    let context = async_nats::jetstream::new(async_nats::connect(nats.url()).await.unwrap());
+    context.update_stream(config).await.unwrap();
+    client.batch_execute("UPDATE oncebox.parked SET next_attempt_at = now()").await.unwrap();
+    drain(&mut worker).await;
+    client.query_one(large, &[&"d", &"taken.d"]).await.unwrap();
+    let events = [("nats-url", &*nats.url()), ("cloud-events-source", "/shop")];
+    let relay = connect(&with(&with_bucket(&env), events)).await;
+    drain(&mut relay.worker()).await;
+    assert_eq!(relay.recovery().run_once().await.unwrap(), 0);
+    let known: i64 = client
+        .query_one("SELECT count(*) FROM oncebox.lane_cursor WHERE acknowledged ? 'TAKEN'", &[])
+        .await
+        .unwrap()
+        .get(0);
+    assert!(known > 0, "receipts name the stream");
+    assert_eq!(stream.get_info().await.unwrap().state.messages, 5);
+}
+
+/// The description of the only object.
+async fn description(env: &TestEnv) -> StreamMessage {
+    bucket(env).await.get_last_raw_message_by_subject(&format!("$O.{}.M.*", env.name())).await.unwrap()
+}
+
+/// A bucket may be shared: the relay compares what it finds with the row.
+#[tokio::test]
+async fn an_object_that_another_program_has_replaced_is_put_again() {
+    let env = stream_environment().await;
+    let client = env.pg().await;
+    enqueue_large(&env, &client, "k").await;
+    drained(&env).await;
+    let before: Value = serde_json::from_slice(&description(&env).await.payload).unwrap();
+    replace(&env, before["name"].as_str().unwrap()).await;
+    run_ok(env.database_url(), &["outbox", "replay", "--key", "k"]).await;
+    drained(&env).await;
+    let after: Value = serde_json::from_slice(&description(&env).await.payload).unwrap();
+    assert_eq!(after["digest"], before["digest"]);
+    let messages = env.messages().await;
+    let digests =
+        messages.iter().map(|message| message.headers.get("Oncebox-Object-Digest").unwrap().as_str());
+    assert!(digests.eq(std::iter::repeat_n(before["digest"].as_str().unwrap(), messages.len())));
+    let running = Running::start(consumer(&env).await, inbox(&env), Does::effect());
+    eventually("the handler ran", LIMIT, async || (effects(&env).await == 1).then_some(())).await;
+    running.stop().await;
+}
+
+/// The message that refers to it next has all of its own life before it.
+#[tokio::test]
+async fn an_object_that_has_spent_half_of_its_life_is_put_again() {
+    let env = stream_environment().await;
+    let client = env.pg().await;
+    enqueue_large(&env, &client, "k").await;
+    drained(&env).await;
+    let first = description(&env).await;
+    let mut config = bucket(&env).await.cached_info().config.clone();
+    (config.max_age, config.duplicate_window) = (LIMIT / 5, LIMIT / 5);
+    env.jetstream().await.update_stream(config).await.unwrap();
+    let second = eventually("it is put again", LIMIT, async || {
+        run_ok(env.database_url(), &["outbox", "replay", "--key", "k"]).await;
+        drained(&env).await;
+        Some(description(&env).await).filter(|last| last.sequence > first.sequence)
+    })
+    .await;
+    assert_eq!(in_bucket(&env).await, ONE_OBJECT);
+    let age = (second.time - first.time).as_seconds_f64();
+    let life = (LIMIT / 5).as_secs_f64();
+    assert!((life / 2.0..life).contains(&age), "put again after {age} s");
 }
 
 /// The letter has the reference, and a retry fetches the payload.

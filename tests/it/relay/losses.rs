@@ -5,6 +5,7 @@ mod checks;
 mod first;
 mod foreign;
 mod late;
+mod restored;
 mod slow;
 mod two_streams;
 

@@ -20,6 +20,15 @@ fn findings_of_the_bucket() {
             survey.bucket = Some(bucket(day));
         },
     );
+    let closed = |parts: &[&str], change: fn(&mut StreamStatus)| {
+        check(Problem, "bucket-closed", parts, |_, _, survey| {
+            let mut closed = StreamStatus { age_max_seconds: None, ..bucket(day) };
+            change(&mut closed);
+            survey.bucket = Some(closed);
+        });
+    };
+    closed(&["OBJ_payloads is sealed"], |bucket| bucket.is_sealed = true);
+    closed(&["roll-ups", "--allow-rollup"], |bucket| bucket.refuses_rollups = true);
     let kept = |survey: &mut Survey| {
         survey.streams[0].age_max_seconds = Some(2.0 * day);
         survey.streams[0].discards_new = true;

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde::Deserialize;
 
-use crate::delivery::decision::Failure;
+use crate::delivery::{decision::Failure, place::Birth};
 
 /// Which streams have a subject.
 #[derive(Debug, PartialEq, Eq)]
@@ -46,13 +46,22 @@ struct StreamConfig {
     subjects: Vec<String>,
 }
 
+#[derive(Deserialize)]
+struct Info {
+    config: StreamConfig,
+    created: Option<String>,
+}
+
 fn parse_config(payload: &[u8]) -> Option<StreamConfig> {
-    #[derive(Deserialize)]
-    struct Info {
-        config: StreamConfig,
-    }
     let info: Info = serde_json::from_slice(payload).ok()?;
     Some(info.config)
+}
+
+/// When a stream was created, and its subjects; `None` when it is not there.
+pub(super) fn parse_birth(payload: &[u8]) -> Option<Birth> {
+    let info: Info = serde_json::from_slice(payload).ok()?;
+    let created = humantime::parse_rfc3339(info.created.as_deref()?).ok()?;
+    Some(Birth { created, subjects: info.config.subjects })
 }
 
 /// The subjects of a stream; `None` when it is not there.

@@ -5,13 +5,17 @@ use std::sync::Arc;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::{Publisher, answer::parse_subjects, batch::Batch};
+use super::{
+    Publisher,
+    answer::{parse_birth, parse_subjects},
+    batch::Batch,
+};
 use crate::{
     delivery::{
         decision::Failure,
         message::Message,
         outcome::Outcome,
-        place::{is_unseen, split, unseen},
+        place::{Birth, is_unseen, split, unseen},
         subjects::covers,
     },
     nats::{proof, question::Reply},
@@ -19,7 +23,7 @@ use crate::{
 
 /// Whether a stream of this name is the one that has acknowledged.
 enum Seen {
-    Yes,
+    Yes(Option<Birth>),
     No,
     /// There was no answer in time: it is asked again.
     Unknown,
@@ -82,8 +86,9 @@ impl Publisher {
         let mut is_known = true;
         for name in configured.into_iter().chain([&**acknowledged]) {
             match self.is_seen(name, message, sequence, end).await {
-                Seen::Yes => {
+                Seen::Yes(birth) => {
                     let name: Arc<str> = name.into();
+                    birth.into_iter().for_each(|birth| self.connection.places.note_birth(&name, birth));
                     self.connection.places.note_stream(acknowledged, &name);
                     return Some(name);
                 }
@@ -111,12 +116,12 @@ impl Publisher {
         match self.connection.ask_for_stream(name, end).await {
             Reply::Answer(info) => match parse_subjects(&info) {
                 Some(subjects) if subjects.iter().any(|pattern| covers(pattern, &message.subject)) => {
-                    Seen::Yes
+                    Seen::Yes(parse_birth(&info))
                 }
                 Some(_) => {
                     let id = proof::stored_id(&self.connection, name, sequence).await;
                     match id {
-                        Ok(Some(id)) if id == message.sent_id() => Seen::Yes,
+                        Ok(Some(id)) if id == message.sent_id() => Seen::Yes(parse_birth(&info)),
                         Ok(_) => Seen::No,
                         Err(_) => Seen::Unknown,
                     }
@@ -127,7 +132,7 @@ impl Publisher {
             Reply::NoResponders if split(name).0.is_some() => Seen::Unknown,
             Reply::NoResponders => Seen::No,
             // Nothing shows that it is another one.
-            Reply::Denied => Seen::Yes,
+            Reply::Denied => Seen::Yes(None),
             Reply::Silence => Seen::Unknown,
         }
     }
