@@ -39,6 +39,10 @@ const CLIENT_CAPACITY: usize = 1024;
 /// next attempt.
 const DENIED_CAPACITY: usize = 1024;
 
+/// The beginning of the subjects on which relays find other relays of the same outbox. They work
+/// without them.
+pub const HOME_SUBJECTS: &str = "_ONCEBOX.home.";
+
 /// A live connection.
 #[derive(Clone, Debug)]
 pub struct Connection {
@@ -323,7 +327,12 @@ impl<N: Fn()> Watcher<N> {
     fn deny(&self, denial: Denial) {
         match denial {
             // The relay's own question, which it can do without; see `publisher`.
-            Denial::Publish(subject) if subject == self.stream_names => {
+            Denial::Publish(subject)
+                if subject == self.stream_names || subject.starts_with(HOME_SUBJECTS) =>
+            {
+                let _ = self.denied.send(subject.into());
+            }
+            Denial::Subscribe(subject) if subject.starts_with(HOME_SUBJECTS) => {
                 let _ = self.denied.send(subject.into());
             }
             Denial::Publish(subject) => {
