@@ -30,6 +30,52 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) IS 'Give a saga up as it stands: attempts that are delayed are cancelled, nothing more is sent, nothing is undone, answers change nothing. What is in the log already is delivered. False when it has finished already, or there is none.';
 
+CREATE FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT discarded bigint) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '10s'
+    AS $$
+DECLARE
+  place record;
+BEGIN
+  PERFORM FROM "oncebox".lane AS l ORDER BY l.lane FOR UPDATE;
+  SELECT * INTO place FROM "oncebox".home_here;
+  IF place.verdict IN ('new', 'here') AND place.rival IS NULL THEN
+    RAISE EXCEPTION 'this database is where its outbox lives: there is nothing to adopt'
+      USING ERRCODE = 'OB013', HINT = 'See `oncebox status`: it says when relays take an outbox for a copy.';
+  END IF;
+  discarded := 0;
+  IF NOT is_moved THEN
+    IF discards THEN
+      LOCK TABLE "oncebox".message_0, "oncebox".message_1, "oncebox".message_2, "oncebox".message_3, "oncebox".message_4,
+        "oncebox".message_5, "oncebox".message_6, "oncebox".message_7, "oncebox".delayed IN SHARE ROW EXCLUSIVE MODE;
+      discarded := "oncebox".discard_backlog();
+    END IF;
+    UPDATE "oncebox".cursor SET acknowledged = '{}';
+    DELETE FROM "oncebox".receipt;
+    DELETE FROM "oncebox".late_receipt;
+    DELETE FROM "oncebox".loss;
+    DELETE FROM "oncebox".stream;
+    UPDATE "oncebox".outbox SET identity = DEFAULT;
+  END IF;
+  SELECT o.identity INTO identity FROM "oncebox".outbox AS o;
+  INSERT INTO "oncebox".home AS h (system_identifier, database_oid, database_name, address)
+  VALUES (place.system_identifier, place.database_oid, place.database_name, '')
+  ON CONFLICT ON CONSTRAINT home_pkey DO UPDATE
+  SET token = CASE WHEN is_moved THEN h.token ELSE excluded.token END,
+      system_identifier = excluded.system_identifier, database_oid = excluded.database_oid,
+      database_name = excluded.database_name, address = '', noted_at = excluded.noted_at, rival = NULL,
+      rival_since = NULL, rival_seen_at = NULL;
+  INSERT INTO "oncebox".audit (operator, note, action, reason)
+  VALUES (adopt.operator, adopt.note, 'adopt', CASE
+    WHEN is_moved THEN format('moved here from %s: it stays outbox %s', place.address, identity)
+    WHEN discards THEN format('a copy of %s: now outbox %s; %s messages of the backlog were discarded', place.address, identity, discarded)
+    ELSE format('a copy of %s: now outbox %s; its backlog is sent', place.address, identity)
+  END);
+END $$;
+
+COMMENT ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT discarded bigint) IS 'For operators: relays may serve this copy of an outbox, as an outbox of its own, or as the original that has moved here.';
+
 CREATE FUNCTION oncebox.append(ids bigint[], lanes smallint[], keys text[], subjects text[], ordering_keys text[], headers jsonb[], payloads bytea[], is_moved boolean) RETURNS bigint[]
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -819,6 +865,49 @@ CREATE FUNCTION oncebox.delete_placeholders(ids bigint[]) RETURNS void
   DELETE FROM "oncebox".message_7 AS m WHERE m.lane = -1 AND m.id = ANY ($1);
   DELETE FROM "oncebox".message_kept AS m WHERE m.lane = -1 AND m.id = ANY ($1);
 $_$;
+
+CREATE FUNCTION oncebox.discard_backlog() RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  messages bigint;
+BEGIN
+  -- Rows of another cluster compare with its snapshot, as in read_reset.sql.
+  SELECT count(*) INTO messages
+  FROM "oncebox".lane_cursor AS c
+  JOIN "oncebox".message AS m ON m.lane = c.lane
+  WHERE m.id > c.floor
+    AND (m.id > c.high
+      OR NOT pg_visible_in_snapshot(m.xact, c.snap)
+        AND (c.target IS NULL OR m.id > c.after OR NOT pg_visible_in_snapshot(m.xact, c.target)));
+  messages := messages + (SELECT count(*) FROM "oncebox".parked) + (SELECT count(*) FROM "oncebox".delayed);
+  INSERT INTO "oncebox".cursor (lane, number, floor, high, system_identifier)
+  SELECT c.lane, c.number + 1, last.id, last.id, here.system_identifier
+  FROM "oncebox".lane_cursor AS c
+  CROSS JOIN pg_control_system() AS here
+  CROSS JOIN LATERAL (
+    SELECT greatest(c.floor, c.high, c.reset_until, max(m.id)) AS id FROM "oncebox".message AS m WHERE m.lane = c.lane
+  ) AS last;
+  DELETE FROM "oncebox".cursor AS c
+  WHERE c.number < (SELECT newest.number FROM "oncebox".lane_cursor AS newest WHERE newest.lane = c.lane);
+  -- A message that is written later is none of these, however low its id.
+  INSERT INTO "oncebox".reset AS r (lane)
+  SELECT l.lane FROM "oncebox".lane AS l
+  ON CONFLICT ON CONSTRAINT reset_pkey DO UPDATE SET snap = excluded.snap;
+  DELETE FROM "oncebox".milestone;
+  INSERT INTO "oncebox".discarded (lane, id)
+  SELECT p.lane, p.id FROM "oncebox".parked AS p WHERE p.replay = 0
+  ON CONFLICT DO NOTHING;
+  UPDATE "oncebox".replay AS r
+  SET cancelled = p.replay
+  FROM "oncebox".parked AS p
+  WHERE p.replay > 0 AND r.lane = p.lane AND r.id = p.id;
+  DELETE FROM "oncebox".parked;
+  PERFORM "oncebox".delete_placeholders((SELECT array_agg(d.id) FROM "oncebox".delayed AS d));
+  DELETE FROM "oncebox".delayed;
+  RETURN messages;
+END $$;
 
 CREATE FUNCTION oncebox.drain_segments() RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2686,8 +2775,8 @@ CREATE TABLE oncebox.audit (
     reason text,
     messages bigint DEFAULT 1 NOT NULL,
     scope text,
-    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text]))),
-    CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text]))))),
+    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text]))),
+    CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text]))))),
     CONSTRAINT audit_messages CHECK ((messages >= 1)),
     CONSTRAINT audit_note_size CHECK (((octet_length(note) >= 1) AND (octet_length(note) <= 1000))),
     CONSTRAINT audit_operator_size CHECK (((octet_length(operator) >= 1) AND (octet_length(operator) <= 255)))
@@ -2814,6 +2903,56 @@ CREATE TABLE oncebox.event_kind (
 );
 
 COMMENT ON TABLE oncebox.event_kind IS 'The kinds of events that are sent, as messages with the subject oncebox.events.KIND.';
+
+CREATE TABLE oncebox.home (
+    only_row boolean DEFAULT true NOT NULL,
+    token text DEFAULT "left"(replace((gen_random_uuid())::text, '-'::text, ''::text), 12) NOT NULL,
+    system_identifier bigint NOT NULL,
+    database_oid bigint NOT NULL,
+    database_name text NOT NULL,
+    address text NOT NULL,
+    noted_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    rival text,
+    rival_since timestamp with time zone,
+    rival_seen_at timestamp with time zone,
+    CONSTRAINT home_only_row CHECK (only_row),
+    CONSTRAINT home_rival CHECK ((((rival IS NULL) = (rival_since IS NULL)) AND ((rival IS NULL) = (rival_seen_at IS NULL))))
+);
+
+COMMENT ON TABLE oncebox.home IS 'Where this outbox lives: the cluster and the database in which relays serve it. In a copy it names the original.';
+
+COMMENT ON COLUMN oncebox.home.token IS 'Relays of this outbox find each other over NATS by it, those of a copy too. Databases made from a template that no relay has served have one each.';
+
+COMMENT ON COLUMN oncebox.home.address IS 'Servers and database as the configuration of the last relay names them.';
+
+COMMENT ON COLUMN oncebox.home.rival IS 'The address of another database in which a relay serves the same outbox, as a relay of this database found over NATS.';
+
+CREATE VIEW oncebox.home_here AS
+ SELECT here.system_identifier,
+    here.database_oid,
+    here.database_name,
+    h.token,
+    h.database_name AS noted_name,
+    h.address,
+    h.noted_at,
+    h.rival,
+    h.rival_since,
+    h.rival_seen_at,
+        CASE
+            WHEN (h.only_row IS NULL) THEN 'new'::text
+            WHEN ((h.system_identifier = here.system_identifier) AND (h.database_oid = here.database_oid)) THEN 'here'::text
+            WHEN ((h.database_name = here.database_name) AND (NOT COALESCE((original.datname = h.database_name), false))) THEN 'moved'::text
+            WHEN ((h.system_identifier = here.system_identifier) AND (original.oid IS NULL)) THEN 'moved'::text
+            ELSE 'copy'::text
+        END AS verdict
+   FROM ((( SELECT s.system_identifier,
+            (d.oid)::bigint AS database_oid,
+            (d.datname)::text AS database_name
+           FROM (pg_control_system() s(pg_control_version, catalog_version_no, system_identifier, pg_control_last_modified)
+             JOIN pg_database d ON ((d.datname = current_database())))
+         OFFSET 0) here
+     LEFT JOIN oncebox.home h ON (true))
+     LEFT JOIN pg_database original ON (((h.system_identifier = here.system_identifier) AND ((original.oid)::bigint = h.database_oid))));
 
 CREATE TABLE oncebox.inbox_attempt (
     scope text NOT NULL COLLATE pg_catalog."C",
@@ -3639,6 +3778,9 @@ ALTER TABLE ONLY oncebox.discarded
 ALTER TABLE ONLY oncebox.event_kind
     ADD CONSTRAINT event_kind_pkey PRIMARY KEY (kind);
 
+ALTER TABLE ONLY oncebox.home
+    ADD CONSTRAINT home_pkey PRIMARY KEY (only_row);
+
 ALTER TABLE ONLY oncebox.inbox_attempt
     ADD CONSTRAINT inbox_attempt_pkey PRIMARY KEY (scope, tenant, key, message);
 
@@ -3872,6 +4014,9 @@ GRANT USAGE ON SCHEMA oncebox TO oncebox_consumer;
 REVOKE ALL ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) TO oncebox_operator;
 
+REVOKE ALL ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT discarded bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT discarded bigint) TO oncebox_operator;
+
 REVOKE ALL ON FUNCTION oncebox.append(ids bigint[], lanes smallint[], keys text[], subjects text[], ordering_keys text[], headers jsonb[], payloads bytea[], is_moved boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text) FROM PUBLIC;
@@ -3933,6 +4078,8 @@ GRANT ALL ON FUNCTION oncebox.delete_kept(retention_seconds double precision) TO
 GRANT ALL ON FUNCTION oncebox.delete_kept(retention_seconds double precision) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.delete_placeholders(ids bigint[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.discard_backlog() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.drain_segments() FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.drain_segments() TO oncebox_relay;
@@ -4175,6 +4322,12 @@ GRANT SELECT ON TABLE oncebox.discarded TO oncebox_relay;
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.discarded TO oncebox_operator;
 
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.event_kind TO oncebox_operator;
+
+GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.home TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.home TO oncebox_operator;
+
+GRANT SELECT ON TABLE oncebox.home_here TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.home_here TO oncebox_operator;
 
 GRANT SELECT,DELETE ON TABLE oncebox.inbox_attempt TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_attempt TO oncebox_consumer;

@@ -1,6 +1,7 @@
 //! The command line of `oncebox`.
 
 mod action;
+mod adopt;
 mod console;
 mod databases;
 mod doctor;
@@ -62,6 +63,7 @@ enum Action {
     Sagas(saga::Sagas),
     Resend(losses::Resend),
     Verify(verify::Verify, Box<Config>),
+    Adopt(adopt::Adopt),
     PruneOutbox(prune::OfOutbox),
     PruneInboxes(prune::OfInboxes),
     /// Holds where to look.
@@ -156,6 +158,7 @@ fn parser() -> clap::Command {
         .subcommand(status::command(options(FOR_STATUS).collect()))
         .subcommand(trace::command(connection()))
         .subcommand(doctor::command(options(&[]).collect()).after_help(secrets_help()))
+        .subcommand(adopt::command(connection()))
         .subcommand(console::command(options(&[]).collect()).after_help(secrets_help()))
         .subcommand(
             group("outbox", "Look at messages on their way to JetStream; retry, replay or give them up")
@@ -282,6 +285,7 @@ impl Command {
             (["trace"], _) => {
                 Action::Trace(trace::Trace::new(flags, sources.values())?, vec![databases::lone(&outbox)])
             }
+            (["adopt"], _) => Action::Adopt(adopt::Adopt::new(flags)),
             (["migrate"], _) => Action::Migrate(migrate::Migrate::new(flags)),
             (["outbox", "dead", name], _) => set_aside(ParkedKind::Dead, name, flags),
             (["outbox", "parked", name], _) => set_aside(ParkedKind::Parked, name, flags),
@@ -341,6 +345,7 @@ impl Command {
             Action::Trace(trace, places) => return trace.run(places).await,
             Action::Console(console) => console.run().await,
             Action::Databases(_) => unreachable!("each of them is a command of its own"),
+            Action::Adopt(adopt) => adopt.run(&self.outbox).await,
             Action::PruneOutbox(prune) => prune.run(&self.outbox).await,
             Action::PruneInboxes(prune) => prune.run(&self.outbox).await,
             Action::Relay(config, console) => relay::one(*config, console).await,

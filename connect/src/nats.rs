@@ -6,6 +6,6 @@ mod permissions;
 mod question;
 
 pub use self::{
-    connection::{Connection, ConnectionError, Server},
+    connection::{Connection, ConnectionError, HOME_SUBJECTS, Server},
     question::{QUESTION_TIMEOUT, answer_max, message_max, stream_info, unless_denied},
 };

@@ -8,6 +8,7 @@
 //! leaves whole batches done and can be run again. A parked message changes only under its lane's
 //! lock, as in the relay; a batch holds one lock.
 
+mod adopt;
 mod audit;
 mod consumption;
 mod dead_letters;
@@ -50,6 +51,7 @@ use tokio::task::JoinSet;
 use tokio_postgres::{Client, GenericClient, Row, Transaction};
 
 pub use self::{
+    adopt::{Adopted, Adoption},
     audit::AuditRow,
     dead_letters::{DeadLetter, DeadLetterDetails, DeadLetters},
     delayed::{DelayedMessage, DelayedSelection},

@@ -4,6 +4,7 @@ use oncebox_connect::statements;
 
 statements!(
     "sql/": settings,
+    adopt,
     lanes,
     lane_of,
     find_key,

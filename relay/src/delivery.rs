@@ -4,6 +4,7 @@ pub(crate) mod breaker;
 pub(crate) mod copy;
 pub(crate) mod cursor;
 pub(crate) mod decision;
+pub(crate) mod home;
 pub(crate) mod lag;
 pub(crate) mod message;
 pub(crate) mod message_id;

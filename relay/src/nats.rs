@@ -2,6 +2,7 @@
 //! messages they still have.
 
 pub(crate) mod connection;
+pub(crate) mod home;
 pub(crate) mod keeper;
 pub(crate) mod objects;
 pub(crate) mod places;

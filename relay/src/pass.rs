@@ -6,6 +6,7 @@ mod budget;
 mod checks;
 mod claim;
 mod demand;
+pub(crate) mod home;
 mod hot_key;
 pub(crate) mod maintenance;
 mod missing;

@@ -5,6 +5,7 @@ pub(crate) mod claim;
 pub(crate) mod delayed;
 pub(crate) mod leader;
 pub(crate) mod fleet;
+pub(crate) mod home;
 pub(crate) mod integrity;
 pub(crate) mod lag;
 pub(crate) mod listen;

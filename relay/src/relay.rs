@@ -17,6 +17,7 @@ use crate::{
     },
     pass::{
         Budget, Common, Demand, Runner,
+        home::Gate,
         maintenance::Maintainer,
         mover::Mover,
         recovery::Recovery,
@@ -37,6 +38,8 @@ use crate::{
     },
     telemetry::{metrics::Metrics, traces::Traces},
 };
+
+pub(crate) use crate::postgres::home::Place;
 
 /// How long a shutdown waits for the collector of spans, at most.
 const FLUSH_MAX: Duration = Duration::from_secs(2);
@@ -108,7 +111,7 @@ impl Relay {
         streams::ready(&config.streams, &first_connection).await?;
         let first_connection = Arc::new(first_connection);
         let (_, connections) = watch::channel(Some(Arc::clone(&first_connection)));
-        let trace_file = config.trace_file.as_deref().map(|path| TraceFile::open(path, store.outbox()));
+        let trace_file = config.trace_file.as_deref().map(|path| TraceFile::open(path, &store.outbox()));
         let trace_file = trace_file.transpose().map_err(RelayError::TraceFile)?;
         let tuning = config.tuning.clone();
         let breaker = server.breaker.clone();
@@ -124,6 +127,13 @@ impl Relay {
             throttles: Default::default(),
         };
         Ok(Self { config, shared, server, first_connection, systemd: None, scrapes_beside })
+    }
+
+    /// The database that the relay has reached; `None` when its outbox is not whole.
+    pub(crate) async fn place(&self) -> Result<Option<Place>, RelayError> {
+        let address = self.config.outbox.postgres_target();
+        let home = self.shared.store.look_home(&address).await.map_err(RelayError::store)?;
+        Ok(home.map(|home| home.here))
     }
 
     /// Makes the relay tell systemd how it is while it serves.
@@ -207,11 +217,16 @@ impl Relay {
         let (kept_sender, unchecked) = watch::channel(None);
         let kept = keeper::maintain(server, first_connection, kept_sender, metrics.clone(), stop.clone());
         tasks.spawn(kept);
-        let (checked, connections) = watch::channel(None);
-        let recovery = Recovery::new(Arc::clone(&store), None, config.on_loss, metrics.clone());
-        tasks.spawn(recovery.run(unchecked, checked, stop.clone()));
         let ((wake_sender, wake), (leader_sender, leader)) =
             (watch::channel(0), watch::channel(Leader::This));
+        let (opened, at_home) = watch::channel(None);
+        let settings = (config.outbox.retention, config.tuning.read.dead_blocks);
+        let address = config.outbox.postgres_target();
+        let gate = Gate::new(Arc::clone(&store), address, settings, metrics.clone(), leader.clone());
+        tasks.spawn(gate.run(unchecked, opened, stop.clone()));
+        let (checked, connections) = watch::channel(None);
+        let recovery = Recovery::new(Arc::clone(&store), None, config.on_loss, metrics.clone());
+        tasks.spawn(recovery.run(at_home, checked, stop.clone()));
         tasks.spawn(listen::listen(
             Connector::new(&config.outbox.database),
             Arc::clone(&store),

@@ -8,6 +8,7 @@
 
 mod file;
 mod member;
+mod served;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -19,7 +20,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, error, error_span, info};
 
-use self::member::Member;
+use self::{member::Member, served::Served};
 use crate::{
     config::{NamedConfig, Sources},
     error::RelayError,
@@ -47,6 +48,7 @@ pub struct Supervisor {
     names: HashMap<Id, String>,
     databases: Databases,
     common: Common,
+    served: Served,
     starts: Arc<Semaphore>,
 }
 
@@ -85,6 +87,7 @@ impl Supervisor {
             names: HashMap::new(),
             databases,
             common: Common::new(),
+            served: Served::default(),
             starts: Arc::new(Semaphore::new(STARTS_MAX)),
         };
         all.into_iter().for_each(|named| supervisor.start(named, 0));
@@ -115,8 +118,9 @@ impl Supervisor {
         self.databases.add(Arc::clone(&database));
         let stop = CancellationToken::new();
         let (common, starts) = (self.common.clone(), Arc::clone(&self.starts));
+        let (config, database_of_it, served) = (config.clone(), Arc::clone(&database), self.served.clone());
         let member =
-            Member { config: config.clone(), database: Arc::clone(&database), common, starts, failures };
+            Member { name: name.clone(), config, database: database_of_it, common, served, starts, failures };
         let task = member.run(stop.clone()).instrument(error_span!("database", %name));
         self.names.insert(self.tasks.spawn(task).id(), name.clone());
         self.relays.insert(name, Supervised { named, database, stop, next: None });

@@ -114,12 +114,12 @@ CREATE TABLE {schema}.audit (
   scope         text,
   CONSTRAINT audit_action CHECK (action IN (
     'retry', 'discard', 'replay', 'prune', 'cancel', 'skip', 'abandon', 'resend', 'bury', 'pause', 'throttle', 'resume',
-    'enable-events', 'disable-events'
+    'enable-events', 'disable-events', 'adopt'
   )),
   CONSTRAINT audit_operator_size CHECK (octet_length(operator) BETWEEN 1 AND 255),
   CONSTRAINT audit_note_size CHECK (octet_length(note) BETWEEN 1 AND 1000),
   CONSTRAINT audit_message CHECK (scope IS NOT NULL OR (key IS NULL) = (action IN (
-    'prune', 'resend', 'pause', 'throttle', 'resume', 'enable-events', 'disable-events'
+    'prune', 'resend', 'pause', 'throttle', 'resume', 'enable-events', 'disable-events', 'adopt'
   ))),
   CONSTRAINT audit_messages CHECK (messages >= 1)
 );
@@ -185,6 +185,53 @@ CREATE TABLE {schema}.installation (
 COMMENT ON TABLE {schema}.installation IS 'One row: what belongs to this database alone.';
 COMMENT ON COLUMN {schema}.installation.role_prefix IS 'What the names of the four roles begin with. Roles are the cluster''s: a name of this database''s own keeps other databases'' members out.';
 INSERT INTO {schema}.installation (role_prefix) VALUES ('{name}');
+
+-- Where the outbox lives, as its relays noted it; no row before the first relay. Rows copied into
+-- another database say so by it: relays claim nothing there until they know that the original is
+-- gone. See docs/backup.md.
+CREATE TABLE {schema}.home (
+  only_row          boolean NOT NULL DEFAULT true,
+  token             text NOT NULL DEFAULT left(replace(gen_random_uuid()::text, '-', ''), 12),
+  system_identifier bigint NOT NULL,
+  database_oid      bigint NOT NULL,
+  database_name     text NOT NULL,
+  address           text NOT NULL,
+  noted_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+  rival             text,
+  rival_since       timestamptz,
+  rival_seen_at     timestamptz,
+  CONSTRAINT home_pkey PRIMARY KEY (only_row),
+  CONSTRAINT home_only_row CHECK (only_row),
+  CONSTRAINT home_rival CHECK ((rival IS NULL) = (rival_since IS NULL) AND (rival IS NULL) = (rival_seen_at IS NULL))
+);
+COMMENT ON TABLE {schema}.home IS 'Where this outbox lives: the cluster and the database in which relays serve it. In a copy it names the original.';
+COMMENT ON COLUMN {schema}.home.token IS 'Relays of this outbox find each other over NATS by it, those of a copy too. Databases made from a template that no relay has served have one each.';
+COMMENT ON COLUMN {schema}.home.address IS 'Servers and database as the configuration of the last relay names them.';
+COMMENT ON COLUMN {schema}.home.rival IS 'The address of another database in which a relay serves the same outbox, as a relay of this database found over NATS.';
+
+-- What that means in this database. new: no relay has served the outbox yet. here: it is the one.
+-- moved: perhaps, since it has the name of the original, or the original is gone from this cluster;
+-- relays ask over NATS whether anybody serves it. copy: the original is another database.
+CREATE VIEW {schema}.home_here AS
+SELECT
+  here.system_identifier, here.database_oid, here.database_name,
+  h.token, h.database_name AS noted_name, h.address, h.noted_at, h.rival, h.rival_since, h.rival_seen_at,
+  CASE
+    WHEN h.only_row IS NULL THEN 'new'
+    WHEN h.system_identifier = here.system_identifier AND h.database_oid = here.database_oid THEN 'here'
+    WHEN h.database_name = here.database_name AND NOT coalesce(original.datname = h.database_name, false) THEN 'moved'
+    WHEN h.system_identifier = here.system_identifier AND original.oid IS NULL THEN 'moved'
+    ELSE 'copy'
+  END AS verdict
+FROM (
+  SELECT s.system_identifier, d.oid::bigint AS database_oid, d.datname::text AS database_name
+  FROM pg_control_system() AS s
+  JOIN pg_database AS d ON d.datname = current_database()
+  OFFSET 0
+) AS here
+LEFT JOIN {schema}.home AS h ON true
+LEFT JOIN pg_database AS original
+  ON h.system_identifier = here.system_identifier AND original.oid::bigint = h.database_oid;
 
 -- A cursor's floor says that restored rows are settled, with any xact. A row that is written
 -- afterwards with an id that low (the sequence was set back, or did not come with the rows) is not

@@ -282,3 +282,94 @@ BEGIN
   RETURN true;
 END $$;
 COMMENT ON FUNCTION {schema}.resend_lost IS 'Has the relays send again what a stream lost of a lane; for `oncebox outbox resend`.';
+
+-- For operators: relays may serve this copy of an outbox. If it has moved it stays who it is. Else
+-- it becomes an outbox of its own, with a new identity, so it has neither receipts nor losses, and
+-- its backlog is sent or discarded. All lanes are locked, so no relay is in the middle of a pass;
+-- to discard, all transactions that have enqueued must have ended, and new ones wait.
+CREATE FUNCTION {schema}.adopt(
+  is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT discarded bigint
+) RETURNS record
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '10s' AS $$
+DECLARE
+  place record;
+BEGIN
+  PERFORM FROM {schema}.lane AS l ORDER BY l.lane FOR UPDATE;
+  SELECT * INTO place FROM {schema}.home_here;
+  IF place.verdict IN ('new', 'here') AND place.rival IS NULL THEN
+    RAISE EXCEPTION 'this database is where its outbox lives: there is nothing to adopt'
+      USING ERRCODE = 'OB013', HINT = 'See `oncebox status`: it says when relays take an outbox for a copy.';
+  END IF;
+  discarded := 0;
+  IF NOT is_moved THEN
+    IF discards THEN
+      LOCK TABLE {schema}.message_0, {schema}.message_1, {schema}.message_2, {schema}.message_3, {schema}.message_4,
+        {schema}.message_5, {schema}.message_6, {schema}.message_7, {schema}.delayed IN SHARE ROW EXCLUSIVE MODE;
+      discarded := {schema}.discard_backlog();
+    END IF;
+    UPDATE {schema}.cursor SET acknowledged = '{}';
+    DELETE FROM {schema}.receipt;
+    DELETE FROM {schema}.late_receipt;
+    DELETE FROM {schema}.loss;
+    DELETE FROM {schema}.stream;
+    UPDATE {schema}.outbox SET identity = DEFAULT;
+  END IF;
+  SELECT o.identity INTO identity FROM {schema}.outbox AS o;
+  INSERT INTO {schema}.home AS h (system_identifier, database_oid, database_name, address)
+  VALUES (place.system_identifier, place.database_oid, place.database_name, '')
+  ON CONFLICT ON CONSTRAINT home_pkey DO UPDATE
+  SET token = CASE WHEN is_moved THEN h.token ELSE excluded.token END,
+      system_identifier = excluded.system_identifier, database_oid = excluded.database_oid,
+      database_name = excluded.database_name, address = '', noted_at = excluded.noted_at, rival = NULL,
+      rival_since = NULL, rival_seen_at = NULL;
+  INSERT INTO {schema}.audit (operator, note, action, reason)
+  VALUES (adopt.operator, adopt.note, 'adopt', CASE
+    WHEN is_moved THEN format('moved here from %s: it stays outbox %s', place.address, identity)
+    WHEN discards THEN format('a copy of %s: now outbox %s; %s messages of the backlog were discarded', place.address, identity, discarded)
+    ELSE format('a copy of %s: now outbox %s; its backlog is sent', place.address, identity)
+  END);
+END $$;
+COMMENT ON FUNCTION {schema}.adopt IS 'For operators: relays may serve this copy of an outbox, as an outbox of its own, or as the original that has moved here.';
+
+-- Settles all that is in the log, and deletes what is set aside or delayed. Returns how many
+-- messages were due. The caller has locked lanes and tables.
+CREATE FUNCTION {schema}.discard_backlog() RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  messages bigint;
+BEGIN
+  -- Rows of another cluster compare with its snapshot, as in read_reset.sql.
+  SELECT count(*) INTO messages
+  FROM {schema}.lane_cursor AS c
+  JOIN {schema}.message AS m ON m.lane = c.lane
+  WHERE m.id > c.floor
+    AND (m.id > c.high
+      OR NOT pg_visible_in_snapshot(m.xact, c.snap)
+        AND (c.target IS NULL OR m.id > c.after OR NOT pg_visible_in_snapshot(m.xact, c.target)));
+  messages := messages + (SELECT count(*) FROM {schema}.parked) + (SELECT count(*) FROM {schema}.delayed);
+  INSERT INTO {schema}.cursor (lane, number, floor, high, system_identifier)
+  SELECT c.lane, c.number + 1, last.id, last.id, here.system_identifier
+  FROM {schema}.lane_cursor AS c
+  CROSS JOIN pg_control_system() AS here
+  CROSS JOIN LATERAL (
+    SELECT greatest(c.floor, c.high, c.reset_until, max(m.id)) AS id FROM {schema}.message AS m WHERE m.lane = c.lane
+  ) AS last;
+  DELETE FROM {schema}.cursor AS c
+  WHERE c.number < (SELECT newest.number FROM {schema}.lane_cursor AS newest WHERE newest.lane = c.lane);
+  -- A message that is written later is none of these, however low its id.
+  INSERT INTO {schema}.reset AS r (lane)
+  SELECT l.lane FROM {schema}.lane AS l
+  ON CONFLICT ON CONSTRAINT reset_pkey DO UPDATE SET snap = excluded.snap;
+  DELETE FROM {schema}.milestone;
+  INSERT INTO {schema}.discarded (lane, id)
+  SELECT p.lane, p.id FROM {schema}.parked AS p WHERE p.replay = 0
+  ON CONFLICT DO NOTHING;
+  UPDATE {schema}.replay AS r
+  SET cancelled = p.replay
+  FROM {schema}.parked AS p
+  WHERE p.replay > 0 AND r.lane = p.lane AND r.id = p.id;
+  DELETE FROM {schema}.parked;
+  PERFORM {schema}.delete_placeholders((SELECT array_agg(d.id) FROM {schema}.delayed AS d));
+  DELETE FROM {schema}.delayed;
+  RETURN messages;
+END $$;

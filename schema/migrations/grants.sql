@@ -48,6 +48,8 @@ BEGIN
     GRANT SELECT ON {schema}.migration, {schema}.message, {schema}.log, {schema}.lane_cursor, {schema}.outbox TO "{name}_relay";
     GRANT SELECT ON {schema}.message_0, {schema}.message_1, {schema}.message_2, {schema}.message_3, {schema}.message_4, {schema}.message_5, {schema}.message_6, {schema}.message_7, {schema}.segment TO "{name}_relay";
     GRANT SELECT ON SEQUENCE {schema}.turn TO "{name}_relay";
+    GRANT SELECT, INSERT, UPDATE ON {schema}.home TO "{name}_relay";
+    GRANT SELECT ON {schema}.home_here TO "{name}_relay";
     -- Ids that stand too low, and the rows that were written with them.
     GRANT SELECT ON {schema}.message_ids TO "{name}_relay";
     GRANT SELECT, INSERT, UPDATE ON {schema}.reset TO "{name}_relay";
@@ -100,6 +102,8 @@ BEGIN
     GRANT USAGE ON SCHEMA {schema} TO "{name}_operator";
     GRANT SELECT ON {schema}.migration, {schema}.message, {schema}.log, {schema}.lane_cursor, {schema}.milestone TO "{name}_operator";
     GRANT SELECT ON {schema}.outbox, {schema}.reset, {schema}.message_ids, {schema}.installation TO "{name}_operator";
+    GRANT SELECT ON {schema}.home, {schema}.home_here TO "{name}_operator";
+    GRANT EXECUTE ON FUNCTION {schema}.adopt(boolean, boolean, text, text) TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.headers_text(jsonb), {schema}.readable_headers(jsonb) TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.written_by(xid), {schema}.lane_count() TO "{name}_operator";
     GRANT SELECT ON {schema}.message_0, {schema}.message_1, {schema}.message_2, {schema}.message_3, {schema}.message_4, {schema}.message_5, {schema}.message_6, {schema}.message_7,

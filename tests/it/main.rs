@@ -27,6 +27,7 @@ mod relay {
     mod held; // transactions left open delay nobody else
     mod two_phase; // producers with two-phase commit
     mod restore; // a dump restored into another cluster
+    mod home; // a copied database stays silent, one that has moved goes on
     mod low_ids; // ids of new messages that stand below the cursors
     mod ids; // what a stream takes for a copy is one
     mod parked; // messages that cannot be published are set aside

@@ -64,7 +64,7 @@ impl Run {
         let text = |name| flags.get_one::<String>(name).cloned();
         Self {
             stamp: Stamp { operator: text("by"), note: text("note") },
-            dry_run: flags.get_flag("dry-run"),
+            dry_run: flags.try_get_one("dry-run").ok().flatten().copied().unwrap_or(false),
             json: flags.get_flag("json"),
             rate: flags.try_get_one("rate").ok().flatten().copied(),
         }

@@ -26,6 +26,8 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
     ("oncebox status", "Backlog, lag, relays, and what holds delivery up"),
     ("oncebox status --watch 5", "Look again every five seconds"),
     ("oncebox trace order-4711", "Where a message and those of its steps are"),
+    ("oncebox adopt --discard-backlog --by mina", "Make a copied database an outbox of its own"),
+    ("oncebox adopt --move --note INC-7", "The original has moved here: go on under its identity"),
     (
         "oncebox console --config /etc/oncebox.toml",
         "Pages over all databases that the file names, to look at",

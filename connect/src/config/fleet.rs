@@ -47,8 +47,23 @@ impl NamedConfig {
                 Err(error) => mistakes.extend(error.0),
             }
         }
+        mistakes.extend(twins(&all));
         if mistakes.is_empty() { Ok(all) } else { Err(ConfigError::distinct(mistakes)) }
     }
+}
+
+/// Two names of one database; a relay notices those that have different addresses.
+fn twins(all: &[NamedConfig]) -> Option<String> {
+    let place =
+        |named: &NamedConfig| (named.config.outbox.postgres_target(), named.config.outbox.schema.clone());
+    all.iter().enumerate().find_map(|(at, named)| {
+        let twin = all[..at].iter().find(|other| place(other) == place(named))?;
+        let (one, other, (target, schema)) = (&twin.name, &named.name, place(named));
+        Some(format!(
+            "the databases {one} and {other} are the same one, {target} with schema {schema}: its messages would go to the NATS \
+             of one or the other; take one of the two out"
+        ))
+    })
 }
 
 impl Sources {

@@ -43,6 +43,10 @@ pub(super) const PROBE: &str = "._oncebox_size";
 /// next attempt.
 const DENIED_CAPACITY: usize = 1024;
 
+/// The beginning of the subjects on which relays find other relays of the same outbox. They work
+/// without them.
+pub const HOME_SUBJECTS: &str = "_ONCEBOX.home.";
+
 /// A live connection.
 #[derive(Clone, Debug)]
 pub struct Connection {
@@ -344,7 +348,14 @@ impl<N: Fn()> Watcher<N> {
     fn deny(&self, denial: Denial) {
         match denial {
             // The relay's own questions, which it can do without; see `publisher`, `payload_max`.
-            Denial::Publish(subject) if subject == self.stream_names || subject.ends_with(PROBE) => {
+            Denial::Publish(subject)
+                if subject == self.stream_names
+                    || subject.ends_with(PROBE)
+                    || subject.starts_with(HOME_SUBJECTS) =>
+            {
+                let _ = self.denied.send(subject.into());
+            }
+            Denial::Subscribe(subject) if subject.starts_with(HOME_SUBJECTS) => {
                 let _ = self.denied.send(subject.into());
             }
             Denial::Publish(subject) => {

@@ -106,7 +106,7 @@ fn lacking(facts: &DatabaseFacts) -> Option<Diagnosis> {
 fn faulty(facts: &DatabaseFacts, fault: &Fault) -> Diagnosis {
     let Explained { what, consequence, remedy } = fault.explained(&facts.schema);
     let severity = match fault.fault {
-        "notify-queue" | "leader" | "turn" => Severity::Warning,
+        "notify-queue" | "leader" | "turn" | "moved" => Severity::Warning,
         _ => Severity::Problem,
     };
     new(severity, fault.fault, what, consequence, remedy)

@@ -79,8 +79,8 @@ pub struct Maintainer {
     /// How often in a row a turn could not end, and when that was told.
     stuck: u32,
     told: Option<Instant>,
-    /// The row of this relay, and when it was last written.
-    registered: Option<(String, Instant)>,
+    /// When the row of this relay was last written.
+    registered: Option<Instant>,
     looked_at_schema: Option<Instant>,
     /// The steps that PostgreSQL refused when they were last tried.
     failing: HashSet<&'static str>,
@@ -225,7 +225,9 @@ impl Maintainer {
         if self.looked_at_schema.is_some_and(|at| at.elapsed() < LOOK_AT_SCHEMA_EVERY) {
             return Ok(());
         }
-        let found = self.store.stopping_faults().await?;
+        let mut found = self.store.stopping_faults().await?;
+        // `home` tells of these, and more.
+        found.retain(|fault| !["copy", "moved"].contains(&fault.fault));
         self.looked_at_schema = Some(Instant::now());
         let told: Vec<Explained> =
             found.iter().map(|fault| fault.explained(self.store.schema().as_str())).collect();
@@ -238,12 +240,11 @@ impl Maintainer {
 
     /// So that an operator sees relays whose settings differ.
     async fn register(&mut self) -> Result<(), StoreError> {
-        if self.registered.as_ref().is_some_and(|(_, at)| at.elapsed() < REGISTER_EVERY) {
+        if self.registered.is_some_and(|at| at.elapsed() < REGISTER_EVERY) {
             return Ok(());
         }
-        let id = self.registered.as_ref().map(|(id, _)| id.as_str());
-        let id = self.store.register(id, self.retention, self.dead_blocks).await?;
-        self.registered = id.map(|id| (id, Instant::now()));
+        self.store.register(self.retention, self.dead_blocks).await?;
+        self.registered = Some(Instant::now());
         Ok(())
     }
 

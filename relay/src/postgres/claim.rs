@@ -248,6 +248,7 @@ impl Session {
         due: &mut Due,
         room: &mut Room<'_>,
     ) -> Result<(), StoreError> {
+        let outbox = self.store.outbox();
         // One after another: a row that finds no room is gone before the next one comes.
         while let Some(row) = rows.try_next().await.map_err(|source| self.failed("read lanes", source))? {
             let lane: i16 = row.get(0);
@@ -265,7 +266,7 @@ impl Session {
                 continue;
             }
             due.large.extend(large(&row, room));
-            due.messages.push(message(&row, &self.store.outbox, None, None));
+            due.messages.push(message(&row, &outbox, None, None));
         }
         Ok(())
     }
@@ -301,7 +302,7 @@ impl Session {
         let parameters: [&dyn Parameter; 5] =
             [&lanes, &messages_max, &bytes_max, &dead_blocks, &with_row_max];
         let mut rows = pin!(self.rows("read parked", &self.store.sql.read_parked, &parameters).await?);
-        let (mut messages, mut large_payloads) = (Vec::new(), HashMap::new());
+        let (mut messages, mut large_payloads, outbox) = (Vec::new(), HashMap::new(), self.store.outbox());
         let (mut found, mut is_cut) = (0, false);
         while let Some(row) = rows.try_next().await.map_err(|source| self.failed("read parked", source))? {
             found += 1;
@@ -320,7 +321,7 @@ impl Session {
             let requested_at: Option<SystemTime> = row.get("requested_at");
             let replay = requested_at.map(|requested_at| Replay { number: row.get("replay"), requested_at });
             large_payloads.extend(large(&row, &room));
-            messages.push(message(&row, &self.store.outbox, Some(parked), replay));
+            messages.push(message(&row, &outbox, Some(parked), replay));
         }
         self.read_payloads(&mut messages, &large_payloads).await?;
         Ok((messages, is_cut || found >= messages_max))

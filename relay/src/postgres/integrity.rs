@@ -15,7 +15,7 @@ const ROW_SECURITY: &str = include_str!("sql/row_security.sql");
 const INTEGRITY: &str = include_str!("sql/integrity.sql");
 
 /// All faults by their names, and whether one keeps relays from delivering.
-const NAMES: [(&str, bool); 14] = [
+const NAMES: [(&str, bool); 16] = [
     ("lanes", true),
     ("cursors", true),
     ("identity", true),
@@ -23,6 +23,8 @@ const NAMES: [(&str, bool); 14] = [
     ("renamed", true),
     ("subscription", true),
     ("foreign-messages", true),
+    ("copy", true),
+    ("moved", true),
     ("sequence-cache", false),
     ("notify-queue", false),
     ("synchronous-standby", false),
@@ -146,6 +148,20 @@ impl Fault {
                 "rows that it applies late are neither due nor settled: some messages would never be delivered",
                 "let only the old cluster's relay deliver until producers have moved and the subscription is dropped; see \
                  \"Moving to another cluster\" in docs/operations.md"
+                    .to_owned(),
+            ),
+            "copy" => (
+                format!("this outbox is a copy: relays serve the same outbox at {detail}"),
+                "relays send nothing from here, or they would publish the original's messages again",
+                "if this is to be an outbox of its own: `oncebox adopt --discard-backlog`, or --send-backlog; if the original \
+                 has moved here and nothing serves it there any more: `oncebox adopt --move`"
+                    .to_owned(),
+            ),
+            "moved" => (
+                format!("the last relay of this outbox served it elsewhere: {detail}"),
+                "relays send nothing until they know that the original is gone",
+                "start a relay: it asks over NATS whether another one serves the original, and goes on if none does; if it \
+                 may not ask, or you know: `oncebox adopt --move`"
                     .to_owned(),
             ),
             "foreign-messages" => (

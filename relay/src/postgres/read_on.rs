@@ -47,8 +47,8 @@ impl Session {
         let rows = self.query("read on", &reading.read_on, &parameters).await?;
         let Some(snapshot) = rows.first().map(|row| row.get("snapshot")) else { return Ok(None) };
         let found = rows.iter().filter(|row| row.get::<_, Option<i16>>(0).is_some());
-        let mut messages: Vec<Message> =
-            found.map(|row| message(row, &self.store.outbox, None, None)).collect();
+        let outbox = self.store.outbox();
+        let mut messages: Vec<Message> = found.map(|row| message(row, &outbox, None, None)).collect();
         let is_cut = |message: &Message| message.payload_bytes > limits.bytes_max;
         if messages.len() > limits.messages_max || messages.iter().any(is_cut) {
             return Ok(None);

@@ -260,17 +260,16 @@ impl Store {
     /// relays there are.
     pub(crate) async fn register(
         self: &Arc<Self>,
-        id: Option<&str>,
         retention: Option<Duration>,
         dead_blocks: bool,
-    ) -> Result<Option<String>, StoreError> {
+    ) -> Result<(), StoreError> {
         let retention = retention.map(|retention| retention.as_secs_f64());
         let parameters: [&dyn Parameter; 5] =
-            [&id, &retention, &dead_blocks, &FORGOTTEN_SECONDS, &PRESENT_SECONDS];
+            [&self.relay(), &retention, &dead_blocks, &FORGOTTEN_SECONDS, &PRESENT_SECONDS];
         let rows = self.ask("register the relay", &self.sql.register, &parameters).await?;
-        let Some(row) = rows.first() else { return Ok(None) };
-        self.fleet.note_relays(usize::try_from(row.get::<_, i64>(1)).unwrap_or_default());
-        Ok(Some(row.get(0)))
+        let relays = rows.first().map_or(0, |row| row.get::<_, i64>(1));
+        self.fleet.note_relays(usize::try_from(relays).unwrap_or_default());
+        Ok(())
     }
 
     /// A transaction that has a lane to itself; `None` when it could not be had in time.

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -35,8 +35,10 @@ pub(crate) struct Store {
     schema: SchemaName,
     /// How many lanes the outbox has.
     pub(crate) lanes: i64,
-    /// The identity of the outbox.
-    pub(super) outbox: Arc<str>,
+    /// The identity of the outbox. A copy gets another one when it is adopted.
+    outbox: Arc<RwLock<Arc<str>>>,
+    /// The id of this relay, with which it registers.
+    relay: Arc<str>,
     pub(super) sql: Statements,
     pub(super) log: Arc<Log>,
     /// A transaction pooler stands before PostgreSQL: nothing is prepared. See `pooler`.
@@ -102,6 +104,10 @@ statements!(
     hasten,
     unprobed,
     register,
+    knows_relay,
+    home,
+    note_home,
+    note_rival,
     integrity,
     row_security,
     next_delayed,
@@ -124,20 +130,21 @@ statements!(
 );
 
 impl Store {
-    /// Reads who the outbox is, once: were it migrated anew under a relay, its messages would still
-    /// have ids of their own.
+    /// Reads who the outbox is, and which id this relay has.
     pub(crate) async fn new(pool: Pool, schema: SchemaName) -> Result<Self, StoreError> {
         let (sql, log) = (Statements::new(&schema), Arc::new(Log::new(&schema)));
         let connection = pool.get().await.map_err(|error| StoreError::Connect(error.into()))?;
         let row = connection.query_typed_one(&sql.outbox, &[]).await;
         let row = row.map_err(|source| StoreError::Statement("read the identity of the outbox", source))?;
         drop(connection);
-        let (outbox, lanes) = (Arc::from(row.get::<_, &str>(0)), row.get(1));
+        let outbox = Arc::new(RwLock::new(Arc::from(row.get::<_, &str>(0))));
+        let (lanes, relay) = (row.get(1), Arc::from(row.get::<_, &str>(2)));
         Ok(Self {
             pool,
             schema,
             lanes,
             outbox,
+            relay,
             sql,
             log,
             is_pooled: AtomicBool::new(false),
@@ -154,6 +161,7 @@ impl Store {
             schema: self.schema.clone(),
             lanes: self.lanes,
             outbox: Arc::clone(&self.outbox),
+            relay: Arc::clone(&self.relay),
             sql: self.sql.clone(),
             log: Arc::clone(&self.log),
             is_pooled: AtomicBool::new(self.is_pooled()),
@@ -181,8 +189,21 @@ impl Store {
     }
 
     /// The identity of the outbox.
-    pub(crate) fn outbox(&self) -> &str {
-        &self.outbox
+    pub(crate) fn outbox(&self) -> Arc<str> {
+        Arc::clone(&self.outbox.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The outbox has this identity from here on.
+    pub(super) fn be_outbox(&self, identity: &str) {
+        let mut outbox = self.outbox.write().unwrap_or_else(PoisonError::into_inner);
+        if &**outbox != identity {
+            *outbox = identity.into();
+        }
+    }
+
+    /// The id of this relay.
+    pub(crate) fn relay(&self) -> &str {
+        &self.relay
     }
 
     pub(crate) fn schema(&self) -> &SchemaName {

@@ -9,10 +9,11 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info};
 
+use super::served::Served;
 use crate::{
     backoff::Backoff,
     config::Config,
-    error::error_chain,
+    error::{RelayError, error_chain},
     pass::Common,
     relay::Relay,
     serve::{databases::Database, gauges::gauges},
@@ -27,9 +28,11 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The relay of one database.
 pub(super) struct Member {
+    pub(super) name: String,
     pub(super) config: Config,
     pub(super) database: Arc<Database>,
     pub(super) common: Common,
+    pub(super) served: Served,
     pub(super) starts: Arc<Semaphore>,
     /// How often in a row it has failed.
     pub(super) failures: u32,
@@ -70,17 +73,23 @@ impl Member {
         let starting = async {
             let _permit = self.starts.acquire().await;
             let (config, metrics) = (self.config.clone(), self.database.metrics.clone());
-            timeout(START_MAX, Relay::connect_one_of(config, metrics, &self.common)).await
+            let started = async {
+                let relay = Relay::connect_one_of(config, metrics, &self.common).await?;
+                let place = relay.place().await?;
+                Ok((relay, place))
+            };
+            timeout(START_MAX, started).await
         };
         let started = tokio::select! {
             started = starting => started,
             () = stop.cancelled() => return Ok(()),
         };
-        let relay = match started {
-            Ok(Ok(relay)) => relay,
-            Ok(Err(error)) => return Err(error_chain(&error)),
+        let (relay, place) = match started {
+            Ok(Ok(started)) => started,
+            Ok(Err::<_, RelayError>(error)) => return Err(error_chain(&error)),
             Err(_) => return Err(format!("a server did not answer within {} s", START_MAX.as_secs())),
         };
+        let _serving = place.map(|place| self.served.enter(place, &self.name)).transpose()?;
         let (gauges, reader) = gauges();
         self.database.served(gauges);
         let ended = tokio::select! {

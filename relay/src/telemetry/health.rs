@@ -26,6 +26,8 @@ pub(crate) struct Health {
     postgres_away: AtomicBool,
     /// The faults of the schema, because of which nothing is delivered, or not all.
     fault: Mutex<Option<String>>,
+    /// Why the relay sends nothing: its database may be a copy.
+    silent: Mutex<Option<String>>,
     /// When each cause of parking may be reported again, in seconds after `started`.
     next_parking_reports: Mutex<HashMap<Cause, u64>>,
 }
@@ -53,6 +55,7 @@ impl Health {
             beats: Mutex::default(),
             postgres_away: AtomicBool::new(false),
             fault: Mutex::default(),
+            silent: Mutex::default(),
             next_parking_reports: Mutex::default(),
         }
     }
@@ -88,11 +91,9 @@ impl Health {
         } else if !nats_connected {
             Some("NATS is away".to_owned())
         } else {
-            self.fault
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone()
-                .or_else(|| self.stuck(READY_MAX))
+            let noted =
+                |noted: &Mutex<Option<String>>| noted.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            noted(&self.silent).or_else(|| noted(&self.fault)).or_else(|| self.stuck(READY_MAX))
         }
     }
 
@@ -110,6 +111,14 @@ impl Health {
         let mut noted = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
         let is_news = *noted != fault;
         *noted = fault;
+        is_news
+    }
+
+    /// Notes why the relay sends nothing; true when that is news.
+    pub(crate) fn note_silence(&self, why: Option<String>) -> bool {
+        let mut noted = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_news = *noted != why;
+        *noted = why;
         is_news
     }
 

@@ -224,3 +224,32 @@ async fn an_idle_database_costs_two_connections() {
     .await;
     assert!(more * 2 < seen, "more than two connections in {more} of {seen} looks");
 }
+
+/// Its messages would go to the NATS of one name or the other, and losses be noted that are none.
+#[tokio::test]
+async fn one_database_under_two_names_is_refused_with_both_names() {
+    let mut one = Service::new("orders").await;
+    let url = one.url.clone();
+    let start = |other: &str| {
+        let table = |name: &str, url: &str| {
+            format!("[[database]]\nname = {name:?}\nurl = {url:?}\nnats_url = {:?}\n", one.env.nats_url())
+        };
+        let file = File::new(&[]);
+        fs::write(&file.path, table("orders", &url) + &table("billing", other)).unwrap();
+        (file.start(), file)
+    };
+    let (relay, _file) = start(&url);
+    let (status, log) = relay.ended().await;
+    assert_eq!(status.code(), Some(64), "{log}");
+    assert!(log.contains("the databases orders and billing are the same one"), "{log}");
+    // By another address only a relay that has connected can tell.
+    let (relay, _file) = start(&url.replace("127.0.0.1", "localhost"));
+    relay.await_log("is the same database as").await;
+    let log = relay.log();
+    assert!(
+        log.contains("billing is the same database as orders")
+            || log.contains("orders is the same database as billing")
+    );
+    one.url = url;
+    one.delivers("still-", 10).await;
+}

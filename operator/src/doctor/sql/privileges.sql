@@ -5,6 +5,10 @@ WITH needed (name, privilege) AS (
   VALUES
     ('migration', 'SELECT'),
     ('outbox', 'SELECT'),
+    ('home', 'SELECT'),
+    ('home', 'INSERT'),
+    ('home', 'UPDATE'),
+    ('home_here', 'SELECT'),
     ('message_ids', 'SELECT'),
     ('reset', 'SELECT'),
     ('reset', 'INSERT'),

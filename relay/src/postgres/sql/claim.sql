@@ -5,7 +5,8 @@
 -- live. If it is not $3, all lanes are claimed: read.sql then reads nothing, and the next claim
 -- knows. read_at, by the clock that stamps messages, lets the relay tell their age without trusting
 -- its own clock. A lane is foreign when its transaction ids come from another cluster: a restored
--- dump, or an xmax from the future.
+-- dump, or an xmax from the future. A copy of the outbox, whose home is another database, has
+-- nothing to claim: see 0004_operations.sql.
 -- Index: cursor_pkey, message_pkey for new rows, message_lane_xact_id for late rows, parked_due,
 -- loss_resending.
 -- Each OFFSET 0 keeps the planner from a plan that reads a whole table to answer for one lane, and
@@ -56,7 +57,16 @@ CROSS JOIN LATERAL (
   ORDER BY newest.number DESC
   LIMIT 1
 ) AS c
-CROSS JOIN (SELECT s.system_identifier FROM pg_control_system() AS s OFFSET 0) AS here
+CROSS JOIN (
+  SELECT s.system_identifier
+  FROM pg_control_system() AS s
+  WHERE NOT EXISTS (
+    SELECT FROM {schema}.home AS h
+    WHERE h.system_identifier <> s.system_identifier
+      OR h.database_oid <> (SELECT d.oid::bigint FROM pg_database AS d WHERE d.datname = current_database())
+  )
+  OFFSET 0
+) AS here
 CROSS JOIN (
   SELECT CASE WHEN count(*) FILTER (WHERE NOT s.is_live OR s.number = p.turn % 8) = 8 THEN p.turn END AS turn
   FROM (SELECT pg_sequence_last_value('{schema}.turn') AS turn OFFSET 0) AS p

@@ -40,7 +40,16 @@ CROSS JOIN LATERAL (
   ORDER BY newest.number DESC
   LIMIT 1
 ) AS c
-CROSS JOIN (SELECT s.system_identifier FROM pg_control_system() AS s OFFSET 0) AS here
+CROSS JOIN (
+  SELECT s.system_identifier
+  FROM pg_control_system() AS s
+  WHERE NOT EXISTS (
+    SELECT FROM {schema}.home AS h
+    WHERE h.system_identifier <> s.system_identifier
+      OR h.database_oid <> (SELECT d.oid::bigint FROM pg_database AS d WHERE d.datname = current_database())
+  )
+  OFFSET 0
+) AS here
 CROSS JOIN (
   SELECT CASE WHEN count(*) FILTER (WHERE NOT s.is_live OR s.number = p.turn % 8) = 8 THEN p.turn END AS turn
   FROM (SELECT pg_sequence_last_value('{schema}.turn') AS turn OFFSET 0) AS p

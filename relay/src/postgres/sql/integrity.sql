@@ -23,6 +23,11 @@ UNION ALL
 SELECT 'identity', 'outbox'
 WHERE NOT EXISTS (SELECT FROM {schema}.outbox)
 UNION ALL
+SELECT CASE WHEN h.rival IS NULL AND h.verdict = 'moved' THEN 'moved' ELSE 'copy' END,
+  coalesce(h.rival, format('%s, database %s', h.address, h.noted_name))
+FROM {schema}.home_here AS h
+WHERE h.verdict IN ('copy', 'moved') OR h.rival IS NOT NULL
+UNION ALL
 SELECT 'sequence-cache', q.seqcache::text
 FROM pg_sequence AS q
 JOIN relation AS r ON r.oid = q.seqrelid

@@ -1,6 +1,6 @@
 -- Write down that a relay is at work, and with which settings; forget those that were not seen for
 -- long, and count those that were seen just now.
--- $1: its id, NULL for one that has none yet; $2: retention time in seconds, NULL is for ever; $3:
+-- $1: its id; $2: retention time in seconds, NULL is for ever; $3:
 -- whether dead messages block their ordering key; $4: seconds after which a relay is forgotten; $5:
 -- seconds for which one that was seen counts.
 -- Returns its id, and how many relays there are.
@@ -8,10 +8,10 @@
 -- nobody, and one that comes back is written again.
 WITH forgotten AS (
   DELETE FROM {schema}.relay AS r
-  WHERE r.seen_at < clock_timestamp() - make_interval(secs => $4) AND r.id IS DISTINCT FROM $1::text::uuid
+  WHERE r.seen_at < clock_timestamp() - make_interval(secs => $4) AND r.id <> $1::text::uuid
 )
 INSERT INTO {schema}.relay AS r (id, retention_seconds, dead_blocks)
-VALUES (coalesce($1::text::uuid, gen_random_uuid()), $2::float8, $3::boolean)
+VALUES ($1::text::uuid, $2::float8, $3::boolean)
 ON CONFLICT ON CONSTRAINT relay_pkey DO UPDATE
 SET seen_at = excluded.seen_at
 RETURNING

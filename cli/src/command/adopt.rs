@@ -1,0 +1,67 @@
+//! `oncebox adopt`.
+
+use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command};
+use oncebox_connect::config::OutboxConfig;
+use oncebox_operator::{Adopted, Adoption, Operator};
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use super::{action, output};
+
+/// The arguments.
+pub(crate) struct Adopt {
+    adoption: Adoption,
+    run: action::Run,
+}
+
+pub(super) fn command(options: Vec<Arg>) -> Command {
+    let choice = |name: &'static str, help: &'static str| {
+        Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
+    };
+    let run = action::run().into_iter().filter(|arg| !["limit", "dry-run"].contains(&arg.get_id().as_str()));
+    Command::new("adopt")
+        .about("Let relays serve an outbox that they take for a copy of another database's")
+        .arg(choice("move", "The original has moved here, and nothing serves it where it was: it goes on as it is"))
+        .arg(choice(
+            "discard-backlog",
+            "It is a copy: make it an outbox of its own, and give up all messages that were due, set aside or delayed",
+        ))
+        .arg(choice(
+            "send-backlog",
+            "It is a copy: make it an outbox of its own, and send those messages too, although the original sends them",
+        ))
+        .group(ArgGroup::new("choice").args(["move", "discard-backlog", "send-backlog"]).required(true))
+        .args(run)
+        .args(options)
+}
+
+impl Adopt {
+    pub(super) fn new(flags: &ArgMatches) -> Self {
+        let adoption = match (flags.get_flag("move"), flags.get_flag("discard-backlog")) {
+            (true, _) => Adoption::Moved,
+            (_, true) => Adoption::WithoutBacklog,
+            _ => Adoption::WithBacklog,
+        };
+        Self { adoption, run: action::Run::new(flags) }
+    }
+
+    pub(super) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
+        let mut tasks = JoinSet::new();
+        let mut operator = Operator::connect(config, self.run.stamp.clone(), &mut tasks).await?;
+        let Adopted { outbox, discarded, .. } = operator.adopt(self.adoption).await?;
+        let text = if self.run.json {
+            output::json_lines(&[json!({ "action": "adopt", "outbox": outbox, "discarded": discarded })])?
+        } else {
+            let backlog = match self.adoption {
+                Adoption::Moved => "it goes on as it was".to_owned(),
+                Adoption::WithoutBacklog => format!("{discarded} messages of its backlog are given up"),
+                Adoption::WithBacklog => "its backlog is sent".to_owned(),
+            };
+            format!(
+                "this database is the home of outbox {outbox}: {backlog}; relays serve it within seconds\n"
+            )
+        };
+        output::print(&text)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,48 @@
+//! A copy of an outbox, or one that has moved, is adopted: relays may serve it from then on.
+
+use oncebox_connect::{error::RelayError, postgres::Parameter};
+use serde::Serialize;
+
+use super::{Operator, failed, query};
+
+/// What becomes of an outbox that relays take for a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adoption {
+    /// The original has moved here: it goes on under the same identity.
+    Moved,
+    /// It becomes an outbox of its own, without the messages that were due or delayed.
+    WithoutBacklog,
+    /// It becomes an outbox of its own, and sends them too, under ids of its own.
+    WithBacklog,
+}
+
+/// An outbox that was adopted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Adopted {
+    /// Its identity, the first part of each `Nats-Msg-Id`.
+    pub outbox: String,
+    /// Messages of the backlog that were discarded.
+    pub discarded: i64,
+}
+
+impl Operator {
+    /// Lets relays serve an outbox that they take for a copy.
+    ///
+    /// # Errors
+    /// It is none, transactions that have enqueued stay open, or PostgreSQL refused or went away:
+    /// nothing is changed.
+    pub async fn adopt(&mut self, adoption: Adoption) -> Result<Adopted, RelayError> {
+        let (stamp, sql) = (self.stamp.clone(), self.sql.adopt.clone());
+        let (is_moved, discards) = (adoption == Adoption::Moved, adoption == Adoption::WithoutBacklog);
+        let transaction = self.begin().await?;
+        let parameters: [&dyn Parameter; 4] = [&is_moved, &discards, &stamp.operator, &stamp.note];
+        let row = query(&transaction, "adopt the outbox", &sql, &parameters).await?;
+        transaction.commit().await.map_err(failed("commit"))?;
+        let first = row.first();
+        Ok(Adopted {
+            outbox: first.map(|row| row.get("identity")).unwrap_or_default(),
+            discarded: first.map_or(0, |row| row.get("discarded")),
+        })
+    }
+}

@@ -1,0 +1,248 @@
+//! Lets a relay work only where its outbox lives: the loop around `delivery/home`.
+//!
+//! It stands between the connections to NATS and the checks of streams: without a connection no
+//! worker claims, and nothing is sent. While it is open it answers relays that ask, and looks again
+//! now and then, since the database may be replaced under a running relay. Until it has looked, the
+//! claims themselves find nothing in a copy (`claim.sql`).
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::{StreamExt as _, stream};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error, info};
+
+use crate::{
+    delivery::home::{Heard, Noted, Verdict, Why, judge},
+    error::{StoreError, error_chain},
+    nats::{
+        connection::{Connection, Connections},
+        home::{Answer, Caller, answer, ask, listen},
+    },
+    postgres::{Store, home::Home, leader::Leader},
+    telemetry::metrics::Metrics,
+};
+
+/// The pause while nothing is sent.
+const SILENT: Duration = Duration::from_secs(1);
+/// The pause between looks at the database while all is well.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// The leader asks so often whether another database has the same outbox.
+const ASK_EVERY: Duration = Duration::from_secs(30);
+/// The time for an answer: the other relay waits no longer.
+const ANSWER_MAX: Duration = Duration::from_millis(800);
+/// A relay of another database that has asked may serve it after so long.
+const ASKED: Duration = Duration::from_secs(2);
+
+/// The gate of one relay.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    store: Arc<Store>,
+    address: String,
+    retention: Option<Duration>,
+    dead_blocks: bool,
+    metrics: Metrics,
+    leader: watch::Receiver<Leader>,
+}
+
+/// The time of the questions before the gate is open.
+#[derive(Debug)]
+struct Asking {
+    begun: Instant,
+    quiet: Option<Instant>,
+}
+
+impl Gate {
+    pub(crate) fn new(
+        store: Arc<Store>,
+        address: String,
+        (retention, dead_blocks): (Option<Duration>, bool),
+        metrics: Metrics,
+        leader: watch::Receiver<Leader>,
+    ) -> Self {
+        Self { store, address, retention, dead_blocks, metrics, leader }
+    }
+
+    /// Hands each connection on once this database is known as the outbox's home, and takes it back
+    /// when it is no more, until shutdown.
+    pub(crate) async fn run(
+        self,
+        mut new: Connections,
+        opened: watch::Sender<Option<Arc<Connection>>>,
+        shutdown: CancellationToken,
+    ) {
+        loop {
+            let connection = new.borrow_and_update().clone();
+            let keeping = async {
+                match &connection {
+                    Some(connection) => self.keep(connection, &opened).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = keeping => {}
+                changed = new.changed() => if changed.is_err() {
+                    return;
+                },
+                () = shutdown.cancelled() => return,
+            }
+            opened.send_replace(None);
+        }
+    }
+
+    /// Opens the gate when it may, and returns when it must be closed.
+    async fn keep(&self, connection: &Arc<Connection>, opened: &watch::Sender<Option<Arc<Connection>>>) {
+        let mut asking = Asking { begun: Instant::now(), quiet: None };
+        let own = loop {
+            match self.enter(connection, &mut asking).await {
+                Ok(Some(own)) => break own,
+                Ok(None) => {}
+                Err(error) => {
+                    debug!(error = %error_chain(&error), "the relay could not look where its outbox lives")
+                }
+            }
+            sleep(SILENT).await;
+        };
+        self.tell(None);
+        opened.send_replace(Some(Arc::clone(connection)));
+        self.stay(connection, &own).await;
+    }
+
+    /// One look, and one question; who this relay is, if it may work.
+    async fn enter(
+        &self,
+        connection: &Connection,
+        asking: &mut Asking,
+    ) -> Result<Option<(String, Caller)>, StoreError> {
+        let Some(home) = self.look().await? else { return Ok(None) };
+        let heard = match &home.token {
+            Some(token) if home.look.noted != Noted::Copy => {
+                self.store.register(self.retention, self.dead_blocks).await?;
+                ask(connection, token, &self.caller(home.since)).await
+            }
+            _ => Heard::Nothing,
+        };
+        asking.quiet =
+            asking.quiet.filter(|_| heard == Heard::Nobody).or((heard == Heard::Nobody).then(Instant::now));
+        let quiet = asking.quiet.map_or(Duration::ZERO, |quiet| quiet.elapsed());
+        match self.judge(&home, &heard, asking.begun.elapsed(), quiet).await? {
+            Verdict::Home => {}
+            Verdict::Wait => {
+                if home.look.noted == Noted::Moved {
+                    self.tell(Some(&Why::Asking(home.look.place)));
+                }
+                return Ok(None);
+            }
+            Verdict::Silent(why) => {
+                self.tell(Some(&why));
+                return Ok(None);
+            }
+        }
+        self.store.note_home(&self.address, home.look.noted).await?;
+        // The note gives a new home its token; and it may be that of another database by now.
+        let Some(home) = self.look().await?.filter(|home| home.look.noted == Noted::Here) else {
+            return Ok(None);
+        };
+        let caller = self.caller(home.since);
+        Ok(home.token.map(|token| (token, caller)))
+    }
+
+    async fn judge(
+        &self,
+        home: &Home,
+        heard: &Heard,
+        asked: Duration,
+        quiet: Duration,
+    ) -> Result<Verdict, StoreError> {
+        let verdict = judge(&home.look, heard, asked, quiet);
+        if let (Verdict::Silent(Why::Rival(address)), Heard::Another { .. }) = (&verdict, heard) {
+            self.store.note_rival(address).await?;
+        }
+        Ok(verdict)
+    }
+
+    async fn look(&self) -> Result<Option<Home>, StoreError> {
+        let _permit = self.store.permit().await;
+        self.store.look_home(&self.address).await
+    }
+
+    fn caller(&self, since: (i64, i64)) -> Caller {
+        Caller { id: self.store.relay().to_owned(), since, address: self.address.clone() }
+    }
+
+    /// Answers those that ask, and looks now and then; returns when this database is no home any
+    /// more.
+    async fn stay(&self, connection: &Connection, (token, own): &(String, Caller)) {
+        let mut questions = match listen(connection, token).await {
+            Some(questions) => questions.boxed(),
+            None => stream::pending().boxed(),
+        };
+        let mut next_ask = Instant::now() + ASKED;
+        let mut next_look = Instant::now() + LOOK_EVERY;
+        loop {
+            tokio::select! {
+                Some(question) = questions.next() => {
+                    let Some(caller) = Caller::asking(&question).filter(|caller| caller.id != own.id) else { continue };
+                    let says = self.answer(&caller).await;
+                    answer(connection, &question, own, says).await;
+                    if says == Answer::Other {
+                        next_ask = next_ask.min(Instant::now() + ASKED);
+                    }
+                }
+                () = sleep_until(next_ask.min(next_look)) => {
+                    let asks = next_ask <= Instant::now() && self.leads();
+                    let heard = if asks { ask(connection, token, own).await } else { Heard::Nothing };
+                    if next_ask <= Instant::now() {
+                        next_ask = Instant::now() + ASK_EVERY;
+                    }
+                    next_look = Instant::now() + LOOK_EVERY;
+                    // An outage of PostgreSQL is for the workers to report.
+                    let Ok(Some(home)) = self.look().await else { continue };
+                    if home.token.as_ref() != Some(token) {
+                        return;
+                    }
+                    let Ok(verdict) = self.judge(&home, &heard, Duration::MAX, Duration::ZERO).await else { continue };
+                    if verdict != Verdict::Home && (home.look.noted, verdict) != (Noted::Here, Verdict::Wait) {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The leader looks for the other relay in its database.
+    async fn answer(&self, caller: &Caller) -> Answer {
+        let looking = async {
+            match self.leads() {
+                true => self.store.knows_relay(&caller.id).await.ok(),
+                false => None,
+            }
+        };
+        match timeout(ANSWER_MAX, looking).await {
+            Ok(Some(true)) => Answer::Ours,
+            Ok(Some(false)) => Answer::Other,
+            Ok(None) | Err(_) => Answer::Busy,
+        }
+    }
+
+    fn leads(&self) -> bool {
+        matches!(*self.leader.borrow(), Leader::This)
+    }
+
+    /// Why nothing is sent is logged once.
+    fn tell(&self, why: Option<&Why>) {
+        self.metrics.silent.set(i64::from(why.is_some()));
+        let is_asking = matches!(why, Some(Why::Asking(_)));
+        let why = why.map(Why::explained);
+        let is_news = self.metrics.health.note_silence(why.clone());
+        match why {
+            Some(why) if is_news && is_asking => info!("{why}"),
+            Some(why) if is_news => error!("{why}"),
+            None if is_news => info!("this database is the home of its outbox: messages are sent"),
+            _ => {}
+        }
+    }
+}
