@@ -30,51 +30,23 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) IS 'Give a saga up as it stands: attempts that are delayed are cancelled, nothing more is sent, nothing is undone, answers change nothing. What is in the log already is delivered. False when it has finished already, or there is none.';
 
-CREATE FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT discarded bigint) RETURNS record
-    LANGUAGE plpgsql SECURITY DEFINER
+CREATE FUNCTION oncebox.abandon_saga_as(saga_id bigint, why text, by text, note text) RETURNS TABLE(command text, is_discarded boolean)
+    LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    SET lock_timeout TO '10s'
-    AS $$
-DECLARE
-  place record;
-BEGIN
-  PERFORM FROM "oncebox".lane AS l ORDER BY l.lane FOR UPDATE;
-  SELECT * INTO place FROM "oncebox".home_here;
-  IF place.verdict IN ('new', 'here') AND place.rival IS NULL THEN
-    RAISE EXCEPTION 'this database is where its outbox lives: there is nothing to adopt'
-      USING ERRCODE = 'OB013', HINT = 'See `oncebox status`: it says when relays take an outbox for a copy.';
-  END IF;
-  discarded := 0;
-  IF NOT is_moved THEN
-    IF discards THEN
-      LOCK TABLE "oncebox".message_0, "oncebox".message_1, "oncebox".message_2, "oncebox".message_3, "oncebox".message_4,
-        "oncebox".message_5, "oncebox".message_6, "oncebox".message_7, "oncebox".delayed IN SHARE ROW EXCLUSIVE MODE;
-      discarded := "oncebox".discard_backlog();
-    END IF;
-    UPDATE "oncebox".cursor SET acknowledged = '{}';
-    DELETE FROM "oncebox".receipt;
-    DELETE FROM "oncebox".late_receipt;
-    DELETE FROM "oncebox".loss;
-    DELETE FROM "oncebox".stream;
-    UPDATE "oncebox".outbox SET identity = DEFAULT;
-  END IF;
-  SELECT o.identity INTO identity FROM "oncebox".outbox AS o;
-  INSERT INTO "oncebox".home AS h (system_identifier, database_oid, database_name, address)
-  VALUES (place.system_identifier, place.database_oid, place.database_name, '')
-  ON CONFLICT ON CONSTRAINT home_pkey DO UPDATE
-  SET token = CASE WHEN is_moved THEN h.token ELSE excluded.token END,
-      system_identifier = excluded.system_identifier, database_oid = excluded.database_oid,
-      database_name = excluded.database_name, address = '', noted_at = excluded.noted_at, rival = NULL,
-      rival_since = NULL, rival_seen_at = NULL;
-  INSERT INTO "oncebox".audit (operator, note, action, reason)
-  VALUES (adopt.operator, adopt.note, 'adopt', CASE
-    WHEN is_moved THEN format('moved here from %s: it stays outbox %s', place.address, identity)
-    WHEN discards THEN format('a copy of %s: now outbox %s; %s messages of the backlog were discarded', place.address, identity, discarded)
-    ELSE format('a copy of %s: now outbox %s; its backlog is sent', place.address, identity)
-  END);
-END $$;
+    AS $_$
+  WITH abandoned AS MATERIALIZED (
+    SELECT s.type, s.key, "oncebox".abandon_saga(s.id, $2::text) AS is_done
+    FROM "oncebox".saga AS s
+    WHERE s.id = $1
+  )
+  INSERT INTO "oncebox".audit (operator, note, action, scope, key)
+  SELECT $3, $4, 'abandon', a.type, a.key
+  FROM abandoned AS a
+  WHERE a.is_done
+  RETURNING NULL::text AS command, NULL::boolean AS is_discarded
+$_$;
 
-COMMENT ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT discarded bigint) IS 'For operators: relays may serve this copy of an outbox, as an outbox of its own, or as the original that has moved here.';
+COMMENT ON FUNCTION oncebox.abandon_saga_as(saga_id bigint, why text, by text, note text) IS 'For operators: abandon_saga(), recorded. No row where it has finished.';
 
 CREATE FUNCTION oncebox.append(ids bigint[], lanes smallint[], keys text[], subjects text[], ordering_keys text[], headers jsonb[], payloads bytea[], is_moved boolean) RETURNS bigint[]
     LANGUAGE plpgsql
@@ -369,11 +341,12 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, committed_by xid8) IS 'Gives a message up in a transaction of its own, after its rollback, and records it as a dead letter. Answers what its copies are answered: dead; or what decides instead: replayed, rejected, in_flight; or mismatch. A message without a valid key has key NULL. committed_by: the id of the transaction that claimed the key, when the handler has committed it by itself and then failed; its claim is taken back.';
 
-CREATE FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text) RETURNS text
+CREATE FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text, by text, note text) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
+  answer text;
   kept text := "oncebox".bounded_reason('an operator gave it up: ' || bury_failing.reason);
   claimed record;
   -- The operator has a message as its stream has it, which may be without its large payload.
@@ -381,9 +354,14 @@ DECLARE
     AND EXISTS (SELECT FROM jsonb_object_keys(bury_failing.headers) AS h (name) WHERE lower(h.name) = 'oncebox-object');
 BEGIN
   IF (SELECT s.mode FROM "oncebox".inbox_scope AS s WHERE s.scope = bury_failing.scope) IS DISTINCT FROM 'lease' THEN
-    RETURN "oncebox".bury(bury_failing.scope, bury_failing.key, bury_failing.payload, kept, bury_failing.subject,
+    answer := "oncebox".bury(bury_failing.scope, bury_failing.key, bury_failing.payload, kept, bury_failing.subject,
       bury_failing.headers, bury_failing.tenant, NULL, bury_failing.stream, bury_failing.stream_sequence,
       bury_failing.stored_at, bury_failing.failures);
+    INSERT INTO "oncebox".audit (operator, note, action, scope, key, subject, reason)
+    SELECT bury_failing.by, bury_failing.note, 'bury', bury_failing.scope, bury_failing.key, bury_failing.subject,
+           bury_failing.reason
+    WHERE answer = 'dead';
+    RETURN answer;
   END IF;
   DELETE FROM "oncebox".inbox_claim AS c
   WHERE c.scope = bury_failing.scope
@@ -412,10 +390,13 @@ BEGIN
   PERFORM "oncebox".record_dead_letter(bury_failing.scope, bury_failing.tenant, bury_failing.key, bury_failing.subject,
     bury_failing.headers, bury_failing.payload, bury_failing.stream, bury_failing.stream_sequence, bury_failing.stored_at,
     bury_failing.failures, kept);
+  INSERT INTO "oncebox".audit (operator, note, action, scope, key, subject, reason)
+  VALUES (bury_failing.by, bury_failing.note, 'bury', bury_failing.scope, bury_failing.key, bury_failing.subject,
+          bury_failing.reason);
   RETURN 'dead';
 END $$;
 
-COMMENT ON FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text) IS 'For operators: gives a message up that fails, in either mode of its scope. Answers dead; or replayed, rejected, in_flight, mismatch, when that decides instead.';
+COMMENT ON FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text, by text, note text) IS 'For operators: gives a message up that fails, in either mode of its scope. Answers dead; or replayed, rejected, in_flight, mismatch, when that decides instead.';
 
 CREATE FUNCTION oncebox.cancel_delayed(key text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -436,6 +417,30 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.cancel_delayed(key text) IS 'Give a delayed message up in this transaction. True when it will never be sent; false when no message of this key is delayed: it was never enqueued, was cancelled, or has been moved into the log.';
+
+CREATE FUNCTION oncebox.cancel_delayed_messages(keys text[], by text, note text) RETURNS SETOF bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+BEGIN
+  RETURN QUERY
+  WITH cancelled AS MATERIALIZED (
+    SELECT w.id, w.key, w.subject
+    FROM (
+      SELECT d.id, d.key, d.subject, "oncebox".cancel_delayed(d.key) AS is_done
+      FROM "oncebox".delayed AS d
+      WHERE d.key = ANY ($1)
+      OFFSET 0
+    ) AS w
+    WHERE w.is_done
+  )
+  INSERT INTO "oncebox".audit (operator, note, action, message_id, key, subject, reason)
+  SELECT $2, $3, 'cancel', c.id, c.key, c.subject, 'delayed'
+  FROM cancelled AS c
+  RETURNING message_id;
+END $_$;
+
+COMMENT ON FUNCTION oncebox.cancel_delayed_messages(keys text[], by text, note text) IS 'For operators: cancel_delayed() for many keys. Returns the ids of those that were still delayed.';
 
 CREATE FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -465,6 +470,38 @@ BEGIN
 END $_$;
 
 COMMENT ON FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text) IS 'Lets a scope claim its keys in the other mode from now on. Stop all processes of the scope first: one that still runs would handle messages a second time.';
+
+CREATE FUNCTION oncebox.change_scope(scope text, retention interval, dead_letter_retention interval, kind text, by text DEFAULT NULL::text, note text DEFAULT NULL::text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  keys_seconds double precision := extract(epoch FROM change_scope.retention);
+  letters_seconds double precision := extract(epoch FROM coalesce(change_scope.dead_letter_retention, interval '90 days'));
+BEGIN
+  IF coalesce(change_scope.kind NOT IN ('consumer', 'http'), true)
+     OR NOT coalesce(keys_seconds, 1) BETWEEN 1 AND "oncebox".retention_max()
+     OR NOT letters_seconds BETWEEN 1 AND "oncebox".retention_max() THEN
+    RAISE EXCEPTION 'kind "%", retention % and dead_letter_retention % of scope "%" do not fit', change_scope.kind,
+      change_scope.retention, change_scope.dead_letter_retention, change_scope.scope
+      USING ERRCODE = 'OB011', HINT = 'A kind is consumer or http. Both times are 1 second to 100 years; NULL keeps keys for ever.';
+  END IF;
+  UPDATE "oncebox".inbox_scope AS s
+  SET retention_seconds = keys_seconds,
+      dead_letter_seconds = CASE WHEN keys_seconds IS NOT NULL THEN greatest(letters_seconds, keys_seconds) END,
+      kind = change_scope.kind,
+      registered_at = clock_timestamp()
+  WHERE s.scope = change_scope.scope;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'scope "%" is not known', change_scope.scope
+      USING ERRCODE = 'OB002', HINT = 'Scopes are listed in inbox_scope.';
+  END IF;
+  INSERT INTO "oncebox".audit (operator, note, action, scope, reason)
+  VALUES (change_scope.by, change_scope.note, 'change-scope', change_scope.scope,
+          format('%s, retention %s', change_scope.kind, coalesce(change_scope.retention::text, 'for ever')));
+END $$;
+
+COMMENT ON FUNCTION oncebox.change_scope(scope text, retention interval, dead_letter_retention interval, kind text, by text, note text) IS 'For operators: sets how long a scope keeps keys (NULL: for ever) and dead letters (NULL: 90 days, or as long as keys), and its kind. Its processes go by it from their next start on.';
 
 CREATE FUNCTION oncebox.check_end(state text, barrier text, key text, attempt integer) RETURNS text
     LANGUAGE plpgsql IMMUTABLE
@@ -617,6 +654,10 @@ BEGIN
   END IF;
   PERFORM "oncebox".check_key(key), "oncebox".check_subject(subject), "oncebox".check_ordering_key(ordering_key),
     "oncebox".check_headers(headers), "oncebox".check_payload(payload);
+  IF starts_with(subject, 'oncebox.events.') THEN
+    RAISE EXCEPTION 'subject "%" is one of Oncebox''s own events', left(subject, 300)
+      USING ERRCODE = 'OB003', HINT = 'Programs trust these to come from Oncebox: choose another subject.';
+  END IF;
 END $$;
 
 CREATE FUNCTION oncebox.check_ordering_key(ordering_key text) RETURNS boolean
@@ -866,48 +907,44 @@ CREATE FUNCTION oncebox.delete_placeholders(ids bigint[]) RETURNS void
   DELETE FROM "oncebox".message_kept AS m WHERE m.lane = -1 AND m.id = ANY ($1);
 $_$;
 
-CREATE FUNCTION oncebox.discard_backlog() RETURNS bigint
-    LANGUAGE plpgsql
+CREATE FUNCTION oncebox.disable_events(kinds text[], by text, note text) RETURNS SETOF text
+    LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-DECLARE
-  messages bigint;
-BEGIN
-  -- Rows of another cluster compare with its snapshot, as in read_reset.sql.
-  SELECT count(*) INTO messages
-  FROM "oncebox".lane_cursor AS c
-  JOIN "oncebox".message AS m ON m.lane = c.lane
-  WHERE m.id > c.floor
-    AND (m.id > c.high
-      OR NOT pg_visible_in_snapshot(m.xact, c.snap)
-        AND (c.target IS NULL OR m.id > c.after OR NOT pg_visible_in_snapshot(m.xact, c.target)));
-  messages := messages + (SELECT count(*) FROM "oncebox".parked) + (SELECT count(*) FROM "oncebox".delayed);
-  INSERT INTO "oncebox".cursor (lane, number, floor, high, system_identifier)
-  SELECT c.lane, c.number + 1, last.id, last.id, here.system_identifier
-  FROM "oncebox".lane_cursor AS c
-  CROSS JOIN pg_control_system() AS here
-  CROSS JOIN LATERAL (
-    SELECT greatest(c.floor, c.high, c.reset_until, max(m.id)) AS id FROM "oncebox".message AS m WHERE m.lane = c.lane
-  ) AS last;
-  DELETE FROM "oncebox".cursor AS c
-  WHERE c.number < (SELECT newest.number FROM "oncebox".lane_cursor AS newest WHERE newest.lane = c.lane);
-  -- A message that is written later is none of these, however low its id.
-  INSERT INTO "oncebox".reset AS r (lane)
-  SELECT l.lane FROM "oncebox".lane AS l
-  ON CONFLICT ON CONSTRAINT reset_pkey DO UPDATE SET snap = excluded.snap;
-  DELETE FROM "oncebox".milestone;
-  INSERT INTO "oncebox".discarded (lane, id)
-  SELECT p.lane, p.id FROM "oncebox".parked AS p WHERE p.replay = 0
-  ON CONFLICT DO NOTHING;
-  UPDATE "oncebox".replay AS r
-  SET cancelled = p.replay
-  FROM "oncebox".parked AS p
-  WHERE p.replay > 0 AND r.lane = p.lane AND r.id = p.id;
-  DELETE FROM "oncebox".parked;
-  PERFORM "oncebox".delete_placeholders((SELECT array_agg(d.id) FROM "oncebox".delayed AS d));
-  DELETE FROM "oncebox".delayed;
-  RETURN messages;
-END $$;
+    AS $_$
+  WITH disabled AS (
+    DELETE FROM "oncebox".event_kind
+    WHERE kind = ANY ($1::text[])
+    RETURNING kind
+  ),
+  recorded AS (
+    INSERT INTO "oncebox".audit (operator, note, action, reason)
+    SELECT $2, $3, 'disable-events', string_agg(d.kind, ' ' ORDER BY d.kind)
+    FROM disabled AS d
+    HAVING count(*) > 0
+  )
+  SELECT kind
+  FROM disabled
+  ORDER BY kind
+$_$;
+
+COMMENT ON FUNCTION oncebox.disable_events(kinds text[], by text, note text) IS 'For operators: has kinds of events sent no more. Returns those that were sent before.';
+
+CREATE FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) RETURNS SETOF bigint
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  WITH gone AS (
+    DELETE FROM "oncebox".dead_letter
+    WHERE dead_letter.id = ANY ($1)
+    RETURNING dead_letter.id, scope, key, subject, reason
+  )
+  INSERT INTO "oncebox".audit (operator, note, action, message_id, scope, key, subject, reason)
+  SELECT $2, $3, 'discard', g.id, g.scope, g.key, g.subject, g.reason
+  FROM gone AS g
+  RETURNING message_id
+$_$;
+
+COMMENT ON FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) IS 'For operators: deletes dead letters; their keys stay settled as dead. Returns their ids.';
 
 CREATE FUNCTION oncebox.drain_segments() RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1022,6 +1059,29 @@ BEGIN
 END $_$;
 
 COMMENT ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint, OUT unsent bigint, OUT unsent_id bigint) IS 'For relays and operators: empties the oldest segment of the log that is past the retention time.';
+
+CREATE FUNCTION oncebox.enable_events(kinds text[], by text, note text) RETURNS SETOF text
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  WITH enabled AS (
+    INSERT INTO "oncebox".event_kind (kind)
+    SELECT unnest($1::text[])
+    ON CONFLICT ON CONSTRAINT event_kind_pkey DO NOTHING
+    RETURNING kind
+  ),
+  recorded AS (
+    INSERT INTO "oncebox".audit (operator, note, action, reason)
+    SELECT $2, $3, 'enable-events', string_agg(e.kind, ' ' ORDER BY e.kind)
+    FROM enabled AS e
+    HAVING count(*) > 0
+  )
+  SELECT kind
+  FROM enabled
+  ORDER BY kind
+$_$;
+
+COMMENT ON FUNCTION oncebox.enable_events(kinds text[], by text, note text) IS 'For operators: has kinds of events sent. Returns those that were not sent before.';
 
 CREATE FUNCTION oncebox.encode_response(status integer, headers jsonb, body bytea) RETURNS bytea
     LANGUAGE sql STABLE PARALLEL SAFE
@@ -1464,6 +1524,20 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) IS 'Whether a compensation has something to undo in this transaction: undo, nothing (and the action will never act), or wait (a leased run of it, or of another attempt at undoing it, is under way or may have had its effect). scope: that of the inbox of a leased compensation, where the other attempt is looked up.';
 
+CREATE FUNCTION oncebox.find_saga(type text, business_id text, key text, began_with bytea) RETURNS TABLE(id bigint, saga_key text, is_same_id boolean, is_same_data boolean)
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  SELECT s.id, s.key, s.type = $1 AND s.business_id = $2 AS is_same_id,
+         s.began_with = $4::bytea AS is_same_data
+  FROM "oncebox".saga AS s
+  WHERE (s.type = $1 AND s.business_id = $2) OR s.key = $3
+  ORDER BY is_same_id DESC
+  LIMIT 1
+$_$;
+
+COMMENT ON FUNCTION oncebox.find_saga(type text, business_id text, key text, began_with bytea) IS 'For producers that start sagas: the saga that has a business id, or a key, without its data.';
+
 CREATE FUNCTION oncebox.forget_attempts(scope text, key text, tenant text DEFAULT ''::text) RETURNS void
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1476,6 +1550,80 @@ CREATE FUNCTION oncebox.forget_attempts(scope text, key text, tenant text DEFAUL
 $_$;
 
 COMMENT ON FUNCTION oncebox.forget_attempts(scope text, key text, tenant text) IS 'Forgets how often a message was tried, once its key has ended: after the COMMIT of one that had been delivered before.';
+
+CREATE FUNCTION oncebox.forget_failing(scope text, tenant text, key text, message text, by text, note text) RETURNS SETOF bigint
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  WITH gone AS (
+    DELETE FROM "oncebox".inbox_attempt AS a
+    WHERE a.scope = $1
+      AND a.tenant = $2
+      AND a.key = $3
+      AND a.message = $4
+    RETURNING a.scope, a.key, a.subject, a.reason
+  )
+  INSERT INTO "oncebox".audit (operator, note, action, scope, key, subject, reason)
+  SELECT $5, $6, 'bury', g.scope, g.key, g.subject, g.reason
+  FROM gone AS g
+  RETURNING id
+$_$;
+
+COMMENT ON FUNCTION oncebox.forget_failing(scope text, tenant text, key text, message text, by text, note text) IS 'For operators: forgets a failing message that its stream has no more.';
+
+CREATE FUNCTION oncebox.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) RETURNS SETOF bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+BEGIN
+  PERFORM FROM "oncebox".lane AS l WHERE l.lane = $1 FOR UPDATE;
+  RETURN QUERY
+  WITH gone AS (
+    DELETE FROM "oncebox".parked AS p
+    WHERE p.lane = $1
+      AND p.id = ANY ($2)
+      AND CASE $5::text
+        WHEN 'dead' THEN p.dead_at IS NOT NULL
+        WHEN 'parked' THEN p.dead_at IS NULL AND p.replay = 0
+        ELSE p.dead_at IS NULL AND p.replay > 0
+      END
+    RETURNING p.lane, p.id, p.error, p.replay
+  ),
+  discarded AS (
+    INSERT INTO "oncebox".discarded (lane, id)
+    SELECT g.lane, g.id
+    FROM gone AS g
+    WHERE g.replay = 0
+  ),
+  cancelled AS (
+    UPDATE "oncebox".replay AS r
+    SET cancelled = g.replay
+    FROM gone AS g
+    WHERE g.replay > 0 AND r.lane = g.lane AND r.id = g.id
+  )
+  INSERT INTO "oncebox".audit (operator, note, action, lane, message_id, key, subject, reason)
+  SELECT $3, $4, CASE g.replay WHEN 0 THEN 'discard' ELSE 'cancel' END, g.lane, g.id, m.key, m.subject, g.error
+  FROM gone AS g
+  JOIN "oncebox".message AS m ON m.lane = g.lane AND m.id = g.id
+  RETURNING message_id;
+  UPDATE "oncebox".parked AS p
+  SET next_attempt_at = clock_timestamp()
+  FROM (
+    SELECT DISTINCT m.lane, m.ordering_key
+    FROM "oncebox".message AS m
+    WHERE m.lane = $1 AND m.id = ANY ($2) AND m.ordering_key IS NOT NULL
+  ) AS s
+  CROSS JOIN LATERAL (
+    SELECT f.id
+    FROM "oncebox".parked AS f
+    WHERE f.lane = s.lane AND f.ordering_key = s.ordering_key AND f.dead_at IS NULL
+    ORDER BY f.id
+    LIMIT 1
+  ) AS first
+  WHERE p.lane = s.lane AND p.id = first.id AND p.next_attempt_at IS NULL;
+END $_$;
+
+COMMENT ON FUNCTION oncebox.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) IS 'For operators: gives messages or replays of a lane up for good, each if it is still dead, parked or replay, as kind says. Returns their ids.';
 
 CREATE FUNCTION oncebox.readable_headers(headers jsonb) RETURNS text
     LANGUAGE plpgsql STABLE STRICT
@@ -1521,7 +1669,7 @@ END $$;
 
 CREATE FUNCTION oncebox.is_plain(key text, subject text, ordering_key text, headers jsonb, payload bytea) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN ((octet_length(key) <= 66) AND ((key COLLATE "C") ~ '^[!-$&-9;-~]+(:[a-z0-9][a-z0-9._-]*)*$'::text) AND (strpos(key, ':undo:undo'::text) = 0) AND (octet_length(subject) <= 255) AND ((subject COLLATE "C") ~ '^[A-Za-z0-9-][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*$'::text) AND ((ordering_key IS NULL) OR ((octet_length(ordering_key) <= 255) AND ((ordering_key COLLATE "C") ~ '^[!-~]+$'::text))) AND (headers = '{}'::jsonb) AND (octet_length(payload) <= 67108864));
+    RETURN ((octet_length(key) <= 66) AND ((key COLLATE "C") ~ '^[!-$&-9;-~]+(:[a-z0-9][a-z0-9._-]*)*$'::text) AND (strpos(key, ':undo:undo'::text) = 0) AND (octet_length(subject) <= 255) AND ((subject COLLATE "C") ~ '^[A-Za-z0-9-][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*$'::text) AND (NOT starts_with(subject, 'oncebox.events.'::text)) AND ((ordering_key IS NULL) OR ((octet_length(ordering_key) <= 255) AND ((ordering_key COLLATE "C") ~ '^[!-~]+$'::text))) AND (headers = '{}'::jsonb) AND (octet_length(payload) <= 67108864));
 
 CREATE FUNCTION oncebox.lane_count() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -1846,6 +1994,34 @@ BEGIN
   RETURN key || ':#' || part;
 END $$;
 
+CREATE FUNCTION oncebox.pause_delivery(kind text, value text, rate double precision, subjects text[], ordering_key text, by text, note text, ends_at timestamp with time zone, seconds double precision) RETURNS TABLE(pause_ends_at timestamp with time zone)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+BEGIN
+  DELETE FROM "oncebox".pause
+  WHERE pause.kind = $1 AND pause.value = $2 OR pause.ends_at <= clock_timestamp();
+  RETURN QUERY
+  WITH paused AS (
+    INSERT INTO "oncebox".pause (kind, value, rate, subjects, ordering_key, paused_by, reason, ends_at)
+    SELECT $1, $2, $3, $4, $5, $6, $7, e.ends_at
+    FROM (
+      SELECT coalesce(clock_timestamp() + make_interval(secs => $9::double precision), $8::timestamptz, 'infinity') AS ends_at
+    ) AS e
+    WHERE e.ends_at > clock_timestamp()
+    RETURNING pause.kind, pause.value, pause.rate, pause.ends_at
+  ),
+  recorded AS (
+    INSERT INTO "oncebox".audit (operator, note, action, reason)
+    SELECT $6, $7, CASE WHEN p.rate IS NULL THEN 'pause' ELSE 'throttle' END, concat_ws(' ', p.kind, p.value)
+    FROM paused AS p
+  )
+  SELECT nullif(p.ends_at, 'infinity') AS ends_at
+  FROM paused AS p;
+END $_$;
+
+COMMENT ON FUNCTION oncebox.pause_delivery(kind text, value text, rate double precision, subjects text[], ordering_key text, by text, note text, ends_at timestamp with time zone, seconds double precision) IS 'For operators: pauses messages, or throttles them to a rate, until a time or for some seconds; NULL is without an end. Returns when it ends; no row when that is past.';
+
 CREATE FUNCTION oncebox.pause_event() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1864,6 +2040,17 @@ BEGIN
   );
   RETURN NULL;
 END $$;
+
+CREATE FUNCTION oncebox.record_action(action text, by text, note text, messages bigint, reason text) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  INSERT INTO "oncebox".audit (operator, note, action, messages, reason)
+  SELECT $2, $3, $1, $4, $5
+  WHERE $1 IN ('prune', 'resend')
+$_$;
+
+COMMENT ON FUNCTION oncebox.record_action(action text, by text, note text, messages bigint, reason text) IS 'For operators: records what prune and resend did with functions that relays use, too.';
 
 CREATE FUNCTION oncebox.record_dead_letter(scope text, tenant text, key text, subject text, headers jsonb, payload bytea, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, reason text) RETURNS void
     LANGUAGE sql SECURITY DEFINER
@@ -1912,32 +2099,32 @@ CREATE FUNCTION oncebox.register_scope(scope text, retention interval DEFAULT NU
 DECLARE
   keys_seconds double precision := extract(epoch FROM register_scope.retention);
   letters_seconds double precision := extract(epoch FROM coalesce(register_scope.dead_letter_retention, interval '90 days'));
+  stored record;
 BEGIN
   PERFORM "oncebox".check_inbox_names(register_scope.scope, '');
+  IF register_scope.kind IS NULL OR register_scope.kind NOT IN ('consumer', 'http') THEN
+    RAISE EXCEPTION 'kind "%" is neither "consumer" nor "http"', register_scope.kind USING ERRCODE = 'OB011';
+  END IF;
   IF keys_seconds NOT BETWEEN 1 AND "oncebox".retention_max() OR letters_seconds NOT BETWEEN 1 AND "oncebox".retention_max()
      OR register_scope.dead_letter_retention IS NOT NULL AND (keys_seconds IS NULL OR letters_seconds < keys_seconds) THEN
     RAISE EXCEPTION 'retention % and dead_letter_retention % of scope "%" do not fit', register_scope.retention,
       register_scope.dead_letter_retention, register_scope.scope
       USING ERRCODE = 'OB011', HINT = 'Both are 1 second to 100 years. Dead letters are kept as long as keys or longer; keys are kept for ever unless it is said otherwise.';
   END IF;
+  letters_seconds := CASE WHEN keys_seconds IS NOT NULL THEN greatest(letters_seconds, keys_seconds) END;
   INSERT INTO "oncebox".inbox_scope AS s (scope, retention_seconds, dead_letter_seconds, kind, mode)
-  VALUES (register_scope.scope, keys_seconds,
-          CASE WHEN keys_seconds IS NOT NULL THEN greatest(letters_seconds, keys_seconds) END, register_scope.kind, 'transaction')
+  VALUES (register_scope.scope, keys_seconds, letters_seconds, register_scope.kind, 'transaction')
   ON CONFLICT ON CONSTRAINT inbox_scope_pkey DO UPDATE
-  SET retention_seconds = excluded.retention_seconds,
-      dead_letter_seconds = excluded.dead_letter_seconds,
-      kind = excluded.kind,
-      mode = excluded.mode,
-      registered_at = CASE
-        WHEN (s.retention_seconds, s.dead_letter_seconds, s.kind)
-          IS DISTINCT FROM (excluded.retention_seconds, excluded.dead_letter_seconds, excluded.kind)
-        THEN excluded.registered_at
-        ELSE s.registered_at
-      END
-  WHERE s.mode IS NULL OR s.mode = excluded.mode;
+  SET mode = excluded.mode
+  WHERE s.mode IS NULL OR s.mode = excluded.mode
+  RETURNING s.retention_seconds, s.dead_letter_seconds, s.kind INTO stored;
   IF NOT FOUND THEN
     RAISE EXCEPTION 'scope "%" claims its keys under a lease', register_scope.scope
       USING ERRCODE = 'OB010', HINT = 'Use another scope, or stop its processes and call change_inbox_mode().';
+  END IF;
+  IF stored IS DISTINCT FROM (keys_seconds, letters_seconds, register_scope.kind) THEN
+    RAISE WARNING 'scope "%" keeps its stored settings (retention and dead letters in seconds, kind): %', register_scope.scope, stored
+      USING HINT = 'An operator changes them with change_scope().';
   END IF;
 END $$;
 
@@ -1994,6 +2181,79 @@ BEGIN
   UPDATE "oncebox".reset SET snap = pg_current_snapshot();
   EXECUTE format('ALTER SEQUENCE "oncebox".message_id_seq RESTART WITH %s', raised_to + 1);
 END $$;
+
+CREATE FUNCTION oncebox.replay_messages(lane smallint, ids bigint[], by text, note text, request text) RETURNS SETOF bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+BEGIN
+  PERFORM FROM "oncebox".maintenance FOR UPDATE;
+  PERFORM FROM "oncebox".lane AS l WHERE l.lane = $1 FOR UPDATE;
+  RETURN QUERY
+  WITH wanted AS MATERIALIZED (
+    SELECT m.lane, m.id, m.key, m.subject, m.ordering_key
+    FROM "oncebox".message AS m
+    WHERE m.lane = $1
+      AND m.id = ANY ($2)
+      AND NOT EXISTS (
+        SELECT FROM "oncebox".parked AS p
+        WHERE p.lane = m.lane AND p.id = m.id AND p.replay = 0
+        OFFSET 0
+      )
+      AND NOT EXISTS (
+        SELECT FROM "oncebox".discarded AS d
+        WHERE d.lane = m.lane AND d.id = m.id
+        OFFSET 0
+      )
+  ),
+  numbered AS (
+    INSERT INTO "oncebox".replay AS r (lane, id, number, request)
+    SELECT w.lane, w.id, 1, $5
+    FROM wanted AS w
+    ORDER BY w.id
+    ON CONFLICT ON CONSTRAINT replay_pkey DO UPDATE
+    SET
+      number = r.number + 1,
+      request = excluded.request,
+      requested_at = excluded.requested_at
+    WHERE r.request <> excluded.request
+    RETURNING r.lane, r.id, r.number
+  ),
+  placed AS (
+    SELECT w.*, n.number, row_number() OVER (PARTITION BY w.ordering_key ORDER BY w.id) AS place
+    FROM numbered AS n
+    JOIN wanted AS w ON w.lane = n.lane AND w.id = n.id
+  ),
+  requested AS (
+    INSERT INTO "oncebox".parked AS p (lane, id, ordering_key, attempts, next_attempt_at, error, cause, replay)
+    SELECT
+      w.lane,
+      w.id,
+      w.ordering_key,
+      0,
+      CASE WHEN w.place = 1 OR w.ordering_key IS NULL THEN clock_timestamp() END,
+      'to be replayed',
+      'replay',
+      w.number
+    FROM placed AS w
+    ORDER BY w.id
+    ON CONFLICT ON CONSTRAINT parked_pkey DO UPDATE
+    SET
+      attempts = 0,
+      next_attempt_at = excluded.next_attempt_at,
+      dead_at = NULL,
+      error = excluded.error,
+      cause = excluded.cause,
+      replay = excluded.replay,
+      parked_at = excluded.parked_at
+  )
+  INSERT INTO "oncebox".audit (operator, note, action, lane, message_id, key, subject, reason)
+  SELECT $3, $4, 'replay', w.lane, w.id, w.key, w.subject, $5
+  FROM placed AS w
+  RETURNING message_id;
+END $_$;
+
+COMMENT ON FUNCTION oncebox.replay_messages(lane smallint, ids bigint[], by text, note text, request text) IS 'For operators: asks for settled messages of a lane to be sent again, each under the next number, unless this request has asked before. Returns their ids.';
 
 CREATE FUNCTION oncebox.request_fingerprint(method text, path text, query text, credentials jsonb, content_type text, content bytea) RETURNS bytea
     LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -2166,9 +2426,192 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) IS 'Has the relays send again what a stream lost of a lane; for `oncebox outbox resend`.';
 
+CREATE FUNCTION oncebox.resend_missing(lane smallint, ids bigint[], by text, note text, why text) RETURNS SETOF bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+DECLARE
+  sent bigint;
+BEGIN
+  PERFORM FROM "oncebox".maintenance FOR UPDATE;
+  PERFORM FROM "oncebox".lane AS l WHERE l.lane = $1 FOR UPDATE;
+  RETURN QUERY
+  INSERT INTO "oncebox".parked (lane, id, ordering_key, attempts, next_attempt_at, error, cause)
+  SELECT
+    m.lane,
+    m.id,
+    m.ordering_key,
+    0,
+    CASE WHEN m.ordering_key IS NULL OR row_number() OVER (PARTITION BY m.ordering_key ORDER BY m.id) = 1
+      THEN clock_timestamp() END,
+    'the stream does not hold it, or holds it otherwise',
+    'lost'
+  FROM "oncebox".message AS m
+  JOIN "oncebox".lane_cursor AS c ON c.lane = m.lane
+  WHERE m.lane = $1
+    AND m.id = ANY ($2::bigint[])
+    AND (m.id <= c.floor OR m.id <= c.high AND c.reset_until IS NULL AND pg_visible_in_snapshot(m.xact, c.snap))
+    AND NOT EXISTS (
+      SELECT FROM "oncebox".discarded AS d
+      WHERE d.lane = m.lane AND d.id = m.id
+      OFFSET 0
+    )
+  ON CONFLICT ON CONSTRAINT parked_pkey DO NOTHING
+  RETURNING parked.id;
+  GET DIAGNOSTICS sent = ROW_COUNT;
+  INSERT INTO "oncebox".audit (operator, note, action, messages, reason)
+  SELECT $3, $4, 'resend', sent, $5
+  WHERE sent > 0;
+END $_$;
+
+COMMENT ON FUNCTION oncebox.resend_missing(lane smallint, ids bigint[], by text, note text, why text) IS 'For operators: parks settled messages of a lane that a stream does not hold, or holds otherwise, so that they are sent again under their ids. Returns their ids.';
+
+CREATE FUNCTION oncebox.resume_delivery(kind text, value text, by text, note text) RETURNS SETOF bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+BEGIN
+  RETURN QUERY
+  WITH resumed AS (
+    DELETE FROM "oncebox".pause
+    WHERE pause.kind = $1 AND pause.value = $2
+    RETURNING pause.kind, pause.value, pause.ends_at
+  )
+  INSERT INTO "oncebox".audit (operator, note, action, reason)
+  SELECT $3, $4, 'resume', concat_ws(' ', r.kind, r.value)
+  FROM resumed AS r
+  WHERE r.ends_at > clock_timestamp()
+  RETURNING id;
+END $_$;
+
+COMMENT ON FUNCTION oncebox.resume_delivery(kind text, value text, by text, note text) IS 'For operators: ends a pause, or a throttle. No row when there was none.';
+
 CREATE FUNCTION oncebox.retention_max() RETURNS double precision
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN (((100 * 366))::double precision * (86400)::double precision);
+
+CREATE FUNCTION oncebox.retry_dead(lane smallint, ids bigint[], by text, note text) RETURNS SETOF bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+BEGIN
+  PERFORM FROM "oncebox".lane AS l WHERE l.lane = $1 FOR UPDATE;
+  RETURN QUERY
+  WITH retried AS (
+    UPDATE "oncebox".parked AS p
+    SET
+      attempts = 0,
+      dead_at = NULL,
+      next_attempt_at = CASE WHEN d.place = 1 OR d.ordering_key IS NULL THEN clock_timestamp() END
+    FROM (
+      SELECT q.lane, q.id, q.ordering_key, row_number() OVER (PARTITION BY q.ordering_key ORDER BY q.id) AS place
+      FROM "oncebox".parked AS q
+      WHERE q.lane = $1 AND q.id = ANY ($2) AND q.dead_at IS NOT NULL
+    ) AS d
+    WHERE p.lane = d.lane AND p.id = d.id
+    RETURNING p.lane, p.id, p.error
+  )
+  INSERT INTO "oncebox".audit (operator, note, action, lane, message_id, key, subject, reason)
+  SELECT $3, $4, 'retry', r.lane, r.id, m.key, m.subject, r.error
+  FROM retried AS r
+  JOIN "oncebox".message AS m ON m.lane = r.lane AND m.id = r.id
+  RETURNING message_id;
+END $_$;
+
+COMMENT ON FUNCTION oncebox.retry_dead(lane smallint, ids bigint[], by text, note text) IS 'For operators: makes dead messages of a lane due again, with their attempts forgotten. Returns their ids.';
+
+CREATE FUNCTION oncebox.retry_failing(scope text, tenant text, key text, message text, by text, note text) RETURNS TABLE(outbox text, number bigint)
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  WITH taken AS (
+    UPDATE "oncebox".inbox_attempt AS a
+    SET due_at = clock_timestamp()
+    WHERE a.scope = $1
+      AND a.tenant = $2
+      AND a.key = $3
+      AND a.message = $4
+      AND a.failed_at IS NOT NULL
+      AND NOT EXISTS (
+        SELECT
+        FROM "oncebox".inbox_attempt AS o
+        WHERE o.scope = a.scope AND o.tenant = a.tenant AND o.key = a.key
+          AND o.due_at <= clock_timestamp()
+          AND NOT EXISTS (
+            SELECT
+            FROM "oncebox".inbox_attempt AS p
+            WHERE p.scope = a.scope AND p.tenant = a.tenant AND p.key = a.key AND p.failed_at > o.due_at
+          )
+      )
+      AND NOT EXISTS (
+        SELECT
+        FROM "oncebox".inbox AS i
+        WHERE i.scope = $1 AND i.tenant = $2 AND i.key = $3
+      )
+    RETURNING a.scope, a.tenant, a.key, a.subject, a.reason
+  ),
+  released AS (
+    UPDATE "oncebox".inbox_claim AS c
+    SET lease_until = clock_timestamp()
+    FROM taken AS t
+    WHERE c.scope = t.scope
+      AND c.tenant = t.tenant
+      AND c.key = t.key
+      AND c.state <> 'running'
+      AND c.lease_until > clock_timestamp()
+  ),
+  noted AS (
+    INSERT INTO "oncebox".audit (operator, note, action, scope, key, subject, reason)
+    SELECT $5, $6, 'retry', t.scope, t.key, t.subject, t.reason
+    FROM taken AS t
+  )
+  SELECT
+    (SELECT o.identity FROM "oncebox".outbox AS o) AS outbox,
+    (
+      SELECT (extract(epoch FROM max(a.failed_at)) * 1000000)::bigint
+      FROM "oncebox".inbox_attempt AS a
+      WHERE a.scope = $1 AND a.tenant = $2 AND a.key = $3
+    ) AS number
+  FROM taken AS t
+$_$;
+
+COMMENT ON FUNCTION oncebox.retry_failing(scope text, tenant text, key text, message text, by text, note text) IS 'For operators: makes a failing message due now. The caller publishes a copy of it, and then commits.';
+
+CREATE FUNCTION oncebox.retry_letter(id bigint, by text, note text) RETURNS TABLE(outbox text, key text, subject text, headers text, payload bytea, number bigint)
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  WITH taken AS (
+    DELETE FROM "oncebox".dead_letter
+    WHERE dead_letter.id = $1
+    RETURNING dead_letter.id, scope, tenant, key, subject, headers, payload, reason, fingerprint
+  ),
+  freed AS (
+    DELETE FROM "oncebox".inbox AS i
+    USING taken AS t
+    WHERE i.scope = t.scope
+      AND i.tenant = t.tenant
+      AND i.key = t.key
+      AND i.status = 'dead'
+      AND i.fingerprint =
+        coalesce(t.fingerprint, sha256(convert_to('oncebox payload 1', 'UTF8') || '\x00'::bytea || t.payload))
+  ),
+  noted AS (
+    INSERT INTO "oncebox".audit (operator, note, action, message_id, scope, key, subject, reason)
+    SELECT $2, $3, 'retry', t.id, t.scope, t.key, t.subject, t.reason
+    FROM taken AS t
+  )
+  SELECT
+    (SELECT o.identity FROM "oncebox".outbox AS o) AS outbox,
+    t.key,
+    t.subject,
+    t.headers::text AS headers,
+    t.payload,
+    (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS number
+  FROM taken AS t
+$_$;
+
+COMMENT ON FUNCTION oncebox.retry_letter(id bigint, by text, note text) IS 'For operators: takes a dead letter out, and frees its key if it died of this payload. The caller publishes the message, and then commits.';
 
 CREATE FUNCTION oncebox.retry_saga(saga_id bigint, step text DEFAULT NULL::text) RETURNS text[]
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2189,6 +2632,68 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.retry_saga(saga_id bigint, step text) IS 'Ask for a new attempt at a step, or compensation, that waits for an operator; at all of them when no step is given. A saga in quarantine is read again. Returns the steps. Error OB009 when nothing waits.';
+
+CREATE FUNCTION oncebox.retry_saga_as(saga_id bigint, step text, by text, note text) RETURNS TABLE(command text, is_discarded boolean)
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  WITH asked AS MATERIALIZED (
+    SELECT s.id, s.type, s.key, s.direction = 'backward' AS is_undo, "oncebox".retry_saga(s.id, $2::text) AS steps
+    FROM "oncebox".saga AS s
+    WHERE s.id = $1
+  ),
+  commands AS MATERIALIZED (
+    SELECT
+      a.type,
+      a.key,
+      t.step,
+      c.subject,
+      concat(
+        a.key, ':', t.step, CASE WHEN c.attempt > 1 THEN ':#' || c.attempt END, CASE WHEN a.is_undo THEN ':undo' END
+      ) AS command,
+      c.state IN ('failed', 'undo-failed') AS may_have_died
+    FROM asked AS a
+    LEFT JOIN LATERAL unnest(a.steps) AS t (step) ON true
+    LEFT JOIN LATERAL (
+      SELECT
+        p.state,
+        CASE WHEN a.is_undo THEN p.undo_subject ELSE p.subject END AS subject,
+        CASE WHEN a.is_undo THEN p.undo_attempt ELSE p.attempt END AS attempt
+      FROM "oncebox".saga_step AS p
+      WHERE p.saga_id = a.id AND p.step = t.step
+    ) AS c ON true
+  ),
+  only_letter AS (
+    SELECT min(d.id) AS id
+    FROM commands AS c
+    JOIN "oncebox".dead_letter AS d ON d.key = c.command COLLATE "C" AND d.subject = c.subject
+    WHERE c.may_have_died
+    GROUP BY c.command
+    HAVING count(*) = 1
+  ),
+  gone AS (
+    DELETE FROM "oncebox".dead_letter AS d
+    USING only_letter AS o
+    WHERE d.id = o.id
+    RETURNING d.id, d.scope, d.key, d.subject, d.reason
+  ),
+  discarded AS (
+    INSERT INTO "oncebox".audit (operator, note, action, message_id, scope, key, subject, reason)
+    SELECT $3, $4, 'discard', g.id, g.scope, g.key, g.subject, g.reason
+    FROM gone AS g
+  ),
+  noted AS (
+    INSERT INTO "oncebox".audit (operator, note, action, scope, key, reason)
+    SELECT $3, $4, 'retry', c.type, c.key, c.step
+    FROM commands AS c
+  )
+  SELECT
+    c.command,
+    CASE WHEN c.may_have_died THEN EXISTS (SELECT FROM gone AS g WHERE g.key = c.command COLLATE "C") END AS is_discarded
+  FROM commands AS c
+$_$;
+
+COMMENT ON FUNCTION oncebox.retry_saga_as(saga_id bigint, step text, by text, note text) IS 'For operators: retry_saga(), recorded. A dead letter of the last attempt is discarded, and recorded, too.';
 
 CREATE FUNCTION oncebox.root_key(client_key text) RETURNS text
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
@@ -2213,16 +2718,25 @@ CREATE FUNCTION oncebox.send_event(kind text, about text, facts jsonb) RETURNS v
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
+DECLARE
+  event_key text := concat('event-', gen_random_uuid());
 BEGIN
   IF about LIKE 'oncebox.events.%' OR NOT EXISTS (SELECT FROM "oncebox".event_kind AS k WHERE k.kind = send_event.kind) THEN
     RETURN;
   END IF;
-  PERFORM "oncebox".enqueue(
-    concat('event-', gen_random_uuid()),
-    concat('oncebox.events.', send_event.kind),
-    convert_to((jsonb_build_object('event', send_event.kind, 'at', clock_timestamp(), 'database', current_database()) || facts)::text, 'UTF8'),
-    '{"Content-Type": "application/json"}'
+  IF current_setting('synchronous_commit') = 'off' THEN
+    PERFORM set_config('synchronous_commit', 'local', true);
+  END IF;
+  -- enqueue() refuses these subjects, so that no producer sends an event.
+  PERFORM "oncebox".append(
+    ARRAY[nextval('"oncebox".message_id_seq')], ARRAY["oncebox".lane_of(event_key)], ARRAY[event_key],
+    ARRAY[concat('oncebox.events.', send_event.kind)], '{NULL}', ARRAY['{"Content-Type": "application/json"}'::jsonb],
+    ARRAY[convert_to((jsonb_build_object('event', send_event.kind, 'at', clock_timestamp(), 'database', current_database()) || facts)::text, 'UTF8')],
+    false
   );
+  IF pg_sequence_last_value('"oncebox".relay_asleep') = 1 THEN
+    PERFORM "oncebox".wake_relay();
+  END IF;
 EXCEPTION
   WHEN OTHERS THEN
     RAISE WARNING 'an event "%" was not sent: %', send_event.kind, SQLERRM;
@@ -2330,6 +2844,51 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) IS 'Go on as if a step that waits for an operator were done, or its compensation; somebody has done it by hand. Of a saga in quarantine also one that is under way: its answers are deleted. Returns the step. Error OB009 when it does not wait.';
+
+CREATE FUNCTION oncebox.skip_saga_step_as(saga_id bigint, step text, by text, note text) RETURNS TABLE(command text, is_discarded boolean)
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  WITH asked AS MATERIALIZED (
+    SELECT s.type, s.key, "oncebox".skip_saga_step(s.id, $2::text) AS steps
+    FROM "oncebox".saga AS s
+    WHERE s.id = $1
+  )
+  INSERT INTO "oncebox".audit (operator, note, action, scope, key, reason)
+  SELECT $3, $4, 'skip', a.type, a.key, t.step
+  FROM asked AS a
+  CROSS JOIN LATERAL unnest(a.steps) AS t (step)
+  RETURNING NULL::text AS command, NULL::boolean AS is_discarded
+$_$;
+
+COMMENT ON FUNCTION oncebox.skip_saga_step_as(saga_id bigint, step text, by text, note text) IS 'For operators: skip_saga_step(), recorded.';
+
+CREATE FUNCTION oncebox.start_saga(type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision, due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[], undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[], undo_payloads bytea[], reasons text[], late_steps_in double precision[]) RETURNS SETOF bigint
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  WITH started AS (
+    INSERT INTO "oncebox".saga AS s (type, business_id, key, version, fingerprint, data, began_with, deadline_at, due_at,
+                                scope)
+    SELECT $1, $2, $3, $4, $5, $6::text::jsonb, $10::bytea,
+           clock_timestamp() + make_interval(secs => $7), clock_timestamp() + make_interval(secs => $8), $9
+    ON CONFLICT DO NOTHING
+    RETURNING s.id
+  ),
+  sent AS (
+    INSERT INTO "oncebox".saga_step (saga_id, step, state, attempt, undo_attempt, in_doubt, subject, payload,
+                                    undo_subject, undo_payload, reason, deadline_at, sent_at)
+    SELECT s.id, g.step, g.state, g.attempt, g.undo_attempt, g.in_doubt, g.subject, g.payload, g.undo_subject,
+           g.undo_payload, left(g.reason, 250), clock_timestamp() + make_interval(secs => g.late_in), clock_timestamp()
+    FROM started AS s
+    CROSS JOIN unnest($11::text[], $12::text[], $13::integer[], $14::integer[], $15::boolean[], $16::text[], $17::bytea[], $18::text[],
+                $19::bytea[], $20::text[], $21::float8[])
+      AS g (step, state, attempt, undo_attempt, in_doubt, subject, payload, undo_subject, undo_payload, reason, late_in)
+  )
+  SELECT s.id FROM started AS s
+$_$;
+
+COMMENT ON FUNCTION oncebox.start_saga(type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision, due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[], undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[], undo_payloads bytea[], reasons text[], late_steps_in double precision[]) IS 'For producers that start sagas, which start.sql of oncebox-saga calls: writes a saga and its first steps down, without a right to read or change those of others. Returns its id; no row when its business id has one.';
 
 CREATE FUNCTION oncebox.step_key(key text, step text) RETURNS text
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
@@ -2775,8 +3334,8 @@ CREATE TABLE oncebox.audit (
     reason text,
     messages bigint DEFAULT 1 NOT NULL,
     scope text,
-    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text]))),
-    CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text]))))),
+    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'change-scope'::text]))),
+    CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text]))))),
     CONSTRAINT audit_messages CHECK ((messages >= 1)),
     CONSTRAINT audit_note_size CHECK (((octet_length(note) >= 1) AND (octet_length(note) <= 1000))),
     CONSTRAINT audit_operator_size CHECK (((octet_length(operator) >= 1) AND (octet_length(operator) <= 255)))
@@ -2904,56 +3463,6 @@ CREATE TABLE oncebox.event_kind (
 
 COMMENT ON TABLE oncebox.event_kind IS 'The kinds of events that are sent, as messages with the subject oncebox.events.KIND.';
 
-CREATE TABLE oncebox.home (
-    only_row boolean DEFAULT true NOT NULL,
-    token text DEFAULT "left"(replace((gen_random_uuid())::text, '-'::text, ''::text), 12) NOT NULL,
-    system_identifier bigint NOT NULL,
-    database_oid bigint NOT NULL,
-    database_name text NOT NULL,
-    address text NOT NULL,
-    noted_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    rival text,
-    rival_since timestamp with time zone,
-    rival_seen_at timestamp with time zone,
-    CONSTRAINT home_only_row CHECK (only_row),
-    CONSTRAINT home_rival CHECK ((((rival IS NULL) = (rival_since IS NULL)) AND ((rival IS NULL) = (rival_seen_at IS NULL))))
-);
-
-COMMENT ON TABLE oncebox.home IS 'Where this outbox lives: the cluster and the database in which relays serve it. In a copy it names the original.';
-
-COMMENT ON COLUMN oncebox.home.token IS 'Relays of this outbox find each other over NATS by it, those of a copy too. Databases made from a template that no relay has served have one each.';
-
-COMMENT ON COLUMN oncebox.home.address IS 'Servers and database as the configuration of the last relay names them.';
-
-COMMENT ON COLUMN oncebox.home.rival IS 'The address of another database in which a relay serves the same outbox, as a relay of this database found over NATS.';
-
-CREATE VIEW oncebox.home_here AS
- SELECT here.system_identifier,
-    here.database_oid,
-    here.database_name,
-    h.token,
-    h.database_name AS noted_name,
-    h.address,
-    h.noted_at,
-    h.rival,
-    h.rival_since,
-    h.rival_seen_at,
-        CASE
-            WHEN (h.only_row IS NULL) THEN 'new'::text
-            WHEN ((h.system_identifier = here.system_identifier) AND (h.database_oid = here.database_oid)) THEN 'here'::text
-            WHEN ((h.database_name = here.database_name) AND (NOT COALESCE((original.datname = h.database_name), false))) THEN 'moved'::text
-            WHEN ((h.system_identifier = here.system_identifier) AND (original.oid IS NULL)) THEN 'moved'::text
-            ELSE 'copy'::text
-        END AS verdict
-   FROM ((( SELECT s.system_identifier,
-            (d.oid)::bigint AS database_oid,
-            (d.datname)::text AS database_name
-           FROM (pg_control_system() s(pg_control_version, catalog_version_no, system_identifier, pg_control_last_modified)
-             JOIN pg_database d ON ((d.datname = current_database())))
-         OFFSET 0) here
-     LEFT JOIN oncebox.home h ON (true))
-     LEFT JOIN pg_database original ON (((h.system_identifier = here.system_identifier) AND ((original.oid)::bigint = h.database_oid))));
-
 CREATE TABLE oncebox.inbox_attempt (
     scope text NOT NULL COLLATE pg_catalog."C",
     tenant text NOT NULL COLLATE pg_catalog."C",
@@ -2968,6 +3477,7 @@ CREATE TABLE oncebox.inbox_attempt (
     stream text COLLATE pg_catalog."C",
     stream_sequence bigint,
     subject text,
+    first_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     CONSTRAINT inbox_attempt_counts CHECK (((failures >= 0) AND (begun >= 0))),
     CONSTRAINT inbox_attempt_failure CHECK (((failed_at IS NULL) = (reason IS NULL))),
     CONSTRAINT inbox_attempt_reason_size CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000)))
@@ -2984,6 +3494,8 @@ COMMENT ON COLUMN oncebox.inbox_attempt.begun IS 'How many runs have begun since
 COMMENT ON COLUMN oncebox.inbox_attempt.reason IS 'Why the last one failed; NULL when none has. The message is failing as long as its key is not in inbox.';
 
 COMMENT ON COLUMN oncebox.inbox_attempt.due_at IS 'When it is delivered again; NULL when the consumer has not said.';
+
+COMMENT ON COLUMN oncebox.inbox_attempt.first_at IS 'When the row was written: an operator confirms what a list showed, not what has come since.';
 
 CREATE TABLE oncebox.inbox_batch (
     xact xid8 DEFAULT pg_current_xact_id() NOT NULL
@@ -3141,7 +3653,7 @@ CREATE TABLE oncebox.loss (
     until_after bigint,
     ended_at timestamp with time zone,
     CONSTRAINT loss_bounds CHECK (((floor >= 0) AND (high >= 0) AND (until_floor >= 0) AND (until_high >= 0))),
-    CONSTRAINT loss_kind CHECK ((kind = ANY (ARRAY['tail'::text, 'restored'::text, 'recreated'::text, 'unproven'::text]))),
+    CONSTRAINT loss_kind CHECK ((kind = ANY (ARRAY['tail'::text, 'recreated'::text, 'unproven'::text]))),
     CONSTRAINT loss_state CHECK (((ended_at IS NULL) OR (resending_at IS NOT NULL))),
     CONSTRAINT loss_until CHECK (((resending_at IS NULL) = (until_high IS NULL)))
 );
@@ -3150,7 +3662,7 @@ COMMENT ON TABLE oncebox.loss IS 'What streams lost after they had acknowledged 
 
 COMMENT ON COLUMN oncebox.loss.number IS 'Of the cursor that was written when the loss was found.';
 
-COMMENT ON COLUMN oncebox.loss.kind IS 'tail: the end of the stream is missing. restored: the same, of a stream that was restored from a backup. recreated: it is another stream. unproven: no receipt is left that the stream can prove.';
+COMMENT ON COLUMN oncebox.loss.kind IS 'tail: the end of the stream is missing. recreated: it is another stream. unproven: no receipt is left that the stream can prove.';
 
 COMMENT ON COLUMN oncebox.loss.sequence IS 'Up to here the stream has what it acknowledged; lost_sequence is what it had acknowledged.';
 
@@ -3734,7 +4246,7 @@ CREATE TABLE oncebox.stream (
     checked_at timestamp with time zone NOT NULL
 );
 
-COMMENT ON TABLE oncebox.stream IS 'Streams that have acknowledged messages, as they were when a relay last looked, or when they first acknowledged something: one that was created at another time was restored, or made anew.';
+COMMENT ON TABLE oncebox.stream IS 'Streams that have acknowledged messages, as they were when a relay last looked: a stream that was created at another time is another one.';
 
 COMMENT ON COLUMN oncebox.stream.subjects IS 'A regular expression of the subjects that it takes.';
 
@@ -3777,9 +4289,6 @@ ALTER TABLE ONLY oncebox.discarded
 
 ALTER TABLE ONLY oncebox.event_kind
     ADD CONSTRAINT event_kind_pkey PRIMARY KEY (kind);
-
-ALTER TABLE ONLY oncebox.home
-    ADD CONSTRAINT home_pkey PRIMARY KEY (only_row);
 
 ALTER TABLE ONLY oncebox.inbox_attempt
     ADD CONSTRAINT inbox_attempt_pkey PRIMARY KEY (scope, tenant, key, message);
@@ -4012,10 +4521,9 @@ GRANT USAGE ON SCHEMA oncebox TO oncebox_operator;
 GRANT USAGE ON SCHEMA oncebox TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) TO oncebox_operator;
 
-REVOKE ALL ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT discarded bigint) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT discarded bigint) TO oncebox_operator;
+REVOKE ALL ON FUNCTION oncebox.abandon_saga_as(saga_id bigint, why text, by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.abandon_saga_as(saga_id bigint, why text, by text, note text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.append(ids bigint[], lanes smallint[], keys text[], subjects text[], ordering_keys text[], headers jsonb[], payloads bytea[], is_moved boolean) FROM PUBLIC;
 
@@ -4029,15 +4537,20 @@ REVOKE ALL ON FUNCTION oncebox.bounded_reason(reason text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, committed_by xid8) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, committed_by xid8) TO oncebox_consumer;
 
-REVOKE ALL ON FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text) TO oncebox_operator;
+REVOKE ALL ON FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text, by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text, by text, note text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.cancel_delayed(key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.cancel_delayed(key text) TO oncebox_producer;
-GRANT ALL ON FUNCTION oncebox.cancel_delayed(key text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.cancel_delayed_messages(keys text[], by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.cancel_delayed_messages(keys text[], by text, note text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.change_scope(scope text, retention interval, dead_letter_retention interval, kind text, by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.change_scope(scope text, retention interval, dead_letter_retention interval, kind text, by text, note text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.check_end(state text, barrier text, key text, attempt integer) FROM PUBLIC;
 
@@ -4079,7 +4592,11 @@ GRANT ALL ON FUNCTION oncebox.delete_kept(retention_seconds double precision) TO
 
 REVOKE ALL ON FUNCTION oncebox.delete_placeholders(ids bigint[]) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION oncebox.discard_backlog() FROM PUBLIC;
+REVOKE ALL ON FUNCTION oncebox.disable_events(kinds text[], by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.disable_events(kinds text[], by text, note text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.drain_segments() FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.drain_segments() TO oncebox_relay;
@@ -4087,6 +4604,9 @@ GRANT ALL ON FUNCTION oncebox.drain_segments() TO oncebox_relay;
 REVOKE ALL ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint, OUT unsent bigint, OUT unsent_id bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint, OUT unsent bigint, OUT unsent_id bigint) TO oncebox_relay;
 GRANT ALL ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint, OUT unsent bigint, OUT unsent_id bigint) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.enable_events(kinds text[], by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.enable_events(kinds text[], by text, note text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.encode_response(status integer, headers jsonb, body bytea) FROM PUBLIC;
 
@@ -4120,8 +4640,18 @@ GRANT ALL ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, 
 REVOKE ALL ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) TO oncebox_consumer;
 
+REVOKE ALL ON FUNCTION oncebox.find_saga(type text, business_id text, key text, began_with bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.find_saga(type text, business_id text, key text, began_with bytea) TO oncebox_producer;
+GRANT ALL ON FUNCTION oncebox.find_saga(type text, business_id text, key text, began_with bytea) TO oncebox_consumer;
+
 REVOKE ALL ON FUNCTION oncebox.forget_attempts(scope text, key text, tenant text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.forget_attempts(scope text, key text, tenant text) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.forget_failing(scope text, tenant text, key text, message text, by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.forget_failing(scope text, tenant text, key text, message text, by text, note text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.readable_headers(headers jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.readable_headers(headers jsonb) TO oncebox_relay;
@@ -4177,7 +4707,13 @@ REVOKE ALL ON FUNCTION oncebox.parked_event() FROM PUBLIC;
 REVOKE ALL ON FUNCTION oncebox.part_key(key text, part bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.part_key(key text, part bigint) TO oncebox_producer;
 
+REVOKE ALL ON FUNCTION oncebox.pause_delivery(kind text, value text, rate double precision, subjects text[], ordering_key text, by text, note text, ends_at timestamp with time zone, seconds double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.pause_delivery(kind text, value text, rate double precision, subjects text[], ordering_key text, by text, note text, ends_at timestamp with time zone, seconds double precision) TO oncebox_operator;
+
 REVOKE ALL ON FUNCTION oncebox.pause_event() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.record_action(action text, by text, note text, messages bigint, reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.record_action(action text, by text, note text, messages bigint, reason text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.record_dead_letter(scope text, tenant text, key text, subject text, headers jsonb, payload bytea, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, reason text) FROM PUBLIC;
 
@@ -4191,6 +4727,9 @@ GRANT ALL ON FUNCTION oncebox.register_scope(scope text, retention interval, dea
 REVOKE ALL ON FUNCTION oncebox.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint) TO oncebox_relay;
 
+REVOKE ALL ON FUNCTION oncebox.replay_messages(lane smallint, ids bigint[], by text, note text, request text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.replay_messages(lane smallint, ids bigint[], by text, note text, request text) TO oncebox_operator;
+
 REVOKE ALL ON FUNCTION oncebox.request_fingerprint(method text, path text, query text, credentials jsonb, content_type text, content bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.request_fingerprint(method text, path text, query text, credentials jsonb, content_type text, content bytea) TO oncebox_consumer;
 
@@ -4200,10 +4739,27 @@ REVOKE ALL ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream t
 GRANT ALL ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) TO oncebox_relay;
 GRANT ALL ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) TO oncebox_operator;
 
+REVOKE ALL ON FUNCTION oncebox.resend_missing(lane smallint, ids bigint[], by text, note text, why text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.resend_missing(lane smallint, ids bigint[], by text, note text, why text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.resume_delivery(kind text, value text, by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.resume_delivery(kind text, value text, by text, note text) TO oncebox_operator;
+
 REVOKE ALL ON FUNCTION oncebox.retention_max() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION oncebox.retry_dead(lane smallint, ids bigint[], by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.retry_dead(lane smallint, ids bigint[], by text, note text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.retry_failing(scope text, tenant text, key text, message text, by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.retry_failing(scope text, tenant text, key text, message text, by text, note text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.retry_letter(id bigint, by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.retry_letter(id bigint, by text, note text) TO oncebox_operator;
+
 REVOKE ALL ON FUNCTION oncebox.retry_saga(saga_id bigint, step text) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.retry_saga(saga_id bigint, step text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.retry_saga_as(saga_id bigint, step text, by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.retry_saga_as(saga_id bigint, step text, by text, note text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.root_key(client_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.root_key(client_key text) TO oncebox_producer;
@@ -4222,7 +4778,13 @@ REVOKE ALL ON FUNCTION oncebox.sized(field bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.sized(field bytea) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.skip_saga_step_as(saga_id bigint, step text, by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.skip_saga_step_as(saga_id bigint, step text, by text, note text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.start_saga(type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision, due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[], undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[], undo_payloads bytea[], reasons text[], late_steps_in double precision[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.start_saga(type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision, due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[], undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[], undo_payloads bytea[], reasons text[], late_steps_in double precision[]) TO oncebox_producer;
+GRANT ALL ON FUNCTION oncebox.start_saga(type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision, due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[], undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[], undo_payloads bytea[], reasons text[], late_steps_in double precision[]) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.step_key(key text, step text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.step_key(key text, step text) TO oncebox_producer;
@@ -4232,14 +4794,14 @@ REVOKE ALL ON FUNCTION oncebox.stuck_event() FROM PUBLIC;
 REVOKE ALL ON FUNCTION oncebox.sweep_barrier(barrier text, keep interval, most integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.sweep_barrier(barrier text, keep interval, most integer) TO oncebox_consumer;
 
-GRANT SELECT,DELETE ON TABLE oncebox.dead_letter TO oncebox_operator;
+GRANT SELECT ON TABLE oncebox.dead_letter TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.dead_letter TO oncebox_consumer;
 
 GRANT SELECT(scope) ON TABLE oncebox.dead_letter TO oncebox_relay;
 
 GRANT SELECT(stream) ON TABLE oncebox.dead_letter TO oncebox_relay;
 
-GRANT SELECT,DELETE ON TABLE oncebox.inbox TO oncebox_operator;
+GRANT SELECT ON TABLE oncebox.inbox TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox TO oncebox_consumer;
 
 GRANT SELECT(scope) ON TABLE oncebox.inbox TO oncebox_relay;
@@ -4258,7 +4820,7 @@ GRANT SELECT(key) ON TABLE oncebox.inbox_claim TO oncebox_operator;
 
 GRANT SELECT(state) ON TABLE oncebox.inbox_claim TO oncebox_operator;
 
-GRANT SELECT(lease_until),UPDATE(lease_until) ON TABLE oncebox.inbox_claim TO oncebox_operator;
+GRANT SELECT(lease_until) ON TABLE oncebox.inbox_claim TO oncebox_operator;
 
 GRANT SELECT ON TABLE oncebox.inbox_scope TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.inbox_scope TO oncebox_operator;
@@ -4275,7 +4837,6 @@ REVOKE ALL ON FUNCTION oncebox.sweep_inboxes(OUT keys bigint, OUT dead_letters b
 GRANT ALL ON FUNCTION oncebox.sweep_inboxes(OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint, OUT is_last boolean) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.sweep_sagas(keep interval, most integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.sweep_sagas(keep interval, most integer) TO oncebox_operator;
 GRANT ALL ON FUNCTION oncebox.sweep_sagas(keep interval, most integer) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.undo_key(key text) FROM PUBLIC;
@@ -4289,26 +4850,6 @@ GRANT ALL ON FUNCTION oncebox.written_by(row_xmin xid) TO oncebox_operator;
 
 GRANT SELECT ON TABLE oncebox.audit TO oncebox_operator;
 
-GRANT INSERT(operator) ON TABLE oncebox.audit TO oncebox_operator;
-
-GRANT INSERT(note) ON TABLE oncebox.audit TO oncebox_operator;
-
-GRANT INSERT(action) ON TABLE oncebox.audit TO oncebox_operator;
-
-GRANT INSERT(lane) ON TABLE oncebox.audit TO oncebox_operator;
-
-GRANT INSERT(message_id) ON TABLE oncebox.audit TO oncebox_operator;
-
-GRANT INSERT(key) ON TABLE oncebox.audit TO oncebox_operator;
-
-GRANT INSERT(subject) ON TABLE oncebox.audit TO oncebox_operator;
-
-GRANT INSERT(reason) ON TABLE oncebox.audit TO oncebox_operator;
-
-GRANT INSERT(messages) ON TABLE oncebox.audit TO oncebox_operator;
-
-GRANT INSERT(scope) ON TABLE oncebox.audit TO oncebox_operator;
-
 GRANT SELECT ON TABLE oncebox.barrier TO oncebox_operator;
 
 GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.consumer_position TO oncebox_consumer;
@@ -4319,17 +4860,11 @@ GRANT SELECT ON TABLE oncebox.delayed TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.delayed TO oncebox_operator;
 
 GRANT SELECT ON TABLE oncebox.discarded TO oncebox_relay;
-GRANT SELECT,INSERT,DELETE ON TABLE oncebox.discarded TO oncebox_operator;
+GRANT SELECT ON TABLE oncebox.discarded TO oncebox_operator;
 
-GRANT SELECT,INSERT,DELETE ON TABLE oncebox.event_kind TO oncebox_operator;
+GRANT SELECT ON TABLE oncebox.event_kind TO oncebox_operator;
 
-GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.home TO oncebox_relay;
-GRANT SELECT ON TABLE oncebox.home TO oncebox_operator;
-
-GRANT SELECT ON TABLE oncebox.home_here TO oncebox_relay;
-GRANT SELECT ON TABLE oncebox.home_here TO oncebox_operator;
-
-GRANT SELECT,DELETE ON TABLE oncebox.inbox_attempt TO oncebox_operator;
+GRANT SELECT ON TABLE oncebox.inbox_attempt TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_attempt TO oncebox_consumer;
 
 GRANT SELECT(scope) ON TABLE oncebox.inbox_attempt TO oncebox_relay;
@@ -4343,8 +4878,6 @@ GRANT SELECT(message) ON TABLE oncebox.inbox_attempt TO oncebox_relay;
 GRANT SELECT(reason) ON TABLE oncebox.inbox_attempt TO oncebox_relay;
 
 GRANT SELECT(failed_at) ON TABLE oncebox.inbox_attempt TO oncebox_relay;
-
-GRANT UPDATE(due_at) ON TABLE oncebox.inbox_attempt TO oncebox_operator;
 
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.inbox_batch TO oncebox_consumer;
 
@@ -4361,7 +4894,7 @@ GRANT SELECT ON TABLE oncebox.installation TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.installation TO oncebox_operator;
 
 GRANT SELECT,UPDATE ON TABLE oncebox.lane TO oncebox_relay;
-GRANT SELECT,UPDATE ON TABLE oncebox.lane TO oncebox_operator;
+GRANT SELECT ON TABLE oncebox.lane TO oncebox_operator;
 
 GRANT SELECT ON TABLE oncebox.lane_cursor TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.lane_cursor TO oncebox_operator;
@@ -4412,7 +4945,7 @@ GRANT SELECT ON TABLE oncebox.migration TO oncebox_operator;
 GRANT SELECT ON TABLE oncebox.migration TO oncebox_consumer;
 
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.milestone TO oncebox_relay;
-GRANT SELECT,DELETE ON TABLE oncebox.milestone TO oncebox_operator;
+GRANT SELECT ON TABLE oncebox.milestone TO oncebox_operator;
 
 GRANT UPDATE(reached_at) ON TABLE oncebox.milestone TO oncebox_relay;
 
@@ -4420,26 +4953,10 @@ GRANT SELECT ON TABLE oncebox.outbox TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.outbox TO oncebox_operator;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.parked TO oncebox_relay;
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.parked TO oncebox_operator;
+GRANT SELECT ON TABLE oncebox.parked TO oncebox_operator;
 
 GRANT SELECT ON TABLE oncebox.pause TO oncebox_relay;
-GRANT SELECT,DELETE ON TABLE oncebox.pause TO oncebox_operator;
-
-GRANT INSERT(kind) ON TABLE oncebox.pause TO oncebox_operator;
-
-GRANT INSERT(value) ON TABLE oncebox.pause TO oncebox_operator;
-
-GRANT INSERT(rate) ON TABLE oncebox.pause TO oncebox_operator;
-
-GRANT INSERT(subjects) ON TABLE oncebox.pause TO oncebox_operator;
-
-GRANT INSERT(ordering_key) ON TABLE oncebox.pause TO oncebox_operator;
-
-GRANT INSERT(reason) ON TABLE oncebox.pause TO oncebox_operator;
-
-GRANT INSERT(paused_by) ON TABLE oncebox.pause TO oncebox_operator;
-
-GRANT INSERT(ends_at) ON TABLE oncebox.pause TO oncebox_operator;
+GRANT SELECT ON TABLE oncebox.pause TO oncebox_operator;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.receipt TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.receipt TO oncebox_operator;
@@ -4450,12 +4967,11 @@ GRANT SELECT ON TABLE oncebox.relay TO oncebox_operator;
 GRANT SELECT,UPDATE ON SEQUENCE oncebox.relay_asleep TO oncebox_relay;
 
 GRANT SELECT ON TABLE oncebox.replay TO oncebox_relay;
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.replay TO oncebox_operator;
+GRANT SELECT ON TABLE oncebox.replay TO oncebox_operator;
 
 GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.reset TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.reset TO oncebox_operator;
 
-GRANT SELECT,INSERT ON TABLE oncebox.saga TO oncebox_producer;
 GRANT SELECT ON TABLE oncebox.saga TO oncebox_operator;
 GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.saga TO oncebox_consumer;
 
@@ -4493,7 +5009,6 @@ GRANT SELECT,INSERT ON TABLE oncebox.saga_definition TO oncebox_consumer;
 GRANT SELECT ON TABLE oncebox.saga_event TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.saga_event TO oncebox_consumer;
 
-GRANT SELECT,INSERT ON TABLE oncebox.saga_step TO oncebox_producer;
 GRANT SELECT ON TABLE oncebox.saga_step TO oncebox_operator;
 GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.saga_step TO oncebox_consumer;
 

@@ -30,6 +30,8 @@ pub(crate) struct Console {
     pub(crate) jobs: Jobs,
     /// The streams of events that may be open.
     pub(crate) streams: Arc<Semaphore>,
+    /// The number of wrong secrets; the lock is held while one is refused.
+    pub(crate) wrong_secrets: tokio::sync::Mutex<u64>,
     pub(crate) shutdown: CancellationToken,
 }
 

@@ -29,6 +29,20 @@ impl Fields {
         found.map(|(_, value)| value.trim()).filter(|value| !value.is_empty())
     }
 
+    /// A field that is compared as it is, and may be empty.
+    pub(crate) fn exact(&self, name: &str) -> Option<String> {
+        self.0.iter().find(|(other, _)| other == name).map(|(_, value)| value.clone())
+    }
+
+    pub(crate) fn is_exact(name: &str) -> bool {
+        name.ends_with("-is")
+    }
+
+    /// The fields that say something.
+    pub(crate) fn given(&self) -> impl Iterator<Item = &(String, String)> {
+        self.0.iter().filter(|(name, value)| Self::is_exact(name) || !value.trim().is_empty())
+    }
+
     pub(crate) fn text(&self, name: &str) -> Option<String> {
         self.get(name).map(str::to_owned)
     }
@@ -42,7 +56,7 @@ impl Fields {
 
     /// The address with these fields.
     pub(crate) fn link(path: &str, fields: &[(&str, &str)]) -> String {
-        let given = fields.iter().filter(|(_, value)| !value.is_empty());
+        let given = fields.iter().filter(|(name, value)| Self::is_exact(name) || !value.is_empty());
         let pairs: Vec<String> = given.map(|(name, value)| format!("{name}={}", encoded(value))).collect();
         if pairs.is_empty() { path.to_owned() } else { format!("{path}?{}", pairs.join("&")) }
     }

@@ -9,12 +9,16 @@ use std::{
     },
 };
 
-use oncebox_operator::{Operator, Stamp};
+use oncebox_operator::{Operator, RowSet, Stamp};
 use serde::{Serialize, Serializer};
 use tokio::{task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use crate::{order::Order, problem::Problem, settings::Member};
+use crate::{
+    order::{Counted, Order},
+    problem::Problem,
+    settings::Member,
+};
 
 /// Jobs under way at a time, and those that are remembered.
 const RUNNING_MAX: usize = 8;
@@ -35,6 +39,9 @@ pub(crate) struct Job {
     pub(crate) end: Mutex<Option<End>>,
     #[serde(rename = "seconds", serialize_with = "seconds")]
     pub(crate) began: Instant,
+    /// The rows that were shown and confirmed.
+    #[serde(skip)]
+    rows: Option<RowSet>,
     #[serde(skip)]
     stop: CancellationToken,
 }
@@ -95,7 +102,12 @@ impl Job {
         let done = Arc::clone(&self.done);
         let progress = Box::new(move |count| done.store(count, Ordering::Relaxed));
         let mut operator = operator.at_rate(self.order.rate, Some(progress));
-        self.order.run(&mut operator, member.config.as_ref()).await
+        let ended = self.order.run(&mut operator, member.config.as_ref(), self.rows.as_ref()).await;
+        let (text, count) = ended?;
+        if let Some(count) = count {
+            self.done.store(count, Ordering::Relaxed);
+        }
+        Ok(text)
     }
 }
 
@@ -106,7 +118,7 @@ impl Jobs {
         member: &Arc<Member>,
         by: &str,
         order: Order,
-        expected: Option<u64>,
+        counted: Counted,
     ) -> Result<Arc<Job>, Problem> {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         while held.tasks.try_join_next().is_some() {}
@@ -121,7 +133,8 @@ impl Jobs {
             database: member.name.clone(),
             by: by.to_owned(),
             order,
-            expected,
+            expected: counted.count(),
+            rows: counted.into_rows(),
             done: Arc::default(),
             end: Mutex::default(),
             began: Instant::now(),

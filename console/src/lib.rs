@@ -65,11 +65,12 @@ pub async fn serve(
     let (mut tasks, over) = (JoinSet::new(), CancellationToken::new());
     let console = Arc::new(Console {
         fleet: Fleet::new(members, &mut tasks),
-        settings,
+        settings: Settings { listen: address, ..settings },
         sessions: Sessions::default(),
         key: Key::new(),
         jobs: Jobs::default(),
         streams: Arc::new(Semaphore::new(events::STREAMS_MAX)),
+        wrong_secrets: tokio::sync::Mutex::default(),
         shutdown: over.clone(),
     });
     let router = routes::router(console);

@@ -5,15 +5,16 @@ mod run;
 mod verb;
 
 use oncebox_operator::{
-    DeadLetterSelection, DelayedSelection, FailingSelection, ParkedSelection, SagaSelection, SubjectPattern,
+    DeadLetterSelection, DelayedSelection, FailingId, FailingSelection, ParkedSelection, SagaSelection,
+    Shown, SubjectPattern,
 };
 use serde::Serialize;
 
-pub(crate) use self::verb::Verb;
+pub(crate) use self::{run::Counted, verb::Verb};
 use crate::{fields::Fields, problem::Problem};
 
-/// Keys that are chosen one by one, at most: a page has no more.
-const KEYS_MAX: usize = 100;
+/// The most rows that are chosen one by one: a page has no more.
+const CHOSEN_MAX: usize = 100;
 const NOTE_BYTES_MAX: usize = 1_000;
 
 /// Something to do in one database.
@@ -23,8 +24,11 @@ pub(crate) struct Order {
     /// The selection: names of options and their values. A key may be given several times.
     pub(crate) fields: Vec<(String, String)>,
     pub(crate) note: Option<String>,
-    /// So many a second at most.
+    /// Limit of changes a second.
     pub(crate) rate: Option<f64>,
+    /// The rows that were shown, which alone are meant.
+    #[serde(skip)]
+    pub(crate) shown: Option<Shown>,
 }
 
 impl Order {
@@ -34,10 +38,13 @@ impl Order {
         let verb = Verb::of(kind, action)
             .ok_or_else(|| Problem::Bad(format!("there is no action {action:?} on {kind:?}")))?;
         let (mut selected, mut is_all) = (Vec::new(), false);
-        for (name, value) in fields.0.iter().filter(|(_, value)| !value.trim().is_empty()) {
+        for (name, value) in fields.given() {
             match name.as_str() {
-                "kind" | "action" | "token" | "note" | "rate" | "confirm" => {}
+                "kind" | "action" | "token" | "note" | "rate" | "shown" => {}
                 "all" => is_all = true,
+                name if verb.takes(name) && Fields::is_exact(name) => {
+                    selected.push((name.to_owned(), value.clone()));
+                }
                 name if verb.takes(name) => selected.push((name.to_owned(), value.trim().to_owned())),
                 name => return Err(Problem::Bad(format!("{name}: {} takes no such field", verb.words()))),
             }
@@ -49,8 +56,8 @@ impl Order {
                 if is_all { "all, or a selection, not both" } else { "nothing is selected; all is `all=1`" };
             return Err(Problem::Bad(problem.to_owned()));
         }
-        if selected.iter().filter(|(name, _)| name == "key").count() > KEYS_MAX {
-            return Err(Problem::Bad(format!("more than {KEYS_MAX} keys")));
+        if selected.iter().filter(|(name, _)| is_chosen(name)).count() > CHOSEN_MAX {
+            return Err(Problem::Bad(format!("more than {CHOSEN_MAX} rows are chosen")));
         }
         let note = fields.text("note");
         if note.as_ref().is_some_and(|note| note.len() > NOTE_BYTES_MAX) {
@@ -60,18 +67,23 @@ impl Order {
         if rate.is_some_and(|rate| !(0.001..=1e6).contains(&rate)) {
             return Err(Problem::Bad("the rate is not a number of messages a second".to_owned()));
         }
-        let order = Self { verb, fields: selected, note, rate };
+        if rate.is_some() && !verb.has_rate() {
+            return Err(Problem::Bad(format!("rate: {} takes no such field", verb.words())));
+        }
+        let shown = fields.parsed::<Shown>("shown")?;
+        let order = Self { verb, fields: selected, note, rate, shown };
         // The patterns and numbers of a selection are checked before anything is done.
-        order.parts().iter().try_for_each(|part| part.check())?;
+        order.parts().iter().try_for_each(|part| part.check(verb))?;
         Ok(order)
     }
 
-    /// One order for each key that is chosen; else one for the whole selection.
+    /// One order for each row that is chosen; else one for the whole selection.
     fn parts(&self) -> Vec<Part> {
-        let (keys, rest): (Vec<_>, Vec<_>) = self.fields.iter().cloned().partition(|(name, _)| name == "key");
-        match keys.len() {
+        let (chosen, rest): (Vec<_>, Vec<_>) =
+            self.fields.iter().cloned().partition(|(name, _)| is_chosen(name));
+        match chosen.len() {
             0 => vec![Part(Fields(rest))],
-            _ => keys.into_iter().map(|key| Part(Fields([vec![key], rest.clone()].concat()))).collect(),
+            _ => chosen.into_iter().map(|one| Part(Fields([vec![one], rest.clone()].concat()))).collect(),
         }
     }
 
@@ -86,8 +98,9 @@ impl Order {
         all
     }
 
-    /// The commands that do the same.
-    pub(crate) fn commands(&self, by: &str, database: &str) -> Vec<Vec<String>> {
+    /// The commands that do the same; one alone confirms the rows that are shown.
+    pub(crate) fn commands(&self, by: &str, database: &str, shown: Option<&str>) -> Vec<Vec<String>> {
+        let shown = shown.filter(|_| self.parts().len() == 1);
         let command = |part: &Part| {
             let mut words: Vec<String> = self.verb.command().split(' ').map(str::to_owned).collect();
             let given = part.0.0.iter().flat_map(|(name, value)| [format!("--{name}"), value.clone()]);
@@ -95,6 +108,7 @@ impl Order {
             if !part.0.0.iter().any(|(name, _)| self.verb.selects(name)) {
                 words.push("--all".to_owned());
             }
+            words.extend(shown.iter().flat_map(|token| ["--confirm".to_owned(), (*token).to_owned()]));
             words.extend(self.rate.iter().flat_map(|rate| ["--rate".to_owned(), rate.to_string()]));
             words.extend(["--database".to_owned(), database.to_owned(), "--by".to_owned(), by.to_owned()]);
             words.extend(self.note.iter().flat_map(|note| ["--note".to_owned(), note.clone()]));
@@ -104,15 +118,21 @@ impl Order {
     }
 }
 
+/// Whether a field means one row, and may be given several times.
+fn is_chosen(name: &str) -> bool {
+    ["key", "id"].contains(&name)
+}
+
 /// A selection, in the types of the operator's library.
 struct Part(Fields);
 
 impl Part {
-    fn check(&self) -> Result<(), Problem> {
+    fn check(&self, verb: Verb) -> Result<(), Problem> {
         self.subject()?;
-        self.0.parsed::<i64>("id")?;
-        self.0.parsed::<f64>("rate")?;
-        Ok(())
+        match verb {
+            Verb::RetryFailing | Verb::BuryFailing => self.0.parsed::<FailingId>("id").map(drop),
+            _ => self.0.parsed::<i64>("id").map(drop),
+        }
     }
 
     fn subject(&self) -> Result<Option<SubjectPattern>, Problem> {
@@ -131,6 +151,9 @@ pub(crate) fn subject(fields: &Fields) -> Result<Option<SubjectPattern>, Problem
 
 pub(crate) fn messages(fields: &Fields) -> Result<ParkedSelection, Problem> {
     Ok(ParkedSelection {
+        id: fields.parsed("id")?,
+        reason_is: fields.exact("reason-is"),
+        subject_is: fields.exact("subject-is"),
         key: fields.text("key"),
         subject: subject(fields)?,
         reason: fields.text("reason"),
@@ -143,6 +166,8 @@ pub(crate) fn messages(fields: &Fields) -> Result<ParkedSelection, Problem> {
 pub(crate) fn letters(fields: &Fields) -> Result<DeadLetterSelection, Problem> {
     Ok(DeadLetterSelection {
         id: fields.parsed("id")?,
+        reason_is: fields.exact("reason-is"),
+        subject_is: fields.exact("subject-is"),
         key: fields.text("key"),
         scope: fields.text("scope"),
         subject: subject(fields)?,
@@ -153,6 +178,9 @@ pub(crate) fn letters(fields: &Fields) -> Result<DeadLetterSelection, Problem> {
 
 pub(crate) fn failing(fields: &Fields) -> Result<FailingSelection, Problem> {
     Ok(FailingSelection {
+        id: fields.parsed("id")?,
+        reason_is: fields.exact("reason-is"),
+        subject_is: fields.exact("subject-is"),
         key: fields.text("key"),
         scope: fields.text("scope"),
         subject: subject(fields)?,
@@ -208,7 +236,15 @@ mod tests {
         check("kind=dead&action=retry&subject=a..b", Err("empty token"));
         check("kind=dead-letters&action=retry&id=x", Err("id:"));
         check("kind=dead&action=retry&all=1&rate=0", Err("rate"));
-        let many = "&key=k".repeat(101);
-        check(&format!("kind=dead&action=retry{many}"), Err("more than 100 keys"));
+        let many = "&id=7".repeat(101);
+        check(&format!("kind=dead&action=retry{many}"), Err("more than 100 rows"));
+        check("kind=dead&action=retry&id=7&id=8", Ok(2));
+        check("kind=failing&action=bury&id=[\"s\",\"\",\"k\",\"\"]", Ok(1));
+        check("kind=failing&action=bury&id=7", Err("id:"));
+        // A group without a reason is one, too.
+        check("kind=dead-letters&action=discard&reason-is=", Ok(1));
+        check("kind=dead&action=retry&id=7&shown=x", Err("shown:"));
+        check("kind=sagas&action=abandon&all=1&rate=5", Err("takes no such field"));
+        check("kind=pauses&action=pause&all=1&rate=5", Err("takes no such field"));
     }
 }

@@ -19,7 +19,7 @@ use crate::{
     pages,
     problem::Problem,
     sign_in,
-    view::{Routes, problem_page},
+    view::{Routes, document, problem_page},
 };
 
 /// The description of the API, kept by hand; a test compares it with the routes.
@@ -53,7 +53,13 @@ fn views() -> Routes {
 
 pub(crate) fn router(console: Arc<Console>) -> Router {
     let guard = from_fn_with_state(Arc::clone(&console), guard::check);
-    let missing = async |ask: Ask| problem_page(&ask, &Problem::NotFound("there is no such page".to_owned()));
+    let missing = async |ask: Ask| {
+        let problem = Problem::NotFound("there is no such page".to_owned());
+        match ask.path.starts_with("/api/") {
+            true => document::<()>(Err(problem)),
+            false => problem_page(&ask, &problem),
+        }
+    };
     views()
         .router
         .route("/api/v1/openapi.json", get(async || ([(CONTENT_TYPE, "application/json")], OPENAPI)))

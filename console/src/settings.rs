@@ -70,6 +70,14 @@ impl Settings {
                 self.listen
             ));
         }
+        let is_name = |name: &str| {
+            !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c))
+        };
+        for host in self.hosts.iter().filter(|host| !is_name(host)) {
+            mistakes.push(format!(
+                "--host {host} is not a bare name such as console.example.com, without port or *"
+            ));
+        }
         if let Some(proxy) = &self.proxy
             && proxy.addresses.is_empty()
         {

@@ -13,7 +13,7 @@ use axum::{
 
 use crate::{
     access::{
-        guard::{COOKIE_NAME, session_id},
+        guard::{Peer, cookie_name, refuse_secret, session_id},
         tokens::Token,
     },
     ask::{Ask, Console},
@@ -31,27 +31,31 @@ pub(crate) async fn begin(State(console): State<Arc<Console>>, request: Request)
     // A browser says where its page is from; behind a proxy with TLS the cookie goes no other way.
     let origin = request.headers().get(ORIGIN).and_then(|origin| origin.to_str().ok());
     let secure = if origin.is_some_and(|origin| origin.starts_with("https://")) { "; Secure" } else { "" };
+    let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
     let fields = match form::fields(request).await {
         Ok(fields) => fields,
         Err(problem) => return (problem.status(), problem.text().to_owned()).into_response(),
     };
     let secret = fields.get("secret").unwrap_or_default();
     let Some(person) = Token::find(&console.settings.tokens, &console.key, None, secret) else {
-        tracing::warn!("somebody tried to sign in with a token that the console does not know");
+        refuse_secret(&console, peer).await;
         let problem = Some("The console does not know this token.");
         return view::html(StatusCode::UNAUTHORIZED, &layout::sign_in(next(&fields), problem));
     };
     tracing::info!(name = person.name, "signed in");
     let id = console.sessions.begin(&person.name, person.role);
-    let cookie = format!("{COOKIE_NAME}={id}; Path=/; HttpOnly; SameSite=Strict{secure}");
+    let name = cookie_name(&console.settings);
+    // Lax: a link in a chat finds the person signed in. Posts of other sites are refused anyway.
+    let cookie = format!("{name}={id}; Path=/; HttpOnly; SameSite=Lax{secure}");
     go(next(&fields), &cookie)
 }
 
 pub(crate) async fn end(State(console): State<Arc<Console>>, request: Request) -> Response {
-    if let Some(id) = session_id(request.headers()) {
+    let name = cookie_name(&console.settings);
+    if let Some(id) = session_id(&name, request.headers()) {
         console.sessions.end(id);
     }
-    go("/sign-in", &format!("{COOKIE_NAME}=; Path=/; HttpOnly; SameSite=Strict; Max-Age=0"))
+    go("/sign-in", &format!("{name}=; Path=/; HttpOnly; SameSite=Lax; Max-Age=0"))
 }
 
 fn go(path: &str, cookie: &str) -> Response {
@@ -64,9 +68,14 @@ fn go(path: &str, cookie: &str) -> Response {
     response
 }
 
-/// A page of this console, and of no other: `//host` and `/\host` lead elsewhere.
+/// A page of this console, and of no other: `//host` and `/\host` lead elsewhere, and browsers drop
+/// tabs and ends of lines.
 fn next(fields: &Fields) -> &str {
-    let is_ours = |path: &&str| path.starts_with('/') && !path.starts_with("//") && !path.contains('\\');
+    let is_ours = |path: &&str| {
+        path.starts_with('/')
+            && !path.starts_with("//")
+            && !path.contains(|c: char| c == '\\' || c.is_control())
+    };
     fields.get("next").filter(is_ours).unwrap_or("/")
 }
 
@@ -78,7 +87,9 @@ mod tests {
     fn a_sign_in_leads_nowhere_else() {
         let to = |path: &str| next(&Fields(vec![("next".to_owned(), path.to_owned())])).to_owned();
         assert_eq!(to("/db/a?b=c"), "/db/a?b=c");
-        for foreign in ["//evil.example", "/\\evil.example", "https://evil.example", "", "evil"] {
+        for foreign in
+            ["//evil.example", "/\\evil.example", "/\t/evil.example", "https://evil.example", "", "evil"]
+        {
             assert_eq!(to(foreign), "/", "{foreign}");
         }
     }

@@ -7,11 +7,12 @@ use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::{
-    BATCH, Operator, execute, failed,
+    BATCH, Operator, execute, failed, is_selected,
     parked::{printable, rfc3339, rfc3339_option},
     query,
     resend::{Resender, ToResend},
     selection::DeadLetterSelection,
+    shown::RowSet,
 };
 
 /// A message that an inbox gave up, without headers and payload.
@@ -51,6 +52,8 @@ pub struct DeadLetters {
     pub scope: String,
     /// How many.
     pub letters: i64,
+    /// Whether there may be more, among letters that were not looked at.
+    pub is_capped: bool,
     /// When the newest was.
     #[serde(serialize_with = "rfc3339")]
     pub newest_at: SystemTime,
@@ -63,6 +66,7 @@ impl DeadLetters {
         Self {
             scope: row.get("scope"),
             letters: row.get("letters"),
+            is_capped: row.get("is_capped"),
             newest_at: row.get("newest_at"),
             reason: row.get("reason"),
         }
@@ -102,7 +106,7 @@ impl Operator {
         let (mut found, mut after) = (Vec::new(), Some(selection.after));
         while let Some(last) = after.filter(|_| found.len() < limit) {
             let rows = self.look_at_dead_letters(last, selection).await?;
-            found.extend(rows.iter().filter(|row| row.get("selected")).map(dead_letter));
+            found.extend(rows.iter().filter(is_selected).map(dead_letter));
             after = next(&rows);
         }
         found.truncate(limit);
@@ -128,7 +132,8 @@ impl Operator {
     /// A letter is gone, and its key free, once JetStream has acknowledged the message. When the
     /// process dies between the two, both the letter and the message are there: the message is
     /// answered from the inbox as dead, and the letter can be retried again. Inboxes of other
-    /// scopes that have handled the message answer it as a duplicate.
+    /// scopes that have handled the message answer it as a duplicate. `only` leaves out all letters
+    /// but those of a set that was shown.
     ///
     /// # Errors
     /// PostgreSQL or NATS refused or went away: the letters so far are retried, and the same call
@@ -138,6 +143,7 @@ impl Operator {
         config: &Config,
         selection: &DeadLetterSelection,
         limit: Option<u64>,
+        only: Option<&RowSet>,
     ) -> Result<u64, RelayError> {
         let resend = Resender::connect(config).await?;
         let (limit, mut done, mut after) = (limit.unwrap_or(u64::MAX), 0, Some(selection.after));
@@ -145,10 +151,13 @@ impl Operator {
         let last_id = self.last_letter().await?;
         while let Some(last) = after.filter(|last| *last < last_id && done < limit) {
             let rows = self.look_at_dead_letters(last, selection).await?;
-            for row in rows.iter().filter(|row| row.get("selected")) {
+            for row in rows.iter().filter(is_selected) {
                 let id: i64 = row.get("id");
                 if done == limit || id > last_id {
                     return Ok(done);
+                }
+                if only.is_some_and(|only| !only.has(&id)) {
+                    continue;
                 }
                 let resent = u64::from(self.resend_dead_letter(&resend, id).await?);
                 self.pace.did(resent).await;
@@ -160,7 +169,7 @@ impl Operator {
     }
 
     /// Deletes dead letters, `limit` at most, a batch per transaction; returns how many. Their keys
-    /// stay settled as dead. A dry run only counts them.
+    /// stay settled as dead. `only` leaves out all letters but those of a set that was shown.
     ///
     /// # Errors
     /// PostgreSQL refused or went away: whole batches are done, and the same call goes on with the
@@ -169,45 +178,50 @@ impl Operator {
         &mut self,
         selection: &DeadLetterSelection,
         limit: Option<u64>,
-        dry_run: bool,
+        only: Option<&RowSet>,
     ) -> Result<u64, RelayError> {
-        if dry_run {
-            return self.count_dead_letters(selection, limit).await;
-        }
         let (limit, mut done, mut after) = (limit.unwrap_or(u64::MAX), 0, Some(selection.after));
         while let Some(last) = after.filter(|_| done < limit) {
             let rows = self.look_at_dead_letters(last, selection).await?;
             let room = usize::try_from(limit - done).unwrap_or(usize::MAX);
-            let selected = rows.iter().filter(|row| row.get("selected"));
-            let ids: Vec<i64> = selected.map(|row| row.get("id")).take(room).collect();
-            if !ids.is_empty() {
+            let selected = rows.iter().filter(is_selected);
+            let ids = selected.map(|row| row.get("id")).filter(|id| only.is_none_or(|only| only.has(id)));
+            let ids: Vec<i64> = ids.take(room).collect();
+            for ids in ids.chunks(self.pace.batch()) {
                 let (stamp, sql) = (self.stamp.clone(), self.sql.discard_letters.clone());
                 let transaction = self.begin().await?;
                 let parameters: [&dyn Parameter; 3] = [&ids, &stamp.operator, &stamp.note];
-                done += execute(&transaction, "discard dead letters", &sql, &parameters).await?;
+                let gone = execute(&transaction, "discard dead letters", &sql, &parameters).await?;
                 transaction.commit().await.map_err(failed("commit"))?;
+                self.pace.did(gone).await;
+                done += gone;
             }
             after = next(&rows);
         }
         Ok(done)
     }
 
-    /// Counts dead letters, up to `limit`.
+    /// Adds the dead letters that match to a set, up to `limit`.
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn count_dead_letters(
+    pub async fn find_dead_letters(
         &self,
         selection: &DeadLetterSelection,
         limit: Option<u64>,
-    ) -> Result<u64, RelayError> {
-        let (limit, mut found, mut after) = (limit.unwrap_or(u64::MAX), 0, Some(selection.after));
-        while let Some(last) = after.filter(|_| found < limit) {
+        found: &mut RowSet,
+    ) -> Result<(), RelayError> {
+        let (limit, mut after) = (limit.unwrap_or(u64::MAX), Some(selection.after));
+        while let Some(last) = after.filter(|_| found.count() < limit) {
             let rows = self.look_at_dead_letters(last, selection).await?;
-            found += rows.iter().filter(|row| row.get("selected")).count() as u64;
+            for row in rows.iter().filter(is_selected) {
+                if found.count() < limit {
+                    found.add(&row.get::<_, i64>("id"), row.get("created_at"));
+                }
+            }
             after = next(&rows);
         }
-        Ok(found.min(limit))
+        Ok(())
     }
 
     /// Sends one letter back and deletes it. False when it is gone already.
@@ -243,7 +257,9 @@ impl Operator {
         let DeadLetterSelection { id, key, scope, .. } = selection;
         let subject = selection.subject.as_ref().map(|pattern| pattern.expression());
         let reason = selection.reason.as_ref().map(|reason| reason.to_lowercase());
-        let parameters: [&dyn Parameter; 7] = [&after, &BATCH, id, key, scope, &subject, &reason];
+        let DeadLetterSelection { reason_is, subject_is, .. } = selection;
+        let parameters: [&dyn Parameter; 9] =
+            [&after, &BATCH, id, key, scope, &subject, &reason, reason_is, subject_is];
         self.query("look at dead letters", &self.sql.letters, &parameters).await
     }
 }

@@ -6,7 +6,7 @@ use oncebox_connect::{error::RelayError, postgres::Parameter};
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::{BATCH, Operator, SubjectPattern, execute, failed, parked::rfc3339};
+use super::{BATCH, Operator, SubjectPattern, execute, failed, is_selected, parked::rfc3339, shown::RowSet};
 
 /// Which delayed messages are meant: those that match all that is given; nothing given means all.
 #[derive(Clone, Debug, Default)]
@@ -83,7 +83,8 @@ impl Operator {
     }
 
     /// Cancels delayed messages, `limit` at most, a batch per transaction; returns how many. It
-    /// neither cancels nor counts a message that is in the log by then. A dry run only counts.
+    /// neither cancels nor counts a message that is in the log by then. `only` leaves out all
+    /// messages but those of a set that was shown.
     ///
     /// # Errors
     /// PostgreSQL refused or went away: whole batches are done, and the same call goes on.
@@ -91,22 +92,47 @@ impl Operator {
         &mut self,
         selection: &DelayedSelection,
         limit: Option<u64>,
-        dry_run: bool,
+        only: Option<&RowSet>,
     ) -> Result<u64, RelayError> {
         let limit = limit.unwrap_or(u64::MAX);
         let (mut done, mut from) = (0, Some(selection.after.unwrap_or(BEGINNING)));
         while let Some(after) = from.filter(|_| done < limit) {
             let page = self.look_delayed(selection, after).await?;
             let room = usize::try_from(limit - done).unwrap_or(usize::MAX);
-            let keys: Vec<String> = page.selected.into_iter().map(|message| message.key).take(room).collect();
-            done += match dry_run {
-                true => keys.len() as u64,
-                false if keys.is_empty() => 0,
-                false => self.cancel_keys(&keys).await?,
-            };
+            let meant = page.selected.into_iter().filter(|one| only.is_none_or(|only| only.has(&one.id)));
+            let keys: Vec<String> = meant.map(|message| message.key).take(room).collect();
+            for keys in keys.chunks(self.pace.batch()) {
+                let cancelled = self.cancel_keys(keys).await?;
+                self.pace.did(cancelled).await;
+                done += cancelled;
+            }
             from = page.next;
         }
         Ok(done)
+    }
+
+    /// Adds the delayed messages that match to a set, up to `limit`.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn find_delayed(
+        &self,
+        selection: &DelayedSelection,
+        limit: Option<u64>,
+        found: &mut RowSet,
+    ) -> Result<(), RelayError> {
+        let limit = limit.unwrap_or(u64::MAX);
+        let mut from = Some(selection.after.unwrap_or(BEGINNING));
+        while let Some(after) = from.filter(|_| found.count() < limit) {
+            let page = self.look_delayed(selection, after).await?;
+            for message in page.selected {
+                if found.count() < limit {
+                    found.add(&message.id, message.created_at);
+                }
+            }
+            from = page.next;
+        }
+        Ok(())
     }
 
     async fn cancel_keys(&mut self, keys: &[String]) -> Result<u64, RelayError> {
@@ -130,7 +156,7 @@ impl Operator {
         let rows = self.query("look at delayed messages", &self.sql.look_delayed, &parameters).await?;
         let is_full = rows.len() as i64 >= BATCH;
         let next = rows.last().filter(|_| is_full).map(|row| (row.get("not_before"), row.get("id")));
-        let selected = rows.iter().filter(|row| row.get("selected")).map(delayed_message).collect();
+        let selected = rows.iter().filter(is_selected).map(delayed_message).collect();
         Ok(Page { selected, next })
     }
 }

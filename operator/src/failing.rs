@@ -10,9 +10,9 @@ use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::{
-    BATCH, Operator,
+    BATCH, Operator, is_selected,
     parked::{rfc3339, rfc3339_option},
-    selection::FailingSelection,
+    selection::{FailingId, FailingSelection},
 };
 
 pub use act::FailingDone;
@@ -21,6 +21,8 @@ pub use act::FailingDone;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct FailingMessage {
+    /// Its id, which every command takes: scope, tenant, key and copy.
+    pub id: String,
     /// Whose handler fails: `service:handler`.
     pub scope: String,
     /// Whose it is; empty where there is only one tenant.
@@ -46,6 +48,9 @@ pub struct FailingMessage {
     /// Tells its copies apart.
     #[serde(skip)]
     message: String,
+    /// When its row was written.
+    #[serde(skip)]
+    first_at: SystemTime,
     /// Whether the time of its next delivery has come.
     #[serde(skip)]
     is_due: bool,
@@ -128,12 +133,30 @@ impl Operator {
         selection: &FailingSelection,
     ) -> Result<(Vec<FailingMessage>, Option<Place>), RelayError> {
         let (subject, reason) = (selection.expression(), selection.part_of_reason());
-        let parameters: [&dyn Parameter; 9] =
-            [scope, tenant, key, message, &BATCH, &selection.key, &selection.scope, &subject, &reason];
+        let FailingSelection { reason_is, subject_is, .. } = selection;
+        let of = |place: usize| selection.id.as_ref().map(|FailingId(id)| id[place].as_str());
+        let meant_scope = of(0).or(selection.scope.as_deref());
+        let (meant_tenant, meant_copy) = (of(1), of(3));
+        let meant_key = of(2).or(selection.key.as_deref());
+        let parameters: [&dyn Parameter; 13] = [
+            scope,
+            tenant,
+            key,
+            message,
+            &BATCH,
+            &meant_key,
+            &meant_scope,
+            &subject,
+            &reason,
+            &meant_tenant,
+            &meant_copy,
+            reason_is,
+            subject_is,
+        ];
         let rows = self.query("look at failing messages", &self.sql.failing, &parameters).await?;
         let is_full = rows.len() >= usize::try_from(BATCH).unwrap_or(usize::MAX);
         let next = rows.last().filter(|_| is_full).map(Place::of);
-        Ok((rows.iter().filter(|row| row.get("selected")).map(failing_message).collect(), next))
+        Ok((rows.iter().filter(is_selected).map(failing_message).collect(), next))
     }
 }
 
@@ -156,6 +179,7 @@ pub(super) fn failures(row: &Row) -> i64 {
 
 fn failing_message(row: &Row) -> FailingMessage {
     FailingMessage {
+        id: FailingId(Place::of(row).0).to_string(),
         scope: row.get("scope"),
         tenant: row.get("tenant"),
         key: row.get("key"),
@@ -167,6 +191,7 @@ fn failing_message(row: &Row) -> FailingMessage {
         failed_at: row.get("failed_at"),
         due_at: row.get("due_at"),
         message: row.get("message"),
+        first_at: row.get("first_at"),
         is_due: row.get::<_, Option<bool>>("is_due") == Some(true),
     }
 }

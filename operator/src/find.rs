@@ -13,7 +13,7 @@ use super::{
 
 /// Messages that are looked at, and rows that are returned, at most.
 const LOOKED_AT_MAX: i64 = 4_000;
-const FOUND_MAX: i64 = 50;
+const FOUND_MAX: usize = 50;
 const PAYLOAD_BYTES_MAX: i32 = 64 * 1024;
 
 /// A message that was found.
@@ -37,8 +37,10 @@ pub struct FoundMessage {
 pub struct Found {
     /// Messages with this ordering key, subject or trace, among the newest 4,000; the newest 50.
     pub messages: Vec<FoundMessage>,
-    /// The keys of sagas about this business object, 50 at most.
+    /// The keys of sagas about this business object, up to 50.
     pub sagas: Vec<String>,
+    /// Whether there are more than these.
+    pub has_more: bool,
 }
 
 /// The content of a message.
@@ -52,6 +54,8 @@ pub struct MessageContent {
     pub headers: serde_json::Value,
     /// The size of its payload.
     pub payload_bytes: i64,
+    /// Whether `payload` is only its beginning.
+    pub payload_is_cut: bool,
     /// The beginning of its payload, if asked for: text as it is, else hexadecimal digits after
     /// `\x`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -71,6 +75,7 @@ impl Operator {
             message: found_message(row),
             headers: serde_json::from_str(row.get("headers")).unwrap_or_default(),
             payload_bytes: row.get("payload_bytes"),
+            payload_is_cut: with_payload && row.get::<_, i64>("payload_bytes") > PAYLOAD_BYTES_MAX.into(),
             payload: row.get::<_, Option<Vec<u8>>>("payload").map(printable),
         }))
     }
@@ -80,11 +85,16 @@ impl Operator {
     /// # Errors
     /// PostgreSQL refused or went away.
     pub async fn find(&self, text: &str) -> Result<Found, RelayError> {
-        let recent = &self.sql.find_recent;
-        let rows = self.query("find messages", recent, &[&text, &LOOKED_AT_MAX, &FOUND_MAX]).await?;
-        let messages = rows.iter().map(found_message).collect();
-        let rows = self.query("find sagas", &self.sql.find_sagas, &[&text, &FOUND_MAX]).await?;
-        Ok(Found { messages, sagas: rows.iter().map(|row| row.get("key")).collect() })
+        // One more shows that there are more.
+        let (recent, most) = (&self.sql.find_recent, FOUND_MAX as i64 + 1);
+        let rows = self.query("find messages", recent, &[&text, &LOOKED_AT_MAX, &most]).await?;
+        let mut messages: Vec<FoundMessage> = rows.iter().map(found_message).collect();
+        let rows = self.query("find sagas", &self.sql.find_sagas, &[&text, &most]).await?;
+        let mut sagas: Vec<String> = rows.iter().map(|row| row.get("key")).collect();
+        let has_more = messages.len().max(sagas.len()) > FOUND_MAX;
+        messages.truncate(FOUND_MAX);
+        sagas.truncate(FOUND_MAX);
+        Ok(Found { messages, sagas, has_more })
     }
 
     /// Begins to read lists for a page: until [`Operator::end_look`] PostgreSQL changes nothing,

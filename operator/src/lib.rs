@@ -33,12 +33,15 @@ mod resend;
 mod sagas;
 mod selection;
 mod shell;
+mod shown;
 mod statements;
 mod status;
 mod survey;
 mod sweep;
 mod trace;
 mod verify;
+
+use std::time::SystemTime;
 
 use oncebox_connect::{
     config::OutboxConfig,
@@ -74,8 +77,10 @@ pub use self::{
         SagaGraphStep, SagaNode, SagaProgress, SagaSelection, SagaStep,
     },
     selection::{
-        DeadLetterSelection, FailingSelection, ParkedKind, ParkedSelection, ReplaySelection, SubjectPattern,
+        DeadLetterSelection, FailingId, FailingSelection, ParkedKind, ParkedSelection, ReplaySelection,
+        SubjectPattern,
     },
+    shown::{Changed, RowSet, Shown},
     status::{
         BlockedKey, Finding, Holder, LaneStatus, ParkedReason, RecentSubject, RelaySessions, SagasWaiting,
         Status,
@@ -101,7 +106,7 @@ const BATCH: i64 = 1_000;
 /// let stamp = Stamp { operator: Some("mina".into()), note: Some("INC-7".into()) };
 /// let mut operator = Operator::connect(config, stamp, &mut tasks).await?;
 /// let selection = ParkedSelection { subject: Some("orders.>".parse()?), ..ParkedSelection::default() };
-/// let retried = operator.act(ParkedAction::Retry, &selection, None, false).await?;
+/// let retried = operator.act(ParkedAction::Retry, &selection, None, None).await?;
 /// println!("{retried} messages are due again");
 /// # Ok(())
 /// # }
@@ -161,6 +166,12 @@ impl Operator {
         query(&self.client, what, sql, parameters).await
     }
 
+    /// The time of the database.
+    async fn now(&self) -> Result<SystemTime, RelayError> {
+        let rows = self.query("read the time", &self.sql.now, &[]).await?;
+        Ok(rows.first().map_or(SystemTime::UNIX_EPOCH, |row| row.get("now")))
+    }
+
     async fn lanes(&self) -> Result<Vec<i16>, RelayError> {
         let rows = self.query("read the lanes", &self.sql.lanes, &[]).await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
@@ -199,6 +210,11 @@ async fn execute(
     parameters: &[&(dyn Parameter + '_)],
 ) -> Result<u64, RelayError> {
     client.execute_typed(sql, &typed(parameters)).await.map_err(failed(what))
+}
+
+/// Whether a row that was looked at is selected. SQL may answer NULL where a column has none.
+fn is_selected(row: &&Row) -> bool {
+    row.get::<_, Option<bool>>("selected") == Some(true)
 }
 
 fn failed(what: &'static str) -> impl Fn(tokio_postgres::Error) -> RelayError {

@@ -7,8 +7,9 @@ use serde::{Serialize, Serializer};
 use tokio_postgres::Row;
 
 use super::{
-    BATCH, Operator, execute, failed, query,
+    BATCH, Operator, execute, failed, is_selected, query,
     selection::{ParkedKind, ParkedSelection},
+    shown::RowSet,
 };
 
 /// How far `behind` of a [`ParkedDetails`] counts.
@@ -25,7 +26,9 @@ pub enum ParkedAction {
 }
 
 impl ParkedAction {
-    fn kind(self) -> ParkedKind {
+    /// The kind that it acts on.
+    #[must_use]
+    pub fn kind(self) -> ParkedKind {
         match self {
             Self::Retry => ParkedKind::Dead,
             Self::GiveUp(aside) => aside,
@@ -106,7 +109,7 @@ impl Operator {
         let mut found = Vec::new();
         loop {
             let rows = self.look(kind, &lanes, after, selection).await?;
-            found.extend(rows.iter().filter(|row| row.get("selected")).map(parked_message));
+            found.extend(rows.iter().filter(is_selected).map(parked_message));
             match rows.last() {
                 Some(row) if found.len() < limit && !is_last(&rows, last) => after = row.get("id"),
                 _ => break,
@@ -127,7 +130,7 @@ impl Operator {
     }
 
     /// Retries or gives up messages and replays that are set aside, `limit` at most, a batch per
-    /// transaction; returns how many. A dry run only counts.
+    /// transaction; returns how many. `only` leaves out all but those of a set that was shown.
     ///
     /// # Errors
     /// PostgreSQL refused or went away: whole batches are done, and the same call goes on with the
@@ -137,7 +140,7 @@ impl Operator {
         action: ParkedAction,
         selection: &ParkedSelection,
         limit: Option<u64>,
-        dry_run: bool,
+        only: Option<&RowSet>,
     ) -> Result<u64, RelayError> {
         let Some(Scan { lanes, after, last }) = self.scan(selection).await? else { return Ok(0) };
         let limit = limit.unwrap_or(u64::MAX);
@@ -147,12 +150,10 @@ impl Operator {
             while done < limit {
                 let rows = self.look(action.kind(), &[lane], after, selection).await?;
                 let room = usize::try_from(limit - done).unwrap_or(usize::MAX);
-                let selected = rows.iter().filter(|row| row.get("selected"));
-                let ids: Vec<i64> = selected.map(|row| row.get("id")).take(room).collect();
-                done += match dry_run {
-                    true => ids.len() as u64,
-                    false => self.act_in_batches(action, lane, &ids).await?,
-                };
+                let selected = rows.iter().filter(is_selected).map(|row| row.get("id"));
+                let selected = selected.filter(|id| only.is_none_or(|only| only.has(id)));
+                let ids: Vec<i64> = selected.take(room).collect();
+                done += self.act_in_batches(action, lane, &ids).await?;
                 match rows.last() {
                     Some(row) if !is_last(&rows, last) => after = row.get("id"),
                     _ => break,
@@ -160,6 +161,40 @@ impl Operator {
             }
         }
         Ok(done)
+    }
+
+    /// Adds the messages and replays that match to a set, up to `limit`, in the order in which
+    /// [`Operator::act`] takes them.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn find_parked(
+        &self,
+        kind: ParkedKind,
+        selection: &ParkedSelection,
+        limit: Option<u64>,
+        found: &mut RowSet,
+    ) -> Result<(), RelayError> {
+        let Some(Scan { lanes, after, last }) = self.scan(selection).await? else { return Ok(()) };
+        let limit = limit.unwrap_or(u64::MAX);
+        for lane in lanes {
+            let mut after = after;
+            while found.count() < limit {
+                let rows = self.look(kind, &[lane], after, selection).await?;
+                for row in rows.iter().filter(is_selected) {
+                    let died_at: Option<SystemTime> = row.get("dead_at");
+                    if found.count() < limit {
+                        let came_at = died_at.unwrap_or_else(|| row.get("parked_at"));
+                        found.add(&row.get::<_, i64>("id"), came_at);
+                    }
+                }
+                match rows.last() {
+                    Some(row) if !is_last(&rows, last) => after = row.get("id"),
+                    _ => break,
+                }
+            }
+        }
+        Ok(())
     }
 
     async fn act_in_batches(
@@ -182,7 +217,6 @@ impl Operator {
     async fn act_on(&mut self, action: ParkedAction, lane: i16, ids: &[i64]) -> Result<u64, RelayError> {
         let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
         let transaction = self.begin().await?;
-        query(&transaction, "lock a lane", &sql.lock_lane, &[&lane]).await?;
         let name = action.kind().name();
         let parameters: [&dyn Parameter; 5] = [&lane, &ids, &stamp.operator, &stamp.note, &name];
         let done = match action {
@@ -207,15 +241,30 @@ impl Operator {
     ) -> Result<Vec<Row>, RelayError> {
         let subject = selection.subject.as_ref().map(|pattern| pattern.expression());
         let reason = selection.reason.as_ref().map(|reason| reason.to_lowercase());
-        let ParkedSelection { key, ordering_key, request, .. } = selection;
-        let name = kind.name();
-        let parameters: [&dyn Parameter; 9] =
-            [&lanes, &after, &BATCH, key, &subject, &reason, ordering_key, &name, request];
+        let ParkedSelection { id, key, ordering_key, request, reason_is, subject_is, .. } = selection;
+        let (name, most) = (kind.name(), if id.is_some() { 1 } else { BATCH });
+        let parameters: [&dyn Parameter; 12] = [
+            &lanes,
+            &after,
+            &most,
+            key,
+            &subject,
+            &reason,
+            ordering_key,
+            &name,
+            request,
+            id,
+            reason_is,
+            subject_is,
+        ];
         self.query("look at what is set aside", &self.sql.list_parked, &parameters).await
     }
 
     /// The part of the table that can hold selected messages; `None` when none can.
     async fn scan(&self, selection: &ParkedSelection) -> Result<Option<Scan>, RelayError> {
+        if let Some(id) = selection.id {
+            return Ok(Some(Scan { lanes: self.lanes().await?, after: id - 1, last: id }));
+        }
         if let Some(key) = &selection.key {
             let found = self.find_key(key, true).await?;
             return Ok(found.map(|(lane, id)| Scan { lanes: vec![lane], after: id - 1, last: id }));

@@ -94,7 +94,6 @@ impl Operator {
         let (kind, value) = of.names();
         let ordering_key = matches!(of, PauseOf::OrderingKey(_)).then_some(value);
         let transaction = self.client.transaction().await.map_err(failed("begin"))?;
-        execute(&transaction, "forget pauses", &self.sql.forget_pause, &[&kind, &value]).await?;
         let (by, note) = (self.stamp.operator.as_deref(), self.stamp.note.as_deref());
         let (at, seconds) = match ends {
             Ends::Never => (None, None),

@@ -100,8 +100,6 @@ impl Operator {
     async fn request_replay(&mut self, lane: i16, ids: &[i64], request: &str) -> Result<u64, RelayError> {
         let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
         let transaction = self.begin().await?;
-        query(&transaction, "lock the maintenance", &sql.lock_maintenance, &[]).await?;
-        query(&transaction, "lock a lane", &sql.lock_lane, &[&lane]).await?;
         let parameters: [&dyn Parameter; 5] = [&lane, &ids, &stamp.operator, &stamp.note, &request];
         let done = execute(&transaction, "request replays", &sql.replay, &parameters).await?;
         query(&transaction, "wake the relays", &sql.wake, &[&schema.as_str()]).await?;

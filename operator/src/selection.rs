@@ -1,6 +1,6 @@
 //! Which messages an operator means.
 
-use std::{str::FromStr, time::SystemTime};
+use std::{fmt, str::FromStr, time::SystemTime};
 
 use oncebox_relay::facts::expression;
 
@@ -38,12 +38,18 @@ impl ParkedKind {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ParkedSelection {
+    /// The message with this id.
+    pub id: Option<i64>,
     /// The message with this key.
     pub key: Option<String>,
     /// Messages whose subject matches.
     pub subject: Option<SubjectPattern>,
     /// Messages whose reason contains this, upper or lower case.
     pub reason: Option<String>,
+    /// Messages whose reason has this first line, which may be empty: a group of a list.
+    pub reason_is: Option<String>,
+    /// Messages with exactly this subject: no pattern.
+    pub subject_is: Option<String>,
     /// Messages with this ordering key.
     pub ordering_key: Option<String>,
     /// Replays that were asked for under this name.
@@ -72,6 +78,10 @@ pub struct DeadLetterSelection {
     pub subject: Option<SubjectPattern>,
     /// Letters whose reason contains this, upper or lower case.
     pub reason: Option<String>,
+    /// Letters whose reason has this first line, which may be empty: a group of a list.
+    pub reason_is: Option<String>,
+    /// Letters with exactly this subject: no pattern.
+    pub subject_is: Option<String>,
     /// Letters behind this id, where a page begins; 0 is the first page.
     pub after: i64,
 }
@@ -86,6 +96,10 @@ pub struct DeadLetterSelection {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FailingSelection {
+    /// The one message with this id: [`FailingMessage::id`].
+    ///
+    /// [`FailingMessage::id`]: crate::FailingMessage::id
+    pub id: Option<FailingId>,
     /// Messages with this key: of each scope and tenant one.
     pub key: Option<String>,
     /// Messages of this scope.
@@ -94,10 +108,34 @@ pub struct FailingSelection {
     pub subject: Option<SubjectPattern>,
     /// Messages whose last attempt failed for a reason that contains this, upper or lower case.
     pub reason: Option<String>,
+    /// Messages whose reason has this first line, which may be empty: a group of a list.
+    pub reason_is: Option<String>,
+    /// Messages with exactly this subject: no pattern.
+    pub subject_is: Option<String>,
     /// Messages behind this place, where a page begins: [`FailingMessage::place`].
     ///
     /// [`FailingMessage::place`]: crate::FailingMessage::place
     pub after: [String; 4],
+}
+
+/// Scope, tenant, key and copy of a failing message: a JSON array as text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailingId(pub(crate) [String; 4]);
+
+impl FromStr for FailingId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        serde_json::from_str(text)
+            .map(Self)
+            .map_err(|_| format!("{text:?} is no id of a failing message; see the list with --json"))
+    }
+}
+
+impl fmt::Display for FailingId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        serde_json::json!(self.0).fmt(f)
+    }
 }
 
 impl FailingSelection {

@@ -86,6 +86,9 @@ pub struct Status {
     /// When a relay last did.
     #[serde(serialize_with = "rfc3339_option")]
     pub newest_milestone: Option<SystemTime>,
+    /// Whether PostgreSQL takes no writes: it is a standby, or transactions are read-only by
+    /// default.
+    pub is_read_only: bool,
     /// Whether this role sees the activity of other users' sessions; if not, their state, address
     /// and times are missing.
     pub sees_all_sessions: bool,
@@ -98,6 +101,15 @@ pub struct Status {
     pub nats_problem: Option<String>,
     /// The findings: all that holds delivery up.
     pub findings: Vec<Finding>,
+}
+
+impl Status {
+    /// Whether no message gets through: messages wait without a relay, or PostgreSQL takes no
+    /// writes.
+    #[must_use]
+    pub fn is_down(&self) -> bool {
+        self.is_read_only || self.relays.is_empty() && self.backlog_messages > 0
+    }
 }
 
 /// Sagas of one type that wait for an operator.
@@ -227,4 +239,8 @@ pub struct Finding {
     pub what: String,
     /// The remedy.
     pub remedy: String,
+    /// Whether messages do not get through; else an operator should look.
+    pub holds_delivery: bool,
+    /// A word that findings of one kind share, where there may be many.
+    pub kind: Option<&'static str>,
 }

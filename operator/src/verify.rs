@@ -202,13 +202,10 @@ impl Operator {
     async fn send_again(&mut self, lane: i16, ids: &[i64], stream: &str) -> Result<u64, RelayError> {
         let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
         let transaction = self.begin().await?;
-        query(&transaction, "lock the maintenance", &sql.lock_maintenance, &[]).await?;
-        query(&transaction, "lock a lane", &sql.lock_lane, &[&lane]).await?;
-        let done = execute(&transaction, "park what is missing", &sql.verify_resend, &[&lane, &ids]).await?;
+        let reason = format!("missing in stream {stream}, or different");
+        let parameters: [&dyn Parameter; 5] = [&lane, &ids, &stamp.operator, &stamp.note, &reason];
+        let done = execute(&transaction, "park what is missing", &sql.verify_resend, &parameters).await?;
         if done > 0 {
-            let (count, reason) = (done.cast_signed(), format!("missing in stream {stream}, or different"));
-            let parameters: [&dyn Parameter; 4] = [&stamp.operator, &stamp.note, &count, &reason];
-            execute(&transaction, "record it", &sql.record_resend, &parameters).await?;
             query(&transaction, "wake the relays", &sql.wake, &[&schema.as_str()]).await?;
         }
         transaction.commit().await.map_err(failed("commit"))?;

@@ -143,6 +143,9 @@ BEGIN
     IF header.name COLLATE "C" !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$' OR octet_length(header.name) > 128 THEN
       RAISE EXCEPTION 'header name "%" is not 1 to 128 characters of an HTTP token', left(header.name, 300) USING ERRCODE = 'OB004';
     END IF;
+    IF lower(header.name) = 'oncebox-reply-to' AND header.name <> 'Oncebox-Reply-To' THEN
+      RAISE EXCEPTION 'header "%" is spelt "Oncebox-Reply-To"', header.name USING ERRCODE = 'OB004';
+    END IF;
     IF header.name COLLATE "C" ~* '^(nats-|oncebox-|(x-)?idempotency-key$)' AND header.name <> 'Oncebox-Reply-To' THEN
       RAISE EXCEPTION 'header "%" is set by the relay or commands the broker', header.name USING ERRCODE = 'OB004';
     END IF;
@@ -189,6 +192,7 @@ RETURN octet_length(key) <= 66
   AND strpos(key, ':undo:undo') = 0
   AND octet_length(subject) <= 255
   AND subject COLLATE "C" ~ '^[A-Za-z0-9-][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*$'
+  AND NOT starts_with(subject, 'oncebox.events.')
   AND (ordering_key IS NULL OR octet_length(ordering_key) <= 255 AND ordering_key COLLATE "C" ~ '^[!-~]+$')
   AND headers = '{}'
   AND octet_length(payload) <= 67108864;
@@ -202,6 +206,10 @@ BEGIN
   END IF;
   PERFORM {schema}.check_key(key), {schema}.check_subject(subject), {schema}.check_ordering_key(ordering_key),
     {schema}.check_headers(headers), {schema}.check_payload(payload);
+  IF starts_with(subject, 'oncebox.events.') THEN
+    RAISE EXCEPTION 'subject "%" is one of Oncebox''s own events', left(subject, 300)
+      USING ERRCODE = 'OB003', HINT = 'Programs trust these to come from Oncebox: choose another subject.';
+  END IF;
 END $$;
 
 -- Called before an INSERT: PostgreSQL's own error for a NULL prints the row, and with it the

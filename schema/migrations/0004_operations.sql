@@ -114,7 +114,7 @@ CREATE TABLE {schema}.audit (
   scope         text,
   CONSTRAINT audit_action CHECK (action IN (
     'retry', 'discard', 'replay', 'prune', 'cancel', 'skip', 'abandon', 'resend', 'bury', 'pause', 'throttle', 'resume',
-    'enable-events', 'disable-events', 'adopt'
+    'enable-events', 'disable-events', 'adopt', 'change-scope'
   )),
   CONSTRAINT audit_operator_size CHECK (octet_length(operator) BETWEEN 1 AND 255),
   CONSTRAINT audit_note_size CHECK (octet_length(note) BETWEEN 1 AND 1000),
@@ -337,3 +337,88 @@ BEGIN
   UPDATE {schema}.reset SET snap = pg_current_snapshot();
   EXECUTE format('ALTER SEQUENCE {schema}.message_id_seq RESTART WITH %s', raised_to + 1);
 END $$;
+
+-- The actions of operators. Each writes the audit in the statement that acts: the operator's role
+-- changes no table but through these functions, so that nobody acts without a record, or in the
+-- name of another login.
+
+-- Of an ordering key only the first gets a due time: the others follow it. Should another message
+-- stand before it, the relay sees that (read_parked.sql).
+CREATE FUNCTION {schema}.retry_dead(lane smallint, ids bigint[], by text, note text) RETURNS SETOF bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM FROM {schema}.lane AS l WHERE l.lane = $1 FOR UPDATE;
+  RETURN QUERY
+  WITH retried AS (
+    UPDATE {schema}.parked AS p
+    SET
+      attempts = 0,
+      dead_at = NULL,
+      next_attempt_at = CASE WHEN d.place = 1 OR d.ordering_key IS NULL THEN clock_timestamp() END
+    FROM (
+      SELECT q.lane, q.id, q.ordering_key, row_number() OVER (PARTITION BY q.ordering_key ORDER BY q.id) AS place
+      FROM {schema}.parked AS q
+      WHERE q.lane = $1 AND q.id = ANY ($2) AND q.dead_at IS NOT NULL
+    ) AS d
+    WHERE p.lane = d.lane AND p.id = d.id
+    RETURNING p.lane, p.id, p.key, p.subject, p.error
+  )
+  INSERT INTO {schema}.audit (operator, note, action, lane, message_id, key, subject, reason)
+  SELECT $3, $4, 'retry', r.lane, r.id, r.key, r.subject, r.error
+  FROM retried AS r
+  RETURNING message_id;
+END $$;
+COMMENT ON FUNCTION {schema}.retry_dead IS 'For operators: makes dead messages of a lane due again, with their attempts forgotten. Returns their ids.';
+
+-- A replay is given up alone: its message was stored once, and can be replayed again. Then the
+-- relay looks at the first message of each ordering key: perhaps nothing stands before it any more.
+CREATE FUNCTION {schema}.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) RETURNS SETOF bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM FROM {schema}.lane AS l WHERE l.lane = $1 FOR UPDATE;
+  RETURN QUERY
+  WITH gone AS (
+    DELETE FROM {schema}.parked AS p
+    WHERE p.lane = $1
+      AND p.id = ANY ($2)
+      AND CASE $5::text
+        WHEN 'dead' THEN p.dead_at IS NOT NULL
+        WHEN 'parked' THEN p.dead_at IS NULL AND p.replay = 0
+        ELSE p.dead_at IS NULL AND p.replay > 0
+      END
+    RETURNING p.lane, p.id, p.key, p.subject, p.ordering_key, p.error, p.replay
+  ),
+  followed AS (
+    UPDATE {schema}.parked AS p
+    SET next_attempt_at = clock_timestamp()
+    FROM (SELECT DISTINCT g.lane, g.ordering_key FROM gone AS g WHERE g.ordering_key IS NOT NULL) AS s
+    CROSS JOIN LATERAL (
+      SELECT f.id
+      FROM {schema}.parked AS f
+      WHERE f.lane = s.lane
+        AND f.ordering_key = s.ordering_key
+        AND f.dead_at IS NULL
+        AND NOT EXISTS (SELECT FROM gone AS g WHERE g.id = f.id)
+      ORDER BY f.id
+      LIMIT 1
+    ) AS first
+    WHERE p.lane = s.lane AND p.id = first.id AND p.next_attempt_at IS NULL
+  ),
+  discarded AS (
+    INSERT INTO {schema}.discarded (lane, id)
+    SELECT g.lane, g.id
+    FROM gone AS g
+    WHERE g.replay = 0
+  ),
+  cancelled AS (
+    UPDATE {schema}.replay AS r
+    SET cancelled = g.replay
+    FROM gone AS g
+    WHERE g.replay > 0 AND r.lane = g.lane AND r.id = g.id
+  )
+  INSERT INTO {schema}.audit (operator, note, action, lane, message_id, key, subject, reason)
+  SELECT $3, $4, CASE g.replay WHEN 0 THEN 'discard' ELSE 'cancel' END, g.lane, g.id, g.key, g.subject, g.error
+  FROM gone AS g
+  RETURNING message_id;
+END $$;
+COMMENT ON FUNCTION {schema}.give_up_parked IS 'For operators: gives messages or replays of a lane up for good, each if it is still dead, parked or replay, as kind says. Returns their ids.';

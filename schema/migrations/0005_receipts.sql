@@ -341,7 +341,7 @@ BEGIN
   -- Rows of another cluster compare with its snapshot, as in read_reset.sql.
   SELECT count(*) INTO messages
   FROM {schema}.lane_cursor AS c
-  JOIN {schema}.message AS m ON m.lane = c.lane
+  JOIN {schema}.log AS m ON m.lane = c.lane
   WHERE m.id > c.floor
     AND (m.id > c.high
       OR NOT pg_visible_in_snapshot(m.xact, c.snap)
@@ -352,7 +352,7 @@ BEGIN
   FROM {schema}.lane_cursor AS c
   CROSS JOIN pg_control_system() AS here
   CROSS JOIN LATERAL (
-    SELECT greatest(c.floor, c.high, c.reset_until, max(m.id)) AS id FROM {schema}.message AS m WHERE m.lane = c.lane
+    SELECT greatest(c.floor, c.high, c.reset_until, max(m.id)) AS id FROM {schema}.log AS m WHERE m.lane = c.lane
   ) AS last;
   DELETE FROM {schema}.cursor AS c
   WHERE c.number < (SELECT newest.number FROM {schema}.lane_cursor AS newest WHERE newest.lane = c.lane);
@@ -373,3 +373,135 @@ BEGIN
   DELETE FROM {schema}.delayed;
   RETURN messages;
 END $$;
+
+-- The actions of operators that have messages sent again, as in 0004_operations.sql.
+
+-- A replay takes the way of a parked message, so it keeps the order of its ordering key, and later
+-- messages wait behind it. One that is still to be sent, or dead, gets the next number and is sent
+-- once. Under the lock of maintenance no message is deleted meanwhile.
+CREATE FUNCTION {schema}.replay_messages(lane smallint, ids bigint[], by text, note text, request text) RETURNS SETOF bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM FROM {schema}.maintenance FOR UPDATE;
+  PERFORM FROM {schema}.lane AS l WHERE l.lane = $1 FOR UPDATE;
+  RETURN QUERY
+  WITH wanted AS MATERIALIZED (
+    SELECT m.lane, m.id, m.turn, m.key, m.subject, m.ordering_key, m.headers, m.payload, m.created_at
+    FROM {schema}.message AS m
+    WHERE m.lane = $1
+      AND m.id = ANY ($2)
+      AND NOT EXISTS (
+        SELECT FROM {schema}.parked AS p
+        WHERE p.lane = m.lane AND p.id = m.id AND p.replay = 0
+        OFFSET 0
+      )
+      AND NOT EXISTS (
+        SELECT FROM {schema}.discarded AS d
+        WHERE d.lane = m.lane AND d.id = m.id
+        OFFSET 0
+      )
+  ),
+  numbered AS (
+    INSERT INTO {schema}.replay AS r (lane, id, number, request)
+    SELECT w.lane, w.id, 1, $5
+    FROM wanted AS w
+    ORDER BY w.id
+    ON CONFLICT ON CONSTRAINT replay_pkey DO UPDATE
+    SET
+      number = r.number + 1,
+      request = excluded.request,
+      requested_at = excluded.requested_at,
+      turn = excluded.turn
+    WHERE r.request <> excluded.request
+    RETURNING r.lane, r.id, r.number
+  ),
+  placed AS (
+    SELECT w.*, n.number, row_number() OVER (PARTITION BY w.ordering_key ORDER BY w.id) AS place
+    FROM numbered AS n
+    JOIN wanted AS w ON w.lane = n.lane AND w.id = n.id
+  ),
+  requested AS (
+    INSERT INTO {schema}.parked AS p (
+      lane, id, turn, ordering_key, attempts, next_attempt_at, error, cause, replay, key, subject, headers, payload, created_at
+    )
+    SELECT
+      w.lane,
+      w.id,
+      w.turn,
+      w.ordering_key,
+      0,
+      CASE WHEN w.place = 1 OR w.ordering_key IS NULL THEN clock_timestamp() END,
+      'to be replayed',
+      'replay',
+      w.number,
+      w.key,
+      w.subject,
+      w.headers,
+      w.payload,
+      w.created_at
+    FROM placed AS w
+    ORDER BY w.id
+    ON CONFLICT ON CONSTRAINT parked_pkey DO UPDATE
+    SET
+      attempts = 0,
+      next_attempt_at = excluded.next_attempt_at,
+      dead_at = NULL,
+      error = excluded.error,
+      cause = excluded.cause,
+      replay = excluded.replay,
+      parked_at = excluded.parked_at
+  )
+  INSERT INTO {schema}.audit (operator, note, action, lane, message_id, key, subject, reason)
+  SELECT $3, $4, 'replay', w.lane, w.id, w.key, w.subject, $5
+  FROM placed AS w
+  RETURNING message_id;
+END $$;
+COMMENT ON FUNCTION {schema}.replay_messages IS 'For operators: asks for settled messages of a lane to be sent again, each under the next number, unless this request has asked before. Returns their ids.';
+
+-- Of an ordering key only the first gets a due time: so they keep their order among themselves, and
+-- unsent messages wait behind them. A message that became parked or discarded, or is due by itself
+-- since its lane went back, is left alone.
+CREATE FUNCTION {schema}.resend_missing(lane smallint, ids bigint[], by text, note text, why text) RETURNS SETOF bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  sent bigint;
+BEGIN
+  PERFORM FROM {schema}.maintenance FOR UPDATE;
+  PERFORM FROM {schema}.lane AS l WHERE l.lane = $1 FOR UPDATE;
+  RETURN QUERY
+  INSERT INTO {schema}.parked (
+    lane, id, turn, ordering_key, attempts, next_attempt_at, error, cause, key, subject, headers, payload, created_at
+  )
+  SELECT
+    m.lane,
+    m.id,
+    m.turn,
+    m.ordering_key,
+    0,
+    CASE WHEN m.ordering_key IS NULL OR row_number() OVER (PARTITION BY m.ordering_key ORDER BY m.id) = 1
+      THEN clock_timestamp() END,
+    'the stream does not hold it, or holds it otherwise',
+    'lost',
+    m.key,
+    m.subject,
+    m.headers,
+    m.payload,
+    m.created_at
+  FROM {schema}.message AS m
+  JOIN {schema}.lane_cursor AS c ON c.lane = m.lane
+  WHERE m.lane = $1
+    AND m.id = ANY ($2::bigint[])
+    AND (m.id <= c.floor OR m.id <= c.high AND c.reset_until IS NULL AND pg_visible_in_snapshot(m.xact, c.snap))
+    AND NOT EXISTS (
+      SELECT FROM {schema}.discarded AS d
+      WHERE d.lane = m.lane AND d.id = m.id
+      OFFSET 0
+    )
+  ON CONFLICT ON CONSTRAINT parked_pkey DO NOTHING
+  RETURNING parked.id;
+  GET DIAGNOSTICS sent = ROW_COUNT;
+  INSERT INTO {schema}.audit (operator, note, action, messages, reason)
+  SELECT $3, $4, 'resend', sent, $5
+  WHERE sent > 0;
+END $$;
+COMMENT ON FUNCTION {schema}.resend_missing IS 'For operators: parks settled messages of a lane that a stream does not hold, or holds otherwise, so that they are sent again under their ids. Returns their ids.';

@@ -94,6 +94,7 @@ CREATE TABLE {schema}.inbox_attempt (
   stream          text COLLATE "C",
   stream_sequence bigint,
   subject         text,
+  first_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
   CONSTRAINT inbox_attempt_pkey PRIMARY KEY (scope, tenant, key, message),
   CONSTRAINT inbox_attempt_counts CHECK (failures >= 0 AND begun >= 0),
   CONSTRAINT inbox_attempt_failure CHECK ((failed_at IS NULL) = (reason IS NULL)),
@@ -104,6 +105,7 @@ COMMENT ON COLUMN {schema}.inbox_attempt.message IS 'Which copy: stream, sequenc
 COMMENT ON COLUMN {schema}.inbox_attempt.failures IS 'How many attempts have failed.';
 COMMENT ON COLUMN {schema}.inbox_attempt.reason IS 'Why the last one failed; NULL when none has. The message is failing as long as its key is not in inbox.';
 COMMENT ON COLUMN {schema}.inbox_attempt.due_at IS 'When it is delivered again; NULL when the consumer has not said.';
+COMMENT ON COLUMN {schema}.inbox_attempt.first_at IS 'When the row was written: an operator confirms what a list showed, not what has come since.';
 COMMENT ON COLUMN {schema}.inbox_attempt.begun IS 'How many runs have begun since and left no trace: the first beside others, each further one alone among its like.';
 CREATE INDEX inbox_attempt_touched ON {schema}.inbox_attempt (scope, touched_at);
 CREATE INDEX inbox_attempt_failed ON {schema}.inbox_attempt (scope, failed_at) WHERE failed_at IS NOT NULL;
@@ -167,3 +169,136 @@ CREATE TABLE {schema}.inbox_sweep_range (
   CONSTRAINT inbox_sweep_range_pkey PRIMARY KEY (first_block)
 );
 COMMENT ON TABLE {schema}.inbox_sweep_range IS 'For each range of blocks: before that time no row in it is past its retention.';
+
+-- The actions of operators on inboxes, each with its audit, as in 0004_operations.sql.
+
+CREATE FUNCTION {schema}.discard_letters(ids bigint[], by text, note text) RETURNS SETOF bigint
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  WITH gone AS (
+    DELETE FROM {schema}.dead_letter
+    WHERE dead_letter.id = ANY ($1)
+    RETURNING dead_letter.id, scope, key, subject, reason
+  )
+  INSERT INTO {schema}.audit (operator, note, action, message_id, scope, key, subject, reason)
+  SELECT $2, $3, 'discard', g.id, g.scope, g.key, g.subject, g.reason
+  FROM gone AS g
+  RETURNING message_id
+$$;
+COMMENT ON FUNCTION {schema}.discard_letters IS 'For operators: deletes dead letters; their keys stay settled as dead. Returns their ids.';
+
+-- The key is freed only where it died of this very payload: a letter about another payload under a
+-- used key (a mismatch) leaves the settled key as it is. The fingerprint is computed as in the
+-- inbox, see `inbox/src/identity.rs`, unless the payload stays in the Object Store. The number,
+-- microseconds since 1970, makes an id for the broker that it has not seen: it must store the
+-- message again, however often that was tried.
+CREATE FUNCTION {schema}.retry_letter(id bigint, by text, note text) RETURNS TABLE (
+  outbox text, key text, subject text, headers text, payload bytea, number bigint
+)
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  WITH taken AS (
+    DELETE FROM {schema}.dead_letter
+    WHERE dead_letter.id = $1
+    RETURNING dead_letter.id, scope, tenant, key, subject, headers, payload, reason, fingerprint
+  ),
+  freed AS (
+    DELETE FROM {schema}.inbox AS i
+    USING taken AS t
+    WHERE i.scope = t.scope
+      AND i.tenant = t.tenant
+      AND i.key = t.key
+      AND i.status = 'dead'
+      AND i.fingerprint =
+        coalesce(t.fingerprint, sha256(convert_to('oncebox payload 1', 'UTF8') || '\x00'::bytea || t.payload))
+  ),
+  noted AS (
+    INSERT INTO {schema}.audit (operator, note, action, message_id, scope, key, subject, reason)
+    SELECT $2, $3, 'retry', t.id, t.scope, t.key, t.subject, t.reason
+    FROM taken AS t
+  )
+  SELECT
+    (SELECT o.identity FROM {schema}.outbox AS o) AS outbox,
+    t.key,
+    t.subject,
+    t.headers::text AS headers,
+    t.payload,
+    (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS number
+  FROM taken AS t
+$$;
+COMMENT ON FUNCTION {schema}.retry_letter IS 'For operators: takes a dead letter out, and frees its key if it died of this payload. The caller publishes the message, and then commits.';
+
+CREATE FUNCTION {schema}.forget_failing(scope text, tenant text, key text, message text, by text, note text) RETURNS SETOF bigint
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  WITH gone AS (
+    DELETE FROM {schema}.inbox_attempt AS a
+    WHERE a.scope = $1
+      AND a.tenant = $2
+      AND a.key = $3
+      AND a.message = $4
+    RETURNING a.scope, a.key, a.subject, a.reason
+  )
+  INSERT INTO {schema}.audit (operator, note, action, scope, key, subject, reason)
+  SELECT $5, $6, 'bury', g.scope, g.key, g.subject, g.reason
+  FROM gone AS g
+  RETURNING id
+$$;
+COMMENT ON FUNCTION {schema}.forget_failing IS 'For operators: forgets a failing message that its stream has no more.';
+
+-- Gives a failing message up for an operator, in either mode of its scope: see bury() in
+-- 0008_claims.sql. Under a lease its claim ends as in end.sql of oncebox-claims, unless an owner
+-- works on it. Its effects stay, since the dead letter may be retried.
+CREATE FUNCTION {schema}.bury_failing(
+  scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint,
+  stored_at timestamptz, failures bigint, reason text, by text, note text
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  answer text;
+  kept text := {schema}.bounded_reason('an operator gave it up: ' || bury_failing.reason);
+  claimed record;
+  -- The operator has a message as its stream has it, which may be without its large payload.
+  is_elsewhere boolean := bury_failing.payload = ''
+    AND EXISTS (SELECT FROM jsonb_object_keys(bury_failing.headers) AS h (name) WHERE lower(h.name) = 'oncebox-object');
+BEGIN
+  IF (SELECT s.mode FROM {schema}.inbox_scope AS s WHERE s.scope = bury_failing.scope) IS DISTINCT FROM 'lease' THEN
+    answer := {schema}.bury(bury_failing.scope, bury_failing.key, bury_failing.payload, kept, bury_failing.subject,
+      bury_failing.headers, bury_failing.tenant, NULL, bury_failing.stream, bury_failing.stream_sequence,
+      bury_failing.stored_at, bury_failing.failures);
+    INSERT INTO {schema}.audit (operator, note, action, scope, key, subject, reason)
+    SELECT bury_failing.by, bury_failing.note, 'bury', bury_failing.scope, bury_failing.key, bury_failing.subject,
+           bury_failing.reason
+    WHERE answer = 'dead';
+    RETURN answer;
+  END IF;
+  DELETE FROM {schema}.inbox_claim AS c
+  WHERE c.scope = bury_failing.scope
+    AND c.tenant = bury_failing.tenant
+    AND c.key = bury_failing.key
+    AND (c.fingerprint = {schema}.inbox_fingerprint(bury_failing.payload) OR is_elsewhere)
+    AND (c.state <> 'running' OR c.lease_until < clock_timestamp())
+  RETURNING c.fingerprint, c.message_id INTO claimed;
+  IF NOT FOUND THEN
+    RETURN CASE WHEN EXISTS (
+      SELECT
+      FROM {schema}.inbox AS i
+      WHERE i.scope = bury_failing.scope AND i.tenant = bury_failing.tenant AND i.key = bury_failing.key
+    ) THEN 'replayed' ELSE 'in_flight' END;
+  END IF;
+  UPDATE {schema}.inbox_effect AS e
+  SET epoch = 0
+  WHERE e.scope = bury_failing.scope AND e.tenant = bury_failing.tenant AND e.key = bury_failing.key;
+  INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
+  VALUES (bury_failing.scope, bury_failing.tenant, bury_failing.key, claimed.fingerprint, claimed.message_id, 'dead',
+          convert_to(kept, 'UTF8'));
+  DELETE FROM {schema}.inbox_snooze AS p
+  WHERE p.scope = bury_failing.scope AND p.tenant = bury_failing.tenant AND p.key = bury_failing.key;
+  DELETE FROM {schema}.inbox_attempt AS a
+  WHERE a.scope = bury_failing.scope AND a.tenant = bury_failing.tenant AND a.key = bury_failing.key;
+  PERFORM {schema}.record_dead_letter(bury_failing.scope, bury_failing.tenant, bury_failing.key, bury_failing.subject,
+    bury_failing.headers, bury_failing.payload, bury_failing.stream, bury_failing.stream_sequence, bury_failing.stored_at,
+    bury_failing.failures, kept);
+  INSERT INTO {schema}.audit (operator, note, action, scope, key, subject, reason)
+  VALUES (bury_failing.by, bury_failing.note, 'bury', bury_failing.scope, bury_failing.key, bury_failing.subject,
+          bury_failing.reason);
+  RETURN 'dead';
+END $$;
+COMMENT ON FUNCTION {schema}.bury_failing IS 'For operators: gives a message up that fails, in either mode of its scope. Answers dead; or replayed, rejected, in_flight, mismatch, when that decides instead.';

@@ -71,8 +71,41 @@ BEGIN
     RAISE EXCEPTION 'scope "%" is not known', $1
       USING ERRCODE = 'OB002', HINT = 'Scopes are listed in inbox_scope.';
   END IF;
+  INSERT INTO {schema}.audit (action, scope, reason) VALUES ('change-scope', $1, 'mode ' || $2);
 END $$;
 COMMENT ON FUNCTION {schema}.change_inbox_mode(text, text) IS 'Lets a scope claim its keys in the other mode from now on. Stop all processes of the scope first: one that still runs would handle messages a second time.';
+
+-- The settings of a scope, which processes only propose when they register it first.
+CREATE FUNCTION {schema}.change_scope(
+  scope text, retention interval, dead_letter_retention interval, kind text, by text DEFAULT NULL, note text DEFAULT NULL
+) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  keys_seconds double precision := extract(epoch FROM change_scope.retention);
+  letters_seconds double precision := extract(epoch FROM coalesce(change_scope.dead_letter_retention, interval '90 days'));
+BEGIN
+  IF coalesce(change_scope.kind NOT IN ('consumer', 'http'), true)
+     OR NOT coalesce(keys_seconds, 1) BETWEEN 1 AND {schema}.retention_max()
+     OR NOT letters_seconds BETWEEN 1 AND {schema}.retention_max() THEN
+    RAISE EXCEPTION 'kind "%", retention % and dead_letter_retention % of scope "%" do not fit', change_scope.kind,
+      change_scope.retention, change_scope.dead_letter_retention, change_scope.scope
+      USING ERRCODE = 'OB011', HINT = 'A kind is consumer or http. Both times are 1 second to 100 years; NULL keeps keys for ever.';
+  END IF;
+  UPDATE {schema}.inbox_scope AS s
+  SET retention_seconds = keys_seconds,
+      dead_letter_seconds = CASE WHEN keys_seconds IS NOT NULL THEN greatest(letters_seconds, keys_seconds) END,
+      kind = change_scope.kind,
+      registered_at = clock_timestamp()
+  WHERE s.scope = change_scope.scope;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'scope "%" is not known', change_scope.scope
+      USING ERRCODE = 'OB002', HINT = 'Scopes are listed in inbox_scope.';
+  END IF;
+  INSERT INTO {schema}.audit (operator, note, action, scope, reason)
+  VALUES (change_scope.by, change_scope.note, 'change-scope', change_scope.scope,
+          format('%s, retention %s', change_scope.kind, coalesce(change_scope.retention::text, 'for ever')));
+END $$;
+COMMENT ON FUNCTION {schema}.change_scope IS 'For operators: sets how long a scope keeps keys (NULL: for ever) and dead letters (NULL: 90 days, or as long as keys), and its kind. Its processes go by it from their next start on.';
 
 -- Deletes rows older than their retention from one range of blocks. The three tables are read by
 -- block numbers, so that a step costs the same for any size of them. Rows that somebody has locked
@@ -347,54 +380,3 @@ RETURN concat_ws(' ',
 CREATE FUNCTION {schema}.inbox_fingerprint(payload bytea) RETURNS bytea
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN sha256('oncebox payload 1'::bytea || '\x00'::bytea || payload);
-
--- Gives a failing message up for an operator, in either mode of its scope: see bury() in
--- 0008_claims.sql. Under a lease its claim ends as in end.sql of oncebox-claims, unless an owner
--- works on it. Its effects stay, since the dead letter may be retried.
-CREATE FUNCTION {schema}.bury_failing(
-  scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint,
-  stored_at timestamptz, failures bigint, reason text
-) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  kept text := {schema}.bounded_reason('an operator gave it up: ' || bury_failing.reason);
-  claimed record;
-  -- The operator has a message as its stream has it, which may be without its large payload.
-  is_elsewhere boolean := bury_failing.payload = ''
-    AND EXISTS (SELECT FROM jsonb_object_keys(bury_failing.headers) AS h (name) WHERE lower(h.name) = 'oncebox-object');
-BEGIN
-  IF (SELECT s.mode FROM {schema}.inbox_scope AS s WHERE s.scope = bury_failing.scope) IS DISTINCT FROM 'lease' THEN
-    RETURN {schema}.bury(bury_failing.scope, bury_failing.key, bury_failing.payload, kept, bury_failing.subject,
-      bury_failing.headers, bury_failing.tenant, NULL, bury_failing.stream, bury_failing.stream_sequence,
-      bury_failing.stored_at, bury_failing.failures);
-  END IF;
-  DELETE FROM {schema}.inbox_claim AS c
-  WHERE c.scope = bury_failing.scope
-    AND c.tenant = bury_failing.tenant
-    AND c.key = bury_failing.key
-    AND (c.fingerprint = {schema}.inbox_fingerprint(bury_failing.payload) OR is_elsewhere)
-    AND (c.state <> 'running' OR c.lease_until < clock_timestamp())
-  RETURNING c.fingerprint, c.message_id INTO claimed;
-  IF NOT FOUND THEN
-    RETURN CASE WHEN EXISTS (
-      SELECT
-      FROM {schema}.inbox AS i
-      WHERE i.scope = bury_failing.scope AND i.tenant = bury_failing.tenant AND i.key = bury_failing.key
-    ) THEN 'replayed' ELSE 'in_flight' END;
-  END IF;
-  UPDATE {schema}.inbox_effect AS e
-  SET epoch = 0
-  WHERE e.scope = bury_failing.scope AND e.tenant = bury_failing.tenant AND e.key = bury_failing.key;
-  INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
-  VALUES (bury_failing.scope, bury_failing.tenant, bury_failing.key, claimed.fingerprint, claimed.message_id, 'dead',
-          convert_to(kept, 'UTF8'));
-  DELETE FROM {schema}.inbox_snooze AS p
-  WHERE p.scope = bury_failing.scope AND p.tenant = bury_failing.tenant AND p.key = bury_failing.key;
-  DELETE FROM {schema}.inbox_attempt AS a
-  WHERE a.scope = bury_failing.scope AND a.tenant = bury_failing.tenant AND a.key = bury_failing.key;
-  PERFORM {schema}.record_dead_letter(bury_failing.scope, bury_failing.tenant, bury_failing.key, bury_failing.subject,
-    bury_failing.headers, bury_failing.payload, bury_failing.stream, bury_failing.stream_sequence, bury_failing.stored_at,
-    bury_failing.failures, kept);
-  RETURN 'dead';
-END $$;
-COMMENT ON FUNCTION {schema}.bury_failing IS 'For operators: gives a message up that fails, in either mode of its scope. Answers dead; or replayed, rejected, in_flight, mismatch, when that decides instead.';

@@ -43,7 +43,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 100 * 366 * 86400::double precision;
 
 -- Registers a consumer, or an HTTP route, and how long it keeps keys and dead letters; register.sql
--- of oncebox-claims does the same. A consumer of the other mode is refused.
+-- of oncebox-claims does the same. Stored settings stay. A consumer of the other mode is refused.
 CREATE FUNCTION {schema}.register_scope(
   scope text, retention interval DEFAULT NULL, dead_letter_retention interval DEFAULT NULL, kind text DEFAULT 'consumer'
 ) RETURNS void
@@ -51,32 +51,32 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   keys_seconds double precision := extract(epoch FROM register_scope.retention);
   letters_seconds double precision := extract(epoch FROM coalesce(register_scope.dead_letter_retention, interval '90 days'));
+  stored record;
 BEGIN
   PERFORM {schema}.check_inbox_names(register_scope.scope, '');
+  IF register_scope.kind IS NULL OR register_scope.kind NOT IN ('consumer', 'http') THEN
+    RAISE EXCEPTION 'kind "%" is neither "consumer" nor "http"', register_scope.kind USING ERRCODE = 'OB011';
+  END IF;
   IF keys_seconds NOT BETWEEN 1 AND {schema}.retention_max() OR letters_seconds NOT BETWEEN 1 AND {schema}.retention_max()
      OR register_scope.dead_letter_retention IS NOT NULL AND (keys_seconds IS NULL OR letters_seconds < keys_seconds) THEN
     RAISE EXCEPTION 'retention % and dead_letter_retention % of scope "%" do not fit', register_scope.retention,
       register_scope.dead_letter_retention, register_scope.scope
       USING ERRCODE = 'OB011', HINT = 'Both are 1 second to 100 years. Dead letters are kept as long as keys or longer; keys are kept for ever unless it is said otherwise.';
   END IF;
+  letters_seconds := CASE WHEN keys_seconds IS NOT NULL THEN greatest(letters_seconds, keys_seconds) END;
   INSERT INTO {schema}.inbox_scope AS s (scope, retention_seconds, dead_letter_seconds, kind, mode)
-  VALUES (register_scope.scope, keys_seconds,
-          CASE WHEN keys_seconds IS NOT NULL THEN greatest(letters_seconds, keys_seconds) END, register_scope.kind, 'transaction')
+  VALUES (register_scope.scope, keys_seconds, letters_seconds, register_scope.kind, 'transaction')
   ON CONFLICT ON CONSTRAINT inbox_scope_pkey DO UPDATE
-  SET retention_seconds = excluded.retention_seconds,
-      dead_letter_seconds = excluded.dead_letter_seconds,
-      kind = excluded.kind,
-      mode = excluded.mode,
-      registered_at = CASE
-        WHEN (s.retention_seconds, s.dead_letter_seconds, s.kind)
-          IS DISTINCT FROM (excluded.retention_seconds, excluded.dead_letter_seconds, excluded.kind)
-        THEN excluded.registered_at
-        ELSE s.registered_at
-      END
-  WHERE s.mode IS NULL OR s.mode = excluded.mode;
+  SET mode = excluded.mode
+  WHERE s.mode IS NULL OR s.mode = excluded.mode
+  RETURNING s.retention_seconds, s.dead_letter_seconds, s.kind INTO stored;
   IF NOT FOUND THEN
     RAISE EXCEPTION 'scope "%" claims its keys under a lease', register_scope.scope
       USING ERRCODE = 'OB010', HINT = 'Use another scope, or stop its processes and call change_inbox_mode().';
+  END IF;
+  IF stored IS DISTINCT FROM (keys_seconds, letters_seconds, register_scope.kind) THEN
+    RAISE WARNING 'scope "%" keeps its stored settings (retention and dead letters in seconds, kind): %', register_scope.scope, stored
+      USING HINT = 'An operator changes them with change_scope().';
   END IF;
 END $$;
 COMMENT ON FUNCTION {schema}.register_scope IS 'Says that a consumer exists, or a route of kind http, and how long it keeps its keys (NULL: for ever) and dead letters (NULL: 90 days, or as long as keys).';

@@ -263,3 +263,138 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   SELECT count(*) FROM deleted
 $$;
 COMMENT ON FUNCTION {schema}.sweep_sagas IS 'Deletes sagas that finished longer ago than this, with their steps; 10000 at most. Their business ids are free again.';
+
+-- The actions of operators on sagas, each with its audit, as in 0004_operations.sql. Each returns a
+-- row for each audited one: the last command, and whether its dead letter was discarded.
+
+-- The new attempt has a key of its own, so the dead letter of the last one is done with. Of several
+-- letters with a command's key the participant's cannot be told (a copy may have died elsewhere):
+-- they stay.
+CREATE FUNCTION {schema}.retry_saga_as(saga_id bigint, step text, by text, note text) RETURNS TABLE (command text, is_discarded boolean)
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  WITH asked AS MATERIALIZED (
+    SELECT s.id, s.type, s.key, s.direction = 'backward' AS is_undo, {schema}.retry_saga(s.id, $2::text) AS steps
+    FROM {schema}.saga AS s
+    WHERE s.id = $1
+  ),
+  commands AS MATERIALIZED (
+    SELECT
+      a.type,
+      a.key,
+      t.step,
+      c.subject,
+      concat(
+        a.key, ':', t.step, CASE WHEN c.attempt > 1 THEN ':#' || c.attempt END, CASE WHEN a.is_undo THEN ':undo' END
+      ) AS command,
+      c.state IN ('failed', 'undo-failed') AS may_have_died
+    FROM asked AS a
+    LEFT JOIN LATERAL unnest(a.steps) AS t (step) ON true
+    LEFT JOIN LATERAL (
+      SELECT
+        p.state,
+        CASE WHEN a.is_undo THEN p.undo_subject ELSE p.subject END AS subject,
+        CASE WHEN a.is_undo THEN p.undo_attempt ELSE p.attempt END AS attempt
+      FROM {schema}.saga_step AS p
+      WHERE p.saga_id = a.id AND p.step = t.step
+    ) AS c ON true
+  ),
+  only_letter AS (
+    SELECT min(d.id) AS id
+    FROM commands AS c
+    JOIN {schema}.dead_letter AS d ON d.key = c.command COLLATE "C" AND d.subject = c.subject
+    WHERE c.may_have_died
+    GROUP BY c.command
+    HAVING count(*) = 1
+  ),
+  gone AS (
+    DELETE FROM {schema}.dead_letter AS d
+    USING only_letter AS o
+    WHERE d.id = o.id
+    RETURNING d.id, d.scope, d.key, d.subject, d.reason
+  ),
+  discarded AS (
+    INSERT INTO {schema}.audit (operator, note, action, message_id, scope, key, subject, reason)
+    SELECT $3, $4, 'discard', g.id, g.scope, g.key, g.subject, g.reason
+    FROM gone AS g
+  ),
+  noted AS (
+    INSERT INTO {schema}.audit (operator, note, action, scope, key, reason)
+    SELECT $3, $4, 'retry', c.type, c.key, c.step
+    FROM commands AS c
+  )
+  SELECT
+    c.command,
+    CASE WHEN c.may_have_died THEN EXISTS (SELECT FROM gone AS g WHERE g.key = c.command COLLATE "C") END AS is_discarded
+  FROM commands AS c
+$$;
+COMMENT ON FUNCTION {schema}.retry_saga_as IS 'For operators: retry_saga(), recorded. A dead letter of the last attempt is discarded, and recorded, too.';
+
+CREATE FUNCTION {schema}.skip_saga_step_as(saga_id bigint, step text, by text, note text) RETURNS TABLE (command text, is_discarded boolean)
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  WITH asked AS MATERIALIZED (
+    SELECT s.type, s.key, {schema}.skip_saga_step(s.id, $2::text) AS steps
+    FROM {schema}.saga AS s
+    WHERE s.id = $1
+  )
+  INSERT INTO {schema}.audit (operator, note, action, scope, key, reason)
+  SELECT $3, $4, 'skip', a.type, a.key, t.step
+  FROM asked AS a
+  CROSS JOIN LATERAL unnest(a.steps) AS t (step)
+  RETURNING NULL::text AS command, NULL::boolean AS is_discarded
+$$;
+COMMENT ON FUNCTION {schema}.skip_saga_step_as IS 'For operators: skip_saga_step(), recorded.';
+
+CREATE FUNCTION {schema}.abandon_saga_as(saga_id bigint, why text, by text, note text) RETURNS TABLE (command text, is_discarded boolean)
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  WITH abandoned AS MATERIALIZED (
+    SELECT s.type, s.key, {schema}.abandon_saga(s.id, $2::text) AS is_done
+    FROM {schema}.saga AS s
+    WHERE s.id = $1
+  )
+  INSERT INTO {schema}.audit (operator, note, action, scope, key)
+  SELECT $3, $4, 'abandon', a.type, a.key
+  FROM abandoned AS a
+  WHERE a.is_done
+  RETURNING NULL::text AS command, NULL::boolean AS is_discarded
+$$;
+COMMENT ON FUNCTION {schema}.abandon_saga_as IS 'For operators: abandon_saga(), recorded. No row where it has finished.';
+
+CREATE FUNCTION {schema}.start_saga(
+  type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision,
+  due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[],
+  undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[],
+  undo_payloads bytea[], reasons text[], late_steps_in double precision[]
+) RETURNS SETOF bigint
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  WITH started AS (
+    INSERT INTO {schema}.saga AS s (type, business_id, key, version, fingerprint, data, began_with, deadline_at, due_at,
+                                scope)
+    SELECT $1, $2, $3, $4, $5, $6::text::jsonb, $10::bytea,
+           clock_timestamp() + make_interval(secs => $7), clock_timestamp() + make_interval(secs => $8), $9
+    ON CONFLICT DO NOTHING
+    RETURNING s.id
+  ),
+  sent AS (
+    INSERT INTO {schema}.saga_step (saga_id, step, state, attempt, undo_attempt, in_doubt, subject, payload,
+                                    undo_subject, undo_payload, reason, deadline_at, sent_at)
+    SELECT s.id, g.step, g.state, g.attempt, g.undo_attempt, g.in_doubt, g.subject, g.payload, g.undo_subject,
+           g.undo_payload, left(g.reason, 250), clock_timestamp() + make_interval(secs => g.late_in), clock_timestamp()
+    FROM started AS s
+    CROSS JOIN unnest($11::text[], $12::text[], $13::integer[], $14::integer[], $15::boolean[], $16::text[], $17::bytea[], $18::text[],
+                $19::bytea[], $20::text[], $21::float8[])
+      AS g (step, state, attempt, undo_attempt, in_doubt, subject, payload, undo_subject, undo_payload, reason, late_in)
+  )
+  SELECT s.id FROM started AS s
+$$;
+COMMENT ON FUNCTION {schema}.start_saga IS 'For producers that start sagas, which start.sql of oncebox-saga calls: writes a saga and its first steps down, without a right to read or change those of others. Returns its id; no row when its business id has one.';
+
+CREATE FUNCTION {schema}.find_saga(type text, business_id text, key text, began_with bytea) RETURNS TABLE (id bigint, saga_key text, is_same_id boolean, is_same_data boolean)
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT s.id, s.key, s.type = $1 AND s.business_id = $2 AS is_same_id,
+         s.began_with = $4::bytea AS is_same_data
+  FROM {schema}.saga AS s
+  WHERE (s.type = $1 AND s.business_id = $2) OR s.key = $3
+  ORDER BY is_same_id DESC
+  LIMIT 1
+$$;
+COMMENT ON FUNCTION {schema}.find_saga IS 'For producers that start sagas: the saga that has a business id, or a key, without its data.';

@@ -40,8 +40,13 @@ BEGIN
       {schema}.root_key(text), {schema}.step_key(text, text), {schema}.part_key(text, bigint),
       {schema}.undo_key(text), {schema}.check_key(text)
       TO "{name}_producer";
-    -- Who starts a saga.
-    GRANT SELECT, INSERT ON {schema}.saga, {schema}.saga_step TO "{name}_producer";
+    -- Who starts a saga; its data are not for every producer.
+    GRANT EXECUTE ON FUNCTION
+      {schema}.start_saga(
+        text, text, text, integer, text, text, double precision, double precision, text, bytea, text[], text[], integer[],
+        integer[], boolean[], text[], bytea[], text[], bytea[], text[], double precision[]),
+      {schema}.find_saga(text, text, text, bytea)
+      TO "{name}_producer";
   END IF;
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_relay') THEN
     GRANT USAGE ON SCHEMA {schema} TO "{name}_relay";
@@ -114,41 +119,41 @@ BEGIN
       TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.lane_of(text) TO "{name}_operator";
     GRANT SELECT ON {schema}.delayed, {schema}.barrier TO "{name}_operator";
-    GRANT EXECUTE ON FUNCTION {schema}.cancel_delayed(text) TO "{name}_operator";
     GRANT SELECT ON {schema}.saga, {schema}.saga_step, {schema}.saga_event, {schema}.saga_definition
       TO "{name}_operator";
-    GRANT EXECUTE ON FUNCTION
-      {schema}.retry_saga(bigint, text), {schema}.skip_saga_step(bigint, text), {schema}.abandon_saga(bigint, text),
-      {schema}.sweep_sagas(interval, integer)
+    GRANT SELECT ON {schema}.lane, {schema}.parked, {schema}.replay, {schema}.discarded, {schema}.event_kind, {schema}.pause,
+      {schema}.audit
       TO "{name}_operator";
-    -- To lock a row, as above.
-    GRANT SELECT, UPDATE ON {schema}.lane, {schema}.maintenance TO "{name}_operator";
-    GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.parked, {schema}.replay TO "{name}_operator";
-    GRANT SELECT, INSERT, DELETE ON {schema}.discarded TO "{name}_operator";
-    GRANT DELETE ON {schema}.milestone TO "{name}_operator";
-    GRANT SELECT, INSERT, DELETE ON {schema}.event_kind TO "{name}_operator";
-    GRANT SELECT, DELETE ON {schema}.pause TO "{name}_operator";
-    GRANT INSERT (kind, value, rate, subjects, ordering_key, reason, paused_by, ends_at) ON {schema}.pause
+    -- Retention waits for a row that it locks, which asks for UPDATE.
+    GRANT SELECT, UPDATE ON {schema}.maintenance TO "{name}_operator";
+    -- All that operators change. Each function writes the audit: no table is open to them.
+    GRANT EXECUTE ON FUNCTION
+      {schema}.retry_dead(smallint, bigint[], text, text),
+      {schema}.give_up_parked(smallint, bigint[], text, text, text),
+      {schema}.replay_messages(smallint, bigint[], text, text, text),
+      {schema}.cancel_delayed_messages(text[], text, text),
+      {schema}.pause_delivery(text, text, double precision, text[], text, text, text, timestamptz, double precision),
+      {schema}.resume_delivery(text, text, text, text),
+      {schema}.resend_missing(smallint, bigint[], text, text, text),
+      {schema}.record_action(text, text, text, bigint, text),
+      {schema}.enable_events(text[], text, text), {schema}.disable_events(text[], text, text),
+      {schema}.retry_saga_as(bigint, text, text, text), {schema}.skip_saga_step_as(bigint, text, text, text),
+      {schema}.abandon_saga_as(bigint, text, text, text),
+      {schema}.discard_letters(bigint[], text, text), {schema}.retry_letter(bigint, text, text),
+      {schema}.retry_failing(text, text, text, text, text, text),
+      {schema}.forget_failing(text, text, text, text, text, text),
+      {schema}.bury_failing(text, text, text, bytea, text, jsonb, text, bigint, timestamptz, bigint, text, text, text)
       TO "{name}_operator";
     -- Losses of streams, and their repair.
     GRANT SELECT ON {schema}.loss, {schema}.receipt, {schema}.stream, {schema}.maintenance_fault TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.resend_lost(smallint, text, timestamptz) TO "{name}_operator";
-    GRANT SELECT ON {schema}.inbox_scope, {schema}.inbox_snooze, {schema}.inbox_attempt, {schema}.relay
+    GRANT SELECT ON {schema}.inbox_scope, {schema}.inbox_snooze, {schema}.inbox_attempt, {schema}.relay,
+      {schema}.dead_letter, {schema}.inbox
       TO "{name}_operator";
-    -- Messages that fail in inboxes.
-    GRANT UPDATE (due_at), DELETE ON {schema}.inbox_attempt TO "{name}_operator";
-    GRANT SELECT (scope, tenant, key, state, lease_until), UPDATE (lease_until) ON {schema}.inbox_claim TO "{name}_operator";
-    GRANT EXECUTE ON FUNCTION
-      {schema}.bury_failing(text, text, text, bytea, text, jsonb, text, bigint, timestamptz, bigint, text)
-      TO "{name}_operator";
-    -- Dead letters of inboxes, and the keys that died with them.
-    GRANT SELECT, DELETE ON {schema}.dead_letter, {schema}.inbox TO "{name}_operator";
+    GRANT SELECT (scope, tenant, key, state, lease_until) ON {schema}.inbox_claim TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.sweep_inbox(bigint, bigint, boolean) TO "{name}_operator";
-    GRANT EXECUTE ON FUNCTION {schema}.change_inbox_mode(text, text) TO "{name}_operator";
-    -- Not the columns that say who and when, and no change afterwards: the record cannot be bent.
-    GRANT SELECT ON {schema}.audit TO "{name}_operator";
-    GRANT INSERT (operator, note, action, lane, message_id, scope, key, subject, reason, messages) ON {schema}.audit
-      TO "{name}_operator";
+    GRANT EXECUTE ON FUNCTION {schema}.change_inbox_mode(text, text),
+      {schema}.change_scope(text, interval, interval, text, text, text) TO "{name}_operator";
   END IF;
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_consumer') THEN
     GRANT USAGE ON SCHEMA {schema} TO "{name}_consumer";
@@ -185,6 +190,12 @@ BEGIN
       {schema}.sweep_barrier(text, interval, integer)
       TO "{name}_consumer";
     -- Orchestrators of sagas, which are producers too.
+    GRANT EXECUTE ON FUNCTION
+      {schema}.start_saga(
+        text, text, text, integer, text, text, double precision, double precision, text, bytea, text[], text[], integer[],
+        integer[], boolean[], text[], bytea[], text[], bytea[], text[], double precision[]),
+      {schema}.find_saga(text, text, text, bytea)
+      TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE ON {schema}.saga, {schema}.saga_step TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.saga_event TO "{name}_consumer";
     GRANT SELECT, INSERT ON {schema}.saga_definition TO "{name}_consumer";

@@ -10,6 +10,7 @@ mod schema {
     pub(crate) mod beside; // the migration to the next version, while the database is in use
     mod script; // the migrations as SQL for other tools
     mod roles; // least privilege, and functions that cannot be hijacked
+    mod operators; // actions of operators are functions with an audit; nobody forges an event
     mod role_names; // the names of roles, each database's own
 }
 
@@ -235,6 +236,7 @@ mod operator {
 
 mod console {
     pub(crate) mod support; // a console as a process, and requests to it
+    mod shown; // an action changes the rows that were shown, and no other
     mod look; // what pages and the API show, of several databases, while some are away
     mod browser; // the pages in a real browser
     mod load; // fifty open pages cost a database what one does

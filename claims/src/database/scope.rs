@@ -93,9 +93,18 @@ impl<D: Driver> Database<D> {
             Value::Text(Some(kind.as_str())),
             Value::Text(Some(mode.as_str())),
         ];
-        if self.alone("register the scope", &self.register, &values).await?.is_none() {
+        let Some(mut row) = self.alone("register the scope", &self.register, &values).await? else {
             let (scope, schema) = (scope.to_owned(), self.schema.as_str().to_owned());
             return Err(Error::OtherMode { scope, mode: mode.as_str(), schema });
+        };
+        let stored = String::from_utf8(row.take(0).unwrap_or_default()).unwrap_or_default();
+        if stored != "registered" {
+            tracing::warn!(
+                scope,
+                stored,
+                "the scope keeps its stored settings, not those of this process; an operator changes them with \
+                 change_scope()"
+            );
         }
         self.limits.warn_of_short_retention(scope);
         self.scopes.add(scope, mode);

@@ -8,7 +8,7 @@ use std::{
 use anyhow::anyhow;
 use clap::{Arg, ArgAction, ArgMatches};
 use oncebox_connect::{config::OutboxConfig, error::RelayError};
-use oncebox_operator::{Operator, Progress, Stamp};
+use oncebox_operator::{Operator, Progress, RowSet, Shown, Stamp};
 use serde_json::json;
 use tokio::{task::JoinSet, time::Instant};
 
@@ -20,6 +20,7 @@ pub(crate) struct Run {
     pub(super) dry_run: bool,
     pub(super) json: bool,
     pub(super) rate: Option<f64>,
+    pub(super) confirm: Option<Shown>,
 }
 
 pub(super) fn json() -> Arg {
@@ -39,9 +40,18 @@ pub(super) fn run() -> [Arg; 5] {
     ]
 }
 
+/// The options of a command whose dry run shows rows.
+pub(super) fn of_rows() -> [Arg; 2] {
+    let confirm =
+        Arg::new("confirm").long("confirm").value_name("TOKEN").value_parser(clap::value_parser!(Shown));
+    let help = "Act on the rows that a dry run showed, and no other: the token that it printed; refused when they \
+                have changed";
+    [confirm.help(help).conflicts_with("dry-run"), rate()]
+}
+
 /// The pace of a command that has messages sent again.
 pub(super) fn rate() -> Arg {
-    let help = "Messages a second, at most; a command that is cut off can be run again for the rest";
+    let help = "Limit of messages a second; a command that is cut off can be run again for the rest";
     Arg::new("rate").long("rate").value_name("N").value_parser(messages_a_second).help(help)
 }
 
@@ -67,6 +77,7 @@ impl Run {
             dry_run: flags.try_get_one("dry-run").ok().flatten().copied().unwrap_or(false),
             json: flags.get_flag("json"),
             rate: flags.try_get_one("rate").ok().flatten().copied(),
+            confirm: flags.try_get_one("confirm").ok().flatten().copied(),
         }
     }
 
@@ -78,6 +89,48 @@ impl Run {
     ) -> Result<Operator, RelayError> {
         let progress = (!self.dry_run && io::stderr().is_terminal()).then(progress);
         Ok(Operator::connect(config, self.stamp.clone(), tasks).await?.at_rate(self.rate, progress))
+    }
+
+    /// An empty set of rows, for a dry run and for a confirmed one.
+    pub(super) async fn rows(
+        &self,
+        operator: &Operator,
+        command: &'static str,
+    ) -> Result<Option<RowSet>, RelayError> {
+        match self.dry_run || self.confirm.is_some() {
+            true => RowSet::new(operator, command, self.confirm.as_ref()).await.map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// Refuses rows that are not those that were confirmed, and tells of later ones.
+    pub(super) fn check(&self, rows: &RowSet) -> anyhow::Result<()> {
+        if let Some(confirmed) = &self.confirm {
+            rows.check(confirmed)?;
+            if rows.late() > 0 {
+                tracing::warn!("{} came since the dry run, and stay", output::messages(rows.late()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Says how many rows were changed, or would be; the latter with the token that confirms them.
+    pub(super) fn report_rows(
+        &self,
+        action: &str,
+        past: &str,
+        count: u64,
+        rows: Option<&RowSet>,
+    ) -> anyhow::Result<()> {
+        let token = rows.filter(|rows| self.dry_run && rows.count() > 0).map(|rows| rows.shown().to_string());
+        let Some(token) = token else { return self.report(action, past, count) };
+        if !self.json {
+            tracing::info!("to {action} these rows and no other: --confirm {token}");
+            return self.report(action, past, count);
+        }
+        let document = json!({ "action": action, "messages": count, "dry_run": true, "confirm": token });
+        output::print(&output::json_lines(&[document])?)?;
+        Ok(())
     }
 
     /// Says how many were changed, or would be.

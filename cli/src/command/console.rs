@@ -2,8 +2,10 @@
 //! the console that a relay serves beside its work.
 
 use std::{
+    fs::metadata,
     future::pending,
     net::{IpAddr, SocketAddr},
+    os::unix::fs::PermissionsExt as _,
 };
 
 use clap::{Arg, ArgAction, ArgMatches};
@@ -18,6 +20,7 @@ const LISTEN: ([u8; 4], u16) = ([127, 0, 0, 1], 8321);
 pub(crate) struct Console {
     settings: Settings,
     members: Vec<Member>,
+    token_file: Option<String>,
 }
 
 pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
@@ -78,7 +81,8 @@ impl Console {
         config: Option<Config>,
     ) -> Result<Self, ConfigError> {
         let listen = flags.get_one::<SocketAddr>("listen").copied().unwrap_or_else(|| LISTEN.into());
-        Ok(Self { settings: settings(flags, listen)?, members: vec![lone(outbox, config)] })
+        let members = vec![lone(outbox, config)];
+        Ok(Self { settings: settings(flags, listen)?, members, token_file: token_file(flags) })
     }
 
     /// The console that the relay of this database serves as well, if it is told to.
@@ -107,7 +111,10 @@ impl Console {
         members: impl FnOnce() -> Vec<Member>,
     ) -> Result<Option<Self>, ConfigError> {
         let listen = flags.get_one::<SocketAddr>("console").copied();
-        listen.map(|listen| Ok(Self { settings: settings(flags, listen)?, members: members() })).transpose()
+        let console = |listen| {
+            Ok(Self { settings: settings(flags, listen)?, members: members(), token_file: token_file(flags) })
+        };
+        listen.map(console).transpose()
     }
 
     /// The console of all of these; each has one database.
@@ -129,6 +136,11 @@ impl Console {
 
     async fn serve(self, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
         let listen = self.settings.listen;
+        // Kubernetes mounts secrets so, and then no other account is near: not refused.
+        let is_open = |path: &str| metadata(path).is_ok_and(|of| of.permissions().mode() & 0o004 != 0);
+        if let Some(path) = self.token_file.as_deref().filter(|path| is_open(path)) {
+            tracing::warn!("--token-file: every account of this machine can read {path}; chmod 600 {path}");
+        }
         let served = oncebox_console::serve(self.settings, self.members, shutdown).await;
         served.map_err(|error| anyhow::anyhow!("listen on {listen}: {error}"))
     }
@@ -158,6 +170,10 @@ fn lone(outbox: OutboxConfig, config: Option<Config>) -> Member {
     Member { name, outbox, config }
 }
 
+fn token_file(flags: &ArgMatches) -> Option<String> {
+    flags.get_one::<String>("token-file").cloned()
+}
+
 fn settings(flags: &ArgMatches, listen: SocketAddr) -> Result<Settings, ConfigError> {
     let texts = |name| flags.get_many::<String>(name).into_iter().flatten().cloned().collect();
     let proxy = flags.get_one::<String>("trusted-header").map(|header| Proxy {
@@ -171,7 +187,7 @@ fn settings(flags: &ArgMatches, listen: SocketAddr) -> Result<Settings, ConfigEr
         allows_actions: flags.get_flag("allow-actions"),
         shows_payloads: flags.get_flag("show-payloads"),
         by: flags.get_one::<String>("by").cloned().unwrap_or_else(|| "console".to_owned()),
-        tokens: flags.get_one::<String>("token-file").map_or(Ok(Vec::new()), |path| tokens(path))?,
+        tokens: token_file(flags).map_or(Ok(Vec::new()), |path| tokens(&path))?,
         proxy,
     };
     settings.check().map_err(ConfigError)?;

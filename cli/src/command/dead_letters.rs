@@ -3,7 +3,9 @@
 use anyhow::{Context as _, ensure};
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches};
 use oncebox_connect::config::{Config, OutboxConfig};
-use oncebox_operator::{DeadLetter, DeadLetterDetails, DeadLetterSelection, Operator, Stamp, SubjectPattern};
+use oncebox_operator::{
+    DeadLetter, DeadLetterDetails, DeadLetterSelection, Operator, RowSet, Stamp, SubjectPattern,
+};
 use tokio::task::JoinSet;
 
 use super::{
@@ -11,7 +13,7 @@ use super::{
     output::{self, time},
 };
 
-const SELECTORS: [&str; 5] = ["id", "key", "scope", "subject", "reason"];
+const SELECTORS: [&str; 7] = ["id", "key", "scope", "subject", "reason", "reason-is", "subject-is"];
 
 const NOTHING: &str = "no dead letter is selected; see `oncebox inbox dead list`";
 
@@ -38,6 +40,7 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>, both_servers: Vec<Arg>)
             .arg(all.conflicts_with_all(SELECTORS))
             .group(ArgGroup::new("selection").args(SELECTORS).arg("all").required(true).multiple(true))
             .args(action::run())
+            .args(action::of_rows())
     };
     let list = clap::Command::new("list").about("List dead letters in the order of their ids");
     let show = clap::Command::new("show").about("Show a dead letter, and how its key stands");
@@ -65,7 +68,6 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>, both_servers: Vec<Arg>)
         )
         .subcommand(
             acting("retry", "Send dead letters back to JetStream as new messages, their keys free again")
-                .arg(action::rate())
                 .args(both_servers),
         )
         .subcommand(
@@ -73,7 +75,7 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>, both_servers: Vec<Arg>)
         )
 }
 
-fn selection() -> [Arg; 5] {
+fn selection() -> [Arg; 7] {
     let text = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
     [
         text("id", "ID", "The letter with this id").value_parser(clap::value_parser!(i64).range(1..)),
@@ -82,6 +84,8 @@ fn selection() -> [Arg; 5] {
         text("subject", "PATTERN", "Letters with this subject; * is one token, a last > one or more")
             .value_parser(clap::value_parser!(SubjectPattern)),
         text("reason", "TEXT", "Letters whose reason contains this text, upper or lower case"),
+        text("reason-is", "LINE", "Letters whose reason has exactly this first line, which may be empty"),
+        text("subject-is", "SUBJECT", "Letters with exactly this subject, which is no pattern"),
     ]
 }
 
@@ -98,6 +102,8 @@ impl DeadLetters {
             scope: text("scope"),
             subject: flags.get_one::<SubjectPattern>("subject").cloned(),
             reason: text("reason"),
+            reason_is: text("reason-is"),
+            subject_is: text("subject-is"),
             ..DeadLetterSelection::default()
         };
         let limit = || flags.get_one::<u64>("limit").copied();
@@ -138,22 +144,45 @@ impl DeadLetters {
             }
             Self::Retry { selection, limit, run } => {
                 let mut operator = run.connect(outbox, &mut tasks).await?;
+                let rows = look(&operator, "inbox dead retry", &selection, limit, &run).await?;
                 let done = match config {
-                    Some(config) => operator.retry_dead_letters(config, &selection, limit).await?,
-                    None => operator.count_dead_letters(&selection, limit).await?,
+                    Some(config) => {
+                        operator.retry_dead_letters(config, &selection, limit, rows.as_ref()).await?
+                    }
+                    None => rows.as_ref().map_or(0, RowSet::count),
                 };
-                run.report("retry", "retried", done)?;
+                run.report_rows("retry", "retried", done, rows.as_ref())?;
                 ensure!(done > 0, NOTHING);
             }
             Self::Discard { selection, limit, run } => {
-                let mut operator = Operator::connect(outbox, run.stamp.clone(), &mut tasks).await?;
-                let done = operator.discard_dead_letters(&selection, limit, run.dry_run).await?;
-                run.report("discard", "discarded", done)?;
+                let mut operator = run.connect(outbox, &mut tasks).await?;
+                let rows = look(&operator, "inbox dead discard", &selection, limit, &run).await?;
+                let done = match &rows {
+                    Some(rows) if run.dry_run => rows.count(),
+                    only => operator.discard_dead_letters(&selection, limit, only.as_ref()).await?,
+                };
+                run.report_rows("discard", "discarded", done, rows.as_ref())?;
                 ensure!(done > 0, NOTHING);
             }
         }
         Ok(())
     }
+}
+
+/// The letters of a dry run, or those that one has shown.
+async fn look(
+    operator: &Operator,
+    command: &'static str,
+    selection: &DeadLetterSelection,
+    limit: Option<u64>,
+    run: &action::Run,
+) -> anyhow::Result<Option<RowSet>> {
+    let mut rows = run.rows(operator, command).await?;
+    if let Some(rows) = &mut rows {
+        operator.find_dead_letters(selection, limit, rows).await?;
+        run.check(rows)?;
+    }
+    Ok(rows)
 }
 
 fn list(letters: &[DeadLetter]) -> String {

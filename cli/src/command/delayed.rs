@@ -37,7 +37,8 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> Command {
         .args(selection())
         .arg(all.conflicts_with_all(SELECTORS))
         .group(group)
-        .args(action::run());
+        .args(action::run())
+        .args(action::of_rows());
     Command::new("delayed")
         .about("Look at messages that wait for their time; cancel them")
         .subcommand_required(true)
@@ -93,9 +94,17 @@ impl Delayed {
                 output::print(&if json { output::json_lines(&messages)? } else { table(&messages) })?;
             }
             Self::Cancel { selection, limit, run } => {
-                let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
-                let done = operator.cancel_delayed(&selection, limit, run.dry_run).await?;
-                run.report("cancel", "cancelled", done)?;
+                let mut operator = run.connect(config, &mut tasks).await?;
+                let mut rows = run.rows(&operator, "outbox delayed cancel").await?;
+                if let Some(rows) = &mut rows {
+                    operator.find_delayed(&selection, limit, rows).await?;
+                    run.check(rows)?;
+                }
+                let done = match &rows {
+                    Some(rows) if run.dry_run => rows.count(),
+                    only => operator.cancel_delayed(&selection, limit, only.as_ref()).await?,
+                };
+                run.report_rows("cancel", "cancelled", done, rows.as_ref())?;
                 if done == 0 {
                     return Err(action::nothing(&mut operator, SOUGHT, selection.key.as_deref()).await);
                 }

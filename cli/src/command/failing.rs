@@ -4,7 +4,8 @@ use anyhow::ensure;
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches};
 use oncebox_connect::config::{Config, OutboxConfig};
 use oncebox_operator::{
-    FailingDone, FailingMessage, FailingReason, FailingSelection, Operator, Stamp, SubjectPattern,
+    FailingDone, FailingId, FailingMessage, FailingReason, FailingSelection, Operator, RowSet, Stamp,
+    SubjectPattern,
 };
 use tokio::task::JoinSet;
 
@@ -13,7 +14,7 @@ use super::{
     output::{self, messages, time},
 };
 
-const SELECTORS: [&str; 4] = ["key", "scope", "subject", "reason"];
+const SELECTORS: [&str; 7] = ["id", "key", "scope", "subject", "reason", "reason-is", "subject-is"];
 
 const NOTHING: &str = "no failing message is selected; see `oncebox inbox failing list`";
 
@@ -44,6 +45,7 @@ pub(super) fn command(connection: Vec<Arg>, both_servers: impl Fn() -> Vec<Arg>)
             .arg(all.conflicts_with_all(SELECTORS))
             .group(ArgGroup::new("selection").args(SELECTORS).arg("all").required(true).multiple(true))
             .args(action::run())
+            .args(action::of_rows())
             .args(both_servers())
     };
     clap::Command::new("failing")
@@ -74,14 +76,18 @@ pub(super) fn command(connection: Vec<Arg>, both_servers: impl Fn() -> Vec<Arg>)
         ))
 }
 
-fn selection() -> [Arg; 4] {
+fn selection() -> [Arg; 7] {
     let text = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
     [
+        text("id", "ID", "The message with this id: a JSON array, from the list with --json")
+            .value_parser(clap::value_parser!(FailingId)),
         text("key", "KEY", "Messages with this key, of any scope and tenant"),
         text("scope", "SCOPE", "Messages of this consumer: service:handler"),
         text("subject", "PATTERN", "Messages with this subject; * is one token, a last > one or more")
             .value_parser(clap::value_parser!(SubjectPattern)),
         text("reason", "TEXT", "Messages whose reason contains this text, upper or lower case"),
+        text("reason-is", "LINE", "Messages whose reason has exactly this first line, which may be empty"),
+        text("subject-is", "SUBJECT", "Messages with exactly this subject, which is no pattern"),
     ]
 }
 
@@ -93,6 +99,9 @@ impl Failing {
             scope: text("scope"),
             subject: flags.get_one::<SubjectPattern>("subject").cloned(),
             reason: text("reason"),
+            reason_is: text("reason-is"),
+            subject_is: text("subject-is"),
+            id: flags.get_one::<FailingId>("id").cloned(),
             ..FailingSelection::default()
         };
         let limit = || flags.get_one::<u64>("limit").copied();
@@ -124,26 +133,46 @@ impl Failing {
                 output::print(&text)?;
             }
             Self::Retry { selection, limit, run } => {
-                let mut operator = Operator::connect(outbox, run.stamp.clone(), &mut tasks).await?;
+                let mut operator = run.connect(outbox, &mut tasks).await?;
+                let (counted, rows) = look(&operator, "inbox failing retry", &selection, limit, &run).await?;
                 let found = match config {
-                    Some(config) => operator.retry_failing(config, &selection, limit).await?,
-                    None => operator.count_failing(&selection, limit, true).await?,
+                    Some(config) => operator.retry_failing(config, &selection, limit, rows.as_ref()).await?,
+                    None => counted,
                 };
-                run.report("retry", "retried", found.done)?;
+                run.report_rows("retry", "retried", found.done, rows.as_ref())?;
                 explain(&found, "due already: run now, unless the consumer does not run", "left alone")?;
             }
             Self::Bury { selection, limit, run } => {
-                let mut operator = Operator::connect(outbox, run.stamp.clone(), &mut tasks).await?;
+                let mut operator = run.connect(outbox, &mut tasks).await?;
+                let (counted, rows) = look(&operator, "inbox failing bury", &selection, limit, &run).await?;
                 let found = match config {
-                    Some(config) => operator.bury_failing(config, &selection, limit).await?,
-                    None => operator.count_failing(&selection, limit, false).await?,
+                    Some(config) => operator.bury_failing(config, &selection, limit, rows.as_ref()).await?,
+                    None => counted,
                 };
-                run.report("bury", "buried", found.done)?;
+                run.report_rows("bury", "buried", found.done, rows.as_ref())?;
                 explain(&found, "at work: try again", "forgotten")?;
             }
         }
         Ok(())
     }
+}
+
+/// The messages of a dry run, or those that one has shown.
+async fn look(
+    operator: &Operator,
+    command: &'static str,
+    selection: &FailingSelection,
+    limit: Option<u64>,
+    run: &action::Run,
+) -> anyhow::Result<(FailingDone, Option<RowSet>)> {
+    let mut rows = run.rows(operator, command).await?;
+    let mut counted = FailingDone::default();
+    if let Some(rows) = &mut rows {
+        let is_retry = command.ends_with("retry");
+        counted = operator.count_failing(selection, limit, is_retry, rows).await?;
+        run.check(rows)?;
+    }
+    Ok((counted, rows))
 }
 
 /// Says which messages were left alone, and why. An error when none was found.

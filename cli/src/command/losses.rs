@@ -24,7 +24,7 @@ pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
         .arg(text("stream", "NAME", "The stream that a relay reported; see `oncebox status`").required(true))
         .arg(
             text("since", "TIME", "Not what was settled long before this time, in UTC: 2030-01-31T08:00:00Z")
-                .value_parser(replay::instant),
+                .value_parser(replay::since),
         )
         .args(run)
         .args(connection)

@@ -14,7 +14,7 @@ use super::{
     output::{self, time},
 };
 
-const SELECTORS: [&str; 4] = ["key", "subject", "reason", "ordering-key"];
+const SELECTORS: [&str; 7] = ["id", "key", "subject", "reason", "reason-is", "subject-is", "ordering-key"];
 
 /// The arguments of the command.
 pub(crate) enum Asked {
@@ -94,19 +94,23 @@ fn acting(name: &'static str, kind: ParkedKind, about: &'static str) -> Command 
         .arg(all.conflicts_with_all(selectors))
         .group(group)
         .args(action::run())
-        .arg(action::rate())
+        .args(action::of_rows())
 }
 
 fn selection(kind: ParkedKind) -> Vec<Arg> {
     let text = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
     let helps = [
+        ("ID", "The message with this id, as the list shows it"),
         ("KEY", "The message with this key"),
         ("PATTERN", "Messages with this subject; * is one token, a last > one or more"),
         ("TEXT", "Messages whose reason contains this text, upper or lower case"),
+        ("LINE", "Messages whose reason has exactly this first line, which may be empty"),
+        ("SUBJECT", "Messages with exactly this subject, which is no pattern"),
         ("KEY", "Messages with this ordering key"),
     ];
     let of_all = SELECTORS.into_iter().zip(helps).map(|(name, (value, help))| match name {
         "subject" => text(name, value, help).value_parser(clap::value_parser!(SubjectPattern)),
+        "id" => text(name, value, help).value_parser(clap::value_parser!(i64).range(1..)),
         _ => text(name, value, help),
     });
     let request = text("request", "NAME", "Replays that were asked for under this name");
@@ -130,6 +134,9 @@ impl Asked {
         }
         let text = |name| flags.try_get_one::<String>(name).ok().flatten().cloned();
         let selection = ParkedSelection {
+            id: flags.get_one::<i64>("id").copied(),
+            reason_is: text("reason-is"),
+            subject_is: text("subject-is"),
             key: text("key"),
             subject: flags.get_one::<SubjectPattern>("subject").cloned(),
             reason: text("reason"),
@@ -182,7 +189,15 @@ impl Asked {
             }
             Self::Act { action, selection, limit, run } => {
                 let mut operator = run.connect(config, &mut tasks).await?;
-                let done = operator.act(action, &selection, limit, run.dry_run).await?;
+                let mut rows = run.rows(&operator, words(action)).await?;
+                if let Some(rows) = &mut rows {
+                    operator.find_parked(action.kind(), &selection, limit, rows).await?;
+                    run.check(rows)?;
+                }
+                let done = match &rows {
+                    Some(rows) if run.dry_run => rows.count(),
+                    only => operator.act(action, &selection, limit, only.as_ref()).await?,
+                };
                 let (name, past, kind) = match action {
                     ParkedAction::Retry => ("retry", "retried", ParkedKind::Dead),
                     ParkedAction::GiveUp(ParkedKind::Replay) => {
@@ -190,13 +205,23 @@ impl Asked {
                     }
                     ParkedAction::GiveUp(kind) => ("discard", "discarded", kind),
                 };
-                run.report(name, past, done)?;
+                run.report_rows(name, past, done, rows.as_ref())?;
                 if done == 0 {
                     return Err(action::nothing(&mut operator, noun(kind), selection.key.as_deref()).await);
                 }
             }
         }
         Ok(())
+    }
+}
+
+/// The command of an action.
+fn words(action: ParkedAction) -> &'static str {
+    match action {
+        ParkedAction::Retry => "outbox dead retry",
+        ParkedAction::GiveUp(ParkedKind::Dead) => "outbox dead discard",
+        ParkedAction::GiveUp(ParkedKind::Parked) => "outbox parked discard",
+        ParkedAction::GiveUp(ParkedKind::Replay) => "outbox replay cancel",
     }
 }
 

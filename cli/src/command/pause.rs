@@ -95,6 +95,7 @@ impl Pauses {
             dry_run: false,
             json: flags.get_flag("json"),
             rate: None,
+            confirm: None,
         };
         if name == "resume" {
             return Self::Resume { of, run };

@@ -21,7 +21,7 @@ pub(crate) struct Replay {
 
 pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> clap::Command {
     let text = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
-    let time = |name, help| text(name, "TIME", help).value_parser(instant);
+    let time = |name, help| text(name, "TIME", help).value_parser(since);
     let id = |name, help| text(name, "ID", help).value_parser(clap::value_parser!(i64).range(1..));
     let all = Arg::new("all").long("all").action(ArgAction::SetTrue).help("Every settled message");
     clap::Command::new("replay")
@@ -31,7 +31,10 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> clap::Command {
             text("subject", "PATTERN", "Messages with this subject; * is one token, a last > one or more")
                 .value_parser(clap::value_parser!(SubjectPattern)),
         )
-        .arg(time("since", "Messages enqueued then or later, in UTC: 2030-01-31T08:00:00Z"))
+        .arg(time(
+            "since",
+            "Messages enqueued then or later: a time in UTC such as 2030-01-31T08:00:00Z, or 24h ago as 24h",
+        ))
         .arg(time("until", "Messages enqueued before that"))
         .arg(id("from-id", "Messages with this id (header Oncebox-Id) or a higher one"))
         .arg(id("to-id", "Messages with this id or a lower one"))
@@ -51,6 +54,15 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> clap::Command {
         .args_conflicts_with_subcommands(true)
         .subcommand_negates_reqs(true)
         .subcommands(parked::of_replays(connection))
+}
+
+/// A time in UTC, or how long ago it was.
+pub(super) fn since(text: &str) -> Result<SystemTime, String> {
+    let ago = humantime::parse_duration(text).ok().and_then(|ago| SystemTime::now().checked_sub(ago));
+    ago.map_or_else(
+        || instant(text).map_err(|problem| format!("{problem}, nor how long ago, such as 24h")),
+        Ok,
+    )
 }
 
 /// A time in UTC.

@@ -39,6 +39,8 @@ pub(crate) struct Status {
 pub(super) enum Looked {
     /// All that was to be asked has answered.
     Whole,
+    /// No message gets through: there is no relay, or PostgreSQL takes no writes.
+    Down,
     /// NATS could not be reached.
     WithoutNats,
     /// Nobody reads any more.
@@ -81,6 +83,7 @@ impl Status {
             Some(period) => watch(period, async |clears| self.look(outbox, config, clears).await).await,
             None => Ok(match self.look(outbox, config, false).await? {
                 Looked::Whole | Looked::Unread => 0,
+                Looked::Down => crate::FAILED,
                 Looked::WithoutNats => crate::UNREACHABLE,
             }),
         }
@@ -106,6 +109,7 @@ impl Status {
         Ok(match status.nats_problem {
             _ if !is_read => Looked::Unread,
             Some(_) => Looked::WithoutNats,
+            None if status.is_down() => Looked::Down,
             None => Looked::Whole,
         })
     }
@@ -131,7 +135,7 @@ pub(super) async fn watch(
         };
         match looked {
             // That NATS is away is on the screen.
-            Ok(Looked::Whole | Looked::WithoutNats) => {}
+            Ok(Looked::Whole | Looked::Down | Looked::WithoutNats) => {}
             Ok(Looked::Unread) => return Ok(0),
             Err(error) if is_first => return Err(error),
             Err(error) => tracing::warn!(
@@ -183,6 +187,10 @@ fn findings(status: &Stands) -> String {
     for finding in &status.findings {
         text += &output::clean(&format!("- {}\n    {}\n", finding.what, finding.remedy));
     }
+    let names_nats = ["nats stream ", "nats consumer "];
+    if status.findings.iter().any(|finding| names_nats.iter().any(|name| finding.remedy.contains(name))) {
+        text += "`nats` is the command line of NATS itself, https://github.com/nats-io/natscli\n";
+    }
     text
 }
 
@@ -213,9 +221,9 @@ fn summary(status: &Stands) -> Vec<[String; 2]> {
         line("lag", format!("{:.1} s", status.lag_seconds)),
         line("enqueued", format!("{:.1} messages/s", status.rates.enqueued_per_second)),
         line("settled", format!("{:.1} messages/s", status.rates.settled_per_second)),
-        line("parked", status.parked.to_string()),
-        line("dead", status.dead.to_string()),
-        line("replays", status.replays.to_string()),
+        line("parked", counted(status.parked)),
+        line("dead", counted(status.dead)),
+        line("replays", counted(status.replays)),
         line("delayed", delayed(status)),
         line("relay sessions", relays),
         line("NATS", nats(status)),
@@ -226,6 +234,11 @@ fn summary(status: &Stands) -> Vec<[String; 2]> {
         lines.push(line("sessions seen", hint.to_owned()));
     }
     lines
+}
+
+/// Messages that are set aside are counted to 100,000.
+fn counted(number: i64) -> String {
+    if number >= 100_000 { format!("at least {number}") } else { number.to_string() }
 }
 
 fn delayed(status: &Stands) -> String {

@@ -34,7 +34,7 @@ pub(super) fn command(options: Vec<Arg>) -> clap::Command {
         )
         .arg(
             text("since", "TIME", "Messages enqueued then or later, in UTC: 2030-01-31T08:00:00Z")
-                .value_parser(replay::instant),
+                .value_parser(replay::since),
         )
         .arg(resend.help("Have the relays send again what is missing or different, under the same ids"))
         .args(run)

@@ -14,7 +14,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::{
     sessions::User,
@@ -24,7 +24,8 @@ use crate::{ask::Console, fields::Fields, settings::Settings};
 
 /// The longest time until an answer begins.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
-pub(crate) const COOKIE_NAME: &str = "oncebox_session";
+/// A wrong secret is answered no sooner, one after another, so that nobody tries out many.
+const WRONG_SECRET_PAUSE: Duration = Duration::from_millis(250);
 
 /// The address that a connection came from.
 #[derive(Clone, Copy, Debug)]
@@ -75,27 +76,45 @@ async fn admit(console: &Console, mut request: Request, next: Next) -> Response 
             let (name, proof) = (String::new(), String::new());
             request.extensions_mut().insert(User { name, role: Role::Reader, proof });
         }
-        None => return ask_to_sign_in(console, &request),
+        None => {
+            if request.headers().contains_key(AUTHORIZATION) {
+                refuse_secret(console, peer).await;
+            }
+            return ask_to_sign_in(console, &request);
+        }
     }
     let slow = |_| (StatusCode::GATEWAY_TIMEOUT, "no answer in time\n").into_response();
     timeout(ANSWER_MAX, next.run(request)).await.unwrap_or_else(slow)
 }
 
-/// A page leads to the form; a program is told how to sign in.
+/// Tells of a wrong secret, and takes its time.
+pub(crate) async fn refuse_secret(console: &Console, peer: Option<IpAddr>) {
+    let mut wrong = console.wrong_secrets.lock().await;
+    *wrong += 1;
+    // Each power of two: a search for secrets does not fill the log.
+    if wrong.is_power_of_two() {
+        tracing::warn!(count = *wrong, ?peer, "a sign-in with a secret that the console does not know");
+    }
+    sleep(WRONG_SECRET_PAUSE).await;
+}
+
+/// A page leads to the form, also from a form whose session has ended; a program is told how to
+/// sign in. A browser is not: it would open its own box.
 fn ask_to_sign_in(console: &Console, request: &Request) -> Response {
     let has_form = !console.settings.tokens.is_empty();
-    let is_page = request.method() == Method::GET
-        && !request.uri().path().starts_with("/api/")
+    let is_page = !request.uri().path().starts_with("/api/")
         && request.uri().path() != "/events"
         && !request.headers().contains_key(AUTHORIZATION);
+    let is_browser = request.headers().contains_key("sec-fetch-mode");
     if has_form && is_page {
-        let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+        let path = request.uri().path_and_query().filter(|_| request.method() == Method::GET);
+        let path = path.map_or("/", |path| path.as_str());
         let link = Fields::link("/sign-in", &[("next", path)]);
         return (StatusCode::SEE_OTHER, [(LOCATION, link)]).into_response();
     }
     let mut response =
         (StatusCode::UNAUTHORIZED, "sign in: HTTP basic with a name and its token\n").into_response();
-    if has_form {
+    if has_form && !is_browser {
         let how = HeaderValue::from_static("Basic realm=\"oncebox\", charset=\"UTF-8\"");
         response.headers_mut().insert(WWW_AUTHENTICATE, how);
     }
@@ -112,12 +131,14 @@ fn who(console: &Console, headers: &HeaderMap, peer: Option<IpAddr>) -> Option<U
     if let Some(proxy) = &settings.proxy
         && peer.is_some_and(|peer| proxy.addresses.contains(&peer.to_canonical()))
     {
-        let name = headers.get(&proxy.header)?.to_str().ok()?.trim();
+        // Of two names the proxy has written one, and nobody can tell which.
+        let mut names = headers.get_all(&proxy.header).iter();
+        let name = names.next().filter(|_| names.next().is_none())?.to_str().ok()?.trim();
         let role = if proxy.operators.iter().any(|one| one == name) { Role::Operator } else { Role::Reader };
         let is_name = !name.is_empty() && name.len() <= 255;
         return is_name.then(|| User { name: name.to_owned(), role, proof: format!("proxy {name}") });
     }
-    if let Some(user) = session_id(headers).and_then(|id| console.sessions.find(id)) {
+    if let Some(user) = session_id(&cookie_name(settings), headers).and_then(|id| console.sessions.find(id)) {
         return Some(user);
     }
     let basic = headers.get(AUTHORIZATION)?.to_str().ok()?.strip_prefix("Basic ")?;
@@ -127,10 +148,15 @@ fn who(console: &Console, headers: &HeaderMap, peer: Option<IpAddr>) -> Option<U
     Some(User { name: name.clone(), role: *role, proof: format!("basic {name}") })
 }
 
-pub(crate) fn session_id(headers: &HeaderMap) -> Option<&str> {
+/// A browser sends the cookies of all ports of a host: each console has a name of its own.
+pub(crate) fn cookie_name(settings: &Settings) -> String {
+    format!("oncebox_session_{}", settings.listen.port())
+}
+
+pub(crate) fn session_id<'a>(cookie_name: &str, headers: &'a HeaderMap) -> Option<&'a str> {
     let cookies = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
     let mut pairs = cookies.flat_map(|text| text.split(';')).filter_map(|pair| pair.trim().split_once('='));
-    pairs.find(|(name, _)| *name == COOKIE_NAME).map(|(_, id)| id)
+    pairs.find(|(name, _)| *name == cookie_name).map(|(_, id)| id)
 }
 
 /// Why a request is not looked at. A page of somebody else can have a browser send requests here:

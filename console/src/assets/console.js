@@ -42,11 +42,9 @@ function live() {
   if (!document.querySelector("[data-live]") || !told) return told?.remove();
   const say = (text) => { told.textContent = text; };
   let busy = false;
-  const events = new EventSource(document.body.dataset.events);
-  events.onopen = () => say("Live");
-  events.onerror = () => say("Not live: the console does not answer");
-  events.onmessage = async (event) => {
-    if (busy || document.hidden || !concerns(event.data.split(" "))) return;
+  const take = async ({ told, names }) => {
+    if (told) say(told);
+    if (!names || busy || document.hidden || !concerns(names.split(" "))) return;
     busy = true;
     try {
       if (!(await refresh())) say("Not live: load the page again");
@@ -56,7 +54,24 @@ function live() {
       busy = false;
     }
   };
-  addEventListener("pagehide", () => events.close());
+  if (!navigator.locks) {
+    // Not over TLS, nor on this machine: browsers keep locks from such pages.
+    setInterval(() => take({ told: "Live", names: "*" }), 10000);
+    return;
+  }
+  // A browser has six connections to a host: one tab listens, and tells the others. The lock goes
+  // on to the next when its tab is closed.
+  const channel = new BroadcastChannel("oncebox");
+  channel.onmessage = ({ data }) => take(data);
+  say("Live");
+  navigator.locks.request("oncebox", () => new Promise(() => {
+    const tell = (message) => { channel.postMessage(message); take(message); };
+    const events = new EventSource(document.body.dataset.events);
+    events.onopen = () => tell({ told: "Live" });
+    events.onerror = () => tell({ told: "Not live: the console does not answer" });
+    events.onmessage = (event) => tell({ told: "Live", names: event.data });
+    addEventListener("pagehide", () => events.close());
+  }));
 }
 
 function theme() {

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use oncebox_connect::{config::Config, error::error_chain};
-use oncebox_operator::{Ends, Operator, ParkedAction, ParkedKind, PauseOf, ReplaySelection, SagaAction};
+use oncebox_operator::{
+    Ends, Operator, ParkedAction, ParkedKind, PauseOf, ReplaySelection, RowSet, SagaAction,
+};
 
 use super::{Order, Part, Verb, delayed, failing, messages, sagas};
 use crate::{html::words::number, problem::Problem};
@@ -55,34 +57,91 @@ impl Part {
     }
 }
 
-impl Order {
-    /// How many things it would change; `None` where that is one.
-    pub(crate) async fn count(&self, operator: &mut Operator) -> Result<Option<u64>, Problem> {
-        let mut sum = 0;
-        for part in self.parts() {
-            match self.act(&part, operator, None, true).await? {
-                Some(count) => sum += count,
-                None => return Ok(None),
-            }
+/// The things that an order would change.
+pub(crate) enum Counted {
+    Rows(RowSet),
+    Things(u64),
+    /// It is one.
+    One,
+}
+
+impl Counted {
+    pub(crate) fn count(&self) -> Option<u64> {
+        match self {
+            Self::Rows(rows) => Some(rows.count()),
+            Self::Things(count) => Some(*count),
+            Self::One => None,
         }
-        Ok(Some(sum))
     }
 
-    /// Does it; says how it ended.
+    pub(crate) fn into_rows(self) -> Option<RowSet> {
+        if let Self::Rows(rows) = self { Some(rows) } else { None }
+    }
+
+    pub(crate) fn rows(&self) -> Option<&RowSet> {
+        if let Self::Rows(rows) = self { Some(rows) } else { None }
+    }
+}
+
+impl Order {
+    /// Counts the things that it would change; those that were shown, if rows were.
+    pub(crate) async fn count(&self, operator: &mut Operator) -> Result<Counted, Problem> {
+        if self.verb.has_rows() {
+            let rows = RowSet::new(operator, self.verb.words(), self.shown.as_ref()).await;
+            let mut rows = rows.map_err(refused)?;
+            for part in self.parts() {
+                self.find(&part, operator, &mut rows).await?;
+            }
+            return Ok(Counted::Rows(rows));
+        }
+        let mut sum = 0;
+        for part in self.parts() {
+            match self.act(&part, operator, None, None, true).await? {
+                Some(count) => sum += count,
+                None => return Ok(Counted::One),
+            }
+        }
+        Ok(Counted::Things(sum))
+    }
+
+    async fn find(&self, part: &Part, operator: &Operator, rows: &mut RowSet) -> Result<(), Problem> {
+        if let Some(action) = Part::parked(self.verb) {
+            let selection = messages(&part.0)?;
+            return operator.find_parked(action.kind(), &selection, None, rows).await.map_err(refused);
+        }
+        match self.verb {
+            Verb::CancelDelayed => operator.find_delayed(&delayed(&part.0)?, None, rows).await,
+            Verb::RetryFailing | Verb::BuryFailing => {
+                let is_retry = self.verb == Verb::RetryFailing;
+                operator.count_failing(&failing(&part.0)?, None, is_retry, rows).await.map(drop)
+            }
+            _ => operator.find_dead_letters(&part.letters()?, None, rows).await,
+        }
+        .map_err(refused)
+    }
+
+    /// Does it, to no other rows than these if there are some; says how it ended, and the number
+    /// of things that were changed.
     pub(crate) async fn run(
         &self,
         operator: &mut Operator,
         config: Option<&Config>,
-    ) -> Result<String, Problem> {
+        rows: Option<&RowSet>,
+    ) -> Result<(String, Option<u64>), Problem> {
         let mut sum = 0;
         for part in self.parts() {
-            match self.act(&part, operator, config, false).await? {
+            match self.act(&part, operator, config, rows, false).await? {
                 Some(count) => sum += count,
-                None => return Ok(format!("{} {}", self.verb.past(), self.verb.things())),
+                None => return Ok((format!("{} {}", self.verb.past(), self.verb.things()), None)),
             }
         }
-        let sum = i64::try_from(sum).unwrap_or(i64::MAX);
-        Ok(format!("{} {} {}", self.verb.past(), number(sum), self.verb.things()))
+        let count = |count: u64| number(i64::try_from(count).unwrap_or(i64::MAX));
+        let late = rows.map_or(0, RowSet::late);
+        let late = match late {
+            0 => String::new(),
+            late => format!("; {} that came since they were shown stay", count(late)),
+        };
+        Ok((format!("{} {} {}{late}", self.verb.past(), count(sum), self.verb.things()), Some(sum)))
     }
 
     async fn act(
@@ -90,10 +149,11 @@ impl Order {
         part: &Part,
         operator: &mut Operator,
         config: Option<&Config>,
+        rows: Option<&RowSet>,
         dry_run: bool,
     ) -> Result<Option<u64>, Problem> {
         if let Some(action) = Part::parked(self.verb) {
-            return done(operator.act(action, &messages(&part.0)?, None, dry_run).await);
+            return done(operator.act(action, &messages(&part.0)?, None, rows).await);
         }
         if let Some(action) = part.saga(self.verb)? {
             let acted = operator.act_on_sagas(&action, &sagas(&part.0), None, dry_run).await;
@@ -102,30 +162,22 @@ impl Order {
         let needs_nats =
             || Problem::Bad("NATS is not configured, which has the messages: give nats_url".to_owned());
         match self.verb {
-            Verb::RetryLetters if dry_run => done(operator.count_dead_letters(&part.letters()?, None).await),
             Verb::RetryLetters => {
                 let config = config.ok_or_else(needs_nats)?;
-                done(operator.retry_dead_letters(config, &part.letters()?, None).await)
+                done(operator.retry_dead_letters(config, &part.letters()?, None, rows).await)
             }
-            Verb::DiscardLetters => {
-                done(operator.discard_dead_letters(&part.letters()?, None, dry_run).await)
-            }
-            Verb::RetryFailing | Verb::BuryFailing if dry_run => {
-                let is_retry = self.verb == Verb::RetryFailing;
-                let found = operator.count_failing(&failing(&part.0)?, None, is_retry).await;
-                done(found.map(|found| found.done))
-            }
+            Verb::DiscardLetters => done(operator.discard_dead_letters(&part.letters()?, None, rows).await),
             Verb::RetryFailing => {
                 let config = config.ok_or_else(needs_nats)?;
-                let found = operator.retry_failing(config, &failing(&part.0)?, None).await;
+                let found = operator.retry_failing(config, &failing(&part.0)?, None, rows).await;
                 done(found.map(|found| found.done))
             }
             Verb::BuryFailing => {
                 let config = config.ok_or_else(needs_nats)?;
-                let found = operator.bury_failing(config, &failing(&part.0)?, None).await;
+                let found = operator.bury_failing(config, &failing(&part.0)?, None, rows).await;
                 done(found.map(|found| found.done + found.gone))
             }
-            Verb::CancelDelayed => done(operator.cancel_delayed(&delayed(&part.0)?, None, dry_run).await),
+            Verb::CancelDelayed => done(operator.cancel_delayed(&delayed(&part.0)?, None, rows).await),
             Verb::Replay => {
                 let request =
                     part.0.text("request").unwrap_or_else(|| format!("console-{}", uuid::Uuid::now_v7()));
@@ -167,5 +219,10 @@ impl Order {
 
 /// An error that an action ends with: whole batches are done before it.
 fn done<T>(result: Result<T, oncebox_connect::error::RelayError>) -> Result<Option<T>, Problem> {
-    result.map(Some).map_err(|error| Problem::Away(error_chain(&error)))
+    result.map(Some).map_err(refused)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "it is given to map_err")]
+fn refused(error: oncebox_connect::error::RelayError) -> Problem {
+    Problem::Away(error_chain(&error))
 }

@@ -39,9 +39,9 @@ struct Words {
     consequence: &'static str,
 }
 
-const OF_MESSAGES: &[&str] = &["key", "subject", "reason", "ordering-key"];
-const OF_LETTERS: &[&str] = &["id", "key", "scope", "subject", "reason"];
-const OF_FAILING: &[&str] = &["key", "scope", "subject", "reason"];
+const OF_MESSAGES: &[&str] = &["id", "key", "subject", "reason", "reason-is", "subject-is", "ordering-key"];
+const OF_LETTERS: &[&str] = &["id", "key", "scope", "subject", "reason", "reason-is", "subject-is"];
+const OF_FAILING: &[&str] = OF_LETTERS;
 const OF_SAGAS: &[&str] = &["key", "type", "state"];
 const OF_PAUSES: &[&str] = &["subject", "stream", "ordering-key"];
 
@@ -83,7 +83,7 @@ const ALL: [Words; 17] = [
         command: "oncebox outbox replay cancel",
         past: "cancelled",
         things: "replays",
-        selectors: &["key", "subject", "reason", "ordering-key", "request"],
+        selectors: &["id", "key", "subject", "reason", "ordering-key", "request"],
         others: &[],
         consequence: "These copies are not sent. The messages were stored before, and can be replayed again.",
     },
@@ -269,6 +269,26 @@ impl Verb {
     /// Whether it cannot be taken back.
     pub(crate) fn is_grave(self) -> bool {
         self.consequence().contains("cannot be undone")
+    }
+
+    /// Whether it changes rows that can be shown first, and nothing else.
+    pub(crate) fn has_rows(self) -> bool {
+        !matches!(
+            self,
+            Self::RetrySagas
+                | Self::SkipStep
+                | Self::AbandonSagas
+                | Self::Replay
+                | Self::Resend
+                | Self::Pause
+                | Self::Throttle
+                | Self::Resume
+        )
+    }
+
+    /// Whether a limit of changes a second means something.
+    pub(crate) fn has_rate(self) -> bool {
+        self.has_rows() || matches!(self, Self::Replay | Self::Throttle)
     }
 
     pub(super) fn selects(self, field: &str) -> bool {

@@ -24,22 +24,27 @@ use crate::{
         words::{self, number},
     },
     jobs::Job,
-    order::Order,
+    order::{Counted, Order},
     problem::Problem,
     view::{View, document, problem_page},
 };
 
-/// Longer nobody waits for a number.
-const COUNT_MAX: Duration = Duration::from_secs(4);
+/// The longest time that counting takes.
+const COUNT_MAX: Duration = Duration::from_secs(8);
 
-/// An order, and how many things it would change.
+/// An order, and the number of things that it would change.
 #[derive(Serialize)]
 pub(crate) struct Plan {
     database: String,
     order: Order,
     /// `None` where that is one, or more than could be counted in time.
     count: Option<u64>,
+    /// The rows that are shown, for the field of this name: only these are changed then.
+    shown: Option<String>,
     consequence: &'static str,
+    /// `None` when time ran out.
+    #[serde(skip)]
+    counted: Option<Counted>,
 }
 
 pub(crate) async fn load(ask: Arc<Ask>) -> Result<Plan, Problem> {
@@ -51,15 +56,17 @@ async fn plan(ask: &Ask, order: Order) -> Result<Plan, Problem> {
     let database = ask.database()?;
     let mut turn = database.turn().await?;
     let counted = timeout(COUNT_MAX, order.count(turn.operator())).await;
-    let count = match counted {
-        Ok(count) => {
+    let counted = match counted {
+        Ok(counted) => {
             turn.keep().await;
-            count?
+            Some(counted?)
         }
         Err(_) => None,
     };
     let consequence = order.verb.consequence();
-    Ok(Plan { database: database.name().to_owned(), order, count, consequence })
+    let count = counted.as_ref().and_then(Counted::count);
+    let shown = counted.as_ref().and_then(Counted::rows).map(|rows| rows.shown().to_string());
+    Ok(Plan { database: database.name().to_owned(), order, count, shown, consequence, counted })
 }
 
 impl View for Plan {
@@ -75,7 +82,8 @@ impl View for Plan {
             p.told {
                 @match self.count {
                     Some(count) => { "This would " (action) " " strong { (number(i64::try_from(count).unwrap_or(i64::MAX))) } " " (things) "." },
-                    None => { "This has not been counted: it is one, or more than can be counted in some seconds." },
+                    None if self.is_uncounted() => { (uncounted()) " " },
+                    None => {}
                 }
                 " " (self.consequence)
             }
@@ -84,6 +92,7 @@ impl View for Plan {
                 @for (name, value) in &self.order.fields { dt { (name) } dd { (value) } }
             }
             @if !ask.may_act() { p.problem { (why_not(ask)) } }
+            @else if self.is_uncounted() {}
             @else if is_idle { p.quiet { "Nothing is selected that can be changed so." } }
             @else {
                 form.stack action=(format!("/db/{}/act", self.database)) method="post" {
@@ -91,18 +100,35 @@ impl View for Plan {
                     @for (name, value) in self.order.hidden() { input type="hidden" name=(name) value=(value); }
                     label for="note" { "Why, for the audit" }
                     input #note type="text" name="note" maxlength="1000" placeholder="INC-7";
-                    label for="rate" { "So many a second, at most" }
-                    input #rate type="number" name="rate" min="0.001" step="any" placeholder="as fast as it goes"
-                        value=(self.order.rate.map(|rate| rate.to_string()).unwrap_or_default());
+                    @if let Some(shown) = &self.shown { input type="hidden" name="shown" value=(shown); }
+                    @if self.order.verb.has_rate() {
+                        label for="rate" { "Limit a second" }
+                        input #rate type="number" name="rate" min="0.001" step="any" placeholder="as fast as it goes"
+                            value=(self.order.rate.map(|rate| rate.to_string()).unwrap_or_default());
+                    }
                     button.main[!self.order.verb.is_grave()].grave[self.order.verb.is_grave()] { (action) " as " (ask.user.name) }
                 }
             }
             p { a href=(format!("/db/{}", self.database)) { "Do nothing" } }
-            @for line in self.order.commands(&ask.user.name, &self.database) {
+            @for line in self.order.commands(&ask.user.name, &self.database, self.shown.as_deref()) {
                 (words::command(&line.iter().map(String::as_str).collect::<Vec<_>>()))
             }
         }
     }
+}
+
+impl Plan {
+    /// Whether rows could not be counted in time: nobody can confirm them then.
+    fn is_uncounted(&self) -> bool {
+        self.counted.is_none() && self.order.verb.has_rows()
+    }
+}
+
+fn uncounted() -> String {
+    format!(
+        "More is selected than could be counted in {} seconds: select less, or use the command line.",
+        COUNT_MAX.as_secs()
+    )
 }
 
 fn why_not(ask: &Ask) -> &'static str {
@@ -123,7 +149,7 @@ pub(crate) async fn confirm(State(console): State<Arc<Console>>, request: Reques
             let problem = "the form is not one of this console, or is older than it: load its page again";
             return Err(Problem::Forbidden(problem.to_owned()));
         }
-        begin(&ask, &fields).await
+        begin(&ask, &fields, true).await
     };
     match doing.await {
         Ok(job) => (StatusCode::SEE_OTHER, [(LOCATION, format!("/jobs/{}", job.id))]).into_response(),
@@ -143,22 +169,33 @@ pub(crate) async fn post(State(console): State<Arc<Console>>, request: Request) 
             return Err(Problem::Bad("the body has to be application/json".to_owned()));
         }
         let text = form::text(Request::new(body)).await?;
-        begin(&ask, &document_fields(&text)?).await
+        begin(&ask, &document_fields(&text)?, false).await
     };
     document(doing.await.map(|job| serde_json::to_value(&*job).unwrap_or_default()))
 }
 
-async fn begin(ask: &Ask, fields: &Fields) -> Result<Arc<Job>, Problem> {
+/// `was_shown`: a person has seen the rows, which the form names.
+async fn begin(ask: &Ask, fields: &Fields, was_shown: bool) -> Result<Arc<Job>, Problem> {
     if !ask.may_act() {
         return Err(Problem::Forbidden(why_not(ask).to_owned()));
     }
     let order = Order::parse(fields)?;
-    let Plan { count, order, .. } = plan(ask, order).await?;
+    if was_shown && order.verb.has_rows() && order.shown.is_none() {
+        return Err(Problem::Bad("shown: the rows are not those of a page; load its page again".to_owned()));
+    }
+    let Plan { count, order, counted, .. } = plan(ask, order).await?;
     if count == Some(0) {
         return Err(Problem::Conflict("nothing is selected; nothing was done".to_owned()));
     }
+    if let (Some(rows), Some(shown)) = (counted.as_ref().and_then(Counted::rows), &order.shown) {
+        rows.check(shown).map_err(|changed| Problem::Conflict(changed.to_string()))?;
+    }
+    let counted = match counted {
+        None if order.verb.has_rows() => return Err(Problem::Conflict(uncounted())),
+        counted => counted.unwrap_or(Counted::One),
+    };
     let member = &ask.database()?.member;
-    ask.console.jobs.begin(member, &ask.user.name, order, count)
+    ask.console.jobs.begin(member, &ask.user.name, order, counted)
 }
 
 /// An object of texts, numbers, booleans and lists of texts as the fields of a form.

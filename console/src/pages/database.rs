@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use maud::{Markup, html};
-use oncebox_operator::{Holder, LaneStatus, Status, Survey};
+use oncebox_operator::{Finding, Holder, LaneStatus, Status, Survey};
 use serde::Serialize;
 
 use super::overview::{BACKLOG, Row};
@@ -35,6 +35,11 @@ pub(crate) async fn load(ask: Arc<Ask>) -> Result<Shown, Problem> {
         sample: Sample::clone(&database.sample()),
     })
 }
+
+/// Messages that are set aside are counted to this.
+const COUNTED_MAX: i64 = 100_000;
+/// The findings of one kind that stand open.
+const FINDINGS_SHOWN_MAX: usize = 2;
 
 const CHARTS: [(&str, &str, &[Line]); 3] = [
     ("Lag", "s", &[Line { name: "lag", class: "one", value: |point| point.lag_seconds }]),
@@ -78,9 +83,7 @@ fn stands(name: &str, status: &Status, sample: &Sample) -> Markup {
         h2 { "What holds delivery up" }
         @if status.findings.is_empty() { (empty("Nothing is seen to hold delivery up.")) }
         @else {
-            ul.findings {
-                @for finding in &status.findings { li { strong { (finding.what) } p { (finding.remedy) } } }
-            }
+            (findings(&status.findings))
         }
         (tiles(&path, status))
         div.charts { @for (title, unit, lines) in CHARTS { (chart(&sample.history, title, unit, lines)) } }
@@ -105,6 +108,22 @@ fn stands(name: &str, status: &Status, sample: &Sample) -> Markup {
     }
 }
 
+/// Findings of one kind together: the first of many, and the others on demand.
+fn findings(all: &[Finding]) -> Markup {
+    let shown = |finding: &Finding| html! { li { strong { (finding.what) } p { (finding.remedy) } } };
+    let groups = all.chunk_by(|one, other| one.kind.is_some() && one.kind == other.kind);
+    html! { ul.findings { @for (number, group) in groups.enumerate() {
+        @let (first, others) = group.split_at(group.len().min(FINDINGS_SHOWN_MAX));
+        @for finding in first { (shown(finding)) }
+        @if !others.is_empty() { li {
+            details #{ "findings-" (number) } {
+                summary { (others.len()) " more of this kind" }
+                ul.findings { @for finding in others { (shown(finding)) } }
+            }
+        } }
+    } } }
+}
+
 fn tiles(path: &str, status: &Status) -> Markup {
     let about = if status.backlog_is_exact { "" } else { "about " };
     let stuck = status.sagas_waiting.iter().map(|sagas| sagas.sagas).sum();
@@ -122,7 +141,7 @@ fn tiles(path: &str, status: &Status) -> Markup {
             li { b { (format!("{:.1} /s", status.rates.enqueued_per_second)) } span { "enqueued" } }
             li { b { (format!("{:.1} /s", status.rates.settled_per_second)) } span { "settled" } }
             @for (name, link, number, class) in links {
-                li { b { (count(number, class)) } a href=(link) { (name) } }
+                li { b { @if number >= COUNTED_MAX { "at least " } (count(number, class)) } a href=(link) { (name) } }
             }
         }
     }
@@ -220,9 +239,10 @@ fn inboxes(path: &str, status: &Status) -> Markup {
                 } }
                 tbody { @for inbox in all { tr {
                     th scope="row" { (inbox.scope.as_deref().unwrap_or("the others together")) }
-                    td.number { (link("failing", inbox.failing, "warn")) }
-                    td.number { (link("dead-letters", inbox.dead, "bad")) }
-                    td.number { (count(inbox.snoozed, "")) }
+                    @let at_least = |number: i64| if inbox.is_capped && number > 0 { "at least " } else { "" };
+                    td.number { (at_least(inbox.failing)) (link("failing", inbox.failing, "warn")) }
+                    td.number { (at_least(inbox.dead)) (link("dead-letters", inbox.dead, "bad")) }
+                    td.number { (at_least(inbox.snoozed)) (count(inbox.snoozed, "")) }
                     td.long { (inbox.reason.as_deref().unwrap_or_default()) }
                 } } }
             } }

@@ -92,6 +92,7 @@ impl View for Finds {
             @if let Some(meant) = &self.meant { p { "Did you mean the key " (key_link(meant)) "?" } }
             @for FoundThere { database, found } in &self.databases {
                 h2 { (database) }
+                @if found.has_more { p.quiet { "There are more than these: the first 50 of each kind are shown." } }
                 @for saga in &found.sagas {
                     p { "saga " a.key href=(Fields::link(&format!("/db/{database}/saga"), &[("key", saga)])) { (saga) } }
                 }

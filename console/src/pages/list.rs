@@ -21,18 +21,12 @@ const GROUPS_MAX: usize = 20;
 /// Rows with one reason and one subject, of those that were looked at.
 #[derive(Debug, Serialize)]
 pub(crate) struct Group {
+    /// The first line of their reasons.
     pub(crate) reason: String,
     pub(crate) subject: String,
     rows: i64,
     #[serde(serialize_with = "rfc3339")]
     oldest_at: SystemTime,
-}
-
-impl Group {
-    /// The part of the reason that selects it: a form changes the ends of lines.
-    pub(crate) fn first_line(&self) -> &str {
-        self.reason.lines().next().unwrap_or_default()
-    }
 }
 
 fn rfc3339<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
@@ -43,7 +37,8 @@ fn rfc3339<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::
 pub(crate) fn groups<'a>(rows: impl Iterator<Item = (&'a str, &'a str, SystemTime)>) -> Vec<Group> {
     let mut groups: HashMap<(&str, &str), (i64, SystemTime)> = HashMap::new();
     for (reason, subject, at) in rows {
-        let group = groups.entry((reason, subject)).or_insert((0, at));
+        let line = reason.split(['\n', '\r']).next().unwrap_or_default();
+        let group = groups.entry((line, subject)).or_insert((0, at));
         *group = (group.0 + 1, group.1.min(at));
     }
     let mut groups: Vec<Group> = groups

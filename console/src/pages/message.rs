@@ -60,7 +60,7 @@ pub(crate) async fn letter(ask: Arc<Ask>) -> Result<Letter, Problem> {
     Ok(Letter { database: database.name().to_owned(), details: found.ok_or_else(missing)? })
 }
 
-fn content(headers: &Value, payload_bytes: i64, payload: Option<&str>) -> Markup {
+fn content(headers: &Value, payload_bytes: i64, payload: Option<&str>, is_cut: bool) -> Markup {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     html! {
         h2 { "Headers" }
@@ -70,7 +70,10 @@ fn content(headers: &Value, payload_bytes: i64, payload: Option<&str>) -> Markup
         }
         h2 { "Payload, " (bytes(payload_bytes)) }
         @match payload {
-            Some(payload) => pre { (payload) },
+            Some(payload) => {
+                @if is_cut { p.quiet { "Its first 64 KiB." } }
+                pre { (payload) }
+            },
             None => p.quiet { "Hidden: --show-payloads shows payloads, which may hold what others must not see." },
         }
     }
@@ -90,7 +93,7 @@ impl View for Message {
                 dt { "Ordering key" } dd { (message.ordering_key.as_deref().unwrap_or("none")) }
                 dt { "Enqueued" } dd { (time(message.created_at)) }
             }
-            (content(&self.content.headers, self.content.payload_bytes, self.content.payload.as_deref()))
+            (content(&self.content.headers, self.content.payload_bytes, self.content.payload.as_deref(), self.content.payload_is_cut))
             (words::command(&["oncebox", "trace", &message.key, "--database", &self.database]))
         }
     }
@@ -119,7 +122,7 @@ impl View for Letter {
                 dt { "Died" } dd { (time(letter.died_at)) }
                 dt { "Reason" } dd { (letter.reason) }
             }
-            (content(&self.details.headers, letter.payload_bytes, self.details.payload.as_deref()))
+            (content(&self.details.headers, letter.payload_bytes, self.details.payload.as_deref(), false))
             (words::command(&["oncebox", "inbox", "dead", "show", &id, "--database", &self.database]))
         }
     }

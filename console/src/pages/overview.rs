@@ -61,12 +61,16 @@ pub(crate) struct Row {
     dead: i64,
     dead_letters: i64,
     failing: i64,
+    /// Whether there may be more of these two.
+    inbox_counts_are_capped: bool,
     stuck: i64,
     relay_sessions: i64,
     has_leader: bool,
     /// The gravest obstacle to delivery.
     finding: Option<String>,
     findings: usize,
+    /// Those of messages that do not get through.
+    grave_findings: usize,
     doctor_problems: usize,
     doctor_warnings: usize,
     #[serde(skip)]
@@ -121,11 +125,14 @@ impl Row {
             dead: status.dead,
             dead_letters: dead_letters(status),
             failing: of_inboxes(status, |inbox| inbox.failing),
+            inbox_counts_are_capped: status.inboxes.iter().flatten().any(|inbox| inbox.is_capped)
+                || status.dead_letters.iter().flatten().any(|letters| letters.is_capped),
             stuck: status.sagas_waiting.iter().map(|sagas| sagas.sagas).sum(),
             relay_sessions: status.relays.iter().map(|relays| relays.sessions).sum(),
             has_leader: status.relays.iter().any(|relays| relays.leads),
             finding: status.findings.first().map(|finding| finding.what.clone()),
             findings: status.findings.len(),
+            grave_findings: status.findings.iter().filter(|finding| finding.holds_delivery).count(),
             doctor_problems: of(Severity::Problem),
             doctor_warnings: of(Severity::Warning),
             history: sample.history.clone(),
@@ -139,8 +146,10 @@ impl Row {
         match (sample.is_fresh(), &sample.problem) {
             (false, None) if sample.status.is_none() => Level::Starting,
             (false, _) | (_, Some(_)) => Level::Away,
-            _ if self.findings + self.doctor_problems > 0 => Level::NeedsSomebody,
-            _ if self.doctor_warnings > 0 || to_look_at.iter().any(|count| *count > 0) => Level::Look,
+            _ if self.grave_findings + self.doctor_problems > 0 => Level::NeedsSomebody,
+            _ if self.findings + self.doctor_warnings > 0 || to_look_at.iter().any(|count| *count > 0) => {
+                Level::Look
+            }
             _ => Level::Well,
         }
     }
@@ -165,8 +174,11 @@ impl Row {
                         td.number data-head="settled" { (format!("{:.1}", self.settled_per_second)) " /s" }
                         td.number data-head="set aside" { (aside("parked", self.set_aside, "warn")) }
                         td.number data-head="dead" { (aside("dead", self.dead, "bad")) }
-                        td.number data-head="failing" { (aside("failing", self.failing, "warn")) }
-                        td.number data-head="dead letters" { (aside("dead-letters", self.dead_letters, "bad")) }
+                        @let at_least = |number: i64| {
+                            if self.inbox_counts_are_capped && number > 0 { "at least " } else { "" }
+                        };
+                        td.number data-head="failing" { (at_least(self.failing)) (aside("failing", self.failing, "warn")) }
+                        td.number data-head="dead letters" { (at_least(self.dead_letters)) (aside("dead-letters", self.dead_letters, "bad")) }
                         td.number data-head="stuck" {
                             @if self.stuck > 0 { a href=(format!("{path}/sagas?state=stuck")) { (count(self.stuck, "bad")) } }
                             @else { (count(0, "bad")) }

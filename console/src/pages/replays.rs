@@ -60,7 +60,7 @@ impl View for Replays {
                         td.long { (message.ordering_key.as_deref().unwrap_or_default()) }
                         td { (time_or(message.next_attempt_at, "")) }
                         td.long { (message.reason) }
-                        td { (action(ask, &self.database, "cancel", &[("kind", "replays"), ("action", "cancel"), ("key", &message.key)])) }
+                        td { (action(ask, &self.database, "cancel", &[("kind", "replays"), ("action", "cancel"), ("id", &message.id.to_string())])) }
                     } } }
                 } }
                 (more(ask, self.after.map(|after| after.to_string()).as_deref()))

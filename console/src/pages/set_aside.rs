@@ -51,8 +51,7 @@ enum Rows {
 /// A row of any kind.
 struct Row<'a> {
     key: Option<&'a str>,
-    /// Of a dead letter.
-    id: Option<i64>,
+    id: String,
     state: &'a str,
     subject: &'a str,
     /// The inbox, or the ordering key.
@@ -140,7 +139,7 @@ fn cut<T>(rows: &mut Vec<T>, place: impl Fn(&T) -> String) -> Option<String> {
 fn of_message(message: &ParkedMessage) -> Row<'_> {
     Row {
         key: Some(&message.key),
-        id: None,
+        id: message.id.to_string(),
         state: message.state,
         subject: &message.subject,
         owner: message.ordering_key.as_deref().unwrap_or_default(),
@@ -155,7 +154,7 @@ fn of_message(message: &ParkedMessage) -> Row<'_> {
 fn of_failing(message: &FailingMessage) -> Row<'_> {
     Row {
         key: Some(&message.key),
-        id: None,
+        id: message.id.clone(),
         state: "failing",
         subject: message.subject.as_deref().unwrap_or_default(),
         owner: &message.scope,
@@ -170,7 +169,7 @@ fn of_failing(message: &FailingMessage) -> Row<'_> {
 fn of_letter(letter: &DeadLetter) -> Row<'_> {
     Row {
         key: letter.key.as_deref(),
-        id: Some(letter.id),
+        id: letter.id.to_string(),
         state: "dead",
         subject: &letter.subject,
         owner: &letter.scope,
@@ -211,6 +210,11 @@ impl View for SetAside {
                 }
             }
             (filter(ask, &[("kind", self.kind)], fields))
+            @for (name, value) in exact(ask) {
+                p { (if name == "reason-is" { "Reason is " } else { "Subject is " })
+                    @if value.is_empty() { "empty" } @else { code { (value) } } }
+            }
+            @if !exact(ask).is_empty() { p { a href=(format!("{path}?kind={}", self.kind)) { "All of them" } } }
             (why_no_actions(ask))
             @if self.rows.rows().is_empty() { (empty(self.nothing())) }
             @else {
@@ -227,6 +231,12 @@ impl View for SetAside {
             (words::command(&[command, "--database", &self.database].join(" ").split(' ').collect::<Vec<_>>()))
         }
     }
+}
+
+/// The group that the rows are of.
+fn exact(ask: &Ask) -> Vec<(&'static str, String)> {
+    let given = ["reason-is", "subject-is"].into_iter();
+    given.filter_map(|name| Some((name, ask.query.exact(name)?))).collect()
 }
 
 impl SetAside {
@@ -248,7 +258,7 @@ impl SetAside {
     fn group_link(&self, path: &str, group: &Group) -> String {
         Fields::link(
             path,
-            &[("kind", self.kind), ("reason", group.first_line()), ("subject", &group.subject)],
+            &[("kind", self.kind), ("reason-is", &group.reason), ("subject-is", &group.subject)],
         )
     }
 
@@ -256,7 +266,7 @@ impl SetAside {
         let (kind, _, actions, _) = self.words();
         html! { @for word in actions {
             (action(ask, &self.database, word, &[
-                ("kind", kind), ("action", word), ("reason", group.first_line()), ("subject", &group.subject),
+                ("kind", kind), ("action", word), ("reason-is", &group.reason), ("subject-is", &group.subject),
             ]))
         } }
     }
@@ -265,7 +275,9 @@ impl SetAside {
     fn of_all(&self, ask: &Ask, fields: &[(&str, &str)]) -> Markup {
         let (kind, _, actions, _) = self.words();
         let given = fields.iter().filter_map(|(name, _)| ask.query.get(name).map(|value| (*name, value)));
-        let given: Vec<(&str, &str)> = given.collect();
+        let exact = exact(ask);
+        let given: Vec<(&str, &str)> =
+            given.chain(exact.iter().map(|(name, value)| (*name, value.as_str()))).collect();
         let which = if given.is_empty() { "all" } else { "all that match" };
         html! { p { @for word in actions {
             @let fields = [&[("kind", kind), ("action", *word)][..], &given[..], if given.is_empty() { &[("all", "1")] } else { &[] }].concat();
@@ -295,18 +307,15 @@ impl SetAside {
     }
 
     fn row(&self, ask: &Ask, row: &Row<'_>) -> Markup {
-        let id = row.id.map(|id| id.to_string());
-        let link = match &id {
-            Some(id) => format!("/db/{}/letter?id={id}", self.database),
-            None => Fields::link(
-                &format!("/db/{}/message", self.database),
-                &[("key", row.key.unwrap_or_default())],
-            ),
+        let name = row.key.unwrap_or(&row.id);
+        let link = match self.kind {
+            "dead-letters" => format!("/db/{}/letter?id={}", self.database, row.id),
+            _ => Fields::link(&format!("/db/{}/message", self.database), &[("key", name)]),
         };
         html! { tr {
-            @if ask.may_act() { td { @if let Some(key) = row.key {
-                input type="checkbox" name="key" value=(key) aria-label=(format!("Choose {key}"));
-            } } }
+            @if ask.may_act() { td {
+                input type="checkbox" name="id" value=(row.id) aria-label=(format!("Choose {name}"));
+            } }
             td.long { @match row.key { Some(key) => (key_link(key)), None => span.quiet { "none" } } }
             td { (state(row.state)) }
             td.long { (row.subject) }

@@ -12,6 +12,7 @@ use crate::{
     Operator, execute, failed, query,
     resend::{Resender, ToResend, headers_json},
     selection::FailingSelection,
+    shown::RowSet,
 };
 
 /// How many messages a command has dealt with, and how many it has left alone.
@@ -56,7 +57,7 @@ impl Operator {
     /// at the end of its stream, with the same key, headers and payload. Of the two the first one
     /// that succeeds counts; the inbox answers the other as a duplicate, as do the inboxes of other
     /// scopes. A key whose message is due already is left alone, so it gets one copy for each time
-    /// that it fails.
+    /// that it fails. `only` leaves out all keys but those of a set that was shown.
     ///
     /// # Errors
     /// PostgreSQL or NATS refused or went away: the messages so far are retried, and the same call
@@ -66,12 +67,14 @@ impl Operator {
         config: &Config,
         selection: &FailingSelection,
         limit: Option<u64>,
+        only: Option<&RowSet>,
     ) -> Result<FailingDone, RelayError> {
-        self.act_on_failing(config, selection, limit, Act::Retry).await
+        self.act_on_failing(config, selection, limit, only, Act::Retry).await
     }
 
     /// Gives failing messages up, `limit` keys at most: each becomes a dead letter of its inbox,
     /// whole, and copies of it are answered as dead. One that its stream has no more is forgotten.
+    /// `only` leaves out all keys but those of a set that was shown.
     ///
     /// # Errors
     /// PostgreSQL or NATS refused or went away: the messages so far are buried, and the same call
@@ -81,12 +84,13 @@ impl Operator {
         config: &Config,
         selection: &FailingSelection,
         limit: Option<u64>,
+        only: Option<&RowSet>,
     ) -> Result<FailingDone, RelayError> {
-        self.act_on_failing(config, selection, limit, Act::Bury).await
+        self.act_on_failing(config, selection, limit, only, Act::Bury).await
     }
 
-    /// Counts the keys of failing messages up to `limit`; `to_retry` leaves out those that are due
-    /// already.
+    /// Adds the keys of failing messages to a set, up to `limit`, and counts them; with `to_retry`,
+    /// those that are due already are busy.
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
@@ -95,6 +99,7 @@ impl Operator {
         selection: &FailingSelection,
         limit: Option<u64>,
         to_retry: bool,
+        set: &mut RowSet,
     ) -> Result<FailingDone, RelayError> {
         let (mut found, mut page, mut last) =
             (FailingDone::default(), Some(Place(selection.after.clone())), None);
@@ -102,7 +107,11 @@ impl Operator {
         while let Some(after) = page.filter(|_| found.all() < limit) {
             let (messages, next) = self.look_at_failing(&after, selection).await?;
             for message in messages {
-                if found.all() < limit && last.replace(owner(&message)) != Some(owner(&message)) {
+                if found.all() == limit {
+                    break;
+                }
+                set.add(&name(&message), message.first_at);
+                if set.has(&name(&message)) && last.replace(owner(&message)) != Some(owner(&message)) {
                     let is_busy = to_retry && message.is_due;
                     *(if is_busy { &mut found.busy } else { &mut found.done }) += 1;
                 }
@@ -117,6 +126,7 @@ impl Operator {
         config: &Config,
         selection: &FailingSelection,
         limit: Option<u64>,
+        only: Option<&RowSet>,
         act: Act,
     ) -> Result<FailingDone, RelayError> {
         let resender = Resender::connect(config).await?;
@@ -133,13 +143,19 @@ impl Operator {
                 if last.replace(owner(&message)) == Some(owner(&message)) {
                     continue;
                 }
+                if only.is_some_and(|only| !only.has(&name(&message))) {
+                    continue;
+                }
                 match self.act_on_one(&resender, &message, act).await? {
                     Fate::Done => {
                         found.done += 1;
                         self.pace.did(1).await;
                     }
                     Fate::Busy => found.busy += 1,
-                    Fate::Gone => found.gone += 1,
+                    Fate::Gone => {
+                        found.gone += 1;
+                        self.pace.did(1).await;
+                    }
                     Fate::Elsewhere => found.elsewhere += 1,
                     Fate::Ended => {}
                 }
@@ -245,6 +261,11 @@ impl Operator {
 
 fn refused(key: &str, source: Box<dyn Error + Send + Sync>) -> RelayError {
     RelayError::Failing { key: key.to_owned(), source }
+}
+
+/// A key's name in a set; its copies share it.
+fn name(message: &FailingMessage) -> String {
+    owner(message).join("\0")
 }
 
 fn owner(message: &FailingMessage) -> [String; 3] {

@@ -5,13 +5,4 @@
 -- note.
 -- Index: those of the function. Locking: the key's advisory lock, tried without waiting: a
 -- message at work is left alone.
-WITH buried AS MATERIALIZED (
-  SELECT {schema}.bury_failing($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10, $11) AS answer
-),
-noted AS (
-  INSERT INTO {schema}.audit (operator, note, action, scope, key, subject, reason)
-  SELECT $12, $13, 'bury', $1, $3, $5, $11
-  FROM buried AS b
-  WHERE b.answer = 'dead'
-)
-SELECT b.answer FROM buried AS b
+SELECT {schema}.bury_failing($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10, $11, $12, $13) AS answer

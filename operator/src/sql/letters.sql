@@ -1,7 +1,7 @@
 -- Look at dead letters of inboxes in the order of their ids, and say which of them are selected.
 -- $1: after this id; $2: letters to look at, at most; $3: an id; $4: a key; $5: a scope; $6:
 --   regular expression of a subject;
--- $7: part of the reason, in lower case; NULL selects all.
+-- $7: part of the reason, in lower case; $8: its first line; $9: a subject; NULL selects all.
 -- Index: dead_letter_pkey. Locking: none: retry_letter.sql and discard_letters.sql lock the
 -- letter's row.
 SELECT
@@ -16,10 +16,15 @@ SELECT
   d.reason,
   d.created_at,
   octet_length(d.payload)::bigint AS payload_bytes,
-  ($4::text IS NULL OR d.key = $4)
+  -- A letter may have no key.
+  (
+    ($4::text IS NULL OR d.key = $4)
     AND ($5::text IS NULL OR d.scope = $5)
     AND ($6::text IS NULL OR d.subject COLLATE "C" ~ $6)
-    AND ($7::text IS NULL OR strpos(lower(d.reason), $7) > 0) IS TRUE AS selected
+    AND ($7::text IS NULL OR strpos(lower(d.reason), $7) > 0)
+    AND ($8::text IS NULL OR split_part(translate(d.reason, E'\r', E'\n'), E'\n', 1) = $8)
+    AND ($9::text IS NULL OR d.subject = $9)
+  ) IS TRUE AS selected
 FROM {schema}.dead_letter AS d
 WHERE d.id > $1
   AND ($3::bigint IS NULL OR d.id = $3)

@@ -4,7 +4,7 @@
 --   a subject;
 -- $6: part of the reason, in lower case; $7: an ordering key; $8: dead, parked (to be tried again,
 -- or waiting) or replay (still to be sent); $9: the name of a request for replays. NULL selects
--- all, but not in $8.
+-- all, but not in $8; $10: an id; $11: the first line of the reason; $12: a subject.
 -- Index: parked_dead for dead ones, else parked_pkey; replay_pkey. Locking: none:
 -- give_up.sql and retry.sql look again under the lane's lock.
 WITH seen AS MATERIALIZED (
@@ -44,6 +44,7 @@ SELECT
   s.dead_at,
   s.error,
   s.replay,
+  s.parked_at,
   s.created_at,
   octet_length(s.payload)::bigint AS payload_bytes,
   CASE $8::text
@@ -55,6 +56,9 @@ SELECT
     AND ($5::text IS NULL OR s.subject COLLATE "C" ~ $5)
     AND ($6::text IS NULL OR strpos(lower(s.error), $6) > 0)
     AND ($7::text IS NULL OR s.ordering_key = $7) IS TRUE
+    AND ($10::bigint IS NULL OR s.id = $10)
+    AND ($11::text IS NULL OR split_part(translate(s.error, E'\r', E'\n'), E'\n', 1) = $11)
+    AND ($12::text IS NULL OR s.subject = $12)
     AND ($9::text IS NULL OR EXISTS (
       SELECT FROM {schema}.replay AS r
       WHERE r.lane = s.lane AND r.id = s.id AND r.request = $9

@@ -25,7 +25,9 @@ SELECT
   s.not_before,
   s.created_at,
   octet_length(s.payload)::bigint AS payload_bytes,
-  ($5::text IS NULL OR s.subject COLLATE "C" ~ $5)
-    AND ($6::text IS NULL OR s.ordering_key IS NOT DISTINCT FROM $6) AS selected
+  (
+    ($5::text IS NULL OR s.subject COLLATE "C" ~ $5)
+    AND ($6::text IS NULL OR s.ordering_key = $6)
+  ) IS TRUE AS selected
 FROM seen AS s
 ORDER BY s.not_before, s.id

@@ -1,5 +1,3 @@
--- Record that messages were deleted by hand.
--- $1: operator; $2: note; $3: how many; $4: the retention time as it was given. Index: none.
--- Locking: none.
-INSERT INTO {schema}.audit (operator, note, action, messages, reason)
-VALUES ($1, $2, 'prune', $3, $4)
+-- Record that messages were deleted by hand. $1: operator; $2: note; $3: how many; $4: the
+-- retention time as it was given. Index: none. Locking: none.
+SELECT {schema}.record_action('prune', $1, $2, $3, $4)

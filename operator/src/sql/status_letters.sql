@@ -11,6 +11,7 @@ WITH looked_at AS MATERIALIZED (
 SELECT
   h.scope::text AS scope,
   count(*) AS letters,
+  (SELECT count(*) FROM looked_at) >= $1 AS is_capped,
   max(h.created_at) AS newest_at,
   (array_agg(h.reason ORDER BY h.id DESC))[1] AS reason
 FROM looked_at AS h

@@ -1,8 +1,11 @@
 -- The database's time, the milestones that retention uses, whether this role sees the activity of
--- other users' sessions, whether it may look into the inboxes, and whether it may count there.
--- Index: milestone_pkey, its first and last entry of each lane. Locking: none.
+-- other users' sessions, whether it takes writes, whether it may look into the inboxes, and
+-- whether it may count there. Index: milestone_pkey, its first and last entry of each lane.
+-- Locking: none.
 SELECT
   clock_timestamp() AS now,
+  -- The default, not the setting of this transaction, which only reads.
+  pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on' AS is_read_only,
   pg_has_role('pg_read_all_stats', 'USAGE') AS sees_all_sessions,
   has_table_privilege('{schema}.dead_letter', 'SELECT') AS sees_inboxes,
   has_column_privilege('{schema}.inbox_attempt', 'reason', 'SELECT')

@@ -10,7 +10,7 @@ use super::{
         consumption::consumption,
         dead_letters::DeadLetters,
         losses::LossStatus,
-        obstacles::{Expected, obstacles},
+        obstacles::{Expected, Obstacle, obstacles},
         pause_row::PauseRow,
         relay_settings::RelaySettings,
         shell::quoted,
@@ -31,18 +31,27 @@ const ENQUEUING_SECONDS: f64 = 60.0;
 
 impl Finding {
     fn new(what: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { what: what.into(), remedy: remedy.into() }
+        Self { what: what.into(), remedy: remedy.into(), holds_delivery: true, kind: None }
+    }
+
+    /// Of something behind delivery, or that an operator did.
+    fn to_look_at(self) -> Self {
+        Self { holds_delivery: false, ..self }
     }
 }
+
+/// The kind of findings that make all others idle.
+pub(crate) const DOWN: &str = "down";
 
 /// The gravest first.
 pub(crate) fn findings(status: &Status) -> Vec<Finding> {
     let mut found = Vec::new();
+    found.extend(read_only(status));
+    found.extend(no_relay(status));
     found.extend(status.faults.iter().map(|fault| {
         let Explained { what, consequence, remedy } = fault.explained(&status.schema);
         Finding::new(format!("{what}: {consequence}"), remedy)
     }));
-    found.extend(no_relay(status));
     found.extend(status.losses.iter().filter(|loss| loss.is_reported()).map(lost));
     found.extend(status.locks.iter().filter_map(|holder| locked(holder, &status.relay_name)));
     found.extend(stalled(status));
@@ -66,7 +75,7 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
             "see `oncebox outbox dead list`",
         ));
     }
-    found.extend(status.pauses.iter().map(paused));
+    found.extend(status.pauses.iter().map(paused).map(Finding::to_look_at));
     let others = status.parked_reasons.iter().filter(|group| group.cause.as_deref() != Some("paused"));
     found.extend(others.map(|group| {
         let what = format!("{} set aside, to {}: {}", group.messages, group.subject, group.reason);
@@ -79,20 +88,32 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
             ),
         )
     }));
-    found.extend(status.dead_letters.iter().flatten().map(dead_letters));
-    found.extend(failing(status.inboxes.as_deref().unwrap_or_default()));
-    found.extend(status.sagas_waiting.iter().map(sagas));
-    found.extend(different(status));
-    found.extend(status.enqueuing.iter().filter_map(enqueuing));
-    found.extend(restored(&status.lanes));
+    let behind = status.dead_letters.iter().flatten().map(dead_letters);
+    let behind = behind.chain(failing(status.inboxes.as_deref().unwrap_or_default()));
+    let behind = behind.chain(status.sagas_waiting.iter().map(sagas)).chain(different(status));
+    let behind = behind.chain(status.enqueuing.iter().filter_map(enqueuing)).chain(restored(&status.lanes));
+    found.extend(behind.map(Finding::to_look_at));
+    found.sort_by_key(|finding| !finding.holds_delivery);
     found
+}
+
+fn read_only(status: &Status) -> Option<Finding> {
+    let finding = Finding::new(
+        "PostgreSQL takes no writes: it is a standby, or transactions are read-only by default",
+        "connect to the primary; where an administrator made it read-only, see why (often a full disk), then set \
+         default_transaction_read_only back",
+    );
+    status.is_read_only.then_some(Finding { kind: Some(DOWN), ..finding })
 }
 
 /// Findings about NATS.
 pub(crate) fn of_nats(config: &Config, survey: &Survey, subjects: &[RecentSubject]) -> Vec<Finding> {
-    let found = obstacles(&Expected::new(config), survey, subjects);
-    let found = found.into_iter().chain(consumption(survey, subjects));
-    found.map(|found| Finding::new(format!("{}: {}", found.what, found.consequence), found.remedy)).collect()
+    let finding = |found: Obstacle| Finding {
+        kind: Some(found.check),
+        ..Finding::new(format!("{}: {}", found.what, found.consequence), found.remedy)
+    };
+    let held = obstacles(&Expected::new(config), survey, subjects).into_iter().map(finding);
+    held.chain(consumption(survey, subjects).into_iter().map(finding).map(Finding::to_look_at)).collect()
 }
 
 /// Nothing is delivered, with or without other findings.
@@ -131,11 +152,12 @@ fn lost(loss: &LossStatus) -> Finding {
 
 /// Findings about dead letters of consumers: stored in a stream, and not done.
 fn dead_letters(group: &DeadLetters) -> Finding {
-    let DeadLetters { scope, letters, reason, .. } = group;
+    let DeadLetters { scope, letters, reason, is_capped, .. } = group;
+    let at_least = if *is_capped { "at least " } else { "" };
     let word = quoted(scope);
     let noun = if *letters == 1 { "message" } else { "messages" };
     Finding::new(
-        format!("the inbox of {scope} has given {letters} {noun} up; the newest: {reason}"),
+        format!("the inbox of {scope} has given {at_least}{letters} {noun} up; the newest: {reason}"),
         format!(
             "mend the cause, then `oncebox inbox dead retry --scope {word}`, or give them up: \
              `oncebox inbox dead discard --scope {word}`"
@@ -151,9 +173,10 @@ fn failing(inboxes: &[InboxStatus]) -> Vec<Finding> {
         let who = inbox.scope.as_ref().map_or("other inboxes".to_owned(), |scope| format!("the inbox of {scope}"));
         let noun = if inbox.failing == 1 { "message" } else { "messages" };
         let reason = inbox.reason.as_deref().unwrap_or("unknown");
+        let at_least = if inbox.is_capped { "at least " } else { "" };
         Finding::new(
             format!(
-                "{} {noun} of {who} failed and are tried again, the oldest is {:.0} s old; the newest reason: {reason}",
+                "{at_least}{} {noun} of {who} failed and are tried again, the oldest is {:.0} s old; the newest reason: {reason}",
                 inbox.failing, inbox.failing_oldest_seconds
             ),
             "mend the cause: the consumer tries them again by itself, until its attempts are used up and they are dead",
@@ -182,8 +205,10 @@ fn different(status: &Status) -> Option<Finding> {
 }
 
 fn no_relay(status: &Status) -> Option<Finding> {
-    status.relays.is_empty().then(|| {
-        Finding::new(
+    status.relays.is_empty().then(|| Finding {
+        holds_delivery: status.backlog_messages > 0,
+        kind: Some(DOWN),
+        ..Finding::new(
             format!("no relay is connected: no session has the application_name {:?}", status.relay_name),
             "start `oncebox relay`, or see in its log what keeps it away; relays with another application_name in \
              their URL are found by giving it here too",

@@ -21,7 +21,7 @@ use super::{
         relay_settings::relay_settings,
     },
     BlockedKey, Holder, LaneStatus, ParkedReason, RelaySessions, SagasWaiting, Status,
-    findings::{findings, nats_away, of_nats},
+    findings::{DOWN, findings, nats_away, of_nats},
 };
 use crate::{
     status::RecentSubject,
@@ -117,6 +117,7 @@ impl Operator {
             enqueuing: open.iter().map(holder).collect(),
             oldest_milestone: overview.get("oldest_milestone"),
             newest_milestone: overview.get("newest_milestone"),
+            is_read_only: overview.get("is_read_only"),
             sees_all_sessions: overview.get("sees_all_sessions"),
             subjects,
             nats: None,
@@ -155,7 +156,10 @@ impl Status {
             Err(problem) => vec![nats_away(self.nats_problem.insert(problem))],
         };
         // The gravest first: without NATS nothing moves.
-        self.findings.splice(0..0, found);
+        // Before them: without a relay, or PostgreSQL, it does not matter how NATS stands.
+        let place = self.findings.iter().take_while(|finding| finding.kind == Some(DOWN)).count();
+        self.findings.splice(place..place, found);
+        self.findings.sort_by_key(|finding| !finding.holds_delivery);
     }
 }
 

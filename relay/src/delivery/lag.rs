@@ -73,6 +73,8 @@ pub struct InboxStatus {
     pub dead: i64,
     /// Messages that wait because the handler has snoozed them.
     pub snoozed: i64,
+    /// Whether one of these numbers was counted to its limit, and may be higher.
+    pub is_capped: bool,
     /// Why the last attempt failed of those that are failing.
     pub reason: Option<String>,
 }

@@ -86,6 +86,7 @@ pub fn inbox_status(row: &Row) -> InboxStatus {
         failing_oldest_seconds: row.get("failing_oldest_seconds"),
         dead: row.get("dead"),
         snoozed: row.get("snoozed"),
+        is_capped: row.get("is_capped"),
         reason: row.get("reason"),
     }
 }

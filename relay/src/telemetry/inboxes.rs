@@ -23,13 +23,14 @@ pub(super) struct InboxGauges {
     failing_oldest: Family<Scope, Gauge<f64, AtomicU64>>,
     dead: Family<Scope, Gauge>,
     snoozed: Family<Scope, Gauge>,
+    capped: Family<Scope, Gauge>,
 }
 
 impl InboxGauges {
     pub(super) fn register(&self, all: &mut Registry) {
         all.register(
             "inbox_failing_messages",
-            "Messages of an inbox of this database of which an attempt has failed, and that have not ended, counted to 1000",
+            "Messages of an inbox of this database of which an attempt has failed, and that have not ended, counted to its share of 1000",
             self.failing.clone(),
         );
         all.register_with_unit(
@@ -40,13 +41,18 @@ impl InboxGauges {
         );
         all.register(
             "inbox_dead_messages",
-            "Dead letters of an inbox of this database now, counted to 1000",
+            "Dead letters of an inbox of this database now, counted to its share of 1000",
             self.dead.clone(),
         );
         all.register(
             "inbox_snoozed_messages",
-            "Messages that an inbox of this database has snoozed, counted to 1000",
+            "Messages that an inbox of this database has snoozed, counted to its share of 1000",
             self.snoozed.clone(),
+        );
+        all.register(
+            "inbox_counts_capped",
+            "1 while one of the three numbers of an inbox is only a minimum: all inboxes together share 1000",
+            self.capped.clone(),
         );
     }
 
@@ -56,12 +62,14 @@ impl InboxGauges {
         self.failing_oldest.clear();
         self.dead.clear();
         self.snoozed.clear();
+        self.capped.clear();
         for inbox in inboxes {
             let scope = [("scope", inbox.scope.clone().unwrap_or_else(|| OTHERS.to_owned()))];
             self.failing.get_or_create(&scope).set(inbox.failing);
             self.failing_oldest.get_or_create(&scope).set(inbox.failing_oldest_seconds);
             self.dead.get_or_create(&scope).set(inbox.dead);
             self.snoozed.get_or_create(&scope).set(inbox.snoozed);
+            self.capped.get_or_create(&scope).set(inbox.is_capped.into());
         }
     }
 }

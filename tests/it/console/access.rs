@@ -82,7 +82,7 @@ async fn people_sign_in_with_their_token() {
     let answer = sign_in(&console, OPERATOR).await;
     assert_eq!((answer.status, answer.header("location")), (303, Some("/settings")));
     let set = answer.header("set-cookie").unwrap();
-    assert!(set.contains("HttpOnly") && set.contains("SameSite=Strict"), "{set}");
+    assert!(set.contains("HttpOnly") && set.contains("SameSite=Lax"), "{set}");
     assert!(!set.contains("Secure"), "it came over HTTP: {set}");
     let origin = [("origin", "https://localhost")];
     let behind_tls = console.ask("POST", "/sign-in", &origin, &format!("secret={OPERATOR}")).await;
@@ -98,8 +98,20 @@ async fn people_sign_in_with_their_token() {
         assert_eq!(answer.status, status, "{name}");
         assert!(status != 200 || answer.body.contains(r#""user":"rob","role":"reader""#), "{}", answer.body);
     }
+    // A form whose session has ended leads to the sign-in, and no browser opens a box of its own.
+    let ended = console.ask("POST", "/db/shop/act", &session, "kind=dead").await;
+    assert_eq!((ended.status, ended.header("location")), (303, Some("/sign-in?next=%2F")));
+    let browser = [("sec-fetch-mode", "cors"), ("sec-fetch-site", "same-origin")];
+    let asked = console.ask("GET", "/events", &browser, "").await;
+    assert!(asked.status == 401 && asked.header("www-authenticate").is_none(), "{}", asked.head);
+    // Cookies go to all ports of a host.
+    assert!(set.starts_with(&format!("oncebox_session_{}=", console.address.port())), "{set}");
     let log = console.stop().await;
     assert!(!log.contains(OPERATOR) && log.contains("signed in"), "{log}");
+    assert!(
+        log.contains("does not know count=4") && log.contains("every account of this machine can read"),
+        "{log}"
+    );
 }
 
 #[tokio::test]
@@ -123,6 +135,11 @@ async fn a_proxy_is_believed_only_if_it_is_trusted() {
         assert!(answer.body.contains(&expected), "{}", answer.body);
     }
     assert_eq!(console.get("/").await.status, 401, "nobody is named");
+    let twice = [("x-forwarded-user", "mina"), ("x-forwarded-user", "rob")];
+    assert_eq!(console.ask("GET", "/", &twice, "").await.status, 401, "nobody knows who");
+    let named = [("x-forwarded-user", "rob")];
+    let missing = console.ask("GET", "/api/v1/nope", &named, "").await;
+    assert!(missing.status == 404 && missing.body.starts_with(r#"{"error":"#), "{}", missing.body);
     let console = Console::of(&env, &trusting("10.1.2.3")).await;
     let answer = console.ask("GET", "/", &[("x-forwarded-user", "mina")], "").await;
     assert_eq!(answer.status, 401, "another address");
@@ -137,6 +154,10 @@ async fn what_is_not_safe_is_refused_before_it_serves() {
     };
     let (code, _, log) = run(&["--listen", "0.0.0.0:0"]).await;
     assert!(code == 64 && log.contains("nobody signs in: give --token-file"), "{log}");
+    for host in ["console.example:443", "*.example", "https://console.example"] {
+        let (code, _, log) = run(&["--host", host]).await;
+        assert!(code == 64 && log.contains("is not a bare name"), "{host}: {log}");
+    }
     let (code, _, log) = run(&["--trusted-header", "X-User"]).await;
     assert!(code == 64 && log.contains("--trusted-proxy"), "{log}");
     let file = tempfile::NamedTempFile::new().unwrap();

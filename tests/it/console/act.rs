@@ -28,7 +28,7 @@ async fn dead(env: &TestEnv, count: i32) -> Client {
     client
 }
 
-async fn number(client: &Client, sql: &str) -> i64 {
+pub(super) async fn number(client: &Client, sql: &str) -> i64 {
     client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
@@ -41,18 +41,25 @@ fn token(page: &Answer) -> &str {
     page.body.split_once(r#"name="token" value=""#).unwrap().1.split('"').next().unwrap()
 }
 
+/// The form of a page that shows an action.
+pub(super) fn form(page: &Answer, fields: &str) -> String {
+    let shown =
+        page.body.split_once(r#"name="shown" value=""#).map(|(_, rest)| rest.split('"').next().unwrap());
+    let shown = shown.map(|shown| format!("&shown={shown}")).unwrap_or_default();
+    format!("token={}&{fields}{shown}", token(page))
+}
+
 /// Confirms an action as somebody who need not sign in; returns the job's path.
-async fn confirm(console: &Console, fields: &str) -> String {
+pub(super) async fn confirm(console: &Console, fields: &str) -> String {
     let page = console.get(&format!("/db/shop/act?{fields}")).await;
     assert_eq!(page.status, 200, "{}", page.body);
-    let body = format!("token={}&{fields}", token(&page));
-    let done = console.ask("POST", "/db/shop/act", &[], &body).await;
+    let done = console.ask("POST", "/db/shop/act", &[], &form(&page, fields)).await;
     assert_eq!(done.status, 303, "{}", done.body);
     done.header("location").unwrap().to_owned()
 }
 
 /// The end of a job.
-async fn end(console: &Console, path: &str) -> Value {
+pub(super) async fn end(console: &Console, path: &str) -> Value {
     eventually("the job ends", LIMIT, async || {
         let job = console.api(path).await;
         (!job["end"].is_null()).then(|| job["end"].clone())
@@ -89,7 +96,10 @@ async fn an_action_is_counted_first_and_done_under_the_name_of_who_confirms_it()
         assert_eq!(answer.status, 403, "{token}");
     }
     assert_eq!(number(&client, "SELECT count(*) FROM oncebox.audit").await, 0, "nothing was done so far");
-    let body = format!("token={}&{fields}", token(&page));
+    let unseen = format!("token={}&{fields}", token(&page));
+    let unseen = console.ask("POST", "/db/shop/act", &mina, &unseen).await;
+    assert!(unseen.status == 400 && unseen.body.contains("load its page again"), "{}", unseen.body);
+    let body = form(&page, fields);
     let done = console.ask("POST", "/db/shop/act", &mina, &body).await;
     assert_eq!(done.status, 303, "{}", done.body);
     let acted = eventually("the audit has it", LIMIT, async || {

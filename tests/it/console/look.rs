@@ -72,7 +72,8 @@ async fn the_api_says_what_the_commands_say() {
     let environment = [("DATABASE_URL", env.database_url())];
     let command = async |arguments: &[&str]| -> Value {
         let (code, output, log) = oncebox(arguments, &environment).await.unwrap();
-        assert_eq!(code, 0, "{log}");
+        // Messages wait, and there is no relay.
+        assert_eq!(code, i32::from(arguments[0] == "status"), "{log}");
         serde_json::from_str(&output).unwrap()
     };
     let (status, shown) = (command(&["status", "--json"]).await, console.api("/databases/shop").await);

@@ -8,16 +8,17 @@ use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
+    process::Command,
     time::timeout,
 };
 
-use crate::relay::support::LIMIT;
+use crate::relay::{process::program, support::LIMIT};
 
 /// A console and the files that it was started with.
 pub(crate) struct Console {
     program: Program,
     pub(crate) address: SocketAddr,
-    _files: Option<TempDir>,
+    files: Option<TempDir>,
 }
 
 /// An answer.
@@ -48,7 +49,7 @@ impl Console {
         let all: Vec<&str> = all.iter().map(String::as_str).collect();
         let environment = [("ONCEBOX_CONFIG", config.to_str().unwrap().to_owned())];
         let program = Program::start("oncebox", &all, &environment).await.unwrap();
-        Self { _files: Some(files), ..Self::served_by(program).await }
+        Self { files: Some(files), ..Self::served_by(program).await }
     }
 
     /// The one that this program serves.
@@ -59,12 +60,22 @@ impl Console {
             log.split_once("the console serves http://")?.1.split('/').next()?.parse().ok()
         });
         let address = address.await;
-        Self { program, address, _files: None }
+        Self { program, address, files: None }
     }
 
     /// One over the database of a test.
     pub(crate) async fn of(env: &TestEnv, arguments: &[&str]) -> Self {
         Self::start(&[("shop", env.database_url())], Some(env.nats_url()), arguments).await
+    }
+
+    /// Runs a line that a page shows, as an operator's shell does, with the console's file of
+    /// databases; returns its exit code and log.
+    pub(crate) async fn run(&self, line: &str) -> (i32, String) {
+        let config = self.files.as_ref().unwrap().path().join("fleet.toml");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("{} {line}", program().display())]).env("ONCEBOX_CONFIG", config);
+        let output = timeout(LIMIT, shell.kill_on_drop(true).output()).await.expect("an end").unwrap();
+        (output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
     pub(crate) async fn get(&self, path: &str) -> Answer {

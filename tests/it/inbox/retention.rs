@@ -141,8 +141,10 @@ async fn a_sweep_deletes_what_is_old_and_nothing_else() {
         format!("{SCOPE} young, tests:for-ever dead, tests:for-ever k, tests:long dead, tests:long k");
     assert_eq!(left, expected);
     assert_eq!(dead_letters(&env).await.len(), 3, "kept until an operator discards them");
-    // A consumer that is set up to keep its keys for ever from now on.
+    // An operator has a consumer keep its keys for ever from now on.
     pass(&env, 24 * 60).await;
+    let change = "SELECT oncebox.change_scope('tests:long', NULL, NULL, 'consumer', 'mina')";
+    env.pg().await.batch_execute(change).await.unwrap();
     builder(&env).scope("tests:long").build().unwrap().sweep_once().await.unwrap();
     sweep(&short).await;
     assert_eq!(count(&env, "oncebox.inbox").await, 4);

@@ -344,3 +344,22 @@ async fn ten_times_the_messages_cost_no_more_pages() {
         assert!(many <= few * 3 / 2 + 200, "{name}: {few} pages, then {many}");
     }
 }
+
+#[tokio::test]
+async fn a_status_of_messages_that_get_nowhere_ends_with_an_error() {
+    let env = TestEnv::new().await;
+    let (_stream, pg, values) = start(&env).await;
+    let url = env.database_url();
+    assert_eq!(run(url, &["status"]).await.0, 0, "nothing waits");
+    enqueue(&pg, &env.subject("taken.a"), "k-", 0..1, 0).await;
+    let (code, text, log) = run(url, &["status"]).await;
+    let first = text.lines().nth(1).unwrap();
+    assert!(code == 1 && first.contains("no relay is connected"), "{text}{log}");
+    drain(&mut connect(&values).await.worker()).await;
+    assert_eq!(run(url, &["status"]).await.0, 0);
+    let read_only = format!("ALTER DATABASE {} SET default_transaction_read_only = on", env.name());
+    pg.batch_execute(&read_only).await.unwrap();
+    let (code, text, log) = run(url, &["status"]).await;
+    let first = text.lines().nth(1).unwrap();
+    assert!(code == 1 && first.contains("PostgreSQL takes no writes"), "{text}{log}");
+}

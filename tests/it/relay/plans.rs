@@ -31,7 +31,7 @@ const QUERIES: [(&str, &str, &str); 19] = [
     (
         "aside",
         include_str!("../../../operator/src/sql/list_parked.sql"),
-        "('{0,1,2,3}', 0, 100, NULL, NULL, NULL, NULL, 'parked', NULL)",
+        "('{0,1,2,3}', 0, 100, NULL, NULL, NULL, NULL, 'parked', NULL, NULL, NULL, NULL)",
     ),
     (
         "read_reset",

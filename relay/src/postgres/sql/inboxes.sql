@@ -1,8 +1,8 @@
 -- The inboxes of this database: how many messages of each are failing, dead and snoozed, for how
 -- long the oldest failing one has been in its stream, and why the newest one failed. A message is
 -- failing when an attempt has failed and its key has not ended. Each number is counted to 1,000
--- where there is one inbox, else to an equal share of that. The first inboxes by name have a row
--- each; the others have one together, with scope NULL.
+-- where there is one inbox, else to an equal share of that; is_capped says that one of them may be
+-- higher. The first inboxes by name have a row each; the others have one together, with scope NULL.
 -- $1: inboxes to look at, 1,000 at most; $2: rows with a scope, at most. Index: inbox_scope_pkey,
 -- inbox_attempt_failed backwards, then inbox_pkey for each entry; dead_letter_once and
 -- inbox_snooze_due without their tables where these are vacuumed; each ORDER BY keeps the planner
@@ -25,28 +25,33 @@ counted AS MATERIALIZED (
     failing.newest_at,
     failing.reason,
     dead.letters AS dead,
-    snoozed.messages AS snoozed
+    snoozed.messages AS snoozed,
+    failing.looked_at >= n.most OR dead.letters >= n.most OR snoozed.messages >= n.most AS is_capped
   FROM named AS n
   CROSS JOIN LATERAL (
     SELECT
-      count(*) AS messages,
+      count(*) FILTER (WHERE f.goes_on) AS messages,
+      count(*) AS looked_at,
       -- A copy in a stream names the moment at which the stream stored it, in microseconds.
       min(CASE
         WHEN f.message ~ '^\S+ \d+ \d{1,17}$' THEN to_timestamp(split_part(f.message, ' ', 3)::float8 / 1000000)
         ELSE f.failed_at
-      END) AS oldest_at,
-      max(f.failed_at) AS newest_at,
-      (array_agg(f.reason ORDER BY f.failed_at DESC))[1] AS reason
+      END) FILTER (WHERE f.goes_on) AS oldest_at,
+      max(f.failed_at) FILTER (WHERE f.goes_on) AS newest_at,
+      (array_agg(f.reason ORDER BY f.failed_at DESC) FILTER (WHERE f.goes_on))[1] AS reason
     FROM (
-      SELECT a.tenant, a.key, a.message, a.failed_at, a.reason
+      SELECT
+        a.message,
+        a.failed_at,
+        a.reason,
+        NOT EXISTS (
+          SELECT FROM {schema}.inbox AS i WHERE i.scope = n.scope AND i.tenant = a.tenant AND i.key = a.key OFFSET 0
+        ) AS goes_on
       FROM {schema}.inbox_attempt AS a
       WHERE a.scope = n.scope AND a.failed_at IS NOT NULL
       ORDER BY a.failed_at DESC
       LIMIT n.most
     ) AS f
-    WHERE NOT EXISTS (
-      SELECT FROM {schema}.inbox AS i WHERE i.scope = n.scope AND i.tenant = f.tenant AND i.key = f.key OFFSET 0
-    )
   ) AS failing
   CROSS JOIN LATERAL (
     SELECT count(*) AS letters
@@ -74,6 +79,7 @@ SELECT
   sum(c.failing)::bigint AS failing,
   sum(c.dead)::bigint AS dead,
   sum(c.snoozed)::bigint AS snoozed,
+  bool_or(c.is_capped) AS is_capped,
   coalesce(extract(epoch FROM statement_timestamp() - min(c.oldest_at)), 0)::float8 AS failing_oldest_seconds,
   (array_agg(c.reason ORDER BY c.newest_at DESC NULLS LAST))[1] AS reason
 FROM counted AS c

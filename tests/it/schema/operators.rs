@@ -1,0 +1,95 @@
+//! Operators act through functions that record it; producers forge nothing; registrations change no
+//! stored settings.
+
+use oncebox_tests::TestEnv;
+
+/// Programs act on events, so a producer must not be able to forge one.
+#[tokio::test]
+async fn a_producer_enqueues_no_event_of_oncebox() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    client.batch_execute("SELECT oncebox.enable_events('{dead-letter}', 'mina', NULL)").await.unwrap();
+    client.batch_execute("SET ROLE oncebox_producer").await.unwrap();
+    for call in [
+        "enqueue('k', 'oncebox.events.dead', '')",
+        "enqueue('k', 'oncebox.events.dead', '', '{\"a\": \"b\"}', 'o')",
+        "enqueue_json('k', 'oncebox.events.x', '{}')",
+        "enqueue_all('{k}', '{oncebox.events.dead}', '{p}')",
+        "enqueue_at('k', 'oncebox.events.dead', '', now() + interval '1 h')",
+        "enqueue_at('k', 'oncebox.events.dead', '', now())",
+    ] {
+        let error = client.batch_execute(&format!("SELECT oncebox.{call}")).await.unwrap_err();
+        assert_eq!(error.code().unwrap().code(), "OB003", "{call}: {error:?}");
+    }
+    let own = "RESET ROLE; SELECT oncebox.bury('s', 'k', 'p', 'no', 's')";
+    client.batch_execute(own).await.unwrap();
+    let event = "SELECT subject FROM oncebox.message WHERE subject LIKE 'oncebox.events.%'";
+    let subject: String = client.query_one(event, &[]).await.unwrap().get(0);
+    assert_eq!(subject, "oncebox.events.dead-letter");
+}
+
+/// An operator acts through functions that record it under the login, which no argument changes.
+#[tokio::test]
+async fn each_action_of_an_operator_is_in_the_audit_under_the_login() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    let seed = "
+        SELECT oncebox.bury('s', 'k' || n, 'p', 'no', 's') FROM generate_series(1, 2) AS n;
+        SELECT oncebox.attempt_failed('s', 'f1', reason => 'r', subject => 's');
+        SELECT oncebox.attempt_failed('s', 'f2', reason => 'r', subject => 's');
+        SELECT oncebox.register_scope('s');
+        SELECT oncebox.enqueue_at('later', 's', 'p', now() + interval '1 h');
+        SELECT oncebox.enqueue(k, 's', 'p') FROM unnest('{d1,d2}'::text[]) AS k;
+        INSERT INTO oncebox.parked (lane, id, attempts, error, dead_at)
+        SELECT m.lane, m.id, 1, 'no', now() FROM oncebox.message AS m WHERE m.key IN ('d1', 'd2')";
+    client.batch_execute(seed).await.unwrap();
+    client.batch_execute("SET ROLE oncebox_operator").await.unwrap();
+    for (call, action) in [
+        ("discard_letters('{1}', 'mina', 'n')", "discard"),
+        ("retry_letter(2, 'mina', 'n')", "retry"),
+        ("retry_failing('s', '', 'f1', '', 'mina', 'n')", "retry"),
+        ("forget_failing('s', '', 'f2', '', 'mina', 'n')", "bury"),
+        ("change_scope('s', '1 day', NULL, 'http', 'mina', 'n')", "change-scope"),
+        ("cancel_delayed_messages('{later}', 'mina', 'n')", "cancel"),
+        ("pause_delivery('all', '>', NULL, '{>}', NULL, 'mina', 'n', NULL, 9)", "pause"),
+        ("resume_delivery('all', '>', 'mina', 'n')", "resume"),
+        ("enable_events('{dead}', 'mina', 'n')", "enable-events"),
+        ("disable_events('{dead}', 'mina', 'n')", "disable-events"),
+    ] {
+        client.batch_execute(&format!("SELECT oncebox.{call}")).await.unwrap();
+        let last =
+            "SELECT concat_ws(' ', action, operator, note, database_user = session_user, count(*) OVER ())
+                    FROM oncebox.audit ORDER BY id DESC LIMIT 1";
+        let last: String = client.query_one(last, &[]).await.unwrap().get(0);
+        assert!(last.starts_with(&format!("{action} mina n t ")), "{call}: {last}");
+    }
+    let on_lanes = "
+        SELECT oncebox.retry_dead(p.lane, ARRAY[p.id], 'mina', 'n'), oncebox.give_up_parked(p.lane, ARRAY[p.id], 'mina', 'n', 'parked')
+        FROM oncebox.parked AS p";
+    client.batch_execute(on_lanes).await.unwrap();
+    let recorded = "SELECT string_agg(action, ' ' ORDER BY id) FROM oncebox.audit WHERE lane IS NOT NULL";
+    let recorded: String = client.query_one(recorded, &[]).await.unwrap().get(0);
+    assert_eq!(recorded, "retry discard retry discard");
+}
+
+#[tokio::test]
+async fn a_registration_with_other_settings_keeps_the_stored_ones() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    client.batch_execute("SELECT oncebox.register_scope('s', '30 days')").await.unwrap();
+    for other in ["'s', '1 s'", "'s'", "'s', '30 days', NULL, 'http'"] {
+        client.batch_execute(&format!("SELECT oncebox.register_scope({other})")).await.unwrap();
+        let stored = "SELECT concat_ws(' ', kind, retention_seconds) FROM oncebox.inbox_scope";
+        let stored: String = client.query_one(stored, &[]).await.unwrap().get(0);
+        assert_eq!(stored, "consumer 2592000", "{other}");
+    }
+    for wrong in ["kind => 'nonsense'", "kind => NULL"] {
+        let wrong = client.batch_execute(&format!("SELECT oncebox.register_scope('t', {wrong})")).await;
+        assert_eq!(wrong.unwrap_err().code().unwrap().code(), "OB011");
+    }
+    client.batch_execute("SELECT oncebox.change_scope('s', '1 day', NULL, 'http')").await.unwrap();
+    let changed =
+        "SELECT concat_ws(' ', kind, retention_seconds, dead_letter_seconds) FROM oncebox.inbox_scope";
+    let changed: String = client.query_one(changed, &[]).await.unwrap().get(0);
+    assert_eq!(changed, "http 86400 7776000");
+}
