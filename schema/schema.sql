@@ -48,6 +48,52 @@ $_$;
 
 COMMENT ON FUNCTION oncebox.abandon_saga_as(saga_id bigint, why text, by text, note text) IS 'For operators: abandon_saga(), recorded. No row where it has finished.';
 
+CREATE FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT discarded bigint) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '10s'
+    AS $$
+DECLARE
+  place record;
+BEGIN
+  PERFORM FROM "oncebox".lane AS l ORDER BY l.lane FOR UPDATE;
+  SELECT * INTO place FROM "oncebox".home_here;
+  IF place.verdict IN ('new', 'here') AND place.rival IS NULL THEN
+    RAISE EXCEPTION 'this database is where its outbox lives: there is nothing to adopt'
+      USING ERRCODE = 'OB013', HINT = 'See `oncebox status`: it says when relays take an outbox for a copy.';
+  END IF;
+  discarded := 0;
+  IF NOT is_moved THEN
+    IF discards THEN
+      LOCK TABLE "oncebox".message_0, "oncebox".message_1, "oncebox".message_2, "oncebox".message_3, "oncebox".message_4,
+        "oncebox".message_5, "oncebox".message_6, "oncebox".message_7, "oncebox".delayed IN SHARE ROW EXCLUSIVE MODE;
+      discarded := "oncebox".discard_backlog();
+    END IF;
+    UPDATE "oncebox".cursor SET acknowledged = '{}';
+    DELETE FROM "oncebox".receipt;
+    DELETE FROM "oncebox".late_receipt;
+    DELETE FROM "oncebox".loss;
+    DELETE FROM "oncebox".stream;
+    UPDATE "oncebox".outbox SET identity = DEFAULT;
+  END IF;
+  SELECT o.identity INTO identity FROM "oncebox".outbox AS o;
+  INSERT INTO "oncebox".home AS h (system_identifier, database_oid, database_name, address)
+  VALUES (place.system_identifier, place.database_oid, place.database_name, '')
+  ON CONFLICT ON CONSTRAINT home_pkey DO UPDATE
+  SET token = CASE WHEN is_moved THEN h.token ELSE excluded.token END,
+      system_identifier = excluded.system_identifier, database_oid = excluded.database_oid,
+      database_name = excluded.database_name, address = '', noted_at = excluded.noted_at, rival = NULL,
+      rival_since = NULL, rival_seen_at = NULL;
+  INSERT INTO "oncebox".audit (operator, note, action, reason)
+  VALUES (adopt.operator, adopt.note, 'adopt', CASE
+    WHEN is_moved THEN format('moved here from %s: it stays outbox %s', place.address, identity)
+    WHEN discards THEN format('a copy of %s: now outbox %s; %s messages of the backlog were discarded', place.address, identity, discarded)
+    ELSE format('a copy of %s: now outbox %s; its backlog is sent', place.address, identity)
+  END);
+END $$;
+
+COMMENT ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT discarded bigint) IS 'For operators: relays may serve this copy of an outbox, as an outbox of its own, or as the original that has moved here.';
+
 CREATE FUNCTION oncebox.append(ids bigint[], lanes smallint[], keys text[], subjects text[], ordering_keys text[], headers jsonb[], payloads bytea[], is_moved boolean) RETURNS bigint[]
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -467,6 +513,7 @@ BEGIN
     RAISE EXCEPTION 'scope "%" is not known', $1
       USING ERRCODE = 'OB002', HINT = 'Scopes are listed in inbox_scope.';
   END IF;
+  INSERT INTO "oncebox".audit (action, scope, reason) VALUES ('change-scope', $1, 'mode ' || $2);
 END $_$;
 
 COMMENT ON FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text) IS 'Lets a scope claim its keys in the other mode from now on. Stop all processes of the scope first: one that still runs would handle messages a second time.';
@@ -564,6 +611,9 @@ BEGIN
     value := header.value #>> '{}';
     IF header.name COLLATE "C" !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$' OR octet_length(header.name) > 128 THEN
       RAISE EXCEPTION 'header name "%" is not 1 to 128 characters of an HTTP token', left(header.name, 300) USING ERRCODE = 'OB004';
+    END IF;
+    IF lower(header.name) = 'oncebox-reply-to' AND header.name <> 'Oncebox-Reply-To' THEN
+      RAISE EXCEPTION 'header "%" is spelt "Oncebox-Reply-To"', header.name USING ERRCODE = 'OB004';
     END IF;
     IF header.name COLLATE "C" ~* '^(nats-|oncebox-|(x-)?idempotency-key$)' AND header.name <> 'Oncebox-Reply-To' THEN
       RAISE EXCEPTION 'header "%" is set by the relay or commands the broker', header.name USING ERRCODE = 'OB004';
@@ -806,10 +856,11 @@ CREATE FUNCTION oncebox.count_segment(number smallint) RETURNS bigint
     AS $$
 DECLARE
   counted bigint := (SELECT c.reltuples::bigint FROM pg_class AS c
-    WHERE c.oid = format('"oncebox".message_%s', "oncebox".segment_name(number))::regclass);
+    WHERE c.oid = format('"oncebox".message_%s', number)::regclass);
 BEGIN
   IF counted < 1000000 THEN
-    EXECUTE format('SELECT count(*) FROM "oncebox".message_%s AS m WHERE m.lane >= 0', "oncebox".segment_name(number)) INTO counted;
+    EXECUTE format('SELECT count(*) FROM (SELECT FROM "oncebox".message_%s AS m WHERE m.lane >= 0 LIMIT 1000000) AS m', number)
+      INTO counted;
   END IF;
   RETURN counted;
 END $$;
@@ -861,51 +912,16 @@ EXCEPTION WHEN array_subscript_error OR character_not_in_repertoire OR untransla
   status := NULL;
 END $$;
 
-CREATE FUNCTION oncebox.delete_kept(retention_seconds double precision) RETURNS bigint
-    LANGUAGE sql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $_$
-  WITH old AS MATERIALIZED (
-    SELECT k.lane, k.id
-    FROM "oncebox".message_kept AS k
-    LEFT JOIN "oncebox".reset AS x ON x.lane = k.lane
-    LEFT JOIN "oncebox".lane_cursor AS c ON c.lane = k.lane
-    WHERE k.kept_at <= clock_timestamp() - make_interval(secs => $1)
-      AND EXISTS (SELECT FROM "oncebox".segment AS s WHERE s.number = 8 AND NOT s.is_live)
-      AND NOT EXISTS (SELECT FROM "oncebox".parked AS p WHERE p.lane = k.lane AND p.id = k.id)
-      AND NOT EXISTS (SELECT FROM "oncebox".late_receipt AS r WHERE r.lane = k.lane AND r.id = k.id)
-      AND NOT (k.lane = -1 AND EXISTS (SELECT FROM "oncebox".delayed AS d WHERE d.id = k.id))
-      AND (x.lane IS NULL OR k.id > c.floor
-        OR EXISTS (SELECT FROM "oncebox".replay AS r WHERE r.lane = k.lane AND r.id = k.id)
-        OR EXISTS (SELECT FROM "oncebox".discarded AS d WHERE d.lane = k.lane AND d.id = k.id))
-    LIMIT 1000
-  ),
-  forgotten AS (
-    DELETE FROM "oncebox".discarded AS d USING old AS o WHERE d.lane = o.lane AND d.id = o.id
-  ),
-  unnumbered AS (
-    DELETE FROM "oncebox".replay AS r USING old AS o WHERE r.lane = o.lane AND r.id = o.id
-  ),
-  deleted AS (
-    DELETE FROM "oncebox".message_kept AS k USING old AS o WHERE k.lane = o.lane AND k.id = o.id RETURNING k.lane
-  )
-  SELECT count(*) FILTER (WHERE d.lane >= 0) FROM deleted AS d
-$_$;
-
 CREATE FUNCTION oncebox.delete_placeholders(ids bigint[]) RETURNS void
-    LANGUAGE sql
+    LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
-  DELETE FROM "oncebox".message_0 AS m WHERE m.lane = -1 AND m.id = ANY ($1);
-  DELETE FROM "oncebox".message_1 AS m WHERE m.lane = -1 AND m.id = ANY ($1);
-  DELETE FROM "oncebox".message_2 AS m WHERE m.lane = -1 AND m.id = ANY ($1);
-  DELETE FROM "oncebox".message_3 AS m WHERE m.lane = -1 AND m.id = ANY ($1);
-  DELETE FROM "oncebox".message_4 AS m WHERE m.lane = -1 AND m.id = ANY ($1);
-  DELETE FROM "oncebox".message_5 AS m WHERE m.lane = -1 AND m.id = ANY ($1);
-  DELETE FROM "oncebox".message_6 AS m WHERE m.lane = -1 AND m.id = ANY ($1);
-  DELETE FROM "oncebox".message_7 AS m WHERE m.lane = -1 AND m.id = ANY ($1);
-  DELETE FROM "oncebox".message_kept AS m WHERE m.lane = -1 AND m.id = ANY ($1);
-$_$;
+DECLARE
+  this_turn bigint := pg_sequence_last_value('"oncebox".turn');
+BEGIN
+  EXECUTE format('DELETE FROM "oncebox".message_%s AS m WHERE m.lane = -1 AND m.id = ANY ($1)', this_turn % 8) USING ids;
+  EXECUTE format('DELETE FROM "oncebox".message_%s AS m WHERE m.lane = -1 AND m.id = ANY ($1)', (this_turn + 7) % 8) USING ids;
+END $_$;
 
 CREATE FUNCTION oncebox.disable_events(kinds text[], by text, note text) RETURNS SETOF text
     LANGUAGE sql SECURITY DEFINER
@@ -929,6 +945,49 @@ $_$;
 
 COMMENT ON FUNCTION oncebox.disable_events(kinds text[], by text, note text) IS 'For operators: has kinds of events sent no more. Returns those that were sent before.';
 
+CREATE FUNCTION oncebox.discard_backlog() RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  messages bigint;
+BEGIN
+  -- Rows of another cluster compare with its snapshot, as in read_reset.sql.
+  SELECT count(*) INTO messages
+  FROM "oncebox".lane_cursor AS c
+  JOIN "oncebox".log AS m ON m.lane = c.lane
+  WHERE m.id > c.floor
+    AND (m.id > c.high
+      OR NOT pg_visible_in_snapshot(m.xact, c.snap)
+        AND (c.target IS NULL OR m.id > c.after OR NOT pg_visible_in_snapshot(m.xact, c.target)));
+  messages := messages + (SELECT count(*) FROM "oncebox".parked) + (SELECT count(*) FROM "oncebox".delayed);
+  INSERT INTO "oncebox".cursor (lane, number, floor, high, system_identifier)
+  SELECT c.lane, c.number + 1, last.id, last.id, here.system_identifier
+  FROM "oncebox".lane_cursor AS c
+  CROSS JOIN pg_control_system() AS here
+  CROSS JOIN LATERAL (
+    SELECT greatest(c.floor, c.high, c.reset_until, max(m.id)) AS id FROM "oncebox".log AS m WHERE m.lane = c.lane
+  ) AS last;
+  DELETE FROM "oncebox".cursor AS c
+  WHERE c.number < (SELECT newest.number FROM "oncebox".lane_cursor AS newest WHERE newest.lane = c.lane);
+  -- A message that is written later is none of these, however low its id.
+  INSERT INTO "oncebox".reset AS r (lane)
+  SELECT l.lane FROM "oncebox".lane AS l
+  ON CONFLICT ON CONSTRAINT reset_pkey DO UPDATE SET snap = excluded.snap;
+  DELETE FROM "oncebox".milestone;
+  INSERT INTO "oncebox".discarded (lane, id)
+  SELECT p.lane, p.id FROM "oncebox".parked AS p WHERE p.replay = 0
+  ON CONFLICT DO NOTHING;
+  UPDATE "oncebox".replay AS r
+  SET cancelled = p.replay
+  FROM "oncebox".parked AS p
+  WHERE p.replay > 0 AND r.lane = p.lane AND r.id = p.id;
+  DELETE FROM "oncebox".parked;
+  PERFORM "oncebox".delete_placeholders((SELECT array_agg(d.id) FROM "oncebox".delayed AS d));
+  DELETE FROM "oncebox".delayed;
+  RETURN messages;
+END $$;
+
 CREATE FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) RETURNS SETOF bigint
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -949,7 +1008,7 @@ COMMENT ON FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) IS
 CREATE FUNCTION oncebox.drain_segments() RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $_$
+    AS $$
 DECLARE
   part "oncebox".segment;
   is_so boolean;
@@ -962,103 +1021,47 @@ BEGIN
     ORDER BY s.number
   LOOP
     IF part.is_empty THEN
-      EXECUTE format('SELECT EXISTS (SELECT FROM "oncebox".message_%s)', "oncebox".segment_name(part.number)) INTO is_so;
+      EXECUTE format('SELECT EXISTS (SELECT FROM "oncebox".message_%s)', part.number) INTO is_so;
       IF is_so THEN
-        UPDATE "oncebox".segment AS s SET is_empty = false, is_live = s.number < 8, drained_at = clock_timestamp()
+        UPDATE "oncebox".segment AS s SET is_empty = false, is_live = true, drained_at = clock_timestamp()
         WHERE s.number = part.number;
       END IF;
       CONTINUE;
     END IF;
-    EXECUTE format($due$
-      SELECT EXISTS (
-        SELECT
-        FROM "oncebox".lane AS l
-        LEFT JOIN "oncebox".lane_cursor AS c ON c.lane = l.lane
-        CROSS JOIN (SELECT s.system_identifier FROM pg_control_system() AS s OFFSET 0) AS here
-        WHERE c.lane IS NULL
-          OR c.target IS NOT NULL
-          OR c.reset_until IS NOT NULL
-          OR c.system_identifier <> here.system_identifier
-          OR pg_snapshot_xmax(c.snap) > pg_snapshot_xmax(pg_current_snapshot())
-          OR EXISTS (SELECT FROM "oncebox".message_%1$s AS m WHERE m.lane = l.lane AND m.id > c.high)
-          OR EXISTS (
-            SELECT FROM "oncebox".message_%1$s AS m
-            WHERE m.lane = l.lane AND m.xact >= pg_snapshot_xmax(c.snap) AND m.id > c.floor
-          )
-          OR EXISTS (
-            SELECT
-            FROM pg_snapshot_xip(c.snap) AS ended (xact)
-            JOIN "oncebox".message_%1$s AS m ON m.lane = l.lane AND m.xact = ended.xact AND m.id > c.floor
-          )
-      )
-    $due$, "oncebox".segment_name(part.number)) INTO is_so;
+    is_so := "oncebox".segment_is_due(part.number);
     IF NOT is_so THEN
       UPDATE "oncebox".segment AS s SET is_live = false, drained_at = clock_timestamp() WHERE s.number = part.number;
     END IF;
   END LOOP;
   RETURN (SELECT count(*) FROM "oncebox".segment AS s WHERE s.is_live);
-END $_$;
+END $$;
 
 COMMENT ON FUNCTION oncebox.drain_segments() IS 'For relays: notes which segments of the log hold nothing that is due.';
 
-CREATE FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint, OUT unsent bigint, OUT unsent_id bigint) RETURNS SETOF record
+CREATE FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint) RETURNS SETOF record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET lock_timeout TO '300ms'
-    AS $_$
+    AS $$
 DECLARE
-  kept bigint;
+  part "oncebox".segment;
 BEGIN
-  SELECT s.number INTO number FROM "oncebox".old_segments(retention_seconds) AS s LIMIT 1;
-  IF NOT FOUND THEN
+  SELECT s.* INTO part FROM "oncebox".old_segments(retention_seconds) AS s LIMIT 1;
+  IF NOT FOUND OR part.looked_lane IS DISTINCT FROM 32767 AND EXISTS (SELECT FROM "oncebox".reset) THEN
     RETURN;
   END IF;
+  number := part.number;
   messages := "oncebox".count_segment(number);
   BEGIN
-    EXECUTE format('LOCK TABLE "oncebox".message_%s IN ACCESS EXCLUSIVE MODE', number);
+    EXECUTE format('TRUNCATE "oncebox".message_%s', number);
   EXCEPTION WHEN lock_not_available THEN
     RETURN;
   END;
-  EXECUTE format($keep$
-    INSERT INTO "oncebox".message_kept (id, lane, xact, key, subject, ordering_key, headers, payload, created_at)
-    SELECT m.id, m.lane, m.xact, m.key, m.subject, m.ordering_key, m.headers, m.payload, m.created_at
-    FROM (
-      SELECT p.lane, p.id FROM "oncebox".parked AS p
-      UNION
-      SELECT -1, d.id FROM "oncebox".delayed AS d
-    ) AS k
-    JOIN "oncebox".message_%1$s AS m ON m.lane = k.lane AND m.id = k.id
-    ON CONFLICT ON CONSTRAINT message_kept_pkey DO NOTHING
-  $keep$, number);
-  GET DIAGNOSTICS kept = ROW_COUNT;
-  EXECUTE format($strange$
-    WITH strange AS (
-      INSERT INTO "oncebox".message_kept (id, lane, xact, key, subject, ordering_key, headers, payload, created_at)
-      SELECT m.id, m.lane, m.xact, m.key, m.subject, m.ordering_key, m.headers, m.payload, m.created_at
-      FROM "oncebox".reset AS x
-      JOIN "oncebox".lane_cursor AS c ON c.lane = x.lane
-      JOIN "oncebox".message_%1$s AS m ON m.lane = x.lane AND m.id <= c.floor
-      WHERE NOT ("oncebox".written_by(m.xmin) < m.xact OR pg_visible_in_snapshot("oncebox".written_by(m.xmin), x.snap))
-        AND NOT EXISTS (SELECT FROM "oncebox".replay AS r WHERE r.lane = m.lane AND r.id = m.id)
-      ON CONFLICT ON CONSTRAINT message_kept_pkey DO NOTHING
-      RETURNING id
-    )
-    SELECT count(*), max(s.id) FROM strange AS s
-  $strange$, number) INTO unsent, unsent_id;
-  EXECUTE format($forget$
-    DELETE FROM "oncebox".discarded AS d USING "oncebox".message_%1$s AS m WHERE m.lane = d.lane AND m.id = d.id;
-    DELETE FROM "oncebox".replay AS r USING "oncebox".message_%1$s AS m
-    WHERE m.lane = r.lane AND m.id = r.id
-      AND NOT EXISTS (SELECT FROM "oncebox".message_kept AS k WHERE k.lane = r.lane AND k.id = r.id)
-  $forget$, number);
-  EXECUTE format('TRUNCATE "oncebox".message_%s', number);
   UPDATE "oncebox".segment AS s SET is_empty = true, drained_at = NULL WHERE s.number = empty_segment.number;
-  UPDATE "oncebox".segment AS s SET is_empty = false WHERE s.number = 8 AND kept + unsent > 0;
-  messages := greatest(messages - kept - unsent, 0);
   RETURN NEXT;
-END $_$;
+END $$;
 
-COMMENT ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint, OUT unsent bigint, OUT unsent_id bigint) IS 'For relays and operators: empties the oldest segment of the log that is past the retention time.';
+COMMENT ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint) IS 'For relays and operators: empties the oldest segment of the log that is past the retention time.';
 
 CREATE FUNCTION oncebox.enable_events(kinds text[], by text, note text) RETURNS SETOF text
     LANGUAGE sql SECURITY DEFINER
@@ -1130,20 +1133,23 @@ CREATE FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer,
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
-  this_turn bigint := pg_sequence_last_value('"oncebox".turn');
-  closing regclass := format('"oncebox".message_%s', this_turn % 8);
+  this_turn bigint;
+  closing regclass;
+  closed "oncebox".segment;
   next "oncebox".segment;
   holder text;
 BEGIN
   IF "oncebox".note_turn() THEN
     RETURN NULL;
   END IF;
+  this_turn := pg_sequence_last_value('"oncebox".turn');
+  closing := format('"oncebox".message_%s', this_turn % 8);
   -- Written while the clock was ahead.
   UPDATE "oncebox".segment AS s
   SET began_at = least(s.began_at, clock_timestamp()), tried_at = least(s.tried_at, clock_timestamp())
   WHERE s.began_at > clock_timestamp() OR s.tried_at > clock_timestamp();
-  IF (SELECT s.began_at > clock_timestamp() - make_interval(secs => span_seconds) FROM "oncebox".segment AS s
-      WHERE s.number = this_turn % 8) THEN
+  SELECT s.* INTO closed FROM "oncebox".segment AS s WHERE s.number = this_turn % 8;
+  IF closed.began_at > clock_timestamp() - make_interval(secs => span_seconds) THEN
     RETURN NULL;
   END IF;
   SELECT s.* INTO next FROM "oncebox".segment AS s WHERE s.number = (this_turn + 1) % 8;
@@ -1159,20 +1165,24 @@ BEGIN
       ELSE format('the transaction of process %s has enqueued and is still open', l.pid)
     END INTO holder
   FROM pg_locks AS l
-  LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
   WHERE l.relation = closing AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
     AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
     AND l.mode IN ('RowExclusiveLock', 'ShareUpdateExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
-    AND (l.mode <> 'RowExclusiveLock' OR l.pid IS NULL OR a.xact_start < clock_timestamp() - interval '1 second')
+    AND (l.mode <> 'RowExclusiveLock' OR l.pid IS NULL OR EXISTS (
+      SELECT
+      FROM pg_locks AS x
+      WHERE x.pid = l.pid AND x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' AND x.granted
+        AND (closed.tried_xact::text::bigint - x.transactionid::text::bigint) & 4294967295 BETWEEN 1 AND 2147483647
+    ))
   LIMIT 1;
   IF FOUND THEN
     RETURN holder;
   END IF;
-  IF EXISTS (SELECT FROM "oncebox".segment AS s WHERE s.number = this_turn % 8
-             AND s.tried_at > clock_timestamp() - make_interval(secs => pause_seconds)) THEN
+  IF closed.tried_at > clock_timestamp() - make_interval(secs => pause_seconds) THEN
     RETURN format('producers hold %s', closing);
   END IF;
-  UPDATE "oncebox".segment AS s SET tried_at = clock_timestamp() WHERE s.number = this_turn % 8;
+  UPDATE "oncebox".segment AS s SET tried_at = clock_timestamp(), tried_xact = pg_current_xact_id()
+  WHERE s.number = this_turn % 8;
   PERFORM set_config('lock_timeout', end_turn.wait_ms::text, true);
   BEGIN
     EXECUTE format('LOCK TABLE %s IN SHARE MODE', closing);
@@ -1180,7 +1190,8 @@ BEGIN
     RETURN format('producers hold %s', closing);
   END;
   UPDATE "oncebox".segment AS s
-  SET turn = this_turn + 1, is_live = true, is_empty = false, began_at = clock_timestamp(), drained_at = NULL, tried_at = NULL
+  SET turn = this_turn + 1, is_live = true, is_empty = false, began_at = clock_timestamp(), drained_at = NULL, tried_at = NULL,
+    tried_xact = NULL, looked_lane = NULL, looked_id = NULL
   WHERE s.number = next.number;
   PERFORM setval('"oncebox".turn', this_turn + 1);
   RETURN NULL;
@@ -1538,6 +1549,78 @@ $_$;
 
 COMMENT ON FUNCTION oncebox.find_saga(type text, business_id text, key text, began_with bytea) IS 'For producers that start sagas: the saga that has a business id, or a key, without its data.';
 
+CREATE FUNCTION oncebox.find_unsent(retention_seconds double precision, most integer, OUT number smallint, OUT unsent bigint, OUT unsent_id bigint, OUT is_done boolean) RETURNS SETOF record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+DECLARE
+  part "oncebox".segment;
+  seen record;
+BEGIN
+  SELECT s.* INTO part FROM "oncebox".old_segments(retention_seconds) AS s LIMIT 1;
+  IF NOT FOUND OR part.looked_lane = 32767 OR NOT EXISTS (SELECT FROM "oncebox".reset) THEN
+    RETURN;
+  END IF;
+  number := part.number;
+  EXECUTE format($seen$
+    WITH looked_at AS MATERIALIZED (
+      SELECT m.*, x.snap
+      FROM "oncebox".reset AS x
+      JOIN "oncebox".lane_cursor AS c ON c.lane = x.lane
+      CROSS JOIN LATERAL (
+        SELECT n.lane, n.id, n.xact, n.xmin AS row_xmin
+        FROM "oncebox".message_%1$s AS n
+        WHERE n.lane = x.lane AND n.id <= c.floor AND n.id > CASE WHEN x.lane = $1 THEN $2 ELSE 0 END
+        ORDER BY n.id
+        LIMIT $3
+      ) AS m
+      WHERE $1 IS NULL OR x.lane >= $1
+      ORDER BY m.lane, m.id
+      LIMIT $3
+    )
+    SELECT
+      (SELECT count(*) FROM looked_at) AS rows,
+      l.lane AS last_lane,
+      l.id AS last_id,
+      ARRAY(
+        SELECT m.id
+        FROM looked_at AS m
+        WHERE NOT ("oncebox".written_by(m.row_xmin) < m.xact OR pg_visible_in_snapshot("oncebox".written_by(m.row_xmin), m.snap))
+          AND NOT EXISTS (SELECT FROM "oncebox".replay AS r WHERE r.lane = m.lane AND r.id = m.id)
+          AND NOT EXISTS (SELECT FROM "oncebox".discarded AS d WHERE d.lane = m.lane AND d.id = m.id)
+      ) AS ids
+    FROM looked_at AS l
+    ORDER BY l.lane DESC, l.id DESC
+    LIMIT 1
+  $seen$, number) INTO seen USING part.looked_lane, part.looked_id, most;
+  unsent := 0;
+  IF cardinality(seen.ids) > 0 THEN
+    PERFORM FROM "oncebox".lane AS l ORDER BY l.lane FOR UPDATE;
+    EXECUTE format($park$
+      INSERT INTO "oncebox".parked (
+        lane, id, turn, ordering_key, attempts, next_attempt_at, error, key, subject, headers, payload, created_at
+      )
+      SELECT
+        m.lane, m.id, $1, m.ordering_key, 0,
+        CASE WHEN m.ordering_key IS NULL OR row_number() OVER (PARTITION BY m.lane, m.ordering_key ORDER BY m.id) = 1
+          THEN clock_timestamp() END,
+        'written below the floor of its lane after a restore', m.key, m.subject, m.headers, m.payload, m.created_at
+      FROM "oncebox".lane AS l
+      JOIN "oncebox".message_%1$s AS m ON m.lane = l.lane AND m.id = ANY ($2)
+      ON CONFLICT ON CONSTRAINT parked_pkey DO NOTHING
+    $park$, number) USING part.turn, seen.ids;
+    GET DIAGNOSTICS unsent = ROW_COUNT;
+    unsent_id := (SELECT max(f.id) FROM unnest(seen.ids) AS f (id));
+  END IF;
+  is_done := coalesce(seen.rows, 0) < most;
+  UPDATE "oncebox".segment AS s
+  SET looked_lane = CASE WHEN is_done THEN 32767 ELSE seen.last_lane END, looked_id = seen.last_id
+  WHERE s.number = find_unsent.number;
+  RETURN NEXT;
+END $_$;
+
+COMMENT ON FUNCTION oncebox.find_unsent(retention_seconds double precision, most integer, OUT number smallint, OUT unsent bigint, OUT unsent_id bigint, OUT is_done boolean) IS 'For relays and operators: in a restored database, looks for messages that were never sent, before their segment is emptied.';
+
 CREATE FUNCTION oncebox.forget_attempts(scope text, key text, tenant text DEFAULT ''::text) RETURNS void
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1550,6 +1633,35 @@ CREATE FUNCTION oncebox.forget_attempts(scope text, key text, tenant text DEFAUL
 $_$;
 
 COMMENT ON FUNCTION oncebox.forget_attempts(scope text, key text, tenant text) IS 'Forgets how often a message was tried, once its key has ended: after the COMMIT of one that had been delivered before.';
+
+CREATE FUNCTION oncebox.forget_emptied(most integer) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  oldest bigint := (SELECT min(s.turn) FROM "oncebox".segment AS s WHERE NOT s.is_empty);
+  deleted bigint;
+  is_full boolean;
+BEGIN
+  DELETE FROM "oncebox".discarded AS d
+  USING (SELECT o.lane, o.id FROM "oncebox".discarded AS o WHERE o.turn < oldest ORDER BY o.turn LIMIT most) AS old
+  WHERE d.lane = old.lane AND d.id = old.id;
+  GET DIAGNOSTICS deleted = ROW_COUNT;
+  is_full := deleted >= most;
+  DELETE FROM "oncebox".replay AS r
+  USING (
+    SELECT o.lane, o.id
+    FROM "oncebox".replay AS o
+    WHERE o.turn < oldest AND NOT EXISTS (SELECT FROM "oncebox".message AS m WHERE m.lane = o.lane AND m.id = o.id)
+    ORDER BY o.turn
+    LIMIT most
+  ) AS old
+  WHERE r.lane = old.lane AND r.id = old.id;
+  GET DIAGNOSTICS deleted = ROW_COUNT;
+  RETURN is_full OR deleted >= most;
+END $$;
+
+COMMENT ON FUNCTION oncebox.forget_emptied(most integer) IS 'For relays and operators: deletes the notes about messages whose segments are emptied.';
 
 CREATE FUNCTION oncebox.forget_failing(scope text, tenant text, key text, message text, by text, note text) RETURNS SETOF bigint
     LANGUAGE sql SECURITY DEFINER
@@ -1587,7 +1699,23 @@ BEGIN
         WHEN 'parked' THEN p.dead_at IS NULL AND p.replay = 0
         ELSE p.dead_at IS NULL AND p.replay > 0
       END
-    RETURNING p.lane, p.id, p.error, p.replay
+    RETURNING p.lane, p.id, p.key, p.subject, p.ordering_key, p.error, p.replay
+  ),
+  followed AS (
+    UPDATE "oncebox".parked AS p
+    SET next_attempt_at = clock_timestamp()
+    FROM (SELECT DISTINCT g.lane, g.ordering_key FROM gone AS g WHERE g.ordering_key IS NOT NULL) AS s
+    CROSS JOIN LATERAL (
+      SELECT f.id
+      FROM "oncebox".parked AS f
+      WHERE f.lane = s.lane
+        AND f.ordering_key = s.ordering_key
+        AND f.dead_at IS NULL
+        AND NOT EXISTS (SELECT FROM gone AS g WHERE g.id = f.id)
+      ORDER BY f.id
+      LIMIT 1
+    ) AS first
+    WHERE p.lane = s.lane AND p.id = first.id AND p.next_attempt_at IS NULL
   ),
   discarded AS (
     INSERT INTO "oncebox".discarded (lane, id)
@@ -1602,25 +1730,9 @@ BEGIN
     WHERE g.replay > 0 AND r.lane = g.lane AND r.id = g.id
   )
   INSERT INTO "oncebox".audit (operator, note, action, lane, message_id, key, subject, reason)
-  SELECT $3, $4, CASE g.replay WHEN 0 THEN 'discard' ELSE 'cancel' END, g.lane, g.id, m.key, m.subject, g.error
+  SELECT $3, $4, CASE g.replay WHEN 0 THEN 'discard' ELSE 'cancel' END, g.lane, g.id, g.key, g.subject, g.error
   FROM gone AS g
-  JOIN "oncebox".message AS m ON m.lane = g.lane AND m.id = g.id
   RETURNING message_id;
-  UPDATE "oncebox".parked AS p
-  SET next_attempt_at = clock_timestamp()
-  FROM (
-    SELECT DISTINCT m.lane, m.ordering_key
-    FROM "oncebox".message AS m
-    WHERE m.lane = $1 AND m.id = ANY ($2) AND m.ordering_key IS NOT NULL
-  ) AS s
-  CROSS JOIN LATERAL (
-    SELECT f.id
-    FROM "oncebox".parked AS f
-    WHERE f.lane = s.lane AND f.ordering_key = s.ordering_key AND f.dead_at IS NULL
-    ORDER BY f.id
-    LIMIT 1
-  ) AS first
-  WHERE p.lane = s.lane AND p.id = first.id AND p.next_attempt_at IS NULL;
 END $_$;
 
 COMMENT ON FUNCTION oncebox.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) IS 'For operators: gives messages or replays of a lane up for good, each if it is still dead, parked or replay, as kind says. Returns their ids.';
@@ -1919,10 +2031,15 @@ CREATE FUNCTION oncebox.note_turn() RETURNS boolean
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
+  newest bigint := (SELECT greatest(max(s.turn), 0) FROM "oncebox".segment AS s);
   this_turn bigint := pg_sequence_last_value('"oncebox".turn');
 BEGIN
+  IF this_turn IS NULL OR this_turn < newest THEN
+    this_turn := setval('"oncebox".turn', newest);
+  END IF;
   UPDATE "oncebox".segment AS s
-  SET turn = this_turn, is_live = true, is_empty = false, began_at = clock_timestamp(), drained_at = NULL, tried_at = NULL
+  SET turn = this_turn, is_live = true, is_empty = false, began_at = clock_timestamp(), drained_at = NULL, tried_at = NULL,
+    tried_xact = NULL, looked_lane = NULL, looked_id = NULL
   WHERE s.number = this_turn % 8 AND s.turn <> this_turn;
   RETURN FOUND;
 END $$;
@@ -1935,19 +2052,26 @@ CREATE TABLE oncebox.segment (
     began_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     drained_at timestamp with time zone,
     tried_at timestamp with time zone,
-    CONSTRAINT segment_number CHECK (((number >= 0) AND (number <= 8)))
+    tried_xact xid8,
+    looked_lane smallint,
+    looked_id bigint,
+    CONSTRAINT segment_number CHECK (((number >= 0) AND (number <= 7)))
 )
 WITH (fillfactor='50');
 
 COMMENT ON TABLE oncebox.segment IS 'The segments of the log. Private: written by the functions that turn the ring.';
 
-COMMENT ON COLUMN oncebox.segment.turn IS 'The turn in which messages went into it; -1 = none yet.';
+COMMENT ON COLUMN oncebox.segment.turn IS 'The turn in which messages went into it; below 0 = none yet.';
 
 COMMENT ON COLUMN oncebox.segment.is_live IS 'A message in it may be due. While one segment alone is live, relays read nothing else.';
 
 COMMENT ON COLUMN oncebox.segment.drained_at IS 'Since when no message in it is due.';
 
 COMMENT ON COLUMN oncebox.segment.tried_at IS 'When a relay last asked for the lock that ends its turn.';
+
+COMMENT ON COLUMN oncebox.segment.tried_xact IS 'The transaction that did: an older one that holds the table at the next try is a long one.';
+
+COMMENT ON COLUMN oncebox.segment.looked_lane IS 'With looked_id: up to where find_unsent() has looked for messages of a restored database; 32767 = everywhere.';
 
 CREATE FUNCTION oncebox.old_segments(retention_seconds double precision) RETURNS SETOF oncebox.segment
     LANGUAGE sql STABLE SECURITY DEFINER
@@ -1957,7 +2081,6 @@ CREATE FUNCTION oncebox.old_segments(retention_seconds double precision) RETURNS
   FROM "oncebox".segment AS s
   WHERE NOT s.is_live
     AND NOT s.is_empty
-    AND s.number < 8
     AND s.number NOT IN (pg_sequence_last_value('"oncebox".turn') % 8, (pg_sequence_last_value('"oncebox".turn') + 7) % 8)
     AND s.drained_at <= clock_timestamp() - make_interval(secs => $1)
   ORDER BY s.turn
@@ -1967,16 +2090,11 @@ CREATE FUNCTION oncebox.parked_event() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-DECLARE
-  of record;
 BEGIN
-  SELECT m.key, m.subject, m.ordering_key INTO of
-  FROM "oncebox".message AS m
-  WHERE m.lane = NEW.lane AND m.id = NEW.id;
   PERFORM "oncebox".send_event(
     CASE WHEN NEW.dead_at IS NULL THEN 'parked' ELSE 'dead' END,
-    of.subject,
-    jsonb_build_object('key', of.key, 'subject', of.subject, 'ordering_key', of.ordering_key,
+    NEW.subject,
+    jsonb_build_object('key', NEW.key, 'subject', NEW.subject, 'ordering_key', NEW.ordering_key,
                        'attempts', NEW.attempts, 'cause', NEW.cause, 'reason', NEW.error)
   );
   RETURN NULL;
@@ -2149,20 +2267,28 @@ BEGIN
   -- Restored rows were written by a later transaction than their xact, or an earlier one; those of
   -- here by their xact, or a part of it, which has a later id. So more than those of here may be
   -- found: they are sent once more.
-  INSERT INTO "oncebox".parked (lane, id, ordering_key, attempts, next_attempt_at, error)
+  INSERT INTO "oncebox".parked (
+    lane, id, turn, ordering_key, attempts, next_attempt_at, error, key, subject, headers, payload, created_at
+  )
   SELECT
     m.lane,
     m.id,
+    "oncebox".turn_of(m.tableoid),
     m.ordering_key,
     0,
     CASE WHEN m.ordering_key IS NULL OR row_number() OVER (PARTITION BY m.lane, m.ordering_key ORDER BY m.id) = 1
       THEN clock_timestamp() END,
-    'enqueued with an id below the floor of its lane'
+    'enqueued with an id below the floor of its lane',
+    m.key,
+    m.subject,
+    m.headers,
+    m.payload,
+    m.created_at
   FROM "oncebox".lane_cursor AS c
   CROSS JOIN pg_control_system() AS here
   CROSS JOIN LATERAL (
-    SELECT n.lane, n.id, n.ordering_key
-    FROM "oncebox".message AS n
+    SELECT n.lane, n.id, n.tableoid, n.ordering_key, n.key, n.subject, n.headers, n.payload, n.created_at
+    FROM "oncebox".log AS n
     WHERE n.lane = c.lane
       AND n.id <= repair_ids.stood_at
       -- While restored rows are drained, and before, their snapshot says nothing of rows that were
@@ -2191,7 +2317,7 @@ BEGIN
   PERFORM FROM "oncebox".lane AS l WHERE l.lane = $1 FOR UPDATE;
   RETURN QUERY
   WITH wanted AS MATERIALIZED (
-    SELECT m.lane, m.id, m.key, m.subject, m.ordering_key
+    SELECT m.lane, m.id, m.turn, m.key, m.subject, m.ordering_key, m.headers, m.payload, m.created_at
     FROM "oncebox".message AS m
     WHERE m.lane = $1
       AND m.id = ANY ($2)
@@ -2215,7 +2341,8 @@ BEGIN
     SET
       number = r.number + 1,
       request = excluded.request,
-      requested_at = excluded.requested_at
+      requested_at = excluded.requested_at,
+      turn = excluded.turn
     WHERE r.request <> excluded.request
     RETURNING r.lane, r.id, r.number
   ),
@@ -2225,16 +2352,24 @@ BEGIN
     JOIN wanted AS w ON w.lane = n.lane AND w.id = n.id
   ),
   requested AS (
-    INSERT INTO "oncebox".parked AS p (lane, id, ordering_key, attempts, next_attempt_at, error, cause, replay)
+    INSERT INTO "oncebox".parked AS p (
+      lane, id, turn, ordering_key, attempts, next_attempt_at, error, cause, replay, key, subject, headers, payload, created_at
+    )
     SELECT
       w.lane,
       w.id,
+      w.turn,
       w.ordering_key,
       0,
       CASE WHEN w.place = 1 OR w.ordering_key IS NULL THEN clock_timestamp() END,
       'to be replayed',
       'replay',
-      w.number
+      w.number,
+      w.key,
+      w.subject,
+      w.headers,
+      w.payload,
+      w.created_at
     FROM placed AS w
     ORDER BY w.id
     ON CONFLICT ON CONSTRAINT parked_pkey DO UPDATE
@@ -2264,6 +2399,18 @@ DECLARE
     || "oncebox".sized(convert_to(path, 'LATIN1'));
   media record;
 BEGIN
+  IF jsonb_typeof(credentials) <> 'array' OR EXISTS (
+    SELECT
+    FROM jsonb_array_elements(CASE jsonb_typeof(credentials) WHEN 'array' THEN credentials END) AS c (pair)
+    WHERE CASE jsonb_typeof(c.pair)
+      WHEN 'array' THEN jsonb_array_length(c.pair) <> 2
+        OR jsonb_typeof(c.pair -> 0) <> 'string' OR jsonb_typeof(c.pair -> 1) <> 'string'
+      ELSE true
+    END
+  ) THEN
+    RAISE EXCEPTION 'credentials must be an array of pairs of a header''s name and value' USING ERRCODE = 'OB011',
+      HINT = 'For example [["authorization", "Bearer .."]]; [] where a request has none.';
+  END IF;
   -- Parameters in the order of their names; those of one name keep theirs.
   SELECT fields || "oncebox".sized(convert_to(coalesce(
            string_agg(p.text, '&' ORDER BY split_part(p.text, '=', 1) COLLATE "C", p.n), ''), 'LATIN1'))
@@ -2341,7 +2488,6 @@ BEGIN
      OR pg_snapshot_xmax(stands.snap) > pg_snapshot_xmax(pg_current_snapshot()) THEN
     RETURN false;
   END IF;
-  UPDATE "oncebox".segment SET is_live = true, drained_at = NULL WHERE NOT is_empty;
   at_number := coalesce(lost.receipt_number, -1);
   IF since IS NOT NULL THEN
     SELECT m.* INTO later
@@ -2391,11 +2537,15 @@ BEGIN
     lost.high := stands.high;
     lost.snap := stands.snap;
   END IF;
+  UPDATE "oncebox".segment AS s
+  SET is_live = true, drained_at = NULL
+  WHERE NOT s.is_empty AND NOT s.is_live AND "oncebox".segment_is_due(s.number);
   -- What comes after the place that is gone back to is read from the log again, in its order, also
   -- what is parked there: else it would overtake what was lost of its ordering key. What was lost
-  -- and lies before that place is parked.
+  -- and lies before that place is parked. So is a message whose segment is emptied: all that was
+  -- lost of its ordering key and is still in the log comes after it.
   DELETE FROM "oncebox".parked AS p
-  USING "oncebox".message AS m, "oncebox".stream AS s
+  USING "oncebox".log AS m, "oncebox".stream AS s
   WHERE p.lane = wanted_lane
     AND p.dead_at IS NULL
     AND p.replay = 0
@@ -2407,18 +2557,33 @@ BEGIN
   WITH taken AS (
     DELETE FROM "oncebox".late_receipt AS r
     WHERE r.lane = wanted_lane AND r.stream = wanted_stream AND r.sequence > lost.sequence AND r.at <= lost.found_at
-    RETURNING r.id, r.replay
+    RETURNING r.*
+  ),
+  gone AS (
+    SELECT m.*
+    FROM (SELECT t.id, max(t.replay) AS replay FROM taken AS t GROUP BY t.id) AS t
+    CROSS JOIN LATERAL (
+      SELECT n.id, "oncebox".turn_of(n.tableoid) AS turn, n.ordering_key, t.replay, n.key, n.subject, n.headers, n.payload,
+             n.created_at
+      FROM "oncebox".log AS n
+      WHERE n.lane = wanted_lane AND n.id = t.id
+        AND (n.id <= lost.floor OR n.id <= lost.high AND pg_visible_in_snapshot(n.xact, lost.snap))
+      UNION ALL
+      SELECT n.id, n.turn, n.ordering_key, t.replay, n.key, n.subject, n.headers, n.payload, n.created_at
+      FROM taken AS n
+      WHERE n.id = t.id AND n.replay = t.replay AND n.key IS NOT NULL
+    ) AS m
   )
-  INSERT INTO "oncebox".parked (lane, id, ordering_key, attempts, next_attempt_at, error, cause, replay)
+  INSERT INTO "oncebox".parked (
+    lane, id, turn, ordering_key, attempts, next_attempt_at, error, cause, replay, key, subject, headers, payload, created_at
+  )
   SELECT
-    m.lane, m.id, m.ordering_key, 0,
+    wanted_lane, m.id, m.turn, m.ordering_key, 0,
     CASE WHEN m.ordering_key IS NULL OR row_number() OVER (PARTITION BY m.ordering_key ORDER BY m.id) = 1
       THEN clock_timestamp() END,
-    'the stream has lost it after it had acknowledged it', 'lost', t.replay
-  FROM (SELECT t.id, max(t.replay) AS replay FROM taken AS t GROUP BY t.id) AS t
-  JOIN "oncebox".message AS m ON m.lane = wanted_lane AND m.id = t.id
-  WHERE (m.id <= lost.floor OR m.id <= lost.high AND pg_visible_in_snapshot(m.xact, lost.snap))
-    AND NOT EXISTS (SELECT FROM "oncebox".discarded AS d WHERE d.lane = m.lane AND d.id = m.id)
+    'the stream has lost it after it had acknowledged it', 'lost', m.replay, m.key, m.subject, m.headers, m.payload, m.created_at
+  FROM gone AS m
+  WHERE NOT EXISTS (SELECT FROM "oncebox".discarded AS d WHERE d.lane = wanted_lane AND d.id = m.id)
   ON CONFLICT ON CONSTRAINT parked_pkey DO NOTHING;
   PERFORM "oncebox".wake_relay();
   RETURN true;
@@ -2436,16 +2601,24 @@ BEGIN
   PERFORM FROM "oncebox".maintenance FOR UPDATE;
   PERFORM FROM "oncebox".lane AS l WHERE l.lane = $1 FOR UPDATE;
   RETURN QUERY
-  INSERT INTO "oncebox".parked (lane, id, ordering_key, attempts, next_attempt_at, error, cause)
+  INSERT INTO "oncebox".parked (
+    lane, id, turn, ordering_key, attempts, next_attempt_at, error, cause, key, subject, headers, payload, created_at
+  )
   SELECT
     m.lane,
     m.id,
+    m.turn,
     m.ordering_key,
     0,
     CASE WHEN m.ordering_key IS NULL OR row_number() OVER (PARTITION BY m.ordering_key ORDER BY m.id) = 1
       THEN clock_timestamp() END,
     'the stream does not hold it, or holds it otherwise',
-    'lost'
+    'lost',
+    m.key,
+    m.subject,
+    m.headers,
+    m.payload,
+    m.created_at
   FROM "oncebox".message AS m
   JOIN "oncebox".lane_cursor AS c ON c.lane = m.lane
   WHERE m.lane = $1
@@ -2509,12 +2682,11 @@ BEGIN
       WHERE q.lane = $1 AND q.id = ANY ($2) AND q.dead_at IS NOT NULL
     ) AS d
     WHERE p.lane = d.lane AND p.id = d.id
-    RETURNING p.lane, p.id, p.error
+    RETURNING p.lane, p.id, p.key, p.subject, p.error
   )
   INSERT INTO "oncebox".audit (operator, note, action, lane, message_id, key, subject, reason)
-  SELECT $3, $4, 'retry', r.lane, r.id, m.key, m.subject, r.error
+  SELECT $3, $4, 'retry', r.lane, r.id, r.key, r.subject, r.error
   FROM retried AS r
-  JOIN "oncebox".message AS m ON m.lane = r.lane AND m.id = r.id
   RETURNING message_id;
 END $_$;
 
@@ -2710,9 +2882,38 @@ BEGIN
   RETURN escaped;
 END $$;
 
-CREATE FUNCTION oncebox.segment_name(number smallint) RETURNS text
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN CASE number WHEN 8 THEN 'kept'::text ELSE (number)::text END;
+CREATE FUNCTION oncebox.segment_is_due(number smallint) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+DECLARE
+  is_due boolean;
+BEGIN
+  EXECUTE format($due$
+    SELECT EXISTS (
+      SELECT
+      FROM "oncebox".lane AS l
+      LEFT JOIN "oncebox".lane_cursor AS c ON c.lane = l.lane
+      CROSS JOIN (SELECT s.system_identifier FROM pg_control_system() AS s OFFSET 0) AS here
+      WHERE c.lane IS NULL
+        OR c.target IS NOT NULL
+        OR c.reset_until IS NOT NULL
+        OR c.system_identifier <> here.system_identifier
+        OR pg_snapshot_xmax(c.snap) > pg_snapshot_xmax(pg_current_snapshot())
+        OR EXISTS (SELECT FROM "oncebox".message_%1$s AS m WHERE m.lane = l.lane AND m.id > c.high)
+        OR EXISTS (
+          SELECT FROM "oncebox".message_%1$s AS m
+          WHERE m.lane = l.lane AND m.xact >= pg_snapshot_xmax(c.snap) AND m.id > c.floor
+        )
+        OR EXISTS (
+          SELECT
+          FROM pg_snapshot_xip(c.snap) AS ended (xact)
+          JOIN "oncebox".message_%1$s AS m ON m.lane = l.lane AND m.xact = ended.xact AND m.id > c.floor
+        )
+    )
+  $due$, number) INTO is_due;
+  RETURN is_due;
+END $_$;
 
 CREATE FUNCTION oncebox.send_event(kind text, about text, facts jsonb) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -3296,6 +3497,12 @@ $_$;
 
 COMMENT ON FUNCTION oncebox.sweep_sagas(keep interval, most integer) IS 'Deletes sagas that finished longer ago than this, with their steps; 10000 at most. Their business ids are free again.';
 
+CREATE FUNCTION oncebox.turn_of(part oid) RETURNS bigint
+    LANGUAGE sql STABLE
+    AS $_$
+  SELECT s.turn FROM "oncebox".segment AS s WHERE to_regclass(format('"oncebox".message_%s', s.number)) = $1
+$_$;
+
 CREATE FUNCTION oncebox.undo_key(key text) RETURNS text
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3334,8 +3541,8 @@ CREATE TABLE oncebox.audit (
     reason text,
     messages bigint DEFAULT 1 NOT NULL,
     scope text,
-    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'change-scope'::text]))),
-    CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text]))))),
+    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text, 'change-scope'::text]))),
+    CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text]))))),
     CONSTRAINT audit_messages CHECK ((messages >= 1)),
     CONSTRAINT audit_note_size CHECK (((octet_length(note) >= 1) AND (octet_length(note) <= 1000))),
     CONSTRAINT audit_operator_size CHECK (((octet_length(operator) >= 1) AND (octet_length(operator) <= 255)))
@@ -3440,7 +3647,7 @@ CREATE TABLE oncebox.delayed (
 
 COMMENT ON TABLE oncebox.delayed IS 'Messages that wait for their time. Private: written by enqueue_at(), moved into the log by move_delayed().';
 
-COMMENT ON COLUMN oncebox.delayed.id IS 'That of the placeholder in the log, lane -1; in the log the message gets another.';
+COMMENT ON COLUMN oncebox.delayed.id IS 'That of its placeholder, in lane -1 of the log; in the log the message gets another.';
 
 CREATE TABLE oncebox.delayed_mover (
     only_row boolean DEFAULT true NOT NULL,
@@ -3449,12 +3656,22 @@ CREATE TABLE oncebox.delayed_mover (
 
 COMMENT ON TABLE oncebox.delayed_mover IS 'One row, locked by the relay that moves delayed messages into the log.';
 
+CREATE SEQUENCE oncebox.turn
+    START WITH 0
+    INCREMENT BY 1
+    MINVALUE 0
+    NO MAXVALUE
+    CACHE 1;
+
 CREATE TABLE oncebox.discarded (
     lane smallint NOT NULL,
-    id bigint NOT NULL
+    id bigint NOT NULL,
+    turn bigint DEFAULT pg_sequence_last_value('oncebox.turn'::regclass) NOT NULL
 );
 
-COMMENT ON TABLE oncebox.discarded IS 'Messages that an operator gave up: never published, not by a replay either. Goes with the message.';
+COMMENT ON TABLE oncebox.discarded IS 'Messages that an operator gave up: never published, not by a replay either.';
+
+COMMENT ON COLUMN oncebox.discarded.turn IS 'The turn in which that was. When all segments up to it are emptied, the message is gone, and so is the row.';
 
 CREATE TABLE oncebox.event_kind (
     kind text NOT NULL COLLATE pg_catalog."C",
@@ -3462,6 +3679,56 @@ CREATE TABLE oncebox.event_kind (
 );
 
 COMMENT ON TABLE oncebox.event_kind IS 'The kinds of events that are sent, as messages with the subject oncebox.events.KIND.';
+
+CREATE TABLE oncebox.home (
+    only_row boolean DEFAULT true NOT NULL,
+    token text DEFAULT "left"(replace((gen_random_uuid())::text, '-'::text, ''::text), 12) NOT NULL,
+    system_identifier bigint NOT NULL,
+    database_oid bigint NOT NULL,
+    database_name text NOT NULL,
+    address text NOT NULL,
+    noted_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    rival text,
+    rival_since timestamp with time zone,
+    rival_seen_at timestamp with time zone,
+    CONSTRAINT home_only_row CHECK (only_row),
+    CONSTRAINT home_rival CHECK ((((rival IS NULL) = (rival_since IS NULL)) AND ((rival IS NULL) = (rival_seen_at IS NULL))))
+);
+
+COMMENT ON TABLE oncebox.home IS 'Where this outbox lives: the cluster and the database in which relays serve it. In a copy it names the original.';
+
+COMMENT ON COLUMN oncebox.home.token IS 'Relays of this outbox find each other over NATS by it, those of a copy too. Databases made from a template that no relay has served have one each.';
+
+COMMENT ON COLUMN oncebox.home.address IS 'Servers and database as the configuration of the last relay names them.';
+
+COMMENT ON COLUMN oncebox.home.rival IS 'The address of another database in which a relay serves the same outbox, as a relay of this database found over NATS.';
+
+CREATE VIEW oncebox.home_here AS
+ SELECT here.system_identifier,
+    here.database_oid,
+    here.database_name,
+    h.token,
+    h.database_name AS noted_name,
+    h.address,
+    h.noted_at,
+    h.rival,
+    h.rival_since,
+    h.rival_seen_at,
+        CASE
+            WHEN (h.only_row IS NULL) THEN 'new'::text
+            WHEN ((h.system_identifier = here.system_identifier) AND (h.database_oid = here.database_oid)) THEN 'here'::text
+            WHEN ((h.database_name = here.database_name) AND (NOT COALESCE((original.datname = h.database_name), false))) THEN 'moved'::text
+            WHEN ((h.system_identifier = here.system_identifier) AND (original.oid IS NULL)) THEN 'moved'::text
+            ELSE 'copy'::text
+        END AS verdict
+   FROM ((( SELECT s.system_identifier,
+            (d.oid)::bigint AS database_oid,
+            (d.datname)::text AS database_name
+           FROM (pg_control_system() s(pg_control_version, catalog_version_no, system_identifier, pg_control_last_modified)
+             JOIN pg_database d ON ((d.datname = current_database())))
+         OFFSET 0) here
+     LEFT JOIN oncebox.home h ON (true))
+     LEFT JOIN pg_database original ON (((h.system_identifier = here.system_identifier) AND ((original.oid)::bigint = h.database_oid))));
 
 CREATE TABLE oncebox.inbox_attempt (
     scope text NOT NULL COLLATE pg_catalog."C",
@@ -3626,56 +3893,20 @@ CREATE TABLE oncebox.late_receipt (
     replay integer NOT NULL,
     stream text NOT NULL COLLATE pg_catalog."C",
     sequence bigint NOT NULL,
-    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    turn bigint,
+    key text COLLATE pg_catalog."C",
+    subject text,
+    ordering_key text,
+    headers jsonb,
+    payload bytea,
+    created_at timestamp with time zone,
+    CONSTRAINT late_receipt_message CHECK (((key IS NULL) = (payload IS NULL)))
 );
 
 COMMENT ON TABLE oncebox.late_receipt IS 'Messages that had been parked, and replays: cursors passed them before they were stored, so that each has a receipt of its own.';
 
-CREATE TABLE oncebox.loss (
-    lane smallint NOT NULL,
-    stream text NOT NULL COLLATE pg_catalog."C",
-    number bigint NOT NULL,
-    kind text NOT NULL,
-    sequence bigint NOT NULL,
-    lost_sequence bigint NOT NULL,
-    receipt_number bigint,
-    floor bigint NOT NULL,
-    high bigint NOT NULL,
-    snap pg_snapshot NOT NULL,
-    found_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    subjects text,
-    resending_at timestamp with time zone,
-    rewound_number bigint,
-    until_floor bigint,
-    until_high bigint,
-    until_snap pg_snapshot,
-    until_target pg_snapshot,
-    until_after bigint,
-    ended_at timestamp with time zone,
-    CONSTRAINT loss_bounds CHECK (((floor >= 0) AND (high >= 0) AND (until_floor >= 0) AND (until_high >= 0))),
-    CONSTRAINT loss_kind CHECK ((kind = ANY (ARRAY['tail'::text, 'recreated'::text, 'unproven'::text]))),
-    CONSTRAINT loss_state CHECK (((ended_at IS NULL) OR (resending_at IS NOT NULL))),
-    CONSTRAINT loss_until CHECK (((resending_at IS NULL) = (until_high IS NULL)))
-);
-
-COMMENT ON TABLE oncebox.loss IS 'What streams lost after they had acknowledged it, lane by lane: from where a lane is to be sent again, and since when it is.';
-
-COMMENT ON COLUMN oncebox.loss.number IS 'Of the cursor that was written when the loss was found.';
-
-COMMENT ON COLUMN oncebox.loss.kind IS 'tail: the end of the stream is missing. recreated: it is another stream. unproven: no receipt is left that the stream can prove.';
-
-COMMENT ON COLUMN oncebox.loss.sequence IS 'Up to here the stream has what it acknowledged; lost_sequence is what it had acknowledged.';
-
-COMMENT ON COLUMN oncebox.loss.subjects IS 'What is sent again: those of the stream when that began. Kept, since whatever was parked with such a subject is read from the log from then on.';
-
-COMMENT ON COLUMN oncebox.loss.until_high IS 'With the other columns of this name: where the lane stood when it was rewound. What that cursor calls settled is sent again, the rest for the first time.';
-
-CREATE TABLE oncebox.maintenance (
-    only_row boolean DEFAULT true NOT NULL,
-    CONSTRAINT maintenance_only_row CHECK (only_row)
-);
-
-COMMENT ON TABLE oncebox.maintenance IS 'One row, locked by the relay that deletes what retention lets go.';
+COMMENT ON COLUMN oncebox.late_receipt.key IS 'With the other columns of a message: set where its segment was emptied before it was stored, in case the stream loses it.';
 
 CREATE SEQUENCE oncebox.message_id_seq
     START WITH 1
@@ -3804,22 +4035,7 @@ WITH (autovacuum_vacuum_insert_scale_factor='0.05');
 
 COMMENT ON TABLE oncebox.message_7 IS 'A segment of the message log, as message_0.';
 
-CREATE TABLE oncebox.message_kept (
-    id bigint DEFAULT nextval('oncebox.message_id_seq'::regclass) CONSTRAINT message_0_id_not_null NOT NULL,
-    lane smallint CONSTRAINT message_0_lane_not_null NOT NULL,
-    xact xid8 DEFAULT pg_current_xact_id() CONSTRAINT message_0_xact_not_null NOT NULL,
-    key text CONSTRAINT message_0_key_not_null NOT NULL COLLATE pg_catalog."C",
-    subject text CONSTRAINT message_0_subject_not_null NOT NULL,
-    ordering_key text,
-    headers jsonb DEFAULT '{}'::jsonb CONSTRAINT message_0_headers_not_null NOT NULL,
-    payload bytea CONSTRAINT message_0_payload_not_null NOT NULL,
-    created_at timestamp with time zone DEFAULT clock_timestamp() CONSTRAINT message_0_created_at_not_null NOT NULL,
-    kept_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
-);
-
-COMMENT ON TABLE oncebox.message_kept IS 'Messages of segments that were emptied which somebody may still need: they are parked, dead, delayed, or were never sent.';
-
-CREATE VIEW oncebox.message AS
+CREATE VIEW oncebox.log AS
  SELECT message_0.id,
     message_0.lane,
     message_0.xact,
@@ -3829,7 +4045,8 @@ CREATE VIEW oncebox.message AS
     message_0.headers,
     message_0.payload,
     message_0.created_at,
-    message_0.xmin
+    message_0.xmin,
+    message_0.tableoid
    FROM oncebox.message_0
 UNION ALL
  SELECT message_1.id,
@@ -3841,7 +4058,8 @@ UNION ALL
     message_1.headers,
     message_1.payload,
     message_1.created_at,
-    message_1.xmin
+    message_1.xmin,
+    message_1.tableoid
    FROM oncebox.message_1
 UNION ALL
  SELECT message_2.id,
@@ -3853,7 +4071,8 @@ UNION ALL
     message_2.headers,
     message_2.payload,
     message_2.created_at,
-    message_2.xmin
+    message_2.xmin,
+    message_2.tableoid
    FROM oncebox.message_2
 UNION ALL
  SELECT message_3.id,
@@ -3865,7 +4084,8 @@ UNION ALL
     message_3.headers,
     message_3.payload,
     message_3.created_at,
-    message_3.xmin
+    message_3.xmin,
+    message_3.tableoid
    FROM oncebox.message_3
 UNION ALL
  SELECT message_4.id,
@@ -3877,7 +4097,8 @@ UNION ALL
     message_4.headers,
     message_4.payload,
     message_4.created_at,
-    message_4.xmin
+    message_4.xmin,
+    message_4.tableoid
    FROM oncebox.message_4
 UNION ALL
  SELECT message_5.id,
@@ -3889,7 +4110,8 @@ UNION ALL
     message_5.headers,
     message_5.payload,
     message_5.created_at,
-    message_5.xmin
+    message_5.xmin,
+    message_5.tableoid
    FROM oncebox.message_5
 UNION ALL
  SELECT message_6.id,
@@ -3901,7 +4123,8 @@ UNION ALL
     message_6.headers,
     message_6.payload,
     message_6.created_at,
-    message_6.xmin
+    message_6.xmin,
+    message_6.tableoid
    FROM oncebox.message_6
 UNION ALL
  SELECT message_7.id,
@@ -3913,22 +4136,148 @@ UNION ALL
     message_7.headers,
     message_7.payload,
     message_7.created_at,
-    message_7.xmin
-   FROM oncebox.message_7
-UNION ALL
- SELECT message_kept.id,
-    message_kept.lane,
-    message_kept.xact,
-    message_kept.key,
-    message_kept.subject,
-    message_kept.ordering_key,
-    message_kept.headers,
-    message_kept.payload,
-    message_kept.created_at,
-    message_kept.xmin
-   FROM oncebox.message_kept;
+    message_7.xmin,
+    message_7.tableoid
+   FROM oncebox.message_7;
 
-COMMENT ON VIEW oncebox.message IS 'The message log: all segments, and what is kept of emptied ones.';
+COMMENT ON VIEW oncebox.log IS 'The message log: all segments.';
+
+CREATE TABLE oncebox.loss (
+    lane smallint NOT NULL,
+    stream text NOT NULL COLLATE pg_catalog."C",
+    number bigint NOT NULL,
+    kind text NOT NULL,
+    sequence bigint NOT NULL,
+    lost_sequence bigint NOT NULL,
+    receipt_number bigint,
+    floor bigint NOT NULL,
+    high bigint NOT NULL,
+    snap pg_snapshot NOT NULL,
+    found_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    subjects text,
+    resending_at timestamp with time zone,
+    rewound_number bigint,
+    until_floor bigint,
+    until_high bigint,
+    until_snap pg_snapshot,
+    until_target pg_snapshot,
+    until_after bigint,
+    ended_at timestamp with time zone,
+    CONSTRAINT loss_bounds CHECK (((floor >= 0) AND (high >= 0) AND (until_floor >= 0) AND (until_high >= 0))),
+    CONSTRAINT loss_kind CHECK ((kind = ANY (ARRAY['tail'::text, 'restored'::text, 'recreated'::text, 'unproven'::text]))),
+    CONSTRAINT loss_state CHECK (((ended_at IS NULL) OR (resending_at IS NOT NULL))),
+    CONSTRAINT loss_until CHECK (((resending_at IS NULL) = (until_high IS NULL)))
+);
+
+COMMENT ON TABLE oncebox.loss IS 'What streams lost after they had acknowledged it, lane by lane: from where a lane is to be sent again, and since when it is.';
+
+COMMENT ON COLUMN oncebox.loss.number IS 'Of the cursor that was written when the loss was found.';
+
+COMMENT ON COLUMN oncebox.loss.kind IS 'tail: the end of the stream is missing. restored: the same, of a stream that was restored from a backup. recreated: it is another stream. unproven: no receipt is left that the stream can prove.';
+
+COMMENT ON COLUMN oncebox.loss.sequence IS 'Up to here the stream has what it acknowledged; lost_sequence is what it had acknowledged.';
+
+COMMENT ON COLUMN oncebox.loss.subjects IS 'What is sent again: those of the stream when that began. Kept, since whatever was parked with such a subject is read from the log from then on.';
+
+COMMENT ON COLUMN oncebox.loss.until_high IS 'With the other columns of this name: where the lane stood when it was rewound. What that cursor calls settled is sent again, the rest for the first time.';
+
+CREATE TABLE oncebox.maintenance (
+    only_row boolean DEFAULT true NOT NULL,
+    CONSTRAINT maintenance_only_row CHECK (only_row)
+);
+
+COMMENT ON TABLE oncebox.maintenance IS 'One row, locked by the relay that deletes what retention lets go.';
+
+CREATE TABLE oncebox.maintenance_fault (
+    step text NOT NULL COLLATE pg_catalog."C",
+    reason text NOT NULL,
+    since timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    seen_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT maintenance_fault_reason CHECK ((length(reason) <= 1000))
+);
+
+COMMENT ON TABLE oncebox.maintenance_fault IS 'Steps of maintenance that fail: each stops no other. A row goes when its step works again.';
+
+CREATE TABLE oncebox.parked (
+    lane smallint NOT NULL,
+    id bigint NOT NULL,
+    turn bigint NOT NULL,
+    ordering_key text COLLATE pg_catalog."C",
+    attempts integer NOT NULL,
+    next_attempt_at timestamp with time zone,
+    dead_at timestamp with time zone,
+    error text NOT NULL,
+    parked_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    replay integer DEFAULT 0 NOT NULL,
+    cause text,
+    waits_for text COLLATE pg_catalog."C",
+    key text NOT NULL COLLATE pg_catalog."C",
+    subject text NOT NULL,
+    headers jsonb NOT NULL,
+    payload bytea NOT NULL,
+    created_at timestamp with time zone NOT NULL,
+    CONSTRAINT parked_attempts CHECK ((attempts >= 0)),
+    CONSTRAINT parked_error CHECK ((octet_length(error) <= 1000)),
+    CONSTRAINT parked_replay CHECK ((replay >= 0)),
+    CONSTRAINT parked_state CHECK (((dead_at IS NULL) OR (next_attempt_at IS NULL)))
+);
+
+COMMENT ON TABLE oncebox.parked IS 'Messages set aside: next_attempt_at set = looked at again then, and sent if it is the first of its ordering key; dead_at set = dead; neither = waits behind its ordering key.';
+
+COMMENT ON COLUMN oncebox.parked.turn IS 'That of the segment of the log that holds the message too, until it is emptied.';
+
+COMMENT ON COLUMN oncebox.parked.replay IS '0 for a message that was never stored; N for its replay, sent with Nats-Msg-Id outbox/digest/rN/key.';
+
+COMMENT ON COLUMN oncebox.parked.cause IS 'What error is about, in a word that does not change, such as no-stream; behind = waits behind its ordering key, replay = to be replayed.';
+
+COMMENT ON COLUMN oncebox.parked.waits_for IS 'What refuses the message with others: stream NAME, subject NAME, or pause KIND VALUE. A few of them have the next due times; all others have one that is hours away, and are tried as soon as one of those is stored.';
+
+CREATE VIEW oncebox.message AS
+ SELECT m.id,
+    m.lane,
+    m.xact,
+    m.key,
+    m.subject,
+    m.ordering_key,
+    m.headers,
+    m.payload,
+    m.created_at,
+    oncebox.turn_of(m.tableoid) AS turn
+   FROM oncebox.log m
+UNION ALL
+ SELECT p.id,
+    p.lane,
+    '3'::xid8 AS xact,
+    p.key,
+    p.subject,
+    p.ordering_key,
+    p.headers,
+    p.payload,
+    p.created_at,
+    p.turn
+   FROM oncebox.parked p
+  WHERE (p.turn <> ALL (ARRAY( SELECT s.turn
+           FROM oncebox.segment s
+          WHERE (NOT s.is_empty))))
+UNION ALL
+ SELECT r.id,
+    r.lane,
+    '3'::xid8 AS xact,
+    r.key,
+    r.subject,
+    r.ordering_key,
+    r.headers,
+    r.payload,
+    r.created_at,
+    r.turn
+   FROM oncebox.late_receipt r
+  WHERE ((r.key IS NOT NULL) AND (NOT (EXISTS ( SELECT
+           FROM oncebox.parked p
+          WHERE ((p.lane = r.lane) AND (p.id = r.id))))) AND (NOT (EXISTS ( SELECT
+           FROM oncebox.late_receipt n
+          WHERE ((n.lane = r.lane) AND (n.id = r.id) AND (n.key IS NOT NULL) AND (n.replay > r.replay))))));
+
+COMMENT ON VIEW oncebox.message IS 'The messages of the log, and those of emptied segments that were set aside.';
 
 CREATE VIEW oncebox.message_ids AS
  SELECT
@@ -3939,7 +4288,7 @@ CREATE VIEW oncebox.message_ids AS
     COALESCE(( SELECT max(GREATEST(c.floor, c.high, c.reset_until, newest.id)) AS max
            FROM (oncebox.lane_cursor c
              LEFT JOIN LATERAL ( SELECT m.id
-                   FROM oncebox.message m
+                   FROM oncebox.log m
                   WHERE (m.lane = c.lane)
                   ORDER BY m.id DESC
                  LIMIT 1) newest ON (true))), (0)::bigint) AS needed
@@ -3979,32 +4328,6 @@ CREATE TABLE oncebox.outbox (
 );
 
 COMMENT ON TABLE oncebox.outbox IS 'One row: the identity of this outbox, the first part of each Nats-Msg-Id. Copy it with the messages.';
-
-CREATE TABLE oncebox.parked (
-    lane smallint NOT NULL,
-    id bigint NOT NULL,
-    ordering_key text COLLATE pg_catalog."C",
-    attempts integer NOT NULL,
-    next_attempt_at timestamp with time zone,
-    dead_at timestamp with time zone,
-    error text NOT NULL,
-    parked_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    replay integer DEFAULT 0 NOT NULL,
-    cause text,
-    waits_for text COLLATE pg_catalog."C",
-    CONSTRAINT parked_attempts CHECK ((attempts >= 0)),
-    CONSTRAINT parked_error CHECK ((octet_length(error) <= 1000)),
-    CONSTRAINT parked_replay CHECK ((replay >= 0)),
-    CONSTRAINT parked_state CHECK (((dead_at IS NULL) OR (next_attempt_at IS NULL)))
-);
-
-COMMENT ON TABLE oncebox.parked IS 'Messages set aside: next_attempt_at set = looked at again then, and sent if it is the first of its ordering key; dead_at set = dead; neither = waits behind its ordering key.';
-
-COMMENT ON COLUMN oncebox.parked.replay IS '0 for a message that was never stored; N for its replay, sent with Nats-Msg-Id outbox/digest/rN/key.';
-
-COMMENT ON COLUMN oncebox.parked.cause IS 'What error is about, in a word that does not change, such as no-stream; behind = waits behind its ordering key, replay = to be replayed.';
-
-COMMENT ON COLUMN oncebox.parked.waits_for IS 'What refuses the message with others: stream NAME, subject NAME, or pause KIND VALUE. A few of them have the next due times; all others have one that is hours away, and are tried as soon as one of those is stored.';
 
 CREATE TABLE oncebox.pause (
     kind text NOT NULL COLLATE pg_catalog."C",
@@ -4080,13 +4403,16 @@ CREATE TABLE oncebox.replay (
     request text NOT NULL,
     requested_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     cancelled integer,
+    turn bigint DEFAULT pg_sequence_last_value('oncebox.turn'::regclass) NOT NULL,
     CONSTRAINT replay_number CHECK ((number >= 1)),
     CONSTRAINT replay_request_size CHECK (((octet_length(request) >= 1) AND (octet_length(request) <= 255)))
 );
 
-COMMENT ON TABLE oncebox.replay IS 'How often a message was replayed, and by which request last, so that a request that was cut off can go on. Goes with the message.';
+COMMENT ON TABLE oncebox.replay IS 'How often a message was replayed, and by which request last, so that a request that was cut off can go on.';
 
 COMMENT ON COLUMN oncebox.replay.cancelled IS 'The number of the last replay that an operator gave up before it was sent; NULL = none.';
+
+COMMENT ON COLUMN oncebox.replay.turn IS 'The turn of the last request; the row goes as that of a discarded message does.';
 
 CREATE TABLE oncebox.reset (
     lane smallint NOT NULL,
@@ -4246,16 +4572,9 @@ CREATE TABLE oncebox.stream (
     checked_at timestamp with time zone NOT NULL
 );
 
-COMMENT ON TABLE oncebox.stream IS 'Streams that have acknowledged messages, as they were when a relay last looked: a stream that was created at another time is another one.';
+COMMENT ON TABLE oncebox.stream IS 'Streams that have acknowledged messages, as they were when a relay last looked, or when they first acknowledged something: one that was created at another time was restored, or made anew.';
 
 COMMENT ON COLUMN oncebox.stream.subjects IS 'A regular expression of the subjects that it takes.';
-
-CREATE SEQUENCE oncebox.turn
-    START WITH 0
-    INCREMENT BY 1
-    MINVALUE 0
-    NO MAXVALUE
-    CACHE 1;
 
 ALTER TABLE ONLY oncebox.audit
     ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
@@ -4289,6 +4608,9 @@ ALTER TABLE ONLY oncebox.discarded
 
 ALTER TABLE ONLY oncebox.event_kind
     ADD CONSTRAINT event_kind_pkey PRIMARY KEY (kind);
+
+ALTER TABLE ONLY oncebox.home
+    ADD CONSTRAINT home_pkey PRIMARY KEY (only_row);
 
 ALTER TABLE ONLY oncebox.inbox_attempt
     ADD CONSTRAINT inbox_attempt_pkey PRIMARY KEY (scope, tenant, key, message);
@@ -4331,6 +4653,9 @@ ALTER TABLE ONLY oncebox.late_receipt
 
 ALTER TABLE ONLY oncebox.loss
     ADD CONSTRAINT loss_pkey PRIMARY KEY (lane, stream, number);
+
+ALTER TABLE ONLY oncebox.maintenance_fault
+    ADD CONSTRAINT maintenance_fault_pkey PRIMARY KEY (step);
 
 ALTER TABLE ONLY oncebox.maintenance
     ADD CONSTRAINT maintenance_pkey PRIMARY KEY (only_row);
@@ -4382,9 +4707,6 @@ ALTER TABLE ONLY oncebox.message_7
 
 ALTER TABLE ONLY oncebox.message_7
     ADD CONSTRAINT message_7_pkey PRIMARY KEY (lane, id);
-
-ALTER TABLE ONLY oncebox.message_kept
-    ADD CONSTRAINT message_kept_pkey PRIMARY KEY (lane, id);
 
 ALTER TABLE ONLY oncebox.migration
     ADD CONSTRAINT migration_pkey PRIMARY KEY (version);
@@ -4445,11 +4767,15 @@ CREATE INDEX delayed_due ON oncebox.delayed USING btree (not_before, id);
 
 CREATE INDEX delayed_ordering_key ON oncebox.delayed USING btree (ordering_key, not_before, id) WHERE (ordering_key IS NOT NULL);
 
+CREATE INDEX discarded_turn ON oncebox.discarded USING btree (turn);
+
 CREATE INDEX inbox_attempt_failed ON oncebox.inbox_attempt USING btree (scope, failed_at) WHERE (failed_at IS NOT NULL);
 
 CREATE INDEX inbox_attempt_touched ON oncebox.inbox_attempt USING btree (scope, touched_at);
 
 CREATE INDEX inbox_snooze_due ON oncebox.inbox_snooze USING btree (scope, due_at);
+
+CREATE INDEX late_receipt_key ON oncebox.late_receipt USING btree (key) WHERE (key IS NOT NULL);
 
 CREATE INDEX loss_resending ON oncebox.loss USING btree (lane) WHERE ((resending_at IS NOT NULL) AND (ended_at IS NULL));
 
@@ -4469,21 +4795,21 @@ CREATE INDEX message_6_lane_xact_id ON oncebox.message_6 USING btree (lane, xact
 
 CREATE INDEX message_7_lane_xact_id ON oncebox.message_7 USING btree (lane, xact, id);
 
-CREATE INDEX message_kept_key ON oncebox.message_kept USING btree (key);
-
-CREATE INDEX message_kept_lane_xact_id ON oncebox.message_kept USING btree (lane, xact, id);
-
 CREATE INDEX parked_dead ON oncebox.parked USING btree (lane, id) WHERE (dead_at IS NOT NULL);
 
 CREATE INDEX parked_dead_ordering_key ON oncebox.parked USING btree (lane, ordering_key, id) WHERE ((ordering_key IS NOT NULL) AND (dead_at IS NOT NULL));
 
 CREATE INDEX parked_due ON oncebox.parked USING btree (lane, next_attempt_at) WHERE (next_attempt_at IS NOT NULL);
 
+CREATE INDEX parked_key ON oncebox.parked USING btree (key);
+
 CREATE INDEX parked_ordering_key ON oncebox.parked USING btree (lane, ordering_key, id) WHERE ((ordering_key IS NOT NULL) AND (dead_at IS NULL));
 
 CREATE INDEX parked_waits_for ON oncebox.parked USING btree (lane, waits_for, next_attempt_at) WHERE (waits_for IS NOT NULL);
 
 CREATE INDEX receipt_at ON oncebox.receipt USING btree (at);
+
+CREATE INDEX replay_turn ON oncebox.replay USING btree (turn);
 
 CREATE INDEX saga_due_at ON oncebox.saga USING btree (due_at) WHERE (due_at IS NOT NULL);
 
@@ -4524,6 +4850,9 @@ REVOKE ALL ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) FROM PUBLI
 
 REVOKE ALL ON FUNCTION oncebox.abandon_saga_as(saga_id bigint, why text, by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.abandon_saga_as(saga_id bigint, why text, by text, note text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT discarded bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT discarded bigint) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.append(ids bigint[], lanes smallint[], keys text[], subjects text[], ordering_keys text[], headers jsonb[], payloads bytea[], is_moved boolean) FROM PUBLIC;
 
@@ -4586,14 +4915,12 @@ REVOKE ALL ON FUNCTION oncebox.dead_letter_event() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.decode_response(stored bytea, OUT status integer, OUT headers jsonb, OUT body bytea) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION oncebox.delete_kept(retention_seconds double precision) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.delete_kept(retention_seconds double precision) TO oncebox_relay;
-GRANT ALL ON FUNCTION oncebox.delete_kept(retention_seconds double precision) TO oncebox_operator;
-
 REVOKE ALL ON FUNCTION oncebox.delete_placeholders(ids bigint[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.disable_events(kinds text[], by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.disable_events(kinds text[], by text, note text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.discard_backlog() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) TO oncebox_operator;
@@ -4601,9 +4928,9 @@ GRANT ALL ON FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) 
 REVOKE ALL ON FUNCTION oncebox.drain_segments() FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.drain_segments() TO oncebox_relay;
 
-REVOKE ALL ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint, OUT unsent bigint, OUT unsent_id bigint) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint, OUT unsent bigint, OUT unsent_id bigint) TO oncebox_relay;
-GRANT ALL ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint, OUT unsent bigint, OUT unsent_id bigint) TO oncebox_operator;
+REVOKE ALL ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint) TO oncebox_relay;
+GRANT ALL ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.enable_events(kinds text[], by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enable_events(kinds text[], by text, note text) TO oncebox_operator;
@@ -4644,8 +4971,16 @@ REVOKE ALL ON FUNCTION oncebox.find_saga(type text, business_id text, key text, 
 GRANT ALL ON FUNCTION oncebox.find_saga(type text, business_id text, key text, began_with bytea) TO oncebox_producer;
 GRANT ALL ON FUNCTION oncebox.find_saga(type text, business_id text, key text, began_with bytea) TO oncebox_consumer;
 
+REVOKE ALL ON FUNCTION oncebox.find_unsent(retention_seconds double precision, most integer, OUT number smallint, OUT unsent bigint, OUT unsent_id bigint, OUT is_done boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.find_unsent(retention_seconds double precision, most integer, OUT number smallint, OUT unsent bigint, OUT unsent_id bigint, OUT is_done boolean) TO oncebox_relay;
+GRANT ALL ON FUNCTION oncebox.find_unsent(retention_seconds double precision, most integer, OUT number smallint, OUT unsent bigint, OUT unsent_id bigint, OUT is_done boolean) TO oncebox_operator;
+
 REVOKE ALL ON FUNCTION oncebox.forget_attempts(scope text, key text, tenant text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.forget_attempts(scope text, key text, tenant text) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.forget_emptied(most integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.forget_emptied(most integer) TO oncebox_relay;
+GRANT ALL ON FUNCTION oncebox.forget_emptied(most integer) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.forget_failing(scope text, tenant text, key text, message text, by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.forget_failing(scope text, tenant text, key text, message text, by text, note text) TO oncebox_operator;
@@ -4764,7 +5099,7 @@ GRANT ALL ON FUNCTION oncebox.retry_saga_as(saga_id bigint, step text, by text, 
 REVOKE ALL ON FUNCTION oncebox.root_key(client_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.root_key(client_key text) TO oncebox_producer;
 
-REVOKE ALL ON FUNCTION oncebox.segment_name(number smallint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION oncebox.segment_is_due(number smallint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.send_event(kind text, about text, facts jsonb) FROM PUBLIC;
 
@@ -4839,6 +5174,8 @@ GRANT ALL ON FUNCTION oncebox.sweep_inboxes(OUT keys bigint, OUT dead_letters bi
 REVOKE ALL ON FUNCTION oncebox.sweep_sagas(keep interval, most integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.sweep_sagas(keep interval, most integer) TO oncebox_consumer;
 
+REVOKE ALL ON FUNCTION oncebox.turn_of(part oid) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.undo_key(key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.undo_key(key text) TO oncebox_producer;
 
@@ -4859,10 +5196,19 @@ GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.cursor TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.delayed TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.delayed TO oncebox_operator;
 
+GRANT SELECT ON SEQUENCE oncebox.turn TO oncebox_relay;
+GRANT SELECT ON SEQUENCE oncebox.turn TO oncebox_operator;
+
 GRANT SELECT ON TABLE oncebox.discarded TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.discarded TO oncebox_operator;
 
 GRANT SELECT ON TABLE oncebox.event_kind TO oncebox_operator;
+
+GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.home TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.home TO oncebox_operator;
+
+GRANT SELECT ON TABLE oncebox.home_here TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.home_here TO oncebox_operator;
 
 GRANT SELECT ON TABLE oncebox.inbox_attempt TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_attempt TO oncebox_consumer;
@@ -4901,14 +5247,6 @@ GRANT SELECT ON TABLE oncebox.lane_cursor TO oncebox_operator;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.late_receipt TO oncebox_relay;
 
-GRANT SELECT ON TABLE oncebox.loss TO oncebox_relay;
-GRANT SELECT ON TABLE oncebox.loss TO oncebox_operator;
-
-GRANT UPDATE(ended_at) ON TABLE oncebox.loss TO oncebox_relay;
-
-GRANT SELECT,UPDATE ON TABLE oncebox.maintenance TO oncebox_relay;
-GRANT SELECT,UPDATE ON TABLE oncebox.maintenance TO oncebox_operator;
-
 GRANT SELECT ON TABLE oncebox.message_0 TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.message_0 TO oncebox_operator;
 
@@ -4933,6 +5271,23 @@ GRANT SELECT ON TABLE oncebox.message_6 TO oncebox_operator;
 GRANT SELECT ON TABLE oncebox.message_7 TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.message_7 TO oncebox_operator;
 
+GRANT SELECT ON TABLE oncebox.log TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.log TO oncebox_operator;
+
+GRANT SELECT ON TABLE oncebox.loss TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.loss TO oncebox_operator;
+
+GRANT UPDATE(ended_at) ON TABLE oncebox.loss TO oncebox_relay;
+
+GRANT SELECT,UPDATE ON TABLE oncebox.maintenance TO oncebox_relay;
+GRANT SELECT,UPDATE ON TABLE oncebox.maintenance TO oncebox_operator;
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.maintenance_fault TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.maintenance_fault TO oncebox_operator;
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.parked TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.parked TO oncebox_operator;
+
 GRANT SELECT ON TABLE oncebox.message TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.message TO oncebox_operator;
 
@@ -4951,9 +5306,6 @@ GRANT UPDATE(reached_at) ON TABLE oncebox.milestone TO oncebox_relay;
 
 GRANT SELECT ON TABLE oncebox.outbox TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.outbox TO oncebox_operator;
-
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.parked TO oncebox_relay;
-GRANT SELECT ON TABLE oncebox.parked TO oncebox_operator;
 
 GRANT SELECT ON TABLE oncebox.pause TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.pause TO oncebox_operator;
@@ -5040,6 +5392,3 @@ GRANT SELECT(undone_at) ON TABLE oncebox.saga_step TO oncebox_relay;
 
 GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.stream TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.stream TO oncebox_operator;
-
-GRANT SELECT ON SEQUENCE oncebox.turn TO oncebox_relay;
-GRANT SELECT ON SEQUENCE oncebox.turn TO oncebox_operator;
