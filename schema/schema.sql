@@ -467,6 +467,7 @@ BEGIN
     RAISE EXCEPTION 'scope "%" is not known', $1
       USING ERRCODE = 'OB002', HINT = 'Scopes are listed in inbox_scope.';
   END IF;
+  INSERT INTO "oncebox".audit (action, scope, reason) VALUES ('change-scope', $1, 'mode ' || $2);
 END $_$;
 
 COMMENT ON FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text) IS 'Lets a scope claim its keys in the other mode from now on. Stop all processes of the scope first: one that still runs would handle messages a second time.';
@@ -564,6 +565,9 @@ BEGIN
     value := header.value #>> '{}';
     IF header.name COLLATE "C" !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$' OR octet_length(header.name) > 128 THEN
       RAISE EXCEPTION 'header name "%" is not 1 to 128 characters of an HTTP token', left(header.name, 300) USING ERRCODE = 'OB004';
+    END IF;
+    IF lower(header.name) = 'oncebox-reply-to' AND header.name <> 'Oncebox-Reply-To' THEN
+      RAISE EXCEPTION 'header "%" is spelt "Oncebox-Reply-To"', header.name USING ERRCODE = 'OB004';
     END IF;
     IF header.name COLLATE "C" ~* '^(nats-|oncebox-|(x-)?idempotency-key$)' AND header.name <> 'Oncebox-Reply-To' THEN
       RAISE EXCEPTION 'header "%" is set by the relay or commands the broker', header.name USING ERRCODE = 'OB004';
