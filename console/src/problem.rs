@@ -20,7 +20,15 @@ pub(crate) enum Problem {
 
 impl Problem {
     pub(crate) fn of(database: &str, error: &RelayError) -> Self {
-        Self::Away(format!("{database}: {}", error_chain(error)))
+        let text = format!("{database}: {}", error_chain(error));
+        match matches!(error, RelayError::Denied(_)) {
+            // As of a console beside a relay, whose login has the relay's role.
+            true => Self::Forbidden(format!(
+                "{text}; this page needs the operator's role: grant the role oncebox_..._operator to this console's \
+                 login, or give the console a login of its own"
+            )),
+            false => Self::Away(text),
+        }
     }
 
     pub(crate) fn status(&self) -> StatusCode {

@@ -88,7 +88,7 @@ pub use self::{
     survey::{ConsumerStatus, StreamStatus, Survey},
     sweep::Swept,
     trace::{Trace, TracedFailure, TracedInbox, TracedKey, TracedMessage, TracedParking, TracedReplay},
-    verify::{AlteredCopy, Difference, Verification, VerificationFinding, Verified},
+    verify::{AlteredCopy, Difference, UnloggedCopy, Verification, VerificationFinding, Verified},
 };
 use self::{pace::Pace, statements::Statements};
 

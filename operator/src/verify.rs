@@ -28,6 +28,8 @@ use self::{absence::Absence, reader::Reader};
 use super::{BATCH, Operator, execute, failed, parked::rfc3339, query, selection::SubjectPattern};
 
 /// How far before a time the stream is read: clocks differ.
+/// Unlogged copies that are told; a stream may keep its messages for longer than the log.
+const UNLOGGED_TOLD_MAX: u64 = 20;
 const EARLIER: Duration = Duration::from_secs(600);
 /// Between two lines of progress.
 const TELL_EVERY: Duration = Duration::from_secs(10);
@@ -81,6 +83,20 @@ pub struct AlteredCopy {
     pub differs: Vec<String>,
 }
 
+/// A copy in a stream whose message the log does not have, or no more; the first of them are told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct UnloggedCopy {
+    /// `unlogged`.
+    pub problem: &'static str,
+    /// Its sequence in the stream.
+    pub sequence: u64,
+    /// The id that it has from a log.
+    pub id: i64,
+    /// Its key.
+    pub key: String,
+}
+
 /// Something that was found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
@@ -88,6 +104,8 @@ pub struct AlteredCopy {
 pub enum VerificationFinding {
     /// Of a copy in the stream.
     Altered(AlteredCopy),
+    /// Of a copy that is not in the log.
+    Unlogged(UnloggedCopy),
     /// Of a message of the log.
     Message(Difference),
 }
@@ -246,7 +264,14 @@ impl Comparison<'_> {
                 let row = rows.get(&copy.id).filter(|row| row.get::<_, &str>("key") == copy.key);
                 match row {
                     Some(row) => self.compare(copy, &content(row), tell).await?,
-                    None => self.verified.unlogged += 1,
+                    None => {
+                        self.verified.unlogged += 1;
+                        if self.verified.unlogged <= UNLOGGED_TOLD_MAX {
+                            let (sequence, id, key) = (copy.sequence, copy.id, copy.key);
+                            let unlogged = UnloggedCopy { problem: "unlogged", sequence, id, key };
+                            tell(&VerificationFinding::Unlogged(unlogged));
+                        }
+                    }
                 }
             }
             self.report_progress("reading the stream", "sequence", from, self.reader.last);

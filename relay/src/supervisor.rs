@@ -18,7 +18,7 @@ use tokio::{
     time::timeout,
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument as _, error, error_span, info};
+use tracing::{Instrument as _, error, error_span, info, warn};
 
 use self::{member::Member, served::Served};
 use crate::{
@@ -161,6 +161,10 @@ impl Supervisor {
             relay.next = None;
             if !all.iter().any(|named| named.name == *name) && !relay.stop.is_cancelled() {
                 info!(database = name, "the configuration file names it no more; its relay drains");
+                let backlog = relay.database.metrics.backlog();
+                if backlog > 0 {
+                    warn!(database = name, backlog, "messages are due there, and wait for another relay");
+                }
                 relay.stop.cancel();
             }
         }

@@ -88,6 +88,7 @@ CREATE TABLE {schema}.pause (
   CONSTRAINT pause_kind CHECK (kind IN ('all', 'subject', 'stream', 'ordering key')),
   CONSTRAINT pause_value_size CHECK (octet_length(value) BETWEEN 1 AND 1000),
   CONSTRAINT pause_rate CHECK (rate > 0),
+  CONSTRAINT pause_subjects CHECK (array_position(subjects, NULL) IS NULL),
   CONSTRAINT pause_matches CHECK ((subjects IS NULL) = (kind = 'ordering key') AND (ordering_key IS NULL) = (subjects IS NOT NULL)),
   CONSTRAINT pause_reason_size CHECK (octet_length(reason) BETWEEN 1 AND 1000),
   CONSTRAINT pause_by_size CHECK (octet_length(paused_by) BETWEEN 1 AND 255)
@@ -128,38 +129,6 @@ COMMENT ON COLUMN {schema}.audit.operator IS 'Who it was by their own word (--by
 COMMENT ON COLUMN {schema}.audit.reason IS 'Why the message was dead; for a replay the name of the request; of a pause or throttle its kind and value.';
 COMMENT ON COLUMN {schema}.audit.scope IS 'Who gave the message up, for a dead letter of an inbox; message_id is the letter''s id then.';
 CREATE INDEX audit_key ON {schema}.audit (key);
-
-CREATE TABLE {schema}.milestone (
-  lane              smallint NOT NULL,
-  number            bigint NOT NULL,
-  floor             bigint NOT NULL,
-  high              bigint NOT NULL,
-  snap              pg_snapshot NOT NULL,
-  system_identifier bigint NOT NULL,
-  reached_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
-  CONSTRAINT milestone_pkey PRIMARY KEY (lane, number),
-  CONSTRAINT milestone_bounds CHECK (floor >= 0 AND high >= 0)
-);
-COMMENT ON TABLE {schema}.milestone IS 'Where the cursors stood at some times: what a milestone says was settled then was settled no later than reached_at.';
-
--- The relay that locks the row maintains; the others go without.
-CREATE TABLE {schema}.maintenance (
-  only_row boolean NOT NULL DEFAULT true,
-  CONSTRAINT maintenance_pkey PRIMARY KEY (only_row),
-  CONSTRAINT maintenance_only_row CHECK (only_row)
-);
-COMMENT ON TABLE {schema}.maintenance IS 'One row, locked by the relay that deletes what retention lets go.';
-INSERT INTO {schema}.maintenance DEFAULT VALUES;
-
-CREATE TABLE {schema}.maintenance_fault (
-  step    text COLLATE "C" NOT NULL,
-  reason  text NOT NULL,
-  since   timestamptz NOT NULL DEFAULT clock_timestamp(),
-  seen_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-  CONSTRAINT maintenance_fault_pkey PRIMARY KEY (step),
-  CONSTRAINT maintenance_fault_reason CHECK (length(reason) <= 1000)
-);
-COMMENT ON TABLE {schema}.maintenance_fault IS 'Steps of maintenance that fail: each stops no other. A row goes when its step works again.';
 
 -- A relay writes its row when it starts and every minute; nothing per message.
 CREATE TABLE {schema}.relay (
@@ -337,88 +306,3 @@ BEGIN
   UPDATE {schema}.reset SET snap = pg_current_snapshot();
   EXECUTE format('ALTER SEQUENCE {schema}.message_id_seq RESTART WITH %s', raised_to + 1);
 END $$;
-
--- The actions of operators. Each writes the audit in the statement that acts: the operator's role
--- changes no table but through these functions, so that nobody acts without a record, or in the
--- name of another login.
-
--- Of an ordering key only the first gets a due time: the others follow it. Should another message
--- stand before it, the relay sees that (read_parked.sql).
-CREATE FUNCTION {schema}.retry_dead(lane smallint, ids bigint[], by text, note text) RETURNS SETOF bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-  PERFORM FROM {schema}.lane AS l WHERE l.lane = $1 FOR UPDATE;
-  RETURN QUERY
-  WITH retried AS (
-    UPDATE {schema}.parked AS p
-    SET
-      attempts = 0,
-      dead_at = NULL,
-      next_attempt_at = CASE WHEN d.place = 1 OR d.ordering_key IS NULL THEN clock_timestamp() END
-    FROM (
-      SELECT q.lane, q.id, q.ordering_key, row_number() OVER (PARTITION BY q.ordering_key ORDER BY q.id) AS place
-      FROM {schema}.parked AS q
-      WHERE q.lane = $1 AND q.id = ANY ($2) AND q.dead_at IS NOT NULL
-    ) AS d
-    WHERE p.lane = d.lane AND p.id = d.id
-    RETURNING p.lane, p.id, p.key, p.subject, p.error
-  )
-  INSERT INTO {schema}.audit (operator, note, action, lane, message_id, key, subject, reason)
-  SELECT $3, $4, 'retry', r.lane, r.id, r.key, r.subject, r.error
-  FROM retried AS r
-  RETURNING message_id;
-END $$;
-COMMENT ON FUNCTION {schema}.retry_dead IS 'For operators: makes dead messages of a lane due again, with their attempts forgotten. Returns their ids.';
-
--- A replay is given up alone: its message was stored once, and can be replayed again. Then the
--- relay looks at the first message of each ordering key: perhaps nothing stands before it any more.
-CREATE FUNCTION {schema}.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) RETURNS SETOF bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-  PERFORM FROM {schema}.lane AS l WHERE l.lane = $1 FOR UPDATE;
-  RETURN QUERY
-  WITH gone AS (
-    DELETE FROM {schema}.parked AS p
-    WHERE p.lane = $1
-      AND p.id = ANY ($2)
-      AND CASE $5::text
-        WHEN 'dead' THEN p.dead_at IS NOT NULL
-        WHEN 'parked' THEN p.dead_at IS NULL AND p.replay = 0
-        ELSE p.dead_at IS NULL AND p.replay > 0
-      END
-    RETURNING p.lane, p.id, p.key, p.subject, p.ordering_key, p.error, p.replay
-  ),
-  followed AS (
-    UPDATE {schema}.parked AS p
-    SET next_attempt_at = clock_timestamp()
-    FROM (SELECT DISTINCT g.lane, g.ordering_key FROM gone AS g WHERE g.ordering_key IS NOT NULL) AS s
-    CROSS JOIN LATERAL (
-      SELECT f.id
-      FROM {schema}.parked AS f
-      WHERE f.lane = s.lane
-        AND f.ordering_key = s.ordering_key
-        AND f.dead_at IS NULL
-        AND NOT EXISTS (SELECT FROM gone AS g WHERE g.id = f.id)
-      ORDER BY f.id
-      LIMIT 1
-    ) AS first
-    WHERE p.lane = s.lane AND p.id = first.id AND p.next_attempt_at IS NULL
-  ),
-  discarded AS (
-    INSERT INTO {schema}.discarded (lane, id)
-    SELECT g.lane, g.id
-    FROM gone AS g
-    WHERE g.replay = 0
-  ),
-  cancelled AS (
-    UPDATE {schema}.replay AS r
-    SET cancelled = g.replay
-    FROM gone AS g
-    WHERE g.replay > 0 AND r.lane = g.lane AND r.id = g.id
-  )
-  INSERT INTO {schema}.audit (operator, note, action, lane, message_id, key, subject, reason)
-  SELECT $3, $4, CASE g.replay WHEN 0 THEN 'discard' ELSE 'cancel' END, g.lane, g.id, g.key, g.subject, g.error
-  FROM gone AS g
-  RETURNING message_id;
-END $$;
-COMMENT ON FUNCTION {schema}.give_up_parked IS 'For operators: gives messages or replays of a lane up for good, each if it is still dead, parked or replay, as kind says. Returns their ids.';

@@ -2,6 +2,38 @@
 -- functions in a transaction that has locked the row of `maintenance`, as do resend_lost() and
 -- repair_ids(): one of them at a time. docs/design/growth.md says why it is as it is.
 
+CREATE TABLE {schema}.milestone (
+  lane              smallint NOT NULL,
+  number            bigint NOT NULL,
+  floor             bigint NOT NULL,
+  high              bigint NOT NULL,
+  snap              pg_snapshot NOT NULL,
+  system_identifier bigint NOT NULL,
+  reached_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+  CONSTRAINT milestone_pkey PRIMARY KEY (lane, number),
+  CONSTRAINT milestone_bounds CHECK (floor >= 0 AND high >= 0)
+);
+COMMENT ON TABLE {schema}.milestone IS 'Where the cursors stood at some times: what a milestone says was settled then was settled no later than reached_at.';
+
+-- The relay that locks the row maintains; the others go without.
+CREATE TABLE {schema}.maintenance (
+  only_row boolean NOT NULL DEFAULT true,
+  CONSTRAINT maintenance_pkey PRIMARY KEY (only_row),
+  CONSTRAINT maintenance_only_row CHECK (only_row)
+);
+COMMENT ON TABLE {schema}.maintenance IS 'One row, locked by the relay that deletes what retention lets go.';
+INSERT INTO {schema}.maintenance DEFAULT VALUES;
+
+CREATE TABLE {schema}.maintenance_fault (
+  step    text COLLATE "C" NOT NULL,
+  reason  text NOT NULL,
+  since   timestamptz NOT NULL DEFAULT clock_timestamp(),
+  seen_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+  CONSTRAINT maintenance_fault_pkey PRIMARY KEY (step),
+  CONSTRAINT maintenance_fault_reason CHECK (length(reason) <= 1000)
+);
+COMMENT ON TABLE {schema}.maintenance_fault IS 'Steps of maintenance that fail: each stops no other. A row goes when its step works again.';
+
 -- Whether this transaction may enqueue in this turn. In READ COMMITTED each statement has a
 -- snapshot of its own, which is younger than the turn that it read before. An older snapshot would
 -- not show what was enqueued since, in the turn before.

@@ -3,7 +3,7 @@
 /// Number, name, file.
 pub(crate) type Migration<'a> = (i32, &'a str, &'a str);
 
-pub(crate) const MIGRATIONS: [Migration<'_>; 13] = [
+pub(crate) const MIGRATIONS: [Migration<'_>; 14] = [
     (1, "grammar", include_str!("../migrations/0001_grammar.sql")),
     (2, "outbox", include_str!("../migrations/0002_outbox.sql")),
     (3, "delayed", include_str!("../migrations/0003_delayed.sql")),
@@ -17,6 +17,7 @@ pub(crate) const MIGRATIONS: [Migration<'_>; 13] = [
     (11, "events", include_str!("../migrations/0011_events.sql")),
     (12, "requests", include_str!("../migrations/0012_requests.sql")),
     (13, "segments", include_str!("../migrations/0013_segments.sql")),
+    (14, "actions", include_str!("../migrations/0014_actions.sql")),
 ];
 
 /// The schema version that this build installs.

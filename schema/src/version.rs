@@ -14,7 +14,7 @@ pub const OLDEST_VERSION: i32 = LATEST_VERSION;
 
 /// The oldest program, by the [`LATEST_VERSION`] that it was built with, that works on this build's
 /// schema. A migration that breaks running programs must raise it.
-pub(crate) const OLDEST_PROGRAM: i32 = 10;
+pub(crate) const OLDEST_PROGRAM: i32 = 14;
 
 /// Why a program must not work with this database.
 #[derive(Debug, thiserror::Error)]

@@ -85,9 +85,12 @@ impl Dev {
     pub(super) async fn run(mut self) -> anyhow::Result<()> {
         let shutdown = relay::shutdown_signal("oncebox dev")?;
         // Before servers are started for nothing.
-        drop(TcpListener::bind(self.console).with_context(|| {
+        let console = TcpListener::bind(self.console).with_context(|| {
             format!("serve the console on {}; choose another with --console-listen", self.console)
-        })?);
+        })?;
+        // With port 0 the system has chosen one.
+        self.console = console.local_addr()?;
+        drop(console);
         if let Some(http) = self.http {
             drop(TcpListener::bind(http).with_context(|| {
                 format!("serve metrics on {http}; choose another with --http-listen, or off")

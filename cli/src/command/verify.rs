@@ -88,6 +88,9 @@ fn line(finding: &VerificationFinding, json: bool) -> anyhow::Result<String> {
             copy.key,
             copy.differs.join(", ")
         ),
+        VerificationFinding::Unlogged(copy) => {
+            format!("unlogged   sequence {}, id {}, key {}", copy.sequence, copy.id, copy.key)
+        }
         VerificationFinding::Message(message) => format!(
             "{:9}  id {}, key {}, to {}, enqueued {}",
             message.problem,

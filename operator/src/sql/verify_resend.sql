@@ -1,5 +1,5 @@
 -- Park messages that a stream does not hold, or holds otherwise, so that they are sent again under
--- their ids, and record it: 0005_receipts.sql has the function.
+-- their ids, and record it: 0014_actions.sql has the function.
 -- $1: a lane; $2: ids; $3: operator; $4: note; $5: why. Index: those of the function. Locking: the
 -- maintenance row, then the lane.
 SELECT id FROM {schema}.resend_missing($1, $2, $3, $4, $5) AS t (id)

@@ -35,7 +35,7 @@ impl Finding {
     }
 
     /// Of something behind delivery, or that an operator did.
-    fn to_look_at(self) -> Self {
+    fn mild(self) -> Self {
         Self { holds_delivery: false, ..self }
     }
 }
@@ -75,7 +75,7 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
             "see `oncebox outbox dead list`",
         ));
     }
-    found.extend(status.pauses.iter().map(paused).map(Finding::to_look_at));
+    found.extend(status.pauses.iter().map(paused).map(Finding::mild));
     let others = status.parked_reasons.iter().filter(|group| group.cause.as_deref() != Some("paused"));
     found.extend(others.map(|group| {
         let what = format!("{} set aside, to {}: {}", group.messages, group.subject, group.reason);
@@ -92,7 +92,7 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
     let behind = behind.chain(failing(status.inboxes.as_deref().unwrap_or_default()));
     let behind = behind.chain(status.sagas_waiting.iter().map(sagas)).chain(different(status));
     let behind = behind.chain(status.enqueuing.iter().filter_map(enqueuing)).chain(restored(&status.lanes));
-    found.extend(behind.map(Finding::to_look_at));
+    found.extend(behind.map(Finding::mild));
     found.sort_by_key(|finding| !finding.holds_delivery);
     found
 }
@@ -113,7 +113,7 @@ pub(crate) fn of_nats(config: &Config, survey: &Survey, subjects: &[RecentSubjec
         ..Finding::new(format!("{}: {}", found.what, found.consequence), found.remedy)
     };
     let held = obstacles(&Expected::new(config), survey, subjects).into_iter().map(finding);
-    held.chain(consumption(survey, subjects).into_iter().map(finding).map(Finding::to_look_at)).collect()
+    held.chain(consumption(survey, subjects).into_iter().map(finding).map(Finding::mild)).collect()
 }
 
 /// Nothing is delivered, with or without other findings.

@@ -262,6 +262,11 @@ impl Metrics {
         all.register("pauses", "Pauses and throttles of operators that have not ended", self.pauses.clone());
     }
 
+    /// Messages due, as last read.
+    pub(crate) fn backlog(&self) -> i64 {
+        self.backlog.get()
+    }
+
     pub(crate) fn observe(&self, standing: &Standing) {
         let Standing { lanes, parked, delayed, sagas, finished_sagas, inboxes } = standing;
         self.inboxes.observe(inboxes);

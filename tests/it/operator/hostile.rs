@@ -21,6 +21,7 @@ const TRIES: i32 = 40;
 const ACCOUNTS: &[&str] = &[
     "cursor",
     "delayed_mover",
+    "home",
     "lane",
     "late_receipt",
     "loss",

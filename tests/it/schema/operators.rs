@@ -40,8 +40,8 @@ async fn each_action_of_an_operator_is_in_the_audit_under_the_login() {
         SELECT oncebox.register_scope('s');
         SELECT oncebox.enqueue_at('later', 's', 'p', now() + interval '1 h');
         SELECT oncebox.enqueue(k, 's', 'p') FROM unnest('{d1,d2}'::text[]) AS k;
-        INSERT INTO oncebox.parked (lane, id, attempts, error, dead_at)
-        SELECT m.lane, m.id, 1, 'no', now() FROM oncebox.message AS m WHERE m.key IN ('d1', 'd2')";
+        INSERT INTO oncebox.parked (lane, id, turn, key, subject, headers, payload, created_at, attempts, error, dead_at)
+        SELECT m.lane, m.id, m.turn, m.key, m.subject, m.headers, m.payload, m.created_at, 1, 'no', now() FROM oncebox.message AS m WHERE m.key IN ('d1', 'd2')";
     client.batch_execute(seed).await.unwrap();
     client.batch_execute("SET ROLE oncebox_operator").await.unwrap();
     for (call, action) in [

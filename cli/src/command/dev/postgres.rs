@@ -35,9 +35,10 @@ pub(super) async fn start(directory: &Path) -> anyhow::Result<(Server, String)> 
         !is_root,
         "PostgreSQL does not run as root: run `oncebox dev` as another user, or give --database-url"
     );
-    let programs = find::postgres()?;
     let (data, secret) = (directory.join("postgres"), directory.join("postgres.password"));
-    if !data.join("PG_VERSION").is_file() {
+    let of_data = fs::read_to_string(data.join("PG_VERSION")).ok();
+    let programs = find::postgres(of_data.as_deref().and_then(|version| version.trim().parse().ok()))?;
+    if of_data.is_none() {
         initialize(&programs, &data, &secret).await?;
     }
     let password = fs::read_to_string(&secret).with_context(|| {

@@ -1,0 +1,316 @@
+-- The actions of operators on the outbox. Each writes the audit in the statement that acts: the
+-- operator's role changes no table but through these functions, so that nobody acts without a
+-- record, or in the name of another login.
+
+-- Builds of before 0.1.0 left tables of another shape behind, under the same numbers.
+DO $$
+BEGIN
+  IF NOT EXISTS (
+    SELECT FROM pg_attribute AS a WHERE a.attrelid = '{schema}.parked'::regclass AND a.attname = 'payload' AND NOT a.attisdropped
+  ) THEN
+    RAISE EXCEPTION 'this schema was installed by a build of before 0.1.0, and cannot be migrated'
+      USING HINT = 'Let its relay deliver what is due, uninstall it with that build, and install it anew.';
+  END IF;
+END $$;
+
+-- Of an ordering key only the first gets a due time: the others follow it. Should another message
+-- stand before it, the relay sees that (read_parked.sql).
+CREATE FUNCTION {schema}.retry_dead(lane smallint, ids bigint[], by text, note text) RETURNS SETOF bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM FROM {schema}.lane AS l WHERE l.lane = $1 FOR UPDATE;
+  RETURN QUERY
+  WITH retried AS (
+    UPDATE {schema}.parked AS p
+    SET
+      attempts = 0,
+      dead_at = NULL,
+      next_attempt_at = CASE WHEN d.place = 1 OR d.ordering_key IS NULL THEN clock_timestamp() END
+    FROM (
+      SELECT q.lane, q.id, q.ordering_key, row_number() OVER (PARTITION BY q.ordering_key ORDER BY q.id) AS place
+      FROM {schema}.parked AS q
+      WHERE q.lane = $1 AND q.id = ANY ($2) AND q.dead_at IS NOT NULL
+    ) AS d
+    WHERE p.lane = d.lane AND p.id = d.id
+    RETURNING p.lane, p.id, p.key, p.subject, p.error
+  )
+  INSERT INTO {schema}.audit (operator, note, action, lane, message_id, key, subject, reason)
+  SELECT $3, $4, 'retry', r.lane, r.id, r.key, r.subject, r.error
+  FROM retried AS r
+  RETURNING message_id;
+END $$;
+COMMENT ON FUNCTION {schema}.retry_dead IS 'For operators: makes dead messages of a lane due again, with their attempts forgotten. Returns their ids.';
+
+-- A replay is given up alone: its message was stored once, and can be replayed again. Then the
+-- relay looks at the first message of each ordering key: perhaps nothing stands before it any more.
+CREATE FUNCTION {schema}.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) RETURNS SETOF bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM FROM {schema}.lane AS l WHERE l.lane = $1 FOR UPDATE;
+  RETURN QUERY
+  WITH gone AS (
+    DELETE FROM {schema}.parked AS p
+    WHERE p.lane = $1
+      AND p.id = ANY ($2)
+      AND CASE $5::text
+        WHEN 'dead' THEN p.dead_at IS NOT NULL
+        WHEN 'parked' THEN p.dead_at IS NULL AND p.replay = 0
+        ELSE p.dead_at IS NULL AND p.replay > 0
+      END
+    RETURNING p.lane, p.id, p.key, p.subject, p.ordering_key, p.error, p.replay
+  ),
+  followed AS (
+    UPDATE {schema}.parked AS p
+    SET next_attempt_at = clock_timestamp()
+    FROM (SELECT DISTINCT g.lane, g.ordering_key FROM gone AS g WHERE g.ordering_key IS NOT NULL) AS s
+    CROSS JOIN LATERAL (
+      SELECT f.id
+      FROM {schema}.parked AS f
+      WHERE f.lane = s.lane
+        AND f.ordering_key = s.ordering_key
+        AND f.dead_at IS NULL
+        AND NOT EXISTS (SELECT FROM gone AS g WHERE g.id = f.id)
+      ORDER BY f.id
+      LIMIT 1
+    ) AS first
+    WHERE p.lane = s.lane AND p.id = first.id AND p.next_attempt_at IS NULL
+  ),
+  discarded AS (
+    INSERT INTO {schema}.discarded (lane, id)
+    SELECT g.lane, g.id
+    FROM gone AS g
+    WHERE g.replay = 0
+  ),
+  cancelled AS (
+    UPDATE {schema}.replay AS r
+    SET cancelled = g.replay
+    FROM gone AS g
+    WHERE g.replay > 0 AND r.lane = g.lane AND r.id = g.id
+  )
+  INSERT INTO {schema}.audit (operator, note, action, lane, message_id, key, subject, reason)
+  SELECT $3, $4, CASE g.replay WHEN 0 THEN 'discard' ELSE 'cancel' END, g.lane, g.id, g.key, g.subject, g.error
+  FROM gone AS g
+  RETURNING message_id;
+END $$;
+COMMENT ON FUNCTION {schema}.give_up_parked IS 'For operators: gives messages or replays of a lane up for good, each if it is still dead, parked or replay, as kind says. Returns their ids.';
+
+-- A replay takes the way of a parked message, so it keeps the order of its ordering key, and later
+-- messages wait behind it. One that is still to be sent, or dead, gets the next number and is sent
+-- once. Under the lock of maintenance no message is deleted meanwhile.
+CREATE FUNCTION {schema}.replay_messages(lane smallint, ids bigint[], by text, note text, request text) RETURNS SETOF bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM FROM {schema}.maintenance FOR UPDATE;
+  PERFORM FROM {schema}.lane AS l WHERE l.lane = $1 FOR UPDATE;
+  RETURN QUERY
+  WITH wanted AS MATERIALIZED (
+    SELECT m.lane, m.id, m.turn, m.key, m.subject, m.ordering_key, m.headers, m.payload, m.created_at
+    FROM {schema}.message AS m
+    WHERE m.lane = $1
+      AND m.id = ANY ($2)
+      AND NOT EXISTS (
+        SELECT FROM {schema}.parked AS p
+        WHERE p.lane = m.lane AND p.id = m.id AND p.replay = 0
+        OFFSET 0
+      )
+      AND NOT EXISTS (
+        SELECT FROM {schema}.discarded AS d
+        WHERE d.lane = m.lane AND d.id = m.id
+        OFFSET 0
+      )
+  ),
+  numbered AS (
+    INSERT INTO {schema}.replay AS r (lane, id, number, request)
+    SELECT w.lane, w.id, 1, $5
+    FROM wanted AS w
+    ORDER BY w.id
+    ON CONFLICT ON CONSTRAINT replay_pkey DO UPDATE
+    SET
+      number = r.number + 1,
+      request = excluded.request,
+      requested_at = excluded.requested_at,
+      turn = excluded.turn
+    WHERE r.request <> excluded.request
+    RETURNING r.lane, r.id, r.number
+  ),
+  placed AS (
+    SELECT w.*, n.number, row_number() OVER (PARTITION BY w.ordering_key ORDER BY w.id) AS place
+    FROM numbered AS n
+    JOIN wanted AS w ON w.lane = n.lane AND w.id = n.id
+  ),
+  requested AS (
+    INSERT INTO {schema}.parked AS p (
+      lane, id, turn, ordering_key, attempts, next_attempt_at, error, cause, replay, key, subject, headers, payload, created_at
+    )
+    SELECT
+      w.lane,
+      w.id,
+      w.turn,
+      w.ordering_key,
+      0,
+      CASE WHEN w.place = 1 OR w.ordering_key IS NULL THEN clock_timestamp() END,
+      'to be replayed',
+      'replay',
+      w.number,
+      w.key,
+      w.subject,
+      w.headers,
+      w.payload,
+      w.created_at
+    FROM placed AS w
+    ORDER BY w.id
+    ON CONFLICT ON CONSTRAINT parked_pkey DO UPDATE
+    SET
+      attempts = 0,
+      next_attempt_at = excluded.next_attempt_at,
+      dead_at = NULL,
+      error = excluded.error,
+      cause = excluded.cause,
+      replay = excluded.replay,
+      parked_at = excluded.parked_at
+  )
+  INSERT INTO {schema}.audit (operator, note, action, lane, message_id, key, subject, reason)
+  SELECT $3, $4, 'replay', w.lane, w.id, w.key, w.subject, $5
+  FROM placed AS w
+  RETURNING message_id;
+END $$;
+COMMENT ON FUNCTION {schema}.replay_messages IS 'For operators: asks for settled messages of a lane to be sent again, each under the next number, unless this request has asked before. Returns their ids.';
+
+-- Of an ordering key only the first gets a due time: so they keep their order among themselves, and
+-- unsent messages wait behind them. A message that became parked or discarded, or is due by itself
+-- since its lane went back, is left alone.
+CREATE FUNCTION {schema}.resend_missing(lane smallint, ids bigint[], by text, note text, why text) RETURNS SETOF bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  sent bigint;
+BEGIN
+  PERFORM FROM {schema}.maintenance FOR UPDATE;
+  PERFORM FROM {schema}.lane AS l WHERE l.lane = $1 FOR UPDATE;
+  RETURN QUERY
+  INSERT INTO {schema}.parked (
+    lane, id, turn, ordering_key, attempts, next_attempt_at, error, cause, key, subject, headers, payload, created_at
+  )
+  SELECT
+    m.lane,
+    m.id,
+    m.turn,
+    m.ordering_key,
+    0,
+    CASE WHEN m.ordering_key IS NULL OR row_number() OVER (PARTITION BY m.ordering_key ORDER BY m.id) = 1
+      THEN clock_timestamp() END,
+    'the stream does not hold it, or holds it otherwise',
+    'lost',
+    m.key,
+    m.subject,
+    m.headers,
+    m.payload,
+    m.created_at
+  FROM {schema}.message AS m
+  JOIN {schema}.lane_cursor AS c ON c.lane = m.lane
+  WHERE m.lane = $1
+    AND m.id = ANY ($2::bigint[])
+    AND (m.id <= c.floor OR m.id <= c.high AND c.reset_until IS NULL AND pg_visible_in_snapshot(m.xact, c.snap))
+    AND NOT EXISTS (
+      SELECT FROM {schema}.discarded AS d
+      WHERE d.lane = m.lane AND d.id = m.id
+      OFFSET 0
+    )
+  ON CONFLICT ON CONSTRAINT parked_pkey DO NOTHING
+  RETURNING parked.id;
+  GET DIAGNOSTICS sent = ROW_COUNT;
+  INSERT INTO {schema}.audit (operator, note, action, messages, reason)
+  SELECT $3, $4, 'resend', sent, $5
+  WHERE sent > 0;
+END $$;
+COMMENT ON FUNCTION {schema}.resend_missing IS 'For operators: parks settled messages of a lane that a stream does not hold, or holds otherwise, so that they are sent again under their ids. Returns their ids.';
+
+-- For operators: relays may serve this copy of an outbox. If it has moved it stays who it is. Else
+-- it becomes an outbox of its own, with a new identity, so it has neither receipts nor losses, and
+-- its backlog is sent or discarded. All lanes are locked, so no relay is in the middle of a pass;
+-- to discard, all transactions that have enqueued must have ended, and new ones wait.
+CREATE FUNCTION {schema}.adopt(
+  is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT discarded bigint
+) RETURNS record
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '10s' AS $$
+DECLARE
+  place record;
+BEGIN
+  PERFORM FROM {schema}.lane AS l ORDER BY l.lane FOR UPDATE;
+  SELECT * INTO place FROM {schema}.home_here;
+  IF place.verdict IN ('new', 'here') AND place.rival IS NULL THEN
+    RAISE EXCEPTION 'this database is where its outbox lives: there is nothing to adopt'
+      USING ERRCODE = 'OB013', HINT = 'See `oncebox status`: it says when relays take an outbox for a copy.';
+  END IF;
+  discarded := 0;
+  IF NOT is_moved THEN
+    IF discards THEN
+      LOCK TABLE {schema}.message_0, {schema}.message_1, {schema}.message_2, {schema}.message_3, {schema}.message_4,
+        {schema}.message_5, {schema}.message_6, {schema}.message_7, {schema}.delayed IN SHARE ROW EXCLUSIVE MODE;
+      discarded := {schema}.discard_backlog();
+    END IF;
+    UPDATE {schema}.cursor SET acknowledged = '{}';
+    DELETE FROM {schema}.receipt;
+    DELETE FROM {schema}.late_receipt;
+    DELETE FROM {schema}.loss;
+    DELETE FROM {schema}.stream;
+    UPDATE {schema}.outbox SET identity = DEFAULT;
+  END IF;
+  SELECT o.identity INTO identity FROM {schema}.outbox AS o;
+  INSERT INTO {schema}.home AS h (system_identifier, database_oid, database_name, address)
+  VALUES (place.system_identifier, place.database_oid, place.database_name, '')
+  ON CONFLICT ON CONSTRAINT home_pkey DO UPDATE
+  SET token = CASE WHEN is_moved THEN h.token ELSE excluded.token END,
+      system_identifier = excluded.system_identifier, database_oid = excluded.database_oid,
+      database_name = excluded.database_name, address = '', noted_at = excluded.noted_at, rival = NULL,
+      rival_since = NULL, rival_seen_at = NULL;
+  INSERT INTO {schema}.audit (operator, note, action, reason)
+  VALUES (adopt.operator, adopt.note, 'adopt', CASE
+    WHEN is_moved THEN format('moved here from %s: it stays outbox %s', place.address, identity)
+    WHEN discards THEN format('a copy of %s: now outbox %s; %s messages of the backlog were discarded', place.address, identity, discarded)
+    ELSE format('a copy of %s: now outbox %s; its backlog is sent', place.address, identity)
+  END);
+END $$;
+COMMENT ON FUNCTION {schema}.adopt IS 'For operators: relays may serve this copy of an outbox, as an outbox of its own, or as the original that has moved here.';
+
+-- Settles all that is in the log, and deletes what is set aside or delayed. Returns how many
+-- messages were due. The caller has locked lanes and tables.
+CREATE FUNCTION {schema}.discard_backlog() RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  messages bigint;
+BEGIN
+  -- Rows of another cluster compare with its snapshot, as in read_reset.sql.
+  SELECT count(*) INTO messages
+  FROM {schema}.lane_cursor AS c
+  JOIN {schema}.log AS m ON m.lane = c.lane
+  WHERE m.id > c.floor
+    AND (m.id > c.high
+      OR NOT pg_visible_in_snapshot(m.xact, c.snap)
+        AND (c.target IS NULL OR m.id > c.after OR NOT pg_visible_in_snapshot(m.xact, c.target)));
+  messages := messages + (SELECT count(*) FROM {schema}.parked) + (SELECT count(*) FROM {schema}.delayed);
+  INSERT INTO {schema}.cursor (lane, number, floor, high, system_identifier)
+  SELECT c.lane, c.number + 1, last.id, last.id, here.system_identifier
+  FROM {schema}.lane_cursor AS c
+  CROSS JOIN pg_control_system() AS here
+  CROSS JOIN LATERAL (
+    SELECT greatest(c.floor, c.high, c.reset_until, max(m.id)) AS id FROM {schema}.log AS m WHERE m.lane = c.lane
+  ) AS last;
+  DELETE FROM {schema}.cursor AS c
+  WHERE c.number < (SELECT newest.number FROM {schema}.lane_cursor AS newest WHERE newest.lane = c.lane);
+  -- A message that is written later is none of these, however low its id.
+  INSERT INTO {schema}.reset AS r (lane)
+  SELECT l.lane FROM {schema}.lane AS l
+  ON CONFLICT ON CONSTRAINT reset_pkey DO UPDATE SET snap = excluded.snap;
+  DELETE FROM {schema}.milestone;
+  INSERT INTO {schema}.discarded (lane, id)
+  SELECT p.lane, p.id FROM {schema}.parked AS p WHERE p.replay = 0
+  ON CONFLICT DO NOTHING;
+  UPDATE {schema}.replay AS r
+  SET cancelled = p.replay
+  FROM {schema}.parked AS p
+  WHERE p.replay > 0 AND r.lane = p.lane AND r.id = p.id;
+  DELETE FROM {schema}.parked;
+  PERFORM {schema}.delete_placeholders((SELECT array_agg(d.id) FROM {schema}.delayed AS d));
+  DELETE FROM {schema}.delayed;
+  RETURN messages;
+END $$;
