@@ -18,17 +18,19 @@ use oncebox_connect::{
     clock::{Reading, Skew},
     config::{Config, Policy, StreamTable},
     error::{RelayError, error_chain},
-    nats::{Connection, Server, unless_denied},
+    nats::{Connection, HOME_SUBJECTS, Server, unless_denied},
 };
 use oncebox_relay::facts::covers;
 use serde::{Deserialize, Serialize, de::IgnoredAny};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 pub use self::consumers::ConsumerStatus;
 use self::{consumers::consumers_of, copies::copies};
 
 /// How long one request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// How soon NATS says that it denies something.
+const DENIED_WITHIN: Duration = Duration::from_millis(500);
 /// How long all requests together may take.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(20);
 /// How many streams are looked at at most.
@@ -62,6 +64,8 @@ pub struct Survey {
     pub clock: Option<Skew>,
     /// Why JetStream is of no use at all.
     pub unusable: Option<String>,
+    /// NATS does not let the relay's user ask whether another database has the same outbox.
+    pub may_not_find_copies: bool,
     /// The questions that failed, and why.
     pub unasked: Vec<String>,
 }
@@ -177,6 +181,7 @@ struct Answer {
 
 impl Looker<'_> {
     async fn look(&mut self, subjects: &[String]) {
+        self.look_for_right_to_ask().await;
         // The content does not matter, and async-nats cannot decode the answer of nats-server 2.9.
         let account = async {
             match self.context.request("INFO", &()).await {
@@ -200,6 +205,19 @@ impl Looker<'_> {
         self.find_streams(subjects).await;
         self.look_at_consumers().await;
         self.look_for_copies().await;
+    }
+
+    /// Relays ask each other on a subject of the outbox's. Nobody answers on this one.
+    async fn look_for_right_to_ask(&mut self) {
+        let (client, subject) = (&self.connection.client, format!("{HOME_SUBJECTS}doctor"));
+        let mut denied = self.connection.denied.subscribe();
+        let Ok(_subscribed) = client.subscribe(subject.clone()).await else { return };
+        if client.publish(subject.clone(), "".into()).await.is_err() {
+            return;
+        }
+        let _ = client.flush().await;
+        let answered = timeout(DENIED_WITHIN, denied.recv()).await;
+        self.survey.may_not_find_copies = matches!(answered, Ok(Ok(denied)) if *denied == *subject);
     }
 
     /// The bucket holds no messages, so it has neither subjects nor consumers to look for.

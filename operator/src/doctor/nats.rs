@@ -19,6 +19,15 @@ pub(super) fn check(plan: &Plan, survey: &Survey, subjects: &[RecentSubject], fo
              publish to $JS.API.STREAM.CREATE.*",
         )
     }));
+    found.extend(survey.may_not_find_copies.then(|| {
+        warning(
+            "copy-unasked",
+            "NATS does not let the relay's user publish or subscribe to _ONCEBOX.home.>",
+            "relays cannot tell a copy of the database's files from the original, and one that is restored elsewhere waits for \
+             `oncebox adopt`",
+            "let the relay's NATS user publish and subscribe to _ONCEBOX.home.>; messages flow without it",
+        )
+    }));
     found.extend(survey.unasked.iter().map(|problem| {
         warning(
             "unasked",

@@ -20,6 +20,7 @@ use crate::{
         connection::{Connection, Connections},
         places::Places,
     },
+    telemetry::metrics::Metrics,
 };
 
 const CHECK_EVERY: Duration = Duration::from_secs(30);
@@ -90,7 +91,9 @@ impl Recovery {
                 Ok(Ok(_)) => None,
                 Ok(Err(Problem::Nats(problem))) => Some(problem),
                 Ok(Err(Problem::Postgres(error))) => {
-                    sleep(self.note_failure(RelayError::store(error)).delay(failures)).await;
+                    let pace =
+                        note_failure(&self.metrics, &RelayError::store(error), "a check of the streams");
+                    sleep(pace.delay(failures)).await;
                     failures = failures.saturating_add(1);
                     continue;
                 }
@@ -112,18 +115,6 @@ impl Recovery {
         }
     }
 
-    /// PostgreSQL has failed a check; returns the pace of the next ones.
-    fn note_failure(&self, error: RelayError) -> Backoff {
-        self.metrics.postgres_errors.inc();
-        if self.metrics.health.postgres_away(true) {
-            warn!(
-                error = %error_chain(&error),
-                "PostgreSQL failed a check of the streams; it is tried again until it succeeds"
-            );
-        }
-        pace(&error)
-    }
-
     pub(super) fn report(&mut self, problem: String) {
         let is_over = self.connection.as_ref().is_none_or(|connection| connection.over.is_cancelled());
         if !is_over && self.said.as_ref() != Some(&problem) {
@@ -134,6 +125,15 @@ impl Recovery {
             self.said = Some(problem);
         }
     }
+}
+
+/// PostgreSQL has failed something before any pass; returns the pace of the next tries.
+pub(super) fn note_failure(metrics: &Metrics, error: &RelayError, what: &str) -> Backoff {
+    metrics.postgres_errors.inc();
+    if metrics.health.postgres_away(true) {
+        warn!(error = %error_chain(error), "PostgreSQL failed {what}; it is tried again until it succeeds");
+    }
+    pace(error)
 }
 
 /// Until the next check.

@@ -13,11 +13,12 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, info};
+use tracing::{error, info};
 
+use super::checks::note_failure;
 use crate::{
     delivery::home::{Heard, Noted, Verdict, Why, judge},
-    error::{StoreError, error_chain},
+    error::{RelayError, StoreError},
     nats::{
         connection::{Connection, Connections},
         home::{Answer, Caller, answer, ask, listen},
@@ -95,16 +96,27 @@ impl Gate {
 
     /// Opens the gate when it may, and returns when it must be closed.
     async fn keep(&self, connection: &Arc<Connection>, opened: &watch::Sender<Option<Arc<Connection>>>) {
-        let mut asking = Asking { begun: Instant::now(), quiet: None };
+        let (mut asking, mut failures) = (Asking { begun: Instant::now(), quiet: None }, 0);
         let own = loop {
-            match self.enter(connection, &mut asking).await {
-                Ok(Some(own)) => break own,
-                Ok(None) => {}
-                Err(error) => {
-                    debug!(error = %error_chain(&error), "the relay could not look where its outbox lives")
+            let pause = match self.enter(connection, &mut asking).await {
+                Ok(own) => {
+                    if self.metrics.health.postgres_away(false) {
+                        info!("PostgreSQL is back");
+                    }
+                    failures = 0;
+                    match own {
+                        Some(own) => break own,
+                        None => SILENT,
+                    }
                 }
-            }
-            sleep(SILENT).await;
+                Err(error) => {
+                    let what = "the question where the outbox lives";
+                    let pace = note_failure(&self.metrics, &RelayError::store(error), what);
+                    failures += 1;
+                    pace.delay(failures - 1)
+                }
+            };
+            sleep(pause).await;
         };
         self.tell(None);
         opened.send_replace(Some(Arc::clone(connection)));

@@ -6,11 +6,11 @@ use std::process::Stdio;
 use async_nats::jetstream::stream::Stream;
 use oncebox_relay::Values;
 use oncebox_schema::{Lanes, SchemaName, migrate};
-use oncebox_tests::{Nats, Postgres, Stop, TestEnv, eventually};
+use oncebox_tests::{Nats, Postgres, Stop, TestEnv, diagnosed, eventually};
 use tokio::process::Command;
 
 use super::{
-    process::{Process, run},
+    process::{self, Process, run},
     support::{
         LIMIT, Running, assert_delivered, await_messages, client, count, enqueue, fresh_stream, stored,
         stream_config, values, with,
@@ -266,6 +266,10 @@ async fn a_relay_that_may_not_ask_goes_by_the_noted_place() {
     let log = relay.log();
     assert!(!log.contains("WARN") && !log.contains("ERROR"), "{log}");
     relay.signal("TERM").await;
+    let environment = with(&values(&production.server.url("orders"), &nats.url()), login);
+    let environment: Vec<_> = process::environment(&environment).collect();
+    let (_, found) = diagnosed(&environment, "copy-unasked").await.unwrap();
+    assert!(found.len() == 1 && found[0].contains("_ONCEBOX.home.>"), "{found:?}");
     restore(&other, "orders", &dump(&production.server, "orders").await).await;
     let relay = Process::relay(&with(&values(&other.url("orders"), &nats.url()), login));
     relay.await_log("publish and subscribe to _ONCEBOX.home.>").await;

@@ -48,6 +48,19 @@ pub(crate) fn message(key: &str, rng: &mut fastrand::Rng) -> Result<Message> {
     message_of(key, rng.usize(0..2_000))
 }
 
+/// One in so many has a large payload, which lies in the bucket.
+const LARGE_ONE_IN: usize = 200;
+
+/// As `message`, and now and then with a large payload.
+pub(crate) fn mixed_message(key: &str, rng: &mut fastrand::Rng) -> Result<Message> {
+    if rng.usize(..LARGE_ONE_IN) == 0 { large_message(key) } else { message(key, rng) }
+}
+
+/// With a payload that lies in the bucket, when relays have one for more than 64 KiB.
+pub(crate) fn large_message(key: &str) -> Result<Message> {
+    message_of(key, 80_000)
+}
+
 pub(crate) fn small_message(key: &str, rng: &mut fastrand::Rng) -> Result<Message> {
     message_of(key, rng.usize(100..300))
 }

@@ -1,6 +1,9 @@
 //! A fault of torture and soak.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
 
 use anyhow::Result;
 use oncebox_tests::Stop;
@@ -74,7 +77,9 @@ impl Fault {
             Self::StreamFull => fill(stage).await?,
             Self::ConsumerKilled => stage.kill_consumer().await?,
             Self::PowerLoss => {
+                let begun = SystemTime::now();
                 power_loss::lose(stage, false).await?;
+                stage.restored.push((begun, SystemTime::now()));
             }
         }
         stage.producing.rush(false);

@@ -8,8 +8,10 @@
 //! and no relay used more memory than its bound, else 1.
 #![expect(clippy::print_stdout, reason = "the matrix talks to the person who runs it")]
 
+mod acting;
 mod arrival;
 mod broker;
+mod calm;
 mod cluster;
 mod consumer;
 mod database;
@@ -22,6 +24,7 @@ mod network;
 mod power_loss;
 mod report;
 mod scenarios;
+mod servers;
 mod soak;
 mod stage;
 mod torture;

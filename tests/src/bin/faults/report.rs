@@ -22,6 +22,8 @@ pub(crate) struct Row {
     /// Deliveries that the inbox answered from a stored outcome.
     pub(crate) absorbed: u64,
     pub(crate) memory_peak: u64,
+    /// Losses, deaths, findings and copies without a cause.
+    pub(crate) alarms: Vec<String>,
     /// The reason why the scenario could not be judged.
     pub(crate) broken: Option<String>,
 }
@@ -29,7 +31,8 @@ pub(crate) struct Row {
 impl Row {
     pub(crate) fn broken(name: &'static str, error: &anyhow::Error) -> Self {
         let broken = Some(format!("{error:#}"));
-        Self { name, faults: String::new(), counts: Counts::default(), absorbed: 0, memory_peak: 0, broken }
+        let (faults, alarms) = (String::new(), Vec::new());
+        Self { name, faults, counts: Counts::default(), absorbed: 0, memory_peak: 0, alarms, broken }
     }
 
     /// Not run, for a reason that the table shows.
@@ -63,6 +66,7 @@ impl Row {
             .filter(|(count, _)| *count > 0)
             .map(|(count, what)| format!("{count} {what}"))
             .collect();
+        problems.extend(self.alarms.iter().map(|alarm| format!("a false alarm: {alarm}")));
         if messages == 0 && !self.faults.starts_with("left out") {
             problems.push("no message was committed, so nothing is shown".to_owned());
         }
@@ -135,6 +139,7 @@ mod tests {
             counts: Counts { messages: 5, ..Counts::default() },
             absorbed: 0,
             memory_peak: 48 << 20,
+            alarms: Vec::new(),
             broken: None,
         };
         assert!(right.problems().is_empty());
@@ -148,6 +153,7 @@ mod tests {
         check(|row| row.counts.doubled = 1);
         check(|row| row.counts.reordered = 1);
         check(|row| row.counts.invented = 1);
+        check(|row| row.alarms.push("a loss".to_owned()));
         check(|row| row.memory_peak = 49 << 20);
         check(|row| row.broken = Some("did not start".to_owned()));
     }

@@ -38,6 +38,7 @@ pub(crate) const USUAL: Setup = Setup {
     has_proxies: false,
     stream_bytes: 0,
     is_atomic: false,
+    is_mixed: false,
     forgets: false,
 };
 
@@ -53,7 +54,9 @@ pub(crate) async fn run(name: &'static str, options: &Options, say: &Teller) -> 
         "relay-hanging" => Setup { relays: 1, rate: 50, has_proxies: true, ..USUAL },
         "nats-busy" => Setup { is_busy: true, ..USUAL },
         "stream-full" => Setup { stream_bytes: 2_000_000, ..USUAL },
-        "torture" => Setup { has_proxies: true, forgets: true, options: torture::OPTIONS, ..USUAL },
+        "torture" => {
+            Setup { has_proxies: true, is_mixed: true, forgets: true, options: torture::OPTIONS, ..USUAL }
+        }
         "cluster" => Setup { is_cluster: true, rate: 150, ..USUAL },
         // So few that relays sleep in between.
         "two-phase" => {

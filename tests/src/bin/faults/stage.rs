@@ -1,7 +1,10 @@
 //! The stage of every scenario: servers of its own, producers, relays, a consumer; and the count in
 //! the end.
 
-use std::{io::Write as _, time::Duration};
+use std::{
+    io::Write as _,
+    time::{Duration, SystemTime},
+};
 
 use anyhow::{Context, Result, ensure};
 use async_nats::jetstream::stream::{Config, DiscardPolicy, Stream};
@@ -9,8 +12,7 @@ use deadpool_postgres::{Object, Pool};
 use oncebox_model::trace::Circumstances;
 use oncebox_schema::{Lanes, SchemaName, migrate};
 use oncebox_tests::{
-    Counts, Leaf, Log, Nats, NatsCluster, Postgres, Program, Recording, adversity, diagnosed, is_settled,
-    oncebox, pool,
+    Counts, Log, Postgres, Program, Recording, adversity, diagnosed, is_settled, oncebox, pool,
     traffic::{self, Producing, Steady},
     within,
 };
@@ -18,16 +20,16 @@ use tempfile::NamedTempFile;
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    acting::Actor,
     arrival,
     broker::Broker,
     consumer::{self, Consuming, Deliveries, Handling},
     network::Lines,
     report::{Row, Teller},
+    servers::{database, servers},
 };
 
 pub(crate) const STREAM: &str = "FAULTS";
-/// As of nats-server 2.12.
-const BUSY: &str = "max_buffered_msgs: 8\nsync_interval: always";
 const IDLE_MAX: Duration = Duration::from_secs(30);
 const WAIT_MAX: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(100);
@@ -64,6 +66,8 @@ pub(crate) struct Setup {
     pub(crate) stream_bytes: i64,
     /// Relays publish in atomic batches.
     pub(crate) is_atomic: bool,
+    /// Some payloads are large.
+    pub(crate) is_mixed: bool,
     /// Retention deletes messages, or somebody else writes the log: so there is no ledger to check
     /// recordings with.
     pub(crate) forgets: bool,
@@ -83,6 +87,10 @@ pub(crate) struct Stage<'a> {
     handling: Handling,
     /// The outbox's database.
     database: &'static str,
+    /// When servers came back with less.
+    pub(crate) restored: Vec<(SystemTime, SystemTime)>,
+    /// Alarms without a cause.
+    pub(crate) alarms: Vec<String>,
     /// The relays' options beside the usual ones.
     pub(crate) options: &'static [(&'static str, &'static str)],
     /// The configuration file of the relays.
@@ -128,6 +136,8 @@ impl<'a> Stage<'a> {
             consuming,
             handling,
             database,
+            restored: Vec::new(),
+            alarms: Vec::new(),
             options,
             file,
             recording: if setup.forgets { None } else { Some(Recording::new()?) },
@@ -170,8 +180,20 @@ impl<'a> Stage<'a> {
     }
 
     pub(crate) async fn oncebox_of(&self, database_url: String, arguments: &[&str]) -> Result<(i32, String)> {
-        let (code, output, log) = oncebox(arguments, &environment(database_url, self.broker.url())).await?;
+        let (code, output, log) = oncebox(arguments, &self.environment_of(database_url)).await?;
         Ok((code, output + &log))
+    }
+
+    fn environment_of(&self, database_url: String) -> Vec<(&'static str, String)> {
+        let mut environment = environment(database_url, self.broker.url()).to_vec();
+        environment.extend(self.options.iter().map(|(name, text)| (*name, (*text).to_owned())));
+        environment
+    }
+
+    /// An operator of the outbox.
+    pub(crate) fn actor(&self) -> Actor {
+        let environment = self.environment_of(self.database_url());
+        Actor { pool: self.pool.clone(), environment, nats_url: self.broker.url() }
     }
 
     /// The doctor must have a finding of this check that contains the text.
@@ -273,7 +295,8 @@ impl<'a> Stage<'a> {
             let actions = recording.accepted(&**self.connection().await?, circumstances(name)).await?;
             self.say.say(format_args!("the specification accepts {actions}"));
         }
-        Ok(Row { name, faults, counts, absorbed, memory_peak, broken: None })
+        let alarms = std::mem::take(&mut self.alarms);
+        Ok(Row { name, faults, counts, absorbed, memory_peak, alarms, broken: None })
     }
 
     /// Ends everything in order, when all messages have arrived; returns how many duplicates the
@@ -304,6 +327,7 @@ fn producing(pool: &Pool, setup: Setup) -> Producing {
     let seed = fastrand::u64(..);
     match setup.steady {
         Some(steady) => Producing::start_steady(pool, steady, consumer::small_message, seed),
+        None if setup.is_mixed => Producing::start(pool, setup.rate, consumer::mixed_message, seed),
         None => Producing::start(pool, setup.rate, consumer::message, seed),
     }
 }
@@ -313,30 +337,6 @@ fn circumstances(name: &str) -> Circumstances {
     let postgres_crashed = ["postgres", "no-cursors"].contains(&name);
     let stream_lost = ["power-loss", "leaf-node"].contains(&name);
     Circumstances { postgres_crashed, stream_lost, expected: &[] }
-}
-
-async fn servers(setup: Setup) -> Result<(Postgres, Broker)> {
-    let broker = async {
-        anyhow::Ok(if setup.is_cluster {
-            Broker::Three(NatsCluster::start().await?)
-        } else if setup.is_leaf {
-            Broker::Leaf(Box::new(Leaf::start().await?))
-        } else if setup.is_busy {
-            Broker::One(Box::new(Nats::start_with_jetstream(BUSY, "").await?))
-        } else {
-            Broker::One(Box::new(Nats::start().await?))
-        })
-    };
-    tokio::try_join!(Postgres::start_with(setup.postgres), broker)
-}
-
-/// The name of the outbox's database, which is created if it has an encoding of its own.
-async fn database(postgres: &Postgres, encoding: Option<&str>) -> Result<&'static str> {
-    const ENCODED: &str = "encoded";
-    let Some(encoding) = encoding else { return Ok("postgres") };
-    let admin = pool(&postgres.url("postgres"), 1, POOL_WAIT)?.get().await?;
-    adversity::create_database_in(&admin, ENCODED, encoding).await?;
-    Ok(ENCODED)
 }
 
 /// The relays' configuration of the stream, which is there already.
