@@ -10,8 +10,8 @@ use super::{Operator, execute, failed, query};
 impl Operator {
     /// Empties the segments of the log that were drained longer ago than `retention`, as the relays
     /// do; returns about how many messages went. A dry run only counts them. Messages that are
-    /// parked, dead, to be replayed or delayed are not lost by it, since they lie elsewhere too. The
-    /// segments of this turn and of the one before stay.
+    /// parked, dead, to be replayed or delayed are not lost by it, since they lie elsewhere too.
+    /// The segments of this turn and of the one before stay.
     ///
     /// # Errors
     /// PostgreSQL refused or went away: whole segments are done, and the same call goes on with the

@@ -1,11 +1,12 @@
 -- Delayed messages wait here until they are due; then a relay moves them into the log.
 --
 -- The key of a delayed message is unique together with those of the log. For that it has a
--- placeholder in the log: a row of lane -1, which no relay claims, with key and subject, and without
--- headers and payload. So the one unique index decides while others enqueue, at any isolation level,
--- and `enqueue` costs no more. The placeholder and the row here have the same id, and are written
--- together. The placeholder counts for its turn and the next: whoever enqueues later sees the row
--- here, since the turn does not end before its transaction. So placeholders go with their segments.
+-- placeholder in the log: a row of lane -1, which no relay claims, with key and subject, and
+-- without headers and payload. So the one unique index decides while others enqueue, at any
+-- isolation level, and `enqueue` costs no more. The placeholder and the row here have the same id,
+-- and are written together. The placeholder counts for its turn and the next: transactions that
+-- enqueue later see the row here, since the turn does not end before its transaction. So
+-- placeholders go with their segments.
 CREATE TABLE {schema}.delayed (
   id           bigint NOT NULL,
   key          text COLLATE "C" NOT NULL,

@@ -75,8 +75,8 @@ END $$;
 -- would not see its row. So the table is locked in SHARE mode, which waits for such transactions,
 -- and producers wait behind it, `wait_ms` at most; all relays together try it once in
 -- `pause_seconds`. One that was open at the last try already, or is prepared, is looked for first,
--- and so is other work with a lock that conflicts, such as a vacuum: then nothing is locked. The age
--- of another role's transaction is hidden from an ordinary owner; its id is not.
+-- and so is other work with a lock that conflicts, such as a vacuum: then nothing is locked. The
+-- age of another role's transaction is hidden from an ordinary owner; its id is not.
 --
 -- setval() survives a rollback. The turn has ended all the same then, since nobody was writing;
 -- note_turn() writes its row.
@@ -309,10 +309,10 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.find_unsent IS 'For relays and operators: in a restored database, looks for messages that were never sent, before their segment is emptied.';
 
--- Empties the oldest segment that is past retention. A message that is set aside carries itself, and
--- so does a delayed one. Returns which it was, and about how many messages went. No row when there
--- is nothing to do, or when somebody reads the segment, such as pg_dump, for longer than 300 ms, or
--- before find_unsent() is done.
+-- Empties the oldest segment that is past retention. A message that is set aside carries itself,
+-- and so does a delayed one. Returns which it was, and about how many messages went. No row when
+-- there is nothing to do, or when somebody reads the segment, such as pg_dump, for longer than
+-- 300 ms, or before find_unsent() is done.
 --
 -- No producer waits for the lock: the segment is not that of this turn, nor the one before. A dump
 -- whose snapshot is older sees the segment empty; all that was in it is past retention.

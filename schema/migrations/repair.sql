@@ -22,8 +22,9 @@ BEGIN
 END $$;
 
 -- The turn goes on in the segment with the newest message: rows that were moved here without table
--- "segment" and the sequence, by a subscription or as data alone, would else be those of a turn long
--- ago, and their keys free. Without its row a segment counts as full of messages that may be due.
+-- "segment" and the sequence, by a subscription or as data alone, would else be those of a turn
+-- long ago, and their keys free. Without its row a segment counts as full of messages that may be
+-- due.
 DO $$
 DECLARE
   this_turn bigint;

@@ -339,7 +339,9 @@ impl Model for Reading {
             Property::sometimes("the turn ends during a pass", |_, state: &State| {
                 state.pass.is_some_and(|pass| pass.rows.is_some() && pass.turn < state.turn)
             }),
-            Property::sometimes("a parked message outlives its segment", |_, state: &State| state.parked & state.gone != 0),
+            Property::sometimes("a parked message outlives its segment", |_, state: &State| {
+                state.parked & state.gone != 0
+            }),
             Property::sometimes("a resent message is in a closed segment", |_, state: &State| {
                 let due = state.now.committed & !state.settled;
                 state.left_resends == 0 && state.rows_in(before(state.turn)) & due != 0

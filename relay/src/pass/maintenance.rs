@@ -27,7 +27,7 @@ use crate::{
     postgres::{
         Store,
         integrity::Explained,
-        retention::{Emptied, LowIds, Looked, RepairedIds},
+        retention::{Emptied, Looked, LowIds, RepairedIds},
     },
     telemetry::metrics::Metrics,
 };

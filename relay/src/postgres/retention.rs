@@ -44,8 +44,8 @@ pub struct Emptied {
 /// A look into a segment of a restored database, before it is emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Looked {
-    /// Messages that were written below the floor of their lane after the restore, and perhaps never
-    /// sent: they are set aside now, and sent.
+    /// Messages that were written below the floor of their lane after the restore, and perhaps
+    /// never sent: they are set aside now, and sent.
     pub unsent: u64,
     /// The highest id of them.
     pub unsent_id: Option<i64>,

@@ -1,5 +1,5 @@
-//! What is set aside carries its message, whatever becomes of the segment that it was enqueued into.
-//! And the turns of the log go on, whatever somebody did to the database.
+//! What is set aside carries its message, whatever becomes of the segment that it was enqueued
+//! into. And the turns of the log go on, whatever somebody did to the database.
 
 use std::time::Duration;
 
@@ -16,7 +16,8 @@ use super::{
     },
 };
 
-/// Enqueues messages for a subject that no stream takes, has them parked, and empties their segment.
+/// Enqueues messages for a subject that no stream takes, has them parked, and empties their
+/// segment.
 async fn parked_alone(env: &TestEnv, client: &Client, values: &Values) -> (Vec<String>, Worker) {
     let parked = enqueue(client, &env.subject("later"), "parked-", 0..6, 2).await;
     let mut worker = connect(values).await.worker();
@@ -46,7 +47,10 @@ async fn stream_of(env: &TestEnv) -> Stream {
 }
 
 async fn all_due(client: &Client) {
-    client.batch_execute("UPDATE oncebox.parked SET next_attempt_at = now() WHERE dead_at IS NULL").await.unwrap();
+    client
+        .batch_execute("UPDATE oncebox.parked SET next_attempt_at = now() WHERE dead_at IS NULL")
+        .await
+        .unwrap();
 }
 
 /// TRUNCATE obeys no snapshot: a dump that began before it sees an empty segment.
@@ -83,15 +87,20 @@ async fn what_a_stream_loses_is_sent_again_though_its_segment_was_emptied() {
 
     stream.purge().await.unwrap();
     let name = stream.cached_info().config.name.clone();
-    let lose = "INSERT INTO oncebox.loss (lane, stream, number, kind, sequence, lost_sequence, floor, high, snap)
+    let lose =
+        "INSERT INTO oncebox.loss (lane, stream, number, kind, sequence, lost_sequence, floor, high, snap)
                 SELECT lane, $1, number, 'tail', 0, 6, floor, high, snap FROM oncebox.lane_cursor";
     client.execute(lose, &[&name]).await.unwrap();
-    let seen = "INSERT INTO oncebox.stream (name, created, subjects, checked_at) VALUES ($1, now(), '.', now())
+    let seen =
+        "INSERT INTO oncebox.stream (name, created, subjects, checked_at) VALUES ($1, now(), '.', now())
                 ON CONFLICT (name) DO UPDATE SET subjects = '.'";
     client.execute(seen, &[&name]).await.unwrap();
     client.execute("SELECT oncebox.resend_lost(lane, $1) FROM oncebox.lane", &[&name]).await.unwrap();
-    let lost: i64 =
-        client.query_one("SELECT count(*) FROM oncebox.parked WHERE cause = 'lost'", &[]).await.unwrap().get(0);
+    let lost: i64 = client
+        .query_one("SELECT count(*) FROM oncebox.parked WHERE cause = 'lost'", &[])
+        .await
+        .unwrap()
+        .get(0);
     assert_eq!(lost, 6);
     // Under its own id, which the stream still knows: it is settled as a copy.
     drain(&mut worker).await;
@@ -202,7 +211,9 @@ async fn a_turn_ends_though_transactions_overlap_all_the_time() {
             let client = env.pg().await;
             tokio::time::sleep(Duration::from_millis(n * 250)).await;
             for round in 0.. {
-                let sql = format!("BEGIN; SELECT oncebox.enqueue('k-{n}-{round}', 's', 'p'); SELECT pg_sleep(1.5); COMMIT");
+                let sql = format!(
+                    "BEGIN; SELECT oncebox.enqueue('k-{n}-{round}', 's', 'p'); SELECT pg_sleep(1.5); COMMIT"
+                );
                 client.batch_execute(&sql).await.unwrap();
             }
         });

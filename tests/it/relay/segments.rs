@@ -246,7 +246,12 @@ async fn no_key_is_enqueued_twice_in_turns_that_follow_each_other() {
             continue;
         }
         turns += usize::from(end_turn(&turner).await.is_none());
-        turner.batch_execute("UPDATE oncebox.segment SET is_live = number = pg_sequence_last_value('oncebox.turn') % 8").await.unwrap();
+        turner
+            .batch_execute(
+                "UPDATE oncebox.segment SET is_live = number = pg_sequence_last_value('oncebox.turn') % 8",
+            )
+            .await
+            .unwrap();
         turner.batch_execute("UPDATE oncebox.segment SET drained_at = now() WHERE NOT is_live; SELECT oncebox.empty_segment(0)").await.unwrap();
     }
     tasks.join_all().await;

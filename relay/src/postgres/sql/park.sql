@@ -4,8 +4,8 @@
 -- they wait for with others, or NULL.
 -- A message that is parked already need not be in the log any more, so the log is read for the
 -- others alone.
--- Index: parked_pkey, message_pkey; ORDER BY as claim.sql explains. Locking: the lanes are locked by
--- claim.sql.
+-- Index: parked_pkey, message_pkey; ORDER BY as claim.sql explains. Locking: the lanes are locked
+-- by claim.sql.
 WITH set_aside AS MATERIALIZED (
   SELECT
     s.lane,
