@@ -7,7 +7,7 @@ use oncebox_schema::{Lanes, SchemaName, migrate};
 use oncebox_tests::{Postgres, TestEnv, eventually};
 use tokio_postgres::{Client, NoTls};
 
-use crate::relay::support::{LIMIT, Running, await_messages, enqueue, values, with};
+use crate::relay::support::{LIMIT, Running, await_messages, count, enqueue, values, with};
 
 const HBA: &str = "host all postgres 127.0.0.1/32 trust
 host all relay 127.0.0.1/32 scram-sha-256
@@ -15,7 +15,7 @@ host all relay 127.0.0.1/32 scram-sha-256
 
 async fn rotated(admin: &Client, env: &TestEnv, values: &Values, write: impl Fn(&str)) {
     let stream = env.stream().await;
-    let stored = stream.get_info().await.unwrap().state.messages as usize;
+    let stored = count(&stream).await;
     let relay = Running::start(values);
     enqueue(admin, &env.subject("a"), &format!("before{stored}-"), 0..1, 0).await;
     await_messages(&stream, stored + 1).await;

@@ -141,27 +141,27 @@ async fn suspended_behind(lock: &str, is_unix: bool, bytes: i32, ends_up: &str) 
 #[tokio::test]
 async fn while_it_reads_over_tcp() {
     let lock = "LOCK TABLE oncebox.message IN ACCESS EXCLUSIVE MODE";
-    suspended_behind(lock, false, 800_000, "wait_event = 'ClientWrite'").await;
+    Box::pin(suspended_behind(lock, false, 800_000, "wait_event = 'ClientWrite'")).await;
 }
 
 #[tokio::test]
 async fn while_it_reads_over_a_unix_socket() {
     let lock = "LOCK TABLE oncebox.message IN ACCESS EXCLUSIVE MODE";
-    suspended_behind(lock, true, 100_000, "wait_event = 'ClientWrite'").await;
+    Box::pin(suspended_behind(lock, true, 100_000, "wait_event = 'ClientWrite'")).await;
 }
 
 /// The answers fit: it is suspended between the claim and the first message.
 #[tokio::test]
 async fn after_it_has_claimed() {
     let lock = "LOCK TABLE oncebox.message IN ACCESS EXCLUSIVE MODE";
-    suspended_behind(lock, false, 10, "state = 'idle in transaction'").await;
+    Box::pin(suspended_behind(lock, false, 10, "state = 'idle in transaction'")).await;
 }
 
 /// The settlement is committed, although nobody hears of it.
 #[tokio::test]
 async fn while_it_settles() {
     let lock = "LOCK TABLE oncebox.cursor IN SHARE MODE";
-    suspended_behind(lock, false, 10, "query = 'COMMIT' AND state = 'idle'").await;
+    Box::pin(suspended_behind(lock, false, 10, "query = 'COMMIT' AND state = 'idle'")).await;
 }
 
 /// A turn of the log ends, although nobody hears of it: producers wait for nothing.
