@@ -12,8 +12,9 @@
 //!
 //! # Insert a row with a natural key: [`insert`]
 //!
-//! `INSERT .. ON CONFLICT DO NOTHING RETURNING ..` on a unique constraint of the business: one
-//! subscription to a person and a newsletter, one shipment to an order.
+//! `INSERT .. ON CONFLICT (..) DO NOTHING RETURNING ..` on a unique constraint of the business: one
+//! subscription to a person and a newsletter, one shipment to an order. Name the columns: without
+//! them one deferrable constraint of the table makes the statement fail (55000).
 //!
 //! ```
 //! use oncebox_claims::natural::{self, Inserted, NaturalError};
@@ -135,8 +136,8 @@ pub enum Inserted {
     Existing(Row),
 }
 
-/// Inserts a row unless there is one. `insert` is an `INSERT .. ON CONFLICT DO NOTHING RETURNING
-/// ..` of one row; when it returns nothing, `existing` reads the row that was in the way.
+/// Inserts a row unless there is one. `insert` is an `INSERT .. ON CONFLICT (..) DO NOTHING
+/// RETURNING ..` of one row; when it returns nothing, `existing` reads the row that was in the way.
 ///
 /// It waits for another transaction that is inserting the same row, and then finds the row. If the
 /// row is deleted before it is read, the insertion is tried again.
@@ -214,8 +215,8 @@ pub enum Increment {
     AlreadyApplied(Row),
 }
 
-/// Adds once per event. `event` is an `INSERT .. ON CONFLICT DO NOTHING` of a row with the event's
-/// id; when it inserts, `increment`, an `UPDATE .. RETURNING ..`, changes one row; when it does
+/// Adds once per event. `event` is an `INSERT .. ON CONFLICT (..) DO NOTHING` of a row with the
+/// event's id; when it inserts, `increment`, an `UPDATE .. RETURNING ..`, changes one row; when it does
 /// not, `current` reads that row.
 ///
 /// # Errors
