@@ -13,10 +13,12 @@ use tokio::time::timeout;
 
 use super::connection::{Connection, PROBE, Server, TOO_LARGE};
 
+/// The largest size that is tried: nothing larger is published.
+const TRIED_MAX: usize = 8 * 1024 * 1024;
 /// For the answer to one of them.
-const ANSWER_MAX: Duration = Duration::from_secs(5);
+const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// For all of them.
-const FIND_MAX: Duration = Duration::from_secs(30);
+const FIND_MAX: Duration = Duration::from_secs(60);
 /// The server's word may be lost when it cuts a connection; so many cuts in a row at one size are a
 /// word too.
 const CUTS: usize = 3;
@@ -84,7 +86,7 @@ impl Connection {
 
 impl Server {
     /// Finds the limit of the account, and keeps to it from then on; `None` when it is not below
-    /// the server's.
+    /// the server's, or 8 MiB.
     ///
     /// # Errors
     /// NATS went away, or did not answer: what was known stays.
@@ -98,7 +100,7 @@ impl Server {
     async fn search(&self) -> Result<Option<usize>, String> {
         let connect = async || self.connect(|| ()).await.map_err(|error| error.to_string());
         let mut connection = connect().await?;
-        let all = connection.client.max_payload();
+        let all = connection.client.max_payload().min(TRIED_MAX);
         // The first size that is tried is all that the server takes: mostly it fits.
         let (mut fits, mut exceeds, mut cuts) = (0, all + 1, 0);
         let mut bytes = all;
