@@ -221,7 +221,10 @@ async fn a_port_that_another_server_binds_first_is_left_to_it() {
     outrun(&folder, &postgres.join("postgres"), &nats);
     outrun(&folder, &nats, &nats);
     let mut command = command(directory.path(), free_port());
-    command.env("PATH", format!("{}:{}", folder.display(), env!("PATH")));
+    // A newer PostgreSQL would be taken instead: one on PATH, or that of `make servers`.
+    let others = env!("PATH").split(':').filter(|other| !Path::new(other).join("pg_ctl").exists());
+    let path = std::iter::once(folder.display().to_string()).chain(others.map(str::to_owned));
+    command.env("PATH", path.collect::<Vec<_>>().join(":")).current_dir(directory.path());
     let dev = Dev::start_with(command).await;
     assert_eq!(
         run(&dev.database_url, &["outbox", "enqueue", "k", "orders.placed", "{}"]).await.1,

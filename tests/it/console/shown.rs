@@ -155,8 +155,8 @@ async fn a_token_of_a_dry_run_confirms_its_rows_on_the_command_line() {
         VALUES ('s', '', 'k', '', 1, 'no', now());
         SELECT oncebox.enqueue_at('later', 'orders.a', '', now() + interval '1 hour');
         SELECT oncebox.enqueue('dead', 'orders.a', '');
-        INSERT INTO oncebox.parked (lane, id, attempts, error, dead_at)
-        SELECT m.lane, m.id, 1, 'no', now() FROM oncebox.message AS m WHERE m.key = 'dead'";
+        INSERT INTO oncebox.parked (lane, id, turn, key, subject, headers, payload, created_at, attempts, error, dead_at)
+        SELECT m.lane, m.id, m.turn, m.key, m.subject, m.headers, m.payload, m.created_at, 1, 'no', now() FROM oncebox.message AS m WHERE m.key = 'dead'";
     client.batch_execute(sql).await.unwrap();
     letters(&client, &[[Some("s"), Some(""), None, Some("orders.a"), Some("timeout")]]).await;
     let url = env.database_url();

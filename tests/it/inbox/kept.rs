@@ -64,11 +64,11 @@ async fn die(inbox: &Inbox, key: &str) {
 #[tokio::test]
 async fn dead_letters_go_after_their_retention_and_not_before() {
     let env = environment().await;
-    let keeps = |days: u32| builder(&env).retention(DAY * days);
+    let keeps = |scope: &str, days: u32| builder(&env).scope(scope).retention(DAY * days);
     for (inbox, days) in [
-        (keeps(1).build().unwrap(), 90),
-        (keeps(1).dead_letter_retention(DAY * 3).build().unwrap(), 3),
-        (keeps(200).build().unwrap(), 200),
+        (keeps("tests:ninety", 1).build().unwrap(), 90),
+        (keeps("tests:three", 1).dead_letter_retention(DAY * 3).build().unwrap(), 3),
+        (keeps("tests:long", 200).build().unwrap(), 200),
     ] {
         die(&inbox, "k").await;
         pass(&env, 24 * days - 1).await;
@@ -92,7 +92,7 @@ async fn dead_letters_go_after_their_retention_and_not_before() {
     }
     let for_ever = builder(&env).build().unwrap();
     die(&for_ever, "k").await;
-    keeps(1).scope("tests:other").build().unwrap().sweep_once().await.unwrap();
+    keeps("tests:other", 1).build().unwrap().sweep_once().await.unwrap();
     pass(&env, 24 * 3000).await;
     assert_eq!((sweep(&for_ever).await, kept(&env).await), (0, [1, 1, 0, 0]));
 }
