@@ -4303,7 +4303,7 @@ CREATE TABLE oncebox.migration (
     oldest_program integer
 );
 
-COMMENT ON TABLE oncebox.migration IS 'version 13, oldest program 10';
+COMMENT ON TABLE oncebox.migration IS 'version 14, oldest program 14';
 
 COMMENT ON COLUMN oncebox.migration.oldest_program IS 'Programs that were built for this version and later ones work with the schema as it is after this migration.';
 
@@ -4345,6 +4345,7 @@ CREATE TABLE oncebox.pause (
     CONSTRAINT pause_matches CHECK ((((subjects IS NULL) = (kind = 'ordering key'::text)) AND ((ordering_key IS NULL) = (subjects IS NOT NULL)))),
     CONSTRAINT pause_rate CHECK ((rate > (0)::double precision)),
     CONSTRAINT pause_reason_size CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000))),
+    CONSTRAINT pause_subjects CHECK ((array_position(subjects, NULL::text) IS NULL)),
     CONSTRAINT pause_value_size CHECK (((octet_length(value) >= 1) AND (octet_length(value) <= 1000)))
 );
 

@@ -216,8 +216,8 @@ pub enum Increment {
 }
 
 /// Adds once per event. `event` is an `INSERT .. ON CONFLICT (..) DO NOTHING` of a row with the
-/// event's id; when it inserts, `increment`, an `UPDATE .. RETURNING ..`, changes one row; when it does
-/// not, `current` reads that row.
+/// event's id; when it inserts, `increment`, an `UPDATE .. RETURNING ..`, changes one row; when it
+/// does not, `current` reads that row.
 ///
 /// # Errors
 /// The row that is to be changed, or read, is not there: then the event must not be recorded

@@ -109,6 +109,8 @@ async fn operators_commands_run() {
             let log = String::from_utf8_lossy(&output.stderr);
             // Here there is nothing to find, which a command says.
             let found_nothing = log.contains("is selected") || log.contains("has the key");
+            // Nor is a relay, which the status of waiting messages ends with.
+            let found_nothing = found_nothing || command.starts_with("oncebox status");
             let is_right = output.status.success() || output.status.code() == Some(1) && found_nothing;
             assert!(is_right, "{place}: {command}: {log}");
             ran += 1;

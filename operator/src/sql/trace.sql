@@ -4,9 +4,9 @@
 -- `key;`. Settled as in cursor.rs, with the rows that a drain or a reset under way has settled: in
 -- a restored lane the old ids compare with the old snapshot, and rows of this cluster lie above
 -- `high`. A delayed message has lane -1 here; its placeholder in the log says nothing more.
--- Index: delayed_pkey, delayed_key_unique, message_key_unique, parked_key, cursor_pkey, parked_pkey,
--- discarded_pkey, replay_pkey, parked_ordering_key, parked_dead_ordering_key; each OFFSET 0 keeps the planner from reading a
--- whole table for a few rows. Locking: none.
+-- Index: delayed_pkey, delayed_key_unique, message_key_unique, parked_key, cursor_pkey,
+-- parked_pkey, discarded_pkey, replay_pkey, parked_ordering_key, parked_dead_ordering_key; each
+-- OFFSET 0 keeps the planner from reading a whole table for a few rows. Locking: none.
 WITH found AS MATERIALIZED (
   (
     SELECT m.lane, m.id, m.xact, m.key, m.subject, m.ordering_key, m.created_at, false AS is_delayed

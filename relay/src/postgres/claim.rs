@@ -15,7 +15,7 @@ use tracing::error;
 use super::{
     room::{Room, large, with_row_max},
     session::Session,
-    store::{Store, message},
+    store::{AnyTime, Store, message},
 };
 use crate::{
     config::ReadLimits,
@@ -318,8 +318,9 @@ impl Session {
                 is_due: row.get("is_due"),
                 waits_for: row.get("waits_for"),
             };
-            let requested_at: Option<SystemTime> = row.get("requested_at");
-            let replay = requested_at.map(|requested_at| Replay { number: row.get("replay"), requested_at });
+            let requested_at: Option<AnyTime> = row.get("requested_at");
+            let replay =
+                requested_at.map(|AnyTime(requested_at)| Replay { number: row.get("replay"), requested_at });
             large_payloads.extend(large(&row, &room));
             messages.push(message(&row, &outbox, Some(parked), replay));
         }

@@ -2,11 +2,12 @@
 
 use std::{
     collections::HashMap,
+    error::Error,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use deadpool_postgres::{Object, Pool};
@@ -19,7 +20,11 @@ use tokio::{
     sync::{Mutex as AsyncMutex, MutexGuard},
     time::{Instant, timeout},
 };
-use tokio_postgres::{Row, error::SqlState};
+use tokio_postgres::{
+    Row,
+    error::SqlState,
+    types::{FromSql, Type},
+};
 
 use super::{fleet::Fleet, log::Log};
 use crate::{
@@ -255,6 +260,25 @@ impl Store {
     }
 }
 
+/// A time of PostgreSQL, which may be infinite: then the first or last one that there is.
+pub(super) struct AnyTime(pub(super) SystemTime);
+
+impl<'a> FromSql<'a> for AnyTime {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn Error + Sync + Send>> {
+        /// From 1970 to 2000, where PostgreSQL's times begin.
+        const BEGIN: Duration = Duration::from_secs(946_684_800);
+        let microseconds = i64::from_be_bytes(raw.try_into()?);
+        let span = Duration::from_micros(microseconds.unsigned_abs());
+        let begin = UNIX_EPOCH + BEGIN;
+        let time = if microseconds < 0 { begin.checked_sub(span) } else { begin.checked_add(span) };
+        Ok(Self(time.unwrap_or(begin)))
+    }
+
+    fn accepts(of: &Type) -> bool {
+        *of == Type::TIMESTAMPTZ
+    }
+}
+
 /// The session is not the one that the statement was prepared in.
 pub(super) fn is_anothers_session(error: &tokio_postgres::Error) -> bool {
     matches!(error.code(), Some(&SqlState::INVALID_SQL_STATEMENT_NAME | &SqlState::DUPLICATE_PSTATEMENT))
@@ -275,7 +299,7 @@ pub(super) fn message(
         ordering_key: row.get(4),
         headers: row.get(5),
         payload: bytes::Bytes::copy_from_slice(row.get::<_, Option<&[u8]>>(6).unwrap_or_default()),
-        created_at: row.get(7),
+        created_at: row.get::<_, AnyTime>(7).0,
         payload_bytes: usize::try_from(row.get::<_, i32>("payload_bytes")).unwrap_or(0),
         object: None,
         blocked: row.get(8),

@@ -163,8 +163,9 @@ async fn a_token_of_a_dry_run_confirms_its_rows_on_the_command_line() {
     let late_delayed = "SELECT oncebox.enqueue_at('later2', 'orders.a', '', now() + interval '1 hour')";
     let late_dead = "
         SELECT oncebox.enqueue('dead2', 'orders.a', '');
-        INSERT INTO oncebox.parked (lane, id, attempts, error, dead_at)
-        SELECT m.lane, m.id, 1, 'no', clock_timestamp() FROM oncebox.message AS m WHERE m.key = 'dead2'";
+        INSERT INTO oncebox.parked (lane, id, turn, key, subject, headers, payload, created_at, attempts, error, dead_at)
+        SELECT m.lane, m.id, m.turn, m.key, m.subject, m.headers, m.payload, m.created_at, 1, 'no', clock_timestamp()
+        FROM oncebox.message AS m WHERE m.key = 'dead2'";
     for (command, late) in [
         (&["inbox", "dead", "discard"][..], ""),
         (&["outbox", "dead", "discard"], late_dead),

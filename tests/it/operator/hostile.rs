@@ -146,7 +146,11 @@ async fn failures_of_a_relay(env: &TestEnv) -> Vec<String> {
         let arrived: HashSet<String> = stored(&stream).await.into_iter().map(|message| message.key).collect();
         Ok(keys.iter().all(|key| arrived.contains(key)).then_some(()))
     });
-    failures.extend(delivered.await.err().map(|error| error.to_string()));
+    if let Err(error) = delivered.await {
+        failures.extend([error.to_string(), tail(&relay.log())]);
+        relay.kill().await;
+        return failures;
+    }
     for path in ["/metrics", "/readyz", "/livez"] {
         let (code, text) = relay.get(path).await;
         failures.extend((![200, 503].contains(&code)).then(|| format!("{path}: {code} {text}")));

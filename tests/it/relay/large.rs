@@ -306,9 +306,9 @@ async fn an_object_that_has_spent_half_of_its_life_is_put_again() {
     drained(&env).await;
     let first = description(&env).await;
     let mut config = bucket(&env).await.cached_info().config.clone();
-    (config.max_age, config.duplicate_window) = (LIMIT / 5, LIMIT / 5);
+    (config.max_age, config.duplicate_window) = (LIMIT / 2, LIMIT / 2);
     env.jetstream().await.update_stream(config).await.unwrap();
-    let second = eventually("it is put again", LIMIT, async || {
+    let second = eventually("it is put again", LIMIT * 2, async || {
         run_ok(env.database_url(), &["outbox", "replay", "--key", "k"]).await;
         drained(&env).await;
         Some(description(&env).await).filter(|last| last.sequence > first.sequence)
@@ -316,7 +316,7 @@ async fn an_object_that_has_spent_half_of_its_life_is_put_again() {
     .await;
     assert_eq!(in_bucket(&env).await, ONE_OBJECT);
     let age = (second.time - first.time).as_seconds_f64();
-    let life = (LIMIT / 5).as_secs_f64();
+    let life = (LIMIT / 2).as_secs_f64();
     assert!((life / 2.0..life).contains(&age), "put again after {age} s");
 }
 

@@ -91,7 +91,8 @@ async fn what_the_server_does_not_take_is_dead_and_never_read_by_the_relay() {
     })
     .await;
     peak(relay).await;
-    // Once, by PostgreSQL itself, so that each dead one carries itself: with an index's page or two.
+    // Once, by PostgreSQL itself, so that each dead one carries itself: with an index's page or
+    // two.
     let blocks = "SELECT pg_relation_size(reltoastrelid) / 8192 FROM pg_class WHERE oid = 'oncebox.message_0'::regclass";
     let blocks: i64 = client.query_one(blocks, &[]).await.unwrap().get(0);
     let read = toast_reads(&client).await - before;
