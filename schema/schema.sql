@@ -4570,7 +4570,8 @@ CREATE TABLE oncebox.stream (
     name text NOT NULL COLLATE pg_catalog."C",
     created timestamp with time zone NOT NULL,
     subjects text NOT NULL,
-    checked_at timestamp with time zone NOT NULL
+    checked_at timestamp with time zone NOT NULL,
+    CONSTRAINT stream_times CHECK ((isfinite(created) AND isfinite(checked_at)))
 );
 
 COMMENT ON TABLE oncebox.stream IS 'Streams that have acknowledged messages, as they were when a relay last looked, or when they first acknowledged something: one that was created at another time was restored, or made anew.';

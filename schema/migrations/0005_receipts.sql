@@ -65,7 +65,8 @@ CREATE TABLE {schema}.stream (
   created    timestamptz NOT NULL,
   subjects   text NOT NULL,
   checked_at timestamptz NOT NULL,
-  CONSTRAINT stream_pkey PRIMARY KEY (name)
+  CONSTRAINT stream_pkey PRIMARY KEY (name),
+  CONSTRAINT stream_times CHECK (isfinite(created) AND isfinite(checked_at))
 );
 COMMENT ON TABLE {schema}.stream IS 'Streams that have acknowledged messages, as they were when a relay last looked, or when they first acknowledged something: one that was created at another time was restored, or made anew.';
 COMMENT ON COLUMN {schema}.stream.subjects IS 'A regular expression of the subjects that it takes.';

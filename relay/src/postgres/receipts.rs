@@ -10,7 +10,7 @@ use oncebox_connect::postgres::Parameter;
 use tokio::time::Instant;
 use tokio_postgres::Row;
 
-use super::{Store, session::Session, store::AnyTime};
+use super::{Store, session::Session};
 use crate::{
     delivery::{
         place::Birth,
@@ -149,8 +149,8 @@ impl Store {
             if streams.last().is_none_or(|last| last.name != name) {
                 streams.push(KnownStream {
                     name: name.to_owned(),
-                    created: row.get::<_, Option<AnyTime>>("created").map(|AnyTime(time)| time),
-                    checked_at: row.get::<_, Option<AnyTime>>("checked_at").map(|AnyTime(time)| time),
+                    created: row.get("created"),
+                    checked_at: row.get("checked_at"),
                     subjects: row.get::<_, Option<&str>>("subjects").map_or_else(Vec::new, patterns),
                     read_at: row.get("read_at"),
                     marks: Vec::new(),

@@ -267,7 +267,8 @@ impl<'a> FromSql<'a> for AnyTime {
     fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn Error + Sync + Send>> {
         /// From 1970 to 2000, where PostgreSQL's times begin.
         const BEGIN: Duration = Duration::from_secs(946_684_800);
-        let microseconds = i64::from_be_bytes(raw.try_into()?);
+        // One more would have no opposite, which the driver needs to write it again.
+        let microseconds = i64::from_be_bytes(raw.try_into()?).max(-i64::MAX);
         let span = Duration::from_micros(microseconds.unsigned_abs());
         let begin = UNIX_EPOCH + BEGIN;
         let time = if microseconds < 0 { begin.checked_sub(span) } else { begin.checked_add(span) };
