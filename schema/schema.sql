@@ -5177,6 +5177,7 @@ REVOKE ALL ON FUNCTION oncebox.sweep_sagas(keep interval, most integer) FROM PUB
 GRANT ALL ON FUNCTION oncebox.sweep_sagas(keep interval, most integer) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.turn_of(part oid) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.turn_of(part oid) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.undo_key(key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.undo_key(key text) TO oncebox_producer;

@@ -110,7 +110,7 @@ BEGIN
     GRANT SELECT ON {schema}.home, {schema}.home_here TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.adopt(boolean, boolean, text, text) TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.headers_text(jsonb), {schema}.readable_headers(jsonb) TO "{name}_operator";
-    GRANT EXECUTE ON FUNCTION {schema}.written_by(xid), {schema}.lane_count() TO "{name}_operator";
+    GRANT EXECUTE ON FUNCTION {schema}.written_by(xid), {schema}.turn_of(oid), {schema}.lane_count() TO "{name}_operator";
     GRANT SELECT ON {schema}.message_0, {schema}.message_1, {schema}.message_2, {schema}.message_3, {schema}.message_4, {schema}.message_5, {schema}.message_6, {schema}.message_7,
       {schema}.segment TO "{name}_operator";
     GRANT SELECT ON SEQUENCE {schema}.turn TO "{name}_operator";

@@ -103,6 +103,7 @@ const RIGHTS: &[(&str, &str)] = &[
     ("ro", "SELECT * FROM oncebox.empty_segment(3600)"),
     ("ro", "SELECT key FROM oncebox.message_7"),
     ("ro", "SELECT key, payload FROM oncebox.message"),
+    ("o", "SELECT * FROM oncebox.message"),
     ("r", "SELECT * FROM oncebox.lane FOR UPDATE SKIP LOCKED"),
     ("r", "UPDATE oncebox.cursor SET high = high"),
     ("", "INSERT INTO oncebox.lane (lane) VALUES (99)"),
