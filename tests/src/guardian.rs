@@ -132,8 +132,13 @@ impl Guardian {
 
     /// Waits until the server has ended, at most 30 seconds.
     pub(crate) async fn ended(&mut self) -> Result<()> {
+        self.ended_within(DEADLINE).await
+    }
+
+    /// Waits until the server has ended, at most so long.
+    pub(crate) async fn ended_within(&mut self, limit: Duration) -> Result<()> {
         while self.pid.is_some() {
-            match timeout(DEADLINE, self.reports.recv()).await.context("wait for a server's end")? {
+            match timeout(limit, self.reports.recv()).await.context("wait for a server's end")? {
                 Some(Report::Ended(status)) => (self.pid, self.status) = (None, status),
                 None => self.pid = None,
                 Some(Report::Started(_)) => {}

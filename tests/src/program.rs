@@ -16,6 +16,7 @@ use tokio::{process::Command, time::timeout};
 use crate::guardian::Guardian;
 
 const COMMAND_DEADLINE: Duration = Duration::from_secs(30);
+const STOP_MAX: Duration = Duration::from_secs(30);
 
 /// A process of one of the programs that are built beside this one, with nothing but the
 /// environment it is given.
@@ -84,9 +85,17 @@ impl Program {
     /// # Errors
     /// It had ended before, ends late, or with another code than 0; with the end of its log.
     pub async fn stop(&mut self) -> Result<()> {
+        self.stop_within(STOP_MAX).await
+    }
+
+    /// As [`Program::stop`], with another limit.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn stop_within(&mut self, limit: Duration) -> Result<()> {
         self.check()?;
         self.guardian.signal("TERM")?;
-        self.guardian.ended().await?;
+        self.guardian.ended_within(limit).await?;
         let status = self.guardian.status();
         ensure!(status == Some(0), "ended with {status:?}; its last lines:\n{}", self.tail());
         Ok(())

@@ -3,7 +3,9 @@
 //! while each message comes three times and in any order, and a payment gateway loses answers. Some
 //! orders are led by sagas. Then every order, effect, payment and saga is counted.
 //!
-//! `chaos [--seconds N] [--seed N] [--sabotage]`. Starts servers of its own. Exit code 0 when all
+//! `chaos [--seconds N] [--seed N] [--sabotage]`. Starts servers of its own. With `--beside
+//! DATABASE_URL NATS_URL` it works on servers and relays of another program, which harms them as it
+//! likes, and SIGTERM ends the trouble early. Exit code 0 when all
 //! was done exactly once and the chaos was chaos, else 1. With `--sabotage` keys are forgotten now
 //! and then, as by a consumer without an inbox, and the exit code is 0 when the count shows it in
 //! every mode.
@@ -28,17 +30,25 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 
-const USAGE: &str = "usage: chaos [--seconds N] [--seed N] [--sabotage]";
+const USAGE: &str = "usage: chaos [--seconds N] [--seed N] [--sabotage] [--beside DATABASE_URL NATS_URL]";
 const SECONDS_DEFAULT: u64 = 120;
 const SECONDS_MAX: u64 = 24 * 3600;
 
 /// The arguments.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) duration: Duration,
     pub(crate) seed: u64,
     /// Break the promise, to see whether that is noticed.
     pub(crate) is_sabotage: bool,
+    pub(crate) beside: Option<Beside>,
+}
+
+/// Servers that another program has started, with an outbox, and relays of its own.
+#[derive(Clone, Debug)]
+pub(crate) struct Beside {
+    pub(crate) database_url: String,
+    pub(crate) nats_url: String,
 }
 
 #[tokio::main]
@@ -65,18 +75,18 @@ async fn main() -> ExitCode {
 fn options(arguments: Vec<String>) -> Result<Options> {
     let mut arguments = arguments.into_iter();
     let (mut seconds, mut seed, mut is_sabotage) = (SECONDS_DEFAULT, u64::from(fastrand::u32(..)), false);
+    let mut beside = None;
     while let Some(name) = arguments.next() {
-        let mut number = || {
-            let value = arguments.next().with_context(|| format!("{name} needs a number"))?;
-            value.parse::<u64>().with_context(|| format!("read {name}, a number"))
-        };
+        let mut value = || arguments.next().with_context(|| format!("{name} needs a value"));
+        let number = |value: String| value.parse::<u64>().with_context(|| format!("read {name}, a number"));
         match name.as_str() {
-            "--seconds" => seconds = number()?,
-            "--seed" => seed = number()?,
+            "--seconds" => seconds = number(value()?)?,
+            "--seed" => seed = number(value()?)?,
+            "--beside" => beside = Some(Beside { database_url: value()?, nats_url: value()? }),
             "--sabotage" => is_sabotage = true,
             _ => bail!("{USAGE}"),
         }
     }
     ensure!((1..=SECONDS_MAX).contains(&seconds), "--seconds is not 1 to {SECONDS_MAX}");
-    Ok(Options { duration: Duration::from_secs(seconds), seed, is_sabotage })
+    Ok(Options { duration: Duration::from_secs(seconds), seed, is_sabotage, beside })
 }

@@ -11,8 +11,9 @@ use tokio::time::{Instant, sleep};
 const PAUSE: std::ops::Range<u64> = 200..2_500;
 /// How long a killed process stays away, in milliseconds.
 const ABSENCE: std::ops::Range<u64> = 0..800;
-/// The limit for a process that ends at every start.
-const RETRIES_MAX: u32 = 200;
+/// The limit for a process that ends at every start: hours beside another program that harms the
+/// servers.
+const RETRIES_MAX: u32 = 2_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
@@ -97,10 +98,12 @@ impl Member {
                     self.harm.cuts += 1;
                 }
                 _ if self.kind == Kind::Cashier => {
-                    self.program.suspend(true).context("suspend a cashier")?;
-                    sleep(self.lease + Duration::from_millis(rng.u64(500..2_000))).await;
-                    self.program.suspend(false).context("continue a cashier")?;
-                    self.harm.pauses += 1;
+                    // It may have ended by itself a moment ago.
+                    if self.program.suspend(true).is_ok() {
+                        sleep(self.lease + Duration::from_millis(rng.u64(500..2_000))).await;
+                        self.program.suspend(false).context("continue a cashier")?;
+                        self.harm.pauses += 1;
+                    }
                 }
                 _ => {}
             }

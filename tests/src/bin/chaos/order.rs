@@ -66,10 +66,19 @@ impl Order {
     }
 }
 
-/// The message of an order, which the relays deliver.
-pub(crate) fn message(key: &str, _: &mut Rng) -> Result<Message> {
+/// The message of an order, of which copies are made.
+pub(crate) fn written(key: &str, _: &mut Rng) -> Result<Message> {
+    message(key, WRITTEN)
+}
+
+/// The message of an order as the consumers read it, without copies.
+pub(crate) fn direct(key: &str, _: &mut Rng) -> Result<Message> {
+    message(key, COPIED)
+}
+
+fn message(key: &str, prefix: &str) -> Result<Message> {
     let order = Order::of(key)?;
-    let subject = format!("{WRITTEN}{}", if order.is_card() { CARD } else { ACCOUNT });
+    let subject = format!("{prefix}{}", if order.is_card() { CARD } else { ACCOUNT });
     Ok(Message::json(key.parse()?, subject.parse()?, &order)?)
 }
 

@@ -6,8 +6,12 @@ use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
 use futures_util::future::try_join_all;
 use oncebox_model::trace::Rule;
-use oncebox_tests::traffic::{self, Producing};
-use tokio::time::{Instant, sleep, timeout};
+use oncebox_tests::traffic::{self, Make, Producing};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::{Instant, sleep, timeout},
+    try_join,
+};
 
 use crate::{
     Options,
@@ -16,13 +20,15 @@ use crate::{
     copies::Copier,
     counted,
     member::{Harm, Kind, Member},
-    order::{COPIED, RECEIPT, WRITTEN, message},
+    order::{COPIED, RECEIPT, WRITTEN, direct, written},
     report::Report,
     stage::{DURABLES, Stage},
 };
 
 /// Orders a second.
 const RATE: u32 = 40;
+/// Beside another program, which needs the processors too.
+const RATE_BESIDE: u32 = 15;
 /// When all runs again and nothing is written any more: messages that are not handled by then count
 /// as lost.
 const DRAIN_MAX: Duration = Duration::from_secs(300);
@@ -33,30 +39,42 @@ const FORGET_EVERY: Duration = Duration::from_millis(500);
 
 /// True when all was right; with sabotage, when all was found wrong.
 pub(crate) async fn run(options: Options) -> Result<bool> {
-    let Options { duration, seed, is_sabotage } = options;
+    let Options { duration, seed, is_sabotage, ref beside } = options;
     let started = Instant::now();
     println!("{} s of chaos, seed {seed}; again with --seed {seed}", duration.as_secs());
-    let mut stage = Stage::start().await.context("set the stage")?;
+    let mut stage = Stage::start(beside.as_ref()).await.context("set the stage")?;
     let mut rng = Rng::with_seed(seed);
-    let copier = Copier::start(stage.jetstream.clone(), rng.fork());
-    let mut producing = Producing::start(&stage.pool, RATE, message, rng.u64(..));
+    let copier = beside.is_none().then(|| Copier::start(stage.jetstream.clone(), rng.fork()));
+    let (rate, message): (_, Make) = if copier.is_some() { (RATE, written) } else { (RATE_BESIDE, direct) };
+    let mut producing = Producing::start(&stage.pool, rate, message, rng.u64(..));
 
     let mut members = std::mem::take(&mut stage.members);
     let until = Instant::now() + duration;
     let suffering = try_join_all(members.iter_mut().map(|member| member.suffer(until, rng.fork())));
-    let (suffered, said, forgotten) =
-        tokio::join!(suffering, say(&stage, &copier, started, until), forget(&stage, is_sabotage, until));
-    suffered.and(said).and(forgotten)?;
+    let trouble = async {
+        let copier = copier.as_ref();
+        let (suffered, said, forgotten) =
+            tokio::join!(suffering, say(&stage, copier, started, until), forget(&stage, is_sabotage, until));
+        suffered.and(said).and(forgotten)
+    };
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        ended = trouble => ended?,
+        _ = terminate.recv() => {}
+    }
     try_join_all(members.iter_mut().map(Member::revive)).await?;
     producing.stop().await?;
 
     println!("{:4} s  no more orders, no more trouble; draining", started.elapsed().as_secs());
-    let drained = timeout(DRAIN_MAX, drain(&stage, &copier)).await;
-    let late = if let Ok(drained) = drained { drained.map(|()| None)? } else { Some(DRAIN_MAX) };
+    let drained = timeout(DRAIN_MAX, drain(&stage, copier.as_ref())).await;
+    let late = if drained.is_ok() { None } else { Some(DRAIN_MAX) };
     for relay in members.iter_mut().filter(|member| member.kind == Kind::Relay) {
         relay.program.stop().await.context("stop a relay")?;
     }
-    let copies = if late.is_some() { copier.published() } else { copier.stop().await? };
+    let copies = match copier {
+        Some(copier) if late.is_none() => copier.stop().await?,
+        copier => copier.map_or(0, |copier| copier.published()),
+    };
     // Copies of messages that a relay sent a second time at the very end.
     let late = if timeout(READ_MAX, idle(&stage)).await.is_err() { Some(DRAIN_MAX) } else { late };
 
@@ -64,9 +82,13 @@ pub(crate) async fn run(options: Options) -> Result<bool> {
         member.program.stop().await.with_context(|| format!("stop one of the {}", member.kind.name()))?;
     }
     // Nobody is left who could still ask the gateway for something.
-    let facts = timeout(READ_MAX, read(&stage)).await.context("read what was done")??;
+    let has_copies = beside.is_none();
+    let facts = timeout(READ_MAX, read(&stage, has_copies)).await.context("read what was done")??;
     stage.gateway.stop().await.context("stop the gateway")?;
     members.iter_mut().for_each(Member::note_caught);
+    if beside.is_some() {
+        return Ok(Report::new(options, started.elapsed(), copies, late, facts, &members).print());
+    }
     let consumers = stage.of_consumers(&counted::read(&stage, &facts).await?).await?;
     if is_sabotage {
         let is_caught = consumers.broken.contains_key(&Rule::Ended);
@@ -85,12 +107,13 @@ pub(crate) async fn run(options: Options) -> Result<bool> {
 }
 
 /// How it goes.
-async fn say(stage: &Stage, copier: &Copier, started: Instant, until: Instant) -> Result<()> {
+async fn say(stage: &Stage, copier: Option<&Copier>, started: Instant, until: Instant) -> Result<()> {
     while Instant::now() + SAY_EVERY < until {
         sleep(SAY_EVERY).await;
-        let (orders, effects) = (stage.count("placed").await?, stage.count("effect").await?);
-        let (settled, copies) = (stage.count("settlement").await?, copier.published());
-        let seconds = started.elapsed().as_secs();
+        let (copies, seconds) = (copier.map_or(0, Copier::published), started.elapsed().as_secs());
+        let counts = try_join!(stage.count("placed"), stage.count("effect"), stage.count("settlement"));
+        // Another program may have ended PostgreSQL for a while.
+        let Ok((orders, effects, settled)) = counts else { continue };
         println!("{seconds:4} s  {orders} orders, {copies} copies, {effects} effects, {settled} settlements");
     }
     Ok(())
@@ -107,17 +130,27 @@ async fn forget(stage: &Stage, is_sabotage: bool, until: Instant) -> Result<()> 
 
 /// Until every order has come, was copied and handled, the handlers' messages have come too, and
 /// every saga has finished.
-async fn drain(stage: &Stage, copier: &Copier) -> Result<()> {
-    let placed = usize::try_from(stage.count("placed").await?)?;
-    while copier.keys() < placed || !copier.is_done() {
+async fn drain(stage: &Stage, copier: Option<&Copier>) {
+    while !copier.is_none_or(|copier| copier.is_done()) || !all_came(stage, copier).await.unwrap_or(false) {
         sleep(PAUSE).await;
     }
     idle(stage).await;
     // A saga that has not finished has something in the outbox or in the stream, and sends more.
-    while stage.count("oncebox.saga WHERE finished_at IS NULL").await? > 0 || stage.backlog().await? > 0 {
+    while !is_finished(stage).await.unwrap_or(false) {
         sleep(PAUSE).await;
     }
-    Ok(())
+    // The last messages of sagas.
+    idle(stage).await;
+}
+
+async fn all_came(stage: &Stage, copier: Option<&Copier>) -> Result<bool> {
+    let placed = usize::try_from(stage.count("placed").await?)?;
+    Ok(copier.is_none_or(|copier| copier.keys() >= placed))
+}
+
+async fn is_finished(stage: &Stage) -> Result<bool> {
+    let running = stage.count("oncebox.saga WHERE finished_at IS NULL").await?;
+    Ok(running + stage.backlog().await? == 0)
 }
 
 async fn idle(stage: &Stage) {
@@ -126,7 +159,7 @@ async fn idle(stage: &Stage) {
     }
 }
 
-async fn read(stage: &Stage) -> Result<Facts> {
+async fn read(stage: &Stage, has_copies: bool) -> Result<Facts> {
     let client = stage.pool.get().await?;
     let pairs = async |sql: &str| {
         let rows = client.query(sql, &[]).await.context(sql.to_owned())?;
@@ -149,8 +182,15 @@ async fn read(stage: &Stage) -> Result<Facts> {
     }
     Ok(Facts {
         placed: traffic::placed(&stage.pool).await?.into_iter().map(|placed| placed.key).collect(),
-        written: traffic::stream_keys(&stage.stream, &format!("{WRITTEN}>")).await?,
-        copied: traffic::stream_keys(&stage.stream, &format!("{COPIED}>")).await?,
+        written: traffic::stream_keys(
+            &stage.stream,
+            &format!("{}>", if has_copies { WRITTEN } else { COPIED }),
+        )
+        .await?,
+        copied: match has_copies {
+            true => Some(traffic::stream_keys(&stage.stream, &format!("{COPIED}>")).await?),
+            false => None,
+        },
         receipts: traffic::stream_keys(&stage.stream, RECEIPT).await?,
         effects: pairs("SELECT scope, key FROM effect").await?,
         sagas: pairs("SELECT state::text, business_id::text FROM oncebox.saga").await?,

@@ -13,6 +13,7 @@ use oncebox_schema::{Lanes, SchemaName, migrate};
 use oncebox_tests::{Nats, Postgres, Program, Proxy, Recording, is_settled, pool, traffic};
 
 use crate::{
+    Beside,
     consume::{self, BATCH, EACH, SAGAS},
     member::{Kind, Member},
     order::STREAM,
@@ -59,14 +60,31 @@ pub(crate) struct Stage {
     recording: Recording,
     /// The steps of the consumers and orchestrators.
     consuming: Recording,
-    postgres: Postgres,
-    nats: Nats,
+    database: Target,
+    nats_url: String,
+    /// Whether relays of this program deliver.
+    has_relays: bool,
+    /// The servers of this program.
+    _servers: Option<(Postgres, Nats)>,
+}
+
+/// A database that processes reach through proxies.
+struct Target {
+    port: u16,
+    name: String,
 }
 
 impl Stage {
-    pub(crate) async fn start() -> Result<Self> {
-        let (postgres, nats) = tokio::try_join!(Postgres::start(), Nats::start())?;
-        let pool = pool(&postgres.url("postgres"), CONNECTIONS, POOL_WAIT)?;
+    pub(crate) async fn start(beside: Option<&Beside>) -> Result<Self> {
+        let (servers, Beside { database_url, nats_url }) = match beside {
+            Some(beside) => (None, beside.clone()),
+            None => {
+                let (postgres, nats) = tokio::try_join!(Postgres::start(), Nats::start())?;
+                let own = Beside { database_url: postgres.url("postgres"), nats_url: nats.url() };
+                (Some((postgres, nats)), own)
+            }
+        };
+        let pool = pool(&database_url, CONNECTIONS, POOL_WAIT)?;
         let mut client = pool.get().await?;
         migrate(&mut client, &SchemaName::default(), Lanes::default()).await?;
         let settlement = include_str!("../../../../examples/src/cashier/schema.sql");
@@ -74,8 +92,9 @@ impl Stage {
             client.batch_execute(tables).await?;
         }
         drop(client);
-        let jetstream = jetstream::new(async_nats::connect(nats.url()).await.context("connect to NATS")?);
-        let stream = jetstream.create_stream(stream_config()).await.context("create the stream")?;
+        let jetstream = jetstream::new(async_nats::connect(&nats_url).await.context("connect to NATS")?);
+        let stream =
+            jetstream.create_stream(stream_config(beside.is_some())).await.context("create the stream")?;
         // If another process takes the port before the gateway does, the gateway ends at once, and
         // the cashiers fail.
         let gateway_port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
@@ -91,11 +110,14 @@ impl Stage {
             gateway_port,
             recording,
             consuming,
-            postgres,
-            nats,
+            database: Target::of(&database_url)?,
+            nats_url,
+            has_relays: servers.is_some(),
+            _servers: servers,
         };
         for (kind, count) in MEMBERS {
-            for _ in 0..count {
+            let is_needed = kind != Kind::Relay || stage.has_relays;
+            for _ in 0..if is_needed { count } else { 0 } {
                 stage.add(kind).await?;
             }
         }
@@ -103,13 +125,15 @@ impl Stage {
     }
 
     async fn add(&mut self, kind: Kind) -> Result<()> {
-        let line = Proxy::start(([127, 0, 0, 1], self.postgres.port()).into()).await;
-        let database_url = format!("postgres://postgres@127.0.0.1:{}/postgres", line.port());
-        let servers = [("DATABASE_URL", database_url.clone()), ("NATS_URL", self.nats.url())];
-        let recorded = ("ONCEBOX_TRACE_FILE", self.consuming.file(self.members.len()));
+        let line = Proxy::start(([127, 0, 0, 1], self.database.port).into()).await;
+        let database_url = format!("postgres://postgres@127.0.0.1:{}/{}", line.port(), self.database.name);
+        let servers = [("DATABASE_URL", database_url.clone()), ("NATS_URL", self.nats_url.clone())];
+        // Beside another program it goes on for hours, and servers come back with less.
+        let file = self.consuming.file(self.members.len());
+        let recorded = Vec::from_iter(self.has_relays.then_some(("ONCEBOX_TRACE_FILE", file)));
         let consume = async |mode| {
-            let arguments = ["consume", mode, &database_url, &self.nats.url()];
-            Program::start("chaos", &arguments, std::slice::from_ref(&recorded)).await
+            let arguments = ["consume", mode, &database_url, &self.nats_url];
+            Program::start("chaos", &arguments, &recorded).await
         };
         let program = match kind {
             Kind::Each => consume(EACH).await?,
@@ -127,11 +151,10 @@ impl Stage {
                 let cashiers = [
                     ("STREAM", STREAM.to_owned()),
                     ("SUBJECT_PREFIX", "chaos.".to_owned()),
-                    recorded,
                     ("GATEWAY", format!("127.0.0.1:{}", self.gateway_port)),
                     ("LEASE_SECONDS", LEASE.as_secs().to_string()),
                 ];
-                Program::start("cashier", &[], &[&servers[..], &cashiers].concat()).await?
+                Program::start("cashier", &[], &[&servers[..], &cashiers, &recorded].concat()).await?
             }
         };
         self.members.push(Member::new(kind, program, line, LEASE));
@@ -187,10 +210,20 @@ impl Stage {
     }
 }
 
+impl Target {
+    fn of(url: &str) -> Result<Self> {
+        let config: tokio_postgres::Config = url.parse().context("read the database URL")?;
+        let port = config.get_ports().first().copied().context("the database URL has no port")?;
+        let name = config.get_dbname().context("the database URL names no database")?.to_owned();
+        Ok(Self { port, name })
+    }
+}
+
 /// The duplicate window is so short that the stream keeps messages which are sent twice: the inbox
 /// must find them.
-fn stream_config() -> Config {
+fn stream_config(is_atomic: bool) -> Config {
     Config {
+        allow_atomic_publish: is_atomic,
         name: STREAM.to_owned(),
         subjects: vec!["chaos.>".to_owned()],
         duplicate_window: Duration::from_millis(100),

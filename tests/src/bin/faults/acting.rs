@@ -1,7 +1,11 @@
 //! Operators and producers who do all that there is to do, while faults happen: each act in turn,
 //! again and again. One that a fault interrupts is done again later.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use async_nats::jetstream::{self, stream::Config};
@@ -13,10 +17,12 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+use crate::archive::Archive;
+
 /// The stream of messages that are dead until an operator retries them.
 const SMALL: &str = "SMALL";
 const SMALL_BYTES: i32 = 1_000;
-const ACT_MAX: Duration = Duration::from_secs(60);
+const ACT_MAX: Duration = Duration::from_secs(90);
 const LOOK: Duration = Duration::from_millis(100);
 const LOOKS_MAX: usize = 300;
 const PAUSE: Duration = Duration::from_millis(300);
@@ -25,7 +31,7 @@ const LAST_ROUNDS: usize = 3;
 
 /// One of the things to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Act {
+pub(crate) enum Act {
     Delay,
     Cancel,
     Replay,
@@ -33,9 +39,10 @@ enum Act {
     Throttle,
     Discard,
     Retry,
+    Restore,
 }
 
-const ALL: [(Act, &str); 7] = [
+pub(crate) const ALL: [(Act, &str); 8] = [
     (Act::Delay, "delayed"),
     (Act::Cancel, "delayed and cancelled"),
     (Act::Replay, "replayed"),
@@ -43,6 +50,7 @@ const ALL: [(Act, &str); 7] = [
     (Act::Throttle, "throttled and resumed"),
     (Act::Discard, "parked and discarded"),
     (Act::Retry, "dead and retried"),
+    (Act::Restore, "restored with their database"),
 ];
 
 /// The acts that were done, and how often.
@@ -52,22 +60,32 @@ type Done = BTreeMap<Act, usize>;
 #[derive(Debug)]
 pub(crate) struct Acting {
     stop: CancellationToken,
-    task: JoinSet<Done>,
+    task: JoinSet<Result<Done>>,
+    now: Now,
 }
 
+/// What is being done.
+type Now = Arc<Mutex<Option<Act>>>;
+
 /// Who acts, on which servers.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Actor {
     pub(crate) pool: Pool,
     pub(crate) environment: Vec<(&'static str, String)>,
     pub(crate) nats_url: String,
+    pub(crate) archive: Archive,
 }
 
 impl Acting {
     pub(crate) fn start(actor: Actor) -> Self {
-        let (stop, mut task) = (CancellationToken::new(), JoinSet::new());
-        task.spawn(actor.act(stop.clone()));
-        Self { stop, task }
+        let (stop, mut task, now) = (CancellationToken::new(), JoinSet::new(), Now::default());
+        task.spawn(actor.act(stop.clone(), Arc::clone(&now)));
+        Self { stop, task, now }
+    }
+
+    /// What is being done, if anything is.
+    pub(crate) fn now(&self) -> Option<Act> {
+        *self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Stops, when each act was done; says how often each was.
@@ -76,7 +94,7 @@ impl Acting {
     /// One was never done, also when all was calm.
     pub(crate) async fn stop(self) -> Result<String> {
         self.stop.cancel();
-        let done = self.task.join_all().await.into_iter().next().context("an actor acts")?;
+        let done = self.task.join_all().await.into_iter().next().context("an actor acts")??;
         let undone: Vec<&str> =
             ALL.iter().filter(|(act, _)| !done.contains_key(act)).map(|(_, name)| *name).collect();
         ensure!(undone.is_empty(), "no message was ever {}", undone.join(", nor "));
@@ -86,12 +104,13 @@ impl Acting {
 }
 
 impl Actor {
-    async fn act(self, stop: CancellationToken) -> Done {
+    async fn act(self, stop: CancellationToken, now: Now) -> Result<Done> {
         let (mut done, mut round, mut last_rounds) = (Done::new(), 0, 0);
         loop {
             let is_over = stop.is_cancelled();
             if is_over && (done.len() == ALL.len() || last_rounds == LAST_ROUNDS) {
-                return done;
+                self.tidy_up().await?;
+                return Ok(done);
             }
             last_rounds += usize::from(is_over);
             round += 1;
@@ -99,7 +118,10 @@ impl Actor {
                 if is_over && done.contains_key(&act) {
                     continue;
                 }
-                if let Ok(Ok(())) = timeout(ACT_MAX, self.act_once(act, round)).await {
+                *now.lock().unwrap_or_else(PoisonError::into_inner) = Some(act);
+                let acted = timeout(ACT_MAX, self.act_once(act, round)).await;
+                *now.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                if let Ok(Ok(())) = acted {
                     *done.entry(act).or_default() += 1;
                 }
                 if stop.is_cancelled() != is_over {
@@ -119,7 +141,20 @@ impl Actor {
             Act::Throttle => self.hold_up(&["throttle", "--rate", "100"]).await,
             Act::Discard => self.discard(round).await,
             Act::Retry => self.retry(round).await,
+            Act::Restore => self.archive.restore_once(round).await,
         }
+    }
+
+    /// In calm, so that nothing is left of acts that a fault has interrupted.
+    async fn tidy_up(&self) -> Result<()> {
+        self.archive.judge().await?;
+        for (what, subject) in [("parked", "nowhere.>"), ("dead", "small.>")] {
+            let arguments = ["outbox", what, "discard", "--subject", subject];
+            let (code, output, log) = oncebox(&arguments, &self.environment).await?;
+            // 1 says that there was nothing.
+            ensure!(code <= 1, "oncebox {arguments:?} ended with {code}: {output}{log}");
+        }
+        Ok(())
     }
 
     /// Messages for the next seconds; the judge counts them as all others.

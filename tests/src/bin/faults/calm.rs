@@ -8,14 +8,16 @@ use std::{
 
 use anyhow::{Context, Result};
 use async_nats::jetstream::{consumer::DeliverPolicy, consumer::pull::OrderedConfig};
+use deadpool_postgres::Pool;
 use futures_util::StreamExt as _;
+use oncebox_tests::pool;
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    arrival,
-    consumer::{self, SUBJECTS},
-    stage::{STREAM, Stage},
+    arrival, consumer,
+    fleet::{ARCHIVE, ARCHIVED, BESIDE, ORDERS, url_of},
+    stage::{POOL_WAIT, STREAM, Stage},
 };
 
 /// Two checks of streams for losses, and a look at the schema.
@@ -24,8 +26,14 @@ const CALM: Duration = Duration::from_secs(70);
 const FOUND_WITHIN: Duration = Duration::from_secs(90);
 /// So many messages leave none of the 16 lanes without one.
 const MESSAGES: usize = 100;
-/// True of this stage, and no alarm: its streams are made so.
-const EXPECTED: [&str; 2] = ["nobody consumes stream SMALL", "duplicate_window of stream FAULTS"];
+/// True of this stage, and no alarm: its streams are made so, and some orders are worth nothing.
+const EXPECTED: [&str; 5] = [
+    "nobody consumes stream SMALL",
+    "nobody consumes stream ARCHIVE",
+    "duplicate_window of stream",
+    "set aside, to nowhere.archive",
+    "dead letter",
+];
 /// For one message of the stream.
 const READ_MAX: Duration = Duration::from_secs(10);
 
@@ -36,18 +44,31 @@ pub(crate) async fn judge(stage: &mut Stage<'_>) -> Result<Vec<String>> {
     // Each lane ends with a message whose payload lies in the bucket.
     enqueue(stage).await?;
     let (_, arrived) = arrival::catch_up(&stage.pool, &mut stage.relays).await?;
-    let last = last_sequence(stage).await?;
+    let mut quiet = Vec::new();
+    for (url, stream) in databases(stage) {
+        quiet.push((pool(&url, 1, POOL_WAIT)?, url, stream, last_sequence(stage, stream).await?));
+    }
     stage.say.say(format_args!("{arrived} arrived; nothing should happen for {} s", CALM.as_secs()));
     sleep(CALM).await;
-    let mut alarms = losses(stage).await?;
-    alarms.iter().for_each(|alarm| stage.say.say(format_args!("a false alarm: {alarm}")));
-    alarms.extend(dead(stage).await?);
-    alarms.extend(copies(stage, last).await?);
-    for (command, list, severity) in [("status", "findings", None), ("doctor", "findings", Some("problem"))] {
-        let (_, output) = stage.oncebox(&[command, "--json"]).await?;
-        alarms.extend(findings(command, &output, list, severity)?);
+    let mut alarms = dead(stage).await?;
+    for (pool, url, stream, last) in quiet {
+        alarms.extend(losses(stage, &pool).await?);
+        alarms.extend(copies(stage, stream, last).await?);
+        for (command, severity) in [("status", None), ("doctor", Some("problem"))] {
+            let (_, output) = stage.oncebox_of(url.clone(), &[command, "--json"]).await?;
+            alarms.extend(findings(command, &output, "findings", severity)?);
+        }
     }
+    alarms.iter().for_each(|alarm| stage.say.say(format_args!("a false alarm: {alarm}")));
     Ok(alarms)
+}
+
+/// The databases that the relays serve, with their streams.
+fn databases(stage: &Stage<'_>) -> Vec<(String, &'static str)> {
+    let url = stage.database_url();
+    let others = [(BESIDE, ORDERS), (ARCHIVE, ARCHIVED)].map(|(name, stream)| (url_of(&url, name), stream));
+    let others = if stage.has_fleet { others.to_vec() } else { Vec::new() };
+    [(url, STREAM)].into_iter().chain(others).collect()
 }
 
 async fn enqueue(stage: &Stage<'_>) -> Result<()> {
@@ -64,9 +85,9 @@ async fn enqueue(stage: &Stage<'_>) -> Result<()> {
 }
 
 /// Losses that no restore explains.
-async fn losses(stage: &Stage<'_>) -> Result<Vec<String>> {
+async fn losses(stage: &Stage<'_>, pool: &Pool) -> Result<Vec<String>> {
     let sql = "SELECT stream, lane, kind, found_at FROM oncebox.loss ORDER BY found_at";
-    let rows = stage.pool.get().await?.query(sql, &[]).await?;
+    let rows = pool.get().await?.query(sql, &[]).await?;
     let is_explained = |at: SystemTime| {
         stage.restored.iter().any(|(begun, ended)| *begun <= at && at <= *ended + FOUND_WITHIN)
     };
@@ -89,18 +110,17 @@ async fn dead(stage: &Stage<'_>) -> Result<Vec<String>> {
 }
 
 /// Messages that came into the stream when nothing was sent.
-async fn copies(stage: &Stage<'_>, last: u64) -> Result<Vec<String>> {
-    let now = last_sequence(stage).await?;
+async fn copies(stage: &Stage<'_>, stream: &str, last: u64) -> Result<Vec<String>> {
+    let now = last_sequence(stage, stream).await?;
     if now == last {
         return Ok(Vec::new());
     }
     let config = OrderedConfig {
-        filter_subject: SUBJECTS.to_owned(),
         deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: last + 1 },
         ..OrderedConfig::default()
     };
-    let stream = stage.broker.jetstream().await?.get_stream(STREAM).await?;
-    let mut messages = stream.create_consumer(config).await?.messages().await?;
+    let found = stage.broker.jetstream().await?.get_stream(stream).await?;
+    let mut messages = found.create_consumer(config).await?.messages().await?;
     let mut keys = HashSet::new();
     for _ in last..now {
         let Ok(Some(message)) = timeout(READ_MAX, messages.next()).await else { break };
@@ -108,11 +128,11 @@ async fn copies(stage: &Stage<'_>, last: u64) -> Result<Vec<String>> {
         keys.insert(headers.get("Idempotency-Key").map(ToString::to_string).unwrap_or_default());
     }
     let few: Vec<&String> = keys.iter().take(5).collect();
-    Ok(vec![format!("{} copies came into the stream when all was calm, such as {few:?}", now - last)])
+    Ok(vec![format!("{} copies came into stream {stream} when all was calm, such as {few:?}", now - last)])
 }
 
-async fn last_sequence(stage: &Stage<'_>) -> Result<u64> {
-    let stream = stage.broker.jetstream().await?.get_stream(STREAM).await.context("look at the stream")?;
+async fn last_sequence(stage: &Stage<'_>, stream: &str) -> Result<u64> {
+    let stream = stage.broker.jetstream().await?.get_stream(stream).await.context("look at the stream")?;
     Ok(stream.cached_info().state.last_sequence)
 }
 

@@ -61,7 +61,11 @@ pub(crate) fn large_message(key: &str) -> Result<Message> {
     message_of(key, 80_000)
 }
 
+/// Of a soak: small, and one in ten times as many is large.
 pub(crate) fn small_message(key: &str, rng: &mut fastrand::Rng) -> Result<Message> {
+    if rng.usize(..10 * LARGE_ONE_IN) == 0 {
+        return large_message(key);
+    }
     message_of(key, rng.usize(100..300))
 }
 

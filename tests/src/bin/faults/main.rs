@@ -9,15 +9,19 @@
 #![expect(clippy::print_stdout, reason = "the matrix talks to the person who runs it")]
 
 mod acting;
+mod archive;
 mod arrival;
+mod beside;
 mod broker;
 mod calm;
 mod cluster;
+mod company;
 mod consumer;
 mod database;
 mod databases;
 mod evidence;
 mod fault;
+mod fleet;
 mod judging;
 mod leaf;
 mod network;

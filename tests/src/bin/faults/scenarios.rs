@@ -39,6 +39,7 @@ pub(crate) const USUAL: Setup = Setup {
     stream_bytes: 0,
     is_atomic: false,
     is_mixed: false,
+    has_fleet: false,
     forgets: false,
 };
 
@@ -55,7 +56,8 @@ pub(crate) async fn run(name: &'static str, options: &Options, say: &Teller) -> 
         "nats-busy" => Setup { is_busy: true, ..USUAL },
         "stream-full" => Setup { stream_bytes: 2_000_000, ..USUAL },
         "torture" => {
-            Setup { has_proxies: true, is_mixed: true, forgets: true, options: torture::OPTIONS, ..USUAL }
+            let options = torture::OPTIONS;
+            Setup { has_proxies: true, is_mixed: true, has_fleet: true, forgets: true, options, ..USUAL }
         }
         "cluster" => Setup { is_cluster: true, rate: 150, ..USUAL },
         // So few that relays sleep in between.

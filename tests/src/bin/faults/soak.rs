@@ -13,12 +13,13 @@ use anyhow::{Context, Result, ensure};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
+    calm,
+    company::Company,
     evidence,
     fault::{Fault, told},
     judging,
     report::Teller,
     stage::Stage,
-    turning::Turning,
 };
 use plan::Plan;
 use sample::Sample;
@@ -54,17 +55,18 @@ pub(crate) async fn run(messages: u64) -> Result<bool> {
 
 async fn play(stage: &mut Stage<'_>, plan: &Plan) -> Result<bool> {
     let mut sampler = Sampler::start(stage).await?;
-    let turning = Turning::start(stage.database_url(), plan.ring);
+    let company = Company::start(stage, plan.ring, LATE_MAX * plan.length()).await?;
     let (samples, faults) = endure(stage, plan, &mut sampler).await?;
-    let (turns, emptied) = turning.stop().await?;
-    let faults = told(&faults);
-    stage.say.say(format_args!("{faults}; {turns} turns, {emptied} segments emptied; waiting for the rest"));
+    let (done, emptied) = company.stop(stage).await?;
+    stage.say.say(format_args!("{}; {done}; waiting for the rest", told(&faults)));
+    let alarms = calm::judge(stage).await?;
     let absorbed = stage.rest().await?;
     stage.say.say(format_args!("{absorbed} duplicates absorbed; the judge looks"));
     let judged = judging::judge(stage).await;
     let are_flat = figures::print(&samples, plan.warm_up)?;
     judged?;
     ensure!(emptied > 0, "no segment was emptied");
+    ensure!(alarms.is_empty(), "{} false alarms", alarms.len());
     Ok(are_flat)
 }
 

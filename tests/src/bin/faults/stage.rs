@@ -1,10 +1,7 @@
 //! The stage of every scenario: servers of its own, producers, relays, a consumer; and the count in
 //! the end.
 
-use std::{
-    io::Write as _,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use async_nats::jetstream::stream::{Config, DiscardPolicy, Stream};
@@ -21,9 +18,11 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     acting::Actor,
+    archive::Archive,
     arrival,
     broker::Broker,
     consumer::{self, Consuming, Deliveries, Handling},
+    fleet,
     network::Lines,
     report::{Row, Teller},
     servers::{database, servers},
@@ -68,6 +67,8 @@ pub(crate) struct Setup {
     pub(crate) is_atomic: bool,
     /// Some payloads are large.
     pub(crate) is_mixed: bool,
+    /// Relays serve two more databases.
+    pub(crate) has_fleet: bool,
     /// Retention deletes messages, or somebody else writes the log: so there is no ledger to check
     /// recordings with.
     pub(crate) forgets: bool,
@@ -93,8 +94,11 @@ pub(crate) struct Stage<'a> {
     pub(crate) alarms: Vec<String>,
     /// The relays' options beside the usual ones.
     pub(crate) options: &'static [(&'static str, &'static str)],
-    /// The configuration file of the relays.
-    file: NamedTempFile,
+    is_atomic: bool,
+    /// Relays serve two more databases.
+    pub(crate) has_fleet: bool,
+    /// The configuration files of the relays.
+    files: Vec<NamedTempFile>,
     /// The passes of the relays, which the specification has to accept.
     recording: Option<Recording>,
     started: usize,
@@ -112,7 +116,9 @@ impl<'a> Stage<'a> {
         client.batch_execute(consumer::TABLE).await?;
         let config = Config { allow_atomic_publish: setup.is_atomic, ..stream_config(setup.stream_bytes) };
         let stream = broker.create_stream(config).await?;
-        let file = configuration_file(setup.is_atomic)?;
+        if setup.has_fleet {
+            fleet::install(&postgres, &broker).await?;
+        }
         let log = Log::default();
         let handling = setup.handling;
         let consuming =
@@ -139,7 +145,9 @@ impl<'a> Stage<'a> {
             restored: Vec::new(),
             alarms: Vec::new(),
             options,
-            file,
+            is_atomic: setup.is_atomic,
+            has_fleet: setup.has_fleet,
+            files: Vec::new(),
             recording: if setup.forgets { None } else { Some(Recording::new()?) },
             started: 0,
         };
@@ -191,9 +199,11 @@ impl<'a> Stage<'a> {
     }
 
     /// An operator of the outbox.
-    pub(crate) fn actor(&self) -> Actor {
-        let environment = self.environment_of(self.database_url());
-        Actor { pool: self.pool.clone(), environment, nats_url: self.broker.url() }
+    pub(crate) fn actor(&self) -> Result<Actor> {
+        let (database_url, nats_url) = (self.database_url(), self.broker.url());
+        let environment = self.environment_of(database_url.clone());
+        let archive = Archive::new(database_url, nats_url.clone(), self.postgres.bin(""))?;
+        Ok(Actor { pool: self.pool.clone(), environment, nats_url, archive })
     }
 
     /// The doctor must have a finding of this check that contains the text.
@@ -210,11 +220,18 @@ impl<'a> Stage<'a> {
             (database_url, nats_url) = lines.urls();
             self.lines.push(lines);
         }
-        let mut environment = environment(database_url, nats_url).to_vec();
+        let file = match self.has_fleet {
+            true => fleet::file(&database_url, &nats_url, self.is_atomic)?,
+            false => fleet::file_of_one(self.is_atomic)?,
+        };
+        // A file with databases names the servers.
+        let servers = environment(database_url, nats_url);
+        let mut environment = servers[if self.has_fleet { 2 } else { 0 }..].to_vec();
         environment.extend(self.recorded());
         environment.extend(self.options.iter().map(|(name, text)| (*name, (*text).to_owned())));
-        let file = self.file.path().to_str().context("a path of text")?;
-        self.relays.push(Program::start("oncebox", &["relay", "--config", file], &environment).await?);
+        let path = file.path().to_str().context("a path of text")?;
+        self.relays.push(Program::start("oncebox", &["relay", "--config", path], &environment).await?);
+        self.files.push(file);
         Ok(())
     }
 
@@ -267,7 +284,8 @@ impl<'a> Stage<'a> {
     /// Transactions of relays that wait for NATS.
     pub(crate) async fn open_batches(&self) -> Result<i64> {
         let sql = "SELECT count(*) FROM pg_stat_activity
-                   WHERE application_name = 'oncebox relay' AND state = 'idle in transaction'";
+                   WHERE application_name = 'oncebox relay' AND state = 'idle in transaction'
+                     AND datname = current_database()";
         Ok(self.pool.get().await?.query_one(sql, &[]).await?.get(0))
     }
 
@@ -337,18 +355,6 @@ fn circumstances(name: &str) -> Circumstances {
     let postgres_crashed = ["postgres", "no-cursors"].contains(&name);
     let stream_lost = ["power-loss", "leaf-node"].contains(&name);
     Circumstances { postgres_crashed, stream_lost, expected: &[] }
-}
-
-/// The relays' configuration of the stream, which is there already.
-fn configuration_file(is_atomic: bool) -> Result<NamedTempFile> {
-    let mut file = NamedTempFile::new()?;
-    let publish = if is_atomic { "atomic" } else { "pipelined" };
-    let subjects = consumer::SUBJECTS;
-    write!(
-        file,
-        "[[stream]]\nname = {STREAM:?}\nsubjects = [{subjects:?}]\npublish = {publish:?}\npolicy = \"ignore\"\n"
-    )?;
-    Ok(file)
 }
 
 /// How a relay reaches both servers.

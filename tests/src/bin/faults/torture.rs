@@ -1,19 +1,22 @@
 //! Everything at once, for as long as you want: kills, suspensions, cuts, full streams, restores,
-//! while the ring of segments turns and retention empties it, and some payloads lie in a bucket. A
-//! program without code of ours judges; and when all is calm, nothing may raise an alarm.
+//! while the ring of segments turns and retention empties it, and some payloads lie in a bucket.
+//! The same relays serve a database whose orders go through every mode of the inbox and through
+//! sagas, and one that is restored from backups. A program without code of ours judges; and when
+//! all is calm, nothing may raise an alarm.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context, Result};
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    acting::Acting,
+    acting::{self, Act},
     calm,
+    company::Company,
     fault::{Fault, told},
     scenarios::CALM,
     stage::Stage,
-    turning::{Ring, Turning},
+    turning::Ring,
 };
 
 /// Relays forget older messages, and empty their segments. Longer than all faults in a row last: a
@@ -27,22 +30,42 @@ const RING: Ring = Ring { turn: Duration::from_secs(4), retention: Duration::fro
 /// Sometimes longer than PostgreSQL waits for a relay.
 const SUSPENDED_MAX: u64 = 25;
 
-/// Faults at random for that long; returns how often each happened.
+/// Faults at random for that long, and until each has happened; returns how often each did.
 pub(crate) async fn run(stage: &mut Stage<'_>, duration: Duration) -> Result<String> {
     let until = Instant::now() + duration;
-    let turning = Turning::start(stage.database_url(), RING);
-    let acting = Acting::start(stage.actor());
-    let mut faults = Vec::new();
-    while Instant::now() < until {
-        let fault = fastrand::choice(Fault::ALL).context("there are faults")?;
+    let company = Company::start(stage, RING, duration).await?;
+    let (mut faults, mut together) = (Vec::new(), BTreeSet::new());
+    while Instant::now() < until || faults.len() < Fault::ALL.len() {
+        let fault = next(&faults)?;
+        together.extend(company.acting.now().map(|act| (fault, act)));
         fault.happen(stage, SUSPENDED_MAX).await?;
+        together.extend(company.acting.now().map(|act| (fault, act)));
         faults.push(fault);
         stage.delivering().await.with_context(|| format!("after {fault}"))?;
         sleep(CALM).await;
     }
-    let acts = acting.stop().await?;
-    let (turns, emptied) = turning.stop().await?;
+    stage.say.say(told_together(&together));
+    let (done, _) = company.stop(stage).await?;
     stage.alarms = calm::judge(stage).await?;
-    let minutes = duration.as_secs() / 60;
-    Ok(format!("{minutes} minutes: {}; {acts}; {turns} turns, {emptied} segments emptied", told(&faults)))
+    Ok(format!("{} minutes: {}; {done}", duration.as_secs() / 60, told(&faults)))
+}
+
+/// One that happened least often.
+fn next(faults: &[Fault]) -> Result<Fault> {
+    let times = |fault: &Fault| faults.iter().filter(|other| *other == fault).count();
+    let least = Fault::ALL.iter().map(times).min().unwrap_or(0);
+    let rare = Fault::ALL.into_iter().filter(|fault| times(fault) == least);
+    fastrand::choice(rare.collect::<Vec<_>>()).context("there are faults")
+}
+
+/// The acts that each fault met.
+fn told_together(together: &BTreeSet<(Fault, Act)>) -> String {
+    let of = |fault: Fault| {
+        let met = acting::ALL.iter().filter(|(act, _)| together.contains(&(fault, *act)));
+        let names: Vec<&str> = met.map(|(_, name)| *name).collect();
+        format!("{fault}: {}", if names.is_empty() { "none".to_owned() } else { names.join(", ") })
+    };
+    let (seen, all) = (together.len(), Fault::ALL.len() * acting::ALL.len());
+    let lines: Vec<String> = Fault::ALL.into_iter().map(of).collect();
+    format!("{seen} of {all} pairs of a fault and messages that are\n  {}", lines.join("\n  "))
 }

@@ -42,7 +42,11 @@ impl Plan {
                 suspends: true,
                 warm_up: Duration::ZERO,
                 keys_kept: seconds(180),
-                relay_options: &[("ONCEBOX_RETENTION", "3m")],
+                relay_options: &[
+                    ("ONCEBOX_RETENTION", "3m"),
+                    ("ONCEBOX_OBJECT_STORE", "payloads"),
+                    ("ONCEBOX_LARGE_PAYLOAD_BYTES", "65536"),
+                ],
                 postgres: &[],
             }
         } else {
@@ -54,7 +58,11 @@ impl Plan {
                 suspends: false,
                 warm_up: Duration::ZERO,
                 keys_kept: seconds(25),
-                relay_options: &[("ONCEBOX_RETENTION", "1m")],
+                relay_options: &[
+                    ("ONCEBOX_RETENTION", "1m"),
+                    ("ONCEBOX_OBJECT_STORE", "payloads"),
+                    ("ONCEBOX_LARGE_PAYLOAD_BYTES", "65536"),
+                ],
                 // Else VACUUM comes to the inbox once in the whole time.
                 postgres: &[("autovacuum_naptime", "'5s'")],
             }
@@ -76,6 +84,7 @@ impl Plan {
             handling: Handling { concurrency: CONCURRENCY, batch: BATCH, retention: Some(self.keys_kept) },
             options: self.relay_options,
             postgres: self.postgres,
+            has_fleet: true,
             forgets: true,
             ..USUAL
         }
