@@ -141,9 +141,10 @@ lint: .dev/linters ## Formatting, clippy, documentation, packages, licences and 
 outside: ## Compile the README's Rust in a crate outside of the workspace, with the newest and the oldest clients.
 	tests/outside/check.sh $(abspath $(BIN))
 
-schema: servers ## Write schema/schema.sql and the tables of docs/configuration.md again.
+schema: servers ## Write schema/schema.sql, docs/sql.md and the tables of docs/configuration.md again.
 	ONCEBOX_TEST_WRITE_SCHEMA=1 cargo test -p oncebox-tests --test it -- --exact schema::migrate::committed_dump_is_current \
-		relay::config::the_documented_tables_are_those_of_the_program
+		relay::config::the_documented_tables_are_those_of_the_program \
+		schema::reference::the_page_lists_each_function_with_its_types_defaults_and_errors
 
 servers: build ## Find the servers, or install the pinned ones into .dev/servers.
 	@$(BIN)/debug/servers install $(SERVERS)

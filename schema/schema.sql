@@ -694,6 +694,8 @@ BEGIN
   RETURN true;
 END $_$;
 
+COMMENT ON FUNCTION oncebox.check_key(key text) IS 'True when this is a valid key; otherwise an error that says why not.';
+
 CREATE FUNCTION oncebox.check_message(key text, subject text, ordering_key text, headers jsonb, payload bytea) RETURNS void
     LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1361,6 +1363,8 @@ BEGIN
   END IF;
 END $$;
 
+COMMENT ON FUNCTION oncebox.enqueue_all(keys text[], subjects text[], payloads bytea[], headers jsonb[], ordering_keys text[]) IS 'Enqueue many messages in this transaction, at most 10,000; the arrays have one length. Returns a row for each message, in this order, with an id of NULL for one that is already enqueued. As a whole it fails where enqueue() would fail for one of them.';
+
 CREATE FUNCTION oncebox.enqueue_at(key text, subject text, payload bytea, not_before timestamp with time zone, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1410,6 +1414,8 @@ CREATE FUNCTION oncebox.enqueue_json(key text, subject text, payload jsonb, head
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     RETURN oncebox.enqueue(key, subject, convert_to((payload)::text, 'UTF8'::name), headers, ordering_key);
+
+COMMENT ON FUNCTION oncebox.enqueue_json(key text, subject text, payload jsonb, headers jsonb, ordering_key text) IS 'As enqueue(), with a payload of JSON, in UTF-8 as PostgreSQL writes it.';
 
 CREATE FUNCTION oncebox.enqueue_json_at(key text, subject text, payload jsonb, not_before timestamp with time zone, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE sql SECURITY DEFINER
@@ -1892,6 +1898,8 @@ BEGIN
   END LOOP;
 END $$;
 
+COMMENT ON FUNCTION oncebox.media_type(content_type text, OUT kind text, OUT boundary text) IS 'A part of request_fingerprint(): a content type as it counts there.';
+
 CREATE FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2111,6 +2119,8 @@ BEGIN
   PERFORM "oncebox".check_key(key || ':#' || part);
   RETURN key || ':#' || part;
 END $$;
+
+COMMENT ON FUNCTION oncebox.part_key(key text, part bigint) IS 'The key of one of several messages of a step: KEY:#PART, from 0.';
 
 CREATE FUNCTION oncebox.pause_delivery(kind text, value text, rate double precision, subjects text[], ordering_key text, by text, note text, ends_at timestamp with time zone, seconds double precision) RETURNS TABLE(pause_ends_at timestamp with time zone)
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2438,6 +2448,8 @@ BEGIN
     WITH ORDINALITY AS s (text, n);
   RETURN sha256(fields);
 END $$;
+
+COMMENT ON FUNCTION oncebox.request_fingerprint(method text, path text, query text, credentials jsonb, content_type text, content bytea) IS 'Tells a repeated request from another one with the same key. Credentials are a JSON array of pairs of a header''s name and value; a content type of NULL says that the service itself has chosen the content.';
 
 CREATE FUNCTION oncebox.request_key(tenant text, client_key text) RETURNS text
     LANGUAGE plpgsql STABLE STRICT PARALLEL SAFE
@@ -2882,6 +2894,8 @@ BEGIN
   RETURN escaped;
 END $$;
 
+COMMENT ON FUNCTION oncebox.root_key(client_key text) IS 'The first level of a key, from a name of your own: ":" and "%" in it are written as %3A and %25.';
+
 CREATE FUNCTION oncebox.segment_is_due(number smallint) RETURNS boolean
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3010,6 +3024,8 @@ CREATE FUNCTION oncebox.sized(field bytea) RETURNS bytea
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     RETURN (int8send((octet_length(field))::bigint) || field);
 
+COMMENT ON FUNCTION oncebox.sized(field bytea) IS 'A part of request_fingerprint(): a field with its length.';
+
 CREATE FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) RETURNS text[]
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3103,6 +3119,8 @@ BEGIN
   PERFORM "oncebox".check_key(key || ':' || step);
   RETURN key || ':' || step;
 END $_$;
+
+COMMENT ON FUNCTION oncebox.step_key(key text, step text) IS 'The key of one step below this key: KEY:STEP, of letters in lower case, digits, ".", "_" and "-".';
 
 CREATE FUNCTION oncebox.stuck_event() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
@@ -3511,6 +3529,8 @@ BEGIN
   PERFORM "oncebox".check_key(key || ':undo');
   RETURN key || ':undo';
 END $$;
+
+COMMENT ON FUNCTION oncebox.undo_key(key text) IS 'The key of the compensation of a step: KEY:undo.';
 
 CREATE FUNCTION oncebox.wake_relay() RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER

@@ -244,3 +244,8 @@ RETURN CASE
   ELSE {schema}.readable_headers(headers)
 END;
 COMMENT ON FUNCTION {schema}.headers_text IS 'For relays and operators: headers as text in UTF-8; "unreadable" when they have no such form.';
+COMMENT ON FUNCTION {schema}.check_key IS 'True when this is a valid key; otherwise an error that says why not.';
+COMMENT ON FUNCTION {schema}.root_key IS 'The first level of a key, from a name of your own: ":" and "%" in it are written as %3A and %25.';
+COMMENT ON FUNCTION {schema}.step_key IS 'The key of one step below this key: KEY:STEP, of letters in lower case, digits, ".", "_" and "-".';
+COMMENT ON FUNCTION {schema}.part_key IS 'The key of one of several messages of a step: KEY:#PART, from 0.';
+COMMENT ON FUNCTION {schema}.undo_key IS 'The key of the compensation of a step: KEY:undo.';

@@ -336,6 +336,7 @@ CREATE FUNCTION {schema}.enqueue_json(
 ) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 RETURN {schema}.enqueue(key, subject, convert_to(payload::text, 'UTF8'), headers, ordering_key);
+COMMENT ON FUNCTION {schema}.enqueue_json IS 'As enqueue(), with a payload of JSON, in UTF-8 as PostgreSQL writes it.';
 
 -- The bulk form: one row out for each row in, in the same order; ids are drawn in that order. It
 -- fails, for the caller to run its transaction again, when a key that it found is gone a moment
@@ -391,3 +392,4 @@ BEGIN
     PERFORM {schema}.wake_relay();
   END IF;
 END $$;
+COMMENT ON FUNCTION {schema}.enqueue_all IS 'Enqueue many messages in this transaction, at most 10,000; the arrays have one length. Returns a row for each message, in this order, with an id of NULL for one that is already enqueued. As a whole it fails where enqueue() would fail for one of them.';

@@ -87,6 +87,9 @@ BEGIN
     WITH ORDINALITY AS s (text, n);
   RETURN sha256(fields);
 END $$;
+COMMENT ON FUNCTION {schema}.request_fingerprint IS 'Tells a repeated request from another one with the same key. Credentials are a JSON array of pairs of a header''s name and value; a content type of NULL says that the service itself has chosen the content.';
+COMMENT ON FUNCTION {schema}.media_type IS 'A part of request_fingerprint(): a content type as it counts there.';
+COMMENT ON FUNCTION {schema}.sized IS 'A part of request_fingerprint(): a field with its length.';
 
 -- The root of a tenant's keys, by which its requests are claimed and their messages are named:
 -- `root` in oncebox_http.

@@ -8,6 +8,7 @@ mod schema {
     mod locked; // a turn ends beside other work on the tables of the log
     mod migrate; // migrations: many at once, any schema, any user; versions; the committed dump
     pub(crate) mod beside; // the migration to the next version, while the database is in use
+    mod reference; // docs/sql.md: the functions, their types, defaults and errors
     mod script; // the migrations as SQL for other tools
     mod roles; // least privilege, and functions that cannot be hijacked
     mod operators; // actions of operators are functions with an audit; nobody forges an event
