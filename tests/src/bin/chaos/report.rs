@@ -58,7 +58,11 @@ impl Report {
             copies,
             late,
             facts,
-            harm: Kind::ALL.map(|kind| (kind, harm(members, kind))).into(),
+            harm: Kind::ALL
+                .into_iter()
+                .filter(|kind| members.iter().any(|member| member.kind == *kind))
+                .map(|kind| (kind, harm(members, kind)))
+                .collect(),
             taken_over: said(TAKEN_OVER),
             leases_lost: said(LOST),
             panics: said("panicked at"),

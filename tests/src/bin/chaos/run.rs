@@ -25,6 +25,8 @@ use crate::{
     stage::{DURABLES, Stage},
 };
 
+/// Printed when trouble may begin.
+const SET: &str = "the stage is set";
 /// Orders a second.
 const RATE: u32 = 40;
 /// Beside another program, which needs the processors too.
@@ -43,6 +45,7 @@ pub(crate) async fn run(options: Options) -> Result<bool> {
     let started = Instant::now();
     println!("{} s of chaos, seed {seed}; again with --seed {seed}", duration.as_secs());
     let mut stage = Stage::start(beside.as_ref()).await.context("set the stage")?;
+    println!("{SET}");
     let mut rng = Rng::with_seed(seed);
     let copier = beside.is_none().then(|| Copier::start(stage.jetstream.clone(), rng.fork()));
     let (rate, message): (_, Make) = if copier.is_some() { (RATE, written) } else { (RATE_BESIDE, direct) };

@@ -5,13 +5,14 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use oncebox_tests::Program;
+use oncebox_tests::{Program, within};
 
 use crate::{
     fleet::{BESIDE, url_of},
     stage::Stage,
 };
 
+const SET_WITHIN: Duration = Duration::from_secs(60);
 /// It takes five minutes at most for the rest of its orders, and two for counting, twice.
 const COUNTED_WITHIN: Duration = Duration::from_secs(12 * 60);
 
@@ -26,7 +27,14 @@ impl Beside {
         let nats_url = stage.broker.url();
         let arguments = ["--seconds", &seconds, "--beside", &database_url, &nats_url];
         let path = std::env::var("PATH").unwrap_or_default();
-        Ok(Self(Program::start("chaos", &arguments, &[("PATH", path)]).await?))
+        let mut chaos = Program::start("chaos", &arguments, &[("PATH", path)]).await?;
+        // It looks for the servers once, so no fault may happen before.
+        within("the orders beside begin", SET_WITHIN, async || {
+            chaos.check()?;
+            Ok(chaos.log().contains("the stage is set").then_some(()))
+        })
+        .await?;
+        Ok(Self(chaos))
     }
 
     /// Ends the harm, waits until all orders are handled, and says what was counted.

@@ -27,11 +27,12 @@ const FOUND_WITHIN: Duration = Duration::from_secs(90);
 /// So many messages leave none of the 16 lanes without one.
 const MESSAGES: usize = 100;
 /// True of this stage, and no alarm: its streams are made so, and some orders are worth nothing.
-const EXPECTED: [&str; 5] = [
+const EXPECTED: [&str; 6] = [
     "nobody consumes stream SMALL",
     "nobody consumes stream ARCHIVE",
     "duplicate_window of stream",
     "set aside, to nowhere.archive",
+    "an order costs something",
     "dead letter",
 ];
 /// For one message of the stream.
