@@ -488,7 +488,7 @@ END $_$;
 
 COMMENT ON FUNCTION oncebox.cancel_delayed_messages(keys text[], by text, note text) IS 'For operators: cancel_delayed() for many keys. Returns the ids of those that were still delayed.';
 
-CREATE FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text) RETURNS void
+CREATE FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text, by text DEFAULT NULL::text, note text DEFAULT NULL::text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
@@ -513,10 +513,10 @@ BEGIN
     RAISE EXCEPTION 'scope "%" is not known', $1
       USING ERRCODE = 'OB002', HINT = 'Scopes are listed in inbox_scope.';
   END IF;
-  INSERT INTO "oncebox".audit (action, scope, reason) VALUES ('change-scope', $1, 'mode ' || $2);
+  INSERT INTO "oncebox".audit (operator, note, action, scope, reason) VALUES ($3, $4, 'change-scope', $1, 'mode ' || $2);
 END $_$;
 
-COMMENT ON FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text) IS 'Lets a scope claim its keys in the other mode from now on. Stop all processes of the scope first: one that still runs would handle messages a second time.';
+COMMENT ON FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text, by text, note text) IS 'Lets a scope claim its keys in the other mode from now on. Stop all processes of the scope first: one that still runs would handle messages a second time.';
 
 CREATE FUNCTION oncebox.change_scope(scope text, retention interval, dead_letter_retention interval, kind text, by text DEFAULT NULL::text, note text DEFAULT NULL::text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -851,6 +851,32 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, fingerprint bytea, OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea) IS 'Claims a request in this transaction, begun with BEGIN DEFERRABLE: new (handle it), replayed (with the response; without a status it may be done in part, without a body that was not kept), in_flight (another one works on it), mismatch (the key of another request). The client''s key becomes `key`, from which keys of messages are derived.';
+
+CREATE FUNCTION oncebox.count_lost(lane smallint, stream text, since timestamp with time zone) RETURNS bigint
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  SELECT count(*)
+  FROM (
+    SELECT l.lane, l.floor, l.high, l.snap
+    FROM "oncebox".loss AS l
+    WHERE l.lane = $1 AND l.stream = $2 AND l.resending_at IS NULL
+    ORDER BY l.number
+    LIMIT 1
+  ) AS lost
+  JOIN "oncebox".lane_cursor AS c ON c.lane = lost.lane
+  JOIN "oncebox".message AS m ON m.lane = lost.lane
+  JOIN "oncebox".stream AS s ON s.name = $2
+  WHERE m.id > lost.floor
+    AND (m.id > lost.high OR NOT pg_visible_in_snapshot(m.xact, lost.snap))
+    AND (m.id <= c.floor OR m.id <= c.high AND pg_visible_in_snapshot(m.xact, c.snap))
+    AND m.subject COLLATE "C" ~ s.subjects
+    AND ($3 IS NULL OR m.created_at >= $3)
+    AND NOT EXISTS (SELECT FROM "oncebox".parked AS p WHERE p.lane = m.lane AND p.id = m.id OFFSET 0)
+    AND NOT EXISTS (SELECT FROM "oncebox".discarded AS d WHERE d.lane = m.lane AND d.id = m.id OFFSET 0)
+$_$;
+
+COMMENT ON FUNCTION oncebox.count_lost(lane smallint, stream text, since timestamp with time zone) IS 'For operators: how many messages of a lane resend_loss() would have sent again.';
 
 CREATE FUNCTION oncebox.count_segment(number smallint) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2169,16 +2195,38 @@ BEGIN
   RETURN NULL;
 END $$;
 
-CREATE FUNCTION oncebox.record_action(action text, by text, note text, messages bigint, reason text) RETURNS void
-    LANGUAGE sql SECURITY DEFINER
+CREATE FUNCTION oncebox.prune_inbox(first_block bigint, end_block bigint, only_count boolean, by text, note text, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $_$
+    AS $$
+BEGIN
+  SELECT s.* INTO keys, dead_letters, claims, unknown_effects
+  FROM "oncebox".sweep_inbox(first_block, end_block, only_count) AS s;
   INSERT INTO "oncebox".audit (operator, note, action, messages, reason)
-  SELECT $2, $3, $1, $4, $5
-  WHERE $1 IN ('prune', 'resend')
-$_$;
+  SELECT prune_inbox.by, prune_inbox.note, 'prune', keys + dead_letters + claims,
+    format('beyond the retentions of inboxes: keys %s, dead letters %s, claims %s, effects of unknown outcome %s',
+           keys, dead_letters, claims, unknown_effects)
+  WHERE NOT only_count AND keys + dead_letters + claims > 0;
+END $$;
 
-COMMENT ON FUNCTION oncebox.record_action(action text, by text, note text, messages bigint, reason text) IS 'For operators: records what prune and resend did with functions that relays use, too.';
+COMMENT ON FUNCTION oncebox.prune_inbox(first_block bigint, end_block bigint, only_count boolean, by text, note text, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) IS 'For operators: sweep_inbox() by hand, or only a count.';
+
+CREATE FUNCTION oncebox.prune_segment(retention_seconds double precision, by text, note text, why text) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  messages bigint;
+BEGIN
+  PERFORM FROM "oncebox".maintenance FOR UPDATE;
+  SELECT e.messages INTO messages FROM "oncebox".empty_segment(retention_seconds) AS e;
+  INSERT INTO "oncebox".audit (operator, note, action, messages, reason)
+  SELECT prune_segment.by, prune_segment.note, 'prune', messages, prune_segment.why
+  WHERE messages > 0;
+  RETURN messages;
+END $$;
+
+COMMENT ON FUNCTION oncebox.prune_segment(retention_seconds double precision, by text, note text, why text) IS 'For operators: empty_segment() by hand. Returns about how many messages went; NULL when there was nothing to do.';
 
 CREATE FUNCTION oncebox.record_dead_letter(scope text, tenant text, key text, subject text, headers jsonb, payload bytea, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, reason text) RETURNS void
     LANGUAGE sql SECURITY DEFINER
@@ -2474,6 +2522,22 @@ BEGIN
   END IF;
   RETURN encode(sha256(int8send(octet_length(convert_to(tenant, 'UTF8'))) || convert_to(tenant || root, 'UTF8')), 'hex');
 END $_$;
+
+CREATE FUNCTION oncebox.resend_loss(lane smallint, stream text, since timestamp with time zone, by text, note text) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  messages bigint := "oncebox".count_lost(resend_loss.lane, resend_loss.stream, resend_loss.since);
+BEGIN
+  PERFORM "oncebox".resend_lost(resend_loss.lane, resend_loss.stream, resend_loss.since);
+  INSERT INTO "oncebox".audit (operator, note, action, lane, messages, reason)
+  SELECT resend_loss.by, resend_loss.note, 'resend', resend_loss.lane, messages, format('lost by stream %s', resend_loss.stream)
+  WHERE messages > 0;
+  RETURN messages;
+END $$;
+
+COMMENT ON FUNCTION oncebox.resend_loss(lane smallint, stream text, since timestamp with time zone, by text, note text) IS 'For operators: resend_lost() by hand. Returns how many messages come into question.';
 
 CREATE FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -4598,6 +4662,15 @@ COMMENT ON TABLE oncebox.stream IS 'Streams that have acknowledged messages, as 
 
 COMMENT ON COLUMN oncebox.stream.subjects IS 'A regular expression of the subjects that it takes.';
 
+CREATE TABLE oncebox.throttle (
+    kind text NOT NULL COLLATE pg_catalog."C",
+    value text NOT NULL COLLATE pg_catalog."C",
+    tokens double precision DEFAULT 0 NOT NULL,
+    counted_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE oncebox.throttle IS 'How many messages each throttle lets pass at once, and when that was counted.';
+
 ALTER TABLE ONLY oncebox.audit
     ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
 
@@ -4781,6 +4854,9 @@ ALTER TABLE ONLY oncebox.segment
 ALTER TABLE ONLY oncebox.stream
     ADD CONSTRAINT stream_pkey PRIMARY KEY (name);
 
+ALTER TABLE ONLY oncebox.throttle
+    ADD CONSTRAINT throttle_pkey PRIMARY KEY (kind, value);
+
 CREATE INDEX audit_key ON oncebox.audit USING btree (key);
 
 CREATE INDEX barrier_changed_at ON oncebox.barrier USING btree (barrier, changed_at);
@@ -4897,8 +4973,8 @@ GRANT ALL ON FUNCTION oncebox.cancel_delayed(key text) TO oncebox_producer;
 REVOKE ALL ON FUNCTION oncebox.cancel_delayed_messages(keys text[], by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.cancel_delayed_messages(keys text[], by text, note text) TO oncebox_operator;
 
-REVOKE ALL ON FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text) TO oncebox_operator;
+REVOKE ALL ON FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text, by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text, by text, note text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.change_scope(scope text, retention interval, dead_letter_retention interval, kind text, by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.change_scope(scope text, retention interval, dead_letter_retention interval, kind text, by text, note text) TO oncebox_operator;
@@ -4930,6 +5006,9 @@ GRANT ALL ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant 
 REVOKE ALL ON FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, fingerprint bytea, OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, fingerprint bytea, OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea) TO oncebox_consumer;
 
+REVOKE ALL ON FUNCTION oncebox.count_lost(lane smallint, stream text, since timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.count_lost(lane smallint, stream text, since timestamp with time zone) TO oncebox_operator;
+
 REVOKE ALL ON FUNCTION oncebox.count_segment(number smallint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.count_segment(number smallint) TO oncebox_operator;
 
@@ -4952,7 +5031,6 @@ GRANT ALL ON FUNCTION oncebox.drain_segments() TO oncebox_relay;
 
 REVOKE ALL ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint) TO oncebox_relay;
-GRANT ALL ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.enable_events(kinds text[], by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enable_events(kinds text[], by text, note text) TO oncebox_operator;
@@ -5069,8 +5147,11 @@ GRANT ALL ON FUNCTION oncebox.pause_delivery(kind text, value text, rate double 
 
 REVOKE ALL ON FUNCTION oncebox.pause_event() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION oncebox.record_action(action text, by text, note text, messages bigint, reason text) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.record_action(action text, by text, note text, messages bigint, reason text) TO oncebox_operator;
+REVOKE ALL ON FUNCTION oncebox.prune_inbox(first_block bigint, end_block bigint, only_count boolean, by text, note text, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.prune_inbox(first_block bigint, end_block bigint, only_count boolean, by text, note text, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.prune_segment(retention_seconds double precision, by text, note text, why text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.prune_segment(retention_seconds double precision, by text, note text, why text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.record_dead_letter(scope text, tenant text, key text, subject text, headers jsonb, payload bytea, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, reason text) FROM PUBLIC;
 
@@ -5092,9 +5173,11 @@ GRANT ALL ON FUNCTION oncebox.request_fingerprint(method text, path text, query 
 
 REVOKE ALL ON FUNCTION oncebox.request_key(tenant text, client_key text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION oncebox.resend_loss(lane smallint, stream text, since timestamp with time zone, by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.resend_loss(lane smallint, stream text, since timestamp with time zone, by text, note text) TO oncebox_operator;
+
 REVOKE ALL ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) TO oncebox_relay;
-GRANT ALL ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.resend_missing(lane smallint, ids bigint[], by text, note text, why text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.resend_missing(lane smallint, ids bigint[], by text, note text, why text) TO oncebox_operator;
@@ -5188,7 +5271,6 @@ REVOKE ALL ON FUNCTION oncebox.sweep_basis() FROM PUBLIC;
 REVOKE ALL ON FUNCTION oncebox.sweep_due(first_block bigint, end_block bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.sweep_inbox(first_block bigint, end_block bigint, only_count boolean, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.sweep_inbox(first_block bigint, end_block bigint, only_count boolean, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.sweep_inboxes(OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint, OUT is_last boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.sweep_inboxes(OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint, OUT is_last boolean) TO oncebox_consumer;
@@ -5415,3 +5497,5 @@ GRANT SELECT(undone_at) ON TABLE oncebox.saga_step TO oncebox_relay;
 
 GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.stream TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.stream TO oncebox_operator;
+
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.throttle TO oncebox_relay;

@@ -22,6 +22,7 @@ mod prune;
 mod relay;
 mod replay;
 mod saga;
+mod scope;
 mod status;
 mod trace;
 mod verify;
@@ -66,6 +67,7 @@ enum Action {
     Adopt(adopt::Adopt),
     PruneOutbox(prune::OfOutbox),
     PruneInboxes(prune::OfInboxes),
+    Scope(scope::Scope),
     /// Holds where to look.
     Trace(trace::Trace, Vec<trace::Place>),
     Databases(databases::Databases),
@@ -179,6 +181,7 @@ fn parser() -> clap::Command {
                 .subcommand(
                     dead_letters::command(connection, options(FOR_BOTH).collect()).after_help(secrets_help()),
                 )
+                .subcommand(scope::command(connection))
                 .subcommand(prune::of_inboxes(connection())),
         )
         .subcommand(saga::command(connection))
@@ -304,6 +307,7 @@ impl Command {
             (["inbox", "failing", name], config) => {
                 Action::Failing(failing::Failing::new(name, flags), config)
             }
+            (["inbox", "scope", name], _) => Action::Scope(scope::Scope::new(name, flags)),
             (["inbox", "prune"], _) => Action::PruneInboxes(prune::OfInboxes::new(flags)),
             (["outbox", "enqueue"], _) => {
                 Action::Enqueue(enqueue::Enqueue::new(flags).map_err(|mistake| ConfigError(vec![mistake]))?)
@@ -348,6 +352,7 @@ impl Command {
             Action::Adopt(adopt) => adopt.run(&self.outbox).await,
             Action::PruneOutbox(prune) => prune.run(&self.outbox).await,
             Action::PruneInboxes(prune) => prune.run(&self.outbox).await,
+            Action::Scope(scope) => scope.run(&self.outbox).await,
             Action::Relay(config, console) => relay::one(*config, console).await,
             Action::Relays(databases, sources, console) => relay::many(databases, *sources, console).await,
             Action::Migrate(migrate) => migrate.run(&self.outbox).await,

@@ -210,6 +210,14 @@ impl PostgresError {
         // Operator intervention, and the answers of poolers while they have no server.
         source.code().is_none_or(|code| ["57P", "08"].iter().any(|class| code.code().starts_with(class)))
     }
+
+    /// Why PostgreSQL takes no writes, if that is so: its disk is full, or it is read-only.
+    pub fn refused_writes(&self) -> Option<String> {
+        let StoreError::Statement(_, source) = &self.0 else { return None };
+        let refused = source.as_db_error()?;
+        let is_one = [SqlState::DISK_FULL, SqlState::READ_ONLY_SQL_TRANSACTION].contains(refused.code());
+        is_one.then(|| format!("PostgreSQL takes no writes: {}", refused.message()))
+    }
 }
 
 fn sql_state<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e SqlState> {

@@ -31,6 +31,7 @@ mod relay_settings;
 mod replay;
 mod resend;
 mod sagas;
+mod scopes;
 mod selection;
 mod shell;
 mod shown;
@@ -76,6 +77,7 @@ pub use self::{
         ActedOn, SAGA_STATES, Saga, SagaAction, SagaDefinition, SagaDetails, SagaDrawing, SagaEvent,
         SagaGraphStep, SagaNode, SagaProgress, SagaSelection, SagaStep,
     },
+    scopes::{Keeps, ScopeChange, ScopeSettings},
     selection::{
         DeadLetterSelection, FailingId, FailingSelection, ParkedKind, ParkedSelection, ReplaySelection,
         SubjectPattern,

@@ -6,7 +6,7 @@ use oncebox_connect::{error::RelayError, postgres::Parameter};
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::{Operator, execute, parked::rfc3339, query};
+use super::{Operator, parked::rfc3339, query};
 
 /// A stream's loss of messages that it had acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -97,19 +97,12 @@ impl Operator {
         let mut messages = 0;
         for lane in rows.iter().map(|row| row.get::<_, i16>(0)) {
             let transaction = self.begin().await?;
-            let parameters: [&dyn Parameter; 3] = [&lane, &stream, &since];
-            let counted = query(&transaction, "count what was lost", &sql.count_lost, &parameters).await?;
-            let count: i64 = counted.first().map_or(0, |row| row.get("messages"));
-            messages += count.unsigned_abs();
-            if dry_run {
-                continue;
-            }
-            query(&transaction, "send again what was lost", &sql.resend, &parameters).await?;
-            if count > 0 {
-                let reason = format!("lost by stream {stream}");
-                let parameters: [&dyn Parameter; 4] = [&stamp.operator, &stamp.note, &count, &reason];
-                execute(&transaction, "record it", &sql.record_resend, &parameters).await?;
-            }
+            let parameters: [&dyn Parameter; 5] = [&lane, &stream, &since, &stamp.operator, &stamp.note];
+            let rows = match dry_run {
+                true => query(&transaction, "count what was lost", &sql.count_lost, &parameters[..3]).await?,
+                false => query(&transaction, "send again what was lost", &sql.resend, &parameters).await?,
+            };
+            messages += rows.first().map_or(0, |row| row.get::<_, i64>("messages").unsigned_abs());
             transaction.commit().await.map_err(super::failed("commit"))?;
         }
         Ok(Some(messages))

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use oncebox_connect::{error::RelayError, postgres::Parameter};
-use oncebox_relay::facts::{self, Emptied};
+use oncebox_relay::facts;
 
-use super::{Operator, execute, failed, query};
+use super::{Operator, failed, query};
 
 impl Operator {
     /// Empties the segments of the log that were drained longer ago than `retention`, as the relays
@@ -26,8 +26,8 @@ impl Operator {
         let mut messages = 0;
         loop {
             while self.find_unsent(retention).await? {}
-            let Some(emptied) = self.empty_segment(retention).await? else { break };
-            messages += emptied.messages;
+            let Some(emptied) = self.prune_segment(retention).await? else { break };
+            messages += emptied;
         }
         while self.forget_emptied().await? {}
         Ok(messages)
@@ -55,19 +55,15 @@ impl Operator {
         Ok(more)
     }
 
-    async fn empty_segment(&mut self, retention: Duration) -> Result<Option<Emptied>, RelayError> {
-        let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
+    /// About how many messages went; `None` when there is nothing to do.
+    async fn prune_segment(&mut self, retention: Duration) -> Result<Option<u64>, RelayError> {
+        let (stamp, sql) = (self.stamp.clone(), self.sql.clone());
         let transaction = self.begin().await?;
-        query(&transaction, "lock the maintenance", &sql.lock_maintenance, &[]).await?;
-        let emptied = facts::empty_segment(&transaction, &schema, retention).await;
-        let emptied = emptied.map_err(failed("empty a segment"))?;
-        let messages = emptied.map_or(0, |emptied| i64::try_from(emptied.messages).unwrap_or(i64::MAX));
-        if messages > 0 {
-            let reason = format!("settled longer ago than {}", humantime::format_duration(retention));
-            let parameters: [&dyn Parameter; 4] = [&stamp.operator, &stamp.note, &messages, &reason];
-            execute(&transaction, "record it", &sql.record_prune, &parameters).await?;
-        }
+        let reason = format!("settled longer ago than {}", humantime::format_duration(retention));
+        let seconds = retention.as_secs_f64();
+        let parameters: [&dyn Parameter; 4] = [&seconds, &stamp.operator, &stamp.note, &reason];
+        let rows = query(&transaction, "empty a segment", &sql.prune_segment, &parameters).await?;
         transaction.commit().await.map_err(failed("commit"))?;
-        Ok(emptied)
+        Ok(rows.first().and_then(|row| row.get::<_, Option<i64>>("messages")).map(i64::unsigned_abs))
     }
 }

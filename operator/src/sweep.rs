@@ -3,7 +3,7 @@
 use oncebox_connect::{error::RelayError, postgres::Parameter};
 use serde::Serialize;
 
-use super::{Operator, execute, query};
+use super::{Operator, query};
 
 /// Blocks of each table that one transaction looks at.
 const BLOCKS: i64 = 128;
@@ -21,12 +21,6 @@ pub struct Swept {
     /// Effects outside the database that went with these, and of which nobody found out whether
     /// they happened.
     pub unknown_effects: u64,
-}
-
-impl Swept {
-    fn rows(self) -> u64 {
-        self.keys + self.dead_letters + self.claims
-    }
 }
 
 impl Operator {
@@ -57,7 +51,7 @@ impl Operator {
         let (stamp, sql) = (self.stamp.clone(), self.sql.clone());
         let transaction = self.begin().await?;
         let end = first + BLOCKS;
-        let parameters: [&dyn Parameter; 3] = [&first, &end, &dry_run];
+        let parameters: [&dyn Parameter; 5] = [&first, &end, &dry_run, &stamp.operator, &stamp.note];
         let rows = query(&transaction, "sweep the inbox", &sql.sweep, &parameters).await?;
         let count = |column: &str| {
             rows.first().and_then(|row| u64::try_from(row.get::<_, i64>(column)).ok()).unwrap_or(0)
@@ -68,16 +62,6 @@ impl Operator {
             claims: count("claims"),
             unknown_effects: count("unknown_effects"),
         };
-        if swept.rows() > 0 && !dry_run {
-            let Swept { keys, dead_letters, claims, unknown_effects } = swept;
-            let reason = format!(
-                "beyond the retentions of inboxes: keys {keys}, dead letters {dead_letters}, claims {claims}, \
-                 effects of unknown outcome {unknown_effects}"
-            );
-            let rows = i64::try_from(swept.rows()).unwrap_or(i64::MAX);
-            let parameters: [&dyn Parameter; 4] = [&stamp.operator, &stamp.note, &rows, &reason];
-            execute(&transaction, "record it", &sql.record_sweep, &parameters).await?;
-        }
         transaction.commit().await.map_err(super::failed("commit"))?;
         Ok(swept)
     }

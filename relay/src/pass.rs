@@ -39,9 +39,12 @@ pub use self::{
 };
 use crate::error::{RelayError, StoreError};
 
+/// The longest wait for an answer of PostgreSQL; `RelayError::PostgresTimeout` names it.
+pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(45);
+
 /// Every statement has a deadline of the server; this one is for a server that no longer answers.
-async fn bounded<T>(step: impl Future<Output = Result<T, StoreError>>) -> Result<T, RelayError> {
-    match timeout(Duration::from_secs(45), step).await {
+pub(crate) async fn bounded<T>(step: impl Future<Output = Result<T, StoreError>>) -> Result<T, RelayError> {
+    match timeout(ANSWER_MAX, step).await {
         Ok(result) => result.map_err(RelayError::store),
         Err(_) => Err(RelayError::PostgresTimeout),
     }

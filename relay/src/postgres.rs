@@ -19,5 +19,6 @@ pub(crate) mod room;
 pub(crate) mod session;
 pub(crate) mod settle;
 pub(crate) mod store;
+mod throttle;
 
 pub(crate) use store::Store;

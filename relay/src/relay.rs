@@ -16,7 +16,7 @@ use crate::{
         keeper, streams,
     },
     pass::{
-        Budget, Common, Demand, Runner,
+        ANSWER_MAX, Budget, Common, Demand, Runner, bounded,
         home::Gate,
         maintenance::Maintainer,
         mover::Mover,
@@ -66,7 +66,8 @@ impl Relay {
         Self::connect(config).await?.serve(shutdown).await
     }
 
-    /// Connects to both servers, once, and checks the schema's version.
+    /// Connects to both servers, once, and checks the schema's version. A server that accepts a
+    /// connection and does not answer ends it; one that answers late does not.
     ///
     /// # Errors
     /// A server cannot be reached or does not let us in, or the schema has another version.
@@ -98,9 +99,10 @@ impl Relay {
         let connection = pool.get().await.map_err(|error| {
             RelayError::no_postgres(config.outbox.postgres_target(), NoConnection::from(error))
         })?;
-        check_version(&**connection, &config.outbox.schema).await?;
+        let checking = timeout(ANSWER_MAX, check_version(&**connection, &config.outbox.schema)).await;
+        checking.map_err(|_| RelayError::PostgresTimeout)??;
         drop(connection);
-        let store = Store::new(pool, config.outbox.schema.clone()).await.map_err(RelayError::store)?;
+        let store = bounded(Store::new(pool, config.outbox.schema.clone())).await?;
         let store = Arc::new(if common.is_some() { store.one_of_many() } else { store });
         store.look_for_pooler().await.map_err(RelayError::store)?;
         refuse_subscriber(&store).await?;
@@ -115,24 +117,15 @@ impl Relay {
         let trace_file = trace_file.transpose().map_err(RelayError::TraceFile)?;
         let tuning = config.tuning.clone();
         let breaker = server.breaker.clone();
-        let shared = Shared {
-            store,
-            connections,
-            tuning,
-            metrics,
-            traces: None,
-            trace_file,
-            budget,
-            breaker,
-            throttles: Default::default(),
-        };
+        let shared =
+            Shared { store, connections, tuning, metrics, traces: None, trace_file, budget, breaker };
         Ok(Self { config, shared, server, first_connection, systemd: None, scrapes_beside })
     }
 
     /// The database that the relay has reached; `None` when its outbox is not whole.
     pub(crate) async fn place(&self) -> Result<Option<Place>, RelayError> {
         let address = self.config.outbox.postgres_target();
-        let home = self.shared.store.look_home(&address).await.map_err(RelayError::store)?;
+        let home = bounded(self.shared.store.look_home(&address)).await?;
         Ok(home.map(|home| home.here))
     }
 
@@ -278,7 +271,7 @@ impl Tasks {
 /// A subscription that writes the log applies some rows late, with ids and transactions of another
 /// cluster: a relay would take them for settled.
 async fn refuse_subscriber(store: &Arc<Store>) -> Result<(), RelayError> {
-    let faults = store.stopping_faults().await.map_err(RelayError::store)?;
+    let faults = bounded(store.stopping_faults()).await?;
     match faults.iter().find(|fault| fault.fault == "subscription") {
         Some(fault) => Err(RelayError::Subscribed(fault.explained(store.schema().as_str()).to_string())),
         None => Ok(()),

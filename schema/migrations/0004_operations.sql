@@ -97,6 +97,18 @@ COMMENT ON TABLE {schema}.pause IS 'What operators have paused or throttled: rel
 COMMENT ON COLUMN {schema}.pause.rate IS 'Messages a second; NULL = none.';
 COMMENT ON COLUMN {schema}.pause.subjects IS 'Patterns; of a stream those that it had when it was paused.';
 
+-- Relays count the tokens of each throttle here, under the lock of its row: see take_tokens.sql.
+-- Not in the table pause, whose rows would grow a version with each pass, and each claim reads
+-- them.
+CREATE TABLE {schema}.throttle (
+  kind       text COLLATE "C" NOT NULL,
+  value      text COLLATE "C" NOT NULL,
+  tokens     double precision NOT NULL DEFAULT 0,
+  counted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+  CONSTRAINT throttle_pkey PRIMARY KEY (kind, value)
+);
+COMMENT ON TABLE {schema}.throttle IS 'How many messages each throttle lets pass at once, and when that was counted.';
+
 -- A dead letter of an inbox is recorded with its scope, and need not have a key. Of a saga, scope
 -- is the type, key the saga's, reason the step.
 CREATE TABLE {schema}.audit (

@@ -48,7 +48,7 @@ COMMENT ON COLUMN {schema}.inbox_effect.result IS 'The result as JSON (done), or
 
 -- Refuses while a key is claimed under a lease, or an effect is unknown: the other mode would not
 -- see it.
-CREATE FUNCTION {schema}.change_inbox_mode(inbox_scope text, new_mode text)
+CREATE FUNCTION {schema}.change_inbox_mode(inbox_scope text, new_mode text, by text DEFAULT NULL, note text DEFAULT NULL)
 RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   pending bigint;
@@ -71,9 +71,9 @@ BEGIN
     RAISE EXCEPTION 'scope "%" is not known', $1
       USING ERRCODE = 'OB002', HINT = 'Scopes are listed in inbox_scope.';
   END IF;
-  INSERT INTO {schema}.audit (action, scope, reason) VALUES ('change-scope', $1, 'mode ' || $2);
+  INSERT INTO {schema}.audit (operator, note, action, scope, reason) VALUES ($3, $4, 'change-scope', $1, 'mode ' || $2);
 END $$;
-COMMENT ON FUNCTION {schema}.change_inbox_mode(text, text) IS 'Lets a scope claim its keys in the other mode from now on. Stop all processes of the scope first: one that still runs would handle messages a second time.';
+COMMENT ON FUNCTION {schema}.change_inbox_mode IS 'Lets a scope claim its keys in the other mode from now on. Stop all processes of the scope first: one that still runs would handle messages a second time.';
 
 -- The settings of a scope, which processes only propose when they register it first.
 CREATE FUNCTION {schema}.change_scope(

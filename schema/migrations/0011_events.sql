@@ -235,14 +235,6 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.resume_delivery IS 'For operators: ends a pause, or a throttle. No row when there was none.';
 
-CREATE FUNCTION {schema}.record_action(action text, by text, note text, messages bigint, reason text) RETURNS void
-LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  INSERT INTO {schema}.audit (operator, note, action, messages, reason)
-  SELECT $2, $3, $1, $4, $5
-  WHERE $1 IN ('prune', 'resend')
-$$;
-COMMENT ON FUNCTION {schema}.record_action IS 'For operators: records what prune and resend did with functions that relays use, too.';
-
 -- Makes a failing message due now, for an operator. No row when the key has ended, or one of its
 -- messages is due already and none has failed since: so a key gets one copy for each time that it
 -- fails. The number, of the key's last failure, makes the same id for the broker when the command

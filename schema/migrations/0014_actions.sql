@@ -224,6 +224,74 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.resend_missing IS 'For operators: parks settled messages of a lane that a stream does not hold, or holds otherwise, so that they are sent again under their ids. Returns their ids.';
 
+CREATE FUNCTION {schema}.prune_segment(retention_seconds float8, by text, note text, why text) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  messages bigint;
+BEGIN
+  PERFORM FROM {schema}.maintenance FOR UPDATE;
+  SELECT e.messages INTO messages FROM {schema}.empty_segment(retention_seconds) AS e;
+  INSERT INTO {schema}.audit (operator, note, action, messages, reason)
+  SELECT prune_segment.by, prune_segment.note, 'prune', messages, prune_segment.why
+  WHERE messages > 0;
+  RETURN messages;
+END $$;
+COMMENT ON FUNCTION {schema}.prune_segment IS 'For operators: empty_segment() by hand. Returns about how many messages went; NULL when there was nothing to do.';
+
+CREATE FUNCTION {schema}.prune_inbox(
+  first_block bigint, end_block bigint, only_count boolean, by text, note text,
+  OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint
+)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  SELECT s.* INTO keys, dead_letters, claims, unknown_effects
+  FROM {schema}.sweep_inbox(first_block, end_block, only_count) AS s;
+  INSERT INTO {schema}.audit (operator, note, action, messages, reason)
+  SELECT prune_inbox.by, prune_inbox.note, 'prune', keys + dead_letters + claims,
+    format('beyond the retentions of inboxes: keys %s, dead letters %s, claims %s, effects of unknown outcome %s',
+           keys, dead_letters, claims, unknown_effects)
+  WHERE NOT only_count AND keys + dead_letters + claims > 0;
+END $$;
+COMMENT ON FUNCTION {schema}.prune_inbox IS 'For operators: sweep_inbox() by hand, or only a count.';
+
+-- The messages of a lane that would be sent again: settled since the receipt that the stream can
+-- prove, to subjects of the stream. The stream drops those that it still has, as duplicates.
+CREATE FUNCTION {schema}.count_lost(lane smallint, stream text, since timestamptz) RETURNS bigint
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT count(*)
+  FROM (
+    SELECT l.lane, l.floor, l.high, l.snap
+    FROM {schema}.loss AS l
+    WHERE l.lane = $1 AND l.stream = $2 AND l.resending_at IS NULL
+    ORDER BY l.number
+    LIMIT 1
+  ) AS lost
+  JOIN {schema}.lane_cursor AS c ON c.lane = lost.lane
+  JOIN {schema}.message AS m ON m.lane = lost.lane
+  JOIN {schema}.stream AS s ON s.name = $2
+  WHERE m.id > lost.floor
+    AND (m.id > lost.high OR NOT pg_visible_in_snapshot(m.xact, lost.snap))
+    AND (m.id <= c.floor OR m.id <= c.high AND pg_visible_in_snapshot(m.xact, c.snap))
+    AND m.subject COLLATE "C" ~ s.subjects
+    AND ($3 IS NULL OR m.created_at >= $3)
+    AND NOT EXISTS (SELECT FROM {schema}.parked AS p WHERE p.lane = m.lane AND p.id = m.id OFFSET 0)
+    AND NOT EXISTS (SELECT FROM {schema}.discarded AS d WHERE d.lane = m.lane AND d.id = m.id OFFSET 0)
+$$;
+COMMENT ON FUNCTION {schema}.count_lost IS 'For operators: how many messages of a lane resend_loss() would have sent again.';
+
+CREATE FUNCTION {schema}.resend_loss(lane smallint, stream text, since timestamptz, by text, note text) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  messages bigint := {schema}.count_lost(resend_loss.lane, resend_loss.stream, resend_loss.since);
+BEGIN
+  PERFORM {schema}.resend_lost(resend_loss.lane, resend_loss.stream, resend_loss.since);
+  INSERT INTO {schema}.audit (operator, note, action, lane, messages, reason)
+  SELECT resend_loss.by, resend_loss.note, 'resend', resend_loss.lane, messages, format('lost by stream %s', resend_loss.stream)
+  WHERE messages > 0;
+  RETURN messages;
+END $$;
+COMMENT ON FUNCTION {schema}.resend_loss IS 'For operators: resend_lost() by hand. Returns how many messages come into question.';
+
 -- For operators: relays may serve this copy of an outbox. If it has moved it stays who it is. Else
 -- it becomes an outbox of its own, with a new identity, so it has neither receipts nor losses, and
 -- its backlog is sent or discarded. All lanes are locked, so no relay is in the middle of a pass;

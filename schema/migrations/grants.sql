@@ -93,6 +93,7 @@ BEGIN
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.cursor TO "{name}_relay";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.parked TO "{name}_relay";
     GRANT SELECT ON {schema}.pause TO "{name}_relay";
+    GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.throttle TO "{name}_relay";
     -- Receipts, and losses of streams.
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.receipt, {schema}.late_receipt TO "{name}_relay";
     GRANT SELECT, INSERT, UPDATE ON {schema}.stream TO "{name}_relay";
@@ -115,7 +116,7 @@ BEGIN
       {schema}.segment TO "{name}_operator";
     GRANT SELECT ON SEQUENCE {schema}.turn TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.old_segments(float8), {schema}.count_segment(smallint), {schema}.find_unsent(float8, integer),
-      {schema}.empty_segment(float8), {schema}.forget_emptied(integer)
+      {schema}.forget_emptied(integer), {schema}.count_lost(smallint, text, timestamptz)
       TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.lane_of(text) TO "{name}_operator";
     GRANT SELECT ON {schema}.delayed, {schema}.barrier TO "{name}_operator";
@@ -135,7 +136,8 @@ BEGIN
       {schema}.pause_delivery(text, text, double precision, text[], text, text, text, timestamptz, double precision),
       {schema}.resume_delivery(text, text, text, text),
       {schema}.resend_missing(smallint, bigint[], text, text, text),
-      {schema}.record_action(text, text, text, bigint, text),
+      {schema}.prune_segment(float8, text, text, text), {schema}.prune_inbox(bigint, bigint, boolean, text, text),
+      {schema}.resend_loss(smallint, text, timestamptz, text, text),
       {schema}.enable_events(text[], text, text), {schema}.disable_events(text[], text, text),
       {schema}.retry_saga_as(bigint, text, text, text), {schema}.skip_saga_step_as(bigint, text, text, text),
       {schema}.abandon_saga_as(bigint, text, text, text),
@@ -146,13 +148,11 @@ BEGIN
       TO "{name}_operator";
     -- Losses of streams, and their repair.
     GRANT SELECT ON {schema}.loss, {schema}.receipt, {schema}.stream, {schema}.maintenance_fault TO "{name}_operator";
-    GRANT EXECUTE ON FUNCTION {schema}.resend_lost(smallint, text, timestamptz) TO "{name}_operator";
     GRANT SELECT ON {schema}.inbox_scope, {schema}.inbox_snooze, {schema}.inbox_attempt, {schema}.relay,
       {schema}.dead_letter, {schema}.inbox
       TO "{name}_operator";
     GRANT SELECT (scope, tenant, key, state, lease_until) ON {schema}.inbox_claim TO "{name}_operator";
-    GRANT EXECUTE ON FUNCTION {schema}.sweep_inbox(bigint, bigint, boolean) TO "{name}_operator";
-    GRANT EXECUTE ON FUNCTION {schema}.change_inbox_mode(text, text),
+    GRANT EXECUTE ON FUNCTION {schema}.change_inbox_mode(text, text, text, text),
       {schema}.change_scope(text, interval, interval, text, text, text) TO "{name}_operator";
   END IF;
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_consumer') THEN

@@ -94,6 +94,10 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
     ),
     ("oncebox outbox verify --stream ORDERS --resend --dry-run", "How many messages would be sent again"),
     ("oncebox outbox prune --retention 36h --dry-run", "How many messages were settled longer ago"),
+    (
+        "oncebox inbox scope change shop:mails --retention 30d --dry-run",
+        "See how the settings of a scope would change",
+    ),
     ("oncebox inbox prune", "Delete keys and dead letters beyond the retentions of inboxes"),
     (
         "oncebox completions bash > /etc/bash_completion.d/oncebox",

@@ -57,7 +57,8 @@ const TURNS: [usize; 16] = [0, 1, 1, 0, 1, 0, 0, 1, 1, 0, 0, 1, 0, 1, 1, 0];
 pub async fn shares_backends(one: &Client, other: &Client) -> bool {
     let mut backends: [Option<i32>; 2] = [None, None];
     for turn in TURNS {
-        let Ok(row) = [one, other][turn].query_typed_one("SELECT pg_backend_pid()", &[]).await else {
+        let asking = [one, other][turn].query_typed_one("SELECT pg_backend_pid()", &[]);
+        let Ok(Ok(row)) = timeout(MARK_MAX, asking).await else {
             return false;
         };
         let backend: i32 = row.get(0);

@@ -45,7 +45,7 @@ use tokio::time::Instant;
 
 use self::{front::Held, subjects::Silent};
 pub(crate) use self::{
-    front::{Front, LANE_PROBES, is_answered},
+    front::{Front, LANE_PROBES, THROTTLED, is_answered},
     group::{Place, SELDOM, Tried, WAITS},
     subjects::Sending,
 };
@@ -109,6 +109,8 @@ struct Circuits {
     heard: Option<Instant>,
     silent: Vec<Silent>,
     lanes: HashMap<i16, Lane>,
+    /// When messages that a throttle refused are tried again.
+    throttled: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -126,6 +128,21 @@ impl Breaker {
     /// NATS has answered.
     pub(crate) fn heard(&self, now: Instant) {
         self.circuits().heard = Some(now);
+    }
+
+    /// A throttle has refused messages.
+    pub(crate) fn throttled(&self) {
+        self.circuits().throttled = Some(Instant::now() + THROTTLED);
+    }
+
+    /// The time until messages that a throttle refused are tried again, if there are any.
+    pub(crate) fn throttle_pause(&self) -> Option<Duration> {
+        self.circuits().throttled.map(|next| next.saturating_duration_since(Instant::now()))
+    }
+
+    /// A claim begins, which finds the throttled messages whose time has come.
+    pub(crate) fn claims(&self) {
+        self.circuits().throttled.take_if(|next| *next <= Instant::now());
     }
 
     /// Whether NATS has answered any worker within this time: then it is there, and silent only to

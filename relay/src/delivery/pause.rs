@@ -2,23 +2,18 @@
 //!
 //! Each claim reads the pauses in its own transaction, so a relay obeys a new one from its next
 //! pass on, and so does a relay that has just started. A paused message is refused unsent, as by a
-//! full stream: see `breaker`.
+//! full stream: see `breaker`. A throttle's tokens lie in the database, since several relays, and
+//! several workers of each, send its messages: see `take_tokens.sql`.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-};
+use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use tokio::time::Instant;
 
-use super::{decision::Paused, message::Message, subjects::covers};
-
-/// A throttle that was not used lets the messages of so many seconds pass at once.
-const BURST_SECONDS: f64 = 1.0;
+use super::{
+    decision::{Failure, Paused},
+    message::Message,
+    subjects::covers,
+};
 
 /// A row of the table `pause`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -41,15 +36,25 @@ impl Pause {
 
 /// The pauses that a claim has read.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Pauses {
-    all: Vec<Pause>,
-    throttles: Throttles,
+pub(crate) struct Pauses(Vec<Pause>);
+
+/// The throttles of a pass, in columns, with how many messages each is to let pass.
+#[derive(Debug, Default)]
+pub(crate) struct Wanted<'p> {
+    pub(crate) places: Vec<i32>,
+    pub(crate) kinds: Vec<&'p str>,
+    pub(crate) values: Vec<&'p str>,
+    pub(crate) rates: Vec<f64>,
+    pub(crate) messages: Vec<i64>,
 }
+
+/// How many messages each throttle lets pass now, by its place in [`Wanted`].
+pub(crate) type Tokens = BTreeMap<i32, i64>;
 
 impl Pauses {
     /// From the JSON of a claim. While it cannot be read, as when somebody has written a rate that
     /// is no number, all messages wait: one of them may be paused.
-    pub(crate) fn parse(json: Option<&str>, throttles: &Throttles) -> Self {
+    pub(crate) fn parse(json: Option<&str>) -> Self {
         let unreadable = || Pause {
             kind: "all".to_owned(),
             value: "messages: the table pause cannot be read".to_owned(),
@@ -58,27 +63,54 @@ impl Pauses {
             ordering_key: None,
         };
         let read = |json| serde_json::from_str(json).unwrap_or_else(|_| vec![unreadable()]);
-        Self { all: json.map(read).unwrap_or_default(), throttles: throttles.clone() }
+        Self(json.map(read).unwrap_or_default())
     }
 
-    /// Marks the messages that are not to be sent now.
-    pub(crate) fn mark(&self, messages: &mut [Message]) {
-        if self.all.is_empty() {
-            return;
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The tokens that the messages want. A paused one wants none.
+    pub(crate) fn wanted(&self, messages: &[Message]) -> Wanted<'_> {
+        let mut wanted = Wanted::default();
+        let is_paused = |message: &Message| self.0.iter().any(|p| p.rate.is_none() && p.takes(message));
+        let due: Vec<&Message> = messages.iter().filter(|m| is_due(m) && !is_paused(m)).collect();
+        for (place, pause) in (0..).zip(&self.0) {
+            let Some(rate) = pause.rate else { continue };
+            let messages = due.iter().filter(|message| pause.takes(message)).count();
+            if messages > 0 {
+                wanted.places.push(place);
+                wanted.kinds.push(&pause.kind);
+                wanted.values.push(&pause.value);
+                wanted.rates.push(rate);
+                wanted.messages.push(i64::try_from(messages).unwrap_or(i64::MAX));
+            }
         }
-        // One moment for all: a later message of a lane is not admitted before an earlier one.
-        let now = Instant::now();
-        let due = |message: &&mut Message| !message.blocked && !message.is_passed;
-        for message in messages.iter_mut().filter(due) {
-            message.paused = self.of(message, now);
+        wanted
+    }
+
+    /// Marks the messages that are not to be sent now. The oldest get the tokens, in whichever lane
+    /// they are; a later message of a lane is not admitted before an earlier one.
+    pub(crate) fn mark(&self, messages: &mut [Message], mut tokens: Tokens) {
+        let mut oldest_first: Vec<&mut Message> = messages.iter_mut().filter(|m| is_due(m)).collect();
+        oldest_first.sort_by_key(|message| message.id);
+        for message in oldest_first {
+            message.paused = self.of(message, &mut tokens);
         }
     }
 
-    fn of(&self, message: &Message, now: Instant) -> Option<Paused> {
-        let of_it: Vec<&Pause> = self.all.iter().filter(|pause| pause.takes(message)).collect();
-        let paused = of_it.iter().find(|pause| pause.rate.is_none());
-        let throttled = || of_it.iter().find(|pause| !self.throttles.admit(pause, now));
-        paused.or_else(throttled).map(|pause| Paused {
+    fn of(&self, message: &Message, tokens: &mut Tokens) -> Option<Paused> {
+        let of_it: Vec<(i32, &Pause)> =
+            (0..).zip(&self.0).filter(|(_, pause)| pause.takes(message)).collect();
+        let paused = of_it.iter().find(|(_, pause)| pause.rate.is_none());
+        let has_none = |place| tokens.get(place).is_none_or(|left| *left == 0);
+        let refused = paused.or_else(|| of_it.iter().find(|(place, _)| has_none(place)));
+        if refused.is_none() {
+            for (place, _) in &of_it {
+                tokens.entry(*place).and_modify(|left| *left -= 1);
+            }
+        }
+        refused.map(|(_, pause)| Paused {
             what: format!("{} {}", pause.kind, pause.value).into(),
             is_throttled: pause.rate.is_some(),
             is_by_subject: pause.subjects.is_some(),
@@ -86,50 +118,25 @@ impl Pauses {
     }
 }
 
-/// The token buckets of a relay, for all its workers. Of several relays only the leader sends
-/// throttled messages.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Throttles(Arc<Buckets>);
-
-#[derive(Debug, Default)]
-struct Buckets {
-    is_standby: AtomicBool,
-    /// The tokens of each throttle, and when they were counted.
-    tokens: Mutex<HashMap<String, (f64, Instant)>>,
+impl Failure {
+    /// An operator lets some of these messages pass now, and others later.
+    pub(crate) fn is_throttled(&self) -> bool {
+        matches!(self, Self::Paused(paused) if paused.is_throttled)
+    }
 }
 
-impl Throttles {
-    pub(crate) fn stand_by(&self, is_standby: bool) {
-        self.0.is_standby.store(is_standby, Relaxed);
-    }
-
-    fn admit(&self, pause: &Pause, now: Instant) -> bool {
-        let Some(rate) = pause.rate else { return false };
-        if self.0.is_standby.load(Relaxed) {
-            return false;
-        }
-        let mut buckets = self.0.tokens.lock().unwrap_or_else(PoisonError::into_inner);
-        let most = (rate * BURST_SECONDS).max(1.0);
-        // Those of throttles that have ended are full, and say nothing.
-        buckets.retain(|_, (_, counted)| now.saturating_duration_since(*counted).as_secs() < 60);
-        let bucket = buckets.entry(format!("{} {}", pause.kind, pause.value)).or_insert((1.0, now));
-        let tokens = (bucket.0 + rate * now.saturating_duration_since(bucket.1).as_secs_f64()).min(most);
-        let admits = tokens >= 1.0;
-        *bucket = (if admits { tokens - 1.0 } else { tokens }, now);
-        admits
-    }
+fn is_due(message: &Message) -> bool {
+    !message.blocked && !message.is_passed
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use proptest::prelude::*;
 
     use super::*;
 
-    fn pauses(json: &str, throttles: &Throttles) -> Pauses {
-        Pauses::parse(Some(json), throttles)
+    fn pauses(json: &str) -> Pauses {
+        Pauses::parse(Some(json))
     }
 
     fn message(subject: &str, ordering_key: Option<&str>) -> Message {
@@ -145,11 +152,10 @@ mod tests {
         let pauses = pauses(
             r#"[{"kind": "subject", "value": "a.>", "rate": null, "subjects": ["a.>"], "ordering_key": null},
                 {"kind": "ordering key", "value": "k", "rate": null, "subjects": null, "ordering_key": "k"}]"#,
-            &Throttles::default(),
         );
         let mut messages =
             [message("a.b", None), message("b", Some("k")), message("b", Some("l")), message("b", None)];
-        pauses.mark(&mut messages);
+        pauses.mark(&mut messages, Tokens::default());
         let what = messages.each_ref().map(|m| m.paused.as_ref().map(|paused| &*paused.what));
         assert_eq!(what, [Some("subject a.>"), Some("ordering key k"), None, None]);
     }
@@ -159,37 +165,36 @@ mod tests {
         let json =
             r#"[{"kind": "subject", "value": "a", "rate": "NaN", "subjects": ["a"], "ordering_key": null}]"#;
         let mut messages = [message("b", None)];
-        pauses(json, &Throttles::default()).mark(&mut messages);
+        pauses(json).mark(&mut messages, Tokens::default());
         assert!(messages[0].paused.is_some());
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_throttle_admits_its_rate_and_a_standby_nothing() {
-        let throttles = Throttles::default();
+    #[test]
+    fn the_oldest_messages_get_the_tokens_of_all_their_throttles() {
         let pauses = pauses(
-            r#"[{"kind": "all", "value": "messages", "rate": 10, "subjects": [">"], "ordering_key": null}]"#,
-            &throttles,
+            r#"[{"kind": "all", "value": "messages", "rate": 10, "subjects": [">"], "ordering_key": null},
+                {"kind": "subject", "value": "a", "rate": 5, "subjects": ["a"], "ordering_key": null},
+                {"kind": "subject", "value": "c", "rate": null, "subjects": ["c"], "ordering_key": null}]"#,
         );
-        let admitted = || {
-            let mut messages: Vec<_> = (0..100).map(|_| message("a", None)).collect();
-            pauses.mark(&mut messages);
-            messages.iter().filter(|message| message.paused.is_none()).count()
-        };
-        assert_eq!(admitted(), 1, "a new relay does not begin with a burst");
-        tokio::time::advance(Duration::from_millis(500)).await;
-        assert_eq!(admitted(), 5);
-        tokio::time::advance(Duration::from_secs(50)).await;
-        throttles.stand_by(true);
-        assert_eq!(admitted(), 0);
-        throttles.stand_by(false);
-        assert_eq!(admitted(), 10, "a second's messages at most");
+        let with_id = |id, subject| Message { id, ..message(subject, None) };
+        let mut messages =
+            [with_id(9, "b"), with_id(3, "a"), with_id(1, "a"), with_id(2, "c"), with_id(8, "b")];
+        let wanted = pauses.wanted(&messages);
+        assert_eq!((wanted.places, wanted.messages), (vec![0, 1], vec![4, 2]), "a paused one wants none");
+        pauses.mark(&mut messages, [(0, 2), (1, 1)].into());
+        let mut sent: Vec<i64> =
+            messages.iter().filter(|message| message.paused.is_none()).map(|message| message.id).collect();
+        sent.sort_unstable();
+        assert_eq!(sent, [1, 8], "3 lacks a token of its subject, 9 one of all messages");
+        pauses.mark(&mut messages, Tokens::default());
+        assert!(messages.iter().all(|message| message.paused.is_some()), "no answer is no token");
     }
 
     proptest! {
         /// While the table cannot be read, all messages wait.
         #[test]
         fn pauses_of_any_text_are_read(text in any::<String>()) {
-            prop_assert_eq!(pauses(&text, &Throttles::default()).all.len(), 1, "{}", text);
+            prop_assert_eq!(pauses(&text).0.len(), 1, "{}", text);
         }
     }
 }

@@ -12,10 +12,7 @@ use tokio::time::Instant;
 use super::{budget::Budget, hot_key::HotKeys};
 use crate::{
     config::{ReadLimits, Tuning},
-    delivery::{
-        breaker::{Breaker, LANE_PROBES},
-        pause::Throttles,
-    },
+    delivery::breaker::{Breaker, LANE_PROBES},
 };
 
 /// While the log alone fills the passes of a worker, it looks for parked messages so often only,
@@ -34,7 +31,6 @@ const GROWTH_MAX: i64 = 256;
 #[derive(Debug)]
 pub(super) struct Bounds {
     pub(super) breaker: Breaker,
-    pub(super) throttles: Throttles,
     pub(super) budget: Budget,
     /// The server takes no larger payload.
     pub(super) payload_max: usize,
@@ -49,10 +45,9 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
-    pub(super) fn new(tuning: &Tuning, breaker: Breaker, throttles: Throttles, budget: Budget) -> Self {
+    pub(super) fn new(tuning: &Tuning, breaker: Breaker, budget: Budget) -> Self {
         Self {
             breaker,
-            throttles,
             budget,
             payload_max: usize::MAX,
             read: tuning.read,
@@ -102,7 +97,7 @@ mod tests {
         let values = values.map(|(name, value)| (name, value.to_owned())).into();
         let mut tuning = crate::Config::from_values(&values).unwrap().tuning;
         (tuning.lanes_max, tuning.read.messages_max) = (lanes_max, messages_max);
-        Bounds::new(&tuning, Breaker::default(), Throttles::default(), Budget::new(&tuning))
+        Bounds::new(&tuning, Breaker::default(), Budget::new(&tuning))
     }
 
     #[tokio::test(start_paused = true)]

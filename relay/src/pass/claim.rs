@@ -60,7 +60,7 @@ impl Claimed {
             return Ok(None);
         }
         let mut parked_due = std::mem::take(&mut lanes.parked_due);
-        let pauses = Pauses::parse(lanes.pauses.as_deref(), &bounds.throttles);
+        let pauses = Pauses::parse(lanes.pauses.as_deref());
         let lanes_full = claimed as i64 >= lanes_max && (claimed as i64) < store.lanes;
         let room = Room { payload_max, admit: &mut |bytes| share.admit(bytes) };
         let (claims, mut messages, seen) = session.read(lanes, limits, room).await?;
@@ -83,7 +83,7 @@ impl Claimed {
             parked_full = is_full;
             messages.extend(parked);
         }
-        pauses.mark(&mut messages);
+        session.mark_paused(&pauses, &mut messages).await?;
         share.lend(messages.iter_mut().map(|message| &mut message.payload));
         for claim in claims.iter().filter(|claim| claim.is_foreign) {
             warn!(

@@ -13,7 +13,7 @@ use crate::{
     backoff::Backoff,
     config::{ReadLimits, Tuning},
     delivery::{
-        breaker::{Breaker, Circuit, Place, SELDOM, Tried, WAITS},
+        breaker::{Breaker, Circuit, Place, SELDOM, THROTTLED, Tried, WAITS},
         cursor::{Read, Settlement},
         decision::{Cause, Decision, Failure},
         message::Message,
@@ -32,8 +32,6 @@ const ATTEMPT: Backoff = Backoff { first: Duration::from_secs(1), max: Duration:
 const ERROR_BYTES_MAX: usize = 1000;
 /// The longest pause of a message that costs no attempt.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// How soon a throttled message is tried again.
-const THROTTLED: Duration = Duration::from_millis(250);
 /// The longest pause of a message that is tried for others.
 const PROBE_PAUSE_MAX: Duration = Duration::from_secs(5);
 
@@ -209,9 +207,7 @@ impl<'a> Plan<'a> {
         let pause_max = if waits_for.is_some() { PROBE_PAUSE_MAX } else { PAUSE_MAX };
         let attempts = before.saturating_add(1);
         let (attempts, delay) = match decision {
-            Decision::Wait if matches!(failure, Failure::Paused(paused) if paused.is_throttled) => {
-                (before, Some(THROTTLED))
-            }
+            Decision::Wait if failure.is_throttled() => (before, Some(THROTTLED)),
             // No attempt is spent, so the pause grows with the time that the message has waited
             // already.
             Decision::Wait => {
@@ -225,7 +221,12 @@ impl<'a> Plan<'a> {
         };
         let place =
             |waits_for: &String, delay| self.breaker.place(message.lane, waits_for, message.id, delay);
+        let is_due = message.parked.as_ref().is_some_and(|parked| parked.is_due);
         let (attempts, delay, waits_for) = match waits_for.zip(delay) {
+            // It was freed for a message that passed, perhaps by another relay.
+            Some((waits_for, delay)) if failure.is_throttled() && is_due => {
+                (before, Some(delay), Some(waits_for))
+            }
             None => (attempts, delay, None),
             Some((waits_for, delay)) => match place(&waits_for, delay) {
                 Place::Probe => (attempts, Some(delay), Some(waits_for)),

@@ -7,9 +7,9 @@
 //! | it was enqueued before the sleep mark was set, so no NOTIFY was sent | the look that follows the mark after the shortest pause; the mark's own transaction does not count. If that look sees a transaction open, the pauses begin anew |
 //! | a wake-up is lost, a lane was locked by a relay that died, a parked message is due | the claim of all lanes, which looks do not prevent |
 //!
-//! All lanes are claimed every 250 ms. While no transaction ends anywhere in the server only time
-//! can make something due, a parked message: then they are claimed ever more rarely, to once a
-//! second.
+//! All lanes are claimed every 250 ms, and when a throttle lets messages pass. While no transaction
+//! ends anywhere in the server only time can make something due, a parked message: then they are
+//! claimed ever more rarely, to once a second.
 
 use std::time::Duration;
 
@@ -69,7 +69,8 @@ impl Worker {
         self.heartbeat.beat();
         let still = quiet.as_ref().filter(|quiet| quiet.snapshot.is_same_but(&snapshot, &quiet.own));
         let still_since = still.map_or_else(Instant::now, |still| still.still_since);
-        if let Some(still) = still.filter(|still| still.is_fresh()) {
+        let is_throttle_due = self.shared.breaker.throttle_pause() == Some(Duration::ZERO);
+        if let Some(still) = still.filter(|still| still.is_fresh() && !is_throttle_due) {
             self.quiet = Some(Quiet { snapshot, own: Vec::new(), ..still.clone() });
             return Ok(Pass::Idle);
         }

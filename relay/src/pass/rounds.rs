@@ -91,7 +91,7 @@ impl Worker {
             claims.iter().map(|claim| (claim.lane, claim.cursor.floor)).unzip();
         let reading = session.read_on(&lanes, &floors, &since, limits);
         let Some(mut come) = bounded(reading).await? else { return Ok(None) };
-        pauses.mark(&mut come.messages);
+        bounded(session.mark_paused(pauses, &mut come.messages)).await?;
         if let Some(trace) = &self.shared.trace_file {
             trace.read_on(published.claimed.pass, &come.messages, &come.snapshot);
         }

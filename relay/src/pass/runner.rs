@@ -115,8 +115,6 @@ impl Runner {
     pub(crate) async fn run(mut self, mut wake: watch::Receiver<u64>, shutdown: CancellationToken) {
         while !shutdown.is_cancelled() {
             self.worker.heartbeat.beat();
-            let is_standby = matches!(*self.leader.borrow(), Leader::Another(_));
-            self.worker.shared.throttles.stand_by(is_standby);
             if !self.demand.is_wanted(self.number) {
                 self.worker.shared.store.close_idle();
                 tokio::select! {
@@ -134,6 +132,8 @@ impl Runner {
                 self.state = State::Woken;
             }
             let Some(pause) = self.pass(&shutdown).await else { continue };
+            // A throttle's tokens do not wait for the end of a pause.
+            let pause = self.worker.shared.breaker.throttle_pause().map_or(pause, |next| pause.min(next));
             tokio::select! {
                 () = sleep(pause) => {}
                 Ok(()) = wake.changed(), if self.number == 0 => self.state = State::Woken,

@@ -64,6 +64,11 @@ impl Settled {
         let Published { claimed, mut outcomes, .. } = published.in_order();
         let Claimed { session, claims, messages, full, limits, share: _share, seen, pass, .. } = claimed;
         let trace = trace_file.map(|file| (file, pass));
+        let is_throttled =
+            |outcome: &Outcome| matches!(outcome, Outcome::Failed(_, failure) if failure.is_throttled());
+        if outcomes.iter().any(is_throttled) {
+            breaker.throttled();
+        }
         hold_lanes(breaker, &session, &claims, &messages, &mut outcomes).await?;
         let acknowledgements = Acknowledgements::new(&claims, &messages, &outcomes);
         let mut plan = Plan::new(full, tuning, breaker);

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     config::Tuning,
-    delivery::{breaker::Breaker, message::Message, outcome::Outcome, pause::Throttles, snapshot::Snapshot},
+    delivery::{breaker::Breaker, message::Message, outcome::Outcome, snapshot::Snapshot},
     error::{RelayError, error_chain},
     nats::{connection::Connections, publisher::Publisher},
     postgres::{
@@ -59,7 +59,6 @@ pub(crate) struct Shared {
     pub(crate) trace_file: Option<TraceFile>,
     pub(crate) budget: Budget,
     pub(crate) breaker: Breaker,
-    pub(crate) throttles: Throttles,
 }
 
 /// A pass after which nothing was due.
@@ -78,12 +77,7 @@ pub(super) struct Quiet {
 impl Worker {
     pub(crate) fn new(shared: Shared) -> Self {
         let heartbeat = shared.metrics.health.heartbeat();
-        let bounds = Bounds::new(
-            &shared.tuning,
-            shared.breaker.clone(),
-            shared.throttles.clone(),
-            shared.budget.clone(),
-        );
+        let bounds = Bounds::new(&shared.tuning, shared.breaker.clone(), shared.budget.clone());
         Self { shared, publisher: None, heartbeat, bounds, distrusted: None, quiet: None }
     }
 
@@ -107,6 +101,8 @@ impl Worker {
         self.quiet = None;
         let claimed_at = Instant::now();
         let Some(claimed) = self.claim_lanes(lanes_max, wanted).await? else {
+            // Another relay may have settled what this one could not.
+            self.shared.metrics.health.note_unwritable(None);
             return Ok(if self.publisher.is_some() { Pass::Idle } else { Pass::Away });
         };
         let begun = Instant::now();
@@ -128,6 +124,9 @@ impl Worker {
         let mut settled = self.settle(published).await?;
         let (seen, cut_lanes) = (settled.seen.take(), settled.cut_lanes);
         let passed = settled.commit().await?;
+        if self.shared.metrics.health.note_unwritable(None) {
+            info!("PostgreSQL takes writes again");
+        }
         self.bounds.learn(cut_lanes, took);
         self.quiet = seen.map(quiet);
         Ok(passed)
@@ -151,6 +150,7 @@ impl Worker {
             return Ok(None);
         }
         let started = Instant::now();
+        self.shared.breaker.claims();
         self.bounds.payload_max = self.publisher.as_ref().map_or(usize::MAX, Publisher::payload_max);
         if let Some(large) = &self.shared.tuning.limits.large_payloads {
             self.bounds.payload_max = self.bounds.payload_max.min(large.above);
@@ -272,8 +272,15 @@ impl Worker {
 
     /// Once when PostgreSQL goes away, not per attempt.
     pub(super) fn report(&self, error: &RelayError) {
-        self.shared.metrics.postgres_errors.inc();
-        if self.shared.metrics.health.postgres_away(true) {
+        let Metrics { postgres_errors, health, .. } = &self.shared.metrics;
+        postgres_errors.inc();
+        let refused = if let RelayError::Postgres(error) = error { error.refused_writes() } else { None };
+        // It answers claims meanwhile, so it is not away.
+        if let Some(why) = refused {
+            if health.note_unwritable(Some(why.clone())) {
+                warn!("{why}; nothing is settled until it does; make room, or see why it is read-only");
+            }
+        } else if health.postgres_away(true) {
             warn!(error = %error_chain(error), "PostgreSQL failed a pass; it is tried again until it succeeds");
         }
     }

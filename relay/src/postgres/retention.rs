@@ -9,7 +9,6 @@ use tokio_postgres::{Error, Row, Transaction, error::SqlState};
 use super::{Store, session::Session};
 use crate::error::StoreError;
 
-const EMPTY_SEGMENT: &str = include_str!("sql/empty_segment.sql");
 const FIND_UNSENT: &str = include_str!("sql/find_unsent.sql");
 const FORGET_EMPTIED: &str = include_str!("sql/forget_emptied.sql");
 
@@ -36,9 +35,9 @@ pub(crate) struct Progress {
 
 /// A segment of the log that retention has emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Emptied {
+pub(crate) struct Emptied {
     /// About how many messages went: exactly up to a million.
-    pub messages: u64,
+    pub(crate) messages: u64,
 }
 
 /// A look into a segment of a restored database, before it is emptied.
@@ -104,21 +103,6 @@ pub async fn forget_emptied(transaction: &Transaction<'_>, schema: &SchemaName) 
     let sql = schema.sql(FORGET_EMPTIED);
     let row = transaction.query_typed_opt(&sql, &typed(&[&NOTES])).await?;
     Ok(row.is_some_and(|row| row.get(0)))
-}
-
-/// Empties the oldest segment that was drained longer ago than `retention`, for a command that has
-/// locked the maintenance; `None` when there is none, or somebody reads it.
-///
-/// # Errors
-/// PostgreSQL refused or went away.
-pub async fn empty_segment(
-    transaction: &Transaction<'_>,
-    schema: &SchemaName,
-    retention: Duration,
-) -> Result<Option<Emptied>, Error> {
-    let sql = schema.sql(EMPTY_SEGMENT);
-    let row = transaction.query_typed_opt(&sql, &typed(&[&retention.as_secs_f64()])).await?;
-    Ok(row.as_ref().map(Emptied::new))
 }
 
 impl Store {

@@ -126,6 +126,7 @@ statements!(
     acknowledged,
     recent_receipts,
     older_receipts,
+    take_tokens,
     thin_receipts,
     note_streams,
     saw_streams,

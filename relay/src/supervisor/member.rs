@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::Semaphore,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info};
@@ -19,8 +19,6 @@ use crate::{
     serve::{databases::Database, gauges::gauges},
 };
 
-/// The time for a start: a server may accept a connection and answer nothing.
-const START_MAX: Duration = Duration::from_secs(30);
 const AGAIN: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(30) };
 /// A relay that has worked for so long is not the one that failed before.
 const WORKED: Duration = Duration::from_secs(60);
@@ -73,21 +71,18 @@ impl Member {
         let starting = async {
             let _permit = self.starts.acquire().await;
             let (config, metrics) = (self.config.clone(), self.database.metrics.clone());
-            let started = async {
-                let relay = Relay::connect_one_of(config, metrics, &self.common).await?;
-                let place = relay.place().await?;
-                Ok((relay, place))
-            };
-            timeout(START_MAX, started).await
+            // Each step of it has a bound, and not all of them together: a server may be far away.
+            let relay = Relay::connect_one_of(config, metrics, &self.common).await?;
+            let place = relay.place().await?;
+            Ok((relay, place))
         };
         let started = tokio::select! {
             started = starting => started,
             () = stop.cancelled() => return Ok(()),
         };
         let (relay, place) = match started {
-            Ok(Ok(started)) => started,
-            Ok(Err::<_, RelayError>(error)) => return Err(error_chain(&error)),
-            Err(_) => return Err(format!("a server did not answer within {} s", START_MAX.as_secs())),
+            Ok(started) => started,
+            Err::<_, RelayError>(error) => return Err(error_chain(&error)),
         };
         let _serving = place.map(|place| self.served.enter(place, &self.name)).transpose()?;
         let (gauges, reader) = gauges();

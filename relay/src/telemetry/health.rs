@@ -26,6 +26,8 @@ pub(crate) struct Health {
     postgres_away: AtomicBool,
     /// The faults of the schema, because of which nothing is delivered, or not all.
     fault: Mutex<Option<String>>,
+    /// Why PostgreSQL takes no writes, though it answers.
+    unwritable: Mutex<Option<String>>,
     /// Why the relay sends nothing: its database may be a copy.
     silent: Mutex<Option<String>>,
     /// When each cause of parking may be reported again, in seconds after `started`.
@@ -55,6 +57,7 @@ impl Health {
             beats: Mutex::default(),
             postgres_away: AtomicBool::new(false),
             fault: Mutex::default(),
+            unwritable: Mutex::default(),
             silent: Mutex::default(),
             next_parking_reports: Mutex::default(),
         }
@@ -93,7 +96,8 @@ impl Health {
         } else {
             let noted =
                 |noted: &Mutex<Option<String>>| noted.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            noted(&self.silent).or_else(|| noted(&self.fault)).or_else(|| self.stuck(READY_MAX))
+            let held = noted(&self.unwritable).or_else(|| noted(&self.silent));
+            held.or_else(|| noted(&self.fault)).or_else(|| self.stuck(READY_MAX))
         }
     }
 
@@ -104,6 +108,14 @@ impl Health {
     /// Notes whether PostgreSQL answers; true when that is news.
     pub(crate) fn postgres_away(&self, away: bool) -> bool {
         self.postgres_away.swap(away, Ordering::Relaxed) != away
+    }
+
+    /// Notes why PostgreSQL takes no writes; true when that begins, or ends.
+    pub(crate) fn note_unwritable(&self, why: Option<String>) -> bool {
+        let mut noted = self.unwritable.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_news = noted.is_some() != why.is_some();
+        *noted = why;
+        is_news
     }
 
     /// Notes the faults of the schema; true when they are news.

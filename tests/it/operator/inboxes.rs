@@ -12,7 +12,7 @@ use crate::{
     },
     relay::{
         plans::pages,
-        process::{Process, run_ok},
+        process::{Process, run, run_ok},
         support::{LIMIT, client, values_of, with},
     },
 };
@@ -158,5 +158,44 @@ async fn the_numbers_cost_the_same_for_any_number_of_rows_and_take_few_rights() 
             }
         }
         pg.batch_execute("VACUUM (ANALYZE)").await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn an_operator_changes_the_settings_of_a_scope_and_sees_them_before_and_after() {
+    let env = TestEnv::new().await;
+    let (pg, url) = (env.pg().await, env.database_url());
+    pg.batch_execute("SELECT oncebox.register_scope('pay:charge', '30 days')").await.unwrap();
+    let change = ["inbox", "scope", "change", "pay:charge", "--retention", "60d", "--mode", "lease"];
+    let stored = async || {
+        let sql =
+            "SELECT concat_ws(' ', retention_seconds, dead_letter_seconds, mode) FROM oncebox.inbox_scope";
+        pg.query_one(sql, &[]).await.unwrap().get::<_, String>(0)
+    };
+    let before = stored().await;
+    let shown = run_ok(url, &[&change[..], &["--dry-run"]].concat()).await;
+    let expected = "would change pay:charge
+  from consumer (transaction): keys 30 days, dead letters 90 days
+  to   consumer (lease): keys 60 days, dead letters 90 days
+";
+    assert_eq!(shown, expected);
+    assert_eq!(stored().await, before, "a dry run takes it back");
+    let said = run_ok(url, &[&change[..], &["--by", "mina", "--note", "INC-7"]].concat()).await;
+    assert_eq!(said, expected.replace("would change", "changed"));
+    assert_eq!(stored().await, "5184000 7776000 lease");
+    let audit = "SELECT string_agg(concat_ws(' ', action, scope, operator, note, reason), '; ' ORDER BY id) FROM oncebox.audit";
+    let audit: String = pg.query_one(audit, &[]).await.unwrap().get(0);
+    assert!(audit.starts_with("change-scope pay:charge mina INC-7 consumer, retention"), "{audit}");
+    assert!(audit.ends_with("; change-scope pay:charge mina INC-7 mode lease"), "{audit}");
+    let listed = run_ok(url, &["inbox", "scope", "list", "--json"]).await;
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!((&listed["scope"], &listed["retention_seconds"]), (&json!("pay:charge"), &json!(5_184_000.0)));
+    for (arguments, problem) in [
+        (["pay:other", "--retention", "1d"], "is registered"),
+        (["pay:charge", "--retention", "0s"], "do not fit"),
+        (["pay:charge", "--kind", "other"], "possible values"),
+    ] {
+        let (code, said, log) = run(url, &[&["inbox", "scope", "change"], &arguments[..]].concat()).await;
+        assert!(code != 0 && (said.clone() + &log).contains(problem), "{arguments:?}: {said}{log}");
     }
 }

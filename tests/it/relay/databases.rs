@@ -90,6 +90,19 @@ async fn metric(relay: &Process, name: &str, database: &str) -> f64 {
     value.unwrap_or_else(|| panic!("no {begin}in {text}")).parse().unwrap()
 }
 
+/// A start takes some thirty round trips: only silence ends it.
+#[tokio::test]
+async fn a_database_that_answers_late_is_served() {
+    let (far, proxy) = Service::behind_proxy("far").await;
+    proxy.slow(0, Duration::from_millis(650));
+    let file = File::new(&[&far]);
+    let relay = file.start();
+    let told = || relay.log().contains("relay is running") || relay.log().contains("no relay serves");
+    eventually("it starts, or says why not", LIMIT * 4, async || told().then_some(())).await;
+    assert!(!relay.log().contains("no relay serves"), "{}", relay.log());
+    far.delivers("m-", 10).await;
+}
+
 #[tokio::test]
 async fn one_of_three_is_out_of_reach_until_it_comes() {
     let (orders, stock) = (Service::new("orders").await, Service::new("stock").await);

@@ -11,7 +11,7 @@ use crate::relay::{
     process::Process,
     support::{
         LIMIT, assert_delivered, await_messages, client, connect, drain, enqueue, fresh_stream, stored,
-        stream_config, values, with,
+        stream_config, values, values_of, with,
     },
 };
 
@@ -130,4 +130,31 @@ async fn postgres_restarts_under_load_and_the_relay_recovers_by_itself() {
     assert_eq!(relay.ended().await.0.code(), Some(0));
     assert_eq!(drain(&mut connect(&values).await.worker()).await, 0, "all settled");
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
+}
+
+/// The refusal of a full disk, as PostgreSQL words it: claims are answered meanwhile.
+#[tokio::test]
+async fn a_postgresql_whose_disk_is_full_is_not_ready_until_it_takes_writes() {
+    let env = TestEnv::new().await;
+    let (stream, client) = (env.stream().await, env.pg().await);
+    let relay = Process::relay(&with(&values_of(&env), [("http-listen", "127.0.0.1:0")]));
+    relay.await_log("relay is running").await;
+    let fill = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+          RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = '53100';
+        END $$;
+        CREATE TRIGGER refuse BEFORE INSERT ON oncebox.cursor FOR EACH ROW EXECUTE FUNCTION refuse()";
+    client.batch_execute(fill).await.unwrap();
+    let expected = enqueue(&client, &env.subject("a"), "full-", 0..10, 0).await;
+    let what = "PostgreSQL takes no writes: could not extend file: No space left on device";
+    eventually("it is not ready", LIMIT, async || {
+        let (code, text) = relay.get("/readyz").await;
+        (code == 503 && text.contains(what)).then_some(())
+    })
+    .await;
+    client.batch_execute("DROP TRIGGER refuse ON oncebox.cursor").await.unwrap();
+    eventually("it is ready", LIMIT, async || (relay.get("/readyz").await.0 == 200).then_some(())).await;
+    await_messages(&stream, expected.len()).await;
+    relay.await_log("PostgreSQL takes writes again").await;
+    let log = relay.log();
+    assert!(!log.contains("PostgreSQL is back") && log.matches(what).count() == 1, "{log}");
 }

@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
+use async_nats::jetstream::{consumer::pull::OrderedConfig, stream::Stream};
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use oncebox_tests::{Nats, TestEnv, eventually};
 use tokio::time::{Instant, sleep};
 
 use crate::relay::{
     process::{Process, run, run_ok},
     support::{
-        LIMIT, Running, assert_delivered, await_messages, enqueue, fresh_stream, stored, stream_config,
-        values, values_of,
+        LIMIT, Running, assert_delivered, await_messages, count, enqueue, fresh_stream, stored,
+        stream_config, values, values_of,
     },
 };
 
@@ -195,4 +197,47 @@ async fn replays_keep_a_rate_and_go_on_after_a_kill() {
     relay.stop().await;
     let copies = stored(&stream).await;
     assert_eq!(copies.iter().filter(|copy| copy.key.contains(";r=1")).count(), keys.len(), "each once");
+}
+
+/// When the stream stored each message of a subject, in seconds.
+#[expect(clippy::cast_precision_loss, reason = "microseconds do")]
+async fn stored_at(stream: &Stream, subject: &str) -> Vec<f64> {
+    let count = count(stream).await;
+    let consumer = stream.create_consumer(OrderedConfig::default()).await.unwrap();
+    let messages: Vec<_> = consumer.messages().await.unwrap().take(count).try_collect().await.unwrap();
+    let of_it = messages.iter().filter(|message| *message.subject == *subject);
+    let seconds = of_it.map(|message| message.info().unwrap().published.unix_timestamp_nanos() as f64 / 1e9);
+    seconds.collect()
+}
+
+/// The tokens lie in the database: it does not matter which relay sends, nor that the standby finds
+/// lanes that seem to stand still, nor that one dies.
+#[tokio::test]
+#[expect(clippy::cast_precision_loss, reason = "hundreds")]
+async fn a_throttle_holds_its_rate_in_each_second_under_two_relays_of_which_one_dies() {
+    const RATE: u32 = 50;
+    let env = TestEnv::new().await;
+    let (stream, values) = (env.stream().await, values_of(&env));
+    let client = env.pg().await;
+    let slow = env.subject("slow");
+    pause(&env, &["throttle", "--subject", &slow, "--rate", &RATE.to_string(), "--unseen"]).await;
+    let relays = [Process::relay(&values), Process::relay(&values)];
+    for relay in &relays {
+        relay.await_log("relay is running").await;
+    }
+    enqueue(&client, &slow, "s-", 0..1_500, 0).await;
+    await_messages(&stream, 500).await;
+    let [first, second] = relays;
+    let (leader, standby) =
+        if first.log().contains("this relay is the leader") { (first, second) } else { (second, first) };
+    leader.kill().await;
+    await_messages(&stream, 700).await;
+    standby.kill().await;
+    let at = stored_at(&stream, &slow).await;
+    let rate = RATE as usize;
+    let busiest =
+        at.iter().map(|begin| at.iter().filter(|at| (0.0..1.0).contains(&(*at - begin))).count()).max();
+    assert!(busiest.unwrap() <= rate * 3 / 2, "{busiest:?} in a second");
+    let took = at.last().unwrap() - at[0];
+    assert!(at.len() as f64 >= 0.7 * took * f64::from(RATE), "{} in {took} s", at.len());
 }

@@ -50,6 +50,7 @@ async fn each_action_of_an_operator_is_in_the_audit_under_the_login() {
         ("retry_failing('s', '', 'f1', '', 'mina', 'n')", "retry"),
         ("forget_failing('s', '', 'f2', '', 'mina', 'n')", "bury"),
         ("change_scope('s', '1 day', NULL, 'http', 'mina', 'n')", "change-scope"),
+        ("change_inbox_mode('s', 'transaction', 'mina', 'n')", "change-scope"),
         ("cancel_delayed_messages('{later}', 'mina', 'n')", "cancel"),
         ("pause_delivery('all', '>', NULL, '{>}', NULL, 'mina', 'n', NULL, 9)", "pause"),
         ("resume_delivery('all', '>', 'mina', 'n')", "resume"),
@@ -92,4 +93,41 @@ async fn a_registration_with_other_settings_keeps_the_stored_ones() {
         "SELECT concat_ws(' ', kind, retention_seconds, dead_letter_seconds) FROM oncebox.inbox_scope";
     let changed: String = client.query_one(changed, &[]).await.unwrap().get(0);
     assert_eq!(changed, "http 86400 7776000");
+}
+
+/// Retention by hand, and the repair of a loss, are recorded by the functions that act: the ones
+/// that relays use, which record nothing, are closed to operators.
+#[tokio::test]
+async fn retention_by_hand_and_the_repair_of_a_loss_are_in_the_audit() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    let seed = "
+        SELECT oncebox.enqueue('k', 's', 'p');
+        UPDATE oncebox.segment SET is_live = false, is_empty = false, drained_at = now() - interval '1 day' WHERE number <> 0;
+        INSERT INTO oncebox.message_1 (lane, key, subject, payload) SELECT 0, 'old' || n, 's', 'p' FROM generate_series(1, 3) AS n;
+        SELECT setval('oncebox.turn', 16);
+        SELECT oncebox.register_scope('s', '1 second');
+        INSERT INTO oncebox.inbox (scope, tenant, key, fingerprint, status, created_at)
+        VALUES ('s', '', 'k', sha256('x'), 'completed', now() - interval '1 h')";
+    client.batch_execute(seed).await.unwrap();
+    client.batch_execute("SET ROLE oncebox_operator").await.unwrap();
+    for closed in ["empty_segment(0)", "sweep_inbox(0, 9, false)", "resend_lost('0', 'S')"] {
+        let refused = client.batch_execute(&format!("SELECT oncebox.{closed}")).await.unwrap_err();
+        assert_eq!(refused.code().unwrap().code(), "42501", "{closed}");
+    }
+    for call in ["prune_inbox(0, 9, true, 'mina', 'n')", "prune_inbox(0, 9, false, 'mina', 'n')"] {
+        client.batch_execute(&format!("SELECT oncebox.{call}")).await.unwrap();
+    }
+    while client
+        .query_one("SELECT oncebox.prune_segment(60, 'mina', 'n', 'old')", &[])
+        .await
+        .unwrap()
+        .get::<_, Option<i64>>(0)
+        .is_some()
+    {}
+    let recorded = "SELECT string_agg(concat_ws(' ', action, operator, note, messages, reason), '; ' ORDER BY id) FROM oncebox.audit";
+    let recorded: String = client.query_one(recorded, &[]).await.unwrap().get(0);
+    let keys =
+        "beyond the retentions of inboxes: keys 1, dead letters 0, claims 0, effects of unknown outcome 0";
+    assert_eq!(recorded, format!("prune mina n 1 {keys}; prune mina n 3 old"));
 }

@@ -67,6 +67,10 @@ WITH needed (name, privilege) AS (
     ('relay', 'UPDATE'),
     ('relay', 'DELETE'),
     ('delayed', 'SELECT'),
+    ('throttle', 'SELECT'),
+    ('throttle', 'INSERT'),
+    ('throttle', 'UPDATE'),
+    ('throttle', 'DELETE'),
     ('relay_asleep', 'SELECT'),
     ('relay_asleep', 'UPDATE')
 ),

@@ -13,6 +13,8 @@ use crate::{
 
 /// How long a lane is held.
 pub(super) const HOLD: Backoff = Backoff { first: Duration::from_millis(250), max: Duration::from_secs(2) };
+/// How long a lane is held for a throttle, and how soon its parked messages are tried again.
+pub(crate) const THROTTLED: Duration = Duration::from_millis(100);
 /// The probes of a held lane.
 pub(crate) const LANE_PROBES: i64 = 16;
 /// A lane with more refused subjects is not held.
@@ -30,17 +32,21 @@ pub(crate) struct Front<'m> {
     pub(crate) subjects: Vec<&'m str>,
     /// The bytes of the smallest payload; 0 when fewer bytes would not help.
     pub(super) smallest: i64,
+    /// A throttle refused them: some pass soon.
+    pub(super) is_throttled: bool,
 }
 
 impl<'m> Front<'m> {
     /// Of a lane's rows; `None` when nothing was refused, or a message behind the first refused one
     /// was answered otherwise.
     pub(crate) fn of<'o>(rows: impl Iterator<Item = (&'m Message, &'o Outcome)>) -> Option<Self> {
-        let (mut before, mut subjects, mut smallest) = (0, BTreeSet::new(), usize::MAX);
+        let (mut before, mut subjects) = (0, BTreeSet::new());
+        let (mut smallest, mut is_throttled) = (usize::MAX, true);
         for (message, outcome) in rows {
             match refusal(outcome) {
                 Some(failure) => {
                     subjects.insert(&*message.subject);
+                    is_throttled &= failure.is_throttled();
                     smallest = smallest.min(failure.refused_bytes(message.payload_bytes));
                 }
                 None if subjects.is_empty() => before += 1,
@@ -50,7 +56,7 @@ impl<'m> Front<'m> {
         }
         let smallest = i64::try_from(smallest).unwrap_or(i64::MAX);
         let subjects: Vec<&str> = subjects.into_iter().collect();
-        (!subjects.is_empty()).then_some(Self { before, subjects, smallest })
+        (!subjects.is_empty()).then_some(Self { before, subjects, smallest, is_throttled })
     }
 
     pub(crate) fn is_refused(outcome: &Outcome) -> bool {
@@ -77,6 +83,7 @@ pub(crate) fn is_answered(outcome: &Outcome) -> bool {
 #[derive(Debug)]
 pub(super) struct Held {
     until: Instant,
+    is_throttled: bool,
     tries: u32,
     /// The bytes of the smallest payload that was parked for its size, and since when there is one.
     parked: Option<(i64, Instant)>,
@@ -91,7 +98,7 @@ impl Breaker {
             lane.front.take_if(|held| now >= held.until + FORGOTTEN);
             match &lane.front {
                 Some(held) if now < held.until => open.push(*number),
-                Some(_) => is_half_open = true,
+                Some(held) => is_half_open |= !held.is_throttled,
                 None => {}
             }
         }
@@ -110,8 +117,9 @@ impl Breaker {
         let held = &mut circuits.lanes.entry(lane).or_default().front;
         let before = held.as_ref().filter(|_| front.before == 0);
         let (tries, parked) = before.map_or((0, None), |held| (held.tries, held.parked));
-        let until = Instant::now() + HOLD.delay(tries);
-        held.replace(Held { until, tries: tries.saturating_add(1), parked }).is_none()
+        let delay = if front.is_throttled { THROTTLED } else { HOLD.delay(tries) };
+        let (until, is_throttled) = (Instant::now() + delay, front.is_throttled);
+        held.replace(Held { until, is_throttled, tries: tries.saturating_add(1), parked }).is_none()
     }
 
     /// The bytes below which a stream could take a message of a lane that has stood for a while.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Breaker, FORGOTTEN};
+use super::{Breaker, FORGOTTEN, THROTTLED};
 use crate::backoff::Backoff;
 
 /// The probes of a stream or a subject in a lane.
@@ -50,7 +50,8 @@ impl Tried {
 }
 
 impl Breaker {
-    /// The place of a message that was refused and would be tried again after this delay.
+    /// The place of a message that was refused and would be tried again after this delay. A
+    /// throttle's probes are tried so often that one which was not tried is another relay's.
     pub(crate) fn place(&self, lane: i16, waits_for: &str, id: i64, delay: Duration) -> Place {
         let now = Instant::now();
         let mut circuits = self.circuits();
@@ -63,7 +64,8 @@ impl Breaker {
             return Place::Alone;
         }
         let probes = groups.entry(waits_for.to_owned()).or_default();
-        probes.insert(id, now + delay + FORGOTTEN);
+        let forgotten = if delay == THROTTLED { THROTTLED * 5 } else { delay + FORGOTTEN };
+        probes.insert(id, now + forgotten);
         let last = if probes.len() > PROBES { probes.pop_last() } else { None };
         if last.is_some_and(|(last, _)| last == id) { Place::Waits } else { Place::Probe }
     }

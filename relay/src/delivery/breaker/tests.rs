@@ -17,7 +17,7 @@ fn refused(err_code: u64, description: &str) -> Failure {
 
 /// A front whose smallest message has so many bytes.
 fn front(smallest: i64) -> Front<'static> {
-    Front { before: 0, subjects: vec!["a"], smallest }
+    Front { subjects: vec!["a"], smallest, ..Front::default() }
 }
 
 #[test]
