@@ -243,12 +243,18 @@ impl Command {
         if sources.has_databases() {
             return databases::command(path, flags, &sources);
         }
-        if flags.try_get_raw("database").is_ok_and(|names| names.is_some()) {
-            let problem =
-                "--database chooses of the databases that a configuration file names, but none is named";
-            return Err(ConfigError::distinct([sources.mistakes(), &[problem.to_owned()]].concat()));
+        let command = Self::one(path, flags, sources)?;
+        // The console's lines name it so.
+        let own = console::name_of(&command.outbox);
+        let names = flags.try_get_many::<String>("database").ok().flatten().into_iter().flatten();
+        if let Some(other) = names.into_iter().find(|name| **name != own) {
+            let problem = format!(
+                "--database chooses of the databases that a configuration file names, but none is named: only {own:?} is \
+                 configured, and not {other:?}"
+            );
+            return Err(ConfigError::distinct(vec![problem]));
         }
-        Self::one(path, flags, sources)
+        Ok(command)
     }
 
     /// The command on one database.

@@ -52,8 +52,11 @@ impl Order {
         // The rest of a pause says how, not which.
         let selects = selected.iter().any(|(name, _)| verb.selects(name));
         if is_all == selects {
-            let problem =
-                if is_all { "all, or a selection, not both" } else { "nothing is selected; all is `all=1`" };
+            let problem = if is_all {
+                "all, or a selection, not both"
+            } else {
+                "nothing is selected: name a key, a subject or another part; for all of them choose all (`all=1`)"
+            };
             return Err(Problem::Bad(problem.to_owned()));
         }
         if selected.iter().filter(|(name, _)| is_chosen(name)).count() > CHOSEN_MAX {

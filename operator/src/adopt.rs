@@ -24,6 +24,9 @@ pub struct Adopted {
     pub outbox: String,
     /// Messages of the backlog that were discarded.
     pub discarded: i64,
+    /// Where relays have served the same outbox within the last minute. If they go on, those of an
+    /// outbox that has moved here fall silent again.
+    pub rival: Option<String>,
 }
 
 impl Operator {
@@ -43,6 +46,7 @@ impl Operator {
         Ok(Adopted {
             outbox: first.map(|row| row.get("identity")).unwrap_or_default(),
             discarded: first.map_or(0, |row| row.get("discarded")),
+            rival: first.and_then(|row| row.get("rival")),
         })
     }
 }

@@ -1,6 +1,8 @@
 //! Fetching messages of inboxes from JetStream, and sending dead letters and copies of failing
 //! messages to it: one at a time, each acknowledged before the next.
 
+mod payload;
+
 use std::{collections::BTreeMap, error::Error, str::FromStr, time::Duration};
 
 use async_nats::{
@@ -17,6 +19,8 @@ use oncebox_relay::facts::letter_id;
 use oncebox_schema::error_chain;
 use serde_json::Value;
 use tokio::time::timeout;
+
+pub(crate) use self::payload::Payload;
 
 /// How long JetStream may take to acknowledge one message.
 const ACK_TIMEOUT: Duration = Duration::from_secs(10);

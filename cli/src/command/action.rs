@@ -125,8 +125,10 @@ impl Run {
         let token = rows.filter(|rows| self.dry_run && rows.count() > 0).map(|rows| rows.shown().to_string());
         let Some(token) = token else { return self.report(action, past, count) };
         if !self.json {
-            tracing::info!("to {action} these rows and no other: --confirm {token}");
-            return self.report(action, past, count);
+            self.report(action, past, count)?;
+            // Of the answer, and no line of the log: a filter of the log must not hide it.
+            output::print(&format!("to {action} these rows and no other: --confirm {token}\n"))?;
+            return Ok(());
         }
         let document = json!({ "action": action, "messages": count, "dry_run": true, "confirm": token });
         output::print(&output::json_lines(&[document])?)?;

@@ -48,9 +48,11 @@ impl Adopt {
     pub(super) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
         let mut tasks = JoinSet::new();
         let mut operator = Operator::connect(config, self.run.stamp.clone(), &mut tasks).await?;
-        let Adopted { outbox, discarded, .. } = operator.adopt(self.adoption).await?;
+        let Adopted { outbox, discarded, rival, .. } = operator.adopt(self.adoption).await?;
         let text = if self.run.json {
-            output::json_lines(&[json!({ "action": "adopt", "outbox": outbox, "discarded": discarded })])?
+            output::json_lines(&[
+                json!({ "action": "adopt", "outbox": outbox, "discarded": discarded, "rival": rival }),
+            ])?
         } else {
             let backlog = match self.adoption {
                 Adoption::Moved => "it goes on as it was".to_owned(),
@@ -62,6 +64,12 @@ impl Adopt {
             )
         };
         output::print(&text)?;
+        if let Some(rival) = rival.filter(|_| self.adoption == Adoption::Moved) {
+            tracing::warn!(
+                "a relay served this outbox at {rival} within the last minute: if it still runs, the relays here fall \
+                 silent again; stop it, then run this command once more"
+            );
+        }
         Ok(())
     }
 }

@@ -165,9 +165,13 @@ impl Console {
 
 /// A database that no file names has the name that PostgreSQL knows.
 fn lone(outbox: OutboxConfig, config: Option<Config>) -> Member {
+    Member { name: name_of(&outbox), outbox, config }
+}
+
+/// The name of a database that no file names.
+pub(super) fn name_of(outbox: &OutboxConfig) -> String {
     let target = outbox.postgres_target();
-    let name = target.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or("outbox").to_owned();
-    Member { name, outbox, config }
+    target.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or("outbox").to_owned()
 }
 
 fn token_file(flags: &ArgMatches) -> Option<String> {

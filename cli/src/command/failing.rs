@@ -181,12 +181,17 @@ fn explain(found: &FailingDone, busy: &str, gone: &str) -> anyhow::Result<()> {
         (found.busy, "left alone", busy),
         (found.gone, gone, "not in the stream any more: nobody delivers it again"),
         (found.elsewhere, "left alone", "from no stream: nobody can fetch it"),
+        (
+            found.incomplete,
+            "left alone",
+            "its payload is in no bucket: have it put again with `oncebox outbox replay --key`, where it was enqueued",
+        ),
     ] {
         if count > 0 {
             tracing::warn!("{} {done}, {why}", messages(count));
         }
     }
-    ensure!(found.done + found.busy + found.gone + found.elsewhere > 0, NOTHING);
+    ensure!(found.all() > 0, NOTHING);
     Ok(())
 }
 

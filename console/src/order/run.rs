@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use oncebox_connect::{config::Config, error::error_chain};
 use oncebox_operator::{
-    Ends, Operator, ParkedAction, ParkedKind, PauseOf, ReplaySelection, RowSet, SagaAction,
+    Ends, FailingDone, Operator, ParkedAction, ParkedKind, PauseOf, ReplaySelection, RowSet, SagaAction,
 };
 
 use super::{Order, Part, Verb, delayed, failing, messages, sagas};
@@ -175,6 +175,12 @@ impl Order {
             Verb::BuryFailing => {
                 let config = config.ok_or_else(needs_nats)?;
                 let found = operator.bury_failing(config, &failing(&part.0)?, None, rows).await;
+                if let Ok(FailingDone { done, incomplete: 1.., .. }) = found {
+                    return Err(Problem::Conflict(format!(
+                        "buried {done} messages; the payloads of the others are in no bucket: have them put again with \
+                         `oncebox outbox replay --key`, where they were enqueued"
+                    )));
+                }
                 done(found.map(|found| found.done + found.gone))
             }
             Verb::CancelDelayed => done(operator.cancel_delayed(&delayed(&part.0)?, None, rows).await),

@@ -185,7 +185,9 @@ async fn begin(ask: &Ask, fields: &Fields, was_shown: bool) -> Result<Arc<Job>, 
     }
     let Plan { count, order, counted, .. } = plan(ask, order).await?;
     if count == Some(0) {
-        return Err(Problem::Conflict("nothing is selected; nothing was done".to_owned()));
+        let gone = "none of the shown rows is there any more; nothing was done; look at the list again";
+        let problem = if order.shown.is_some() { gone } else { "nothing is selected; nothing was done" };
+        return Err(Problem::Conflict(problem.to_owned()));
     }
     if let (Some(rows), Some(shown)) = (counted.as_ref().and_then(Counted::rows), &order.shown) {
         rows.check(shown).map_err(|changed| Problem::Conflict(changed.to_string()))?;

@@ -228,7 +228,7 @@ impl View for SetAside {
                 (self.table(ask))
                 (more(ask, self.after.as_deref()))
             }
-            (words::command(&[command, "--database", &self.database].join(" ").split(' ').collect::<Vec<_>>()))
+            (words::command(&self.line(ask, command, fields).iter().map(String::as_str).collect::<Vec<_>>()))
         }
     }
 }
@@ -242,6 +242,14 @@ fn exact(ask: &Ask) -> Vec<(&'static str, String)> {
 impl SetAside {
     fn words(&self) -> (&'static str, &'static str, &'static [&'static str], &'static str) {
         KINDS.into_iter().find(|(kind, ..)| *kind == self.kind).unwrap_or(KINDS[0])
+    }
+
+    /// The command that lists the same.
+    fn line(&self, ask: &Ask, command: &str, fields: &[(&str, &str)]) -> Vec<String> {
+        let given = fields.iter().filter_map(|(name, _)| Some((*name, ask.query.text(name)?)));
+        let given = given.chain(exact(ask)).flat_map(|(name, value)| [format!("--{name}"), value]);
+        let database = ["--database".to_owned(), self.database.clone()];
+        command.split(' ').map(str::to_owned).chain(given).chain(database).collect()
     }
 
     fn nothing(&self) -> &'static str {

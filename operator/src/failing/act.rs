@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::{FailingMessage, Place};
 use crate::{
     Operator, execute, failed, query,
-    resend::{Resender, ToResend, headers_json},
+    resend::{Payload, Resender, ToResend, headers_json},
     selection::FailingSelection,
     shown::RowSet,
 };
@@ -27,11 +27,16 @@ pub struct FailingDone {
     pub gone: u64,
     /// They came from no stream, so nobody can fetch them.
     pub elsewhere: u64,
+    /// Left alone: their large payload is not in its bucket, and without it nobody can tell copies
+    /// of the key from other messages.
+    pub incomplete: u64,
 }
 
 impl FailingDone {
-    fn all(self) -> u64 {
-        self.done + self.busy + self.gone + self.elsewhere
+    /// Of any fate.
+    #[must_use]
+    pub fn all(self) -> u64 {
+        self.done + self.busy + self.gone + self.elsewhere + self.incomplete
     }
 }
 
@@ -41,6 +46,7 @@ enum Fate {
     Busy,
     Gone,
     Elsewhere,
+    Incomplete,
     /// It has ended meanwhile.
     Ended,
 }
@@ -157,6 +163,7 @@ impl Operator {
                         self.pace.did(1).await;
                     }
                     Fate::Elsewhere => found.elsewhere += 1,
+                    Fate::Incomplete => found.incomplete += 1,
                     Fate::Ended => {}
                 }
             }
@@ -183,7 +190,7 @@ impl Operator {
         let stored = stored.filter(|stored| copy_name(stream, stored) == message.message);
         match (stored, act) {
             (Some(stored), Act::Retry) => self.send_copy(resender, message, stored).await,
-            (Some(stored), Act::Bury) => self.bury_one(message, stored).await,
+            (Some(stored), Act::Bury) => self.bury_one(resender, message, stored).await,
             (None, Act::Retry) => Ok(Fate::Gone),
             (None, Act::Bury) => self.forget_one(message).await,
         }
@@ -216,15 +223,22 @@ impl Operator {
 
     async fn bury_one(
         &mut self,
+        resender: &Resender,
         message: &FailingMessage,
         stored: StreamMessage,
     ) -> Result<Fate, RelayError> {
         let (stamp, sql) = (self.stamp.clone(), self.sql.bury_failing.clone());
         let FailingMessage { scope, tenant, key, stream, stream_sequence, failures, reason, .. } = message;
-        let (payload, subject) = (stored.payload.to_vec(), stored.subject.to_string());
+        // The whole one tells copies of the key from other messages.
+        let payload = resender.payload(&stored).await.map_err(|problem| refused(key, problem))?;
+        let (payload, is_incomplete) = match payload {
+            Payload::Whole(payload) => (payload, false),
+            Payload::Gone => (Vec::new(), true),
+        };
+        let subject = stored.subject.to_string();
         let (headers, stored_at) = (headers_json(&stored.headers), SystemTime::from(stored.time));
         let transaction = self.begin().await?;
-        let parameters: [&dyn Parameter; 13] = [
+        let parameters: [&dyn Parameter; 14] = [
             scope,
             tenant,
             key,
@@ -238,12 +252,14 @@ impl Operator {
             reason,
             &stamp.operator,
             &stamp.note,
+            &is_incomplete,
         ];
         let rows = query(&transaction, "bury a failing message", &sql, &parameters).await?;
         transaction.commit().await.map_err(failed("commit"))?;
         Ok(match rows.first().map(|row| row.get::<_, &str>("answer")) {
             Some("dead") => Fate::Done,
             Some("in_flight") => Fate::Busy,
+            Some("incomplete") => Fate::Incomplete,
             _ => Fate::Ended,
         })
     }

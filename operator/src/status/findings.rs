@@ -1,9 +1,12 @@
 //! The findings of a status, that is all that holds delivery up: a line each, with its remedy.
 
+#[cfg(test)]
+mod tests;
+
 use std::{cmp::Reverse, fmt::Write as _};
 
 use oncebox_connect::config::Config;
-use oncebox_relay::facts::{Explained, InboxStatus, remedy};
+use oncebox_relay::facts::{Explained, Fault, InboxStatus, remedy};
 
 use super::{
     super::{
@@ -50,8 +53,10 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
     found.extend(no_relay(status));
     found.extend(status.faults.iter().map(|fault| {
         let Explained { what, consequence, remedy } = fault.explained(&status.schema);
-        Finding::new(format!("{what}: {consequence}"), remedy)
+        let kind = is_silent(fault).then_some(DOWN);
+        Finding { kind, ..Finding::new(format!("{what}: {consequence}"), remedy) }
     }));
+    found.sort_by_key(|finding| finding.kind != Some(DOWN));
     found.extend(status.losses.iter().filter(|loss| loss.is_reported()).map(lost));
     found.extend(status.locks.iter().filter_map(|holder| locked(holder, &status.relay_name)));
     found.extend(stalled(status));
@@ -79,7 +84,8 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
     let others = status.parked_reasons.iter().filter(|group| group.cause.as_deref() != Some("paused"));
     found.extend(others.map(|group| {
         let what = format!("{} set aside, to {}: {}", group.messages, group.subject, group.reason);
-        let remedy = group.cause.as_deref().and_then(remedy).unwrap_or("mend the cause");
+        let known = || group.cause.as_deref().and_then(remedy).unwrap_or("mend the cause");
+        let remedy = unsealed(&group.reason).unwrap_or_else(known);
         Finding::new(
             what,
             format!(
@@ -97,6 +103,11 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
     found
 }
 
+/// Relays send nothing, so that it does not matter how NATS stands.
+fn is_silent(fault: &Fault) -> bool {
+    ["copy", "moved"].contains(&fault.fault)
+}
+
 fn read_only(status: &Status) -> Option<Finding> {
     let finding = Finding::new(
         "PostgreSQL takes no writes: it is a standby, or transactions are read-only by default",
@@ -104,6 +115,14 @@ fn read_only(status: &Status) -> Option<Finding> {
          default_transaction_read_only back",
     );
     status.is_read_only.then_some(Finding { kind: Some(DOWN), ..finding })
+}
+
+/// The remedy where JetStream refuses for a seal, which ends with no limit.
+fn unsealed(reason: &str) -> Option<&'static str> {
+    reason.contains("10109").then(|| match reason.contains("object store") {
+        true => "name another bucket with --object-store: a seal cannot be undone",
+        false => "give the subject to another stream: a seal cannot be undone",
+    })
 }
 
 /// Findings about NATS.
@@ -171,12 +190,12 @@ fn failing(inboxes: &[InboxStatus]) -> Vec<Finding> {
     failing.sort_by_key(|inbox| Reverse(inbox.failing));
     let findings = failing.into_iter().take(INBOXES_LISTED_MAX).map(|inbox| {
         let who = inbox.scope.as_ref().map_or("other inboxes".to_owned(), |scope| format!("the inbox of {scope}"));
-        let noun = if inbox.failing == 1 { "message" } else { "messages" };
+        let [noun, are] = if inbox.failing == 1 { ["message", "is"] } else { ["messages", "are"] };
         let reason = inbox.reason.as_deref().unwrap_or("unknown");
         let at_least = if inbox.is_capped { "at least " } else { "" };
         Finding::new(
             format!(
-                "{at_least}{} {noun} of {who} failed and are tried again, the oldest is {:.0} s old; the newest reason: {reason}",
+                "{at_least}{} {noun} of {who} failed and {are} tried again, the oldest is {:.0} s old; the newest reason: {reason}",
                 inbox.failing, inbox.failing_oldest_seconds
             ),
             "mend the cause: the consumer tries them again by itself, until its attempts are used up and they are dead",
@@ -243,7 +262,8 @@ fn stalled(status: &Status) -> Option<Finding> {
     let settled = status.lanes.iter().map(|lane| lane.settled_seconds).fold(f64::INFINITY, f64::min);
     let due = status.lanes.iter().filter(|lane| !is_locked(lane)).map(|lane| lane.lag_seconds);
     let due = due.fold(0.0, f64::max);
-    (due >= STALL_SECONDS && settled >= STALL_SECONDS && !status.relays.is_empty()).then(|| {
+    let is_idle = status.relays.is_empty() || status.faults.iter().any(is_silent);
+    (due >= STALL_SECONDS && settled >= STALL_SECONDS && !is_idle).then(|| {
         Finding::new(
             format!(
                 "messages are due for {due:.0} s and nothing was settled for {settled:.0} s, though a relay is connected"
@@ -302,99 +322,5 @@ fn end(holder: &Holder) -> String {
         (Some(pid), _) => format!("SELECT pg_terminate_backend({pid})"),
         (None, Some(prepared)) => format!("ROLLBACK PREPARED '{}'", prepared.replace('\'', "''")),
         (None, None) => "ROLLBACK PREPARED, see pg_prepared_xacts".to_owned(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::SystemTime;
-
-    use super::{
-        super::{BlockedKey, ParkedReason},
-        *,
-    };
-
-    fn holder(application_name: &str, transaction_seconds: Option<f64>) -> Holder {
-        let application_name = Some(application_name.to_owned());
-        Holder {
-            lanes: vec![3, 4],
-            pid: Some(47),
-            application_name,
-            transaction_seconds,
-            ..Holder::default()
-        }
-    }
-
-    fn check_lock(holder: &Holder, expected: &[&str]) {
-        let found = locked(holder, "oncebox relay");
-        let text = found.map(|found| found.what + " / " + &found.remedy).unwrap_or_default();
-        assert_eq!(expected.is_empty(), text.is_empty(), "{text}");
-        expected.iter().for_each(|part| assert!(text.contains(part), "{text}: {part}"));
-    }
-
-    #[test]
-    fn a_lock_is_a_finding_when_a_stranger_has_it_or_a_relay_for_long() {
-        check_lock(&holder("oncebox relay", Some(1.0)), &[]);
-        check_lock(&holder("oncebox relay", None), &[]);
-        check_lock(&holder("oncebox operator", Some(1.0)), &[]);
-        check_lock(&holder("oncebox relay", Some(31.0)), &["lanes 3, 4 are", "31 s", "hangs", "backend(47)"]);
-        check_lock(&holder("psql", None), &["pid 47 (psql)", "end its transaction"]);
-        let prepared = Holder { prepared: Some("it's".into()), lanes: vec![1], ..Holder::default() };
-        check_lock(&prepared, &["lane 1 is", "prepared transaction", "ROLLBACK PREPARED 'it''s'"]);
-    }
-
-    #[test]
-    fn a_transaction_that_has_enqueued_is_a_finding_after_a_minute() {
-        assert_eq!(enqueuing(&holder("psql", Some(59.0))), None);
-        let found = enqueuing(&holder("psql", Some(61.0))).unwrap();
-        assert!(found.what.contains("pid 47 (psql)") && found.what.contains("61 s"), "{found:?}");
-    }
-
-    /// Keys and subjects come from clients: a quote in one must not end the word of a command that
-    /// an operator copies.
-    #[test]
-    fn remedies_quote_what_clients_have_named() {
-        let (key, subject, since) = ("';reboot;'", "a.'b", SystemTime::UNIX_EPOCH);
-        let blocked = BlockedKey {
-            lane: 0,
-            ordering_key: "o".into(),
-            key: key.into(),
-            subject: subject.into(),
-            reason: "no".into(),
-            died_at: since,
-            behind: 1,
-        };
-        let reason =
-            ParkedReason { reason: "no".into(), cause: None, subject: subject.into(), messages: 1, since };
-        let status = Status { blocked: vec![blocked], parked_reasons: vec![reason], ..Status::default() };
-        let remedies: Vec<String> = findings(&status).into_iter().map(|found| found.remedy).collect();
-        let shown = remedies.join("\n");
-        assert!(shown.contains(r"dead retry --key ''\'';reboot;'\'''`"), "{shown}");
-        assert!(shown.contains(r"parked discard --subject 'a.'\''b'`"), "{shown}");
-    }
-
-    fn check_stall(lag_seconds: f64, settled_seconds: f64, is_locked: bool, expected: bool) {
-        let settled_at = SystemTime::UNIX_EPOCH;
-        let lane = LaneStatus {
-            lane: 3,
-            backlog_messages: 1,
-            lag_seconds,
-            settled_at,
-            settled_seconds,
-            is_restored: false,
-        };
-        let mut status = Status { lanes: vec![lane], ..Status::default() };
-        assert!(stalled(&status).is_none(), "no relay is another finding");
-        status.relays.push(crate::RelaySessions { user_name: None, client: None, sessions: 1, leads: true });
-        status.locks.extend(is_locked.then(|| holder("psql", None)));
-        assert_eq!(stalled(&status).is_some(), expected, "{lag_seconds} {settled_seconds}");
-    }
-
-    #[test]
-    fn a_stall_is_due_messages_and_no_settlement() {
-        check_stall(11.0, 11.0, false, true);
-        check_stall(11.0, 1.0, false, false);
-        check_stall(1.0, 11.0, false, false);
-        check_stall(11.0, 11.0, true, false);
     }
 }

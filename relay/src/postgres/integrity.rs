@@ -35,7 +35,7 @@ const NAMES: [(&str, bool); 16] = [
 ];
 
 /// Something that is wrong with the schema.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Default)]
 #[non_exhaustive]
 pub struct Fault {
     /// Its name, which does not change.

@@ -144,6 +144,8 @@ async fn all_that_match_are_acted_on_and_not_only_the_page() {
     keys.dedup();
     assert_eq!(keys.len(), 260);
     let page = console.get("/db/shop/set-aside?kind=dead-letters&reason=NO+TABLE").await;
+    let line = "oncebox inbox dead list --reason 'NO TABLE' --database shop";
+    assert!(page.body.contains(line), "{}", page.body);
     assert!(page.body.contains("discard all that match"), "{}", page.body);
     let job = confirm(&console, "kind=dead-letters&action=discard&reason=NO+TABLE").await;
     assert_eq!(end(&console, &job).await, json!({ "done": "discarded 250 dead letters" }));

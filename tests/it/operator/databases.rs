@@ -162,6 +162,19 @@ async fn databases_are_chosen_by_name_where_something_changes() {
     assert!(code == 0 && log.contains("DATABASE_URL is not used"), "{log}");
 }
 
+/// The lines that a console without a file shows name it so.
+#[tokio::test]
+async fn a_database_that_no_file_names_is_chosen_by_its_own_name() {
+    let env = TestEnv::new().await;
+    let own = env.database_url().rsplit('/').next().unwrap();
+    let environment = [("DATABASE_URL", env.database_url())];
+    let (code, _, log) = oncebox(&["outbox", "pauses", "--database", own], &environment).await.unwrap();
+    assert_eq!(code, 0, "{log}");
+    let pause = ["outbox", "pause", "--all", "--database", own, "--database", "stock"];
+    let (code, _, log) = oncebox(&pause, &environment).await.unwrap();
+    assert!(code == 64 && log.contains(&format!("only {own:?} is configured, and not \"stock\"")), "{log}");
+}
+
 #[tokio::test]
 async fn one_file_names_a_database_by_a_file_and_changes_it_without_its_name() {
     let env = TestEnv::new().await;

@@ -21,7 +21,7 @@ use crate::{
     },
     leased::support::Pays,
     relay::{
-        large::{drained, enqueue_bytes},
+        large::{bucket, drained, enqueue_bytes},
         process::{run, run_ok},
     },
 };
@@ -216,6 +216,46 @@ async fn under_a_lease_a_message_with_a_large_payload_is_buried_too() {
     let (output, _) = act(&env, "bury", &["--key", "k"]).await;
     assert_eq!(output, "buried 1 message\n");
     assert_eq!((count(&env, "oncebox.dead_letter").await, count(&env, "oncebox.inbox_claim").await), (1, 0));
+    running.stop().await;
+}
+
+/// A copy is answered as dead, and not taken for another message under the same key.
+#[tokio::test]
+async fn a_message_with_a_large_payload_is_buried_with_its_key() {
+    let env = stream_environment().await;
+    enqueue_bytes(&env, &env.pg().await, "k", 300_000).await;
+    drained(&env).await;
+    let handler = Does::new(|_, _| Box::pin(async { Err(REASON.into()) }));
+    let running = Running::start(consumer(&env).await, patient(&env), handler.clone());
+    rows(&env, 1).await;
+    assert_eq!(act(&env, "bury", &["--key", "k"]).await.0, "buried 1 message\n");
+    run_ok(env.database_url(), &["outbox", "replay", "--key", "k"]).await;
+    drained(&env).await;
+    // The first one waits for its next delivery.
+    eventually("the copy is answered", LIMIT, async || {
+        let info = env.stream().await.consumer_info("d").await.unwrap();
+        (info.delivered.stream_sequence == 2 && info.num_ack_pending == 1).then_some(())
+    })
+    .await;
+    running.stop().await;
+    assert_eq!((handler.runs(), count(&env, "oncebox.dead_letter").await), (1, 1));
+    assert_eq!(count(&env, "oncebox.inbox WHERE status = 'dead'").await, 1);
+}
+
+/// Without its payload nobody knows which copies of the key it answers for.
+#[tokio::test]
+async fn a_message_whose_object_is_gone_is_left_alone() {
+    let env = stream_environment().await;
+    enqueue_bytes(&env, &env.pg().await, "k", 300_000).await;
+    drained(&env).await;
+    bucket(&env).await.purge().await.unwrap();
+    let handler = Does::effect();
+    let running = Running::start(consumer(&env).await, patient(&env), handler.clone());
+    rows(&env, 1).await;
+    let (output, log) = act(&env, "bury", &["--key", "k"]).await;
+    assert_eq!(output, "buried 0 messages\n");
+    assert!(log.contains("1 message left alone, its payload is in no bucket"), "{log}");
+    assert_eq!((handler.runs(), count(&env, "oncebox.dead_letter").await), (0, 0));
     running.stop().await;
 }
 

@@ -184,6 +184,8 @@ async fn a_copy_in_another_cluster_under_the_same_name_hears_the_original() {
     let (_, text) = command(&url, &["status"]).await;
     assert!(text.contains("this outbox is a copy"), "{text}");
     relay.signal("TERM").await;
+    let (code, text) = command(&url, &["adopt", "--move"]).await;
+    assert!(code == 0 && text.contains("within the last minute"), "{text}");
     production.enqueue(&production.server.url("orders"), "more-", 1).await;
     await_messages(&production.stream, 5).await;
     original.stop().await;
