@@ -1,5 +1,5 @@
--- Let relays serve an outbox that is a copy, or has moved. Returns also where relays served it within
--- the last minute: the statement's snapshot is older than the function's change.
+-- Let relays serve an outbox that is a copy, or has moved. Returns also where relays served it
+-- within the last minute: the statement's snapshot is older than the function's change.
 -- $1: whether it has moved; $2: whether its backlog is discarded; $3: operator; $4: note.
 -- Index: those of the function. Locking: all lanes, and to discard the log: see adopt().
 SELECT a.identity, a.discarded, h.rival
