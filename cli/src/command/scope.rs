@@ -16,7 +16,7 @@ const SETTINGS: [&str; 4] = ["retention", "dead-letter-retention", "kind", "mode
 /// The arguments of the command.
 pub(crate) enum Scope {
     List { limit: u32, json: bool },
-    Change { scope: String, change: ScopeChange, run: action::Run },
+    Change { scope: String, change: Box<ScopeChange>, run: action::Run },
 }
 
 pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> Command {
@@ -92,7 +92,11 @@ impl Scope {
             kind: text("kind"),
             mode: text("mode"),
         };
-        Self::Change { scope: text("scope").unwrap_or_default(), change, run: action::Run::new(flags) }
+        Self::Change {
+            scope: text("scope").unwrap_or_default(),
+            change: Box::new(change),
+            run: action::Run::new(flags),
+        }
     }
 
     pub(super) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {

@@ -97,13 +97,11 @@ impl Member {
                     self.line.cut();
                     self.harm.cuts += 1;
                 }
-                _ if self.kind == Kind::Cashier => {
-                    // It may have ended by itself a moment ago.
-                    if self.program.suspend(true).is_ok() {
-                        sleep(self.lease + Duration::from_millis(rng.u64(500..2_000))).await;
-                        self.program.suspend(false).context("continue a cashier")?;
-                        self.harm.pauses += 1;
-                    }
+                // It may have ended by itself a moment ago.
+                _ if self.kind == Kind::Cashier && self.program.suspend(true).is_ok() => {
+                    sleep(self.lease + Duration::from_millis(rng.u64(500..2_000))).await;
+                    self.program.suspend(false).context("continue a cashier")?;
+                    self.harm.pauses += 1;
                 }
                 _ => {}
             }

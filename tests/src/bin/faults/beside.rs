@@ -26,7 +26,7 @@ impl Beside {
         let database_url = url_of(&stage.database_url(), BESIDE);
         let nats_url = stage.broker.url();
         let arguments = ["--seconds", &seconds, "--beside", &database_url, &nats_url];
-        let path = std::env::var("PATH").unwrap_or_default();
+        let path = std::env::var_os("PATH").unwrap_or_default().to_string_lossy().into_owned();
         let mut chaos = Program::start("chaos", &arguments, &[("PATH", path)]).await?;
         // It looks for the servers once, so no fault may happen before.
         within("the orders beside begin", SET_WITHIN, async || {
