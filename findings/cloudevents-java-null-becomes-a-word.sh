@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # CloudEvents SDK for Java 4.0.1 (cloudevents-json-jackson), an extension attribute that is null
 # Expected: null means that the attribute is absent, as the JSON format says
-# Seen: the attribute is present and holds the text "null", which is also what is sent on
+# Seen: the attribute is present and holds the text "null", and is sent on so
 . "$(dirname "$0")/lib.sh"
 
 seen=$(java_run io.cloudevents:cloudevents-json-jackson:4.0.1 <<'JAVA'
