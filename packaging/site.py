@@ -15,7 +15,7 @@ from urllib.parse import unquote
 SUMMARY = Path("packaging/site/SUMMARY.md")
 # Pages of their package alone, and forms.
 LEFT_OUT = re.compile(r"(packaging/(archive|site/SUMMARY)|[a-z-]+/README|\.github/.*)\.md")
-IN_SITE = {"deploy/README.md", "docs/README.md", "packaging/README.md"}
+IN_SITE = {"deploy/README.md", "docs/README.md", "findings/README.md", "packaging/README.md"}
 
 
 def targets(text: str) -> list[str]:
