@@ -115,7 +115,7 @@ async fn failing_messages_are_listed_retried_and_buried() {
     // Counting changes nothing, and needs no NATS.
     for action in ["retry", "bury"] {
         let output = run_ok(url, &["inbox", "failing", action, "--all", "--dry-run"]).await;
-        assert_eq!(output, format!("would {action} 4 messages\n"));
+        assert!(output.starts_with(&format!("would {action} 4 messages\nto {action} ")), "{output}");
     }
     assert_eq!(audit(&env).await, [""; 0]);
 
