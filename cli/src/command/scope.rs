@@ -42,6 +42,8 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> Command {
         )
         .subcommand(
             Command::new("change")
+                // The one that clap writes is too wide.
+                .override_usage("oncebox inbox scope change <SCOPE> [OPTIONS]")
                 .about("Change settings of a scope; its processes go by them from their next start on")
                 .arg(
                     Arg::new("scope")
