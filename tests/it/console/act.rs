@@ -116,7 +116,11 @@ async fn an_action_is_counted_first_and_done_under_the_name_of_who_confirms_it()
     }
     // The page was loaded before; the same form once more finds nothing.
     let again = console.ask("POST", "/db/shop/act", &mina, &body).await;
-    assert!(again.status == 409 && again.body.contains("none of the shown rows is there any more"), "{}", again.body);
+    assert!(
+        again.status == 409 && again.body.contains("none of the shown rows is there any more"),
+        "{}",
+        again.body
+    );
 }
 
 #[tokio::test]

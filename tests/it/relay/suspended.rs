@@ -140,20 +140,20 @@ async fn suspended_behind(lock: &str, is_unix: bool, bytes: i32, ends_up: &str) 
 /// PostgreSQL sends an answer that is larger than the buffers of the sockets.
 #[tokio::test]
 async fn while_it_reads_over_tcp() {
-    let lock = "LOCK TABLE oncebox.message IN ACCESS EXCLUSIVE MODE";
+    let lock = "LOCK TABLE oncebox.log IN ACCESS EXCLUSIVE MODE";
     Box::pin(suspended_behind(lock, false, 800_000, "wait_event = 'ClientWrite'")).await;
 }
 
 #[tokio::test]
 async fn while_it_reads_over_a_unix_socket() {
-    let lock = "LOCK TABLE oncebox.message IN ACCESS EXCLUSIVE MODE";
+    let lock = "LOCK TABLE oncebox.log IN ACCESS EXCLUSIVE MODE";
     Box::pin(suspended_behind(lock, true, 100_000, "wait_event = 'ClientWrite'")).await;
 }
 
 /// The answers fit: it is suspended between the claim and the first message.
 #[tokio::test]
 async fn after_it_has_claimed() {
-    let lock = "LOCK TABLE oncebox.message IN ACCESS EXCLUSIVE MODE";
+    let lock = "LOCK TABLE oncebox.log IN ACCESS EXCLUSIVE MODE";
     Box::pin(suspended_behind(lock, false, 10, "state = 'idle in transaction'")).await;
 }
 

@@ -31,7 +31,7 @@ pub(crate) async fn reader_suspended(stage: &mut Stage<'_>) -> Result<String> {
     })
     .await?;
     let (watching, mut locking) = (stage.connection().await?, stage.connection().await?);
-    let lock = "LOCK TABLE oncebox.message IN ACCESS EXCLUSIVE MODE";
+    let lock = "LOCK TABLE oncebox.log IN ACCESS EXCLUSIVE MODE";
     let [relay, second] = &mut stage.relays[..] else { bail!("this scenario takes two relays") };
     // Workers of the first relay may share the lanes, and PostgreSQL must have more for each than
     // the sockets hold.
