@@ -94,6 +94,7 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
     ),
     ("oncebox outbox verify --stream ORDERS --resend --dry-run", "How many messages would be sent again"),
     ("oncebox outbox prune --retention 36h --dry-run", "How many messages were settled longer ago"),
+    ("oncebox inbox scope list", "How long each scope keeps keys and dead letters"),
     (
         "oncebox inbox scope change shop:mails --retention 30d --dry-run",
         "See how the settings of a scope would change",
