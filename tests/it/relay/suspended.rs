@@ -99,7 +99,7 @@ impl Outbox {
 
 /// The first relay is suspended while a statement of its pass waits for this lock.
 async fn suspended_behind(lock: &str, is_unix: bool, bytes: i32, ends_up: &str) {
-    let locks_log = lock.contains(".message ");
+    let locks_log = lock.contains(".log ");
     let outbox = Outbox::new(is_unix).await;
     let (first, second) = outbox.pair(&outbox.values).await;
     let mut locking = client(&outbox.server.url("postgres")).await;
