@@ -808,6 +808,77 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text, message_id bigint, OUT answer text, OUT outcome json, OUT reason text) IS 'Claims a key in this transaction, begun with BEGIN DEFERRABLE: new (handle the message), replayed or rejected (a copy, with its outcome), dead (given up, with the reason), in_flight (somebody works on it: later), mismatch (the key of another payload: bury it).';
 
+CREATE FUNCTION oncebox.claim_batch(scope text, tenants text[], keys text[], fingerprints bytea[], message_ids bigint[] DEFAULT NULL::bigint[], time_limit interval DEFAULT NULL::interval, OUT place integer, OUT answer text, OUT outcome json) RETURNS SETOF record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  asked integer := cardinality(claim_batch.keys);
+  won integer[];
+BEGIN
+  IF asked IS NULL OR asked > 1000
+     OR (cardinality(claim_batch.tenants), cardinality(claim_batch.fingerprints)) IS DISTINCT FROM (asked, asked)
+     OR cardinality(claim_batch.message_ids) <> asked THEN
+    RAISE EXCEPTION 'the batch has % keys, % tenants, % fingerprints and % ids of messages', coalesce(asked, 0),
+      coalesce(cardinality(claim_batch.tenants), 0), coalesce(cardinality(claim_batch.fingerprints), 0), coalesce(cardinality(claim_batch.message_ids), 0)
+      USING ERRCODE = 'OB011', HINT = 'A batch has 1000 keys at most, each with a tenant and a fingerprint, and all have an id or none.';
+  END IF;
+  PERFORM "oncebox".check_inbox_names(claim_batch.scope, w.tenant), "oncebox".check_key(w.key),
+          CASE WHEN num_nulls(w.key, w.fingerprint) > 0 THEN "oncebox".refuse_null(w.key IS NULL, false) END
+  FROM unnest(claim_batch.tenants, claim_batch.keys, claim_batch.fingerprints) AS w (tenant, key, fingerprint);
+  INSERT INTO "oncebox".inbox_batch DEFAULT VALUES;
+  IF claim_batch.time_limit IS NOT NULL THEN
+    PERFORM set_config(
+      CASE WHEN current_setting('server_version_num')::integer >= 170000 THEN 'transaction_timeout' ELSE 'idle_in_transaction_session_timeout' END,
+      ceil(1000 * extract(epoch FROM claim_batch.time_limit))::bigint || 'ms', true);
+  END IF;
+  WITH wanted AS (
+    SELECT DISTINCT ON (w.tenant, w.key) w.*
+    FROM unnest(claim_batch.tenants, claim_batch.keys, claim_batch.fingerprints, claim_batch.message_ids)
+      WITH ORDINALITY AS w (tenant, key, fingerprint, message_id, place)
+    ORDER BY w.tenant, w.key, w.place
+  ), inserted AS (
+    INSERT INTO "oncebox".inbox (scope, tenant, key, fingerprint, message_id, status)
+    SELECT s.scope, w.tenant, w.key, w.fingerprint, w.message_id, 'completed'
+    FROM "oncebox".inbox_scope AS s, wanted AS w
+    WHERE s.scope = claim_batch.scope
+      AND s.mode = 'transaction'
+      AND pg_try_advisory_xact_lock("oncebox".inbox_lock(claim_batch.scope, w.tenant, w.key))
+    ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING
+    RETURNING inbox.tenant, inbox.key
+  )
+  SELECT array_agg(w.place::integer) INTO won FROM wanted AS w JOIN inserted AS i USING (tenant, key);
+  IF cardinality(won) = asked THEN
+    RETURN QUERY SELECT n, 'new', NULL::json FROM generate_series(1, asked) AS n;
+    RETURN;
+  END IF;
+  -- A statement of its own: it sees what others have committed since.
+  RETURN QUERY
+  SELECT w.place::integer,
+         CASE
+           WHEN w.place = ANY (won) THEN 'new'
+           WHEN s.is_clear AND s.status = 'completed' THEN 'replayed'
+           WHEN s.is_clear AND s.status = 'rejected' THEN 'rejected'
+           ELSE 'alone'
+         END,
+         CASE WHEN s.is_clear AND s.status <> 'dead' AND w.place <> ALL (coalesce(won, '{}')) THEN convert_from(s.outcome, 'UTF8')::json END
+  FROM unnest(claim_batch.tenants, claim_batch.keys, claim_batch.fingerprints) WITH ORDINALITY AS w (tenant, key, fingerprint, place)
+  LEFT JOIN LATERAL (
+    SELECT r.status,
+           r.outcome,
+           -- Neither of another payload, nor of this batch, nor one that is to go.
+           r.fingerprint = w.fingerprint AND NOT "oncebox".is_own(r.xmin)
+             AND NOT coalesce(r.created_at < statement_timestamp() - make_interval(secs => t.retention_seconds), false) AS is_clear
+    FROM "oncebox".inbox AS r
+    JOIN "oncebox".inbox_scope AS t ON t.scope = r.scope
+    WHERE r.scope = claim_batch.scope AND r.tenant = w.tenant AND r.key = w.key
+    OFFSET 0
+  ) AS s ON true
+  ORDER BY w.place;
+END $$;
+
+COMMENT ON FUNCTION oncebox.claim_batch(scope text, tenants text[], keys text[], fingerprints bytea[], message_ids bigint[], time_limit interval, OUT place integer, OUT answer text, OUT outcome json) IS 'Claims the keys of a batch of messages in this transaction: one row for each place, from 1: new (handle it), replayed or rejected (a copy, with its outcome), alone (claim it by itself after this transaction: a copy within the batch, in flight, dead, of another payload, of a scope that is new). Nothing is committed before settle_batch(). A fingerprint is inbox_fingerprint(payload). time_limit: the transaction is ended after it (before PostgreSQL 17: when the session was idle for as long).';
+
 CREATE FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, fingerprint bytea, OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3062,6 +3133,66 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.settle(scope text, key text, outcome json, tenant text, status text) IS 'Stores how a key ended that this transaction has claimed; its copies are answered with the outcome.';
 
+CREATE FUNCTION oncebox.settle_batch(scope text, tenants text[] DEFAULT NULL::text[], keys text[] DEFAULT NULL::text[], outcomes text[] DEFAULT NULL::text[], statuses text[] DEFAULT NULL::text[], released_tenants text[] DEFAULT NULL::text[], released_keys text[] DEFAULT NULL::text[]) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  stored bigint;
+BEGIN
+  DELETE FROM "oncebox".inbox_batch AS b WHERE b.xact = pg_current_xact_id_if_assigned();
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'this transaction has claimed no batch, or settled it already'
+      USING ERRCODE = 'OB010', HINT = 'settle_batch() follows once on claim_batch() in the same transaction. Did a handler end the transaction by itself?';
+  END IF;
+  IF cardinality(settle_batch.keys) > 0 THEN
+    WITH ended AS (
+      SELECT w.*, octet_length(w.outcome) AS bytes
+      FROM unnest(settle_batch.tenants, settle_batch.keys, settle_batch.outcomes, settle_batch.statuses) AS w (tenant, key, outcome, status)
+      WHERE w.status IN ('completed', 'rejected') AND coalesce(octet_length(w.outcome), 0) <= 1048576
+    ), settled AS (
+      UPDATE "oncebox".inbox AS i
+      SET status = f.status, outcome = CASE WHEN f.outcome::json::text <> 'null' THEN convert_to(f.outcome, 'UTF8') END
+      FROM (
+        SELECT r.ctid AS place, w.status, w.outcome
+        FROM ended AS w
+        CROSS JOIN LATERAL (
+          SELECT r.ctid
+          FROM "oncebox".inbox AS r
+          WHERE r.scope = settle_batch.scope AND r.tenant = w.tenant AND r.key = w.key AND "oncebox".is_own(r.xmin)
+          OFFSET 0
+        ) AS r
+      ) AS f
+      WHERE i.ctid = f.place
+      RETURNING i.key
+    ) SELECT count(*) INTO stored FROM settled;
+    IF stored <> cardinality(settle_batch.keys) THEN
+      RAISE EXCEPTION '% of the % keys that end are not claimed by this transaction, or have no status, or an outcome over 1048576 bytes (1 MiB)',
+        cardinality(settle_batch.keys) - stored, cardinality(settle_batch.keys)
+        USING ERRCODE = 'OB010', HINT = 'settle_batch() takes keys for which claim_batch() answered "new", once each; a status is "completed" or "rejected".';
+    END IF;
+  END IF;
+  IF cardinality(settle_batch.released_keys) > 0 THEN
+    DELETE FROM "oncebox".inbox AS i
+    USING unnest(settle_batch.released_tenants, settle_batch.released_keys) AS w (tenant, key)
+    CROSS JOIN LATERAL (
+      SELECT r.ctid
+      FROM "oncebox".inbox AS r
+      WHERE r.scope = settle_batch.scope AND r.tenant = w.tenant AND r.key = w.key AND "oncebox".is_own(r.xmin)
+      OFFSET 0
+    ) AS r
+    WHERE i.ctid = r.ctid;
+    GET DIAGNOSTICS stored = ROW_COUNT;
+    IF stored <> cardinality(settle_batch.released_keys) THEN
+      RAISE EXCEPTION '% of the % released keys are not claimed by this transaction', cardinality(settle_batch.released_keys) - stored,
+        cardinality(settle_batch.released_keys)
+        USING ERRCODE = 'OB010', HINT = 'Release keys for which claim_batch() answered "new", once each.';
+    END IF;
+  END IF;
+END $$;
+
+COMMENT ON FUNCTION oncebox.settle_batch(scope text, tenants text[], keys text[], outcomes text[], statuses text[], released_tenants text[], released_keys text[]) IS 'Ends a batch, right before COMMIT: stores replies and rejections (a key that just completes need not be named), and gives the released keys back, whose handlers have not run.';
+
 CREATE FUNCTION oncebox.settle_request(scope text, tenant text, key text, is_rejected boolean, status integer, headers jsonb, body bytea) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -5003,6 +5134,9 @@ REVOKE ALL ON FUNCTION oncebox.check_turn(this_turn bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text, message_id bigint, OUT answer text, OUT outcome json, OUT reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text, message_id bigint, OUT answer text, OUT outcome json, OUT reason text) TO oncebox_consumer;
 
+REVOKE ALL ON FUNCTION oncebox.claim_batch(scope text, tenants text[], keys text[], fingerprints bytea[], message_ids bigint[], time_limit interval, OUT place integer, OUT answer text, OUT outcome json) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.claim_batch(scope text, tenants text[], keys text[], fingerprints bytea[], message_ids bigint[], time_limit interval, OUT place integer, OUT answer text, OUT outcome json) TO oncebox_consumer;
+
 REVOKE ALL ON FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, fingerprint bytea, OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, fingerprint bytea, OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea) TO oncebox_consumer;
 
@@ -5210,6 +5344,9 @@ REVOKE ALL ON FUNCTION oncebox.send_event(kind text, about text, facts jsonb) FR
 
 REVOKE ALL ON FUNCTION oncebox.settle(scope text, key text, outcome json, tenant text, status text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.settle(scope text, key text, outcome json, tenant text, status text) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.settle_batch(scope text, tenants text[], keys text[], outcomes text[], statuses text[], released_tenants text[], released_keys text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.settle_batch(scope text, tenants text[], keys text[], outcomes text[], statuses text[], released_tenants text[], released_keys text[]) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.settle_request(scope text, tenant text, key text, is_rejected boolean, status integer, headers jsonb, body bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.settle_request(scope text, tenant text, key text, is_rejected boolean, status integer, headers jsonb, body bytea) TO oncebox_consumer;

@@ -23,7 +23,10 @@ const pull = time.Second
 type ConsumerOptions struct {
 	// FilterSubject limits the consumer to some subjects. Default: every subject of the stream.
 	FilterSubject string
-	// Concurrency is how many messages are handled at once. Default: 16.
+	// Batch: up to so many messages, of those that are there, share a transaction. Default: 1; at most
+	// 1000.
+	Batch int
+	// Concurrency is how many transactions there are at once. Default: 16, or 4 of batches.
 	Concurrency int
 	// AckWait is the time after which messages of a process that died are delivered again, Grace how
 	// long a drain waits for running handlers. Default: 30 s each.
@@ -42,6 +45,10 @@ type Consumer struct {
 
 // NewConsumer makes a consumer.
 func NewConsumer(js jetstream.JetStream, stream, durable string, options ConsumerOptions) *Consumer {
+	options.Batch = min(max(options.Batch, 1), 1000)
+	if options.Batch > 1 {
+		options.Concurrency = cmp.Or(options.Concurrency, 4)
+	}
 	options.Concurrency = cmp.Or(options.Concurrency, 16)
 	options.AckWait = cmp.Or(options.AckWait, 30*time.Second)
 	options.Grace = cmp.Or(options.Grace, 30*time.Second)
@@ -52,7 +59,16 @@ func NewConsumer(js jetstream.JetStream, stream, durable string, options Consume
 // Run consumes until the context ends, and then waits for the running handlers. It returns an error
 // only when it cannot go on, or when handlers do not end in time.
 func (c *Consumer) Run(ctx context.Context, inbox *Inbox, handler Handler) error {
-	source, err := c.begin(ctx, inbox)
+	return c.run(ctx, &batch{Inbox: inbox, each: handler})
+}
+
+// RunSet is Run with a handler for all messages of a batch at once: see Batch of the options.
+func (c *Consumer) RunSet(ctx context.Context, inbox *Inbox, handler SetHandler) error {
+	return c.run(ctx, &batch{inbox, handler.each, handler})
+}
+
+func (c *Consumer) run(ctx context.Context, batch *batch) error {
+	source, err := c.begin(ctx, batch.Inbox)
 	if err != nil || source == nil {
 		return err
 	}
@@ -61,7 +77,7 @@ func (c *Consumer) Run(ctx context.Context, inbox *Inbox, handler Handler) error
 	defer abandon()
 	workers, pulling := errgroup.WithContext(ctx)
 	for range c.options.Concurrency {
-		workers.Go(func() error { return c.work(pulling, working, source, inbox, handler) })
+		workers.Go(func() error { return c.work(pulling, working, source, batch) })
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- workers.Wait() }()
@@ -109,7 +125,7 @@ func (c *Consumer) register(ctx context.Context, inbox *Inbox) (jetstream.Consum
 	}
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
 		fresh := jetstream.ConsumerConfig{
-			Durable: c.durable, AckWait: c.options.AckWait, MaxAckPending: max(1000, 16*c.options.Concurrency),
+			Durable: c.durable, AckWait: c.options.AckWait, MaxAckPending: max(1000, 16*c.options.Concurrency*c.options.Batch),
 		}
 		return c.jetstream.CreateConsumer(ctx, c.stream, c.wanted(fresh))
 	}
@@ -132,15 +148,15 @@ func (c *Consumer) wanted(config jetstream.ConsumerConfig) jetstream.ConsumerCon
 	return config
 }
 
-// work handles one message at a time, so it holds no message that waits for its turn.
-func (c *Consumer) work(ctx, working context.Context, source jetstream.Consumer, inbox *Inbox, handler Handler) error {
+// work handles a batch at a time, so it holds no message that waits for a batch before.
+func (c *Consumer) work(ctx, working context.Context, source jetstream.Consumer, batch *batch) error {
 	var pause time.Duration
 	for ctx.Err() == nil {
-		message, err := source.Next(jetstream.FetchMaxWait(pull))
+		messages, err := c.pulled(source)
 		switch {
 		case err == nil:
 			pause = 0
-			c.handle(working, inbox, handler, message, source.CachedInfo().Config.AckWait)
+			c.handle(working, batch, messages, source.CachedInfo().Config.AckWait)
 		case ctx.Err() != nil, errors.Is(err, nats.ErrTimeout), errors.Is(err, jetstream.ErrNoMessages):
 		case errors.Is(err, nats.ErrConnectionClosed):
 			return c.closed(err)
@@ -150,11 +166,33 @@ func (c *Consumer) work(ctx, working context.Context, source jetstream.Consumer,
 			slog.Warn("consumer cannot be pulled from, will retry", "consumer", c.durable, "after", pause, "reason", err)
 			sleep(ctx, pause)
 			// It may have been deleted, or its stream replaced; if it is only away, the next pull says so.
-			found, _ := c.register(ctx, inbox)
+			found, _ := c.register(ctx, batch.Inbox)
 			source = cmp.Or(found, source)
 		}
 	}
 	return nil
+}
+
+// pulled waits for a message, and takes more of those that are there.
+func (c *Consumer) pulled(source jetstream.Consumer) ([]jetstream.Msg, error) {
+	message, err := source.Next(jetstream.FetchMaxWait(pull))
+	if err != nil {
+		return nil, err
+	}
+	messages := []jetstream.Msg{message}
+	metadata, err := message.Metadata()
+	if err != nil {
+		return messages, nil // handle says so
+	}
+	if more := min(c.options.Batch-1, int(min(metadata.NumPending, 1000))); more > 0 {
+		// An error comes again with the next pull.
+		if fetched, err := source.FetchNoWait(more); err == nil {
+			for message := range fetched.Messages() {
+				messages = append(messages, message)
+			}
+		}
+	}
+	return messages, nil
 }
 
 // closed is the error for a client that has given up its reconnects, and never connects again.
@@ -162,29 +200,51 @@ func (c *Consumer) closed(err error) error {
 	return fmt.Errorf("consumer %s: %w for good; connect with nats.MaxReconnects(-1)", c.durable, err)
 }
 
-func (c *Consumer) handle(ctx context.Context, inbox *Inbox, handler Handler, message jetstream.Msg, ackWait time.Duration) {
+func (c *Consumer) handle(ctx context.Context, batch *batch, messages []jetstream.Msg, ackWait time.Duration) {
 	held, release := context.WithCancel(ctx)
 	defer release()
-	// Says that the message is worked on, so that it is not delivered again meanwhile.
+	// Says that the messages are worked on, so that they are not delivered again meanwhile. One that is
+	// acknowledged says nothing more.
 	go func() {
 		for sleep(held, ackWait/3) {
-			_ = message.InProgress()
+			for _, message := range messages {
+				_ = message.InProgress()
+			}
 		}
 	}()
-	received, err := Received(message)
-	var answer Verdict
-	if err == nil {
-		answer, err = c.answer(ctx, inbox, handler, received)
+	var here, elsewhere []jetstream.Msg
+	var whole, large []Message
+	for _, message := range messages {
+		received, err := Received(message)
+		switch {
+		case err != nil:
+			c.acknowledge(batch.Inbox, message, received, result{err: err})
+		case isElsewhere(received):
+			elsewhere, large = append(elsewhere, message), append(large, received)
+		default:
+			here, whole = append(here, message), append(whole, received)
+		}
 	}
-	if err != nil {
-		slog.Error("the message could not be handled now, will retry", "consumer", c.durable, "reason", err)
-		answer = Verdict{Name: "retry", After: inbox.options.Backoff}
+	for n, answer := range batch.run(ctx, whole) {
+		c.acknowledge(batch.Inbox, here[n], whole[n], answer)
+	}
+	// Of payloads that are elsewhere one is in memory at a time.
+	for n, message := range large {
+		c.acknowledge(batch.Inbox, elsewhere[n], message, c.fetched(ctx, batch, message))
+	}
+}
+
+func (c *Consumer) acknowledge(inbox *Inbox, message jetstream.Msg, received Message, answer result) {
+	if answer.err != nil {
+		slog.Error("the message could not be handled now, will retry", "consumer", c.durable, "reason", answer.err)
+		answer.Verdict = Verdict{Name: "retry", After: inbox.options.Backoff}
 	}
 	isKnown := answer.Name == "replayed" || answer.Name == "rejected"
 	if isKnown && received.Deliveries > 2 {
 		slog.Warn("a message that was handled comes again: may this user publish to $JS.ACK.>?", "consumer", c.durable,
 			"stream", received.Origin.Stream, "sequence", received.Origin.Sequence, "deliveries", received.Deliveries)
 	}
+	var err error
 	switch answer.Name {
 	case "in_flight", "retry":
 		err = message.NakWithDelay(answer.After)
@@ -199,15 +259,16 @@ func (c *Consumer) handle(ctx context.Context, inbox *Inbox, handler Handler, me
 	}
 }
 
-func (c *Consumer) answer(ctx context.Context, inbox *Inbox, handler Handler, message Message) (Verdict, error) {
+func (c *Consumer) fetched(ctx context.Context, batch *batch, message Message) result {
 	complete, err := whole(ctx, c.jetstream, message, c.options.ObjectBytesMax)
 	if problem, isWrong := errors.AsType[wrongError](err); isWrong {
-		return inbox.incomplete(ctx, message, problem)
+		answer, err := batch.incomplete(ctx, message, problem)
+		return result{answer, err}
 	}
 	if err != nil {
-		return Verdict{}, err
+		return result{err: err}
 	}
-	return inbox.Run(ctx, handler, complete)
+	return batch.run(ctx, []Message{complete})[0]
 }
 
 // Received makes the message that an inbox takes.

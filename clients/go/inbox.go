@@ -249,6 +249,11 @@ func (in *Inbox) handle(ctx context.Context, handler Handler, tx pgx.Tx, message
 		_ = err.Error()
 		return nil, "", err
 	}
+	return asEnding(value)
+}
+
+// asEnding is the reply of a handler as JSON, and how its key ends.
+func asEnding(value any) (reply json.RawMessage, status string, err error) {
 	status = "completed"
 	if reject, isReject := value.(Reject); isReject {
 		status, value = "rejected", reject.Reply

@@ -24,13 +24,19 @@ func wrong(format string, arguments ...any) error {
 	return wrongError{fmt.Errorf(format, arguments...)}
 }
 
+// isElsewhere says whether the payload lies in a bucket.
+func isElsewhere(message Message) bool {
+	_, isThere := message.Headers["oncebox-object"]
+	return isThere && len(message.Payload) == 0
+}
+
 // whole is the message with its payload, which may lie in a bucket of the NATS Object Store. Another
 // error than a wrongError says that NATS does not answer now.
 func whole(ctx context.Context, js jetstream.JetStream, message Message, bytesMax int) (Message, error) {
-	place, isElsewhere := message.Headers["oncebox-object"]
-	if !isElsewhere || len(message.Payload) > 0 {
+	if !isElsewhere(message) {
 		return message, nil
 	}
+	place := message.Headers["oncebox-object"]
 	bucket, name, _ := strings.Cut(place, "/")
 	size, err := strconv.Atoi(message.Headers["oncebox-object-bytes"])
 	digest := message.Headers["oncebox-object-digest"]

@@ -17,6 +17,7 @@ const (
 	// may take.
 	stepLimit = 30 * time.Second
 	ended     = "the handler ended the transaction by itself"
+	aborted   = "the transaction was aborted by an error that the handler did not return"
 )
 
 // transaction is what the transaction is known by that a handler writes through.
@@ -59,12 +60,8 @@ func release(ctx context.Context, connection *pgxpool.Conn, current *transaction
 func commit(ctx context.Context, tx pgx.Tx, current *transaction, settle string, parameters ...any) error {
 	ctx, cancel := limited(ctx)
 	defer cancel()
-	switch tx.Conn().PgConn().TxStatus() {
-	case 'I':
-		return errors.New(ended)
-	case 'E':
-		// COMMIT would be a silent ROLLBACK.
-		return errors.New("the transaction was aborted by an error that the handler did not return")
+	if err := checkOpen(tx); err != nil {
+		return err
 	}
 	batch := &pgx.Batch{}
 	check := "SELECT CASE WHEN pg_current_xact_id_if_assigned()::text = $1::text THEN " + session +
@@ -84,6 +81,20 @@ func commit(ctx context.Context, tx pgx.Tx, current *transaction, settle string,
 		return errors.New(ended)
 	}
 	return err
+}
+
+// checkOpen fails unless the transaction is open, without an error and without a statement under way.
+func checkOpen(tx pgx.Tx) error {
+	switch connection := tx.Conn().PgConn(); {
+	case connection.IsBusy():
+		return errors.New("the handler has ended, and a statement that it did not finish goes on")
+	case connection.TxStatus() == 'I':
+		return errors.New(ended)
+	case connection.TxStatus() == 'E':
+		// COMMIT would be a silent ROLLBACK.
+		return errors.New(aborted)
+	}
+	return nil
 }
 
 // limited is the context of a step before or after the handler. It does not end with ctx, so that a

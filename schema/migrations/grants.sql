@@ -170,6 +170,8 @@ BEGIN
     GRANT EXECUTE ON FUNCTION
       {schema}.register_scope(text, interval, interval, text), {schema}.claim(text, text, bytea, text, bigint),
       {schema}.settle(text, text, json, text, text),
+      {schema}.claim_batch(text, text[], text[], bytea[], bigint[], interval),
+      {schema}.settle_batch(text, text[], text[], text[], text[], text[], text[]),
       {schema}.attempt_failed(
         text, text, text, text, bigint, timestamptz, text, text, double precision, double precision),
       {schema}.forget_attempts(text, text, text),

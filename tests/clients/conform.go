@@ -178,8 +178,27 @@ func main() {
 	inbox := oncebox.NewInbox(pool(settings), "conform:test", oncebox.InboxOptions{
 		TenantHeader: "Tenant", AttemptsMax: 3, Backoff: 400 * time.Millisecond, BackoffMax: 2 * time.Second, HandlerTimeout: 3 * time.Second,
 	})
-	consumer := oncebox.NewConsumer(js, os.Getenv("STREAM"), "conform", oncebox.ConsumerOptions{Concurrency: 3})
-	if err := consumer.Run(ctx, inbox, oncebox.JSON(handle)); err != nil {
+	options, each := oncebox.ConsumerOptions{Concurrency: 3}, oncebox.JSON(handle)
+	setting := os.Getenv("SETTINGS")
+	if setting == "batch" || setting == "set" {
+		options.Batch = 16
+	}
+	consumer := oncebox.NewConsumer(js, os.Getenv("STREAM"), "conform", options)
+	if setting == "set" {
+		err = consumer.RunSet(ctx, inbox, func(ctx context.Context, tx pgx.Tx, messages []oncebox.Message) (replies []any, err error) {
+			for _, message := range messages {
+				reply, err := each(ctx, tx, message)
+				if err != nil {
+					return nil, err
+				}
+				replies = append(replies, reply)
+			}
+			return replies, nil
+		})
+	} else {
+		err = consumer.Run(ctx, inbox, each)
+	}
+	if err != nil {
 		log.Fatal(err)
 	}
 }

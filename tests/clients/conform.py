@@ -105,6 +105,14 @@ def handler(log: AsyncConnectionPool, exhausted: AsyncConnectionPool, lost: set)
     return handle
 
 
+def each(handle):
+    async def handle_set(connection, entries):
+        contexts = [oncebox.Context(connection, entry.key, entry.tenant, entry.message) for entry in entries]
+        return [await handle(cx, entry.data) for cx, entry in zip(contexts, entries)]
+
+    return handle_set
+
+
 async def main():
     settings = {"configure": spoil, "kwargs": {"autocommit": True}} if SETTINGS == "spoiled" else {}
     client = await nats.connect(os.environ["NATS_URL"], max_reconnect_attempts=-1)
@@ -117,8 +125,10 @@ async def main():
         inbox = oncebox.Inbox(
             pool, scope="conform:test", tenant_header="Tenant", attempts_max=3, backoff=(0.4, 2.0), handler_timeout=3.0
         )
-        consumer = oncebox.Consumer(client.jetstream(), os.environ["STREAM"], "conform", concurrency=3)
-        await consumer.run(inbox, handler(log, exhausted, set()))
+        batch = 16 if SETTINGS in ("batch", "set") else 1
+        consumer = oncebox.Consumer(client.jetstream(), os.environ["STREAM"], "conform", concurrency=3, batch=batch)
+        handle = handler(log, exhausted, set())
+        await consumer.run(inbox, oncebox.SetHandler(each(handle)) if SETTINGS == "set" else handle)
         # The process ends with the connection that nobody gives back.
         os._exit(0)
 

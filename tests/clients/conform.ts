@@ -113,6 +113,17 @@ const inbox = new Inbox<Told>(pool, "conform:test", {
   handlerTimeoutMs: 3000,
 });
 const connection = await connect({ servers: process.env.NATS_URL!, maxReconnectAttempts: -1 });
-const consumer = new Consumer(jetstream(connection), process.env.STREAM!, "conform", { concurrency: 3 });
-await consumer.run(inbox, handle);
+const batch = ["batch", "set"].includes(process.env.SETTINGS!) ? 16 : 1;
+const consumer = new Consumer(jetstream(connection), process.env.STREAM!, "conform", { concurrency: 3, batch });
+if (process.env.SETTINGS === "set") {
+  await consumer.runSet(inbox, async (cx, entries) => {
+    const results: unknown[] = [];
+    for (const { data, ...rest } of entries) {
+      results.push(await handle({ ...cx, ...rest }, data));
+    }
+    return results;
+  });
+} else {
+  await consumer.run(inbox, handle);
+}
 process.exit();

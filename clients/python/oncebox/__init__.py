@@ -4,6 +4,7 @@
 `Consumer` runs a handler once for each key, in one transaction with the handler's own writes.
 """
 
+from .batch import Entry, SetHandler
 from .consumer import Consumer
 from .inbox import Inbox
 from .keys import part_key, root_key, step_key, undo_key
@@ -13,6 +14,7 @@ from .saga import Action, Barrier, Compensation, Replier
 
 __all__ = [
     *("Action", "Barrier", "Compensation", "Replier"),
-    *("Consumer", "Context", "Dead", "Inbox", "Message", "Origin", "Reject", "RetryAfter", "Verdict"),
+    *("Consumer", "Context", "Dead", "Entry", "Inbox", "Message", "Origin", "Reject", "RetryAfter"),
+    *("SetHandler", "Verdict"),
     *("cancel_delayed", "enqueue", "part_key", "root_key", "step_key", "undo_key"),
 ]

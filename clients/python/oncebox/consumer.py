@@ -17,6 +17,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import APIError, NotFoundError
 
 from . import headers, large, signals
+from .batch import Batch, SetHandler
 from .inbox import Inbox, first_line
 from .message import Handler, Message, Origin, Verdict
 
@@ -37,19 +38,24 @@ class Consumer:
         durable: str,
         *,
         filter_subject: str | None = None,
-        concurrency: int = 16,
+        concurrency: int | None = None,
+        batch: int = 1,
         ack_wait: float = 30.0,
         grace: float = 30.0,
         object_bytes_max: int = 64 << 20,
     ):
-        """`ack_wait`: after how many seconds the messages of a process that died are delivered again;
+        """`batch`: up to so many messages, of those that are there, share a transaction; `concurrency`: how
+        many transactions there are at once (None: 16, or 4 of batches); `ack_wait`: after how many seconds the messages of a process that died are delivered again;
         `grace`: how many seconds a drain waits for running handlers; `object_bytes_max`: a larger payload is
         not fetched from the Object Store, and its message fails."""
         self.jetstream, self.stream, self.durable = jetstream, stream, durable
-        self.filter_subject, self.concurrency = filter_subject, concurrency
+        if not 1 <= batch <= 1000:
+            raise ValueError(f"a batch of {batch} messages; the limit is 1 to 1000")
+        self.filter_subject, self.batch = filter_subject, batch
+        self.concurrency = (16 if batch == 1 else 4) if concurrency is None else concurrency
         self.ack_wait, self.grace, self.object_bytes_max = ack_wait, grace, object_bytes_max
 
-    async def run(self, inbox: Inbox, handler: Handler, stop: asyncio.Event | None = None) -> None:
+    async def run(self, inbox: Inbox, handler: Handler | SetHandler, stop: asyncio.Event | None = None) -> None:
         """Consumes until `stop` is set, or until SIGTERM or SIGINT if `stop` is left out, and then waits
         for the running handlers. Raises TimeoutError when some go on although they are cancelled."""
         if stop is None:
@@ -57,7 +63,7 @@ class Consumer:
                 return await self._run(inbox, handler, stop)
         await self._run(inbox, handler, stop)
 
-    async def _run(self, inbox: Inbox, handler: Handler, stop: asyncio.Event) -> None:
+    async def _run(self, inbox: Inbox, handler: Handler | SetHandler, stop: asyncio.Event) -> None:
         headers.keep_all(self.jetstream._nc)
         while not stop.is_set():
             try:
@@ -100,7 +106,7 @@ class Consumer:
         try:
             found = (await self.jetstream.consumer_info(self.stream, self.durable)).config
         except NotFoundError:
-            pending = max(1000, 16 * self.concurrency)
+            pending = max(1000, 16 * self.concurrency * self.batch)
             fresh = ConsumerConfig(durable_name=self.durable, max_ack_pending=pending, ack_wait=self.ack_wait)
             return await self.jetstream.add_consumer(self.stream, fresh.evolve(**wanted))
         if found.deliver_subject:
@@ -111,8 +117,8 @@ class Consumer:
             log.info("consumer %s is changed: %s", self.durable, ", ".join(differs))
             await self.jetstream.add_consumer(self.stream, found.evolve(**wanted))
 
-    async def _work(self, inbox: Inbox, handler: Handler, stop: asyncio.Event) -> None:
-        """Handles one message at a time, so it holds no message that waits for its turn."""
+    async def _work(self, inbox: Inbox, handler: Handler | SetHandler, stop: asyncio.Event) -> None:
+        """Handles a batch at a time, so it holds no message that waits for a batch before."""
         client = self.jetstream._nc
         inbox_subject = client.new_inbox()
         answers = await client.subscribe(f"{inbox_subject}.*")
@@ -120,6 +126,7 @@ class Consumer:
         # How often the client had reconnected when it sent a pull that nobody has answered yet.
         asked: int | None = None
         held: list[Msg] = []
+        batch = Batch(inbox, handler)
         heartbeat = asyncio.create_task(self._hold(held, answers))
         try:
             while not stop.is_set():
@@ -132,6 +139,10 @@ class Consumer:
                         await self._ask(f"{inbox_subject}.{pulls}")
                     held[:] = await self._pulled(answers, f"{inbox_subject}.{pulls}")
                     asked, pause = None, 0.0
+                    if more := min(self.batch - 1, pending(held[0]) if held else 0):
+                        pulls += 1
+                        await self._ask(f"{inbox_subject}.{pulls}", more)
+                        await self._gathered(held, answers, f"{inbox_subject}.{pulls}", more)
                 except TimeoutError:
                     # A silent server would answer all pulls at once, with more than the worker can hold.
                     continue
@@ -145,7 +156,7 @@ class Consumer:
                     await _sleep(pause, stop)
                     continue
                 if held:
-                    await self._handle(inbox, handler, held[0])
+                    await self._handle(batch, held)
                     held.clear()
         finally:
             heartbeat.cancel()
@@ -154,14 +165,14 @@ class Consumer:
             await self._hand_back(answers)
             await answers.unsubscribe()
 
-    async def _ask(self, answer_to: str) -> None:
-        """Pulls one message, unless there is no connection, since the client would send all such pulls later."""
+    async def _ask(self, answer_to: str, there: int = 0) -> None:
+        """Pulls one message, or so many of those that are there already, unless there is no connection, since the client would send all such pulls later."""
         client = self.jetstream._nc
         if not client.is_connected and not client.is_closed:
             raise NatsError("there is no connection to NATS")
-        request = json.dumps({"batch": 1, "expires": int(PULL * 1e9)}).encode()
+        request = {"batch": there, "no_wait": True} if there else {"batch": 1, "expires": int(PULL * 1e9)}
         subject = f"{self.jetstream._prefix}.CONSUMER.MSG.NEXT.{self.stream}.{self.durable}"
-        await client.publish(subject, request, answer_to)
+        await client.publish(subject, json.dumps(request).encode(), answer_to)
 
     async def _pulled(self, answers: Subscription, answer_to: str) -> list[Msg]:
         """The message that was pulled, or none within a while.
@@ -180,14 +191,40 @@ class Consumer:
                 return []
             raise NatsError(f"the pull ended: {status} {description or 'no responders'}")
 
-    async def _handle(self, inbox: Inbox, handler: Handler, msg: Msg) -> None:
-        message = received(msg)
+    async def _gathered(self, held: list[Msg], answers: Subscription, answer_to: str, more: int) -> None:
+        """Adds messages that are there, until the server says that these are all."""
+        with contextlib.suppress(TimeoutError):
+            for _ in range(more):
+                msg = await answers.next_msg(PULL + 1)
+                if not msg.reply:
+                    if msg.subject == answer_to:
+                        return
+                    continue
+                held.append(msg)
+
+    async def _handle(self, batch: Batch, msgs: list[Msg]) -> None:
+        messages = [received(msg) for msg in msgs]
+        # Of payloads that are elsewhere one is in memory at a time.
+        here = [n for n, message in enumerate(messages) if not large.is_elsewhere(message)]
+        for n, answer in zip(here, await batch.run([messages[n] for n in here])):
+            await self._acknowledge(batch.inbox, msgs[n], messages[n], answer)
+        for n in sorted({*range(len(msgs))}.difference(here)):
+            await self._acknowledge(batch.inbox, msgs[n], messages[n], await self._fetched(batch, messages[n]))
+
+    async def _fetched(self, batch: Batch, message: Message) -> Verdict | Exception:
         try:
-            answer = await self._answer(inbox, handler, message)
+            (answer,) = await batch.run([await large.whole(self.jetstream, message, self.object_bytes_max)])
+            return answer
+        except large.Wrong as problem:
+            return await batch.inbox.incomplete(message, str(problem))
         except Exception as error:
+            return error
+
+    async def _acknowledge(self, inbox: Inbox, msg: Msg, message: Message, answer: Verdict | Exception) -> None:
+        if isinstance(answer, Exception):
             # PostgreSQL is away, or refuses this message: that must not end the consumer of all others.
             text = "scope %s: the message could not be handled now, will retry: %s"
-            log.warning(text, inbox.scope, first_line(error))
+            log.warning(text, inbox.scope, first_line(answer))
             return await self._tell(msg.nak(delay=inbox.backoff[0]))
         if answer.name in ("in_flight", "retry"):
             return await self._tell(msg.nak(delay=answer.after))
@@ -195,13 +232,6 @@ class Consumer:
             text = "message %d of stream %s comes again, delivery %d: may this user publish to $JS.ACK.>?"
             log.warning(text, message.origin.sequence, message.origin.stream, message.deliveries)
         await self._tell(msg.term() if answer.name in ("dead", "mismatch") else msg.ack())
-
-    async def _answer(self, inbox: Inbox, handler: Handler, message: Message) -> Verdict:
-        try:
-            message = await large.whole(self.jetstream, message, self.object_bytes_max)
-        except large.Wrong as problem:
-            return await inbox.incomplete(message, str(problem))
-        return await inbox.run(handler, message)
 
     async def _hold(self, held: list[Msg], answers: Subscription) -> None:
         """Tells JetStream that messages are in progress, so that they are not delivered again meanwhile."""
@@ -227,11 +257,20 @@ class Consumer:
             log.info("consumer %s: an acknowledgement was not sent: %s", self.durable, error)
 
 
+def _words(msg: Msg) -> list[str]:
+    """$JS.ACK.stream.consumer.deliveries.sequence..; some servers add a domain and an account hash after $JS.ACK."""
+    words = msg.reply.split(".")
+    return words if len(words) < 11 else words[2:]
+
+
+def pending(msg: Msg) -> int:
+    """How many messages were there for the consumer behind this one."""
+    return int(_words(msg)[8])
+
+
 def received(msg: Msg) -> Message:
     """Makes the message that an inbox takes."""
-    # $JS.ACK.stream.consumer.deliveries.sequence..; some servers add a domain and an account hash after $JS.ACK.
-    words = msg.reply.split(".")
-    words = words if len(words) < 11 else words[2:]
+    words = _words(msg)
     stored_at = EPOCH + timedelta(microseconds=int(words[7]) // 1000)
     origin = Origin(words[2], int(words[5]), stored_at)
     return Message(msg.subject, msg.data, headers.of(msg.headers), origin, int(words[4]))

@@ -37,6 +37,14 @@ class Incomplete(Exception):
     """The payload cannot be had."""
 
 
+class Unreadable(ValueError):
+    """A message that no handler can be run for, and the claim as far as it can be read."""
+
+    def __init__(self, claim: "Claim", reason: str):
+        super().__init__(reason)
+        self.claim = claim
+
+
 @dataclass
 class Claim(Run):
     """A message, its key, and the run under way."""
@@ -102,14 +110,9 @@ class Inbox:
         Raises psycopg.OperationalError or PoolTimeout when PostgreSQL is away: run the message again later.
         """
         try:
-            claim = Claim(message, self._tenant(message), self._key(message))
-        except ValueError as problem:
-            return await self._bury(Claim(message, "", None), str(problem))
-        try:
-            data = self.decode(message.payload)
-        except Exception as problem:
-            # The text of the error may quote the payload.
-            return await self._bury(claim, f"the payload does not decode: {type(problem).__name__}")
+            claim, data = self.read(message)
+        except Unreadable as problem:
+            return await self._bury(problem.claim, str(problem))
         for _ in range(CONFLICT_ROUNDS):
             try:
                 answer = await self._attempt(handler, claim, data)
@@ -126,6 +129,18 @@ class Inbox:
                 break
             await asyncio.sleep(random.uniform(0.005, 0.1))
         return await self._failed(claim, failure)
+
+    def read(self, message: Message) -> tuple[Claim, Any]:
+        """The key and the decoded payload of a message, or Unreadable."""
+        try:
+            claim = Claim(message, self._tenant(message), self._key(message))
+        except ValueError as problem:
+            raise Unreadable(Claim(message, "", None), str(problem)) from None
+        try:
+            return claim, self.decode(message.payload)
+        except Exception as problem:
+            # The text of the error may quote the payload.
+            raise Unreadable(claim, f"the payload does not decode: {type(problem).__name__}") from problem
 
     async def incomplete(self, message: Message, reason: str) -> Verdict:
         """Counts a failed attempt at a message whose payload cannot be had; in the end it is a dead letter
@@ -153,8 +168,8 @@ class Inbox:
                 finally:
                     handle.revoke()
                     deadline.begin(connection)
-                status, stored = ("rejected", reply.reply) if isinstance(reply, Reject) else ("completed", reply)
-                session = await self._end(connection, claim, _json(stored), status)
+                status, stored, text = ended(reply)
+                session = await self._end(connection, claim, text, status)
             except Exception:
                 await check_session(connection, claim)
                 raise
@@ -165,10 +180,9 @@ class Inbox:
     async def _claimed(self, connection: AsyncConnection, claim: Claim) -> Verdict:
         """Claims a key that is probably new, in a transaction that begins; else asks claim() what is known of it."""
         limit = f"{round(1000 * self.handler_timeout + 5000)}ms"
-        fingerprint = sha256(b"oncebox payload 1\0" + claim.message.payload).digest()
         lock = str(inbox_lock(self.schema, self.scope, claim.tenant, claim.key))
         message_id = self._message_id(claim.message)
-        parameters = [claim.tenant, claim.key, fingerprint, message_id, self.scope, lock, limit]
+        parameters = [claim.tenant, claim.key, fingerprint(claim.message), message_id, self.scope, lock, limit]
         # BEGIN goes out before, alone: a pipeline of psycopg's costs more than the round trip.
         if row := await execute(connection, self._claim_new, parameters):
             claim.xid, claim.session = row
@@ -271,6 +285,17 @@ class Inbox:
 
     def _sql(self, text: str) -> str:
         return SQL(text).format(schema=Identifier(self.schema)).as_string()
+
+
+def fingerprint(message: Message) -> bytes:
+    """Tells payloads of one key apart, as the function inbox_fingerprint() does."""
+    return sha256(b"oncebox payload 1\0" + message.payload).digest()
+
+
+def ended(reply: Any) -> tuple[str, Any, str]:
+    """The status of a key whose handler has returned this, the reply, and its JSON."""
+    status, stored = ("rejected", reply.reply) if isinstance(reply, Reject) else ("completed", reply)
+    return status, stored, _json(stored)
 
 
 def _json(reply: Any) -> str:

@@ -16,9 +16,14 @@ class Wrong(Exception):
     """The object is missing, or is not the one that the message names: a failed attempt."""
 
 
+def is_elsewhere(message: Message) -> bool:
+    """Whether the payload lies in a bucket."""
+    return not message.payload and "oncebox-object" in message.headers
+
+
 async def whole(jetstream: JetStreamContext, message: Message, bytes_max: int) -> Message:
     """The message with its payload. Any other error than `Wrong` says that NATS does not answer now."""
-    if message.payload or "oncebox-object" not in message.headers:
+    if not is_elsewhere(message):
         return message
     place, size, digest = (message.headers.get(f"oncebox-object{part}", "") for part in ("", "-bytes", "-digest"))
     bucket, _, name = place.partition("/")

@@ -65,13 +65,7 @@ async def commit(connection: AsyncConnection, run: Run, settle: str = "", parame
     """Settles and commits in one round trip, if this still is the transaction that made the claim.
 
     Returns the session's settings just before the COMMIT."""
-    match connection.info.transaction_status:
-        case TransactionStatus.IDLE:
-            raise RuntimeError(ENDED)
-        case TransactionStatus.INERROR:
-            raise RuntimeError("the handler caught an error that has aborted the transaction")
-        case TransactionStatus.ACTIVE:
-            raise RuntimeError("the handler has ended, and a statement that it did not await goes on")
+    check_open(connection)
     run.is_ending = True
     try:
         # The id is a number of PostgreSQL's. In the text it costs less than as a parameter.
@@ -80,6 +74,17 @@ async def commit(connection: AsyncConnection, run: Run, settle: str = "", parame
     except psycopg.errors.InvalidTextRepresentation as refused:
         raise (RuntimeError(ENDED) if ENDED in str(refused) else refused) from None
     return session
+
+
+def check_open(connection: AsyncConnection) -> None:
+    """Fails unless a transaction is open, without an error and without a statement under way."""
+    match connection.info.transaction_status:
+        case TransactionStatus.IDLE:
+            raise RuntimeError(ENDED)
+        case TransactionStatus.INERROR:
+            raise RuntimeError("the handler caught an error that has aborted the transaction")
+        case TransactionStatus.ACTIVE:
+            raise RuntimeError("the handler has ended, and a statement that it did not await goes on")
 
 
 async def check_session(connection: AsyncConnection, run: Run) -> None:

@@ -12,7 +12,7 @@ from psycopg.adapt import AdaptersMap, Dumper, Loader
 from psycopg.rows import tuple_row
 from psycopg.types.string import BytesBinaryDumper, BytesDumper
 
-Parameters = Sequence[str | bytes | None]
+Parameters = Sequence[str | bytes | None | list]
 
 # The session as a handler may change it for good. What it sets for its transaction ends with COMMIT.
 SESSION = "concat_ws(' ', session_user, current_user, " + ", ".join(
@@ -60,6 +60,11 @@ async def execute(connection: AsyncConnection, statement: str, parameters: Param
     """Executes a statement whose columns are of type text, and returns its first row, if it has one."""
     cursor = await _Cursor(connection).execute(statement, parameters)
     return await cursor.fetchone() if cursor.description else None
+
+
+async def execute_rows(connection: AsyncConnection, statement: str, parameters: Parameters = ()) -> list[tuple]:
+    """Executes a statement whose columns are of type text, and returns its rows."""
+    return await (await _Cursor(connection).execute(statement, parameters)).fetchall()
 
 
 async def execute_all(connection: AsyncConnection, text: str, parameters: Parameters = ()) -> list[tuple]:

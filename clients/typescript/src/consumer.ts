@@ -5,9 +5,10 @@ import {
   type Consumer as Source, type JetStreamClient, type JsMsg,
 } from "@nats-io/jetstream";
 
+import { Batch, type SetHandler } from "./batch.ts";
 import { collected } from "./headers.ts";
 import type { Inbox } from "./inbox.ts";
-import { whole, Wrong } from "./large.ts";
+import { isElsewhere, whole, Wrong } from "./large.ts";
 import type { Verdict, Handler, Message } from "./message.ts";
 import { line } from "./text.ts";
 
@@ -19,7 +20,9 @@ const NANOSECONDS = 1_000_000;
 export interface ConsumerOptions {
   /** Limits the consumer to some subjects. Default: every subject of the stream. */
   filterSubject?: string;
-  /** How many messages are handled at once. Default: 16. */
+  /** Up to so many messages, of those that are there, share a transaction. Default: 1; at most 1000. */
+  batch?: number;
+  /** How many transactions there are at once. Default: 16, or 4 of batches. */
   concurrency?: number;
   /** After how long the messages of a process that died are delivered again. Default: 30 seconds. */
   ackWaitMs?: number;
@@ -38,7 +41,11 @@ export class Consumer {
 
   constructor(jetstream: JetStreamClient, stream: string, durable: string, options: ConsumerOptions = {}) {
     [this.#jetstream, this.#stream, this.#durable] = [jetstream, stream, durable];
-    this.#options = { concurrency: 16, ackWaitMs: 30_000, graceMs: 30_000, objectBytesMax: 64 << 20, ...options };
+    const batch = options.batch ?? 1;
+    if (!(Number.isInteger(batch) && batch >= 1 && batch <= 1000)) {
+      throw new RangeError(`a batch of ${batch} messages; the limit is 1 to 1000`);
+    }
+    this.#options = { batch, concurrency: batch === 1 ? 16 : 4, ackWaitMs: 30_000, graceMs: 30_000, objectBytesMax: 64 << 20, ...options };
   }
 
   /**
@@ -46,6 +53,16 @@ export class Consumer {
    * for the running handlers. Throws when it cannot go on, or when handlers do not end in time.
    */
   async run<T>(inbox: Inbox<T>, handler: Handler<T>, stop: AbortSignal = onSignals()): Promise<void> {
+    await this.#run(new Batch(inbox, handler), stop);
+  }
+
+  /** As `run`, with a handler for all messages of a batch at once: see `batch` of the options. */
+  async runSet<T>(inbox: Inbox<T>, handler: SetHandler<T>, stop: AbortSignal = onSignals()): Promise<void> {
+    await this.#run(new Batch(inbox, undefined, handler), stop);
+  }
+
+  async #run<T>(batch: Batch<T>, stop: AbortSignal): Promise<void> {
+    const { inbox } = batch;
     const source = await this.#begin(inbox, stop);
     if (source === undefined) {
       return;
@@ -53,7 +70,7 @@ export class Consumer {
     const ended = new AbortController();
     const stopped = AbortSignal.any([stop, ended.signal]);
     // A worker ends before the signal only with an error, and then all workers end.
-    const work = () => this.#work(source, inbox, handler, stopped).finally(() => ended.abort());
+    const work = () => this.#work(source, batch, stopped).finally(() => ended.abort());
     const workers = Promise.all(Array.from({ length: this.#options.concurrency }, work));
     await Promise.race([stopped.aborted || once(stopped, "abort"), workers]);
     // Nothing waits for handlers that are still running then; when the process ends, PostgreSQL
@@ -84,7 +101,7 @@ export class Consumer {
   /** Finds or creates the consumer, and changes what would lose or withhold messages. */
   async #create(): Promise<Source> {
     const [stream, durable] = [this.#stream, this.#durable];
-    const { filterSubject, concurrency, ackWaitMs } = this.#options;
+    const { filterSubject, concurrency, batch, ackWaitMs } = this.#options;
     // With a limit, JetStream would forget a message that has failed so often, before it is a dead letter.
     const wanted = { ack_policy: AckPolicy.Explicit, max_deliver: -1, filter_subject: filterSubject || undefined, headers_only: false };
     const manager = await this.#jetstream.jetstreamManager();
@@ -103,76 +120,110 @@ export class Consumer {
       if (!(error instanceof JetStreamApiError && error.code === JetStreamApiCodes.ConsumerNotFound)) {
         throw error;
       }
-      const pending = Math.max(1000, 16 * concurrency);
+      const pending = Math.max(1000, 16 * concurrency * batch);
       const fresh = { durable_name: durable, ack_wait: ackWaitMs * NANOSECONDS, max_ack_pending: pending };
       await manager.consumers.add(stream, { ...fresh, ...wanted });
     }
     return await this.#jetstream.consumers.get(stream, durable);
   }
 
-  /** Handles one message at a time, so it holds no message that waits for its turn. */
-  async #work<T>(source: Source, inbox: Inbox<T>, handler: Handler<T>, stop: AbortSignal): Promise<void> {
-    let delay = 0;
-    while (!stop.aborted) {
-      let message: JsMsg | null;
-      try {
-        // Behind a failure: it may have been deleted, or its stream replaced.
-        source = delay > 0 ? await this.#create() : source;
-        message = await source.next({ expires: PULL_MS });
-      } catch (error) {
-        if (isClosed(error)) {
-          throw error;
-        }
-        // The server is away, or the stream has no leader. The client reconnects by itself.
-        delay = Math.min(2 * delay || 200, 5000);
-        inbox.options.log.warn(`consumer ${this.#durable} cannot be pulled from, again in ${delay} ms: ${line(error)}`);
-        await pause(delay, stop);
-        continue;
+  /** Handles a batch at a time. While it does, more messages may arrive, for the next batch. */
+  async #work<T>(source: Source, batch: Batch<T>, stop: AbortSignal): Promise<void> {
+    const held = new Set<JsMsg>();
+    const arrived: JsMsg[] = [];
+    let [delay, reading, wake] = [0, undefined as Promise<void> | undefined, () => {}];
+    const ackWait = ((await source.info(true)).config.ack_wait ?? 0) / NANOSECONDS || this.#options.ackWaitMs;
+    // Tells JetStream that messages are in progress, so that they are not delivered again meanwhile.
+    const heartbeat = setInterval(() => held.forEach((message) => tell(() => message.working())), ackWait / 3);
+    const hold = (message: JsMsg) => {
+      held.add(message);
+      arrived.push(message);
+      wake();
+    };
+    const read = async (messages: AsyncIterable<JsMsg>) => {
+      for await (const message of messages) {
+        hold(message);
       }
-      delay = 0;
-      if (message !== null) {
-        // Tells JetStream that the message is in progress, so that it is not delivered again
-        // meanwhile.
-        const ackWait = ((await source.info(true)).config.ack_wait ?? 0) / NANOSECONDS || this.#options.ackWaitMs;
-        const heartbeat = setInterval(tell, ackWait / 3, () => message.working());
-        await this.#handle(inbox, handler, message).finally(() => clearInterval(heartbeat));
-      }
-    }
-  }
-
-  async #handle<T>(inbox: Inbox<T>, handler: Handler<T>, message: JsMsg): Promise<void> {
-    let answer: Verdict;
-    const [taken, { log }] = [received(message), inbox.options];
+    };
     try {
-      answer = await this.#answer(inbox, handler, taken);
-    } catch (error) {
-      inbox.options.log.warn(`scope ${inbox.scope}: the message could not be handled now, will retry: ${line(error)}`);
-      answer = { name: "retry", after: inbox.options.backoffMs[0] };
-    }
-    if (answer.name === "in_flight" || answer.name === "retry") {
-      // nats-server wants a whole number, and would deliver the message again at once.
-      tell(() => message.nak(Math.ceil(answer.after)));
-    } else {
-      const { origin, deliveries = 1 } = taken;
-      if (deliveries > 2 && (answer.name === "replayed" || answer.name === "rejected")) {
-        const which = `message ${origin?.sequence} of stream ${origin?.stream} comes again, delivery ${deliveries}`;
-        log.warn(`${which}: may this user publish to $JS.ACK.>?`);
+      while (!stop.aborted) {
+        try {
+          // Behind a failure: it may have been deleted, or its stream replaced.
+          source = delay > 0 ? await this.#create() : source;
+          if (arrived.length === 0 && reading !== undefined) {
+            await Promise.race([reading, new Promise<void>((resolve) => (wake = resolve))]);
+          } else if (arrived.length === 0) {
+            const message = await source.next({ expires: PULL_MS });
+            message === null || hold(message);
+          }
+          const behind = Math.min(this.#options.batch - 1, arrived.at(-1)?.info.pending ?? 0);
+          if (behind > 0 && reading === undefined) {
+            // An error comes again with the next message.
+            const fetched = await source.fetch({ max_messages: behind, expires: PULL_MS });
+            reading = read(fetched).catch(() => {}).finally(() => (reading = undefined));
+          }
+          delay = 0;
+        } catch (error) {
+          if (isClosed(error)) {
+            throw error;
+          }
+          // The server is away, or the stream has no leader. The client reconnects by itself.
+          delay = Math.min(2 * delay || 200, 5000);
+          batch.inbox.options.log.warn(`consumer ${this.#durable} cannot be pulled from, again in ${delay} ms: ${line(error)}`);
+          await pause(delay, stop);
+        }
+        const taken = arrived.splice(0, this.#options.batch);
+        await this.#handle(batch, taken);
+        taken.forEach((message) => held.delete(message));
       }
-      tell(() => (answer.name === "dead" || answer.name === "mismatch" ? message.term() : message.ack()));
+      await reading;
+      arrived.forEach((message) => tell(() => message.nak()));
+    } finally {
+      clearInterval(heartbeat);
     }
   }
 
-  async #answer<T>(inbox: Inbox<T>, handler: Handler<T>, message: Message): Promise<Verdict> {
+  async #handle<T>(batch: Batch<T>, messages: JsMsg[]): Promise<void> {
+    const taken = messages.map((message) => [message, received(message)] as const);
+    const here = taken.filter(([, message]) => !isElsewhere(message));
+    const answers = await batch.run(here.map(([, message]) => message));
+    here.forEach(([message, given], n) => this.#acknowledge(batch.inbox, message, given, answers[n]!));
+    // Of payloads that are elsewhere one is in memory at a time.
+    for (const [message, given] of taken.filter(([, message]) => isElsewhere(message))) {
+      this.#acknowledge(batch.inbox, message, given, await this.#fetched(batch, given).catch((error: Error) => error));
+    }
+  }
+
+  #acknowledge<T>(inbox: Inbox<T>, message: JsMsg, { origin, deliveries = 1 }: Message, answer: Verdict | Error): void {
+    const { log, backoffMs } = inbox.options;
+    if (answer instanceof Error) {
+      log.warn(`scope ${inbox.scope}: the message could not be handled now, will retry: ${line(answer)}`);
+      answer = { name: "retry", after: backoffMs[0] };
+    }
+    const { name, after } = answer;
+    if (name === "in_flight" || name === "retry") {
+      // nats-server wants a whole number, and would deliver the message again at once.
+      tell(() => message.nak(Math.ceil(after)));
+      return;
+    }
+    if (deliveries > 2 && (name === "replayed" || name === "rejected")) {
+      const which = `message ${origin?.sequence} of stream ${origin?.stream} comes again, delivery ${deliveries}`;
+      log.warn(`${which}: may this user publish to $JS.ACK.>?`);
+    }
+    tell(() => (name === "dead" || name === "mismatch" ? message.term() : message.ack()));
+  }
+
+  async #fetched<T>(batch: Batch<T>, message: Message): Promise<Verdict | Error> {
     let complete: Message;
     try {
       complete = await whole(this.#jetstream, message, this.#options.objectBytesMax);
     } catch (problem) {
       if (problem instanceof Wrong) {
-        return await inbox.incomplete(message, problem);
+        return await batch.inbox.incomplete(message, problem);
       }
       throw problem;
     }
-    return await inbox.run(handler, complete);
+    return (await batch.run([complete]))[0]!;
   }
 }
 

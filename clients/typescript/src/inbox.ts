@@ -1,13 +1,13 @@
 import { setTimeout as sleep } from "node:timers/promises";
-import type { Pool, PoolClient } from "pg";
+import type { ClientBase, Pool, PoolClient } from "pg";
 
 import { single } from "./headers.ts";
 import { checkKey } from "./keys.ts";
-import { Dead, Reject, RetryAfter, type Verdict, type Handler, type Message } from "./message.ts";
-import { headers, json, line, messageId, origin, printable, sha256, sqlState, stringified } from "./text.ts";
+import { Dead, RetryAfter, type Verdict, type Handler, type Message } from "./message.ts";
+import { ended, fingerprint, headers, json, line, messageId, origin, printable, sha256, sqlState } from "./text.ts";
 import { handling } from "./spans.ts";
-import { ask, commit, type Run, step, TimedOut, within } from "./transaction.ts";
-import { Handle, query, quoted, SESSION, together } from "./wire.ts";
+import { ask, commit, handled, type Run, step, TimedOut, within } from "./transaction.ts";
+import { query, quoted, SESSION, together } from "./wire.ts";
 
 /** How often a message is run again at once after a conflict with another transaction. */
 const CONFLICT_ROUNDS = 5;
@@ -15,10 +15,19 @@ const MISMATCH = "the key was used before with another payload";
 const COMMITTED = "the handler sent COMMIT by itself, which stays, and then failed";
 
 /** A message, its key, and the run under way. */
-interface Claim extends Run {
+export interface Claim extends Run {
   message: Message;
   tenant: string;
   key: string | null;
+}
+
+/** A message that no handler can be run for, and the claim as far as it can be read. */
+export class Unreadable extends Error {
+  readonly claim: Claim;
+  constructor(claim: Claim, reason: string) {
+    super(reason);
+    this.claim = claim;
+  }
 }
 
 /** Optional settings of an inbox. */
@@ -85,15 +94,9 @@ export class Inbox<T = any> {
   async run(handler: Handler<T>, message: Message): Promise<Verdict> {
     let claim: Claim, data: T;
     try {
-      claim = { message, tenant: this.#tenant(message), key: this.#key(message) };
+      [claim, data] = this.read(message);
     } catch (problem) {
-      return await this.#bury({ message, tenant: "", key: null }, (problem as Error).message);
-    }
-    try {
-      data = (this.options.decode ?? json)(message.payload);
-    } catch (problem) {
-      // The text of the error may quote the payload.
-      return await this.#bury(claim, `the payload does not decode: ${(problem as Error)?.name}`);
+      return await this.#bury((problem as Unreadable).claim, (problem as Unreadable).message);
     }
     let failure: unknown;
     for (let round = 0; round < CONFLICT_ROUNDS; round++) {
@@ -107,7 +110,7 @@ export class Inbox<T = any> {
         failure = error;
       }
       if (failure instanceof TimedOut) {
-        await this.#endHolder(claim);
+        await this.endHolder(claim);
       }
       if (await this.#hasCommitted(claim)) {
         return await this.#bury(claim, `${COMMITTED}: ${line(failure)}`, claim.xid);
@@ -119,6 +122,32 @@ export class Inbox<T = any> {
       await sleep(5 + 95 * Math.random());
     }
     return await this.#failed(claim, failure);
+  }
+
+  /** The key and the decoded payload of a message; throws `Unreadable`. @internal */
+  read(message: Message): [Claim, T] {
+    const claim: Claim = { message, tenant: "", key: null };
+    try {
+      Object.assign(claim, { tenant: this.#tenant(message), key: this.#key(message) });
+    } catch (problem) {
+      throw new Unreadable({ message, tenant: "", key: null }, (problem as Error).message);
+    }
+    try {
+      return [claim, (this.options.decode ?? json)(message.payload)];
+    } catch (problem) {
+      // The text of the error may quote the payload.
+      throw new Unreadable(claim, `the payload does not decode: ${(problem as Error)?.name}`);
+    }
+  }
+
+  /** Gets a connection. @internal */
+  connect(): Promise<PoolClient> {
+    return this.#pool.connect();
+  }
+
+  /** A call of a function of the schema. @internal */
+  call(name: string): string {
+    return `${this.#schema}.${name}`;
   }
 
   /**
@@ -142,9 +171,9 @@ export class Inbox<T = any> {
       const answer = await this.#step(client, () => this.#claim(client, claim));
       if (answer.name === "handled") {
         const reply = await handling(this.scope, claim.key!, claim.message, () => this.#handle(handler, client, claim, data));
-        const status = reply instanceof Reject ? "rejected" : "completed";
-        answer.reply = (reply instanceof Reject ? reply.reply : reply) ?? null;
-        await this.#step(client, () => this.#commit(client, claim, stringified(answer.reply), status));
+        const end = ended(reply);
+        answer.reply = end.reply;
+        await this.#step(client, () => this.#commit(client, claim, end.text, end.status));
       } else {
         await this.#step(client, () => query(client, "ROLLBACK"));
       }
@@ -175,7 +204,7 @@ export class Inbox<T = any> {
     const { message, tenant, key } = claim;
     const limits = "set_config('idle_in_transaction_session_timeout', $1, true), set_config('statement_timeout', $1, true)";
     const limit = `${this.options.handlerTimeoutMs + 5000}ms`;
-    const [id, fingerprint] = [messageId(message), sha256([Buffer.from("oncebox payload 1\0"), message.payload])];
+    const [id, print] = [messageId(message), fingerprint(message)];
     const [, claimed] = await together(client, [
       // DEFERRABLE marks a transaction that an inbox will commit. The claim is sent before BEGIN is
       // answered: should BEGIN fail, a claim without this mark would be committed by itself.
@@ -189,7 +218,7 @@ export class Inbox<T = any> {
            AND current_setting('transaction_deferrable') <> current_setting('default_transaction_deferrable')
          ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING
          RETURNING pg_current_xact_id()::text, ${SESSION}`,
-        [limit, this.scope, key, this.#lock(tenant, key!), tenant, id, fingerprint],
+        [limit, this.scope, key, this.#lock(tenant, key!), tenant, id, print],
       ),
     ]);
     const [row] = claimed!;
@@ -219,19 +248,9 @@ export class Inbox<T = any> {
   }
 
   /** Runs the handler. If it takes longer than `handlerTimeoutMs`, its connection is closed. */
-  async #handle(handler: Handler<T>, client: PoolClient, { key, tenant, message }: Claim, data: T) {
-    const limit = this.options.handlerTimeoutMs;
-    const timeout = new AbortController();
-    const timer = setTimeout(() => timeout.abort(new TimedOut(`the handler takes longer than ${limit} ms`)), limit);
-    const handle = new Handle(client);
-    try {
-      const late = new Promise((_, reject) => timeout.signal.addEventListener("abort", () => reject(timeout.signal.reason)));
-      const cx = { client: handle.client, key: key!, tenant, message, signal: timeout.signal };
-      return await Promise.race([handler(cx, data), late]);
-    } finally {
-      handle.revoke();
-      clearTimeout(timer);
-    }
+  #handle(handler: Handler<T>, client: PoolClient, { key, tenant, message }: Claim, data: T) {
+    const run = (client: ClientBase, signal: AbortSignal) => handler({ client, key: key!, tenant, message, signal }, data);
+    return handled(client, this.options.handlerTimeoutMs, run);
   }
 
   /** Whether the handler has committed the claim by itself, so that a copy would be answered as handled. */
@@ -240,8 +259,8 @@ export class Inbox<T = any> {
     return isAsked && (await this.#ask("SELECT pg_xact_status($1::xid8)", [xid])) === "committed";
   }
 
-  /** Ends the session that holds the key, since a statement goes on there although its connection is closed. */
-  async #endHolder({ tenant, key }: Claim): Promise<void> {
+  /** Ends the session that holds the key, since a statement goes on there although its connection is closed. @internal */
+  async endHolder({ tenant, key }: Claim): Promise<void> {
     const text = `SELECT pg_terminate_backend(held.pid, 1000)::text
       FROM pg_locks AS held JOIN pg_stat_activity AS holder ON holder.pid = held.pid
       WHERE held.locktype = 'advisory' AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())

@@ -4,6 +4,7 @@
  * `enqueue` writes a message in the caller's transaction; a relay publishes it after the COMMIT. A
  * `Consumer` runs a handler once for each key, in one transaction with the handler's own writes.
  */
+export { type Entry, type SetContext, type SetHandler } from "./batch.ts";
 export { Consumer, received, type ConsumerOptions } from "./consumer.ts";
 export { Inbox, type InboxOptions } from "./inbox.ts";
 export { checkKey, partKey, rootKey, stepKey, undoKey } from "./keys.ts";

@@ -8,16 +8,21 @@ export class Wrong extends Error {
   override readonly name = "Wrong";
 }
 
+/** Whether the payload lies in a bucket. */
+export function isElsewhere({ headers, payload }: Message): boolean {
+  return headers["oncebox-object"] !== undefined && payload.length === 0;
+}
+
 /**
  * The message with its payload, which may lie in a bucket of the NATS Object Store. Throws `Wrong`; any
  * other error says that NATS does not answer now.
  */
 export async function whole(jetstream: JetStreamClient, message: Message, bytesMax: number): Promise<Message> {
   const { headers } = message;
-  const place = headers["oncebox-object"];
-  if (place === undefined || message.payload.length > 0) {
+  if (!isElsewhere(message)) {
     return message;
   }
+  const place = headers["oncebox-object"]!;
   const [, bucket, name] = /^([A-Za-z0-9_-]+)\/(.+)$/.exec(place) ?? [];
   const [size, digest] = [headers["oncebox-object-bytes"] ?? "", headers["oncebox-object-digest"]];
   if (!bucket || !name || !/^[0-9]{1,15}$/.test(size) || !digest) {

@@ -1,7 +1,7 @@
 /** Parts of messages, replies and errors as PostgreSQL stores them. */
 import { hash } from "node:crypto";
 
-import { Dead, type Message } from "./message.ts";
+import { Dead, type Message, Reject } from "./message.ts";
 
 /** A stored reply has at most so many bytes. */
 const REPLY_MAX = 1 << 20;
@@ -29,7 +29,7 @@ export function sha256(parts: Uint8Array[]): Buffer {
 }
 
 /** The reply as JSON. One that has none, or is too long, would be so at each attempt: the message is given up. */
-export function stringified(reply: unknown): string {
+function stringified(reply: unknown): string {
   let text: string | undefined;
   try {
     text = JSON.stringify(reply);
@@ -44,6 +44,17 @@ export function stringified(reply: unknown): string {
     throw new Dead(`the handler's reply is ${length} bytes of JSON; the limit is ${REPLY_MAX} bytes (1 MiB)`);
   }
   return text;
+}
+
+/** The status of a key whose handler has returned this, the reply, and its JSON. */
+export function ended(result: unknown): { status: string; reply: unknown; text: string } {
+  const reply = (result instanceof Reject ? result.reply : result) ?? null;
+  return { status: result instanceof Reject ? "rejected" : "completed", reply, text: stringified(reply) };
+}
+
+/** Tells payloads of one key apart, as the function inbox_fingerprint() does. */
+export function fingerprint({ payload }: Message): Buffer {
+  return sha256([Buffer.from("oncebox payload 1\0"), payload]);
 }
 
 /** The SQLSTATE of an error, which may be anything that a handler throws. */

@@ -1,8 +1,8 @@
 /** The transaction that a handler writes through: its steps, its end, and what it leaves behind. */
-import { DatabaseError, type PoolClient } from "pg";
+import { type ClientBase, DatabaseError, type PoolClient } from "pg";
 
 import { sqlState } from "./text.ts";
-import { close, query, type Query, SESSION, together } from "./wire.ts";
+import { close, Handle, query, type Query, SESSION, together } from "./wire.ts";
 
 export const ENDED = "the handler ended the transaction by itself";
 const ABORTED = "the transaction was aborted by an error that the handler did not throw";
@@ -59,15 +59,33 @@ export async function step<R>(client: PoolClient, limitMs: number, work: () => P
   return await work().finally(() => clearTimeout(timer));
 }
 
+/** Throws unless a transaction is open, without an error. */
+export function checkOpen(client: PoolClient): void {
+  const status = client.getTransactionStatus?.();
+  if (status === "I" || status === "E") {
+    throw new Error(status === "I" ? ENDED : ABORTED);
+  }
+}
+
+/** Runs a handler, whose client is revoked when it ends. If it takes longer than `limitMs`, its connection is to be closed. */
+export async function handled<R>(
+  client: PoolClient, limitMs: number, work: (client: ClientBase, signal: AbortSignal) => Promise<R>,
+): Promise<R> {
+  const timeout = new AbortController();
+  const timer = setTimeout(() => timeout.abort(new TimedOut(`the handler takes longer than ${limitMs} ms`)), limitMs);
+  const handle = new Handle(client);
+  try {
+    const late = new Promise<never>((_, reject) => timeout.signal.addEventListener("abort", () => reject(timeout.signal.reason)));
+    return await Promise.race([work(handle.client, timeout.signal), late]);
+  } finally {
+    handle.revoke();
+    clearTimeout(timer);
+  }
+}
+
 /** Settles and commits in one round trip, if this still is the transaction that made the claim. */
 export async function commit(client: PoolClient, run: Run, settle: Query[], isPrepared: boolean): Promise<void> {
-  const begun = client.getTransactionStatus?.();
-  if (begun === "I") {
-    throw new Error(ENDED);
-  }
-  if (begun === "E") {
-    throw new Error(ABORTED);
-  }
+  checkOpen(client);
   const text = `SELECT CASE WHEN pg_current_xact_id_if_assigned()::text = $1 THEN ${SESSION}
     ELSE concat('${ENDED}', pg_current_xact_id_if_assigned())::int::text END`;
   const check = { text, values: [run.xid], ...(isPrepared ? { name: "oncebox check" } : {}) };

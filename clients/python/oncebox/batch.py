@@ -1,0 +1,216 @@
+"""Handles several messages in one transaction: their keys are claimed together, and end together.
+
+A failure rolls all of them back. If the message that has failed is known, it is run again by itself,
+which counts the attempt, and the others together; else each half is run again by itself.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any, Awaitable, Callable, Sequence
+
+from psycopg import AsyncConnection
+
+from .inbox import Claim, Inbox, Unreadable, ended, fingerprint
+from .message import Context, Handler, Message, Verdict
+from .spans import handling
+from .transaction import Run, Unattempted, check_open, check_session, connected, limited
+from .wire import SESSION, Handle, execute_all, execute_rows
+
+# After so many seconds no other handler of a batch begins: its locks must not be held for long.
+ROUND = 0.5
+# Behind so many failures the rest of a batch is run one by one, since each runs the others again.
+FAILURES_MAX = 3
+CHANGED = "the handler changed the role or a setting of the session, which others would have met"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A message of a set, decoded."""
+
+    data: Any
+    key: str
+    tenant: str
+    message: Message
+
+
+@dataclass(frozen=True)
+class SetHandler:
+    """A handler of many messages at once: `async def handle(connection, entries)` writes for all of them,
+    and returns None, or for each entry in order what a handler returns. If it raises, the set is halved
+    until the entry that fails is alone."""
+
+    handle: Callable[[AsyncConnection, Sequence[Entry]], Awaitable[Sequence[Any] | None]]
+
+    async def all(self, connection: AsyncConnection, entries: Sequence[Entry]) -> Sequence[Any]:
+        replies = await self.handle(connection, entries)
+        if replies is None:
+            return [None] * len(entries)
+        if len(replies) != len(entries):
+            raise RuntimeError(f"the handler answered {len(replies)} of {len(entries)} entries: return None, or one reply for each")
+        return replies
+
+    async def one(self, cx: Context, data: Any) -> Any:
+        (reply,) = await self.all(cx.connection, [Entry(data, cx.key, cx.tenant, cx.message)])
+        return reply
+
+
+class _Failed(Exception):
+    """All are rolled back, because of the message at this place, or of one that is not known."""
+
+    def __init__(self, place: int | None, is_alone: bool = False):
+        self.place, self.is_alone = place, is_alone
+
+
+@dataclass
+class _Outcome:
+    """How a transaction has ended: answers, messages to run by themselves, and those it did not come to."""
+
+    answers: dict[int, Verdict]
+    alone: list[int]
+    left: list[int]
+
+
+class Batch:
+    """Runs this handler for batches of messages of an inbox."""
+
+    def __init__(self, inbox: Inbox, handler: Handler | SetHandler):
+        self.inbox, self.handler = inbox, handler
+        self.single = handler.one if isinstance(handler, SetHandler) else handler
+        self._claim = inbox._sql(
+            "SELECT place::text, answer, outcome::text, CASE WHEN place = 1 THEN " + SESSION + " END"
+            " FROM {schema}.claim_batch(%s, %s::text[], %s::text[], %s::bytea[], %s::bigint[], make_interval(secs => %s::float8))"
+        )
+        # The cast fails, and so does all behind it.
+        self._settle = inbox._sql(
+            f"SELECT CASE WHEN {SESSION} IS DISTINCT FROM %s THEN concat('{CHANGED}', pg_current_xact_id_if_assigned())::int END; "
+            "SELECT {schema}.settle_batch(%s, %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]); COMMIT"
+        )
+
+    async def run(self, messages: Sequence[Message]) -> list[Verdict | Exception]:
+        """Handles these messages, and answers each; an exception means what it does for `Inbox.run`."""
+        answers: dict[int, Verdict | Exception] = {}
+        claims, alone, failures = {}, [], 0
+        for place, message in enumerate(messages):
+            try:
+                claims[place] = self.inbox.read(message)
+            except Unreadable:
+                alone.append(place)
+        rounds = [list(claims)]
+        while rounds:
+            places = rounds.pop(0)
+            if len(places) < 2 or failures > FAILURES_MAX:
+                alone += places
+                continue
+            try:
+                outcome = await self._together({place: claims[place] for place in places})
+            except Unattempted as unattempted:
+                answers |= dict.fromkeys(places, unattempted.__cause__)
+            except _Failed as failed:
+                if failed.is_alone:
+                    alone += places
+                elif failed.place is None:
+                    rounds[:0] = [places[: len(places) // 2], places[len(places) // 2 :]]
+                else:
+                    failures += 1
+                    alone.append(failed.place)
+                    rounds.insert(0, [place for place in places if place != failed.place])
+            else:
+                answers |= outcome.answers
+                alone += outcome.alone
+                rounds.append(outcome.left)
+        for place in alone:
+            try:
+                answers[place] = await self.inbox.run(self.single, messages[place])
+            except Exception as error:
+                answers[place] = error
+        return [answers[place] for place in range(len(messages))]
+
+    async def _together(self, claims: dict[int, tuple[Claim, Any]]) -> _Outcome:
+        inbox, run = self.inbox, Run()
+        limit = inbox.handler_timeout + ROUND
+        async with connected(inbox.pool, inbox.step_timeout) as (connection, deadline):
+            try:
+                outcome = await self._claimed(connection, claims, run, limit + 5)
+                fresh = [place for place in claims if place not in outcome.answers and place not in outcome.alone]
+                if not fresh:
+                    await connection.rollback()
+                    return outcome
+                deadline.begin(connection, limit)
+                try:
+                    handle = self._set if isinstance(self.handler, SetHandler) else self._each
+                    replies = await handle(connection, {place: claims[place] for place in fresh})
+                finally:
+                    deadline.begin(connection)
+                outcome.left = [place for place in fresh if place not in replies]
+                await self._settled(connection, claims, replies, outcome, run)
+            except Exception as error:
+                await check_session(connection, run)
+                if isinstance(error, _Failed):
+                    raise
+                raise _Failed(None) from error
+        outcome.answers |= {place: Verdict("handled", stored) for place, (_, stored, _) in replies.items()}
+        return outcome
+
+    async def _claimed(self, connection: AsyncConnection, claims: dict, run: Run, limit: float) -> _Outcome:
+        of = [claim for claim, _ in claims.values()]
+        rows = await execute_rows(connection, self._claim, [
+            self.inbox.scope, [claim.tenant for claim in of], [claim.key for claim in of],
+            [fingerprint(claim.message) for claim in of], [self.inbox._message_id(claim.message) for claim in of], str(limit),
+        ])
+        run.session = rows[0][3]
+        outcome = _Outcome({}, [], [])
+        for place, (_, name, reply, _) in zip(claims, rows, strict=True):
+            if name in ("replayed", "rejected"):
+                outcome.answers[place] = Verdict(name, reply and json.loads(reply))
+            elif name == "alone":
+                outcome.alone.append(place)
+        return outcome
+
+    async def _each(self, connection: AsyncConnection, claims: dict) -> dict[int, tuple[str, Any, str]]:
+        """One handler after another, as long as the round lasts."""
+        replies, clock = {}, asyncio.get_running_loop().time
+        until = clock() + ROUND
+        for place, (claim, data) in claims.items():
+            if replies and clock() > until:
+                break
+            handle = Handle(connection)
+            try:
+                try:
+                    context = Context(handle.connection, claim.key, claim.tenant, claim.message)
+                    with handling(self.inbox.scope, claim.key, claim.message):
+                        reply = await limited(self.handler(context, data), self.inbox.handler_timeout)
+                finally:
+                    handle.revoke()
+                check_open(connection)
+                replies[place] = ended(reply)
+            except Exception as error:
+                raise _Failed(place) from error
+        return replies
+
+    async def _set(self, connection: AsyncConnection, claims: dict) -> dict[int, tuple[str, Any, str]]:
+        entries = [Entry(data, claim.key, claim.tenant, claim.message) for claim, data in claims.values()]
+        handle = Handle(connection)
+        try:
+            replies = await limited(self.handler.all(handle.connection, entries), self.inbox.handler_timeout)
+        except TimeoutError as late:
+            # Each half might take as long again.
+            raise _Failed(None, is_alone=True) from late
+        finally:
+            handle.revoke()
+        check_open(connection)
+        ends = {}
+        for place, reply in zip(claims, replies):
+            try:
+                ends[place] = ended(reply)
+            except Exception as error:
+                raise _Failed(place) from error
+        return ends
+
+    async def _settled(self, connection: AsyncConnection, claims: dict, replies: dict, outcome: _Outcome, run: Run) -> None:
+        stored = {place: end for place, end in replies.items() if end[2] != "null" or end[0] == "rejected"}
+        tenants, keys = ([getattr(claims[place][0], name) for place in stored] for name in ("tenant", "key"))
+        left_tenants, left_keys = ([getattr(claims[place][0], name) for place in outcome.left] for name in ("tenant", "key"))
+        texts, statuses = [end[2] for end in stored.values()], [end[0] for end in stored.values()]
+        parameters = [run.session, self.inbox.scope, tenants, keys, texts, statuses, left_tenants, left_keys]
+        await execute_all(connection, self._settle, parameters)
