@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Each client's loop against the same loop without an inbox, in its own language: pull a message,
-# BEGIN, one INSERT, COMMIT, acknowledge; 16 at once. Messages a second, and the ratio of each round
+# BEGIN, one INSERT, COMMIT, acknowledge; 16 at once. Besides in batches of 64, 4 at once: with a
+# handler for each message, and with one for a set. Messages a second, and the ratio of each round
 # and of the medians; without the first fifth of the messages, which prepare the connections. First
 # with durable commits, as in production, then without, which shows how much a message computes. The
 # servers are for this alone: fsync is switched, the database with the schema oncebox keeps the
@@ -32,16 +33,23 @@ rate() {
   esac
 }
 median() { sort -n | awk '{ rates[NR] = $1 } END { print rates[int((NR + 1) / 2)] }'; }
-compare() { awk -v w="$1" -v b="$2" -v i="$3" 'BEGIN { printf "%s: bare %d/s, inbox %d/s (%.2f)\n", w, b, i, i / b }'; }
+compare() { awk -v w="$1" -v b="$2" -v i="$3" -v m="$4" 'BEGIN { printf "%s: bare %d/s, %s %d/s (%.2f)\n", w, b, m, i, i / b }'; }
 for durable in on off; do
   fsync "SET fsync = $durable"
   for language in $languages; do
-    bares='' inboxes=''
+    declare -A rates=()
     for _ in $(seq "$rounds"); do
-      bare=$(rate "$language" bare) inbox=$(rate "$language" inbox)
-      compare "$language, fsync $durable" "$bare" "$inbox"
-      bares+="$bare"$'\n' inboxes+="$inbox"$'\n'
+      bare=$(rate "$language" bare)
+      rates[bare]+="$bare"$'\n'
+      for mode in inbox batch set; do
+        found=$(rate "$language" "$mode")
+        compare "$language, fsync $durable" "$bare" "$found" "$mode"
+        rates[$mode]+="$found"$'\n'
+      done
     done
-    compare "$language, fsync $durable, medians" "$(printf %s "$bares" | median)" "$(printf %s "$inboxes" | median)"
+    bare=$(printf %s "${rates[bare]}" | median)
+    for mode in inbox batch set; do
+      compare "$language, fsync $durable, medians" "$bare" "$(printf %s "${rates[$mode]}" | median)" "$mode"
+    done
   done
 done

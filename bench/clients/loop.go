@@ -1,4 +1,4 @@
-// The loop of clients.sh in Go: loop bare|inbox MESSAGES, prints messages a second.
+// The loop of clients.sh in Go: loop bare|inbox|batch|set MESSAGES, prints messages a second.
 package main
 
 import (
@@ -65,8 +65,28 @@ func main() {
 			count()
 			return nil, err
 		})
+		set := func(ctx context.Context, tx pgx.Tx, messages []oncebox.Message) ([]any, error) {
+			customers := make([]string, len(messages))
+			for n, message := range messages {
+				customers[n] = string(message.Payload)
+			}
+			_, err := tx.Exec(ctx, "INSERT INTO effect (customer, cents) SELECT unnest($1::text[])::bigint, 100", customers)
+			for range messages {
+				count()
+			}
+			return nil, err
+		}
 		inbox := oncebox.NewInbox(pool, "bench:go", oncebox.InboxOptions{})
-		check(oncebox.NewConsumer(js, "BENCH", "bench", oncebox.ConsumerOptions{}).Run(ctx, inbox, handler))
+		options := oncebox.ConsumerOptions{Batch: 64}
+		if os.Args[1] == "inbox" {
+			options.Batch = 1
+		}
+		consumer := oncebox.NewConsumer(js, "BENCH", "bench", options)
+		if os.Args[1] == "set" {
+			check(consumer.RunSet(ctx, inbox, set))
+		} else {
+			check(consumer.Run(ctx, inbox, handler))
+		}
 	}
 	fmt.Println(int64(float64(messages-messages/5) / ended.Sub(begun).Seconds()))
 	client.Close()

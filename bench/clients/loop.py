@@ -1,4 +1,4 @@
-# The loop of clients.sh in Python: loop.py bare|inbox MESSAGES, prints messages a second.
+# The loop of clients.sh in Python: loop.py bare|inbox|batch|set MESSAGES, prints messages a second.
 import asyncio, os, sys, time
 
 import nats, oncebox
@@ -25,6 +25,13 @@ async def handler(cx, customer):
     count()
 
 
+async def handle_set(connection, entries):
+    values = [entry.data for entry in entries]
+    await connection.execute("INSERT INTO effect (customer, cents) SELECT unnest(%s::bigint[]), 100", [values])
+    for _ in entries:
+        count()
+
+
 async def bare(jetstream, pool):
     subscription = await jetstream.pull_subscribe_bind("bench", "BENCH")
     while not done.is_set():
@@ -47,7 +54,8 @@ async def main():
             await asyncio.gather(*(bare(jetstream, pool) for _ in range(CONCURRENCY)))
         else:
             inbox = oncebox.Inbox(pool, "bench:python")
-            await oncebox.Consumer(jetstream, "BENCH", "bench").run(inbox, handler, done)
+            consumer = oncebox.Consumer(jetstream, "BENCH", "bench", batch=1 if MODE == "inbox" else 64)
+            await consumer.run(inbox, oncebox.SetHandler(handle_set) if MODE == "set" else handler, done)
     print(round((MESSAGES - MESSAGES // 5) / (ended - begun)))
     await client.close()
 

@@ -1,7 +1,7 @@
-// The loop of clients.sh in TypeScript: loop.ts bare|inbox MESSAGES, prints messages a second.
+// The loop of clients.sh in TypeScript: loop.ts bare|inbox|batch|set MESSAGES, prints messages a second.
 import { jetstream, type JetStreamClient } from "@nats-io/jetstream";
 import { connect } from "@nats-io/transport-node";
-import { Consumer, Inbox, type Context } from "oncebox";
+import { Consumer, Inbox, type Context, type Entry, type SetContext } from "oncebox";
 import { Pool } from "pg";
 
 const [mode, messages, concurrency] = [process.argv[2], Number(process.argv[3]), 16];
@@ -23,6 +23,12 @@ function count() {
 async function handler(cx: Context, customer: number) {
   await cx.client.query(EFFECT, [customer]);
   count();
+}
+
+async function handleSet(cx: SetContext, entries: Entry<number>[]) {
+  const values = entries.map(({ data }) => data);
+  await cx.client.query("INSERT INTO effect (customer, cents) SELECT unnest($1::bigint[]), 100", [values]);
+  entries.forEach(count);
 }
 
 async function bare(js: JetStreamClient, pool: Pool) {
@@ -49,7 +55,9 @@ await Promise.all(Array.from({ length: concurrency }, () => pool.query("SELECT p
 if (mode === "bare") {
   await Promise.all(Array.from({ length: concurrency }, () => bare(js, pool)));
 } else {
-  await new Consumer(js, "BENCH", "bench").run(new Inbox<number>(pool, "bench:typescript"), handler, done.signal);
+  const inbox = new Inbox<number>(pool, "bench:typescript");
+  const consumer = new Consumer(js, "BENCH", "bench", { batch: mode === "inbox" ? 1 : 64 });
+  await (mode === "set" ? consumer.runSet(inbox, handleSet, done.signal) : consumer.run(inbox, handler, done.signal));
 }
 console.log(Math.round((1000 * (messages - Math.floor(messages / 5))) / (ended - begun)));
 await connection.drain();

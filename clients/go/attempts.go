@@ -10,6 +10,45 @@ import (
 	"time"
 )
 
+const noTrace = "delivery limit reached, and the last attempt left no trace: did it end the process?"
+
+// runAgain runs the handler for a message that was delivered before. If the process ends meanwhile, the
+// record shows it.
+func (in *Inbox) runAgain(ctx context.Context, handler Handler, message Message) (Verdict, error) {
+	begun, err := in.begin(ctx, message, "false")
+	if err == nil && begun == "alone" {
+		// The message that runs now may be the one that ends the process.
+		if !in.suspected.TryLock() {
+			return Verdict{Name: "in_flight", After: in.pause()}, nil
+		}
+		defer in.suspected.Unlock()
+		slog.Warn("the message runs alone: a run of it left no trace and may have ended its process", "scope", in.scope, "key", message.Key)
+		begun, err = in.begin(ctx, message, "true")
+	}
+	switch {
+	case err != nil:
+		return Verdict{}, fmt.Errorf("record that a run begins: %w", err)
+	case begun == "dead":
+		return in.bury(ctx, message, noTrace, "")
+	}
+	answer, err := in.run(ctx, handler, message)
+	if err != nil || answer.Name == "in_flight" {
+		// The run was no attempt. If this fails, the message runs alone once, which counts nothing.
+		var canceled string
+		statement := "SELECT {schema}.cancel_attempt($1::text, $2::text, $3::text, $4::text, $5::bigint, $6::timestamptz)::text"
+		_ = in.ask(ctx, &canceled, statement, append([]any{in.scope, message.Key, message.Tenant}, message.Origin.parameters()...)...)
+	}
+	return answer, err
+}
+
+func (in *Inbox) begin(ctx context.Context, message Message, isAlone string) (begun string, err error) {
+	parameters := append([]any{in.scope, message.Key, message.Tenant}, message.Origin.parameters()...)
+	parameters = append(parameters, printable(message.Subject), strconv.FormatInt(in.options.AttemptsMax, 10), isAlone)
+	statement := "SELECT {schema}.begin_attempt($1::text, $2::text, $3::text, $4::text, $5::bigint, $6::timestamptz, $7::text, $8::bigint, $9::boolean)"
+	err = in.ask(ctx, &begun, statement, parameters...)
+	return begun, err
+}
+
 // failed counts a failed attempt, and gives the message up when it has reached AttemptsMax.
 func (in *Inbox) failed(ctx context.Context, message Message, failure error) (Verdict, error) {
 	said, isSaid := errors.AsType[verdict](failure)

@@ -75,10 +75,11 @@ type ending struct {
 }
 
 // outcome is how a transaction has ended: the messages with an answer, those to be run by themselves,
-// and those it did not come to.
+// and those it did not come to. Claims that are given back are those of messages which were delivered
+// before: one may end its process.
 type outcome struct {
-	answers     map[int]Verdict
-	alone, left []int
+	answers                map[int]Verdict
+	alone, left, givenBack []int
 }
 
 // run handles these messages, and answers each.
@@ -172,7 +173,7 @@ func (b *batch) together(ctx context.Context, messages []Message, places []int) 
 			done.left = append(done.left, place)
 		}
 	}
-	if err := b.settle(ctx, tx, current, messages, endings, done.left); err != nil {
+	if err := b.settle(ctx, tx, current, messages, endings, slices.Concat(done.left, done.givenBack)); err != nil {
 		return done, failedError{err, -1, false}
 	}
 	for place, end := range endings {
@@ -210,9 +211,11 @@ func (b *batch) claimAll(ctx context.Context, connection *pgxpool.Conn, current 
 		}
 		number, _ := strconv.Atoi(place)
 		current.session = cmp.Or(current.session, settings)
-		switch at := places[number-1]; name {
-		case "new":
-		case "alone":
+		switch at := places[number-1]; {
+		case name == "new" && messages[at].Deliveries <= 1:
+		case name == "new":
+			done.alone, done.givenBack = append(done.alone, at), append(done.givenBack, at)
+		case name == "alone":
 			done.alone = append(done.alone, at)
 		default:
 			done.answers[at] = Verdict{Name: name, Reply: json.RawMessage(reply)}

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unicode"
@@ -68,6 +69,8 @@ type Inbox struct {
 	pool    *pgxpool.Pool
 	scope   string
 	options InboxOptions
+	// suspected is held by the one message that runs although a run of it may have ended its process.
+	suspected *sync.Mutex
 }
 
 // NewInbox makes an inbox. The scope names the consumer, "service:handler"; never rename it.
@@ -79,7 +82,7 @@ func NewInbox(pool *pgxpool.Pool, scope string, options InboxOptions) *Inbox {
 	options.Backoff = cmp.Or(options.Backoff, time.Second)
 	options.BackoffMax = cmp.Or(options.BackoffMax, 5*time.Minute)
 	options.HandlerTimeout = cmp.Or(options.HandlerTimeout, time.Minute)
-	return &Inbox{pool, scope, options}
+	return &Inbox{pool, scope, options, &sync.Mutex{}}
 }
 
 // Register records the scope and its retention; it fails when the scope is in use in the leased
@@ -98,6 +101,13 @@ func (in *Inbox) Run(ctx context.Context, handler Handler, message Message) (Ver
 	if err != nil {
 		return in.bury(ctx, message, err.Error(), "")
 	}
+	if message.Deliveries > 1 {
+		return in.runAgain(ctx, handler, identified)
+	}
+	return in.run(ctx, handler, identified)
+}
+
+func (in *Inbox) run(ctx context.Context, handler Handler, identified Message) (Verdict, error) {
 	for round := 1; ; round++ {
 		current := &run{Message: identified}
 		answer, err := in.attempt(ctx, handler, current)

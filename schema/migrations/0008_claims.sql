@@ -307,6 +307,68 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.attempt_failed IS 'Counts a failed attempt at a message, after its rollback; returns how many have failed. The rest is for operators: reason, subject, and when it is delivered again, after pause seconds that double with each failure up to pause_max; for a fixed pause both are the same.';
 
+-- Records that a message which was delivered before is run again, as begin.sql of oncebox-inbox. If
+-- the process dies during this run, the record stays and shows it. The first such run had others
+-- beside it, of which each may have ended the process, so it proves nothing; from then on the
+-- message runs alone among its like, and each run that leaves no trace is an attempt.
+CREATE FUNCTION {schema}.begin_attempt(
+  scope text, key text, tenant text DEFAULT '', stream text DEFAULT NULL, stream_sequence bigint DEFAULT NULL,
+  stored_at timestamptz DEFAULT NULL, subject text DEFAULT NULL, attempts_max bigint DEFAULT 20, is_alone boolean DEFAULT false
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  copy text := {schema}.inbox_copy(begin_attempt.stream, begin_attempt.stream_sequence, begin_attempt.stored_at);
+  past record;
+  untraced text := 'the attempt left no trace: did it end the process?';
+BEGIN
+  IF begin_attempt.key IS NULL THEN
+    PERFORM {schema}.refuse_null(true, false);
+  END IF;
+  PERFORM {schema}.check_inbox_names(begin_attempt.scope, begin_attempt.tenant), {schema}.check_key(begin_attempt.key);
+  -- Of a key that has ended, or is in flight, the claim finds out which.
+  IF NOT pg_try_advisory_xact_lock({schema}.inbox_lock(begin_attempt.scope, begin_attempt.tenant, begin_attempt.key)) OR EXISTS (
+    SELECT
+    FROM {schema}.inbox AS i
+    JOIN {schema}.inbox_scope AS s ON s.scope = i.scope
+    WHERE i.scope = begin_attempt.scope AND i.tenant = begin_attempt.tenant AND i.key = begin_attempt.key
+      AND NOT coalesce(i.created_at < statement_timestamp() - make_interval(secs => s.retention_seconds), false)
+  ) THEN
+    RETURN 'run';
+  END IF;
+  SELECT a.failures, a.begun INTO past
+  FROM {schema}.inbox_attempt AS a
+  WHERE a.scope = begin_attempt.scope AND a.tenant = begin_attempt.tenant AND a.key = begin_attempt.key AND a.message = copy;
+  -- Three runs alone that end their process are enough.
+  IF past.begun > 3 OR past.failures + greatest(past.begun - 1, 0) >= begin_attempt.attempts_max THEN
+    RETURN 'dead';
+  END IF;
+  IF past.begun > 0 AND begin_attempt.is_alone IS NOT TRUE THEN
+    RETURN 'alone';
+  END IF;
+  INSERT INTO {schema}.inbox_attempt AS a (scope, tenant, key, message, begun, stream, stream_sequence, subject)
+  VALUES (begin_attempt.scope, begin_attempt.tenant, begin_attempt.key, copy, 1, begin_attempt.stream, begin_attempt.stream_sequence,
+          begin_attempt.subject)
+  ON CONFLICT ON CONSTRAINT inbox_attempt_pkey DO UPDATE
+  SET begun = a.begun + 1,
+      touched_at = clock_timestamp(),
+      reason = CASE WHEN a.begun >= 2 THEN untraced ELSE a.reason END,
+      failed_at = CASE WHEN a.begun >= 2 THEN clock_timestamp() ELSE a.failed_at END,
+      due_at = CASE WHEN a.begun >= 2 THEN NULL ELSE a.due_at END;
+  RETURN 'run';
+END $$;
+COMMENT ON FUNCTION {schema}.begin_attempt IS 'Records, in a transaction of its own before the claim, that a message which was delivered before is run again; attempt_failed(), forget_attempts() or cancel_attempt() ends it. Answers run (claim it), alone (an earlier run left no trace: wait until no other such message runs in this process, and call again with is_alone), dead (its runs end their processes, or attempts_max is reached: bury it).';
+
+-- Takes begin_attempt() back: the run made no attempt.
+CREATE FUNCTION {schema}.cancel_attempt(
+  scope text, key text, tenant text DEFAULT '', stream text DEFAULT NULL, stream_sequence bigint DEFAULT NULL, stored_at timestamptz DEFAULT NULL
+) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  UPDATE {schema}.inbox_attempt AS a
+  SET begun = a.begun - 1
+  WHERE a.scope = $1 AND a.tenant = $3 AND a.key = $2 AND a.message = {schema}.inbox_copy($4, $5, $6) AND a.begun > 0
+$$;
+COMMENT ON FUNCTION {schema}.cancel_attempt IS 'Takes begin_attempt() back when the run made no attempt: somebody else works on the key, or PostgreSQL did not answer.';
+
 -- Forgets how often a message was tried that has ended, as forget_ended.sql of oncebox-inbox.
 CREATE FUNCTION {schema}.forget_attempts(scope text, key text, tenant text DEFAULT '') RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

@@ -174,6 +174,8 @@ BEGIN
       {schema}.settle_batch(text, text[], text[], text[], text[], text[], text[]),
       {schema}.attempt_failed(
         text, text, text, text, bigint, timestamptz, text, text, double precision, double precision),
+      {schema}.begin_attempt(text, text, text, text, bigint, timestamptz, text, bigint, boolean),
+      {schema}.cancel_attempt(text, text, text, text, bigint, timestamptz),
       {schema}.forget_attempts(text, text, text),
       {schema}.bury(text, text, bytea, text, text, jsonb, text, bigint, text, bigint, timestamptz, bigint, xid8)
       TO "{name}_consumer";

@@ -110,6 +110,8 @@ func handle(ctx context.Context, tx pgx.Tx, message oncebox.Message, data told) 
 		defer cancel()
 		_, err := exhausted.Acquire(waiting)
 		return nil, err
+	case "exit":
+		os.Exit(9)
 	case "odd-reply":
 		return math.NaN(), nil
 	case "long-reply":

@@ -92,6 +92,8 @@ def handler(log: AsyncConnectionPool, exhausted: AsyncConnectionPool, lost: set)
                 assert isinstance(first, int) and again is None, (first, again)
             case "pool":
                 await exhausted.getconn(0.05)
+            case "exit":
+                os._exit(9)
             case "odd-reply":
                 return {"cents": Decimal(1)}
             case "long-reply":

@@ -84,6 +84,9 @@ async function handle(cx: Context, { name, sql, do: action, reply }: Told): Prom
     case "pool":
       await exhausted.connect();
       break;
+    case "exit":
+      process.exit(9);
+      break;
     case "odd-reply":
       return { cents: 1n };
     case "long-reply":

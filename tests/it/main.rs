@@ -193,6 +193,7 @@ mod clients {
     mod failing; // the rows by which operators see failing messages, from each of these consumers
     mod functions; // a loop that calls the SQL functions, as one of these consumers
     mod inbox; // the Rust inboxes as some of these consumers
+    mod killer; // a message that ends its process is found, and given up
     pub(crate) mod large; // payloads that they fetch from the Object Store
     mod producing; // payloads arrive as their producers gave them, now or at their time
     mod requests; // the same for requests, over the HTTP layer

@@ -64,11 +64,14 @@ class _Failed(Exception):
 
 @dataclass
 class _Outcome:
-    """How a transaction has ended: answers, messages to run by themselves, and those it did not come to."""
+    """How a transaction has ended: answers, messages to run by themselves, and those it did not come to.
+
+    Claims that are given back are those of messages which were delivered before: one may end its process."""
 
     answers: dict[int, Verdict]
     alone: list[int]
     left: list[int]
+    given_back: list[int]
 
 
 class Batch:
@@ -159,12 +162,14 @@ class Batch:
             [fingerprint(claim.message) for claim in of], [self.inbox._message_id(claim.message) for claim in of], str(limit),
         ])
         run.session = rows[0][3]
-        outcome = _Outcome({}, [], [])
+        outcome = _Outcome({}, [], [], [])
         for place, (_, name, reply, _) in zip(claims, rows, strict=True):
             if name in ("replayed", "rejected"):
                 outcome.answers[place] = Verdict(name, reply and json.loads(reply))
-            elif name == "alone":
+            elif name == "alone" or claims[place][0].message.deliveries > 1:
                 outcome.alone.append(place)
+                if name == "new":
+                    outcome.given_back.append(place)
         return outcome
 
     async def _each(self, connection: AsyncConnection, claims: dict) -> dict[int, tuple[str, Any, str]]:
@@ -210,7 +215,8 @@ class Batch:
     async def _settled(self, connection: AsyncConnection, claims: dict, replies: dict, outcome: _Outcome, run: Run) -> None:
         stored = {place: end for place, end in replies.items() if end[2] != "null" or end[0] == "rejected"}
         tenants, keys = ([getattr(claims[place][0], name) for place in stored] for name in ("tenant", "key"))
-        left_tenants, left_keys = ([getattr(claims[place][0], name) for place in outcome.left] for name in ("tenant", "key"))
+        back = outcome.left + outcome.given_back
+        left_tenants, left_keys = ([getattr(claims[place][0], name) for place in back] for name in ("tenant", "key"))
         texts, statuses = [end[2] for end in stored.values()], [end[0] for end in stored.values()]
         parameters = [run.session, self.inbox.scope, tenants, keys, texts, statuses, left_tenants, left_keys]
         await execute_all(connection, self._settle, parameters)

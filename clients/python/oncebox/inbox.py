@@ -5,7 +5,7 @@ import asyncio
 import json
 import logging
 import random
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import sha256
@@ -30,6 +30,7 @@ CONFLICT_ROUNDS = 5
 # A stored reply has at most so many bytes.
 REPLY_MAX = 1 << 20
 MISMATCH = "the key was used before with another payload"
+NO_TRACE = "delivery limit reached, and the last attempt left no trace: did it end the process?"
 COMMITTED = "the handler sent COMMIT by itself, which stays, and then failed"
 
 
@@ -97,6 +98,8 @@ class Inbox:
         self.tenant_header, self.key_headers, self.decode = tenant_header, key_headers, decode
         self.attempts_max, self.backoff = attempts_max, backoff
         self.handler_timeout, self.step_timeout, self.retention = handler_timeout, step_timeout, retention
+        # Held by the one message that runs although a run of it may have ended its process.
+        self._suspected = asyncio.Lock()
 
     async def register(self) -> None:
         """Records the scope and its retention; fails when the scope is in use in the leased mode."""
@@ -113,6 +116,45 @@ class Inbox:
             claim, data = self.read(message)
         except Unreadable as problem:
             return await self._bury(problem.claim, str(problem))
+        if message.deliveries < 2:
+            return await self._run(handler, claim, data)
+        return await self._run_again(handler, claim, data)
+
+    async def _run_again(self, handler: Handler, claim: Claim, data: Any) -> Verdict:
+        """Runs the handler for a message that was delivered before. If the process ends meanwhile, the record shows it."""
+        begun = await self._begin(claim)
+        if begun == "alone" and self._suspected.locked():
+            # The message that runs now may be the one that ends the process.
+            return Verdict("in_flight", after=self._pause())
+        async with self._suspected if begun == "alone" else nullcontext():
+            if begun == "alone":
+                text = "scope %s, key %s: runs alone, since a run of it left no trace and may have ended its process"
+                log.warning(text, self.scope, claim.key)
+                begun = await self._begin(claim, "true")
+            if begun == "dead":
+                return await self._bury(claim, NO_TRACE)
+            try:
+                answer = await self._run(handler, claim, data)
+            except Exception:
+                await self._cancel(claim)
+                raise
+        if answer.name == "in_flight":
+            await self._cancel(claim)
+        return answer
+
+    async def _begin(self, claim: Claim, is_alone: str = "false") -> str:
+        statement = "SELECT {schema}.begin_attempt(%s, %s, %s, %s, %s, %s, %s, %s, %s)"
+        parameters = [self.scope, claim.key, claim.tenant, *_origin(claim.message), _printable(claim.message.subject)]
+        (answer,) = await self._ask(statement, [*parameters, str(self.attempts_max), is_alone])
+        return answer
+
+    async def _cancel(self, claim: Claim) -> None:
+        """The run was no attempt. If this fails, the message runs alone once, which counts nothing."""
+        with suppress(psycopg.Error, PoolTimeout):
+            statement = "SELECT {schema}.cancel_attempt(%s, %s, %s, %s, %s, %s)::text"
+            await self._ask(statement, [self.scope, claim.key, claim.tenant, *_origin(claim.message)])
+
+    async def _run(self, handler: Handler, claim: Claim, data: Any) -> Verdict:
         for _ in range(CONFLICT_ROUNDS):
             try:
                 answer = await self._attempt(handler, claim, data)

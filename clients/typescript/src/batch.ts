@@ -60,6 +60,8 @@ interface Outcome {
   answers: Map<number, Verdict>;
   alone: number[];
   left: number[];
+  /** Claims of messages which were delivered before: one may end its process. */
+  givenBack: number[];
 }
 
 /** Runs a handler for batches of messages of an inbox. */
@@ -136,7 +138,7 @@ export class Batch<T> {
         const todo: Claims<T> = new Map(fresh.map((place) => [place, claims.get(place)!]));
         const endings = this.#set === undefined ? await this.#handleEach(client, todo) : await this.#handleSet(client, todo);
         outcome.left = fresh.filter((place) => !endings.has(place));
-        await this.#step(client, () => this.#settle(client, run, claims, endings, outcome.left));
+        await this.#step(client, () => this.#settle(client, run, claims, endings, [...outcome.left, ...outcome.givenBack]));
         endings.forEach(({ reply }, place) => outcome.answers.set(place, { name: "handled", reply, after: 0 }));
         return outcome;
       });
@@ -171,11 +173,12 @@ export class Batch<T> {
       },
     ]);
     run.session = rows![0]![3]!;
-    const outcome: Outcome = { answers: new Map(), alone: [], left: [] };
+    const outcome: Outcome = { answers: new Map(), alone: [], left: [], givenBack: [] };
     const places = [...claims.keys()];
     rows!.forEach(([, name, reply]: Row, n) => {
-      if (name === "alone") {
+      if (name === "alone" || (name === "new" && (of[n]!.message.deliveries ?? 1) > 1)) {
         outcome.alone.push(places[n]!);
+        name === "new" && outcome.givenBack.push(places[n]!);
       } else if (name !== "new") {
         outcome.answers.set(places[n]!, { name: name as Verdict["name"], reply: reply == null ? null : JSON.parse(reply), after: 0 });
       }

@@ -12,6 +12,7 @@ import { query, quoted, SESSION, together } from "./wire.ts";
 /** How often a message is run again at once after a conflict with another transaction. */
 const CONFLICT_ROUNDS = 5;
 const MISMATCH = "the key was used before with another payload";
+const NO_TRACE = "delivery limit reached, and the last attempt left no trace: did it end the process?";
 const COMMITTED = "the handler sent COMMIT by itself, which stays, and then failed";
 
 /** A message, its key, and the run under way. */
@@ -65,6 +66,8 @@ export class Inbox<T = any> {
   readonly options: Required<Pick<InboxOptions<T>, "attemptsMax" | "backoffMs" | "handlerTimeoutMs" | "stepTimeoutMs" | "log">> & InboxOptions<T>;
   readonly #pool: Pool;
   readonly #schema: string;
+  /** Whether a message runs now although a run of it may have ended its process. */
+  #isSuspected = false;
 
   /** The scope names the consumer, `service:handler`; never rename it. */
   constructor(pool: Pool, scope: string, options: InboxOptions<T> = {}) {
@@ -98,6 +101,53 @@ export class Inbox<T = any> {
     } catch (problem) {
       return await this.#bury((problem as Unreadable).claim, (problem as Unreadable).message);
     }
+    return (message.deliveries ?? 1) < 2 ? await this.#run(handler, claim, data) : await this.#runAgain(handler, claim, data);
+  }
+
+  /** Runs the handler for a message that was delivered before. If the process ends meanwhile, the record shows it. */
+  async #runAgain(handler: Handler<T>, claim: Claim, data: T): Promise<Verdict> {
+    let begun = await this.#begin(claim, false);
+    const isAlone = begun === "alone";
+    if (isAlone && this.#isSuspected) {
+      // The message that runs now may be the one that ends the process.
+      return { name: "in_flight", after: this.#pause() };
+    }
+    this.#isSuspected ||= isAlone;
+    try {
+      if (isAlone) {
+        const which = `scope ${this.scope}, key ${claim.key}: runs alone`;
+        this.options.log.warn(`${which}, since a run of it left no trace and may have ended its process`);
+        begun = await this.#begin(claim, true);
+      }
+      if (begun === "dead") {
+        return await this.#bury(claim, NO_TRACE);
+      }
+      const answer = await this.#run(handler, claim, data).catch(async (error) => {
+        await this.#cancel(claim);
+        throw error;
+      });
+      if (answer.name === "in_flight") {
+        await this.#cancel(claim);
+      }
+      return answer;
+    } finally {
+      this.#isSuspected &&= !isAlone;
+    }
+  }
+
+  #begin({ message, tenant, key }: Claim, isAlone: boolean): Promise<string | null> {
+    const text = `SELECT ${this.#schema}.begin_attempt($1, $2, $3, $4, $5, $6, $7, $8, $9)`;
+    const values = [this.scope, key, tenant, ...origin(message), printable(message.subject), this.options.attemptsMax, isAlone];
+    return this.#ask(text, values);
+  }
+
+  /** The run was no attempt. If this fails, the message runs alone once, which counts nothing. */
+  async #cancel({ message, tenant, key }: Claim): Promise<void> {
+    const text = `SELECT ${this.#schema}.cancel_attempt($1, $2, $3, $4, $5, $6)::text`;
+    await this.#ask(text, [this.scope, key, tenant, ...origin(message)]).catch(() => null);
+  }
+
+  async #run(handler: Handler<T>, claim: Claim, data: T): Promise<Verdict> {
     let failure: unknown;
     for (let round = 0; round < CONFLICT_ROUNDS; round++) {
       // Without a connection nothing was attempted, so nothing is counted.

@@ -54,7 +54,7 @@ pub(super) struct Ended {
     /// Of the key.
     pub(super) status: Option<String>,
     outcome: Option<Value>,
-    letters: Vec<String>,
+    pub(super) letters: Vec<String>,
     /// The shortest pause between two runs, in milliseconds.
     pause: Option<f64>,
 }
@@ -114,10 +114,15 @@ async fn conform(client: &str, settings: &str) {
     let lock = "SELECT pg_advisory_lock(oncebox.inbox_lock('conform:test', 'acme', 'locked'))";
     locked.batch_execute(lock).await.unwrap();
     let Some(mut consumer) = Running::start(&env, client, settings).await else { return };
-    let (setting, mut sent): (Vec<_>, Vec<_>) =
+    let (setting, sent): (Vec<_>, Vec<_>) =
         sent_to(column).into_iter().partition(Sent::changes_its_session);
-    sent.push(recovers("fails-once"));
     let together = ["batch", "set"].contains(&settings);
+    // One handler may commit what another has begun behind its own ROLLBACK: each has a batch of its own.
+    let (ending, mut sent): (Vec<_>, Vec<_>) =
+        sent.into_iter().partition(|sent| together && sent.ends_its_transaction());
+    if !together {
+        sent.push(recovers("fails-once"));
+    }
     let unlocked = returns("locked");
     let vectors = if column.reads_headers() { vectors() } else { Vec::new() };
     publish(&env, sent.iter().map(|sent| (own_key(&sent.name), sent))).await;
@@ -136,8 +141,19 @@ async fn conform(client: &str, settings: &str) {
     let mut after = setting;
     after.extend((0..AFTERWARDS).map(|n| returns(&format!("after-{n}"))));
     publish(&env, after.iter().map(|sent| (own_key(&sent.name), sent))).await;
-    let total = total + after.len();
+    let mut total = total + after.len();
     wrong.extend(settle(&mut consumer, "afterwards", async || rest(total, 0).await).await);
+    for sent in &ending {
+        let beside = ["first", "last"].map(|place| returns(&format!("{place}-beside-{}", sent.name)));
+        let three = [&beside[0], sent, &beside[1]];
+        publish(&env, three.iter().map(|sent| (own_key(&sent.name), *sent))).await;
+        total += three.len();
+        wrong.extend(settle(&mut consumer, &sent.name, async || rest(total, 0).await).await);
+        for sent in three {
+            let found = ended(&postgres, &sent.name, &sent.name).await;
+            compare(&mut wrong, &apart(found, sent, together), sent);
+        }
+    }
     for sent in &sent {
         compare(&mut wrong, &apart(ended(&postgres, &sent.name, &sent.name).await, sent, together), sent);
     }
@@ -179,7 +195,7 @@ fn apart(found: Ended, sent: &Sent, together: bool) -> Ended {
 }
 
 /// Its name is its key.
-fn own_key(name: &str) -> String {
+pub(super) fn own_key(name: &str) -> String {
     format!("Idempotency-Key: {name}\r\n")
 }
 
@@ -209,7 +225,7 @@ async fn settle(
 }
 
 /// Publishes messages as their bytes stand, which clients would refuse.
-async fn publish(env: &TestEnv, messages: impl Iterator<Item = (String, &Sent)>) {
+pub(super) async fn publish(env: &TestEnv, messages: impl Iterator<Item = (String, &Sent)>) {
     for (headers, Sent { name, payload, .. }) in messages {
         let tenant = if headers.to_lowercase().contains("tenant:") { "" } else { "Tenant: acme\r\n" };
         let headers = format!("Scenario: {name}\r\n{tenant}{headers}");

@@ -90,7 +90,7 @@ async fn of(client: &Client, env: &TestEnv, name: &str, sequence: usize) -> Vec<
                (1000 * extract(epoch FROM again.at - f.due_at))::float8
         FROM failure AS f
         CROSS JOIN LATERAL (
-          SELECT r.at FROM run AS r WHERE r.name = $1 ORDER BY r.at OFFSET f.failures LIMIT 1
+          SELECT r.at FROM run AS r WHERE r.name = $1 AND r.at > f.failed_at ORDER BY r.at LIMIT 1
         ) AS again
         WHERE f.key = $1
         ORDER BY f.failures";

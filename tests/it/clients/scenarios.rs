@@ -151,6 +151,12 @@ impl Sent {
         Self { name: name.to_owned(), payload, replies: false, sets: false, ends: Ends::Recovers }
     }
 
+    /// Whether its handler ends the transaction by itself.
+    pub(super) fn ends_its_transaction(&self) -> bool {
+        let ends = |text: &str| text.starts_with("COMMIT") || text.starts_with("ROLLBACK");
+        self.payload["sql"].as_array().is_some_and(|sql| sql.iter().filter_map(Value::as_str).any(ends))
+    }
+
     /// Whether the messages behind it meet a session that it has changed: it is not rolled back.
     pub(super) fn changes_its_session(&self) -> bool {
         self.sets && self.ends == Ends::Done(1)
