@@ -317,6 +317,53 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, reason text, subject text, pause double precision, pause_max double precision) IS 'Counts a failed attempt at a message, after its rollback; returns how many have failed. The rest is for operators: reason, subject, and when it is delivered again, after pause seconds that double with each failure up to pause_max; for a fixed pause both are the same.';
 
+CREATE FUNCTION oncebox.begin_attempt(scope text, key text, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone, subject text DEFAULT NULL::text, attempts_max bigint DEFAULT 20, is_alone boolean DEFAULT false) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  copy text := "oncebox".inbox_copy(begin_attempt.stream, begin_attempt.stream_sequence, begin_attempt.stored_at);
+  past record;
+  untraced text := 'the attempt left no trace: did it end the process?';
+BEGIN
+  IF begin_attempt.key IS NULL THEN
+    PERFORM "oncebox".refuse_null(true, false);
+  END IF;
+  PERFORM "oncebox".check_inbox_names(begin_attempt.scope, begin_attempt.tenant), "oncebox".check_key(begin_attempt.key);
+  -- Of a key that has ended, or is in flight, the claim finds out which.
+  IF NOT pg_try_advisory_xact_lock("oncebox".inbox_lock(begin_attempt.scope, begin_attempt.tenant, begin_attempt.key)) OR EXISTS (
+    SELECT
+    FROM "oncebox".inbox AS i
+    JOIN "oncebox".inbox_scope AS s ON s.scope = i.scope
+    WHERE i.scope = begin_attempt.scope AND i.tenant = begin_attempt.tenant AND i.key = begin_attempt.key
+      AND NOT coalesce(i.created_at < statement_timestamp() - make_interval(secs => s.retention_seconds), false)
+  ) THEN
+    RETURN 'run';
+  END IF;
+  SELECT a.failures, a.begun INTO past
+  FROM "oncebox".inbox_attempt AS a
+  WHERE a.scope = begin_attempt.scope AND a.tenant = begin_attempt.tenant AND a.key = begin_attempt.key AND a.message = copy;
+  -- Three runs alone that end their process are enough.
+  IF past.begun > 3 OR past.failures + greatest(past.begun - 1, 0) >= begin_attempt.attempts_max THEN
+    RETURN 'dead';
+  END IF;
+  IF past.begun > 0 AND begin_attempt.is_alone IS NOT TRUE THEN
+    RETURN 'alone';
+  END IF;
+  INSERT INTO "oncebox".inbox_attempt AS a (scope, tenant, key, message, begun, stream, stream_sequence, subject)
+  VALUES (begin_attempt.scope, begin_attempt.tenant, begin_attempt.key, copy, 1, begin_attempt.stream, begin_attempt.stream_sequence,
+          begin_attempt.subject)
+  ON CONFLICT ON CONSTRAINT inbox_attempt_pkey DO UPDATE
+  SET begun = a.begun + 1,
+      touched_at = clock_timestamp(),
+      reason = CASE WHEN a.begun >= 2 THEN untraced ELSE a.reason END,
+      failed_at = CASE WHEN a.begun >= 2 THEN clock_timestamp() ELSE a.failed_at END,
+      due_at = CASE WHEN a.begun >= 2 THEN NULL ELSE a.due_at END;
+  RETURN 'run';
+END $$;
+
+COMMENT ON FUNCTION oncebox.begin_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, subject text, attempts_max bigint, is_alone boolean) IS 'Records, in a transaction of its own before the claim, that a message which was delivered before is run again; attempt_failed(), forget_attempts() or cancel_attempt() ends it. Answers run (claim it), alone (an earlier run left no trace: wait until no other such message runs in this process, and call again with is_alone), dead (its runs end their processes, or attempts_max is reached: bury it).';
+
 CREATE FUNCTION oncebox.bounded_reason(reason text) RETURNS text
     LANGUAGE plpgsql STABLE PARALLEL SAFE
     AS $$
@@ -443,6 +490,17 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text, by text, note text) IS 'For operators: gives a message up that fails, in either mode of its scope. Answers dead; or replayed, rejected, in_flight, mismatch, when that decides instead.';
+
+CREATE FUNCTION oncebox.cancel_attempt(scope text, key text, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  UPDATE "oncebox".inbox_attempt AS a
+  SET begun = a.begun - 1
+  WHERE a.scope = $1 AND a.tenant = $3 AND a.key = $2 AND a.message = "oncebox".inbox_copy($4, $5, $6) AND a.begun > 0
+$_$;
+
+COMMENT ON FUNCTION oncebox.cancel_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) IS 'Takes begin_attempt() back when the run made no attempt: somebody else works on the key, or PostgreSQL did not answer.';
 
 CREATE FUNCTION oncebox.cancel_delayed(key text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -5090,6 +5148,9 @@ REVOKE ALL ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text) FR
 REVOKE ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, reason text, subject text, pause double precision, pause_max double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, reason text, subject text, pause double precision, pause_max double precision) TO oncebox_consumer;
 
+REVOKE ALL ON FUNCTION oncebox.begin_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, subject text, attempts_max bigint, is_alone boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.begin_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, subject text, attempts_max bigint, is_alone boolean) TO oncebox_consumer;
+
 REVOKE ALL ON FUNCTION oncebox.bounded_reason(reason text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, committed_by xid8) FROM PUBLIC;
@@ -5097,6 +5158,9 @@ GRANT ALL ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason t
 
 REVOKE ALL ON FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text, by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text, by text, note text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.cancel_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.cancel_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.cancel_delayed(key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.cancel_delayed(key text) TO oncebox_producer;
