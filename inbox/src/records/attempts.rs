@@ -20,6 +20,10 @@ use crate::{Error, Received};
 
 /// The reason of an attempt that did not live to tell it.
 const LEFT_NO_TRACE: &str = "the attempt left no trace: did it end the process?";
+/// How often a message may end its process while it runs alone. Each time takes all consumers of the
+/// process along, so it is less than the attempts that a failing handler has. The SQL function
+/// `begin_attempt` has the same limit.
+const CRASHES_MAX: u64 = 3;
 const BEGIN: &str = "record that a run begins";
 const FORGET: &str = "forget failed attempts";
 
@@ -62,6 +66,12 @@ impl PastAttempts {
     /// proves nothing.
     pub(crate) fn attempts(self) -> u64 {
         self.failures + self.untraced.saturating_sub(1)
+    }
+
+    /// Whether the message is given up: it has had so many attempts, or has ended its process often
+    /// enough while it ran alone.
+    pub(crate) fn are_exhausted(self, attempts_max: u64) -> bool {
+        self.attempts() >= attempts_max || self.untraced > CRASHES_MAX
     }
 }
 

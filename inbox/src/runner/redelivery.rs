@@ -47,7 +47,7 @@ impl<D: Driver> Inbox<D> {
             let begun = self.records.begin_run(scope, identity, received, permit.is_some()).await?;
             // The key has ended, or is in flight: the claim will tell which.
             let Some(past) = begun else { return Ok(Begun::Run(permit)) };
-            if past.attempts() >= limit {
+            if past.are_exhausted(limit) {
                 return Ok(Begun::Exhausted);
             }
             if past.untraced == 0 || permit.is_some() {
@@ -96,7 +96,7 @@ impl<D: Driver> Inbox<D> {
                 deliveries[place].received.begun.set(true);
             }
             by_itself[place] =
-                past.untraced > 0 || past.attempts() >= self.shared.settings.retries.attempts_max;
+                past.untraced > 0 || past.are_exhausted(self.shared.settings.retries.attempts_max);
         }
         Ok(by_itself)
     }

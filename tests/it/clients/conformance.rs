@@ -38,7 +38,7 @@ conform! {
 }
 
 pub(super) const TABLES: &str = "
-CREATE TABLE effect (name text NOT NULL);
+CREATE TABLE effect (name text NOT NULL, zone text NOT NULL DEFAULT current_setting('TimeZone'));
 CREATE TABLE run (name text NOT NULL, deliveries bigint NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp());
 CREATE TABLE late (name text NOT NULL, said text NOT NULL);
 GRANT INSERT ON effect TO pg_monitor";
@@ -113,14 +113,20 @@ async fn conform(client: &str, settings: &str) {
     let locked = env.pg().await;
     let lock = "SELECT pg_advisory_lock(oncebox.inbox_lock('conform:test', 'acme', 'locked'))";
     locked.batch_execute(lock).await.unwrap();
-    let Some(mut consumer) = Running::start(&env, client, settings).await else { return };
-    let (setting, sent): (Vec<_>, Vec<_>) =
-        sent_to(column).into_iter().partition(Sent::changes_its_session);
+    let (setting, sent): (Vec<_>, Vec<_>) = sent_to(column).into_iter().partition(Sent::changes_its_session);
     let together = ["batch", "set"].contains(&settings);
     // One handler may commit what another has begun behind its own ROLLBACK: each has a batch of its own.
-    let (ending, mut sent): (Vec<_>, Vec<_>) =
+    let (mut ending, mut sent): (Vec<_>, Vec<_>) =
         sent.into_iter().partition(|sent| together && sent.ends_its_transaction());
-    if !together {
+    if settings == "set" {
+        // It is one handler, and what it writes behind its own ROLLBACK is its own.
+        ending.clear();
+    }
+    if together {
+        let mut sets_zone = returns("sets-zone");
+        sets_zone.payload["sql"] = json!(["SET TIME ZONE 'Asia/Tokyo'"]);
+        ending.push(sets_zone);
+    } else {
         sent.push(recovers("fails-once"));
     }
     let unlocked = returns("locked");
@@ -129,6 +135,8 @@ async fn conform(client: &str, settings: &str) {
     let of_vectors: Vec<_> = vectors.iter().map(|(name, _, headers)| (headers, returns(name))).collect();
     publish(&env, of_vectors.iter().map(|(headers, sent)| ((*headers).clone(), sent))).await;
     publish(&env, [(own_key("locked"), &unlocked)].into_iter()).await;
+    // What is there already comes in batches.
+    let Some(mut consumer) = Running::start(&env, client, settings).await else { return };
     let rest = async |sent: usize, count: usize| {
         let info = stream.consumer_info("conform").await.ok()?;
         let is_delivered = info.delivered.stream_sequence == sent as u64;
@@ -144,12 +152,16 @@ async fn conform(client: &str, settings: &str) {
     let mut total = total + after.len();
     wrong.extend(settle(&mut consumer, "afterwards", async || rest(total, 0).await).await);
     for sent in &ending {
-        let beside = ["first", "last"].map(|place| returns(&format!("{place}-beside-{}", sent.name)));
-        let three = [&beside[0], sent, &beside[1]];
-        publish(&env, three.iter().map(|sent| (own_key(&sent.name), *sent))).await;
-        total += three.len();
+        let beside: Vec<_> = (0..BESIDE).map(|n| returns(&format!("beside-{}-{n}", sent.name))).collect();
+        let (first, last) = beside.split_at(BESIDE / 2);
+        let group: Vec<&Sent> = first.iter().chain([sent]).chain(last).collect();
+        total += WORKERS + group.len();
+        busy(&env, &locked, &sent.name, async || {
+            publish(&env, group.iter().map(|sent| (own_key(&sent.name), *sent))).await;
+        })
+        .await;
         wrong.extend(settle(&mut consumer, &sent.name, async || rest(total, 0).await).await);
-        for sent in three {
+        for sent in group {
             let found = ended(&postgres, &sent.name, &sent.name).await;
             compare(&mut wrong, &apart(found, sent, together), sent);
         }
@@ -173,11 +185,38 @@ async fn conform(client: &str, settings: &str) {
     }
     wrong.extend(failing::wrong(&env, &postgres, &sent).await);
     wrong.extend(lines(&postgres, HURRIED).await);
+    wrong.extend(
+        lines(&postgres, "SELECT name || ' met another zone' FROM effect WHERE zone = 'Asia/Tokyo'").await,
+    );
     if sent.iter().any(|sent| sent.name == "leaves-work") {
         wrong.extend(lines(&postgres, LATE).await);
     }
     assert!(wrong.is_empty(), "{client}, {settings}:\n{}\n{}", wrong.join("\n"), consumer.log());
     consumer.stop().await;
+}
+
+/// How many messages the consumers take at once, alone or in batches.
+const WORKERS: usize = 3;
+/// How many messages that return surround one that ends its transaction: more than three workers
+/// take alone before there is a batch.
+const BESIDE: usize = 12;
+
+/// Has all workers wait while messages are published, which are there together then.
+async fn busy(env: &TestEnv, locking: &Client, name: &str, publishing: impl AsyncFnOnce()) {
+    let wait = |n| {
+        let mut sent = returns(&format!("waits-{n}-{name}"));
+        sent.payload["sql"] = json!(["SELECT pg_advisory_xact_lock_shared(99)"]);
+        sent
+    };
+    let waiting: Vec<Sent> = (0..WORKERS).map(wait).collect();
+    locking.batch_execute("SELECT pg_advisory_lock(99)").await.unwrap();
+    publish(env, waiting.iter().map(|sent| (own_key(&sent.name), sent))).await;
+    let all = format!(
+        "SELECT 'all' FROM pg_locks WHERE locktype = 'advisory' AND objid = 99 AND NOT granted HAVING count(*) = {WORKERS}"
+    );
+    eventually("all workers wait", LIMIT, async || lines(locking, &all).await.pop()).await;
+    publishing().await;
+    locking.batch_execute("SELECT pg_advisory_unlock(99)").await.unwrap();
 }
 
 /// A batch runs its handlers again when one of them fails: without those runs, which come at once.

@@ -102,8 +102,10 @@ async fn a_database_that_answers_late_is_served() {
     assert!(!relay.log().contains("no relay serves"), "{}", relay.log());
     far.enqueue("m-").await;
     // Some twenty round trips of 1.3 s, of which each waits for the one before.
-    eventually("10 messages in the stream", LIMIT * 4, async || (count(&far.stream).await == 10).then_some(()))
-        .await;
+    eventually("10 messages in the stream", LIMIT * 4, async || {
+        (count(&far.stream).await == 10).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

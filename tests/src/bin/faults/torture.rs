@@ -42,12 +42,30 @@ pub(crate) async fn run(stage: &mut Stage<'_>, duration: Duration) -> Result<Str
         together.extend(company.acting.now().map(|act| (fault, act)));
         faults.push(fault);
         stage.delivering().await.with_context(|| format!("after {fault}"))?;
+        catch_up(stage).await?;
         sleep(CALM).await;
     }
     stage.say.say(told_together(&together));
     let (done, _) = company.stop(stage).await?;
     stage.alarms = calm::judge(stage).await?;
     Ok(format!("{} minutes: {}; {done}", duration.as_secs() / 60, told(&faults)))
+}
+
+/// Waits until relays and consumer are nearly where the producers are, who hurry in each fault: for
+/// an hour's backlog an operator's command takes minutes, and the count at the end hours.
+async fn catch_up(stage: &mut Stage<'_>) -> Result<()> {
+    const BEHIND_MAX: i64 = 20_000;
+    const CATCH_UP_MAX: Duration = Duration::from_secs(300);
+    let until = Instant::now() + CATCH_UP_MAX;
+    let behind = "SELECT (SELECT count(*) FROM placed) - (SELECT count(*) FROM effect)";
+    while stage.connection().await?.query_one(behind, &[]).await?.get::<_, i64>(0) > BEHIND_MAX {
+        if Instant::now() > until {
+            stage.say.say(format_args!("more than {BEHIND_MAX} messages are behind after {CATCH_UP_MAX:?}"));
+            break;
+        }
+        sleep(CALM).await;
+    }
+    Ok(())
 }
 
 /// One that happened least often.
