@@ -214,6 +214,7 @@ mod operator {
     pub(crate) mod inboxes; // failing, dead and snoozed messages, in a status and in metrics
     mod integrity; // rows that were deleted, rights that were given, settings that hide messages
     pub(crate) mod hostile; // rows that no program writes, anywhere: commands and relays go on
+    mod disk; // a full disk of PostgreSQL, which answers questions and takes no writes
     mod findings; // dead letters, settings that differ and rates in a status, and its order
     mod backlog; // how many messages are due: counted, estimated, the same everywhere
     mod trace; // where a message and its steps are
