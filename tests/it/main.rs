@@ -12,6 +12,7 @@ mod schema {
     mod script; // the migrations as SQL for other tools
     mod roles; // least privilege, and functions that cannot be hijacked
     mod operators; // actions of operators are functions with an audit; nobody forges an event
+    mod moments; // times and spans without an end, in each function that takes one
     mod role_names; // the names of roles, each database's own
 }
 
@@ -168,6 +169,7 @@ mod saga {
     mod deaths; // deaths of commands, published by real inboxes: which of them count
     mod again; // business ids that come again, and what is deleted
     mod ends; // ends at the barrier belong to the run that was let through
+    mod entry; // the barrier asked outside a transaction, and without an argument
     mod versions; // instances go on with the definition that they began with
     mod crash; // orchestrators that die, or hang, at each statement
     pub(crate) mod suspended; // processes that are suspended in the midst of a transaction
