@@ -285,7 +285,7 @@ BEGIN
   IF attempt_failed.key IS NULL THEN
     PERFORM "oncebox".refuse_null(true, false);
   END IF;
-  PERFORM "oncebox".check_inbox_names(attempt_failed.scope, attempt_failed.tenant), "oncebox".check_key(attempt_failed.key);
+  PERFORM "oncebox".check_inbox_names(attempt_failed.scope, attempt_failed.tenant), "oncebox".check_key(attempt_failed.key), "oncebox".check_stored_at(attempt_failed.stored_at);
   IF attempt_failed.pause < 0 OR attempt_failed.pause_max < 0
      OR num_nulls(attempt_failed.pause, attempt_failed.pause_max) = 1 THEN
     RAISE EXCEPTION 'pause % and pause_max % are not both 0 seconds or more', attempt_failed.pause, attempt_failed.pause_max
@@ -396,7 +396,7 @@ BEGIN
     RAISE EXCEPTION 'stream, stream_sequence and stored_at are not given together'
       USING ERRCODE = 'OB011', HINT = 'They say where the message is stored. Leave all of them out for one that is in no stream.';
   END IF;
-  PERFORM "oncebox".check_inbox_names(bury.scope, bury.tenant), "oncebox".check_key(bury.key);
+  PERFORM "oncebox".check_inbox_names(bury.scope, bury.tenant), "oncebox".check_key(bury.key), "oncebox".check_stored_at(bury.stored_at);
   IF bury.key IS NOT NULL THEN
     fingerprint := "oncebox".inbox_fingerprint(bury.payload);
     lock := "oncebox".inbox_lock(bury.scope, bury.tenant, bury.key);
@@ -446,6 +446,7 @@ DECLARE
   is_elsewhere boolean := bury_failing.payload = ''
     AND EXISTS (SELECT FROM jsonb_object_keys(bury_failing.headers) AS h (name) WHERE lower(h.name) = 'oncebox-object');
 BEGIN
+  PERFORM "oncebox".check_stored_at(bury_failing.stored_at);
   IF (SELECT s.mode FROM "oncebox".inbox_scope AS s WHERE s.scope = bury_failing.scope) IS DISTINCT FROM 'lease' THEN
     answer := "oncebox".bury(bury_failing.scope, bury_failing.key, bury_failing.payload, kept, bury_failing.subject,
       bury_failing.headers, bury_failing.tenant, NULL, bury_failing.stream, bury_failing.stream_sequence,
@@ -607,6 +608,22 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.change_scope(scope text, retention interval, dead_letter_retention interval, kind text, by text, note text) IS 'For operators: sets how long a scope keeps keys (NULL: for ever) and dead letters (NULL: 90 days, or as long as keys), and its kind. Its processes go by it from their next start on.';
+
+CREATE FUNCTION oncebox.check_barrier(barrier text, tenant text, key text, flag boolean, attempt integer) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  IF num_nulls(barrier, tenant, key, flag, attempt) > 0 THEN
+    RAISE EXCEPTION '% of a call at the barrier is null', CASE WHEN barrier IS NULL THEN 'the barrier' WHEN tenant IS NULL
+      THEN 'the tenant' WHEN key IS NULL THEN 'the key' WHEN attempt IS NULL THEN 'the attempt' ELSE 'the flag' END
+      USING ERRCODE = 'OB011', HINT = 'Leave out the attempt if the message has no header Saga-Attempt; the tenant is '''' where there is one.';
+  END IF;
+  IF octet_length(barrier) NOT BETWEEN 1 AND 255 OR octet_length(key) NOT BETWEEN 1 AND 255 OR octet_length(tenant) > 255 THEN
+    RAISE EXCEPTION 'barrier "%", tenant "%" and key "%" are not 1 to 255 bytes each', left(barrier, 300), left(tenant, 300), left(key, 300)
+      USING ERRCODE = 'OB011', HINT = 'Only the tenant may be empty. The key is that of the action, without ":undo" and without ":#" and its attempt.';
+  END IF;
+END $$;
 
 CREATE FUNCTION oncebox.check_end(state text, barrier text, key text, attempt integer) RETURNS text
     LANGUAGE plpgsql IMMUTABLE
@@ -788,6 +805,17 @@ BEGIN
   IF octet_length(payload) > 67108864 THEN
     RAISE EXCEPTION 'payload is % bytes long; the limit is 67108864 bytes (64 MiB)', octet_length(payload)
       USING ERRCODE = 'OB005', HINT = 'Store larger bodies elsewhere and send a reference. The relay sends more than 8 MiB, and more than the max_payload of nats-server, with --object-store only.';
+  END IF;
+  RETURN true;
+END $$;
+
+CREATE FUNCTION oncebox.check_stored_at(stored_at timestamp with time zone) RETURNS boolean
+    LANGUAGE plpgsql STABLE PARALLEL SAFE
+    AS $$
+BEGIN
+  IF stored_at < '0001-01-01 00:00+00' OR stored_at >= '10000-01-01 00:00+00' THEN
+    RAISE EXCEPTION 'stored_at is %, which is no moment of the years 1 to 9999', stored_at
+      USING ERRCODE = 'OB011', HINT = 'It says when the stream has stored the message. Leave it out, with stream and stream_sequence, for one that is in no stream.';
   END IF;
   RETURN true;
 END $$;
@@ -1218,7 +1246,7 @@ BEGIN
   RETURN NEXT;
 END $$;
 
-COMMENT ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint) IS 'For relays and operators: empties the oldest segment of the log that is past the retention time.';
+COMMENT ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint) IS 'For relays, and in prune_segment() for operators: empties the oldest segment of the log that is past the retention time.';
 
 CREATE FUNCTION oncebox.enable_events(kinds text[], by text, note text) RETURNS SETOF text
     LANGUAGE sql SECURITY DEFINER
@@ -1255,6 +1283,7 @@ CREATE FUNCTION oncebox.end_action(barrier text, tenant text, key text, had_effe
 DECLARE
   ended text;
 BEGIN
+  PERFORM "oncebox".check_barrier(end_action.barrier, end_action.tenant, end_action.key, end_action.had_effect, end_action.attempt);
   -- To say again that it had its effect changes nothing.
   UPDATE "oncebox".barrier AS b
   SET state = CASE WHEN end_action.had_effect THEN 'acted' ELSE 'rejected' END, changed_at = clock_timestamp()
@@ -1274,6 +1303,7 @@ CREATE FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, ha
 DECLARE
   ended text;
 BEGIN
+  PERFORM "oncebox".check_barrier(end_compensation.barrier, end_compensation.tenant, end_compensation.key, end_compensation.has_undone, end_compensation.attempt);
   UPDATE "oncebox".barrier AS b
   SET state = CASE WHEN end_compensation.has_undone THEN 'undone' ELSE 'acted' END, changed_at = clock_timestamp()
   WHERE b.barrier = end_compensation.barrier AND b.tenant = end_compensation.tenant AND b.key = end_compensation.key
@@ -1306,7 +1336,7 @@ BEGIN
   SET began_at = least(s.began_at, clock_timestamp()), tried_at = least(s.tried_at, clock_timestamp())
   WHERE s.began_at > clock_timestamp() OR s.tried_at > clock_timestamp();
   SELECT s.* INTO closed FROM "oncebox".segment AS s WHERE s.number = this_turn % 8;
-  IF closed.began_at > clock_timestamp() - make_interval(secs => span_seconds) THEN
+  IF closed.began_at > clock_timestamp() - make_interval(secs => least(greatest(span_seconds, 0), "oncebox".retention_max())) THEN
     RETURN NULL;
   END IF;
   SELECT s.* INTO next FROM "oncebox".segment AS s WHERE s.number = (this_turn + 1) % 8;
@@ -1335,7 +1365,7 @@ BEGIN
   IF FOUND THEN
     RETURN holder;
   END IF;
-  IF closed.tried_at > clock_timestamp() - make_interval(secs => pause_seconds) THEN
+  IF closed.tried_at > clock_timestamp() - make_interval(secs => least(greatest(pause_seconds, 0), "oncebox".retention_max())) THEN
     RETURN format('producers hold %s', closing);
   END IF;
   UPDATE "oncebox".segment AS s SET tried_at = clock_timestamp(), tried_xact = pg_current_xact_id()
@@ -1587,6 +1617,7 @@ DECLARE
   entered text := CASE WHEN enter_action.is_leased THEN 'acting' ELSE 'acted' END;
   stored record;
 BEGIN
+  PERFORM "oncebox".check_barrier(enter_action.barrier, enter_action.tenant, enter_action.key, enter_action.is_leased, enter_action.attempt);
   FOR try IN 1 .. 3 LOOP
     -- Waits for an open transaction that has inserted the row.
     INSERT INTO "oncebox".barrier AS b (barrier, tenant, key, state, attempt)
@@ -1608,7 +1639,7 @@ BEGIN
       IF stored.state = 'acting' AND stored.attempt = enter_action.attempt
          OR stored.state = 'rejected' AND stored.attempt <= enter_action.attempt THEN
         UPDATE "oncebox".barrier AS b
-        SET state = entered, attempt = enter_action.attempt, xact = pg_current_xact_id(), changed_at = clock_timestamp()
+        SET state = entered, attempt = enter_action.attempt, xact = pg_current_xact_id(), changed_at = statement_timestamp()
         WHERE b.barrier = enter_action.barrier AND b.tenant = enter_action.tenant AND b.key = enter_action.key;
         RETURN 'act';
       END IF;
@@ -1620,7 +1651,7 @@ BEGIN
     USING ERRCODE = '40001';
 END $$;
 
-COMMENT ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, is_leased boolean, attempt integer) IS 'Whether an action of a saga may have its effect in this transaction: act, acted (it had it before) or refused (its compensation came first, or another attempt at it is newer or under way).';
+COMMENT ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, is_leased boolean, attempt integer) IS 'Whether an action of a saga may have its effect in this transaction: act, acted (it had it before) or refused (its compensation came first, or another attempt at it is newer or under way). Error OB010 when it is committed by itself, unless it is leased.';
 
 CREATE FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer DEFAULT 1, scope text DEFAULT NULL::text) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1632,6 +1663,7 @@ DECLARE
   other text;
   ended text;
 BEGIN
+  PERFORM "oncebox".check_barrier(enter_compensation.barrier, enter_compensation.tenant, enter_compensation.key, enter_compensation.is_leased, enter_compensation.attempt);
   FOR try IN 1 .. 3 LOOP
     -- The mark that refuses the action, should it come after all.
     INSERT INTO "oncebox".barrier AS b (barrier, tenant, key, state)
@@ -1683,7 +1715,7 @@ BEGIN
       END;
       UPDATE "oncebox".barrier AS b
       SET state = next_state, attempt = enter_compensation.attempt, xact = pg_current_xact_id(),
-          changed_at = clock_timestamp()
+          changed_at = statement_timestamp()
       WHERE b.barrier = enter_compensation.barrier AND b.tenant = enter_compensation.tenant
         AND b.key = enter_compensation.key
         AND (next_state <> stored.state OR next_state = 'undoing' AND b.attempt <> enter_compensation.attempt);
@@ -1694,7 +1726,7 @@ BEGIN
     USING ERRCODE = '40001';
 END $$;
 
-COMMENT ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) IS 'Whether a compensation has something to undo in this transaction: undo, nothing (and the action will never act), or wait (a leased run of it, or of another attempt at undoing it, is under way or may have had its effect). scope: that of the inbox of a leased compensation, where the other attempt is looked up.';
+COMMENT ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) IS 'Whether a compensation has something to undo in this transaction: undo, nothing (and the action will never act), or wait (a leased run of it, or of another attempt at undoing it, is under way or may have had its effect). scope: that of the inbox of a leased compensation, where the other attempt is looked up. Error OB010 when what is to be undone is committed by itself, unless it is leased.';
 
 CREATE FUNCTION oncebox.find_saga(type text, business_id text, key text, began_with bytea) RETURNS TABLE(id bigint, saga_key text, is_same_id boolean, is_same_data boolean)
     LANGUAGE sql SECURITY DEFINER
@@ -1780,7 +1812,7 @@ BEGIN
   RETURN NEXT;
 END $_$;
 
-COMMENT ON FUNCTION oncebox.find_unsent(retention_seconds double precision, most integer, OUT number smallint, OUT unsent bigint, OUT unsent_id bigint, OUT is_done boolean) IS 'For relays and operators: in a restored database, looks for messages that were never sent, before their segment is emptied.';
+COMMENT ON FUNCTION oncebox.find_unsent(retention_seconds double precision, most integer, OUT number smallint, OUT unsent bigint, OUT unsent_id bigint, OUT is_done boolean) IS 'For relays, and in prune_segment() for operators: in a restored database, looks for messages that were never sent, before their segment is emptied.';
 
 CREATE FUNCTION oncebox.forget_attempts(scope text, key text, tenant text DEFAULT ''::text) RETURNS void
     LANGUAGE sql SECURITY DEFINER
@@ -1822,7 +1854,7 @@ BEGIN
   RETURN is_full OR deleted >= most;
 END $$;
 
-COMMENT ON FUNCTION oncebox.forget_emptied(most integer) IS 'For relays and operators: deletes the notes about messages whose segments are emptied.';
+COMMENT ON FUNCTION oncebox.forget_emptied(most integer) IS 'For relays, and in prune_segment() for operators: deletes the notes about messages whose segments are emptied.';
 
 CREATE FUNCTION oncebox.forget_failing(scope text, tenant text, key text, message text, by text, note text) RETURNS SETOF bigint
     LANGUAGE sql SECURITY DEFINER
@@ -2245,7 +2277,7 @@ CREATE FUNCTION oncebox.old_segments(retention_seconds double precision) RETURNS
   WHERE NOT s.is_live
     AND NOT s.is_empty
     AND s.number NOT IN (pg_sequence_last_value('"oncebox".turn') % 8, (pg_sequence_last_value('"oncebox".turn') + 7) % 8)
-    AND s.drained_at <= clock_timestamp() - make_interval(secs => $1)
+    AND s.drained_at <= clock_timestamp() - make_interval(secs => least(greatest($1, 0), "oncebox".retention_max()))
   ORDER BY s.turn
 $_$;
 
@@ -2282,6 +2314,14 @@ CREATE FUNCTION oncebox.pause_delivery(kind text, value text, rate double precis
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
 BEGIN
+  IF $9 NOT BETWEEN 0 AND "oncebox".retention_max() OR isfinite($8) AND $8 >= '10000-01-01 00:00+00' THEN
+    RAISE EXCEPTION 'a pause cannot last until %', coalesce($9 || ' seconds from now', $8::text)
+      USING ERRCODE = 'OB011', HINT = 'It lasts 0 seconds to 100 years, or ends before the year 10000. Leave both out for one without an end.';
+  END IF;
+  IF $3 <= 0 OR $3 >= 'infinity' THEN
+    RAISE EXCEPTION 'a rate of % messages a second is not above 0 and finite', $3
+      USING ERRCODE = 'OB011', HINT = 'Leave it out for a pause.';
+  END IF;
   DELETE FROM "oncebox".pause
   WHERE pause.kind = $1 AND pause.value = $2 OR pause.ends_at <= clock_timestamp();
   RETURN QUERY
@@ -2348,14 +2388,24 @@ DECLARE
   messages bigint;
 BEGIN
   PERFORM FROM "oncebox".maintenance FOR UPDATE;
+  SELECT f.unsent INTO messages FROM "oncebox".find_unsent(retention_seconds, 20000) AS f;
+  IF FOUND THEN
+    INSERT INTO "oncebox".audit (operator, note, action, messages, reason)
+    SELECT prune_segment.by, prune_segment.note, 'resend', messages, 'written below the floor of its lane after a restore'
+    WHERE messages > 0;
+    RETURN 0;
+  END IF;
   SELECT e.messages INTO messages FROM "oncebox".empty_segment(retention_seconds) AS e;
+  IF NOT FOUND THEN
+    RETURN CASE WHEN "oncebox".forget_emptied(10000) THEN 0 END;
+  END IF;
   INSERT INTO "oncebox".audit (operator, note, action, messages, reason)
   SELECT prune_segment.by, prune_segment.note, 'prune', messages, prune_segment.why
   WHERE messages > 0;
   RETURN messages;
 END $$;
 
-COMMENT ON FUNCTION oncebox.prune_segment(retention_seconds double precision, by text, note text, why text) IS 'For operators: empty_segment() by hand. Returns about how many messages went; NULL when there was nothing to do.';
+COMMENT ON FUNCTION oncebox.prune_segment(retention_seconds double precision, by text, note text, why text) IS 'For operators: a step of retention by hand: find_unsent(), empty_segment() or forget_emptied(), under one audit. Returns about how many messages went; NULL when there is nothing more to do.';
 
 CREATE FUNCTION oncebox.record_dead_letter(scope text, tenant text, key text, subject text, headers jsonb, payload bytea, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, reason text) RETURNS void
     LANGUAGE sql SECURITY DEFINER
@@ -2372,6 +2422,19 @@ CREATE FUNCTION oncebox.record_dead_letter(scope text, tenant text, key text, su
   ) AS found
   ON CONFLICT ON CONSTRAINT dead_letter_once DO NOTHING
 $_$;
+
+CREATE FUNCTION oncebox.refuse_lone_entry() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  IF NEW.changed_at = statement_timestamp()
+     AND current_setting('transaction_deferrable') = current_setting('default_transaction_deferrable') THEN
+    RAISE EXCEPTION 'the barrier is asked in the transaction of the effect, and the call for key "%" was a transaction of its own', NEW.key
+      USING ERRCODE = 'OB010', HINT = 'BEGIN, enter_action() or enter_compensation(), the writes of the handler, COMMIT, each sent by itself; or BEGIN DEFERRABLE first if one text holds them all. Where a driver commits each statement by itself, the action would count as done without its effect.';
+  END IF;
+  RETURN NULL;
+END $$;
 
 CREATE FUNCTION oncebox.refuse_null(no_key boolean, no_subject boolean) RETURNS void
     LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
@@ -3396,7 +3459,7 @@ CREATE FUNCTION oncebox.sweep_barrier(barrier text, keep interval, most integer)
   WITH old AS (
     SELECT b.barrier, b.tenant, b.key
     FROM "oncebox".barrier AS b
-    WHERE b.barrier = $1 AND b.changed_at < clock_timestamp() - $2 AND b.state NOT IN ('acting', 'undoing')
+    WHERE b.barrier = $1 AND b.changed_at < clock_timestamp() - greatest(least($2, make_interval(secs => "oncebox".retention_max())), interval '0') AND b.state NOT IN ('acting', 'undoing')
     ORDER BY b.changed_at
     LIMIT least($3, 10000)
     FOR UPDATE SKIP LOCKED
@@ -3752,7 +3815,7 @@ CREATE FUNCTION oncebox.sweep_sagas(keep interval, most integer) RETURNS bigint
   WITH old AS (
     SELECT s.id
     FROM "oncebox".saga AS s
-    WHERE s.finished_at < clock_timestamp() - $1
+    WHERE s.finished_at < clock_timestamp() - greatest(least($1, make_interval(secs => "oncebox".retention_max())), interval '0')
     ORDER BY s.finished_at
     LIMIT least($2, 10000)
     FOR UPDATE SKIP LOCKED
@@ -3843,7 +3906,7 @@ CREATE TABLE oncebox.barrier (
     tenant text NOT NULL COLLATE pg_catalog."C",
     key text NOT NULL COLLATE pg_catalog."C",
     state text NOT NULL,
-    changed_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    changed_at timestamp with time zone DEFAULT statement_timestamp() NOT NULL,
     attempt integer DEFAULT 1 NOT NULL,
     xact xid8 DEFAULT pg_current_xact_id() NOT NULL,
     CONSTRAINT barrier_sizes CHECK ((((octet_length(barrier) >= 1) AND (octet_length(barrier) <= 255)) AND ((octet_length(key) >= 1) AND (octet_length(key) <= 255)) AND (octet_length(tenant) <= 255))),
@@ -5108,6 +5171,8 @@ CREATE INDEX saga_finished_at ON oncebox.saga USING btree (finished_at, type, st
 
 CREATE INDEX saga_open ON oncebox.saga USING btree (type, version, fingerprint, state, created_at) WHERE (finished_at IS NULL);
 
+CREATE CONSTRAINT TRIGGER barrier_entry AFTER INSERT OR UPDATE OF xact ON oncebox.barrier DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN ((new.state = ANY (ARRAY['acted'::text, 'undone'::text]))) EXECUTE FUNCTION oncebox.refuse_lone_entry();
+
 CREATE TRIGGER dead_letter_event AFTER INSERT ON oncebox.dead_letter FOR EACH ROW EXECUTE FUNCTION oncebox.dead_letter_event();
 
 CREATE TRIGGER loss_event AFTER INSERT ON oncebox.loss FOR EACH ROW EXECUTE FUNCTION oncebox.loss_event();
@@ -5174,6 +5239,8 @@ GRANT ALL ON FUNCTION oncebox.change_inbox_mode(inbox_scope text, new_mode text,
 REVOKE ALL ON FUNCTION oncebox.change_scope(scope text, retention interval, dead_letter_retention interval, kind text, by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.change_scope(scope text, retention interval, dead_letter_retention interval, kind text, by text, note text) TO oncebox_operator;
 
+REVOKE ALL ON FUNCTION oncebox.check_barrier(barrier text, tenant text, key text, flag boolean, attempt integer) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.check_end(state text, barrier text, key text, attempt integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.check_enqueued(wanted_key text, wanted_subject text, wanted_payload bytea) FROM PUBLIC;
@@ -5190,6 +5257,8 @@ REVOKE ALL ON FUNCTION oncebox.check_message(key text, subject text, ordering_ke
 REVOKE ALL ON FUNCTION oncebox.check_ordering_key(ordering_key text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.check_payload(payload bytea) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.check_stored_at(stored_at timestamp with time zone) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.check_subject(subject text) FROM PUBLIC;
 
@@ -5271,14 +5340,12 @@ GRANT ALL ON FUNCTION oncebox.find_saga(type text, business_id text, key text, b
 
 REVOKE ALL ON FUNCTION oncebox.find_unsent(retention_seconds double precision, most integer, OUT number smallint, OUT unsent bigint, OUT unsent_id bigint, OUT is_done boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.find_unsent(retention_seconds double precision, most integer, OUT number smallint, OUT unsent bigint, OUT unsent_id bigint, OUT is_done boolean) TO oncebox_relay;
-GRANT ALL ON FUNCTION oncebox.find_unsent(retention_seconds double precision, most integer, OUT number smallint, OUT unsent bigint, OUT unsent_id bigint, OUT is_done boolean) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.forget_attempts(scope text, key text, tenant text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.forget_attempts(scope text, key text, tenant text) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.forget_emptied(most integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.forget_emptied(most integer) TO oncebox_relay;
-GRANT ALL ON FUNCTION oncebox.forget_emptied(most integer) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.forget_failing(scope text, tenant text, key text, message text, by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.forget_failing(scope text, tenant text, key text, message text, by text, note text) TO oncebox_operator;
@@ -5352,6 +5419,8 @@ REVOKE ALL ON FUNCTION oncebox.prune_segment(retention_seconds double precision,
 GRANT ALL ON FUNCTION oncebox.prune_segment(retention_seconds double precision, by text, note text, why text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.record_dead_letter(scope text, tenant text, key text, subject text, headers jsonb, payload bytea, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, reason text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.refuse_lone_entry() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.refuse_null(no_key boolean, no_subject boolean) FROM PUBLIC;
 
@@ -5586,7 +5655,7 @@ GRANT SELECT ON TABLE oncebox.loss TO oncebox_operator;
 GRANT UPDATE(ended_at) ON TABLE oncebox.loss TO oncebox_relay;
 
 GRANT SELECT,UPDATE ON TABLE oncebox.maintenance TO oncebox_relay;
-GRANT SELECT,UPDATE ON TABLE oncebox.maintenance TO oncebox_operator;
+GRANT SELECT ON TABLE oncebox.maintenance TO oncebox_operator;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.maintenance_fault TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.maintenance_fault TO oncebox_operator;

@@ -13,6 +13,7 @@ mod audit;
 mod consumption;
 mod dead_letters;
 mod delayed;
+mod disk;
 mod doctor;
 mod events;
 mod everywhere;

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use oncebox_connect::{error::RelayError, postgres::Parameter};
-use oncebox_relay::facts;
 
 use super::{Operator, failed, query};
 
@@ -24,45 +23,20 @@ impl Operator {
             return Ok(rows.first().map_or(0, |row| row.get::<_, i64>(0).unsigned_abs()));
         }
         let mut messages = 0;
-        loop {
-            while self.find_unsent(retention).await? {}
-            let Some(emptied) = self.prune_segment(retention).await? else { break };
+        while let Some(emptied) = self.prune_segment(retention).await? {
             messages += emptied;
         }
-        while self.forget_emptied().await? {}
         Ok(messages)
     }
 
-    /// Whether there is more to look at.
-    async fn find_unsent(&mut self, retention: Duration) -> Result<bool, RelayError> {
-        let (sql, schema) = (self.sql.clone(), self.schema.clone());
-        let transaction = self.begin().await?;
-        query(&transaction, "lock the maintenance", &sql.lock_maintenance, &[]).await?;
-        let looked = facts::find_unsent(&transaction, &schema, retention).await;
-        let looked = looked.map_err(failed("look for messages never sent"))?;
-        transaction.commit().await.map_err(failed("commit"))?;
-        Ok(looked.is_some())
-    }
-
-    /// Whether there is more to forget.
-    async fn forget_emptied(&mut self) -> Result<bool, RelayError> {
-        let (sql, schema) = (self.sql.clone(), self.schema.clone());
-        let transaction = self.begin().await?;
-        query(&transaction, "lock the maintenance", &sql.lock_maintenance, &[]).await?;
-        let more = facts::forget_emptied(&transaction, &schema).await;
-        let more = more.map_err(failed("forget emptied messages"))?;
-        transaction.commit().await.map_err(failed("commit"))?;
-        Ok(more)
-    }
-
-    /// About how many messages went; `None` when there is nothing to do.
+    /// One step; about how many messages went, `None` when there is nothing more to do.
     async fn prune_segment(&mut self, retention: Duration) -> Result<Option<u64>, RelayError> {
         let (stamp, sql) = (self.stamp.clone(), self.sql.clone());
         let transaction = self.begin().await?;
         let reason = format!("settled longer ago than {}", humantime::format_duration(retention));
         let seconds = retention.as_secs_f64();
         let parameters: [&dyn Parameter; 4] = [&seconds, &stamp.operator, &stamp.note, &reason];
-        let rows = query(&transaction, "empty a segment", &sql.prune_segment, &parameters).await?;
+        let rows = query(&transaction, "prune the log", &sql.prune_segment, &parameters).await?;
         transaction.commit().await.map_err(failed("commit"))?;
         Ok(rows.first().and_then(|row| row.get::<_, Option<i64>>("messages")).map(i64::unsigned_abs))
     }

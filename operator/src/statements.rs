@@ -34,7 +34,6 @@ statements!(
     retry_failing,
     bury_failing,
     forget_failing,
-    lock_maintenance,
     log,
     count_old,
     prune_segment,

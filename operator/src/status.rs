@@ -89,6 +89,8 @@ pub struct Status {
     /// Whether PostgreSQL takes no writes: it is a standby, or transactions are read-only by
     /// default.
     pub is_read_only: bool,
+    /// The words in which PostgreSQL says that its disk is full, if it is.
+    pub full_disk: Option<String>,
     /// Whether this role sees the activity of other users' sessions; if not, their state, address
     /// and times are missing.
     pub sees_all_sessions: bool,
@@ -105,10 +107,10 @@ pub struct Status {
 
 impl Status {
     /// Whether no message gets through: messages wait without a relay, or PostgreSQL takes no
-    /// writes.
+    /// writes, perhaps because its disk is full.
     #[must_use]
     pub fn is_down(&self) -> bool {
-        self.is_read_only || self.relays.is_empty() && self.backlog_messages > 0
+        self.is_read_only || self.full_disk.is_some() || self.relays.is_empty() && self.backlog_messages > 0
     }
 }
 

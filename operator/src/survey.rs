@@ -6,6 +6,7 @@
 
 mod consumers;
 mod copies;
+mod fed;
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -98,6 +99,10 @@ pub struct StreamStatus {
     pub consumers: usize,
     /// A stream of the same account that copies it, if it has no consumers.
     pub copied_by: Option<String>,
+    /// Which of its messages the server publishes again, and under which subjects, as a template.
+    pub republishes: Option<[String; 2]>,
+    /// A stream that takes them there, if `--expected-stream` is on.
+    pub feeds: Option<String>,
     /// A full stream refuses new messages; else it drops old ones.
     pub discards_new: bool,
     /// The stream acknowledges no messages.
@@ -205,6 +210,7 @@ impl Looker<'_> {
         self.find_streams(subjects).await;
         self.look_at_consumers().await;
         self.look_for_copies().await;
+        self.look_for_fed_streams(subjects).await;
     }
 
     /// Relays ask each other on a subject of the outbox's. Nobody answers on this one.
@@ -356,6 +362,8 @@ fn status(info: &Info, declared: Option<&StreamTable>) -> StreamStatus {
             || config.subject_transform.is_some(),
         consumers: info.state.consumer_count,
         copied_by: None,
+        republishes: config.republish.as_ref().map(|again| [again.source.clone(), again.destination.clone()]),
+        feeds: None,
         deletes_acknowledged: config.retention != RetentionPolicy::Limits,
         discards_new: config.discard == DiscardPolicy::New,
         is_silent: config.no_ack,

@@ -12,7 +12,7 @@ pub use crate::{
     postgres::{
         integrity::{Explained, Fault, faults},
         lag::{delayed_count, inbox_status},
-        retention::{Looked, LowIds, find_unsent, forget_emptied},
+        retention::LowIds,
     },
 };
 

@@ -33,6 +33,8 @@ use crate::command::{ATTEMPT, action};
 use statements::Statements;
 
 const NAME_BYTES_MAX: usize = 255;
+/// A hundred years: no row is older, and PostgreSQL has no interval for a `Duration::MAX`.
+const KEEP_SECONDS_MAX: f64 = 100.0 * 366.0 * 86_400.0;
 
 type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
@@ -276,7 +278,7 @@ impl Barrier {
         keep: std::time::Duration,
         most: i32,
     ) -> Result<u64, tokio_postgres::Error> {
-        let seconds = keep.as_secs_f64();
+        let seconds = keep.as_secs_f64().min(KEEP_SECONDS_MAX);
         let parameters: [(&(dyn ToSql + Sync), Type); 3] =
             [(&self.name, Type::TEXT), (&seconds, Type::FLOAT8), (&most, Type::INT4)];
         let row = client.query_typed_one(&self.sql.sweep, &parameters).await?;

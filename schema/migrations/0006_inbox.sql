@@ -243,6 +243,17 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION {schema}.forget_failing IS 'For operators: forgets a failing message that its stream has no more.';
 
+-- When a stream has stored a message: a moment that every client and RFC 3339 can write.
+CREATE FUNCTION {schema}.check_stored_at(stored_at timestamptz) RETURNS boolean
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+BEGIN
+  IF stored_at < '0001-01-01 00:00+00' OR stored_at >= '10000-01-01 00:00+00' THEN
+    RAISE EXCEPTION 'stored_at is %, which is no moment of the years 1 to 9999', stored_at
+      USING ERRCODE = 'OB011', HINT = 'It says when the stream has stored the message. Leave it out, with stream and stream_sequence, for one that is in no stream.';
+  END IF;
+  RETURN true;
+END $$;
+
 -- Gives a failing message up for an operator, in either mode of its scope: see bury() in
 -- 0008_claims.sql. Under a lease its claim ends as in end.sql of oncebox-claims, unless an owner
 -- works on it. Its effects stay, since the dead letter may be retried.
@@ -259,6 +270,7 @@ DECLARE
   is_elsewhere boolean := bury_failing.payload = ''
     AND EXISTS (SELECT FROM jsonb_object_keys(bury_failing.headers) AS h (name) WHERE lower(h.name) = 'oncebox-object');
 BEGIN
+  PERFORM {schema}.check_stored_at(bury_failing.stored_at);
   IF (SELECT s.mode FROM {schema}.inbox_scope AS s WHERE s.scope = bury_failing.scope) IS DISTINCT FROM 'lease' THEN
     answer := {schema}.bury(bury_failing.scope, bury_failing.key, bury_failing.payload, kept, bury_failing.subject,
       bury_failing.headers, bury_failing.tenant, NULL, bury_failing.stream, bury_failing.stream_sequence,

@@ -276,7 +276,7 @@ BEGIN
   IF attempt_failed.key IS NULL THEN
     PERFORM {schema}.refuse_null(true, false);
   END IF;
-  PERFORM {schema}.check_inbox_names(attempt_failed.scope, attempt_failed.tenant), {schema}.check_key(attempt_failed.key);
+  PERFORM {schema}.check_inbox_names(attempt_failed.scope, attempt_failed.tenant), {schema}.check_key(attempt_failed.key), {schema}.check_stored_at(attempt_failed.stored_at);
   IF attempt_failed.pause < 0 OR attempt_failed.pause_max < 0
      OR num_nulls(attempt_failed.pause, attempt_failed.pause_max) = 1 THEN
     RAISE EXCEPTION 'pause % and pause_max % are not both 0 seconds or more', attempt_failed.pause, attempt_failed.pause_max
@@ -424,7 +424,7 @@ BEGIN
     RAISE EXCEPTION 'stream, stream_sequence and stored_at are not given together'
       USING ERRCODE = 'OB011', HINT = 'They say where the message is stored. Leave all of them out for one that is in no stream.';
   END IF;
-  PERFORM {schema}.check_inbox_names(bury.scope, bury.tenant), {schema}.check_key(bury.key);
+  PERFORM {schema}.check_inbox_names(bury.scope, bury.tenant), {schema}.check_key(bury.key), {schema}.check_stored_at(bury.stored_at);
   IF bury.key IS NOT NULL THEN
     fingerprint := {schema}.inbox_fingerprint(bury.payload);
     lock := {schema}.inbox_lock(bury.scope, bury.tenant, bury.key);

@@ -7,7 +7,7 @@ CREATE TABLE {schema}.barrier (
   tenant     text COLLATE "C" NOT NULL,
   key        text COLLATE "C" NOT NULL,
   state      text NOT NULL,
-  changed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+  changed_at timestamptz NOT NULL DEFAULT statement_timestamp(),
   attempt    integer NOT NULL DEFAULT 1,
   xact       xid8 NOT NULL DEFAULT pg_current_xact_id(),
   CONSTRAINT barrier_pkey PRIMARY KEY (barrier, tenant, key),
@@ -20,6 +20,42 @@ COMMENT ON COLUMN {schema}.barrier.attempt IS 'The newest attempt that was let t
 COMMENT ON COLUMN {schema}.barrier.xact IS 'The transaction that was let through last: only it may say that it had no effect, or has undone nothing, except under a lease.';
 CREATE INDEX barrier_changed_at ON {schema}.barrier (barrier, changed_at);
 
+-- A call that its driver commits by itself would count an effect as done that another transaction
+-- has, or nobody. A caller may bring a transaction of his own, in which it is too late for the mark
+-- that claim() asks for. So the commit proves it: statement_timestamp() is the time of the newest
+-- command of the client. It is still that of the call if the call was the whole transaction, in
+-- the simple and the extended protocol, and COMMIT is a command of its own. Neither now() nor the
+-- text of a query can tell: Parse begins a transaction before Execute, and texts may be anything.
+-- A mark is proof as well, for a text of several statements, which is one command.
+CREATE FUNCTION {schema}.refuse_lone_entry() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF NEW.changed_at = statement_timestamp()
+     AND current_setting('transaction_deferrable') = current_setting('default_transaction_deferrable') THEN
+    RAISE EXCEPTION 'the barrier is asked in the transaction of the effect, and the call for key "%" was a transaction of its own', NEW.key
+      USING ERRCODE = 'OB010', HINT = 'BEGIN, enter_action() or enter_compensation(), the writes of the handler, COMMIT, each sent by itself; or BEGIN DEFERRABLE first if one text holds them all. Where a driver commits each statement by itself, the action would count as done without its effect.';
+  END IF;
+  RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER barrier_entry AFTER INSERT OR UPDATE OF xact ON {schema}.barrier
+DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.state IN ('acted', 'undone'))
+EXECUTE FUNCTION {schema}.refuse_lone_entry();
+
+-- An argument that is missing is an error here: a flag that is NULL would count as false.
+CREATE FUNCTION {schema}.check_barrier(barrier text, tenant text, key text, flag boolean, attempt integer) RETURNS void
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF num_nulls(barrier, tenant, key, flag, attempt) > 0 THEN
+    RAISE EXCEPTION '% of a call at the barrier is null', CASE WHEN barrier IS NULL THEN 'the barrier' WHEN tenant IS NULL
+      THEN 'the tenant' WHEN key IS NULL THEN 'the key' WHEN attempt IS NULL THEN 'the attempt' ELSE 'the flag' END
+      USING ERRCODE = 'OB011', HINT = 'Leave out the attempt if the message has no header Saga-Attempt; the tenant is '''' where there is one.';
+  END IF;
+  IF octet_length(barrier) NOT BETWEEN 1 AND 255 OR octet_length(key) NOT BETWEEN 1 AND 255 OR octet_length(tenant) > 255 THEN
+    RAISE EXCEPTION 'barrier "%", tenant "%" and key "%" are not 1 to 255 bytes each', left(barrier, 300), left(tenant, 300), left(key, 300)
+      USING ERRCODE = 'OB011', HINT = 'Only the tenant may be empty. The key is that of the action, without ":undo" and without ":#" and its attempt.';
+  END IF;
+END $$;
+
 -- At most one attempt at an action has its effect. The transaction that is let through is noted.
 CREATE FUNCTION {schema}.enter_action(barrier text, tenant text, key text, is_leased boolean, attempt integer DEFAULT 1)
 RETURNS text
@@ -28,6 +64,7 @@ DECLARE
   entered text := CASE WHEN enter_action.is_leased THEN 'acting' ELSE 'acted' END;
   stored record;
 BEGIN
+  PERFORM {schema}.check_barrier(enter_action.barrier, enter_action.tenant, enter_action.key, enter_action.is_leased, enter_action.attempt);
   FOR try IN 1 .. 3 LOOP
     -- Waits for an open transaction that has inserted the row.
     INSERT INTO {schema}.barrier AS b (barrier, tenant, key, state, attempt)
@@ -49,7 +86,7 @@ BEGIN
       IF stored.state = 'acting' AND stored.attempt = enter_action.attempt
          OR stored.state = 'rejected' AND stored.attempt <= enter_action.attempt THEN
         UPDATE {schema}.barrier AS b
-        SET state = entered, attempt = enter_action.attempt, xact = pg_current_xact_id(), changed_at = clock_timestamp()
+        SET state = entered, attempt = enter_action.attempt, xact = pg_current_xact_id(), changed_at = statement_timestamp()
         WHERE b.barrier = enter_action.barrier AND b.tenant = enter_action.tenant AND b.key = enter_action.key;
         RETURN 'act';
       END IF;
@@ -60,7 +97,7 @@ BEGIN
   RAISE EXCEPTION 'the row of "%" at the barrier went three times while it was asked for', enter_action.key
     USING ERRCODE = '40001';
 END $$;
-COMMENT ON FUNCTION {schema}.enter_action IS 'Whether an action of a saga may have its effect in this transaction: act, acted (it had it before) or refused (its compensation came first, or another attempt at it is newer or under way).';
+COMMENT ON FUNCTION {schema}.enter_action IS 'Whether an action of a saga may have its effect in this transaction: act, acted (it had it before) or refused (its compensation came first, or another attempt at it is newer or under way). Error OB010 when it is committed by itself, unless it is leased.';
 
 -- The two ends share this: an end that fits no run is an error, so that its transaction is not
 -- committed.
@@ -81,6 +118,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   ended text;
 BEGIN
+  PERFORM {schema}.check_barrier(end_action.barrier, end_action.tenant, end_action.key, end_action.had_effect, end_action.attempt);
   -- To say again that it had its effect changes nothing.
   UPDATE {schema}.barrier AS b
   SET state = CASE WHEN end_action.had_effect THEN 'acted' ELSE 'rejected' END, changed_at = clock_timestamp()
@@ -105,6 +143,7 @@ DECLARE
   other text;
   ended text;
 BEGIN
+  PERFORM {schema}.check_barrier(enter_compensation.barrier, enter_compensation.tenant, enter_compensation.key, enter_compensation.is_leased, enter_compensation.attempt);
   FOR try IN 1 .. 3 LOOP
     -- The mark that refuses the action, should it come after all.
     INSERT INTO {schema}.barrier AS b (barrier, tenant, key, state)
@@ -156,7 +195,7 @@ BEGIN
       END;
       UPDATE {schema}.barrier AS b
       SET state = next_state, attempt = enter_compensation.attempt, xact = pg_current_xact_id(),
-          changed_at = clock_timestamp()
+          changed_at = statement_timestamp()
       WHERE b.barrier = enter_compensation.barrier AND b.tenant = enter_compensation.tenant
         AND b.key = enter_compensation.key
         AND (next_state <> stored.state OR next_state = 'undoing' AND b.attempt <> enter_compensation.attempt);
@@ -166,7 +205,7 @@ BEGIN
   RAISE EXCEPTION 'the row of "%" at the barrier went three times while it was asked for', enter_compensation.key
     USING ERRCODE = '40001';
 END $$;
-COMMENT ON FUNCTION {schema}.enter_compensation IS 'Whether a compensation has something to undo in this transaction: undo, nothing (and the action will never act), or wait (a leased run of it, or of another attempt at undoing it, is under way or may have had its effect). scope: that of the inbox of a leased compensation, where the other attempt is looked up.';
+COMMENT ON FUNCTION {schema}.enter_compensation IS 'Whether a compensation has something to undo in this transaction: undo, nothing (and the action will never act), or wait (a leased run of it, or of another attempt at undoing it, is under way or may have had its effect). scope: that of the inbox of a leased compensation, where the other attempt is looked up. Error OB010 when what is to be undone is committed by itself, unless it is leased.';
 
 -- The action is undone, or nothing was; in that case the next attempt may undo it.
 CREATE FUNCTION {schema}.end_compensation(
@@ -177,6 +216,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   ended text;
 BEGIN
+  PERFORM {schema}.check_barrier(end_compensation.barrier, end_compensation.tenant, end_compensation.key, end_compensation.has_undone, end_compensation.attempt);
   UPDATE {schema}.barrier AS b
   SET state = CASE WHEN end_compensation.has_undone THEN 'undone' ELSE 'acted' END, changed_at = clock_timestamp()
   WHERE b.barrier = end_compensation.barrier AND b.tenant = end_compensation.tenant AND b.key = end_compensation.key
@@ -193,7 +233,7 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   WITH old AS (
     SELECT b.barrier, b.tenant, b.key
     FROM {schema}.barrier AS b
-    WHERE b.barrier = $1 AND b.changed_at < clock_timestamp() - $2 AND b.state NOT IN ('acting', 'undoing')
+    WHERE b.barrier = $1 AND b.changed_at < clock_timestamp() - greatest(least($2, make_interval(secs => {schema}.retention_max())), interval '0') AND b.state NOT IN ('acting', 'undoing')
     ORDER BY b.changed_at
     LIMIT least($3, 10000)
     FOR UPDATE SKIP LOCKED

@@ -249,7 +249,7 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   WITH old AS (
     SELECT s.id
     FROM {schema}.saga AS s
-    WHERE s.finished_at < clock_timestamp() - $1
+    WHERE s.finished_at < clock_timestamp() - greatest(least($1, make_interval(secs => {schema}.retention_max())), interval '0')
     ORDER BY s.finished_at
     LIMIT least($2, 10000)
     FOR UPDATE SKIP LOCKED

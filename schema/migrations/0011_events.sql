@@ -196,6 +196,14 @@ CREATE FUNCTION {schema}.pause_delivery(kind text, value text, rate double preci
   ends_at timestamptz, seconds double precision) RETURNS TABLE (pause_ends_at timestamptz)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+  IF $9 NOT BETWEEN 0 AND {schema}.retention_max() OR isfinite($8) AND $8 >= '10000-01-01 00:00+00' THEN
+    RAISE EXCEPTION 'a pause cannot last until %', coalesce($9 || ' seconds from now', $8::text)
+      USING ERRCODE = 'OB011', HINT = 'It lasts 0 seconds to 100 years, or ends before the year 10000. Leave both out for one without an end.';
+  END IF;
+  IF $3 <= 0 OR $3 >= 'infinity' THEN
+    RAISE EXCEPTION 'a rate of % messages a second is not above 0 and finite', $3
+      USING ERRCODE = 'OB011', HINT = 'Leave it out for a pause.';
+  END IF;
   DELETE FROM {schema}.pause
   WHERE pause.kind = $1 AND pause.value = $2 OR pause.ends_at <= clock_timestamp();
   RETURN QUERY

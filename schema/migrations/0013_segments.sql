@@ -99,7 +99,7 @@ BEGIN
   SET began_at = least(s.began_at, clock_timestamp()), tried_at = least(s.tried_at, clock_timestamp())
   WHERE s.began_at > clock_timestamp() OR s.tried_at > clock_timestamp();
   SELECT s.* INTO closed FROM {schema}.segment AS s WHERE s.number = this_turn % 8;
-  IF closed.began_at > clock_timestamp() - make_interval(secs => span_seconds) THEN
+  IF closed.began_at > clock_timestamp() - make_interval(secs => least(greatest(span_seconds, 0), {schema}.retention_max())) THEN
     RETURN NULL;
   END IF;
   SELECT s.* INTO next FROM {schema}.segment AS s WHERE s.number = (this_turn + 1) % 8;
@@ -128,7 +128,7 @@ BEGIN
   IF FOUND THEN
     RETURN holder;
   END IF;
-  IF closed.tried_at > clock_timestamp() - make_interval(secs => pause_seconds) THEN
+  IF closed.tried_at > clock_timestamp() - make_interval(secs => least(greatest(pause_seconds, 0), {schema}.retention_max())) THEN
     RETURN format('producers hold %s', closing);
   END IF;
   UPDATE {schema}.segment AS s SET tried_at = clock_timestamp(), tried_xact = pg_current_xact_id()
@@ -226,7 +226,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   WHERE NOT s.is_live
     AND NOT s.is_empty
     AND s.number NOT IN (pg_sequence_last_value('{schema}.turn') % 8, (pg_sequence_last_value('{schema}.turn') + 7) % 8)
-    AND s.drained_at <= clock_timestamp() - make_interval(secs => $1)
+    AND s.drained_at <= clock_timestamp() - make_interval(secs => least(greatest($1, 0), {schema}.retention_max()))
   ORDER BY s.turn
 $$;
 
@@ -307,7 +307,7 @@ BEGIN
   WHERE s.number = find_unsent.number;
   RETURN NEXT;
 END $$;
-COMMENT ON FUNCTION {schema}.find_unsent IS 'For relays and operators: in a restored database, looks for messages that were never sent, before their segment is emptied.';
+COMMENT ON FUNCTION {schema}.find_unsent IS 'For relays, and in prune_segment() for operators: in a restored database, looks for messages that were never sent, before their segment is emptied.';
 
 -- Empties the oldest segment that is past retention. A message that is set aside carries itself,
 -- and so does a delayed one. Returns which it was, and about how many messages went. No row when
@@ -335,7 +335,7 @@ BEGIN
   UPDATE {schema}.segment AS s SET is_empty = true, drained_at = NULL WHERE s.number = empty_segment.number;
   RETURN NEXT;
 END $$;
-COMMENT ON FUNCTION {schema}.empty_segment IS 'For relays and operators: empties the oldest segment of the log that is past the retention time.';
+COMMENT ON FUNCTION {schema}.empty_segment IS 'For relays, and in prune_segment() for operators: empties the oldest segment of the log that is past the retention time.';
 
 -- How many messages a segment holds: counted up to a million, beyond that as VACUUM estimates it.
 CREATE FUNCTION {schema}.count_segment(number smallint) RETURNS bigint
@@ -378,4 +378,4 @@ BEGIN
   GET DIAGNOSTICS deleted = ROW_COUNT;
   RETURN is_full OR deleted >= most;
 END $$;
-COMMENT ON FUNCTION {schema}.forget_emptied IS 'For relays and operators: deletes the notes about messages whose segments are emptied.';
+COMMENT ON FUNCTION {schema}.forget_emptied IS 'For relays, and in prune_segment() for operators: deletes the notes about messages whose segments are emptied.';

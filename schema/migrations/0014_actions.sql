@@ -224,19 +224,31 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.resend_missing IS 'For operators: parks settled messages of a lane that a stream does not hold, or holds otherwise, so that they are sent again under their ids. Returns their ids.';
 
+-- As a relay does it: nothing is emptied before it is known that all of it was sent, and notes
+-- about what is gone go last. Operators call none of the parts, which write no audit.
 CREATE FUNCTION {schema}.prune_segment(retention_seconds float8, by text, note text, why text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   messages bigint;
 BEGIN
   PERFORM FROM {schema}.maintenance FOR UPDATE;
+  SELECT f.unsent INTO messages FROM {schema}.find_unsent(retention_seconds, 20000) AS f;
+  IF FOUND THEN
+    INSERT INTO {schema}.audit (operator, note, action, messages, reason)
+    SELECT prune_segment.by, prune_segment.note, 'resend', messages, 'written below the floor of its lane after a restore'
+    WHERE messages > 0;
+    RETURN 0;
+  END IF;
   SELECT e.messages INTO messages FROM {schema}.empty_segment(retention_seconds) AS e;
+  IF NOT FOUND THEN
+    RETURN CASE WHEN {schema}.forget_emptied(10000) THEN 0 END;
+  END IF;
   INSERT INTO {schema}.audit (operator, note, action, messages, reason)
   SELECT prune_segment.by, prune_segment.note, 'prune', messages, prune_segment.why
   WHERE messages > 0;
   RETURN messages;
 END $$;
-COMMENT ON FUNCTION {schema}.prune_segment IS 'For operators: empty_segment() by hand. Returns about how many messages went; NULL when there was nothing to do.';
+COMMENT ON FUNCTION {schema}.prune_segment IS 'For operators: a step of retention by hand: find_unsent(), empty_segment() or forget_emptied(), under one audit. Returns about how many messages went; NULL when there is nothing more to do.';
 
 CREATE FUNCTION {schema}.prune_inbox(
   first_block bigint, end_block bigint, only_count boolean, by text, note text,

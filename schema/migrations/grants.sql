@@ -115,8 +115,7 @@ BEGIN
     GRANT SELECT ON {schema}.message_0, {schema}.message_1, {schema}.message_2, {schema}.message_3, {schema}.message_4, {schema}.message_5, {schema}.message_6, {schema}.message_7,
       {schema}.segment TO "{name}_operator";
     GRANT SELECT ON SEQUENCE {schema}.turn TO "{name}_operator";
-    GRANT EXECUTE ON FUNCTION {schema}.old_segments(float8), {schema}.count_segment(smallint), {schema}.find_unsent(float8, integer),
-      {schema}.forget_emptied(integer), {schema}.count_lost(smallint, text, timestamptz)
+    GRANT EXECUTE ON FUNCTION {schema}.old_segments(float8), {schema}.count_segment(smallint), {schema}.count_lost(smallint, text, timestamptz)
       TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.lane_of(text) TO "{name}_operator";
     GRANT SELECT ON {schema}.delayed, {schema}.barrier TO "{name}_operator";
@@ -125,8 +124,7 @@ BEGIN
     GRANT SELECT ON {schema}.lane, {schema}.parked, {schema}.replay, {schema}.discarded, {schema}.event_kind, {schema}.pause,
       {schema}.audit
       TO "{name}_operator";
-    -- Retention waits for a row that it locks, which asks for UPDATE.
-    GRANT SELECT, UPDATE ON {schema}.maintenance TO "{name}_operator";
+    GRANT SELECT ON {schema}.maintenance TO "{name}_operator";
     -- All that operators change. Each function writes the audit: no table is open to them.
     GRANT EXECUTE ON FUNCTION
       {schema}.retry_dead(smallint, bigint[], text, text),

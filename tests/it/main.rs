@@ -12,6 +12,7 @@ mod schema {
     mod script; // the migrations as SQL for other tools
     mod roles; // least privilege, and functions that cannot be hijacked
     mod operators; // actions of operators are functions with an audit; nobody forges an event
+    mod moments; // times and spans without an end, in each function that takes one
     mod role_names; // the names of roles, each database's own
 }
 
@@ -168,6 +169,7 @@ mod saga {
     mod deaths; // deaths of commands, published by real inboxes: which of them count
     mod again; // business ids that come again, and what is deleted
     mod ends; // ends at the barrier belong to the run that was let through
+    mod entry; // the barrier asked outside a transaction, and without an argument
     mod versions; // instances go on with the definition that they began with
     mod crash; // orchestrators that die, or hang, at each statement
     pub(crate) mod suspended; // processes that are suspended in the midst of a transaction
@@ -215,6 +217,7 @@ mod operator {
     pub(crate) mod inboxes; // failing, dead and snoozed messages, in a status and in metrics
     mod integrity; // rows that were deleted, rights that were given, settings that hide messages
     pub(crate) mod hostile; // rows that no program writes, anywhere: commands and relays go on
+    mod disk; // a full disk of PostgreSQL, which answers questions and takes no writes
     mod findings; // dead letters, settings that differ and rates in a status, and its order
     mod backlog; // how many messages are due: counted, estimated, the same everywhere
     mod trace; // where a message and its steps are
@@ -229,6 +232,7 @@ mod operator {
     mod failing; // messages that fail in inboxes: list, retry, bury; in a trace
     mod bucket; // what the doctor says of the bucket for large payloads
     pub(crate) mod doctor; // what oncebox doctor finds on real servers, and that it changes nothing
+    mod republish; // a stream that is fed by another's republish, and refuses
     pub(crate) mod metrics; // the tables of metrics are what scrapes show; what is measured is true
     mod events; // trouble that programs are told of
     mod collector; // an OTLP collector

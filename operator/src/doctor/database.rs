@@ -12,6 +12,7 @@ const NEWEST_TESTED: i32 = 18;
 pub(super) fn check(plan: &Plan, facts: &DatabaseFacts, found: &mut Vec<Diagnosis>) {
     found.extend(version(facts));
     found.extend(writable(facts));
+    found.extend(facts.full_disk.as_deref().map(full));
     found.extend(schema(facts));
     found.extend(lacking(facts));
     found.extend(roles(facts));
@@ -76,6 +77,15 @@ fn writable(facts: &DatabaseFacts) -> Option<Diagnosis> {
              default_transaction_read_only of the role and the database",
         )
     })
+}
+
+fn full(words: &str) -> Diagnosis {
+    problem_of(
+        "disk-full",
+        words,
+        "producers cannot enqueue, and relays cannot write how far they came: nothing is relayed",
+        "make room on the disk of PostgreSQL; producers and relays go on by themselves",
+    )
 }
 
 fn schema(facts: &DatabaseFacts) -> Option<Diagnosis> {

@@ -21,6 +21,7 @@ use tokio_postgres::{AsyncMessage, Client, Row};
 use super::{DatabaseFacts, InboxFacts};
 use crate::{
     LossStatus,
+    disk::full_disk,
     relay_settings::{RelaySettings, relay_settings},
     status::{RecentSubject, recent_subjects},
 };
@@ -91,6 +92,7 @@ async fn look(
         Ok(_) => {}
         Err(problem) => facts.unasked.push(format!("the server's settings: {problem}")),
     }
+    facts.full_disk = full_disk(client).await;
     facts.schema_problem = match check_version(client, &config.schema).await {
         Ok(()) => None,
         Err(VersionError::Postgres { source, .. }) => {

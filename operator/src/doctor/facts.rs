@@ -24,6 +24,8 @@ pub struct DatabaseFacts {
     pub is_superuser: bool,
     /// Whether the server is a standby, or the role is set to read only.
     pub is_read_only: bool,
+    /// The words in which the server says that its disk is full, if it is.
+    pub full_disk: Option<String>,
     /// Whether commits are written to disk.
     pub fsyncs: bool,
     /// The schema of the outbox.

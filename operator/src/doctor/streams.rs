@@ -32,6 +32,7 @@ pub(super) fn check(
     found.extend(message_size(survey, stream, subjects));
     found.extend(filled(stream, subjects));
     found.extend(age(stream));
+    found.extend(fed(plan, stream));
 }
 
 /// The bucket for large payloads: an object has to stay as long as its message.
@@ -78,6 +79,27 @@ fn closed_bucket(bucket: &StreamStatus) -> Option<Diagnosis> {
         "messages with large payloads are set aside, and die in the end",
         remedy,
     ))
+}
+
+/// The server hands the header `Nats-Expected-Stream` on, and the other stream is not the one.
+fn fed(plan: &Plan, stream: &StreamStatus) -> Option<Diagnosis> {
+    let (expected, fed) = (plan.expected.stream.as_ref()?, stream.feeds.as_ref()?);
+    let [_, destination] = stream.republishes.as_ref()?;
+    (fed != expected).then(|| {
+        problem_of(
+            "republish",
+            format!(
+                "stream {} republishes its messages to {destination}, for stream {fed}, while --expected-stream is {expected}",
+                stream.name
+            ),
+            format!("{fed} refuses each of these messages without a sign: it lacks them"),
+            format!(
+                "take `republish` from stream {0} and make {0} a source of {fed}, which takes them then; or start the \
+                 relays without --expected-stream",
+                stream.name
+            ),
+        )
+    })
 }
 
 fn declared(stream: &StreamStatus) -> Option<Diagnosis> {

@@ -175,6 +175,9 @@ fn findings_of_postgresql() {
         },
     );
     check(Problem, "read-only", &["h/orders", "primary"], |_, facts, _| facts.is_read_only = true);
+    check(Problem, "disk-full", &["No space left", "make room"], |_, facts, _| {
+        facts.full_disk = Some("PostgreSQL takes no writes: No space left on device".to_owned());
+    });
     check(Warning, "plain-text", &["db.example", "read and change"], |plan, _, _| {
         plan.weaknesses = vec!["has no sslmode, to db.example".to_owned()];
     });

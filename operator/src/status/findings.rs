@@ -50,6 +50,7 @@ pub(crate) const DOWN: &str = "down";
 pub(crate) fn findings(status: &Status) -> Vec<Finding> {
     let mut found = Vec::new();
     found.extend(read_only(status));
+    found.extend(status.full_disk.as_deref().map(full));
     found.extend(no_relay(status));
     found.extend(status.faults.iter().map(|fault| {
         let Explained { what, consequence, remedy } = fault.explained(&status.schema);
@@ -115,6 +116,11 @@ fn read_only(status: &Status) -> Option<Finding> {
          default_transaction_read_only back",
     );
     status.is_read_only.then_some(Finding { kind: Some(DOWN), ..finding })
+}
+
+fn full(words: &str) -> Finding {
+    let remedy = "make room on the disk of PostgreSQL; producers and relays go on by themselves";
+    Finding { kind: Some(DOWN), ..Finding::new(words, remedy) }
 }
 
 /// The remedy where JetStream refuses for a seal, which ends with no limit.

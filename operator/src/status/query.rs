@@ -13,6 +13,7 @@ use super::{
     super::{
         Operator,
         dead_letters::DeadLetters,
+        disk::full_disk,
         failed,
         losses::LossStatus,
         pause_row::pause_row,
@@ -52,6 +53,8 @@ impl Operator {
     /// seconds.
     pub async fn status(&mut self) -> Result<Status, RelayError> {
         let (mut status, marks) = self.stand().await?;
+        status.full_disk = full_disk(&mut self.client).await;
+        status.findings = findings(&status);
         status.rates = self.rates_since(&marks).await?;
         Ok(status)
     }
@@ -118,6 +121,7 @@ impl Operator {
             oldest_milestone: overview.get("oldest_milestone"),
             newest_milestone: overview.get("newest_milestone"),
             is_read_only: overview.get("is_read_only"),
+            full_disk: None,
             sees_all_sessions: overview.get("sees_all_sessions"),
             subjects,
             nats: None,

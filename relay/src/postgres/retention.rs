@@ -2,15 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use oncebox_connect::postgres::{Parameter, typed};
-use oncebox_schema::SchemaName;
-use tokio_postgres::{Error, Row, Transaction, error::SqlState};
+use oncebox_connect::postgres::Parameter;
+use tokio_postgres::{Row, error::SqlState};
 
 use super::{Store, session::Session};
 use crate::error::StoreError;
-
-const FIND_UNSENT: &str = include_str!("sql/find_unsent.sql");
-const FORGET_EMPTIED: &str = include_str!("sql/forget_emptied.sql");
 
 /// Messages that one transaction looks at, at most.
 const BATCH: i64 = 1_000;
@@ -42,12 +38,12 @@ pub(crate) struct Emptied {
 
 /// A look into a segment of a restored database, before it is emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Looked {
+pub(crate) struct Looked {
     /// Messages that were written below the floor of their lane after the restore, and perhaps
     /// never sent: they are set aside now, and sent.
-    pub unsent: u64,
+    pub(crate) unsent: u64,
     /// The highest id of them.
-    pub unsent_id: Option<i64>,
+    pub(crate) unsent_id: Option<i64>,
 }
 
 /// New messages get ids that cursors have passed.
@@ -78,31 +74,6 @@ impl Looked {
     fn new(row: &Row) -> Self {
         Self { unsent: row.get::<_, i64>("unsent").unsigned_abs(), unsent_id: row.get("unsent_id") }
     }
-}
-
-/// Looks into the segment that is to be emptied next, for a command that has locked the
-/// maintenance; `None` when there is nothing to look at, or no more.
-///
-/// # Errors
-/// PostgreSQL refused or went away.
-pub async fn find_unsent(
-    transaction: &Transaction<'_>,
-    schema: &SchemaName,
-    retention: Duration,
-) -> Result<Option<Looked>, Error> {
-    let parameters: [&dyn Parameter; 2] = [&retention.as_secs_f64(), &LOOK];
-    let row = transaction.query_typed_opt(&schema.sql(FIND_UNSENT), &typed(&parameters)).await?;
-    Ok(row.as_ref().map(Looked::new))
-}
-
-/// Deletes notes about messages whose segments are emptied; whether there are more.
-///
-/// # Errors
-/// PostgreSQL refused or went away.
-pub async fn forget_emptied(transaction: &Transaction<'_>, schema: &SchemaName) -> Result<bool, Error> {
-    let sql = schema.sql(FORGET_EMPTIED);
-    let row = transaction.query_typed_opt(&sql, &typed(&[&NOTES])).await?;
-    Ok(row.is_some_and(|row| row.get(0)))
 }
 
 impl Store {

@@ -285,7 +285,7 @@ fn vectors() -> Vec<(String, String, String)> {
 }
 
 /// `{x*3}` becomes `xxx`.
-fn repeated(text: &str) -> String {
+pub(super) fn repeated(text: &str) -> String {
     let Some((before, rest)) = text.split_once('{') else { return text.to_owned() };
     let (inner, after) = rest.split_once('}').expect("a brace is closed");
     let (unit, count) = inner.split_once('*').expect("a unit and a count");

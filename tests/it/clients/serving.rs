@@ -1,12 +1,15 @@
 //! One table of requests for the HTTP layers of all languages: each must answer each request alike.
 
+use std::fs;
+
 use axum::body::Body;
 use oncebox_tests::eventually;
 use tokio::{io::AsyncWriteExt, net::TcpStream};
 use tower_service::Service as _;
 
 use super::{
-    shop::{LIMIT, lines},
+    conformance::repeated,
+    shop::{LIMIT, lines, repository},
     sites::Site,
 };
 use crate::http::support::{Reply, reply, request, send};
@@ -58,6 +61,7 @@ async fn answer(site: &Site) {
     repeat(site).await;
     copies_at_once(site).await;
     meet_nobody_else(site).await;
+    read_keys_alike(site).await;
     keep_and_lose_bodies(site).await;
     answer_for_rust(site).await;
 }
@@ -114,9 +118,23 @@ async fn meet_nobody_else(site: &Site) {
     assert_eq!(send("acme").await.body, acme.body);
     let keys = "SELECT key FROM effect WHERE key LIKE '%shared' ORDER BY key";
     assert_eq!(lines(&site.client, keys).await, ["acme/shared", "other/shared"]);
-    let long = "x".repeat(129);
-    for key in [&long, "a b", "a,b"] {
-        assert_eq!(site.order(key, "order").await.problem(), "key-malformed");
+}
+
+/// Every value of the header that the vectors have: a parameter is no part of a key, and nobody
+/// guesses that it may be left out.
+async fn read_keys_alike(site: &Site) {
+    let text = fs::read_to_string(repository().join("schema/vectors/requests.tsv")).unwrap();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let (key, values) = line.split_once('\t').expect("a key and values");
+        let values: Vec<String> = values.split('|').map(repeated).collect();
+        let headers: Vec<_> = values.iter().map(|value| ("idempotency-key", value.as_str())).collect();
+        let reply = site.post("/orders", &[&headers[..], &[("x-do", "order")]].concat(), "7").await;
+        if key == "!" {
+            assert_eq!((reply.status, reply.problem().as_str()), (400, "key-malformed"), "{line}: {reply:?}");
+        } else {
+            assert_eq!(brief(&reply), (201, "false"), "{line}: {reply:?}{}", site.log());
+            assert_eq!(site.count(key).await, [1, 1], "{line}");
+        }
     }
 }
 

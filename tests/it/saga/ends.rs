@@ -16,8 +16,12 @@ impl Stock {
         Self { _env: env, client }
     }
 
-    async fn asks(&self, function: &str, flag: bool, attempt: i32) -> String {
-        ask(&self.client, function, flag, attempt).await.unwrap()
+    /// In a transaction of its own.
+    async fn asks(&mut self, function: &str, flag: bool, attempt: i32) -> String {
+        let transaction = self.client.transaction().await.unwrap();
+        let answer = ask(&transaction, function, flag, attempt).await.unwrap();
+        transaction.commit().await.unwrap();
+        answer
     }
 
     /// An end that fits no run is an error, and changes nothing.
@@ -49,7 +53,7 @@ async fn ask(
 
 #[tokio::test]
 async fn an_action_that_was_not_let_through_takes_nothing_back() {
-    let stock = Stock::new().await;
+    let mut stock = Stock::new().await;
     stock.refuses("end_action", false, 1).await;
     assert_eq!(stock.asks("enter_action", false, 1).await, "act");
     assert_eq!(stock.asks("enter_action", false, 2).await, "acted");
@@ -63,7 +67,7 @@ async fn an_action_that_was_not_let_through_takes_nothing_back() {
 
 #[tokio::test]
 async fn a_compensation_that_was_not_let_through_does_not_free_the_next() {
-    let stock = Stock::new().await;
+    let mut stock = Stock::new().await;
     assert_eq!(stock.asks("enter_action", false, 1).await, "act");
     assert_eq!(stock.asks("enter_compensation", false, 1).await, "undo");
     assert_eq!(stock.asks("enter_compensation", false, 2).await, "nothing");
@@ -96,7 +100,7 @@ async fn the_run_that_was_let_through_may_say_that_it_had_no_effect() {
 
 #[tokio::test]
 async fn a_leased_run_is_ended_by_its_own_attempt_only() {
-    let stock = Stock::new().await;
+    let mut stock = Stock::new().await;
     assert_eq!(stock.asks("enter_action", true, 2).await, "act");
     for had_effect in [true, false] {
         stock.refuses("end_action", had_effect, 1).await;

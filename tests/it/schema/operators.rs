@@ -101,8 +101,12 @@ async fn a_registration_with_other_settings_keeps_the_stored_ones() {
 async fn retention_by_hand_and_the_repair_of_a_loss_are_in_the_audit() {
     let env = TestEnv::new().await;
     let client = env.pg().await;
+    // Lane 1 comes from another cluster, and a message is written below its floor afterwards.
+    let restored = "INSERT INTO oncebox.reset (lane) VALUES (1); UPDATE oncebox.cursor SET floor = 1000, high = 1000 WHERE lane = 1";
+    client.batch_execute(restored).await.unwrap();
     let seed = "
         SELECT oncebox.enqueue('k', 's', 'p');
+        INSERT INTO oncebox.message_1 (lane, key, subject, payload) VALUES (1, 'unsent', 's', 'p');
         UPDATE oncebox.segment SET is_live = false, is_empty = false, drained_at = now() - interval '1 day' WHERE number <> 0;
         INSERT INTO oncebox.message_1 (lane, key, subject, payload) SELECT 0, 'old' || n, 's', 'p' FROM generate_series(1, 3) AS n;
         SELECT setval('oncebox.turn', 16);
@@ -111,7 +115,13 @@ async fn retention_by_hand_and_the_repair_of_a_loss_are_in_the_audit() {
         VALUES ('s', '', 'k', sha256('x'), 'completed', now() - interval '1 h')";
     client.batch_execute(seed).await.unwrap();
     client.batch_execute("SET ROLE oncebox_operator").await.unwrap();
-    for closed in ["empty_segment(0)", "sweep_inbox(0, 9, false)", "resend_lost('0', 'S')"] {
+    for closed in [
+        "empty_segment(0)",
+        "find_unsent(60, 9)",
+        "forget_emptied(9)",
+        "sweep_inbox(0, 9, false)",
+        "resend_lost('0', 'S')",
+    ] {
         let refused = client.batch_execute(&format!("SELECT oncebox.{closed}")).await.unwrap_err();
         assert_eq!(refused.code().unwrap().code(), "42501", "{closed}");
     }
@@ -129,5 +139,8 @@ async fn retention_by_hand_and_the_repair_of_a_loss_are_in_the_audit() {
     let recorded: String = client.query_one(recorded, &[]).await.unwrap().get(0);
     let keys =
         "beyond the retentions of inboxes: keys 1, dead letters 0, claims 0, effects of unknown outcome 0";
-    assert_eq!(recorded, format!("prune mina n 1 {keys}; prune mina n 3 old"));
+    let unsent = "resend mina n 1 written below the floor of its lane after a restore";
+    assert_eq!(recorded, format!("prune mina n 1 {keys}; {unsent}; prune mina n 4 old"));
+    let aside = client.query_one("SELECT string_agg(key, ' ') FROM oncebox.parked", &[]).await.unwrap();
+    assert_eq!(aside.get::<_, &str>(0), "unsent");
 }

@@ -97,6 +97,12 @@ fn findings_of_a_stream() {
             plan.expected.stream = Some("OTHER".to_owned());
         },
     );
+    check(Problem, "republish", &["ORDERS", "copy.>", "COPY refuses", "source"], |plan, _, survey| {
+        plan.expected.stream = Some("ORDERS".to_owned());
+        let stream = &mut survey.streams[0];
+        let again = [">", "copy.>"].map(str::to_owned);
+        (stream.republishes, stream.feeds) = (Some(again), Some("COPY".to_owned()));
+    });
     check(Warning, "retention", &["5m", "10m", "not there"], |plan, _, _| {
         plan.retention = Some(Duration::from_secs(300));
     });
