@@ -39,6 +39,7 @@ mod statements;
 mod status;
 mod survey;
 mod sweep;
+mod time;
 mod trace;
 mod verify;
 
@@ -89,6 +90,7 @@ pub use self::{
     },
     survey::{ConsumerStatus, StreamStatus, Survey},
     sweep::Swept,
+    time::Rfc3339,
     trace::{Trace, TracedFailure, TracedInbox, TracedKey, TracedMessage, TracedParking, TracedReplay},
     verify::{AlteredCopy, Difference, UnloggedCopy, Verification, VerificationFinding, Verified},
 };
