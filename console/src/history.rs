@@ -5,8 +5,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use oncebox_connect::clock::with_text;
-use serde::{Serialize, Serializer};
+use oncebox_operator::Rfc3339;
+use schemars::JsonSchema;
+use serde::Serialize;
 use tokio::time::Instant;
 
 /// An hour.
@@ -14,10 +15,10 @@ const POINTS_MAX: usize = 360;
 const POINT: Duration = Duration::from_secs(10);
 
 /// A database at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct Point {
     /// By the database's clock.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub(crate) at: SystemTime,
     /// The highest within the point.
     pub(crate) lag_seconds: f64,
@@ -61,10 +62,6 @@ impl History {
     pub(crate) fn points(&self) -> Vec<Point> {
         self.points.iter().copied().collect()
     }
-}
-
-fn rfc3339<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&humantime::format_rfc3339_seconds(with_text(*time)))
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use std::{
 };
 
 use oncebox_operator::{Operator, RowSet, Stamp};
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use tokio::{task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -25,7 +26,7 @@ const RUNNING_MAX: usize = 8;
 const KEPT_MAX: usize = 100;
 
 /// An action of somebody.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(crate) struct Job {
     pub(crate) id: u64,
     pub(crate) database: String,
@@ -34,10 +35,13 @@ pub(crate) struct Job {
     /// How many it was to change when it began.
     pub(crate) expected: Option<u64>,
     #[serde(serialize_with = "loaded")]
+    #[schemars(with = "u64")]
     pub(crate) done: Arc<AtomicU64>,
     #[serde(serialize_with = "locked")]
+    #[schemars(with = "Option<End>")]
     pub(crate) end: Mutex<Option<End>>,
     #[serde(rename = "seconds", serialize_with = "seconds")]
+    #[schemars(with = "f64")]
     pub(crate) began: Instant,
     /// The rows that were shown and confirmed.
     #[serde(skip)]
@@ -47,7 +51,7 @@ pub(crate) struct Job {
 }
 
 /// How a job ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum End {
     Done(String),

@@ -20,6 +20,7 @@ mod form;
 mod order;
 mod jobs;
 mod html;
+mod api;
 mod view;
 mod pages;
 mod events;

@@ -8,17 +8,18 @@ use oncebox_operator::{
     DeadLetterSelection, DelayedSelection, FailingId, FailingSelection, ParkedSelection, SagaSelection,
     Shown, SubjectPattern,
 };
+use schemars::JsonSchema;
 use serde::Serialize;
 
 pub(crate) use self::{run::Counted, verb::Verb};
 use crate::{fields::Fields, problem::Problem};
 
 /// The most rows that are chosen one by one: a page has no more.
-const CHOSEN_MAX: usize = 100;
-const NOTE_BYTES_MAX: usize = 1_000;
+pub(crate) const CHOSEN_MAX: usize = 100;
+pub(crate) const NOTE_BYTES_MAX: usize = 1_000;
 
 /// Something to do in one database.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub(crate) struct Order {
     pub(crate) verb: Verb,
     /// The selection: names of options and their values. A key may be given several times.
@@ -41,7 +42,13 @@ impl Order {
         for (name, value) in fields.given() {
             match name.as_str() {
                 "kind" | "action" | "token" | "note" | "rate" | "shown" => {}
-                "all" => is_all = true,
+                "all" => {
+                    is_all = match value.as_str() {
+                        "1" | "true" => true,
+                        "0" | "false" => false,
+                        _ => return Err(Problem::Bad(format!("all: {value:?} is neither true nor false"))),
+                    }
+                }
                 name if verb.takes(name) && Fields::is_exact(name) => {
                     selected.push((name.to_owned(), value.clone()));
                 }
@@ -122,7 +129,7 @@ impl Order {
 }
 
 /// Whether a field means one row, and may be given several times.
-fn is_chosen(name: &str) -> bool {
+pub(crate) fn is_chosen(name: &str) -> bool {
     ["key", "id"].contains(&name)
 }
 
@@ -232,6 +239,9 @@ mod tests {
         check("kind=pauses&action=pause&subject=a.>&for=2h", Ok(1));
         check("kind=pauses&action=pause&for=2h", Err("nothing is selected"));
         check("kind=dead&action=retry", Err("nothing is selected"));
+        check("kind=dead&action=retry&all=true", Ok(1));
+        check("kind=dead&action=retry&all=false", Err("nothing is selected"));
+        check("kind=dead&action=retry&all=no", Err("neither true nor false"));
         check("kind=dead&action=retry&reason=", Err("nothing is selected"));
         check("kind=dead&action=retry&all=1&key=a", Err("not both"));
         check("kind=dead&action=retry&scope=a", Err("takes no such field"));

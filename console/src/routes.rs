@@ -4,51 +4,196 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::{Request, State},
+    extract::Request,
     http::{StatusCode, header::CONTENT_TYPE},
     middleware::from_fn_with_state,
     response::IntoResponse,
     routing::{get, post},
 };
+use bytes::Bytes;
 
 use crate::{
     access::guard,
+    api::operation,
     ask::{Ask, Console},
     events,
     html::assets,
+    jobs::Job,
     pages,
     problem::Problem,
     sign_in,
-    view::{Routes, document, problem_page},
+    view::{Routes, document, problem_page, refusal},
 };
 
-/// The description of the API, kept by hand; a test compares it with the routes.
-const OPENAPI: &str = include_str!("assets/openapi.json");
+const AFTER: (&str, &str) = ("after", "Where the page begins: `after` of the page before");
+const REASON: (&str, &str) = ("reason", "A part of it");
+const SUBJECT: (&str, &str) = ("subject", "A subject, or a pattern with * and >");
 
-fn views() -> Routes {
-    Routes::default()
-        .view("/", "/databases", pages::overview::load)
-        .view("/db/{name}", "/databases/{name}", pages::database::load)
-        .view("/find", "/find", pages::find::load)
-        .view("/key", "/key", pages::key::load)
-        .view("/settings", "/settings", pages::settings::load)
-        .view("/jobs", "/jobs", pages::jobs::load)
-        .view("/jobs/{id}", "/jobs/{id}", pages::jobs::load_one)
-        .view("/db/{name}/set-aside", "/databases/{name}/set-aside", pages::set_aside::load)
-        .view("/db/{name}/message", "/databases/{name}/message", pages::message::message)
-        .view("/db/{name}/letter", "/databases/{name}/letter", pages::message::letter)
-        .view("/db/{name}/sagas", "/databases/{name}/sagas", pages::sagas::load)
-        .view("/db/{name}/saga", "/databases/{name}/saga", pages::saga::load)
-        .view("/db/{name}/delayed", "/databases/{name}/delayed", pages::delayed::load)
-        .view("/db/{name}/pauses", "/databases/{name}/pauses", pages::pauses::load)
-        .view("/db/{name}/replays", "/databases/{name}/replays", pages::replays::load)
-        .view("/db/{name}/losses", "/databases/{name}/losses", pages::losses::load)
-        .view("/db/{name}/doctor", "/databases/{name}/doctor", pages::doctor::load)
-        .view("/db/{name}/audit", "/databases/{name}/audit", pages::audit::load)
-        .view("/db/{name}/act", "/databases/{name}/act", pages::act::load)
+fn routes() -> Routes {
+    let begin = "An action: begins a job, which can be looked at and stopped";
+    of_messages(of_databases(Routes::default()))
+        .view(
+            "/find",
+            operation(
+                "find",
+                "Messages and sagas by key, ordering key, business id, subject or trace",
+                "Those of each database",
+            )
+            .needs("q", "string"),
+            pages::find::load,
+        )
+        .view(
+            "/key",
+            operation(
+                "traceKey",
+                "A key's way over all databases",
+                "The trace of each database that knows the key",
+            )
+            .needs("key", "string"),
+            pages::key::load,
+        )
+        .view(
+            "/db/{name}/act",
+            operation("previewAction", "A dry run of an action", "The things that it would change")
+                .takes_action(),
+            pages::act::load,
+        )
+        .acts::<Job, _>(
+            "/db/{name}/act",
+            operation("beginAction", begin, "The job").reads_action(),
+            pages::act::post,
+        )
         .does("/db/{name}/act", pages::act::confirm)
         .does("/jobs/{id}/stop", pages::jobs::stop)
-        .acts("/databases/{name}/act", pages::act::post)
+}
+
+/// Databases, and everything but their messages.
+fn of_databases(routes: Routes) -> Routes {
+    routes
+        .view(
+            "/",
+            operation("listDatabases", "All databases, those that need somebody first", "A row for each"),
+            pages::overview::load,
+        )
+        .view(
+            "/settings",
+            operation("getSettings", "The settings of this console, and those of relays", "As they are"),
+            pages::settings::load,
+        )
+        .view(
+            "/jobs",
+            operation("listJobs", "Actions under way, and the last ones that have ended", "The newest first"),
+            pages::jobs::load,
+        )
+        .view(
+            "/jobs/{id}",
+            operation("getJob", "One action", "With `end` null while it is under way"),
+            pages::jobs::load_one,
+        )
+        .view(
+            "/db/{name}",
+            operation(
+                "getDatabase",
+                "One database: its status, its last hour, and the findings of the doctor",
+                "As it was looked at last",
+            ),
+            pages::database::load,
+        )
+        .view(
+            "/db/{name}/pauses",
+            operation("listPauses", "Pauses and throttles", "All of them"),
+            pages::pauses::load,
+        )
+        .view(
+            "/db/{name}/losses",
+            operation("listLosses", "Losses of streams", "The ten newest"),
+            pages::losses::load,
+        )
+        .view(
+            "/db/{name}/doctor",
+            operation(
+                "listFindings",
+                "The last findings of the doctor",
+                "With `findings` null until the first examination has ended",
+            ),
+            pages::doctor::load,
+        )
+        .view(
+            "/db/{name}/audit",
+            operation("listAudit", "Actions of operators, the newest first", "100 rows").takes(&[AFTER]),
+            pages::audit::load,
+        )
+}
+
+/// Messages and sagas of a database.
+fn of_messages(routes: Routes) -> Routes {
+    routes
+        .view(
+            "/db/{name}/set-aside",
+            operation(
+                "listSetAside",
+                "Messages and dead letters that are set aside",
+                "100 rows, and on the first page groups by reason and subject",
+            )
+            .chooses("kind", &["parked", "dead", "failing", "dead-letters"])
+            .takes(&[("key", ""), SUBJECT, REASON, ("ordering-key", "Of parked and dead messages")])
+            .takes(&[("scope", "Of failing messages and dead letters"), AFTER]),
+            pages::set_aside::load,
+        )
+        .view(
+            "/db/{name}/message",
+            operation(
+                "getMessage",
+                "A message with its headers, and its payload where the console shows payloads",
+                "The message",
+            )
+            .needs("key", "string"),
+            pages::message::message,
+        )
+        .view(
+            "/db/{name}/letter",
+            operation("getDeadLetter", "A dead letter of an inbox, with the same", "The letter")
+                .needs("id", "integer"),
+            pages::message::letter,
+        )
+        .view(
+            "/db/{name}/sagas",
+            operation(
+                "listSagas",
+                "Sagas in the order of their beginning; finished ones only with their state, or key",
+                "100 rows",
+            )
+            .takes(&[("type", ""), ("state", ""), ("key", ""), AFTER]),
+            pages::sagas::load,
+        )
+        .view(
+            "/db/{name}/saga",
+            operation("getSaga", "One saga with its graph, its steps and its history", "The saga")
+                .needs("key", "string"),
+            pages::saga::load,
+        )
+        .view(
+            "/db/{name}/delayed",
+            operation("listDelayed", "Messages that wait for their time", "100 rows").takes(&[
+                ("key", ""),
+                SUBJECT,
+                ("ordering-key", ""),
+                AFTER,
+            ]),
+            pages::delayed::load,
+        )
+        .view(
+            "/db/{name}/replays",
+            operation("listReplays", "Replays that are still to be sent", "100 rows").takes(&[
+                ("key", ""),
+                SUBJECT,
+                REASON,
+                ("ordering-key", ""),
+                ("request", ""),
+                AFTER,
+            ]),
+            pages::replays::load,
+        )
 }
 
 pub(crate) fn router(console: Arc<Console>) -> Router {
@@ -60,16 +205,21 @@ pub(crate) fn router(console: Arc<Console>) -> Router {
             false => problem_page(&ask, &problem),
         }
     };
-    views()
-        .router
-        .route("/api/v1/openapi.json", get(async || ([(CONTENT_TYPE, "application/json")], OPENAPI)))
+    let Routes { router, api } = routes();
+    let description = Bytes::from(api.finish().to_string());
+    let describe = async move || ([(CONTENT_TYPE, "application/json")], description.clone());
+    router
+        .route("/api/v1/openapi.json", get(describe))
         .route("/events", get(events::serve))
         .route("/sign-in", get(sign_in::show).post(sign_in::begin))
         .route("/sign-out", post(sign_in::end))
         .route("/livez", get(async || (StatusCode::OK, "ok\n").into_response()))
         .route("/assets/{hash}/{file}", get(async |request: Request| assets::serve(request.uri().path())))
         .fallback(missing)
-        .method_not_allowed_fallback(async |State(_): State<Arc<Console>>| StatusCode::METHOD_NOT_ALLOWED)
+        .method_not_allowed_fallback(async |request: Request| {
+            let problem = "the address is known, and takes another method; see /api/v1/openapi.json";
+            refusal(request.uri().path(), StatusCode::METHOD_NOT_ALLOWED, problem)
+        })
         .layer(guard)
         .with_state(console)
 }
@@ -78,32 +228,27 @@ pub(crate) fn router(console: Arc<Console>) -> Router {
 mod tests {
     use std::collections::BTreeSet;
 
-    use serde_json::Value;
-
     use super::*;
 
     #[test]
-    fn the_description_of_the_api_has_every_route_and_no_other() {
-        let document: Value = serde_json::from_str(OPENAPI).unwrap();
+    fn every_operation_has_an_id_of_its_own_and_schemas_that_are_there() {
+        let document = routes().api.finish();
         let paths = document["paths"].as_object().unwrap();
-        let described: BTreeSet<(String, String)> = paths
+        let operations: Vec<_> = paths
             .iter()
-            .flat_map(|(path, methods)| {
-                methods.as_object().unwrap().keys().map(|method| (method.clone(), path.clone()))
-            })
+            .flat_map(|(path, methods)| methods.as_object().unwrap().values().map(move |one| (path, one)))
             .collect();
-        let served = views().api.into_iter().map(|(method, path)| (method.to_owned(), path));
-        assert_eq!(served.collect::<BTreeSet<_>>(), described);
-        for (path, methods) in paths {
-            for operation in methods.as_object().unwrap().values() {
-                let named = operation["parameters"].as_array().into_iter().flatten();
-                let in_path = named.filter(|parameter| parameter["in"] == "path").count();
-                assert_eq!(in_path, path.matches('{').count(), "{path}");
-                assert!(
-                    operation["summary"].is_string() && operation["responses"]["200"].is_object(),
-                    "{path}"
-                );
-            }
+        let ids: BTreeSet<&str> =
+            operations.iter().map(|(_, operation)| operation["operationId"].as_str().unwrap()).collect();
+        assert_eq!((ids.len(), operations.len()), (20, 20), "{ids:?}");
+        for (path, operation) in operations {
+            let named = operation["parameters"].as_array().unwrap();
+            let in_path = named.iter().filter(|parameter| parameter["in"] == "path").count();
+            assert_eq!(in_path, path.matches('{').count(), "{path}");
+            assert_eq!(operation["responses"]["default"]["$ref"], "#/components/responses/Problem");
+            let schema = &operation["responses"]["200"]["content"]["application/json"]["schema"];
+            let target = schema["$ref"].as_str().and_then(|target| target.strip_prefix('#')).unwrap();
+            assert!(document.pointer(target).unwrap()["properties"].is_object(), "{path}: {target}");
         }
     }
 }

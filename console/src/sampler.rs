@@ -10,6 +10,7 @@ use std::{
 
 use oncebox_connect::{config::Config, error::error_chain};
 use oncebox_operator::{Examination, Operator, Stamp, Status, Survey, examine, within};
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use tokio::{
     sync::{broadcast, watch},
@@ -37,20 +38,23 @@ const DOCTOR_MAX: Duration = Duration::from_secs(120);
 const FRESH: Duration = Duration::from_secs(20);
 
 /// The last answers of a database.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct Sample {
     /// The last status that was read.
     #[serde(serialize_with = "shared")]
+    #[schemars(with = "Option<Status>")]
     pub(crate) status: Option<Arc<Status>>,
     /// Why none could be read since.
     pub(crate) problem: Option<String>,
     /// How old the status is.
     #[serde(rename = "seconds_ago", serialize_with = "seconds_ago")]
+    #[schemars(with = "Option<f64>")]
     pub(crate) looked_at: Option<Instant>,
     /// The last hour.
     pub(crate) history: Vec<Point>,
     /// The last findings of the doctor; `None` where NATS is not configured.
     #[serde(serialize_with = "shared")]
+    #[schemars(with = "Option<Examination>")]
     pub(crate) examination: Option<Arc<Examination>>,
 }
 

@@ -10,37 +10,37 @@ use axum::{
     routing::{get, post},
 };
 use maud::{Markup, html};
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::json;
 
 use crate::{
+    api::{Description, Operation, Refusal},
     ask::{Ask, Console},
     html::layout,
     problem::Problem,
 };
 
 /// The data of a page.
-pub(crate) trait View: Serialize + Send {
+pub(crate) trait View: Serialize + JsonSchema + Send {
     fn title(&self) -> String;
     fn body(&self, ask: &Ask) -> Markup;
 }
 
-/// The routes of a console, and which of them are in its API.
+/// The routes of a console, and the description of those that are in its API.
 #[derive(Default)]
 pub(crate) struct Routes {
     pub(crate) router: Router<Arc<Console>>,
-    /// Method and path.
-    pub(crate) api: Vec<(&'static str, String)>,
+    pub(crate) api: Description,
 }
 
 impl Routes {
-    /// Serves the data of `load` as a page at `page`, and as JSON at `/api/v1` + `api`.
-    pub(crate) fn view<V, F>(mut self, page: &str, api: &str, load: fn(Arc<Ask>) -> F) -> Self
+    /// Serves the data of `load` as a page at `page`, and as JSON at its address of the API.
+    pub(crate) fn view<V, F>(mut self, page: &str, api: Operation, load: fn(Arc<Ask>) -> F) -> Self
     where
         F: Future<Output = Result<V, Problem>> + Send + 'static,
         V: View + 'static,
     {
-        let api = format!("/api/v1{api}");
+        let api = self.api.add::<V>("get", page, api);
         let shown = move |ask: Ask| async move {
             let ask = Arc::new(ask);
             match load(Arc::clone(&ask)).await {
@@ -50,7 +50,6 @@ impl Routes {
         };
         let read = move |ask: Ask| async move { document(load(Arc::new(ask)).await) };
         self.router = self.router.route(page, get(shown)).route(&api, get(read));
-        self.api.push(("get", api));
         self
     }
 
@@ -60,11 +59,15 @@ impl Routes {
         self
     }
 
-    /// Serves the same of a program.
-    pub(crate) fn acts<T: 'static>(mut self, api: &str, handler: impl Handler<T, Arc<Console>>) -> Self {
-        let api = format!("/api/v1{api}");
+    /// Serves the same of a program, which gets a `V`.
+    pub(crate) fn acts<V: JsonSchema, T: 'static>(
+        mut self,
+        page: &str,
+        api: Operation,
+        handler: impl Handler<T, Arc<Console>>,
+    ) -> Self {
+        let api = self.api.add::<V>("post", page, api);
         self.router = self.router.route(&api, post(handler));
-        self.api.push(("post", api));
         self
     }
 }
@@ -93,11 +96,22 @@ fn title(problem: &Problem) -> &'static str {
 
 /// JSON, or the problem as JSON.
 pub(crate) fn document<T: Serialize>(result: Result<T, Problem>) -> Response {
-    let (status, text) = match result {
-        Ok(value) => (StatusCode::OK, serde_json::to_string(&value)),
-        Err(problem) => (problem.status(), serde_json::to_string(&json!({ "error": problem.text() }))),
-    };
-    match text {
+    match result {
+        Ok(value) => json(StatusCode::OK, &value),
+        Err(problem) => json(problem.status(), &Refusal { error: problem.text() }),
+    }
+}
+
+/// A refusal before any page: JSON for a program, a line of text for others.
+pub(crate) fn refusal(path: &str, status: StatusCode, error: &str) -> Response {
+    match path.starts_with("/api/") {
+        true => json(status, &Refusal { error }),
+        false => (status, format!("{error}\n")).into_response(),
+    }
+}
+
+fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
+    match serde_json::to_string(value) {
         Ok(text) => (status, [(CONTENT_TYPE, "application/json")], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }

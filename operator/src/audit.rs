@@ -3,17 +3,18 @@
 use std::time::SystemTime;
 
 use oncebox_connect::error::RelayError;
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::{Operator, parked::rfc3339};
+use super::{Operator, time::Rfc3339};
 
 /// The action of an operator.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct AuditRow {
     /// When.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub happened_at: SystemTime,
     /// Who, as the database knows it.
     pub database_user: String,

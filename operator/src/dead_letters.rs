@@ -3,20 +3,22 @@
 use std::time::SystemTime;
 
 use oncebox_connect::{config::Config, error::RelayError, postgres::Parameter};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::{
     BATCH, Operator, execute, failed, is_selected,
-    parked::{printable, rfc3339, rfc3339_option},
+    parked::printable,
     query,
     resend::{Resender, ToResend},
     selection::DeadLetterSelection,
     shown::RowSet,
+    time::{Rfc3339, Rfc3339Option},
 };
 
 /// A message that an inbox gave up, without headers and payload.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct DeadLetter {
     /// Its number.
@@ -38,14 +40,14 @@ pub struct DeadLetter {
     /// Why it was given up.
     pub reason: String,
     /// When.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub died_at: SystemTime,
     /// The size of its payload.
     pub payload_bytes: i64,
 }
 
 /// Dead letters of one inbox, of the newest 1,000 of all.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct DeadLetters {
     /// Who gave them up: `service:handler`.
@@ -55,7 +57,7 @@ pub struct DeadLetters {
     /// Whether there may be more, among letters that were not looked at.
     pub is_capped: bool,
     /// When the newest was.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub newest_at: SystemTime,
     /// Why that one was.
     pub reason: String,
@@ -74,7 +76,7 @@ impl DeadLetters {
 }
 
 /// All about one dead letter.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct DeadLetterDetails {
     /// The columns of a list.
@@ -84,7 +86,7 @@ pub struct DeadLetterDetails {
     /// `None` when it is free.
     pub key_status: Option<String>,
     /// When the stream stored it.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "Rfc3339Option")]
     pub stored_at: Option<SystemTime>,
     /// All its headers, a JSON object; a name that occurred more than once has an array.
     pub headers: serde_json::Value,

@@ -3,10 +3,11 @@
 use std::time::SystemTime;
 
 use oncebox_connect::{error::RelayError, postgres::Parameter};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::{BATCH, Operator, SubjectPattern, execute, failed, is_selected, parked::rfc3339, shown::RowSet};
+use super::{BATCH, Operator, SubjectPattern, execute, failed, is_selected, shown::RowSet, time::Rfc3339};
 
 /// Which delayed messages are meant: those that match all that is given; nothing given means all.
 #[derive(Clone, Debug, Default)]
@@ -31,7 +32,7 @@ impl DelayedSelection {
 }
 
 /// A message that waits for its time, without headers and payload.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct DelayedMessage {
     /// Its key.
@@ -41,10 +42,10 @@ pub struct DelayedMessage {
     /// Its ordering key.
     pub ordering_key: Option<String>,
     /// When it is due.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub not_before: SystemTime,
     /// When it was enqueued.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub created_at: SystemTime,
     /// The size of its payload.
     pub payload_bytes: i64,

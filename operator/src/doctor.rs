@@ -15,6 +15,7 @@ mod streams;
 use std::time::Duration;
 
 use oncebox_connect::{config::Config, error::error_chain, nats::Server};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::{
@@ -29,7 +30,7 @@ pub use self::facts::{DatabaseFacts, InboxFacts};
 const INLINE_BYTES_MAX: u64 = 8 * 1024 * 1024;
 
 /// How grave a diagnosis is; the gravest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Severity {
@@ -42,7 +43,7 @@ pub enum Severity {
 }
 
 /// Something that a doctor found.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct Diagnosis {
     /// How grave it is.
@@ -58,7 +59,7 @@ pub struct Diagnosis {
 }
 
 /// The facts that a doctor saw, and the findings.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct Examination {
     /// PostgreSQL; `None` when it cannot be reached.

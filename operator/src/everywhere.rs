@@ -4,6 +4,7 @@ use std::{borrow::BorrowMut, time::Duration};
 
 use futures_util::{StreamExt as _, stream};
 use oncebox_connect::error::{NoConnection, RelayError};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::timeout;
 
@@ -15,7 +16,7 @@ const TOGETHER_MAX: usize = 16;
 const COLONS_MAX: usize = 4;
 
 /// The trace of one of several databases.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[expect(clippy::exhaustive_structs, reason = "a caller that has asked a database by itself makes one")]
 pub struct PlacedTrace {
     /// The name of the database.

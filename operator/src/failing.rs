@@ -6,19 +6,20 @@ mod act;
 use std::time::SystemTime;
 
 use oncebox_connect::{error::RelayError, postgres::Parameter};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::{
     BATCH, Operator, is_selected,
-    parked::{rfc3339, rfc3339_option},
     selection::{FailingId, FailingSelection},
+    time::{Rfc3339, Rfc3339Option},
 };
 
 pub use act::FailingDone;
 
 /// A message that fails.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct FailingMessage {
     /// Its id, which every command takes: scope, tenant, key and copy.
@@ -40,10 +41,10 @@ pub struct FailingMessage {
     /// Why the last one failed.
     pub reason: String,
     /// When it failed.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub failed_at: SystemTime,
     /// When it is delivered again; `None` when its consumer has not said.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "Rfc3339Option")]
     pub due_at: Option<SystemTime>,
     /// Tells its copies apart.
     #[serde(skip)]
@@ -75,10 +76,10 @@ pub struct FailingReason {
     /// How many.
     pub messages: i64,
     /// When the one failed that has not failed again for the longest time.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub oldest_at: SystemTime,
     /// When the first of them is delivered again.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "Rfc3339Option")]
     pub next_at: Option<SystemTime>,
 }
 

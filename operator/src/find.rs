@@ -3,13 +3,11 @@
 use std::time::SystemTime;
 
 use oncebox_connect::{error::RelayError, postgres::Parameter};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::{
-    Operator, failed,
-    parked::{printable, rfc3339},
-};
+use super::{Operator, failed, parked::printable, time::Rfc3339};
 
 /// Messages that are looked at, and rows that are returned, at most.
 const LOOKED_AT_MAX: i64 = 4_000;
@@ -17,7 +15,7 @@ const FOUND_MAX: usize = 50;
 const PAYLOAD_BYTES_MAX: i32 = 64 * 1024;
 
 /// A message that was found.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct FoundMessage {
     /// Its key.
@@ -27,12 +25,12 @@ pub struct FoundMessage {
     /// Its ordering key.
     pub ordering_key: Option<String>,
     /// When it was enqueued.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub created_at: SystemTime,
 }
 
 /// Messages and sagas that have a text.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct Found {
     /// Messages with this ordering key, subject or trace, among the newest 4,000; the newest 50.
@@ -44,7 +42,7 @@ pub struct Found {
 }
 
 /// The content of a message.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct MessageContent {
     /// The message.

@@ -40,6 +40,7 @@ mod statements;
 mod status;
 mod survey;
 mod sweep;
+mod time;
 mod trace;
 mod verify;
 
@@ -90,6 +91,7 @@ pub use self::{
     },
     survey::{ConsumerStatus, StreamStatus, Survey},
     sweep::Swept,
+    time::Rfc3339,
     trace::{Trace, TracedFailure, TracedInbox, TracedKey, TracedMessage, TracedParking, TracedReplay},
     verify::{AlteredCopy, Difference, UnloggedCopy, Verification, VerificationFinding, Verified},
 };

@@ -3,13 +3,14 @@
 use std::time::SystemTime;
 
 use oncebox_connect::{error::RelayError, postgres::Parameter};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::{Operator, parked::rfc3339, query};
+use super::{Operator, query, time::Rfc3339};
 
 /// A stream's loss of messages that it had acknowledged.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct LossStatus {
     /// The stream.
@@ -27,7 +28,7 @@ pub struct LossStatus {
     /// The highest sequence that it had acknowledged.
     pub lost_sequence: i64,
     /// When that was found.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub found_at: SystemTime,
 }
 

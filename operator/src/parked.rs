@@ -2,14 +2,16 @@
 
 use std::time::SystemTime;
 
-use oncebox_connect::{clock::with_text, error::RelayError, postgres::Parameter};
-use serde::{Serialize, Serializer};
+use oncebox_connect::{error::RelayError, postgres::Parameter};
+use schemars::JsonSchema;
+use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::{
     BATCH, Operator, execute, failed, is_selected, query,
     selection::{ParkedKind, ParkedSelection},
     shown::RowSet,
+    time::{Rfc3339, Rfc3339Option},
 };
 
 /// How far `behind` of a [`ParkedDetails`] counts.
@@ -37,7 +39,7 @@ impl ParkedAction {
 }
 
 /// A message that is set aside, without headers and payload.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct ParkedMessage {
     /// Its place in the log.
@@ -57,31 +59,31 @@ pub struct ParkedMessage {
     /// How often it was tried in vain.
     pub attempts: i32,
     /// When it is tried again.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "Rfc3339Option")]
     pub next_attempt_at: Option<SystemTime>,
     /// When it died; `None` when it is parked and will be tried again.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "Rfc3339Option")]
     pub died_at: Option<SystemTime>,
     /// Why.
     pub reason: String,
     /// 0 for a message that was never stored, else the number of the replay that is meant.
     pub replay: i32,
     /// When it was enqueued.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub created_at: SystemTime,
     /// The size of its payload.
     pub payload_bytes: i64,
 }
 
 /// All about one parked or dead message.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct ParkedDetails {
     /// The columns of a list.
     #[serde(flatten)]
     pub message: ParkedMessage,
     /// When it was set aside.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub parked_at: SystemTime,
     /// Its own headers, a JSON object.
     pub headers: serde_json::Value,
@@ -339,18 +341,4 @@ pub(super) fn printable(payload: Vec<u8>) -> String {
         let digits = error.as_bytes().iter().map(|byte| format!("{byte:02x}"));
         std::iter::once("\\x".to_owned()).chain(digits).collect()
     })
-}
-
-pub(super) fn rfc3339<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&humantime::format_rfc3339_micros(with_text(*time)))
-}
-
-pub(super) fn rfc3339_option<S: Serializer>(
-    time: &Option<SystemTime>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    match time {
-        Some(time) => rfc3339(time, serializer),
-        None => serializer.serialize_none(),
-    }
 }

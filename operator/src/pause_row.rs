@@ -2,13 +2,14 @@
 
 use std::time::SystemTime;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::parked::{rfc3339, rfc3339_option};
+use super::time::{Rfc3339, Rfc3339Option};
 
 /// A pause, or with a rate a throttle.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct PauseRow {
     /// `all`, `subject`, `stream` or `ordering key`.
@@ -26,10 +27,10 @@ pub struct PauseRow {
     /// Who, as the database knows it.
     pub database_user: String,
     /// Since when.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub paused_at: SystemTime,
     /// Until when; `None` until somebody resumes it.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "Rfc3339Option")]
     pub ends_at: Option<SystemTime>,
 }
 

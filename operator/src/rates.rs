@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use oncebox_connect::{error::RelayError, postgres::Parameter};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::sleep;
 use tokio_postgres::{Row, Transaction};
@@ -15,7 +16,7 @@ const BETWEEN: Duration = Duration::from_secs(1);
 const COUNTED_MAX: i64 = 100_000;
 
 /// Messages per second, while one looked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct Rates {
     /// How long the rates were measured.

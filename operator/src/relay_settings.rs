@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use oncebox_connect::postgres::typed;
 use oncebox_schema::SchemaName;
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::{Row, Transaction};
 
@@ -13,7 +14,7 @@ const SEEN_SECONDS: f64 = 180.0;
 const RELAYS: &str = include_str!("sql/relay_settings.sql");
 
 /// Settings that all relays of an outbox should share.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct RelaySettings {
     /// How many relays have these.

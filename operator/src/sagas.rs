@@ -3,13 +3,14 @@
 use std::time::SystemTime;
 
 use oncebox_connect::{error::RelayError, postgres::Parameter};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio_postgres::Row;
 
 use super::{
     AuditRow, BATCH, Operator,
     audit::audit_row,
-    parked::{rfc3339, rfc3339_option},
+    time::{Rfc3339, Rfc3339Option},
 };
 
 mod act;
@@ -49,7 +50,7 @@ pub struct SagaSelection {
 }
 
 /// A saga, without its steps.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct Saga {
     /// Its number.
@@ -72,21 +73,21 @@ pub struct Saga {
     /// The steps, or compensations, that wait for an operator.
     pub waiting: Vec<String>,
     /// When it began.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub created_at: SystemTime,
     /// When it changed last.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub changed_at: SystemTime,
     /// When it is given up unless it is past its pivot.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "Rfc3339Option")]
     pub deadline_at: Option<SystemTime>,
     /// When it finished.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "Rfc3339Option")]
     pub finished_at: Option<SystemTime>,
 }
 
 /// A step of a saga whose command was sent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct SagaStep {
     /// Its name.
@@ -105,24 +106,24 @@ pub struct SagaStep {
     /// Why it failed, or who skipped it.
     pub reason: Option<String>,
     /// When the answer is late.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "Rfc3339Option")]
     pub deadline_at: Option<SystemTime>,
     /// When its command was sent.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub sent_at: SystemTime,
     /// When it was answered.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "Rfc3339Option")]
     pub answered_at: Option<SystemTime>,
     /// When its compensation was sent.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "Rfc3339Option")]
     pub undo_sent_at: Option<SystemTime>,
     /// When that was done.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "Rfc3339Option")]
     pub undone_at: Option<SystemTime>,
 }
 
 /// How far a saga is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct SagaProgress {
     /// The saga.
@@ -133,7 +134,7 @@ pub struct SagaProgress {
 }
 
 /// The answers that wait to be applied to a saga.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct SagaEvent {
     /// An early answer, `done`, `rejected` or `dead`; or an operator's request, `retry` or `skip`.
@@ -143,12 +144,12 @@ pub struct SagaEvent {
     /// Whether it is about the step's compensation.
     pub is_undo: bool,
     /// When it came.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub created_at: SystemTime,
 }
 
 /// A step of the definition that a saga goes by.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema, Deserialize)]
 #[non_exhaustive]
 pub struct SagaGraphStep {
     /// Its name.
@@ -164,7 +165,7 @@ pub struct SagaGraphStep {
 }
 
 /// All about one saga.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct SagaDetails {
     /// How far it is.

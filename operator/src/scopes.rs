@@ -6,7 +6,7 @@ use oncebox_connect::{error::RelayError, postgres::Parameter};
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::{Operator, failed, parked::rfc3339, query};
+use super::{Operator, failed, query, time::Rfc3339};
 
 /// The settings of a scope, as its processes registered them or an operator changed them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -23,7 +23,7 @@ pub struct ScopeSettings {
     /// How long it keeps a dead letter; `None` is for ever.
     pub dead_letter_seconds: Option<f64>,
     /// When they were last set.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub registered_at: SystemTime,
 }
 

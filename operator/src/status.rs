@@ -7,25 +7,26 @@ mod query;
 use std::time::SystemTime;
 
 use oncebox_relay::facts::{DelayedCount, Fault, InboxStatus};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 pub(crate) use self::query::recent_subjects;
 use super::{
     dead_letters::DeadLetters,
     losses::LossStatus,
-    parked::{rfc3339, rfc3339_option},
     pause_row::PauseRow,
     rates::Rates,
     relay_settings::RelaySettings,
+    time::{Rfc3339, Rfc3339Option},
 };
 use crate::survey::Survey;
 
 /// How the outbox of a schema stands.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct Status {
     /// The database's time; `None` only in a default value.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "Rfc3339Option")]
     pub at: Option<SystemTime>,
     /// The PostgreSQL schema.
     pub schema: String,
@@ -81,10 +82,10 @@ pub struct Status {
     pub enqueuing: Vec<Holder>,
     /// The time of the oldest milestone that is kept: a relay wrote down then which messages were
     /// settled. `None` when retention is off.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "Rfc3339Option")]
     pub oldest_milestone: Option<SystemTime>,
     /// When a relay last did.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "Rfc3339Option")]
     pub newest_milestone: Option<SystemTime>,
     /// Whether PostgreSQL takes no writes: it is a standby, or transactions are read-only by
     /// default.
@@ -115,7 +116,7 @@ impl Status {
 }
 
 /// Sagas of one type that wait for an operator.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct SagasWaiting {
     /// Their type.
@@ -127,7 +128,7 @@ pub struct SagasWaiting {
 }
 
 /// How a lane stands.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct LaneStatus {
     /// The lane.
@@ -137,7 +138,7 @@ pub struct LaneStatus {
     /// Age of the oldest message due.
     pub lag_seconds: f64,
     /// When its cursor last moved.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub settled_at: SystemTime,
     /// How long ago its cursor last moved, in seconds.
     pub settled_seconds: f64,
@@ -147,7 +148,7 @@ pub struct LaneStatus {
 }
 
 /// A session, or a prepared transaction, that holds something.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct Holder {
     /// The lanes that it has locked.
@@ -169,7 +170,7 @@ pub struct Holder {
 }
 
 /// A subject of recent messages.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct RecentSubject {
     /// The subject.
@@ -181,7 +182,7 @@ pub struct RecentSubject {
 }
 
 /// Sessions of relays.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct RelaySessions {
     /// The database's user.
@@ -195,7 +196,7 @@ pub struct RelaySessions {
 }
 
 /// An ordering key that a dead message holds back.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct BlockedKey {
     /// Its lane.
@@ -209,14 +210,14 @@ pub struct BlockedKey {
     /// Why it was given up.
     pub reason: String,
     /// When it was given up.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub died_at: SystemTime,
     /// Messages set aside behind it, counted to 1,000.
     pub behind: i64,
 }
 
 /// Why messages of a subject are set aside.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct ParkedReason {
     /// The error of publishing.
@@ -229,12 +230,12 @@ pub struct ParkedReason {
     /// How many of the messages that were looked at.
     pub messages: i64,
     /// When the first of them was set aside.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub since: SystemTime,
 }
 
 /// Something that holds messages up, or will.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct Finding {
     /// The problem.

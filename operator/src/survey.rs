@@ -22,6 +22,7 @@ use oncebox_connect::{
     nats::{Connection, HOME_SUBJECTS, Server, unless_denied},
 };
 use oncebox_relay::facts::covers;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -40,7 +41,7 @@ const STREAMS_MAX: usize = 50;
 const CONSUMERS_MAX: usize = 500;
 
 /// The answers of NATS.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct Survey {
     /// Its URL, without credentials.
@@ -72,7 +73,7 @@ pub struct Survey {
 }
 
 /// A stream: its limits, and how full it is.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct StreamStatus {
     /// Its name.

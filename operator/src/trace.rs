@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use oncebox_connect::{error::RelayError, postgres::typed};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::{Row, Transaction, error::SqlState};
 
@@ -11,10 +12,11 @@ use super::{
     audit::audit_row,
     failed,
     failing::failures,
-    parked::{parking_state, rfc3339, rfc3339_option},
+    parked::parking_state,
     query,
     sagas::SagaProgress,
     statements::Statements,
+    time::{Rfc3339, Rfc3339Option},
 };
 
 /// Rows of the audit table that a trace holds, at most.
@@ -23,7 +25,7 @@ const AUDIT_MAX: i64 = 1_000;
 const INBOXES_MAX: i64 = 100;
 
 /// A message, the messages of the steps below its key, and the actions of operators on them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct Trace {
     /// The key that was asked for.
@@ -45,7 +47,7 @@ pub struct Trace {
 }
 
 /// Where one message is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct TracedMessage {
     /// Its key.
@@ -63,10 +65,10 @@ pub struct TracedMessage {
     /// Its ordering key.
     pub ordering_key: Option<String>,
     /// When it was enqueued.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub created_at: SystemTime,
     /// When it is due, while it is delayed.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "Rfc3339Option")]
     pub not_before: Option<SystemTime>,
     /// While it, or its replay, is set aside.
     pub parked: Option<TracedParking>,
@@ -78,7 +80,7 @@ pub struct TracedMessage {
 }
 
 /// A key of a message from elsewhere, and how it stands in an inbox.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct TracedKey {
     /// The key.
@@ -89,7 +91,7 @@ pub struct TracedKey {
 }
 
 /// How a key stands in an inbox.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct TracedInbox {
     /// The database that it is in, where several are looked into and the message is in another.
@@ -102,7 +104,7 @@ pub struct TracedInbox {
     /// `completed`, `rejected` or `dead`: given up, there may be a dead letter; or `failing`.
     pub status: String,
     /// When the inbox settled it.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "Rfc3339Option")]
     pub settled_at: Option<SystemTime>,
     /// How it fails, while it does.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -110,7 +112,7 @@ pub struct TracedInbox {
 }
 
 /// How a message fails in an inbox.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct TracedFailure {
     /// How many attempts have failed.
@@ -118,15 +120,15 @@ pub struct TracedFailure {
     /// Why the last one failed.
     pub reason: String,
     /// When it failed.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub failed_at: SystemTime,
     /// When the message is delivered again; `None` when its consumer has not said.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "Rfc3339Option")]
     pub next_at: Option<SystemTime>,
 }
 
 /// How a message is set aside.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct TracedParking {
     /// How often it was tried in vain.
@@ -134,20 +136,20 @@ pub struct TracedParking {
     /// Why it is set aside.
     pub reason: String,
     /// Since when.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub parked_at: SystemTime,
     /// When it is tried again.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "Rfc3339Option")]
     pub next_attempt_at: Option<SystemTime>,
     /// When it was given up.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "Rfc3339Option")]
     pub died_at: Option<SystemTime>,
     /// The key of the message that it waits behind.
     pub behind: Option<String>,
 }
 
 /// A replay of a message.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct TracedReplay {
     /// Its `Nats-Msg-Id` has `rN` with this number before the key.
@@ -158,7 +160,7 @@ pub struct TracedReplay {
     /// The name of the request.
     pub request: String,
     /// When it was asked for.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub requested_at: SystemTime,
 }
 

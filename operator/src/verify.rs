@@ -25,7 +25,7 @@ use tokio_postgres::Row;
 use tracing::info;
 
 use self::{absence::Absence, reader::Reader};
-use super::{BATCH, Operator, execute, failed, parked::rfc3339, query, selection::SubjectPattern};
+use super::{BATCH, Operator, execute, failed, query, selection::SubjectPattern, time::Rfc3339};
 
 /// How far before a time the stream is read: clocks differ.
 /// Unlogged copies that are told; a stream may keep its messages for longer than the log.
@@ -62,7 +62,7 @@ pub struct Difference {
     /// Its subject.
     pub subject: String,
     /// When it was enqueued.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub enqueued_at: SystemTime,
 }
 

@@ -20,7 +20,7 @@ use super::{
     sessions::User,
     tokens::{Role, Token},
 };
-use crate::{ask::Console, fields::Fields, settings::Settings};
+use crate::{ask::Console, fields::Fields, settings::Settings, view::refusal};
 
 /// The longest time until an answer begins.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
@@ -49,7 +49,7 @@ const HEADERS: &[(&str, &str)] = &[
 pub(crate) async fn check(State(console): State<Arc<Console>>, request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
     let mut response = match refused(&console.settings, &request) {
-        Some((status, problem)) => (status, format!("{problem}\n")).into_response(),
+        Some((status, problem)) => refusal(&path, status, problem),
         None => admit(&console, request, next).await,
     };
     let headers = response.headers_mut();
@@ -83,7 +83,9 @@ async fn admit(console: &Console, mut request: Request, next: Next) -> Response 
             return ask_to_sign_in(console, &request);
         }
     }
-    let slow = |_| (StatusCode::GATEWAY_TIMEOUT, "no answer in time\n").into_response();
+    let path = request.uri().path().to_owned();
+    let slow =
+        |_| refusal(&path, StatusCode::GATEWAY_TIMEOUT, "no answer in time; ask again, or ask for less");
     timeout(ANSWER_MAX, next.run(request)).await.unwrap_or_else(slow)
 }
 
@@ -112,8 +114,8 @@ fn ask_to_sign_in(console: &Console, request: &Request) -> Response {
         let link = Fields::link("/sign-in", &[("next", path)]);
         return (StatusCode::SEE_OTHER, [(LOCATION, link)]).into_response();
     }
-    let mut response =
-        (StatusCode::UNAUTHORIZED, "sign in: HTTP basic with a name and its token\n").into_response();
+    let how = "sign in: HTTP basic with a name and its token";
+    let mut response = refusal(request.uri().path(), StatusCode::UNAUTHORIZED, how);
     if has_form && !is_browser {
         let how = HeaderValue::from_static("Basic realm=\"oncebox\", charset=\"UTF-8\"");
         response.headers_mut().insert(WWW_AUTHENTICATE, how);

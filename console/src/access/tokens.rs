@@ -3,6 +3,7 @@
 use std::{collections::HashSet, fmt};
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
+use schemars::JsonSchema;
 use serde::Serialize;
 use sha2::Sha256;
 
@@ -11,7 +12,7 @@ const TOKEN_BYTES_MIN: usize = 16;
 const NAME_BYTES_MAX: usize = 255;
 
 /// The rights of a person.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[expect(clippy::exhaustive_enums, reason = "a console has these two")]
 pub enum Role {

@@ -1,9 +1,12 @@
 //! The actions, each with its words, its fields and its consequence.
 
+use std::collections::BTreeSet;
+
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// An action on one kind of things.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Verb {
     RetryDead,
@@ -225,6 +228,16 @@ const ALL: [Words; 17] = [
 ];
 
 impl Verb {
+    /// The kinds, and the actions, each once.
+    pub(crate) fn all_names() -> [BTreeSet<&'static str>; 2] {
+        [0, 1].map(|part| ALL.iter().map(|words| words.names[part]).collect())
+    }
+
+    /// The fields that some action takes, each once.
+    pub(crate) fn fields() -> BTreeSet<&'static str> {
+        ALL.iter().flat_map(|words| words.selectors.iter().chain(words.others)).copied().collect()
+    }
+
     pub(crate) fn of(kind: &str, action: &str) -> Option<Self> {
         ALL.iter().find(|words| words.names == [kind, action]).map(|words| words.verb)
     }

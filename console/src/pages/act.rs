@@ -11,6 +11,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use maud::{Markup, html};
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 use tokio::time::timeout;
@@ -33,7 +34,7 @@ use crate::{
 const COUNT_MAX: Duration = Duration::from_secs(8);
 
 /// An order, and the number of things that it would change.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(crate) struct Plan {
     database: String,
     order: Order,
@@ -171,7 +172,10 @@ pub(crate) async fn post(State(console): State<Arc<Console>>, request: Request) 
         let text = form::text(Request::new(body)).await?;
         begin(&ask, &document_fields(&text)?, false).await
     };
-    document(doing.await.map(|job| serde_json::to_value(&*job).unwrap_or_default()))
+    match doing.await {
+        Ok(job) => document(Ok(&*job)),
+        Err(problem) => document::<Job>(Err(problem)),
+    }
 }
 
 /// `was_shown`: a person has seen the rows, which the form names.

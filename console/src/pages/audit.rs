@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use maud::{Markup, html};
 use oncebox_operator::AuditRow;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::list::{ROWS_MAX, more};
@@ -17,7 +18,7 @@ use crate::{
     view::View,
 };
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(crate) struct Audit {
     database: String,
     rows: Vec<AuditRow>,

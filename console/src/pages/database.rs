@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use maud::{Markup, html};
 use oncebox_operator::{Finding, Holder, LaneStatus, Status, Survey};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::overview::{BACKLOG, Row};
@@ -19,7 +20,8 @@ use crate::{
 };
 
 /// A database as it was looked at last.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Database")]
 pub(crate) struct Shown {
     name: String,
     row: Row,

@@ -7,6 +7,7 @@ use std::{
 
 use maud::{Markup, html};
 use oncebox_operator::DelayedMessage;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::list::{ROWS_MAX, action, filter, more, why_no_actions};
@@ -25,7 +26,7 @@ use crate::{
 const FIELDS: [(&str, &str); 3] =
     [("key", "Key"), ("subject", "Subject, also a.*"), ("ordering-key", "Ordering key")];
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(crate) struct Delayed {
     database: String,
     messages: Vec<DelayedMessage>,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use maud::{Markup, html};
 use oncebox_operator::{Diagnosis, Severity};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::{
@@ -13,7 +14,8 @@ use crate::{
     view::View,
 };
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Findings")]
 pub(crate) struct Doctor {
     database: String,
     /// `None` until the first examination has ended.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use maud::{Markup, html};
 use oncebox_operator::{Found, together};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::key::{Asked, traces};
@@ -20,7 +21,8 @@ use crate::{
 };
 
 /// A database that has something.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "FoundInDatabase")]
 struct FoundThere {
     database: String,
     #[serde(flatten)]
@@ -28,7 +30,7 @@ struct FoundThere {
 }
 
 /// All that was found.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Finds {
     q: String,
     /// Whether it is a key, or stands above keys.

@@ -8,6 +8,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use maud::{Markup, html};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::{
@@ -22,13 +23,15 @@ use crate::{
     view::{View, problem_page},
 };
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(crate) struct Jobs {
     #[serde(serialize_with = "all")]
+    #[schemars(with = "Vec<Job>")]
     jobs: Vec<Arc<Job>>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(with = "Job", inline)]
 pub(crate) struct One {
     #[serde(flatten, serialize_with = "one")]
     job: Arc<Job>,

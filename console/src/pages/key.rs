@@ -7,6 +7,7 @@ use std::sync::Arc;
 use maud::{Markup, html};
 use oncebox_connect::error::error_chain;
 use oncebox_operator::{PlacedTrace, TracedMessage, look_elsewhere, together};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::{
@@ -35,7 +36,8 @@ pub(crate) struct Asked {
 }
 
 /// A key's page.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "KeyTrace")]
 pub(crate) struct Way {
     key: String,
     databases: Vec<PlacedTrace>,

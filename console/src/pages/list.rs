@@ -3,8 +3,9 @@
 use std::{collections::HashMap, time::SystemTime};
 
 use maud::{Markup, html};
-use oncebox_connect::clock::with_text;
-use serde::{Serialize, Serializer};
+use oncebox_operator::Rfc3339;
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use crate::{
     ask::Ask,
@@ -19,18 +20,14 @@ pub(crate) const GROUPED_MAX: usize = 1_000;
 const GROUPS_MAX: usize = 20;
 
 /// Rows with one reason and one subject, of those that were looked at.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Group {
     /// The first line of their reasons.
     pub(crate) reason: String,
     pub(crate) subject: String,
     rows: i64,
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     oldest_at: SystemTime,
-}
-
-fn rfc3339<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&humantime::format_rfc3339_micros(with_text(*time)))
 }
 
 /// The largest groups, by reason and subject.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use maud::{Markup, html};
 use oncebox_operator::{DeadLetterDetails, MessageContent};
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -19,7 +20,8 @@ use crate::{
 };
 
 /// A message of the log.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "MessageOfDatabase")]
 pub(crate) struct Message {
     database: String,
     #[serde(flatten)]
@@ -27,7 +29,8 @@ pub(crate) struct Message {
 }
 
 /// A dead letter.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "DeadLetterOfDatabase")]
 pub(crate) struct Letter {
     database: String,
     #[serde(flatten)]

@@ -4,6 +4,7 @@ use std::{cmp::Reverse, sync::Arc};
 
 use maud::{Markup, html};
 use oncebox_operator::{Severity, Status};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::{
@@ -20,7 +21,7 @@ use crate::{
 };
 
 /// How a database stands; the gravest last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Level {
     Starting,
@@ -43,7 +44,8 @@ impl Level {
 }
 
 /// The numbers of a database that are seen at a glance.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "DatabaseRow")]
 pub(crate) struct Row {
     database: String,
     pub(crate) level: Level,
@@ -77,7 +79,7 @@ pub(crate) struct Row {
     history: Vec<Point>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Overview {
     databases: Vec<Row>,
 }

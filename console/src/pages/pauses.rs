@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use maud::{Markup, html};
 use oncebox_operator::PauseRow;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::list::{action, why_no_actions};
@@ -14,7 +15,7 @@ use crate::{
     view::View,
 };
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(crate) struct Pauses {
     database: String,
     pauses: Vec<PauseRow>,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use maud::{Markup, html};
 use oncebox_operator::{ParkedKind, ParkedMessage};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::list::{ROWS_MAX, action, more, why_no_actions};
@@ -18,7 +19,7 @@ use crate::{
     view::View,
 };
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(crate) struct Replays {
     database: String,
     replays: Vec<ParkedMessage>,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use maud::{Markup, html};
 use oncebox_operator::{SagaDetails, SagaDrawing, SagaStep};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::list::{action, why_no_actions};
@@ -19,7 +20,8 @@ use crate::{
     view::View,
 };
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "SagaOfDatabase")]
 pub(crate) struct One {
     database: String,
     #[serde(flatten)]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use maud::{Markup, html};
 use oncebox_operator::{SAGA_STATES, Saga, SagasWaiting};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::list::{ROWS_MAX, action, filter, more, why_no_actions};
@@ -16,7 +17,7 @@ use crate::{
     view::View,
 };
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(crate) struct Sagas {
     database: String,
     /// Those that wait for an operator, by type.

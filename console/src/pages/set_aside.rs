@@ -4,6 +4,7 @@ use std::{sync::Arc, time::SystemTime};
 
 use maud::{Markup, html};
 use oncebox_operator::{DeadLetter, FailingMessage, ParkedKind, ParkedMessage};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::list::{self, GROUPED_MAX, Group, ROWS_MAX, action, filter, more, why_no_actions};
@@ -29,7 +30,7 @@ const KINDS: [(&str, &str, &[&str], &str); 4] = [
 ];
 
 /// The list of one kind.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(crate) struct SetAside {
     database: String,
     kind: &'static str,
@@ -40,7 +41,7 @@ pub(crate) struct SetAside {
     after: Option<String>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
 enum Rows {
     Messages(Vec<ParkedMessage>),

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use maud::{Markup, html};
 use oncebox_operator::RelaySettings;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::{
@@ -14,7 +15,7 @@ use crate::{
     view::View,
 };
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(crate) struct Settings {
     listen: String,
     hosts: Vec<String>,
@@ -26,7 +27,8 @@ pub(crate) struct Settings {
     databases: Vec<OfDatabase>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "DatabaseSettings")]
 struct OfDatabase {
     name: String,
     postgres: String,

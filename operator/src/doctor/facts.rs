@@ -2,12 +2,13 @@
 
 use oncebox_connect::clock::Skew;
 use oncebox_relay::facts::{Fault, LowIds};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::{LossStatus, relay_settings::RelaySettings, status::RecentSubject};
 
 /// The facts about PostgreSQL.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct DatabaseFacts {
     /// Hosts and database.
@@ -66,7 +67,7 @@ pub struct DatabaseFacts {
 }
 
 /// A consumer that forgets keys after a time.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct InboxFacts {
     /// Who: `service:handler`.

@@ -6,7 +6,7 @@ use oncebox_connect::error::RelayError;
 use serde::Serialize;
 
 use super::SagaGraphStep;
-use crate::{Operator, parked::rfc3339};
+use crate::{Operator, time::Rfc3339};
 
 const DEFINITIONS_MAX: i64 = 1_000;
 
@@ -20,7 +20,7 @@ pub struct SagaDefinition {
     /// Its version.
     pub version: i32,
     /// When it was registered first.
-    #[serde(serialize_with = "rfc3339")]
+    #[serde(with = "Rfc3339")]
     pub registered_at: SystemTime,
     /// Its steps; none where this program cannot read them.
     pub graph: Vec<SagaGraphStep>,

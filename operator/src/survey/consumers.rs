@@ -7,12 +7,13 @@ use oncebox_connect::{
     error::error_chain,
     nats::{Connection, unless_denied},
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::parked::rfc3339_option;
+use crate::time::Rfc3339Option;
 
 /// A consumer of a stream: how far it is, and who waits for its messages.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct ConsumerStatus {
     /// Its stream.
@@ -42,7 +43,7 @@ pub struct ConsumerStatus {
     /// Whether somebody waits for messages: a pull request, or a subscriber.
     pub is_awaited: bool,
     /// When its pause ends, if it is paused.
-    #[serde(serialize_with = "rfc3339_option")]
+    #[serde(with = "Rfc3339Option")]
     pub paused_until: Option<SystemTime>,
     /// For how long it is still paused.
     pub pause_seconds: f64,

@@ -27,7 +27,7 @@ pub(crate) struct ParkedCount {
 }
 
 /// How many delayed messages there are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, schemars::JsonSchema)]
 #[non_exhaustive]
 pub struct DelayedCount {
     /// Messages that wait for their time, or are due and not yet in the log; counted to 10,000.
@@ -57,7 +57,7 @@ pub(crate) struct FinishedSagas {
 }
 
 /// Messages of an inbox of this database that have not ended well.
-#[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, schemars::JsonSchema)]
 #[non_exhaustive]
 pub struct InboxStatus {
     /// Who consumes: `service:handler`; `None` for all inboxes together that have no place in a

@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc};
 
 use oncebox_connect::postgres::typed;
 use oncebox_schema::SchemaName;
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::{Error, GenericClient, Row};
 
@@ -35,7 +36,7 @@ const NAMES: [(&str, bool); 16] = [
 ];
 
 /// Something that is wrong with the schema.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Default)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema, Default)]
 #[non_exhaustive]
 pub struct Fault {
     /// Its name, which does not change.

@@ -47,7 +47,7 @@ pub(crate) struct Looked {
 }
 
 /// New messages get ids that cursors have passed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct LowIds {
     /// The last id that was drawn.
     pub stood_at: i64,

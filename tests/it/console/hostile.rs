@@ -2,6 +2,7 @@
 //! every page.
 
 use oncebox_tests::TestEnv;
+use tokio_postgres::Client;
 
 use super::support::Console;
 use crate::operator::hostile::{outbox, spoil, tables};
@@ -29,7 +30,7 @@ pub(crate) const PAGES: &[&str] = &[
 ];
 
 /// A key, and how addresses have it.
-const KEY: (&str, &str) = ("<script>alert(1)</script>", "%3Cscript%3Ealert(1)%3C/script%3E");
+pub(crate) const KEY: (&str, &str) = ("<script>alert(1)</script>", "%3Cscript%3Ealert(1)%3C/script%3E");
 /// A text in all fields that take one.
 const TEXT: &str = r#""'><img src=x onerror=alert(1)><script>alert(1)</script>"#;
 const ROWS: &str = r#"
@@ -49,10 +50,8 @@ INSERT INTO oncebox.audit (operator, note, action, lane, message_id, key, reason
 VALUES ('{text}', '{text}', 'retry', 0, 1, '{key}', '{text}');
 "#;
 
-#[tokio::test]
-async fn no_text_of_a_database_becomes_markup_and_no_payload_is_shown_unasked() {
-    let env = TestEnv::new().await;
-    let client = env.pg().await;
+/// Writes rows of all kinds with these texts.
+pub(crate) async fn fill(client: &Client) {
     // Checks of grammar are off: an operator may have changed a row by hand.
     client.batch_execute("SET session_replication_role = replica").await.unwrap();
     let rows = ROWS
@@ -62,6 +61,13 @@ async fn no_text_of_a_database_becomes_markup_and_no_payload_is_shown_unasked() 
     for statement in rows.split(";\n").filter(|statement| !statement.trim().is_empty()) {
         client.batch_execute(statement).await.unwrap_or_else(|error| panic!("{statement}: {error:?}"));
     }
+}
+
+#[tokio::test]
+async fn no_text_of_a_database_becomes_markup_and_no_payload_is_shown_unasked() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    fill(&client).await;
     let of_key = ["/key?key=", "/find?q=", "/db/shop/message?key=", "/db/shop/saga?key="];
     let of_key = of_key.map(|path| format!("{path}{}", KEY.1));
     let echoes = [
