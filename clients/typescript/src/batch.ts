@@ -6,7 +6,8 @@
  */
 import type { ClientBase, PoolClient } from "pg";
 
-import type { Claim, Inbox } from "./inbox.ts";
+import type { Claim } from "./claim.ts";
+import type { Inbox } from "./inbox.ts";
 import type { Context, Handler, Message, Verdict } from "./message.ts";
 import { handling } from "./spans.ts";
 import { ended, fingerprint, messageId } from "./text.ts";

@@ -2,11 +2,12 @@ import { setTimeout as sleep } from "node:timers/promises";
 import type { ClientBase, Pool, PoolClient } from "pg";
 
 import { single } from "./headers.ts";
+import { type Claim, Unreadable } from "./claim.ts";
 import { checkKey } from "./keys.ts";
 import { Dead, RetryAfter, type Verdict, type Handler, type Message } from "./message.ts";
 import { ended, fingerprint, headers, json, line, messageId, origin, printable, sha256, sqlState } from "./text.ts";
 import { handling } from "./spans.ts";
-import { ask, commit, handled, type Run, step, TimedOut, within } from "./transaction.ts";
+import { ask, commit, handled, step, TimedOut, within } from "./transaction.ts";
 import { query, quoted, SESSION, together } from "./wire.ts";
 
 /** How often a message is run again at once after a conflict with another transaction. */
@@ -14,22 +15,6 @@ const CONFLICT_ROUNDS = 5;
 const MISMATCH = "the key was used before with another payload";
 const NO_TRACE = "delivery limit reached, and the last attempt left no trace: did it end the process?";
 const COMMITTED = "the handler sent COMMIT by itself, which stays, and then failed";
-
-/** A message, its key, and the run under way. */
-export interface Claim extends Run {
-  message: Message;
-  tenant: string;
-  key: string | null;
-}
-
-/** A message that no handler can be run for, and the claim as far as it can be read. */
-export class Unreadable extends Error {
-  readonly claim: Claim;
-  constructor(claim: Claim, reason: string) {
-    super(reason);
-    this.claim = claim;
-  }
-}
 
 /** Optional settings of an inbox. */
 export interface InboxOptions<T> {
