@@ -3,7 +3,7 @@
 /// Number, name, file.
 pub(crate) type Migration<'a> = (i32, &'a str, &'a str);
 
-pub(crate) const MIGRATIONS: [Migration<'_>; 14] = [
+pub(crate) const MIGRATIONS: [Migration<'_>; 15] = [
     (1, "grammar", include_str!("../migrations/0001_grammar.sql")),
     (2, "outbox", include_str!("../migrations/0002_outbox.sql")),
     (3, "delayed", include_str!("../migrations/0003_delayed.sql")),
@@ -18,6 +18,7 @@ pub(crate) const MIGRATIONS: [Migration<'_>; 14] = [
     (12, "requests", include_str!("../migrations/0012_requests.sql")),
     (13, "segments", include_str!("../migrations/0013_segments.sql")),
     (14, "actions", include_str!("../migrations/0014_actions.sql")),
+    (15, "batches", include_str!("../migrations/0015_batches.sql")),
 ];
 
 /// The schema version that this build installs.

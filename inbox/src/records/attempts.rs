@@ -20,8 +20,8 @@ use crate::{Error, Received};
 
 /// The reason of an attempt that did not live to tell it.
 const LEFT_NO_TRACE: &str = "the attempt left no trace: did it end the process?";
-/// How often a message may end its process while it runs alone. Each time takes all consumers of the
-/// process along, so it is less than the attempts that a failing handler has. The SQL function
+/// How often a message may end its process while it runs alone. Each time takes all consumers of
+/// the process along, so it is less than the attempts that a failing handler has. The SQL function
 /// `begin_attempt` has the same limit.
 const CRASHES_MAX: u64 = 3;
 const BEGIN: &str = "record that a run begins";

@@ -86,8 +86,7 @@ impl Operator {
         let inboxes = ask.inboxes(&overview, &schema.sql(sql::INBOXES)).await?;
         let sagas = ask.all("count sagas", &schema.sql(sql::SAGAS), &[&SAGAS_MAX]).await?;
         let losses = ask.all("read what was lost", &sql.losses, &[&LISTED_MAX]).await?;
-        let faults =
-            faults(&ask.0, &schema, &relay_name).await.map_err(failed("look for faults of the schema"))?;
+        let faults = faults(&ask.0, &schema, &relay_name).await.map_err(failed("look for faults"))?;
         let relay_settings =
             relay_settings(&ask.0, &schema).await.map_err(failed("read relays' settings"))?;
         let subjects = recent_subjects(&ask.0, &schema).await.map_err(failed("read recent subjects"))?;

@@ -115,20 +115,7 @@ async fn conform(client: &str, settings: &str) {
     locked.batch_execute(lock).await.unwrap();
     let (setting, sent): (Vec<_>, Vec<_>) = sent_to(column).into_iter().partition(Sent::changes_its_session);
     let together = ["batch", "set"].contains(&settings);
-    // One handler may commit what another has begun behind its own ROLLBACK: each has a batch of its own.
-    let (mut ending, mut sent): (Vec<_>, Vec<_>) =
-        sent.into_iter().partition(|sent| together && sent.ends_its_transaction());
-    if settings == "set" {
-        // It is one handler, and what it writes behind its own ROLLBACK is its own.
-        ending.clear();
-    }
-    if together {
-        let mut sets_zone = returns("sets-zone");
-        sets_zone.payload["sql"] = json!(["SET TIME ZONE 'Asia/Tokyo'"]);
-        ending.push(sets_zone);
-    } else {
-        sent.push(recovers("fails-once"));
-    }
+    let (grouped, sent) = in_groups(settings, sent);
     let unlocked = returns("locked");
     let vectors = if column.reads_headers() { vectors() } else { Vec::new() };
     publish(&env, sent.iter().map(|sent| (own_key(&sent.name), sent))).await;
@@ -151,17 +138,11 @@ async fn conform(client: &str, settings: &str) {
     publish(&env, after.iter().map(|sent| (own_key(&sent.name), sent))).await;
     let mut total = total + after.len();
     wrong.extend(settle(&mut consumer, "afterwards", async || rest(total, 0).await).await);
-    for sent in &ending {
-        let beside: Vec<_> = (0..BESIDE).map(|n| returns(&format!("beside-{}-{n}", sent.name))).collect();
-        let (first, last) = beside.split_at(BESIDE / 2);
-        let group: Vec<&Sent> = first.iter().chain([sent]).chain(last).collect();
+    for sent in &grouped {
+        let group = group_around(&env, &locked, sent).await;
         total += WORKERS + group.len();
-        busy(&env, &locked, &sent.name, async || {
-            publish(&env, group.iter().map(|sent| (own_key(&sent.name), *sent))).await;
-        })
-        .await;
         wrong.extend(settle(&mut consumer, &sent.name, async || rest(total, 0).await).await);
-        for sent in group {
+        for sent in &group {
             let found = ended(&postgres, &sent.name, &sent.name).await;
             compare(&mut wrong, &apart(found, sent, together), sent);
         }
@@ -185,14 +166,44 @@ async fn conform(client: &str, settings: &str) {
     }
     wrong.extend(failing::wrong(&env, &postgres, &sent).await);
     wrong.extend(lines(&postgres, HURRIED).await);
-    wrong.extend(
-        lines(&postgres, "SELECT name || ' met another zone' FROM effect WHERE zone = 'Asia/Tokyo'").await,
-    );
+    wrong.extend(lines(&postgres, OTHER_ZONE).await);
     if sent.iter().any(|sent| sent.name == "leaves-work") {
         wrong.extend(lines(&postgres, LATE).await);
     }
     assert!(wrong.is_empty(), "{client}, {settings}:\n{}\n{}", wrong.join("\n"), consumer.log());
     consumer.stop().await;
+}
+
+/// What another message's handler has set, a handler must not meet.
+const OTHER_ZONE: &str = "SELECT name || ' met another zone' FROM effect WHERE zone = 'Asia/Tokyo'";
+
+/// The messages that each need a batch of their own, and the others.
+fn in_groups(settings: &str, sent: Vec<Sent>) -> (Vec<Sent>, Vec<Sent>) {
+    if !["batch", "set"].contains(&settings) {
+        return (Vec::new(), sent.into_iter().chain([recovers("fails-once")]).collect());
+    }
+    // One handler may commit what another has begun behind its own ROLLBACK.
+    let (mut grouped, others): (Vec<_>, Vec<_>) = sent.into_iter().partition(Sent::ends_its_transaction);
+    if settings == "set" {
+        // It is one handler, and what it writes behind its own ROLLBACK is its own.
+        grouped.clear();
+    }
+    let mut sets_zone = returns("sets-zone");
+    sets_zone.payload["sql"] = json!(["SET TIME ZONE 'Asia/Tokyo'"]);
+    grouped.push(sets_zone);
+    (grouped, others)
+}
+
+/// Publishes a message among others that return, while all workers are busy.
+async fn group_around(env: &TestEnv, locking: &Client, sent: &Sent) -> Vec<Sent> {
+    let beside = |n: usize| returns(&format!("beside-{}-{n}", sent.name));
+    let around = |from: usize| (from..from + BESIDE / 2).map(beside);
+    let group: Vec<Sent> = around(0).chain([sent.clone()]).chain(around(BESIDE)).collect();
+    busy(env, locking, &sent.name, async || {
+        publish(env, group.iter().map(|sent| (own_key(&sent.name), sent))).await;
+    })
+    .await;
+    group
 }
 
 /// How many messages the consumers take at once, alone or in batches.

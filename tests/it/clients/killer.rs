@@ -49,8 +49,8 @@ async fn stage() -> (TestEnv, Stream) {
     let env = TestEnv::new().await;
     let stream = env.stream().await;
     env.pg().await.batch_execute(TABLES).await.unwrap();
-    // After a second without an acknowledgement a message comes again. More messages are always there
-    // than may be delivered, so that those come in batches, too.
+    // After a second without an acknowledgement a message comes again. More messages are always
+    // there than may be delivered, so that those come in batches, too.
     let config = pull::Config {
         durable_name: Some("conform".to_owned()),
         ack_wait: Duration::from_secs(1),

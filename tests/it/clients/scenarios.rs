@@ -137,6 +137,7 @@ pub(super) struct Scenario {
 }
 
 /// A message of a scenario.
+#[derive(Clone)]
 pub(super) struct Sent {
     pub(super) name: String,
     pub(super) payload: Value,

@@ -63,7 +63,7 @@ async fn a_full_disk_of_postgresql_is_found_and_named_until_there_is_room() {
     admin.batch_execute("CREATE DATABASE small TABLESPACE small").await.unwrap();
     let url = server.url("small");
     let mut pg = client(&url).await;
-    migrate(&mut *pg, &SchemaName::default(), Lanes::default()).await.unwrap();
+    migrate(&mut pg, &SchemaName::default(), Lanes::default()).await.unwrap();
     assert_eq!(run(&url, &["status"]).await.0, 0, "nothing waits");
     assert_eq!(status(&url).await["full_disk"], serde_json::Value::Null);
 

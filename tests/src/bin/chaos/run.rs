@@ -69,7 +69,10 @@ pub(crate) async fn run(options: Options) -> Result<bool> {
     producing.stop().await?;
 
     println!("{:4} s  no more orders, no more trouble; draining", started.elapsed().as_secs());
-    let drained = timeout(DRAIN_MAX, drain(&stage, copier.as_ref())).await;
+    let drained = tokio::select! {
+        drained = timeout(DRAIN_MAX, drain(&stage, copier.as_ref())) => drained,
+        ended = keep_up(&mut members), if beside.is_some() => return Err(ended),
+    };
     let late = if drained.is_ok() { None } else { Some(DRAIN_MAX) };
     for relay in members.iter_mut().filter(|member| member.kind == Kind::Relay) {
         relay.program.stop().await.context("stop a relay")?;
@@ -82,6 +85,9 @@ pub(crate) async fn run(options: Options) -> Result<bool> {
     let late = if timeout(READ_MAX, idle(&stage)).await.is_err() { Some(DRAIN_MAX) } else { late };
 
     for member in members.iter_mut().filter(|member| member.kind != Kind::Relay) {
+        if beside.is_some() {
+            member.revive().await?;
+        }
         member.program.stop().await.with_context(|| format!("stop one of the {}", member.kind.name()))?;
     }
     // Nobody is left who could still ask the gateway for something.
@@ -107,6 +113,17 @@ pub(crate) async fn run(options: Options) -> Result<bool> {
     }
     let report = Report::new(options, started.elapsed(), copies, late, facts, &members);
     Ok(report.print())
+}
+
+/// Starts processes that end although all is calm here: beside another program, servers may still be
+/// harmed. Returns when one does not stay up.
+async fn keep_up(members: &mut [Member]) -> anyhow::Error {
+    loop {
+        sleep(Duration::from_secs(1)).await;
+        if let Err(ended) = try_join_all(members.iter_mut().map(Member::revive)).await {
+            return ended;
+        }
+    }
 }
 
 /// How it goes.

@@ -1,0 +1,204 @@
+-- The inbox as functions, continued: batches of messages (claim_batch, settle_batch), and messages
+-- that end their process (begin_attempt, cancel_attempt).
+
+-- Claims keys for a batch of messages, in the transaction that their handlers write through. As
+-- claim.sql, stored.sql and open.sql of oncebox-claims for batches. It begins with a guard: a row
+-- with a deferred foreign key that nothing fulfils. Until settle_batch() takes it away no COMMIT
+-- succeeds, neither a handler's nor that of a driver which commits each statement by itself: the
+-- keys are claimed before any handler has run.
+-- Locking: an advisory lock is tried right before its row is inserted, and never waited for. The
+-- order of the keys matters for the pages of the index only.
+CREATE FUNCTION {schema}.claim_batch(
+  scope text, tenants text[], keys text[], fingerprints bytea[], message_ids bigint[] DEFAULT NULL,
+  time_limit interval DEFAULT NULL, OUT place integer, OUT answer text, OUT outcome json
+) RETURNS SETOF record
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  asked integer := cardinality(claim_batch.keys);
+  won integer[];
+BEGIN
+  IF asked IS NULL OR asked > 1000
+     OR (cardinality(claim_batch.tenants), cardinality(claim_batch.fingerprints)) IS DISTINCT FROM (asked, asked)
+     OR cardinality(claim_batch.message_ids) <> asked THEN
+    RAISE EXCEPTION 'the batch has % keys, % tenants, % fingerprints and % ids of messages', coalesce(asked, 0),
+      coalesce(cardinality(claim_batch.tenants), 0), coalesce(cardinality(claim_batch.fingerprints), 0), coalesce(cardinality(claim_batch.message_ids), 0)
+      USING ERRCODE = 'OB011', HINT = 'A batch has 1000 keys at most, each with a tenant and a fingerprint, and all have an id or none.';
+  END IF;
+  PERFORM {schema}.check_inbox_names(claim_batch.scope, w.tenant), {schema}.check_key(w.key),
+          CASE WHEN num_nulls(w.key, w.fingerprint) > 0 THEN {schema}.refuse_null(w.key IS NULL, false) END
+  FROM unnest(claim_batch.tenants, claim_batch.keys, claim_batch.fingerprints) AS w (tenant, key, fingerprint);
+  INSERT INTO {schema}.inbox_batch DEFAULT VALUES;
+  IF claim_batch.time_limit IS NOT NULL THEN
+    PERFORM set_config(
+      CASE WHEN current_setting('server_version_num')::integer >= 170000 THEN 'transaction_timeout' ELSE 'idle_in_transaction_session_timeout' END,
+      ceil(1000 * extract(epoch FROM claim_batch.time_limit))::bigint || 'ms', true);
+  END IF;
+  WITH wanted AS (
+    SELECT DISTINCT ON (w.tenant, w.key) w.*
+    FROM unnest(claim_batch.tenants, claim_batch.keys, claim_batch.fingerprints, claim_batch.message_ids)
+      WITH ORDINALITY AS w (tenant, key, fingerprint, message_id, place)
+    ORDER BY w.tenant, w.key, w.place
+  ), inserted AS (
+    INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status)
+    SELECT s.scope, w.tenant, w.key, w.fingerprint, w.message_id, 'completed'
+    FROM {schema}.inbox_scope AS s, wanted AS w
+    WHERE s.scope = claim_batch.scope
+      AND s.mode = 'transaction'
+      AND pg_try_advisory_xact_lock({schema}.inbox_lock(claim_batch.scope, w.tenant, w.key))
+    ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING
+    RETURNING inbox.tenant, inbox.key
+  )
+  SELECT array_agg(w.place::integer) INTO won FROM wanted AS w JOIN inserted AS i USING (tenant, key);
+  IF cardinality(won) = asked THEN
+    RETURN QUERY SELECT n, 'new', NULL::json FROM generate_series(1, asked) AS n;
+    RETURN;
+  END IF;
+  -- A statement of its own: it sees what others have committed since.
+  RETURN QUERY
+  SELECT w.place::integer,
+         CASE
+           WHEN w.place = ANY (won) THEN 'new'
+           WHEN s.is_clear AND s.status = 'completed' THEN 'replayed'
+           WHEN s.is_clear AND s.status = 'rejected' THEN 'rejected'
+           ELSE 'alone'
+         END,
+         CASE WHEN s.is_clear AND s.status <> 'dead' AND w.place <> ALL (coalesce(won, '{}')) THEN convert_from(s.outcome, 'UTF8')::json END
+  FROM unnest(claim_batch.tenants, claim_batch.keys, claim_batch.fingerprints) WITH ORDINALITY AS w (tenant, key, fingerprint, place)
+  LEFT JOIN LATERAL (
+    SELECT r.status,
+           r.outcome,
+           -- Neither of another payload, nor of this batch, nor one that is to go.
+           r.fingerprint = w.fingerprint AND NOT {schema}.is_own(r.xmin)
+             AND NOT coalesce(r.created_at < statement_timestamp() - make_interval(secs => t.retention_seconds), false) AS is_clear
+    FROM {schema}.inbox AS r
+    JOIN {schema}.inbox_scope AS t ON t.scope = r.scope
+    WHERE r.scope = claim_batch.scope AND r.tenant = w.tenant AND r.key = w.key
+    OFFSET 0
+  ) AS s ON true
+  ORDER BY w.place;
+END $$;
+COMMENT ON FUNCTION {schema}.claim_batch IS 'Claims the keys of a batch of messages in this transaction: one row for each place, from 1: new (handle it), replayed or rejected (a copy, with its outcome), alone (claim it by itself after this transaction: a copy within the batch, in flight, dead, of another payload, of a scope that is new). Nothing is committed before settle_batch(). A fingerprint is inbox_fingerprint(payload). time_limit: the transaction is ended after it (before PostgreSQL 17: when the session was idle for as long).';
+
+-- Stores how the handlers of a batch ended, gives keys back, and takes the guard away. It is the
+-- last statement before COMMIT: from here on nothing holds a handler's own.
+CREATE FUNCTION {schema}.settle_batch(
+  scope text, tenants text[] DEFAULT NULL, keys text[] DEFAULT NULL, outcomes text[] DEFAULT NULL, statuses text[] DEFAULT NULL,
+  released_tenants text[] DEFAULT NULL, released_keys text[] DEFAULT NULL
+) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  stored bigint;
+BEGIN
+  DELETE FROM {schema}.inbox_batch AS b WHERE b.xact = pg_current_xact_id_if_assigned();
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'this transaction has claimed no batch, or settled it already'
+      USING ERRCODE = 'OB010', HINT = 'settle_batch() follows once on claim_batch() in the same transaction. Did a handler end the transaction by itself?';
+  END IF;
+  IF cardinality(settle_batch.keys) > 0 THEN
+    WITH ended AS (
+      SELECT w.*, octet_length(w.outcome) AS bytes
+      FROM unnest(settle_batch.tenants, settle_batch.keys, settle_batch.outcomes, settle_batch.statuses) AS w (tenant, key, outcome, status)
+      WHERE w.status IN ('completed', 'rejected') AND coalesce(octet_length(w.outcome), 0) <= 1048576
+    ), settled AS (
+      UPDATE {schema}.inbox AS i
+      SET status = f.status, outcome = CASE WHEN f.outcome::json::text <> 'null' THEN convert_to(f.outcome, 'UTF8') END
+      FROM (
+        SELECT r.ctid AS place, w.status, w.outcome
+        FROM ended AS w
+        CROSS JOIN LATERAL (
+          SELECT r.ctid
+          FROM {schema}.inbox AS r
+          WHERE r.scope = settle_batch.scope AND r.tenant = w.tenant AND r.key = w.key AND {schema}.is_own(r.xmin)
+          OFFSET 0
+        ) AS r
+      ) AS f
+      WHERE i.ctid = f.place
+      RETURNING i.key
+    ) SELECT count(*) INTO stored FROM settled;
+    IF stored <> cardinality(settle_batch.keys) THEN
+      RAISE EXCEPTION '% of the % keys that end are not claimed by this transaction, or have no status, or an outcome over 1048576 bytes (1 MiB)',
+        cardinality(settle_batch.keys) - stored, cardinality(settle_batch.keys)
+        USING ERRCODE = 'OB010', HINT = 'settle_batch() takes keys for which claim_batch() answered "new", once each; a status is "completed" or "rejected".';
+    END IF;
+  END IF;
+  IF cardinality(settle_batch.released_keys) > 0 THEN
+    DELETE FROM {schema}.inbox AS i
+    USING unnest(settle_batch.released_tenants, settle_batch.released_keys) AS w (tenant, key)
+    CROSS JOIN LATERAL (
+      SELECT r.ctid
+      FROM {schema}.inbox AS r
+      WHERE r.scope = settle_batch.scope AND r.tenant = w.tenant AND r.key = w.key AND {schema}.is_own(r.xmin)
+      OFFSET 0
+    ) AS r
+    WHERE i.ctid = r.ctid;
+    GET DIAGNOSTICS stored = ROW_COUNT;
+    IF stored <> cardinality(settle_batch.released_keys) THEN
+      RAISE EXCEPTION '% of the % released keys are not claimed by this transaction', cardinality(settle_batch.released_keys) - stored,
+        cardinality(settle_batch.released_keys)
+        USING ERRCODE = 'OB010', HINT = 'Release keys for which claim_batch() answered "new", once each.';
+    END IF;
+  END IF;
+END $$;
+COMMENT ON FUNCTION {schema}.settle_batch IS 'Ends a batch, right before COMMIT: stores replies and rejections (a key that just completes need not be named), and gives the released keys back, whose handlers have not run.';
+
+-- Records that a message which was delivered before is run again, as begin.sql of oncebox-inbox. If
+-- the process dies during this run, the record stays and shows it. The first such run had others
+-- beside it, of which each may have ended the process, so it proves nothing; from then on the
+-- message runs alone among its like, and each run that leaves no trace is an attempt.
+CREATE FUNCTION {schema}.begin_attempt(
+  scope text, key text, tenant text DEFAULT '', stream text DEFAULT NULL, stream_sequence bigint DEFAULT NULL,
+  stored_at timestamptz DEFAULT NULL, subject text DEFAULT NULL, attempts_max bigint DEFAULT 20, is_alone boolean DEFAULT false
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  copy text := {schema}.inbox_copy(begin_attempt.stream, begin_attempt.stream_sequence, begin_attempt.stored_at);
+  past record;
+  untraced text := 'the attempt left no trace: did it end the process?';
+BEGIN
+  IF begin_attempt.key IS NULL THEN
+    PERFORM {schema}.refuse_null(true, false);
+  END IF;
+  PERFORM {schema}.check_inbox_names(begin_attempt.scope, begin_attempt.tenant), {schema}.check_key(begin_attempt.key);
+  -- Of a key that has ended, or is in flight, the claim finds out which.
+  IF NOT pg_try_advisory_xact_lock({schema}.inbox_lock(begin_attempt.scope, begin_attempt.tenant, begin_attempt.key)) OR EXISTS (
+    SELECT
+    FROM {schema}.inbox AS i
+    JOIN {schema}.inbox_scope AS s ON s.scope = i.scope
+    WHERE i.scope = begin_attempt.scope AND i.tenant = begin_attempt.tenant AND i.key = begin_attempt.key
+      AND NOT coalesce(i.created_at < statement_timestamp() - make_interval(secs => s.retention_seconds), false)
+  ) THEN
+    RETURN 'run';
+  END IF;
+  SELECT a.failures, a.begun INTO past
+  FROM {schema}.inbox_attempt AS a
+  WHERE a.scope = begin_attempt.scope AND a.tenant = begin_attempt.tenant AND a.key = begin_attempt.key AND a.message = copy;
+  -- Three runs alone that end their process are enough.
+  IF past.begun > 3 OR past.failures + greatest(past.begun - 1, 0) >= begin_attempt.attempts_max THEN
+    RETURN 'dead';
+  END IF;
+  IF past.begun > 0 AND begin_attempt.is_alone IS NOT TRUE THEN
+    RETURN 'alone';
+  END IF;
+  INSERT INTO {schema}.inbox_attempt AS a (scope, tenant, key, message, begun, stream, stream_sequence, subject)
+  VALUES (begin_attempt.scope, begin_attempt.tenant, begin_attempt.key, copy, 1, begin_attempt.stream, begin_attempt.stream_sequence,
+          begin_attempt.subject)
+  ON CONFLICT ON CONSTRAINT inbox_attempt_pkey DO UPDATE
+  SET begun = a.begun + 1,
+      touched_at = clock_timestamp(),
+      reason = CASE WHEN a.begun >= 2 THEN untraced ELSE a.reason END,
+      failed_at = CASE WHEN a.begun >= 2 THEN clock_timestamp() ELSE a.failed_at END,
+      due_at = CASE WHEN a.begun >= 2 THEN NULL ELSE a.due_at END;
+  RETURN 'run';
+END $$;
+COMMENT ON FUNCTION {schema}.begin_attempt IS 'Records, in a transaction of its own before the claim, that a message which was delivered before is run again; attempt_failed(), forget_attempts() or cancel_attempt() ends it. Answers run (claim it), alone (an earlier run left no trace: wait until no other such message runs in this process, and call again with is_alone), dead (its runs end their processes, or attempts_max is reached: bury it).';
+
+-- Takes begin_attempt() back: the run made no attempt.
+CREATE FUNCTION {schema}.cancel_attempt(
+  scope text, key text, tenant text DEFAULT '', stream text DEFAULT NULL, stream_sequence bigint DEFAULT NULL, stored_at timestamptz DEFAULT NULL
+) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  UPDATE {schema}.inbox_attempt AS a
+  SET begun = a.begun - 1
+  WHERE a.scope = $1 AND a.tenant = $3 AND a.key = $2 AND a.message = {schema}.inbox_copy($4, $5, $6) AND a.begun > 0
+$$;
+COMMENT ON FUNCTION {schema}.cancel_attempt IS 'Takes begin_attempt() back when the run made no attempt: somebody else works on the key, or PostgreSQL did not answer.';
