@@ -106,7 +106,7 @@ async fn more_subjects_without_a_stream_than_there_are_groups_are_tried_seldom()
         client.query_one(&sql, &[]).await.unwrap().get(0)
     };
     // A pass finds out of a few subjects whether a stream takes them, so it takes some.
-    oncebox_tests::eventually("those beyond the groups are tried seldom", LIMIT, async || {
+    oncebox_tests::eventually("those beyond the groups are tried seldom", LIMIT * 4, async || {
         worker.run_once().await.unwrap();
         let soon = count("next_attempt_at < clock_timestamp() + interval '45 s'").await;
         (count("true").await == SUBJECTS && soon <= GROUPS).then_some(())

@@ -115,8 +115,8 @@ pub(crate) async fn run(options: Options) -> Result<bool> {
     Ok(report.print())
 }
 
-/// Starts processes that end although all is calm here: beside another program, servers may still be
-/// harmed. Returns when one does not stay up.
+/// Starts processes that end although all is calm here: beside another program, servers may still
+/// be harmed. Returns when one does not stay up.
 async fn keep_up(members: &mut [Member]) -> anyhow::Error {
     loop {
         sleep(Duration::from_secs(1)).await;
