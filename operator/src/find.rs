@@ -7,7 +7,11 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::{Operator, failed, parked::printable, time::Rfc3339};
+use super::{
+    Operator, failed,
+    parked::printable,
+    time::{Rfc3339, enqueued_at},
+};
 
 /// Messages that are looked at, and rows that are returned, at most.
 const LOOKED_AT_MAX: i64 = 4_000;
@@ -120,7 +124,6 @@ fn found_message(row: &Row) -> FoundMessage {
         key: row.get("key"),
         subject: row.get("subject"),
         ordering_key: row.get("ordering_key"),
-        // The log's columns are checked by `enqueue` alone.
-        created_at: row.get::<_, Option<SystemTime>>("created_at").unwrap_or(SystemTime::UNIX_EPOCH),
+        created_at: enqueued_at(row),
     }
 }

@@ -5,6 +5,13 @@ use std::{borrow::Cow, time::SystemTime};
 use oncebox_connect::clock::with_text;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serializer;
+use tokio_postgres::Row;
+
+/// When a message of the log was enqueued: `enqueue` alone checks its columns, and a row may have
+/// been changed by hand.
+pub(crate) fn enqueued_at(row: &Row) -> SystemTime {
+    row.get::<_, Option<SystemTime>>("created_at").unwrap_or(SystemTime::UNIX_EPOCH)
+}
 
 /// A time in UTC, as RFC 3339 writes it: `#[serde(with = "Rfc3339")]` serialises and describes one.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ use super::{
     query,
     sagas::SagaProgress,
     statements::Statements,
-    time::{Rfc3339, Rfc3339Option},
+    time::{Rfc3339, Rfc3339Option, enqueued_at},
 };
 
 /// Rows of the audit table that a trace holds, at most.
@@ -289,7 +289,7 @@ fn traced_message(row: &Row) -> TracedMessage {
         lane: row.get("lane"),
         subject: row.get("subject"),
         ordering_key: row.get::<_, Option<String>>("ordering_key").or(row.get("delayed_ordering_key")),
-        created_at: row.get("created_at"),
+        created_at: enqueued_at(row),
         not_before,
         parked,
         replay: row.get::<_, Option<i32>>("replay").map(|number| TracedReplay {

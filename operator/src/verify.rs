@@ -25,7 +25,7 @@ use tokio_postgres::Row;
 use tracing::info;
 
 use self::{absence::Absence, reader::Reader};
-use super::{BATCH, Operator, execute, failed, query, selection::SubjectPattern, time::Rfc3339};
+use super::{BATCH, Operator, execute, failed, query, selection::SubjectPattern, time};
 
 /// How far before a time the stream is read: clocks differ.
 /// Unlogged copies that are told; a stream may keep its messages for longer than the log.
@@ -62,7 +62,7 @@ pub struct Difference {
     /// Its subject.
     pub subject: String,
     /// When it was enqueued.
-    #[serde(with = "Rfc3339")]
+    #[serde(with = "time::Rfc3339")]
     pub enqueued_at: SystemTime,
 }
 
@@ -351,7 +351,7 @@ impl Comparison<'_> {
         row: &Row,
         tell: &mut impl FnMut(&VerificationFinding),
     ) -> Result<bool, RelayError> {
-        let (id, subject, enqueued_at) = (row.get("id"), row.get("subject"), row.get("created_at"));
+        let (id, subject, enqueued_at) = (row.get("id"), row.get("subject"), time::enqueued_at(row));
         if self.whole.contains(id) {
             return Ok(false);
         }
@@ -390,7 +390,7 @@ fn content(row: &Row) -> Content {
     Content {
         subject: row.get("subject"),
         ordering_key: row.get("ordering_key"),
-        created_at: row.get("created_at"),
+        created_at: time::enqueued_at(row),
         headers: headers.and_then(|json| serde_json::from_str(json).ok()).unwrap_or_default(),
         payload: row.get("payload"),
     }
