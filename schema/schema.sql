@@ -322,14 +322,16 @@ CREATE FUNCTION oncebox.begin_attempt(scope text, key text, tenant text DEFAULT 
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
-  copy text := "oncebox".inbox_copy(begin_attempt.stream, begin_attempt.stream_sequence, begin_attempt.stored_at);
+  copy text;
   past record;
   untraced text := 'the attempt left no trace: did it end the process?';
 BEGIN
   IF begin_attempt.key IS NULL THEN
     PERFORM "oncebox".refuse_null(true, false);
   END IF;
-  PERFORM "oncebox".check_inbox_names(begin_attempt.scope, begin_attempt.tenant), "oncebox".check_key(begin_attempt.key);
+  PERFORM "oncebox".check_inbox_names(begin_attempt.scope, begin_attempt.tenant), "oncebox".check_key(begin_attempt.key),
+          "oncebox".check_stored_at(begin_attempt.stored_at);
+  copy := "oncebox".inbox_copy(begin_attempt.stream, begin_attempt.stream_sequence, begin_attempt.stored_at);
   -- Of a key that has ended, or is in flight, the claim finds out which.
   IF NOT pg_try_advisory_xact_lock("oncebox".inbox_lock(begin_attempt.scope, begin_attempt.tenant, begin_attempt.key)) OR EXISTS (
     SELECT
@@ -913,6 +915,10 @@ BEGIN
           CASE WHEN num_nulls(w.key, w.fingerprint) > 0 THEN "oncebox".refuse_null(w.key IS NULL, false) END
   FROM unnest(claim_batch.tenants, claim_batch.keys, claim_batch.fingerprints) AS w (tenant, key, fingerprint);
   INSERT INTO "oncebox".inbox_batch DEFAULT VALUES;
+  IF claim_batch.time_limit IS NOT NULL AND claim_batch.time_limit NOT BETWEEN interval '1 ms' AND interval '24 days' THEN
+    RAISE EXCEPTION 'time_limit % is not 1 ms to 24 days', claim_batch.time_limit
+      USING ERRCODE = 'OB011', HINT = 'It bounds the transaction. Leave it out for the limits that the session has.';
+  END IF;
   IF claim_batch.time_limit IS NOT NULL THEN
     PERFORM set_config(
       CASE WHEN current_setting('server_version_num')::integer >= 170000 THEN 'transaction_timeout' ELSE 'idle_in_transaction_session_timeout' END,
@@ -3268,12 +3274,12 @@ BEGIN
   END IF;
   IF cardinality(settle_batch.keys) > 0 THEN
     WITH ended AS (
-      SELECT w.*, octet_length(w.outcome) AS bytes
+      SELECT w.*
       FROM unnest(settle_batch.tenants, settle_batch.keys, settle_batch.outcomes, settle_batch.statuses) AS w (tenant, key, outcome, status)
       WHERE w.status IN ('completed', 'rejected') AND coalesce(octet_length(w.outcome), 0) <= 1048576
     ), settled AS (
       UPDATE "oncebox".inbox AS i
-      SET status = f.status, outcome = CASE WHEN f.outcome::json::text <> 'null' THEN convert_to(f.outcome, 'UTF8') END
+      SET status = f.status, outcome = CASE WHEN json_typeof(f.outcome::json) <> 'null' THEN convert_to(f.outcome, 'UTF8') END
       FROM (
         SELECT r.ctid AS place, w.status, w.outcome
         FROM ended AS w

@@ -94,6 +94,7 @@ mod inbox {
     mod batch; // many messages in one transaction
     mod batch_faults; // batches whose transaction is lost
     mod sets; // the messages of a batch taken together
+    mod batch_functions; // batches in SQL: nothing is committed before they are settled
     mod redelivered; // batches of messages that were delivered before
     pub(crate) mod consumer; // the consumer runtime on a real stream
     mod large; // large payloads: whole, or later

@@ -202,12 +202,14 @@ class Consumer:
                     continue
                 held.append(msg)
 
-    async def _handle(self, batch: Batch, msgs: list[Msg]) -> None:
+    async def _handle(self, batch: Batch, held: list[Msg]) -> None:
+        msgs = list(held)
         messages = [received(msg) for msg in msgs]
         # Of payloads that are elsewhere one is in memory at a time.
         here = [n for n, message in enumerate(messages) if not large.is_elsewhere(message)]
         for n, answer in zip(here, await batch.run([messages[n] for n in here])):
             await self._acknowledge(batch.inbox, msgs[n], messages[n], answer)
+            held.remove(msgs[n])
         for n in sorted({*range(len(msgs))}.difference(here)):
             await self._acknowledge(batch.inbox, msgs[n], messages[n], await self._fetched(batch, messages[n]))
 

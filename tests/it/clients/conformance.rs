@@ -167,12 +167,18 @@ async fn conform(client: &str, settings: &str) {
     wrong.extend(failing::wrong(&env, &postgres, &sent).await);
     wrong.extend(lines(&postgres, HURRIED).await);
     wrong.extend(lines(&postgres, OTHER_ZONE).await);
+    if together && lines(&postgres, SHARED).await.is_empty() {
+        wrong.push("no two messages have shared a transaction".to_owned());
+    }
     if sent.iter().any(|sent| sent.name == "leaves-work") {
         wrong.extend(lines(&postgres, LATE).await);
     }
     assert!(wrong.is_empty(), "{client}, {settings}:\n{}\n{}", wrong.join("\n"), consumer.log());
     consumer.stop().await;
 }
+
+/// Whether messages have shared a transaction: each could fall back to one of its own.
+pub(super) const SHARED: &str = "SELECT 'shared' FROM effect GROUP BY xmin::text HAVING count(*) > 1 LIMIT 1";
 
 /// What another message's handler has set, a handler must not meet.
 const OTHER_ZONE: &str = "SELECT name || ' met another zone' FROM effect WHERE zone = 'Asia/Tokyo'";

@@ -8,7 +8,7 @@ use oncebox_tests::{Program, TestEnv, eventually};
 use serde_json::json;
 
 use super::{
-    conformance::{TABLES, ended, own_key, publish},
+    conformance::{SHARED, TABLES, ended, own_key, publish},
     scenarios::{Sent, returns},
     shop::{LIMIT, Programs, lines},
 };
@@ -100,6 +100,7 @@ async fn through_kills(client: &str, settings: &str) {
                  UNION ALL SELECT 'dead: ' || key FROM oncebox.dead_letter";
     assert_eq!(lines(&postgres, wrong).await, [""; 0], "{client}, {settings}");
     assert_eq!(effects().await, MESSAGES);
+    assert_eq!(lines(&postgres, SHARED).await, ["shared"], "{client}, {settings}");
 }
 
 async fn killed(client: &str, settings: &str) {
