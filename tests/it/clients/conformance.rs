@@ -111,8 +111,7 @@ async fn conform(client: &str, settings: &str) {
     postgres.batch_execute(TABLES).await.unwrap();
     postgres.batch_execute(failing::KEEPS).await.unwrap();
     let locked = env.pg().await;
-    let lock = "SELECT pg_advisory_lock(oncebox.inbox_lock('conform:test', 'acme', 'locked'))";
-    locked.batch_execute(lock).await.unwrap();
+    locked.batch_execute(LOCK).await.unwrap();
     let (setting, sent): (Vec<_>, Vec<_>) = sent_to(column).into_iter().partition(Sent::changes_its_session);
     let together = ["batch", "set"].contains(&settings);
     let (grouped, sent) = in_groups(settings, sent);
@@ -176,6 +175,9 @@ async fn conform(client: &str, settings: &str) {
     assert!(wrong.is_empty(), "{client}, {settings}:\n{}\n{}", wrong.join("\n"), consumer.log());
     consumer.stop().await;
 }
+
+/// Holds the key of a message, as if another process worked on it.
+const LOCK: &str = "SELECT pg_advisory_lock(oncebox.inbox_lock('conform:test', 'acme', 'locked'))";
 
 /// Whether messages have shared a transaction: each could fall back to one of its own.
 pub(super) const SHARED: &str = "SELECT 'shared' FROM effect GROUP BY xmin::text HAVING count(*) > 1 LIMIT 1";
