@@ -114,6 +114,23 @@ fn a_settlement_that_never_happened_is_not_taken_for_the_one_that_did() {
     assert!(verdict.is_right(), "{verdict}");
 }
 
+/// Somebody has emptied the cursors: a message that is parked, and due, is also read from the log,
+/// behind itself.
+#[test]
+fn a_parked_message_is_sent_though_the_log_shows_it_again() {
+    let order = |parked: &str| {
+        let rows = format!(r#"[[0,5,"b"],{parked}]"#);
+        let second = SECOND.replace(r#"[[0,5,"b"]]"#, &rows);
+        let second = second.replace(r#"[0,3,"S",4,false]"#, r#"[0,3,"S",4,false],[0,5,"S",5,false]"#);
+        let mut passes = Passes::default();
+        [FIRST, &second].into_iter().for_each(|text| passes.add(text));
+        let ledger = Ledger::parse(LEDGER.lines()).expect("it is one");
+        check(&ledger, &passes, Circumstances::default()).broken.contains_key(&Rule::Order)
+    };
+    assert!(!order(r#"[0,5,"p"]"#));
+    assert!(order(r#"[0,5,"pb"]"#), "a parked message that waits for another one is not sent");
+}
+
 #[test]
 fn a_recording_of_another_outbox_shows_nothing() {
     assert!(edited(r#""id":"o""#, r#""id":"p""#).broken.contains_key(&Rule::Vacuous));

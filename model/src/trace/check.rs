@@ -7,7 +7,7 @@ use oncebox_relay::rules;
 use super::{
     Circumstances, Rule, Verdict,
     ledger::{Lane, Ledger},
-    line::{Claimed, Cursor, LaneRead, Stand, sees},
+    line::{Claimed, Cursor, LaneRead, Row, Stand, sees},
     passes::{Pass, Passes},
 };
 
@@ -183,8 +183,11 @@ impl<'a> Check<'a> {
     }
 
     fn settles(&mut self, name: Name<'a>, pass: &Pass) {
-        let blocked: BTreeSet<(i16, i64)> =
-            pass.rows.iter().filter(|row| row.is('b')).map(|row| (row.0, row.1)).collect();
+        // A lane that is read again shows a parked message as a row of the log besides, which waits
+        // behind the parked one: itself.
+        let (waiting, free): (Vec<_>, Vec<_>) = pass.rows.iter().partition(|row| row.is('b'));
+        let places = |rows: Vec<&Row>| rows.into_iter().map(|row| (row.0, row.1)).collect::<BTreeSet<_>>();
+        let blocked = &places(waiting) - &places(free);
         for answer in pass.answers.iter().filter(|answer| blocked.contains(&(answer.0, answer.1))) {
             self.verdict
                 .breaks(Rule::Order, format!("{name:?} sends {}/{}, which waits", answer.0, answer.1));
