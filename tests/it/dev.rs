@@ -33,10 +33,25 @@ struct Dev {
 /// A directory of a user who is not root.
 fn directory() -> TempDir {
     let directory = tempfile::Builder::new().prefix("oncebox-dev").tempdir_in("/tmp").unwrap();
-    if is_root() {
-        std::os::unix::fs::chown(directory.path(), Some(NOBODY), Some(NOBODY)).unwrap();
-    }
+    give(directory.path());
     directory
+}
+
+fn give(path: &Path) {
+    if is_root() {
+        std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+}
+
+/// Others may take the usual ports between a kill and the next start.
+fn of_its_own_ports(directory: &Path) {
+    let data = directory.join("data");
+    fs::create_dir(&data).unwrap();
+    give(&data);
+    for name in ["postgres.port", "nats.port"] {
+        fs::write(data.join(name), free_port().to_string()).unwrap();
+        give(&data.join(name));
+    }
 }
 
 fn free_port() -> u16 {
@@ -242,6 +257,7 @@ async fn a_port_that_another_server_binds_first_is_left_to_it() {
 async fn behind_a_kill_it_ends_the_servers_that_were_left_and_begins_where_it_was() {
     let directory = directory();
     let console = free_port();
+    of_its_own_ports(directory.path());
     let mut killed = Dev::start(directory.path(), console).await;
     let (database_url, nats_url) = (killed.database_url.clone(), killed.nats_url.clone());
     run(&database_url, &["outbox", "enqueue", "before", "orders.placed", "{}"]).await;

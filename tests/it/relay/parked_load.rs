@@ -93,7 +93,7 @@ async fn a_hundred_thousand_parked_messages_slow_nothing_else() {
 /// C10: the groups of a lane are bounded, and messages beyond them were tried every few seconds.
 #[tokio::test]
 async fn more_subjects_without_a_stream_than_there_are_groups_are_tried_seldom() {
-    const SUBJECTS: i64 = 2_500;
+    const SUBJECTS: i64 = 1_500;
     const GROUPS: i64 = 16 * 64;
     let env = TestEnv::new().await;
     let _stream = fresh_stream(env.nats_url(), stream_config(env.name(), &env.subject("taken"))).await;
