@@ -31,7 +31,7 @@ const EXPECTED: [&str; 6] = [
     "nobody consumes stream SMALL",
     "nobody consumes stream ARCHIVE",
     "duplicate_window of stream",
-    "set aside, to nowhere.archive",
+    "nowhere.archive",
     "an order costs something",
     "dead letter",
 ];
