@@ -7,7 +7,11 @@ use std::{
 
 use anyhow::anyhow;
 use clap::{Arg, ArgAction, ArgMatches};
-use oncebox_connect::{config::OutboxConfig, error::RelayError};
+use oncebox_connect::{
+    config::OutboxConfig,
+    error::RelayError,
+    words::{counted, for_one},
+};
 use oncebox_operator::{Operator, Progress, RowSet, Shown, Stamp};
 use serde_json::json;
 use tokio::{task::JoinSet, time::Instant};
@@ -118,7 +122,8 @@ impl Run {
         if let Some(confirmed) = &self.confirm {
             rows.check(confirmed)?;
             if rows.late() > 0 {
-                tracing::warn!("{} came since the dry run, and stay", output::messages(rows.late()));
+                let (late, stay) = (rows.late(), for_one(rows.late(), "stays", "stay"));
+                tracing::warn!("{} came since the dry run, and {stay}", counted(late, "row"));
             }
         }
         Ok(())
@@ -165,7 +170,7 @@ impl Run {
         } else {
             let verb = if self.dry_run { format!("would {action}") } else { past.to_owned() };
             let confirm = token.map(|token| confirmation(action, &token)).unwrap_or_default();
-            format!("{verb} {count} {what}{}\n{confirm}", if count == 1 { "" } else { "s" })
+            format!("{verb} {}\n{confirm}", counted(count, what))
         };
         output::print(&text)?;
         Ok(())

@@ -159,13 +159,16 @@ impl Order {
                 None => return Ok((format!("{} {}", self.verb.past(), self.verb.things()), None)),
             }
         }
-        let count = |count: u64| number(i64::try_from(count).unwrap_or(i64::MAX));
         let late = rows.map_or(0, RowSet::late);
         let late = match late {
             0 => String::new(),
-            late => format!("; {} that came since they were shown stay", count(late)),
+            1 => "; 1 that came since they were shown stays".to_owned(),
+            late => format!(
+                "; {} that came since they were shown stay",
+                number(i64::try_from(late).unwrap_or(i64::MAX))
+            ),
         };
-        Ok((format!("{} {} {}{late}", self.verb.past(), count(sum), self.verb.things()), Some(sum)))
+        Ok((format!("{} {}{late}", self.verb.past(), self.verb.counted(sum)), Some(sum)))
     }
 
     async fn act(
@@ -201,8 +204,9 @@ impl Order {
                 let found = operator.bury_failing(config, &failing(&part.0)?, None, rows).await;
                 if let Ok(FailingDone { done, incomplete: 1.., .. }) = found {
                     return Err(Problem::Conflict(format!(
-                        "buried {done} messages; the payloads of the others are in no bucket: have them put again with \
-                         `oncebox outbox replay --key`, where they were enqueued"
+                        "buried {}; the payloads of the others are in no bucket: have them put again with \
+                         `oncebox outbox replay --key`, where they were enqueued",
+                        self.verb.counted(done)
                     )));
                 }
                 done(found.map(|found| found.done + found.gone))

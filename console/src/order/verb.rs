@@ -1,9 +1,12 @@
 //! The actions, each with its words, its fields and its consequence.
 
+use oncebox_connect::words::counted;
 use std::collections::BTreeSet;
 
 use schemars::JsonSchema;
 use serde::Serialize;
+
+use crate::html::words::number;
 
 /// An action on one kind of things.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -273,6 +276,12 @@ impl Verb {
 
     pub(crate) fn things(self) -> &'static str {
         self.all().things
+    }
+
+    /// `1 dead letter`, `2 dead letters`.
+    pub(crate) fn counted(self, count: u64) -> String {
+        let number = number(i64::try_from(count).unwrap_or(i64::MAX));
+        counted(number, self.things().trim_end_matches('s'))
     }
 
     pub(crate) fn consequence(self) -> &'static str {
