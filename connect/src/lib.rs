@@ -23,3 +23,4 @@ pub mod error;
 pub mod http;
 pub mod nats;
 pub mod postgres;
+pub mod words;

@@ -139,6 +139,7 @@ struct Part(Fields);
 impl Part {
     fn check(&self, verb: Verb) -> Result<(), Problem> {
         self.subject()?;
+        self.moment("since").and(self.moment("until"))?;
         match verb {
             Verb::RetryFailing | Verb::BuryFailing => self.0.parsed::<FailingId>("id").map(drop),
             _ => self.0.parsed::<i64>("id").map(drop),
@@ -254,6 +255,8 @@ mod tests {
         check("kind=dead&action=retry&id=7&id=8", Ok(2));
         check("kind=failing&action=bury&id=[\"s\",\"\",\"k\",\"\"]", Ok(1));
         check("kind=failing&action=bury&id=7", Err("id:"));
+        check("kind=replays&action=replay&since=24h&until=2030-01-31T08:00:00Z", Ok(1));
+        check("kind=replays&action=replay&until=yesterday", Err("until:"));
         // A group without a reason is one, too.
         check("kind=dead-letters&action=discard&reason-is=", Ok(1));
         check("kind=dead&action=retry&id=7&shown=x", Err("shown:"));

@@ -30,18 +30,23 @@ pub struct Adopted {
 }
 
 impl Operator {
-    /// Lets relays serve an outbox that they take for a copy.
+    /// Lets relays serve an outbox that they take for a copy. A dry run does all of it, for as long
+    /// holds the same locks, and takes it back; an identity that it has given is not the one of the
+    /// next run.
     ///
     /// # Errors
     /// It is none, transactions that have enqueued stay open, or PostgreSQL refused or went away:
     /// nothing is changed.
-    pub async fn adopt(&mut self, adoption: Adoption) -> Result<Adopted, RelayError> {
+    pub async fn adopt(&mut self, adoption: Adoption, dry_run: bool) -> Result<Adopted, RelayError> {
         let (stamp, sql) = (self.stamp.clone(), self.sql.adopt.clone());
         let (is_moved, discards) = (adoption == Adoption::Moved, adoption == Adoption::WithoutBacklog);
         let transaction = self.begin().await?;
         let parameters: [&dyn Parameter; 4] = [&is_moved, &discards, &stamp.operator, &stamp.note];
         let row = query(&transaction, "adopt the outbox", &sql, &parameters).await?;
-        transaction.commit().await.map_err(failed("commit"))?;
+        match dry_run {
+            true => transaction.rollback().await.map_err(failed("take it back"))?,
+            false => transaction.commit().await.map_err(failed("commit"))?,
+        }
         let first = row.first();
         Ok(Adopted {
             outbox: first.map(|row| row.get("identity")).unwrap_or_default(),

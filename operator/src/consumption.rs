@@ -1,6 +1,7 @@
 //! Obstacles behind the streams: consumers that get no messages, or acknowledge none. Messages
 //! reach their stream all the same, so `oncebox doctor` only warns of them.
 
+use oncebox_connect::words::counted;
 use oncebox_relay::facts::covers;
 
 use crate::{
@@ -55,7 +56,7 @@ fn unconsumed(stream: &StreamStatus) -> Option<Obstacle> {
     (stream.messages > 0).then(|| {
         obstacle(
             "stream-unconsumed",
-            format!("nobody consumes stream {name}, which has {} messages", stream.messages),
+            format!("nobody consumes stream {name}, which has {}", counted(stream.messages, "message")),
             "they reach no service",
             "start the services that consume it; none is needed where a stream of another account copies it",
         )
@@ -149,8 +150,9 @@ fn full(consumer: &ConsumerStatus) -> Option<Obstacle> {
         obstacle(
             "consumer-full",
             format!(
-                "{} has all {most} messages of its max_ack_pending unacknowledged, and none was acknowledged for {quiet:.0} s",
-                name(consumer)
+                "{} has {} unacknowledged, all that its max_ack_pending allows, and none was acknowledged for {quiet:.0} s",
+                name(consumer),
+                counted(most, "message")
             ),
             waiting(consumer),
             "see why its service acknowledges nothing: handlers that hang or fail, or a process that died; where they \

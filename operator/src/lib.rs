@@ -81,8 +81,8 @@ pub use self::{
     },
     scopes::{Keeps, ScopeChange, ScopeSettings},
     selection::{
-        DeadLetterSelection, FailingId, FailingSelection, ParkedKind, ParkedSelection, ReplaySelection,
-        SubjectPattern,
+        DeadLetterSelection, FailingId, FailingSelection, Moment, ParkedKind, ParkedSelection,
+        ReplaySelection, SubjectPattern,
     },
     shown::{Changed, RowSet, Shown},
     status::{

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_connect::{error::RelayError, postgres::Parameter, words::counted};
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
@@ -62,7 +62,7 @@ impl LossStatus {
                 "stream {stream} has lost messages up to {lost_sequence}, and it is not known from where on"
             ),
         };
-        format!("{what} ({lanes} lanes)")
+        format!("{what} ({})", counted(lanes, "lane"))
     }
 
     /// Whether somebody must have it sent again.

@@ -3,7 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use oncebox_connect::config::{Config, Policy};
+use oncebox_connect::{
+    config::{Config, Policy},
+    words::{counted, for_one},
+};
 
 use super::shell::quoted;
 use crate::{
@@ -139,7 +142,10 @@ fn no_stream(subject: &str, subjects: &[RecentSubject], streams: &[StreamStatus]
     let count = recent.map_or(1, |recent| recent.messages);
     obstacle(
         "subject-coverage",
-        format!("no stream takes the subject {subject}, which {count} of the newest messages have"),
+        format!(
+            "no stream takes the subject {subject}, which {count} of the newest messages {}",
+            for_one(count, "has", "have")
+        ),
         "they are set aside, tried again for some hours (--attempts-max), and then dead",
         taking(subject, streams),
     )
@@ -210,10 +216,10 @@ fn full(stream: &StreamStatus, subjects: &[RecentSubject]) -> Option<Obstacle> {
         obstacle(
             "stream-full",
             format!(
-                "stream {} is full: {} messages, {} bytes",
+                "stream {} is full: {}, {}",
                 stream.name,
-                limit(stream.messages, stream.messages_max),
-                limit(stream.bytes, stream.bytes_max)
+                counted(limit(stream.messages, stream.messages_max), "message"),
+                counted(limit(stream.bytes, stream.bytes_max), "byte")
             ),
             "it refuses messages; they wait in the outbox and go on by themselves once there is room",
             format!(

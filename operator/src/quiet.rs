@@ -1,7 +1,7 @@
 //! Whether everything is done: no message is due or set aside, and no consumer has one to handle.
 //! For tests, which wait until all that they have caused has happened.
 
-use oncebox_connect::{config::Config, error::RelayError};
+use oncebox_connect::{config::Config, error::RelayError, words::counted};
 
 use crate::{
     DeadLetterSelection, FailingSelection, Operator, ParkedKind, ParkedSelection, Status,
@@ -79,7 +79,7 @@ impl Operator {
         let found = self.failing(&FailingSelection::default(), NAMED_MAX).await?;
         let line = |message: &FailingMessage| {
             let FailingMessage { key, scope, failures, reason, .. } = message;
-            format!("{key} fails in {scope}, {failures} times so far: {reason}")
+            format!("{key} fails in {scope}, {} so far: {reason}", counted(failures, "time"))
         };
         Ok(found.iter().map(line).collect())
     }

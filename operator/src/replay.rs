@@ -1,12 +1,18 @@
 //! Replays: settled messages are sent again by a relay, under a broker id of their own.
 
+use std::time::{Duration, SystemTime};
+
 use oncebox_connect::{
     error::RelayError,
     postgres::{Parameter, typed},
 };
+use oncebox_relay::facts;
 use tokio_postgres::Row;
 
-use super::{BATCH, Operator, execute, failed, query, selection::ReplaySelection};
+use super::{BATCH, Operator, execute, failed, query, selection::ReplaySelection, shown::RowSet};
+
+/// Ages come as seconds in floating point.
+const MARGIN_SECONDS: f64 = 0.001;
 
 /// The result of [`Operator::replay`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,8 +26,9 @@ pub struct Replayed {
 
 impl Operator {
     /// Asks the relays to send settled messages again, `limit` at most, a batch per transaction;
-    /// returns how many. A dry run only counts them. It takes only messages that were settled when
-    /// the call began, and none that is parked or discarded.
+    /// returns how many. It takes only messages that were settled when the call began, and none
+    /// that is parked or discarded. `only` leaves out all messages but those of a set that was
+    /// shown.
     ///
     /// `request` is a name, 1 to 255 bytes. Messages already asked for under the same name are left
     /// out, so you can repeat a call that was cut off.
@@ -34,7 +41,7 @@ impl Operator {
         selection: &ReplaySelection,
         request: &str,
         limit: Option<u64>,
-        dry_run: bool,
+        only: Option<&RowSet>,
     ) -> Result<Replayed, RelayError> {
         let limit = limit.unwrap_or(u64::MAX);
         let mut done = Replayed::default();
@@ -43,12 +50,10 @@ impl Operator {
             while done.messages < limit && after < high {
                 let row = self.look_at_settled(lane, after, high, selection, request).await?;
                 let mut ids: Vec<i64> = row.get("ids");
+                ids.retain(|id| only.is_none_or(|only| only.has(id)));
                 ids.truncate(usize::try_from(limit - done.messages).unwrap_or(usize::MAX));
                 done.before += row.get::<_, i64>("asked_for").unsigned_abs();
-                done.messages += match dry_run {
-                    true => ids.len() as u64,
-                    false => self.replay_in_batches(lane, &ids, request).await?,
-                };
+                done.messages += self.replay_in_batches(lane, &ids, request).await?;
                 match row.get::<_, Option<i64>>("last_id") {
                     Some(last) if row.get("is_full") => after = last,
                     _ => break,
@@ -56,6 +61,62 @@ impl Operator {
             }
         }
         Ok(done)
+    }
+
+    /// Adds the settled messages that match to a set, up to `limit`, in the order in which
+    /// [`Operator::replay`] takes them; returns how many of those looked at had been asked for
+    /// under this name before.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn find_settled(
+        &self,
+        selection: &ReplaySelection,
+        request: &str,
+        limit: Option<u64>,
+        found: &mut RowSet,
+    ) -> Result<u64, RelayError> {
+        let (limit, mut before) = (limit.unwrap_or(u64::MAX), 0);
+        for (lane, low, high) in self.ranges(selection).await? {
+            let mut after = low;
+            while found.count() < limit && after < high {
+                let row = self.look_at_settled(lane, after, high, selection, request).await?;
+                let (ids, times): (Vec<i64>, Vec<SystemTime>) = (row.get("ids"), row.get("times"));
+                for (id, created_at) in ids.iter().zip(times) {
+                    if found.count() < limit {
+                        found.add(id, created_at);
+                    }
+                }
+                before += row.get::<_, i64>("asked_for").unsigned_abs();
+                match row.get::<_, Option<i64>>("last_id") {
+                    Some(last) if row.get("is_full") => after = last,
+                    _ => break,
+                }
+            }
+        }
+        Ok(before)
+    }
+
+    /// A time until which all that was enqueued is settled or set aside: `now`, or before the
+    /// oldest message that waits, and before each open transaction that has enqueued, as far as
+    /// this role sees when it began.
+    pub(crate) async fn settled_until(&mut self, now: SystemTime) -> Result<SystemTime, RelayError> {
+        let (sql, schema, relays) = (self.sql.clone(), self.schema.clone(), self.relay_name.clone());
+        let transaction = self.client.transaction().await.map_err(failed("begin"))?;
+        transaction.batch_execute(&sql.status_settings).await.map_err(failed("begin"))?;
+        // Transactions first: one that commits meanwhile is among the messages that wait then.
+        let open = &sql.status_enqueuing;
+        let open = query(&transaction, "find open transactions", open, &[&1_i64, &relays]).await?;
+        let log = query(&transaction, "find the live segments", &sql.log, &[]).await?;
+        let log = log.first().map_or("log", |row| row.get(0));
+        let lag = schema.sql(&facts::sql::LAG.replace("{log}", log));
+        let lag = query(&transaction, "read the lag", &lag, &[]).await?;
+        let begun = open.iter().map(|row| row.get::<_, f64>("transaction_seconds"));
+        let ages = begun.chain(lag.iter().map(|row| row.get("lag_seconds")));
+        let oldest = ages.fold(0.0, f64::max);
+        let back =
+            if oldest > 0.0 { Duration::from_secs_f64(oldest + MARGIN_SECONDS) } else { Duration::ZERO };
+        Ok(now.checked_sub(back).unwrap_or(SystemTime::UNIX_EPOCH))
     }
 
     /// The lanes to look at, each with the id to look after and the one to look up to.

@@ -1,6 +1,10 @@
 //! Which messages an operator means.
 
-use std::{fmt, str::FromStr, time::SystemTime};
+use std::{
+    fmt,
+    str::FromStr,
+    time::{Duration, SystemTime},
+};
 
 use oncebox_relay::facts::expression;
 
@@ -163,6 +167,50 @@ pub struct ReplaySelection {
     pub from_id: Option<i64>,
     /// Messages with this id or a lower one.
     pub to_id: Option<i64>,
+}
+
+/// A time as an operator writes it: in UTC, or how long ago.
+///
+/// ```
+/// use oncebox_operator::Moment;
+///
+/// let moment: Moment = "24h".parse()?;
+/// # let _ = moment;
+/// # Ok::<(), String>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "the two forms are the interface")]
+pub enum Moment {
+    /// A time.
+    At(SystemTime),
+    /// So long before now.
+    Ago(Duration),
+}
+
+impl Moment {
+    /// The time, if it is `now`.
+    #[must_use]
+    pub fn at(self, now: SystemTime) -> SystemTime {
+        match self {
+            Self::At(time) => time,
+            Self::Ago(ago) => now.checked_sub(ago).unwrap_or(SystemTime::UNIX_EPOCH),
+        }
+    }
+}
+
+impl FromStr for Moment {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(ago) = humantime::parse_duration(text) {
+            return Ok(Self::Ago(ago));
+        }
+        let time = humantime::parse_rfc3339_weak(text).map_err(|_| {
+            "it is neither a time in UTC, such as 2030-01-31T08:00:00Z or \"2030-01-31 08:00:00\", nor how long ago, \
+             such as 24h"
+        })?;
+        Ok(Self::At(time))
+    }
 }
 
 /// A subject, or a pattern of subjects in the notation of NATS: `*` is one token, a last `>` one or

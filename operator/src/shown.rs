@@ -97,6 +97,30 @@ impl RowSet {
         Ok(Self { action, until, rows: HashSet::new(), late: HashSet::new() })
     }
 
+    /// The same of settled messages, for `outbox replay`. It ends before the oldest message that
+    /// still waits, or may be uncommitted, was enqueued: those that are settled from then on came
+    /// later.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn of_settled(
+        operator: &mut Operator,
+        action: &'static str,
+        confirmed: Option<&Shown>,
+    ) -> Result<Self, RelayError> {
+        let found = Self::new(operator, action, confirmed).await?;
+        match confirmed {
+            Some(_) => Ok(found),
+            None => Ok(Self { until: operator.settled_until(found.until).await?, ..found }),
+        }
+    }
+
+    /// Its end: rows that came later are not in it.
+    #[must_use]
+    pub fn until(&self) -> SystemTime {
+        self.until
+    }
+
     /// The number of rows that the action may change.
     #[must_use]
     pub fn count(&self) -> u64 {

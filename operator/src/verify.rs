@@ -8,6 +8,7 @@
 //! `verify/absence.rs`.
 
 mod absence;
+mod findings;
 mod id_set;
 mod reader;
 
@@ -19,13 +20,13 @@ use std::{
 use id_set::IdSet;
 use oncebox_connect::{config::Config, error::RelayError, postgres::Parameter};
 use oncebox_relay::facts::{Content, Copy, any_expression};
-use serde::Serialize;
 use tokio::time::Instant;
 use tokio_postgres::Row;
 use tracing::info;
 
+pub use self::findings::{AlteredCopy, Difference, UnloggedCopy, VerificationFinding, Verified};
 use self::{absence::Absence, reader::Reader};
-use super::{BATCH, Operator, execute, failed, query, selection::SubjectPattern, time};
+use super::{BATCH, Operator, execute, failed, query, selection::SubjectPattern, shown::RowSet, time};
 
 /// How far before a time the stream is read: clocks differ.
 /// Unlogged copies that are told; a stream may keep its messages for longer than the log.
@@ -45,103 +46,6 @@ pub struct Verification {
     pub since: Option<SystemTime>,
     /// Has the relays send missing and different messages again.
     pub resend: bool,
-    /// Nothing is sent again, it is only counted.
-    pub dry_run: bool,
-}
-
-/// A message that a stream does not hold as the log has it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct Difference {
-    /// `missing` or `different`.
-    pub problem: &'static str,
-    /// Its id in the log.
-    pub id: i64,
-    /// Its key.
-    pub key: String,
-    /// Its subject.
-    pub subject: String,
-    /// When it was enqueued.
-    #[serde(with = "time::Rfc3339")]
-    pub enqueued_at: SystemTime,
-}
-
-/// A copy in a stream that is not as the log has the message.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct AlteredCopy {
-    /// `altered`.
-    pub problem: &'static str,
-    /// Its sequence in the stream.
-    pub sequence: u64,
-    /// The message's id in the log.
-    pub id: i64,
-    /// The message's key.
-    pub key: String,
-    /// The parts that differ: `subject`, `payload`, `ordering key`, `time`, `header NAME`,
-    /// `Nats-Msg-Id`, `object` for a large payload that its bucket does not have.
-    pub differs: Vec<String>,
-}
-
-/// A copy in a stream whose message the log does not have, or no more; the first of them are told.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct UnloggedCopy {
-    /// `unlogged`.
-    pub problem: &'static str,
-    /// Its sequence in the stream.
-    pub sequence: u64,
-    /// The id that it has from a log.
-    pub id: i64,
-    /// Its key.
-    pub key: String,
-}
-
-/// Something that was found.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(untagged)]
-#[non_exhaustive]
-pub enum VerificationFinding {
-    /// Of a copy in the stream.
-    Altered(AlteredCopy),
-    /// Of a copy that is not in the log.
-    Unlogged(UnloggedCopy),
-    /// Of a message of the log.
-    Message(Difference),
-}
-
-/// The result of a comparison.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct Verified {
-    /// The stream.
-    pub stream: String,
-    /// The first sequence of the stream that was read.
-    pub first_sequence: u64,
-    /// The last sequence of the stream that was read.
-    pub last_sequence: u64,
-    /// Settled messages of the log that were looked for.
-    pub messages: u64,
-    /// Settled messages that must be in the stream and are not.
-    pub missing: u64,
-    /// Settled messages that are in the stream, but in no copy as they were enqueued.
-    pub different: u64,
-    /// Settled messages that are not in the stream, which may have let them go.
-    pub unproven: u64,
-    /// Copies beyond the first of their message; deliberate replays do not count.
-    pub copies: u64,
-    /// Messages of this outbox in the stream that the log does not have, or no more.
-    pub unlogged: u64,
-    /// Missing or different messages that are sent again, or would be without `--dry-run`.
-    pub resent: u64,
-}
-
-impl Verified {
-    /// Whether nothing is missing or different.
-    #[must_use]
-    pub fn is_whole(&self) -> bool {
-        self.missing + self.different == 0
-    }
 }
 
 /// A comparison under way.
@@ -155,12 +59,15 @@ struct Comparison<'a> {
     altered: IdSet,
     verified: Verified,
     told_at: Instant,
+    /// The set that collects messages in place of their being sent.
+    found: Option<&'a mut RowSet>,
 }
 
 impl Operator {
     /// Compares the settled messages with those of a stream, and tells of each difference as soon
     /// as it is found. Changes nothing, unless missing and different messages are to be sent again:
-    /// each under its id, as a parked message, a batch per transaction.
+    /// each under its id, as a parked message, a batch per transaction. With a set, these are
+    /// added to it, and none is sent: [`Operator::send_shown`] does so then.
     ///
     /// # Errors
     /// PostgreSQL or NATS refused or went away, or there is no such stream. The relays send again
@@ -169,6 +76,7 @@ impl Operator {
         &mut self,
         config: &Config,
         asked: &Verification,
+        found: Option<&mut RowSet>,
         mut tell: impl FnMut(&VerificationFinding),
     ) -> Result<Verified, RelayError> {
         // Before the stream is looked at: the stream should hold each message that is settled now.
@@ -201,12 +109,29 @@ impl Operator {
             whole: IdSet::default(),
             altered: IdSet::default(),
             told_at: Instant::now(),
+            found,
         };
         comparison.read_stream(self, &mut tell).await?;
         for lane in &stands {
             comparison.walk_lane(self, lane, &expression, &mut tell).await?;
         }
         Ok(comparison.verified)
+    }
+
+    /// Has the relays send again the messages of a set that a comparison has found, a batch per
+    /// transaction; returns how many.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away: whole batches are sent.
+    pub async fn send_shown(&mut self, verified: &Verified, only: &RowSet) -> Result<u64, RelayError> {
+        let mut sent = 0;
+        for (lane, ids) in &verified.shown {
+            let ids: Vec<i64> = ids.iter().copied().filter(|id| only.has(id)).collect();
+            if !ids.is_empty() {
+                sent += self.send_again(*lane, &ids, &verified.stream).await?;
+            }
+        }
+        Ok(sent)
     }
 
     /// The rows of the log with these keys.
@@ -330,18 +255,33 @@ impl Comparison<'_> {
             for row in rows.iter().filter(|row| row.get("is_expected")) {
                 self.verified.messages += 1;
                 if self.is_absent(row, tell).await? {
-                    absent.push(row.get("id"));
+                    absent.push((row.get("id"), time::enqueued_at(row)));
                 }
             }
             if self.asked.resend && !absent.is_empty() {
-                self.verified.resent += match self.asked.dry_run {
-                    true => absent.len() as u64,
-                    false => operator.send_again(lane, &absent, &self.asked.stream).await?,
-                };
+                self.send(operator, lane, absent).await?;
             }
             after = rows.last().map_or(last, |row| row.get("id"));
             self.report_progress("reading the log", "id", after.unsigned_abs(), last.unsigned_abs());
         }
+        Ok(())
+    }
+
+    /// Sends messages again, or adds them to the set.
+    async fn send(
+        &mut self,
+        operator: &mut Operator,
+        lane: i16,
+        absent: Vec<(i64, SystemTime)>,
+    ) -> Result<(), RelayError> {
+        let ids: Vec<i64> = absent.iter().map(|(id, _)| *id).collect();
+        let Some(found) = &mut self.found else {
+            self.verified.resent += operator.send_again(lane, &ids, &self.asked.stream).await?;
+            return Ok(());
+        };
+        absent.iter().for_each(|(id, created_at)| found.add(id, *created_at));
+        self.verified.resent = found.count();
+        self.verified.shown.push((lane, ids));
         Ok(())
     }
 

@@ -7,7 +7,11 @@ use std::{
 
 use anyhow::anyhow;
 use clap::{Arg, ArgAction, ArgMatches};
-use oncebox_connect::{config::OutboxConfig, error::RelayError};
+use oncebox_connect::{
+    config::OutboxConfig,
+    error::RelayError,
+    words::{counted, for_one},
+};
 use oncebox_operator::{Operator, Progress, RowSet, Shown, Stamp};
 use serde_json::json;
 use tokio::{task::JoinSet, time::Instant};
@@ -42,11 +46,16 @@ pub(super) fn run() -> [Arg; 5] {
 
 /// The options of a command whose dry run shows rows.
 pub(super) fn of_rows() -> [Arg; 2] {
+    [confirm(), rate()]
+}
+
+/// The option that confirms the rows of a dry run.
+pub(super) fn confirm() -> Arg {
     let confirm =
         Arg::new("confirm").long("confirm").value_name("TOKEN").value_parser(clap::value_parser!(Shown));
     let help = "Act on the rows that a dry run showed, and no other: the token that it printed; refused when they \
                 have changed";
-    [confirm.help(help).conflicts_with("dry-run"), rate()]
+    confirm.help(help).conflicts_with("dry-run")
 }
 
 /// The pace of a command that has messages sent again.
@@ -91,13 +100,18 @@ impl Run {
         Ok(Operator::connect(config, self.stamp.clone(), tasks).await?.at_rate(self.rate, progress))
     }
 
+    /// Whether it shows rows, or acts on those that were shown.
+    pub(super) fn has_rows(&self) -> bool {
+        self.dry_run || self.confirm.is_some()
+    }
+
     /// An empty set of rows, for a dry run and for a confirmed one.
     pub(super) async fn rows(
         &self,
         operator: &Operator,
         command: &'static str,
     ) -> Result<Option<RowSet>, RelayError> {
-        match self.dry_run || self.confirm.is_some() {
+        match self.has_rows() {
             true => RowSet::new(operator, command, self.confirm.as_ref()).await.map(Some),
             false => Ok(None),
         }
@@ -108,10 +122,16 @@ impl Run {
         if let Some(confirmed) = &self.confirm {
             rows.check(confirmed)?;
             if rows.late() > 0 {
-                tracing::warn!("{} came since the dry run, and stay", output::messages(rows.late()));
+                let (late, stay) = (rows.late(), for_one(rows.late(), "stays", "stay"));
+                tracing::warn!("{} came since the dry run, and {stay}", counted(late, "row"));
             }
         }
         Ok(())
+    }
+
+    /// The token of the rows that a dry run has shown, if there are some.
+    pub(super) fn token(&self, rows: Option<&RowSet>) -> Option<String> {
+        rows.filter(|rows| self.dry_run && rows.count() > 0).map(|rows| rows.shown().to_string())
     }
 
     /// Says how many rows were changed, or would be; the latter with the token that confirms them.
@@ -122,36 +142,45 @@ impl Run {
         count: u64,
         rows: Option<&RowSet>,
     ) -> anyhow::Result<()> {
-        let token = rows.filter(|rows| self.dry_run && rows.count() > 0).map(|rows| rows.shown().to_string());
-        let Some(token) = token else { return self.report(action, past, count) };
-        if !self.json {
-            self.report(action, past, count)?;
-            // Of the answer, and no line of the log: a filter of the log must not hide it.
-            output::print(&format!("to {action} these rows and no other: --confirm {token}\n"))?;
-            return Ok(());
-        }
-        let document = json!({ "action": action, "messages": count, "dry_run": true, "confirm": token });
-        output::print(&output::json_lines(&[document])?)?;
-        Ok(())
+        self.report_of("message", action, past, count, rows)
     }
 
     /// Says how many were changed, or would be.
     pub(super) fn report(&self, action: &str, past: &str, count: u64) -> anyhow::Result<()> {
-        self.report_of("message", action, past, count)
+        self.report_of("message", action, past, count, None)
     }
 
     /// Says the same of other things than messages; the caller names them.
-    pub(super) fn report_of(&self, what: &str, action: &str, past: &str, count: u64) -> anyhow::Result<()> {
+    pub(super) fn report_of(
+        &self,
+        what: &str,
+        action: &str,
+        past: &str,
+        count: u64,
+        rows: Option<&RowSet>,
+    ) -> anyhow::Result<()> {
+        let token = self.token(rows);
         let text = if self.json {
-            let document = json!({ "action": action, format!("{what}s"): count, "dry_run": self.dry_run });
+            let mut document =
+                json!({ "action": action, format!("{what}s"): count, "dry_run": self.dry_run });
+            if let Some(token) = token {
+                document["confirm"] = token.into();
+            }
             output::json_lines(&[document])?
         } else {
             let verb = if self.dry_run { format!("would {action}") } else { past.to_owned() };
-            format!("{verb} {count} {what}{}\n", if count == 1 { "" } else { "s" })
+            let confirm = token.map(|token| confirmation(action, &token)).unwrap_or_default();
+            format!("{verb} {}\n{confirm}", counted(count, what))
         };
         output::print(&text)?;
         Ok(())
     }
+}
+
+/// How to confirm the rows of a dry run: a part of the answer, and no line of the log, which a
+/// filter may hide.
+pub(super) fn confirmation(action: &str, token: &str) -> String {
+    format!("to {action} these rows and no other: --confirm {token}\n")
 }
 
 /// One line that is written over about once a second.

@@ -1,7 +1,10 @@
 //! `oncebox adopt`.
 
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command};
-use oncebox_connect::config::OutboxConfig;
+use oncebox_connect::{
+    config::OutboxConfig,
+    words::{counted, for_one},
+};
 use oncebox_operator::{Adopted, Adoption, Operator};
 use serde_json::json;
 use tokio::task::JoinSet;
@@ -18,7 +21,7 @@ pub(super) fn command(options: Vec<Arg>) -> Command {
     let choice = |name: &'static str, help: &'static str| {
         Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
     };
-    let run = action::run().into_iter().filter(|arg| !["limit", "dry-run"].contains(&arg.get_id().as_str()));
+    let run = action::run().into_iter().filter(|arg| arg.get_id() != "limit");
     Command::new("adopt")
         .about("Let relays serve an outbox that they take for a copy of another database's")
         .arg(choice("move", "The original has moved here, and nothing serves it where it was: it goes on as it is"))
@@ -48,20 +51,17 @@ impl Adopt {
     pub(super) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
         let mut tasks = JoinSet::new();
         let mut operator = Operator::connect(config, self.run.stamp.clone(), &mut tasks).await?;
-        let Adopted { outbox, discarded, rival, .. } = operator.adopt(self.adoption).await?;
+        let Adopted { outbox, discarded, rival, .. } =
+            operator.adopt(self.adoption, self.run.dry_run).await?;
+        let dry_run = self.run.dry_run;
+        // A dry run gives an identity that nobody sees again.
+        let outbox = (!dry_run || self.adoption == Adoption::Moved).then_some(outbox);
         let text = if self.run.json {
-            output::json_lines(&[
-                json!({ "action": "adopt", "outbox": outbox, "discarded": discarded, "rival": rival }),
-            ])?
+            output::json_lines(&[json!({
+                "action": "adopt", "outbox": outbox, "discarded": discarded, "rival": rival, "dry_run": dry_run,
+            })])?
         } else {
-            let backlog = match self.adoption {
-                Adoption::Moved => "it goes on as it was".to_owned(),
-                Adoption::WithoutBacklog => format!("{discarded} messages of its backlog are given up"),
-                Adoption::WithBacklog => "its backlog is sent".to_owned(),
-            };
-            format!(
-                "this database is the home of outbox {outbox}: {backlog}; relays serve it within seconds\n"
-            )
+            self.text(outbox.as_deref(), discarded)
         };
         output::print(&text)?;
         if let Some(rival) = rival.filter(|_| self.adoption == Adoption::Moved) {
@@ -71,5 +71,27 @@ impl Adopt {
             );
         }
         Ok(())
+    }
+
+    fn text(&self, outbox: Option<&str>, discarded: i64) -> String {
+        let outbox = outbox.map_or("an outbox of its own".to_owned(), |outbox| format!("outbox {outbox}"));
+        let is_dry = self.run.dry_run;
+        let given_up =
+            if is_dry { "would be given up" } else { for_one(discarded, "is given up", "are given up") };
+        let backlog = match (self.adoption, is_dry) {
+            (Adoption::Moved, false) => "it goes on as it was".to_owned(),
+            (Adoption::Moved, true) => "it would go on as it was".to_owned(),
+            (Adoption::WithoutBacklog, _) => {
+                format!("{} of its backlog {given_up}", counted(discarded, "message"))
+            }
+            (Adoption::WithBacklog, false) => "its backlog is sent".to_owned(),
+            (Adoption::WithBacklog, true) => "its backlog would be sent".to_owned(),
+        };
+        match is_dry {
+            true => format!("this database would be the home of {outbox}: {backlog}; nothing is changed\n"),
+            false => {
+                format!("this database is the home of {outbox}: {backlog}; relays serve it within seconds\n")
+            }
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! `oncebox doctor`.
 
 use clap::{Arg, ArgMatches};
-use oncebox_connect::{clock::Skew, config::Config};
+use oncebox_connect::{clock::Skew, config::Config, words::counted};
 use oncebox_operator::{Diagnosis, Examination, Severity, StreamStatus, examine};
 
 use super::{action, output};
@@ -55,7 +55,7 @@ fn text(seen: &Examination) -> String {
         (count(Severity::Warning), "warning"),
         (count(Severity::Note), "note"),
     ];
-    let counts = counts.map(|(count, word)| format!("{count} {word}{}", if count == 1 { "" } else { "s" }));
+    let counts = counts.map(|(count, word)| counted(count, word));
     text + &counts.join(", ") + "\n"
 }
 

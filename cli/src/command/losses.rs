@@ -4,10 +4,10 @@ use std::time::SystemTime;
 
 use clap::{Arg, ArgMatches};
 use oncebox_connect::config::OutboxConfig;
-use oncebox_operator::Operator;
+use oncebox_operator::{Moment, Operator};
 use tokio::task::JoinSet;
 
-use super::{action, replay};
+use super::action;
 
 /// The arguments of the command.
 pub(crate) struct Resend {
@@ -24,7 +24,7 @@ pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
         .arg(text("stream", "NAME", "The stream that a relay reported; see `oncebox status`").required(true))
         .arg(
             text("since", "TIME", "Not what was settled long before this time, in UTC: 2030-01-31T08:00:00Z")
-                .value_parser(replay::since),
+                .value_parser(clap::value_parser!(Moment)),
         )
         .args(run)
         .args(connection)
@@ -34,7 +34,7 @@ impl Resend {
     pub(super) fn new(flags: &ArgMatches) -> Self {
         Self {
             stream: flags.get_one::<String>("stream").cloned().unwrap_or_default(),
-            since: flags.get_one::<SystemTime>("since").copied(),
+            since: flags.get_one::<Moment>("since").map(|since| since.at(SystemTime::now())),
             run: action::Run::new(flags),
         }
     }

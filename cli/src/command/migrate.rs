@@ -8,6 +8,7 @@ use clap::{Arg, ArgAction, ArgMatches};
 use oncebox_connect::{
     config::{ConfigError, OutboxConfig, Values},
     postgres::connect_postgres,
+    words::counted,
 };
 use oncebox_schema::{
     LATEST_VERSION, Lanes, RolePrefix, SchemaName, check_version, installed_lanes, installed_version,
@@ -140,8 +141,9 @@ impl Migrate {
         if let (Some(wanted), Some(found)) = (self.lanes, installed_lanes(&client, schema).await?) {
             anyhow::ensure!(
                 wanted == found,
-                "schema \"{schema}\" has {found} lanes, not {wanted}: their number is fixed when it is installed; leave \
-                 --lanes out. Nothing was changed"
+                "schema \"{schema}\" has {}, not {wanted}: their number is fixed when it is installed; leave \
+                 --lanes out. Nothing was changed",
+                counted(found, "lane")
             );
         }
         if self.dry_run {

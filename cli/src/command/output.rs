@@ -1,5 +1,6 @@
 //! The output of commands: a table for people, JSON for programs, both on standard output.
 
+use oncebox_connect::words::counted;
 use std::{
     cell::RefCell,
     io::{self, Write as _},
@@ -106,7 +107,7 @@ pub(super) fn clean(text: &str) -> String {
 
 /// `1 message`, `2 messages`.
 pub(super) fn messages(count: u64) -> String {
-    if count == 1 { "1 message".to_owned() } else { format!("{count} messages") }
+    counted(count, "message")
 }
 
 #[cfg(test)]

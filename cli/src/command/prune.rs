@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use clap::{Arg, ArgMatches, Command};
-use oncebox_connect::config::{ConfigError, OutboxConfig};
+use oncebox_connect::{
+    config::{ConfigError, OutboxConfig},
+    words::counted,
+};
 use oncebox_operator::{Operator, Swept};
 use tokio::task::JoinSet;
 
@@ -76,7 +79,8 @@ impl OfInboxes {
                 0 => String::new(),
                 count => format!("; effects of unknown outcome: {count}"),
             };
-            format!("{verb} {keys} keys, {dead_letters} dead letters, {claims} abandoned claims{unknown}\n")
+            let (keys, claims) = (counted(keys, "key"), counted(claims, "abandoned claim"));
+            format!("{verb} {keys}, {}, {claims}{unknown}\n", counted(dead_letters, "dead letter"))
         };
         output::print(&text)?;
         Ok(())

@@ -4,16 +4,18 @@ use std::time::SystemTime;
 
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches};
 use oncebox_connect::config::OutboxConfig;
-use oncebox_operator::{ReplaySelection, SubjectPattern};
+use oncebox_operator::{Moment, ReplaySelection, RowSet, SubjectPattern};
 use tokio::task::JoinSet;
 
-use super::{action, parked};
+use super::{action, output, parked};
 
 const SELECTORS: [&str; 6] = ["key", "subject", "since", "until", "from-id", "to-id"];
 
 /// The arguments of the command.
 pub(crate) struct Replay {
     selection: ReplaySelection,
+    since: Option<Moment>,
+    until: Option<Moment>,
     request: String,
     limit: Option<u64>,
     run: action::Run,
@@ -21,7 +23,7 @@ pub(crate) struct Replay {
 
 pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> clap::Command {
     let text = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
-    let time = |name, help| text(name, "TIME", help).value_parser(since);
+    let time = |name, help| text(name, "TIME", help).value_parser(clap::value_parser!(Moment));
     let id = |name, help| text(name, "ID", help).value_parser(clap::value_parser!(i64).range(1..));
     let all = Arg::new("all").long("all").action(ArgAction::SetTrue).help("Every settled message");
     clap::Command::new("replay")
@@ -49,20 +51,11 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> clap::Command {
             .value_parser(action::bounded(255)),
         )
         .args(action::run())
-        .arg(action::rate())
+        .args(action::of_rows())
         .args(connection())
         .args_conflicts_with_subcommands(true)
         .subcommand_negates_reqs(true)
         .subcommands(parked::of_replays(connection))
-}
-
-/// A time in UTC, or how long ago it was.
-pub(super) fn since(text: &str) -> Result<SystemTime, String> {
-    let ago = humantime::parse_duration(text).ok().and_then(|ago| SystemTime::now().checked_sub(ago));
-    ago.map_or_else(
-        || instant(text).map_err(|problem| format!("{problem}, nor how long ago, such as 24h")),
-        Ok,
-    )
 }
 
 /// A time in UTC.
@@ -82,11 +75,12 @@ impl Replay {
             selection: ReplaySelection {
                 key: text("key"),
                 subject: flags.get_one::<SubjectPattern>("subject").cloned(),
-                since: flags.get_one::<SystemTime>("since").copied(),
-                until: flags.get_one::<SystemTime>("until").copied(),
                 from_id: flags.get_one::<i64>("from-id").copied(),
                 to_id: flags.get_one::<i64>("to-id").copied(),
+                ..ReplaySelection::default()
             },
+            since: flags.get_one::<Moment>("since").copied(),
+            until: flags.get_one::<Moment>("until").copied(),
             request: text("request").unwrap_or_else(name),
             limit: flags.get_one::<u64>("limit").copied(),
             run: action::Run::new(flags),
@@ -94,21 +88,55 @@ impl Replay {
     }
 
     pub(super) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
-        let Self { selection, request, limit, run } = self;
+        let Self { selection, since, until, request, limit, run } = self;
         let mut tasks = JoinSet::new();
         let mut operator = run.connect(config, &mut tasks).await?;
         if !run.dry_run {
             tracing::info!(request, "should this be cut off, run it again with --request and this name");
         }
-        let done = operator.replay(&selection, &request, limit, run.dry_run).await?;
-        run.report("replay", "asked the relays to replay", done.messages)?;
-        if done.messages > 0 {
+        let mut rows = match run.has_rows() {
+            true => Some(RowSet::of_settled(&mut operator, "outbox replay", run.confirm.as_ref()).await?),
+            false => None,
+        };
+        // A time ago is before the end of the set: of a dry run and of its confirmation the same.
+        let now = rows.as_ref().map_or_else(SystemTime::now, RowSet::until);
+        let at = |moment: Option<Moment>| moment.map(|moment| moment.at(now));
+        let selection = ReplaySelection { since: at(since), until: at(until), ..selection };
+        let mut before = 0;
+        if let Some(rows) = &mut rows {
+            before = operator.find_settled(&selection, &request, limit, rows).await?;
+            run.check(rows)?;
+        }
+        let messages = match &rows {
+            Some(rows) if run.dry_run => rows.count(),
+            only => {
+                let done = operator.replay(&selection, &request, limit, only.as_ref()).await?;
+                before = done.before;
+                done.messages
+            }
+        };
+        run.report_rows("replay", "asked the relays to replay", messages, rows.as_ref())?;
+        report_late(rows.as_ref().filter(|_| run.dry_run));
+        if messages > 0 {
             return Ok(());
         }
-        if done.before > 0 {
-            tracing::info!(messages = done.before, request, "all of it was asked for under this name before");
+        if before > 0 {
+            tracing::info!(messages = before, request, "all of it was asked for under this name before");
             return Ok(());
         }
         Err(action::nothing(&mut operator, "settled message", selection.key.as_deref()).await)
+    }
+}
+
+/// Tells of settled messages behind one that still waits: which of those will be settled later,
+/// nobody knows, so that a token cannot stand for them.
+fn report_late(rows: Option<&RowSet>) {
+    if let Some(rows) = rows.filter(|rows| rows.late() > 0) {
+        tracing::warn!(
+            "{} more match, enqueued after {}, since when a message waits to be sent: a replay without --confirm takes \
+             them too",
+            output::messages(rows.late()),
+            output::time(rows.until())
+        );
     }
 }

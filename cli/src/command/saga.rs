@@ -101,6 +101,7 @@ fn acting(name: &'static str, about: &'static str) -> Command {
         .arg(all.conflicts_with_all(SELECTORS))
         .group(ArgGroup::new("selection").args(SELECTORS).arg("all").required(true).multiple(true))
         .args(action::run())
+        .arg(action::confirm())
         .mut_arg("limit", |limit| limit.help("Stop after so many sagas"))
 }
 
@@ -193,15 +194,25 @@ impl Sagas {
             }
             Self::Act { action, selection, limit, run } => {
                 let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
-                let acted = operator.act_on_sagas(&action, &selection, limit, run.dry_run).await?;
-                let done = acted.sagas;
-                let (verb, past) = match action {
-                    SagaAction::Retry { .. } => ("retry", "asked for another attempt of"),
-                    SagaAction::Skip { .. } => ("skip", "asked to go on with"),
-                    SagaAction::Abandon => ("abandon", "abandoned"),
+                let (verb, command, past) = match action {
+                    SagaAction::Retry { .. } => ("retry", "saga retry", "asked for another attempt of"),
+                    SagaAction::Skip { .. } => ("skip", "saga skip", "asked to go on with"),
+                    SagaAction::Abandon => ("abandon", "saga abandon", "abandoned"),
                 };
-                run.report_of("saga", verb, past, done)?;
-                report_letters(&acted);
+                let mut rows = run.rows(&operator, command).await?;
+                if let Some(rows) = &mut rows {
+                    operator.find_sagas(&action, &selection, limit, rows).await?;
+                    run.check(rows)?;
+                }
+                let done = match &rows {
+                    Some(rows) if run.dry_run => rows.count(),
+                    only => {
+                        let acted = operator.act_on_sagas(&action, &selection, limit, only.as_ref()).await?;
+                        report_letters(&acted);
+                        acted.sagas
+                    }
+                };
+                run.report_of("saga", verb, past, done, rows.as_ref())?;
                 if done == 0 {
                     return Err(nothing(&operator, &action, &selection).await);
                 }

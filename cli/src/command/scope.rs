@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::{Arg, ArgGroup, ArgMatches, Command};
-use oncebox_connect::config::OutboxConfig;
+use oncebox_connect::{config::OutboxConfig, words::counted};
 use oncebox_operator::{Keeps, Operator, ScopeChange, ScopeSettings, Stamp};
 use serde_json::json;
 use tokio::task::JoinSet;
@@ -142,7 +142,7 @@ fn kept(seconds: Option<f64>) -> String {
     const DAY: f64 = 86_400.0;
     match seconds {
         None => "for ever".to_owned(),
-        Some(seconds) if seconds % DAY == 0.0 => format!("{} days", seconds / DAY),
+        Some(seconds) if seconds % DAY == 0.0 => counted(seconds / DAY, "day"),
         Some(seconds) => {
             humantime::format_duration(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
                 .to_string()

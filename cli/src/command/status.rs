@@ -9,6 +9,7 @@ use clap::{Arg, ArgAction, ArgMatches};
 use oncebox_connect::{
     config::{Config, OutboxConfig},
     error::error_chain,
+    words::{counted, for_one},
 };
 use oncebox_operator::{Holder, LaneStatus, Operator, Stamp, Status as Stands};
 use tokio::{
@@ -175,7 +176,10 @@ fn text(status: &Stands, all: bool) -> String {
     }
     match status.lanes.len() - shown.len() {
         0 => text,
-        hidden => text + &format!("{hidden} lanes are at rest; --all shows them\n"),
+        hidden => {
+            let [are, them] = [("is", "are"), ("it", "them")].map(|(one, more)| for_one(hidden, one, more));
+            text + &format!("{} {are} at rest; --all shows {them}\n", counted(hidden, "lane"))
+        }
     }
 }
 
@@ -221,9 +225,9 @@ fn summary(status: &Stands) -> Vec<[String; 2]> {
         line("lag", format!("{:.1} s", status.lag_seconds)),
         line("enqueued", format!("{:.1} messages/s", status.rates.enqueued_per_second)),
         line("settled", format!("{:.1} messages/s", status.rates.settled_per_second)),
-        line("parked", counted(status.parked)),
-        line("dead", counted(status.dead)),
-        line("replays", counted(status.replays)),
+        line("parked", capped(status.parked)),
+        line("dead", capped(status.dead)),
+        line("replays", capped(status.replays)),
         line("delayed", delayed(status)),
         line("relay sessions", relays),
         line("NATS", nats(status)),
@@ -237,7 +241,7 @@ fn summary(status: &Stands) -> Vec<[String; 2]> {
 }
 
 /// Messages that are set aside are counted to 100,000.
-fn counted(number: i64) -> String {
+fn capped(number: i64) -> String {
     if number >= 100_000 { format!("at least {number}") } else { number.to_string() }
 }
 

@@ -4,14 +4,18 @@ use std::time::SystemTime;
 
 use clap::{Arg, ArgAction, ArgMatches};
 use oncebox_connect::config::Config;
-use oncebox_operator::{Operator, SubjectPattern, Verification, VerificationFinding, Verified};
+use oncebox_operator::{
+    Moment, Operator, RowSet, SubjectPattern, Verification, VerificationFinding, Verified,
+};
+use serde_json::json;
 use tokio::task::JoinSet;
 
-use super::{action, output, replay};
+use super::{action, output};
 
 /// The arguments of the command.
 pub(crate) struct Verify {
     asked: Verification,
+    since: Option<Moment>,
     run: action::Run,
 }
 
@@ -34,10 +38,11 @@ pub(super) fn command(options: Vec<Arg>) -> clap::Command {
         )
         .arg(
             text("since", "TIME", "Messages enqueued then or later, in UTC: 2030-01-31T08:00:00Z")
-                .value_parser(replay::since),
+                .value_parser(clap::value_parser!(Moment)),
         )
         .arg(resend.help("Have the relays send again what is missing or different, under the same ids"))
         .args(run)
+        .arg(action::confirm().requires("resend"))
         .args(options)
 }
 
@@ -47,31 +52,39 @@ impl Verify {
         let asked = Verification {
             stream: flags.get_one::<String>("stream").cloned().unwrap_or_default(),
             subject: flags.get_one::<SubjectPattern>("subject").cloned(),
-            since: flags.get_one::<SystemTime>("since").copied(),
             resend: flags.get_flag("resend"),
-            dry_run: run.dry_run,
+            ..Verification::default()
         };
-        Self { asked, run }
+        Self { asked, since: flags.get_one::<Moment>("since").copied(), run }
     }
 
     /// Returns the exit code.
     pub(super) async fn run(self, config: &Config) -> anyhow::Result<u8> {
-        let Self { asked, run } = self;
+        let Self { mut asked, since, run } = self;
         let mut tasks = JoinSet::new();
         let mut operator = Operator::connect(config.outbox(), run.stamp.clone(), &mut tasks).await?;
+        let mut rows = if asked.resend { run.rows(&operator, "outbox verify --resend").await? } else { None };
+        // A time ago is before the end of the set: of a dry run and of its confirmation the same.
+        let now = rows.as_ref().map_or_else(SystemTime::now, RowSet::until);
+        asked.since = since.map(|since| since.at(now));
         let mut printed = Ok(true);
-        let verified = operator
-            .verify(config, &asked, |finding| {
+        let mut verified = operator
+            .verify(config, &asked, rows.as_mut(), |finding| {
                 // A reader that has gone is no reason to leave anything unrepaired.
                 if matches!(printed, Ok(true)) {
                     printed = line(finding, run.json).and_then(|line| Ok(output::print(&line)?));
                 }
             })
             .await?;
-        if printed? {
-            output::print(&summary(&verified, &run)?)?;
+        let printed = printed?;
+        if let Some(rows) = rows.as_ref().filter(|_| !run.dry_run) {
+            run.check(rows)?;
+            verified.resent = operator.send_shown(&verified, rows).await?;
         }
-        let is_repaired = asked.resend && !asked.dry_run;
+        if printed {
+            output::print(&summary(&verified, &run, run.token(rows.as_ref()))?)?;
+        }
+        let is_repaired = asked.resend && !run.dry_run;
         Ok(u8::from(!verified.is_whole() && !is_repaired))
     }
 }
@@ -104,9 +117,13 @@ fn line(finding: &VerificationFinding, json: bool) -> anyhow::Result<String> {
     Ok(output::clean(&text).replace('\n', " ") + "\n")
 }
 
-fn summary(verified: &Verified, run: &action::Run) -> anyhow::Result<String> {
+fn summary(verified: &Verified, run: &action::Run, token: Option<String>) -> anyhow::Result<String> {
     if run.json {
-        return Ok(output::json_lines(&[verified])?);
+        let mut document = json!(verified);
+        if let Some(token) = token {
+            document["confirm"] = token.into();
+        }
+        return Ok(output::json_lines(&[document])?);
     }
     let Verified { stream, first_sequence, last_sequence, missing, different, .. } = verified;
     let mut text = format!(
@@ -126,5 +143,6 @@ fn summary(verified: &Verified, run: &action::Run) -> anyhow::Result<String> {
         let verb = if run.dry_run { "would ask" } else { "asked" };
         text += &format!("{verb} the relays to send again {}\n", output::messages(verified.resent));
     }
+    text += &token.map(|token| action::confirmation("resend", &token)).unwrap_or_default();
     Ok(text)
 }

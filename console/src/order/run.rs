@@ -1,10 +1,11 @@
 //! Counting the things that an order would change, and doing it.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use oncebox_connect::{config::Config, error::error_chain};
 use oncebox_operator::{
-    Ends, FailingDone, Operator, ParkedAction, ParkedKind, PauseOf, ReplaySelection, RowSet, SagaAction,
+    Ends, FailingDone, Moment, Operator, ParkedAction, ParkedKind, PauseOf, ReplaySelection, RowSet,
+    SagaAction,
 };
 
 use super::{Order, Part, Verb, delayed, failing, messages, sagas};
@@ -48,12 +49,24 @@ impl Part {
             .ok_or_else(|| Problem::Bad(format!("for: {text:?} is not a time such as 15m or 2h")))
     }
 
-    fn replay(&self) -> Result<ReplaySelection, Problem> {
+    /// A time ago is before the end of the rows: of those that are shown and confirmed the same.
+    fn replay(&self, now: SystemTime) -> Result<ReplaySelection, Problem> {
         Ok(ReplaySelection {
             key: self.0.text("key"),
             subject: self.subject()?,
+            since: self.moment("since")?.map(|since| since.at(now)),
+            until: self.moment("until")?.map(|until| until.at(now)),
             ..ReplaySelection::default()
         })
+    }
+
+    pub(super) fn moment(&self, name: &str) -> Result<Option<Moment>, Problem> {
+        let parsed = self.0.get(name).map(str::parse).transpose();
+        parsed.map_err(|problem: String| Problem::Bad(format!("{name}: {problem}")))
+    }
+
+    fn request(&self) -> String {
+        self.0.text("request").unwrap_or_else(|| format!("console-{}", uuid::Uuid::now_v7()))
     }
 }
 
@@ -87,7 +100,11 @@ impl Order {
     /// Counts the things that it would change; those that were shown, if rows were.
     pub(crate) async fn count(&self, operator: &mut Operator) -> Result<Counted, Problem> {
         if self.verb.has_rows() {
-            let rows = RowSet::new(operator, self.verb.words(), self.shown.as_ref()).await;
+            let (action, shown) = (self.verb.words(), self.shown.as_ref());
+            let rows = match self.verb {
+                Verb::Replay => RowSet::of_settled(operator, action, shown).await,
+                _ => RowSet::new(operator, action, shown).await,
+            };
             let mut rows = rows.map_err(refused)?;
             for part in self.parts() {
                 self.find(&part, operator, &mut rows).await?;
@@ -109,7 +126,14 @@ impl Order {
             let selection = messages(&part.0)?;
             return operator.find_parked(action.kind(), &selection, None, rows).await.map_err(refused);
         }
+        if let Some(action) = part.saga(self.verb)? {
+            return operator.find_sagas(&action, &sagas(&part.0), None, rows).await.map_err(refused);
+        }
         match self.verb {
+            Verb::Replay => {
+                let selection = part.replay(rows.until())?;
+                operator.find_settled(&selection, &part.request(), None, rows).await.map(drop)
+            }
             Verb::CancelDelayed => operator.find_delayed(&delayed(&part.0)?, None, rows).await,
             Verb::RetryFailing | Verb::BuryFailing => {
                 let is_retry = self.verb == Verb::RetryFailing;
@@ -135,13 +159,16 @@ impl Order {
                 None => return Ok((format!("{} {}", self.verb.past(), self.verb.things()), None)),
             }
         }
-        let count = |count: u64| number(i64::try_from(count).unwrap_or(i64::MAX));
         let late = rows.map_or(0, RowSet::late);
         let late = match late {
             0 => String::new(),
-            late => format!("; {} that came since they were shown stay", count(late)),
+            1 => "; 1 that came since they were shown stays".to_owned(),
+            late => format!(
+                "; {} that came since they were shown stay",
+                number(i64::try_from(late).unwrap_or(i64::MAX))
+            ),
         };
-        Ok((format!("{} {} {}{late}", self.verb.past(), count(sum), self.verb.things()), Some(sum)))
+        Ok((format!("{} {}{late}", self.verb.past(), self.verb.counted(sum)), Some(sum)))
     }
 
     async fn act(
@@ -156,7 +183,7 @@ impl Order {
             return done(operator.act(action, &messages(&part.0)?, None, rows).await);
         }
         if let Some(action) = part.saga(self.verb)? {
-            let acted = operator.act_on_sagas(&action, &sagas(&part.0), None, dry_run).await;
+            let acted = operator.act_on_sagas(&action, &sagas(&part.0), None, rows).await;
             return done(acted.map(|acted| acted.sagas));
         }
         let needs_nats =
@@ -177,17 +204,17 @@ impl Order {
                 let found = operator.bury_failing(config, &failing(&part.0)?, None, rows).await;
                 if let Ok(FailingDone { done, incomplete: 1.., .. }) = found {
                     return Err(Problem::Conflict(format!(
-                        "buried {done} messages; the payloads of the others are in no bucket: have them put again with \
-                         `oncebox outbox replay --key`, where they were enqueued"
+                        "buried {}; the payloads of the others are in no bucket: have them put again with \
+                         `oncebox outbox replay --key`, where they were enqueued",
+                        self.verb.counted(done)
                     )));
                 }
                 done(found.map(|found| found.done + found.gone))
             }
             Verb::CancelDelayed => done(operator.cancel_delayed(&delayed(&part.0)?, None, rows).await),
             Verb::Replay => {
-                let request =
-                    part.0.text("request").unwrap_or_else(|| format!("console-{}", uuid::Uuid::now_v7()));
-                let replayed = operator.replay(&part.replay()?, &request, None, dry_run).await;
+                let now = rows.map_or_else(SystemTime::now, RowSet::until);
+                let replayed = operator.replay(&part.replay(now)?, &part.request(), None, rows).await;
                 done(replayed.map(|replayed| replayed.messages))
             }
             Verb::Resend => {

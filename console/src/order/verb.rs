@@ -1,9 +1,12 @@
 //! The actions, each with its words, its fields and its consequence.
 
+use oncebox_connect::words::counted;
 use std::collections::BTreeSet;
 
 use schemars::JsonSchema;
 use serde::Serialize;
+
+use crate::html::words::number;
 
 /// An action on one kind of things.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -178,7 +181,7 @@ const ALL: [Words; 17] = [
         command: "oncebox outbox replay",
         past: "asked the relays to send again",
         things: "messages",
-        selectors: &["key", "subject"],
+        selectors: &["key", "subject", "since", "until"],
         others: &["request"],
         consequence: "The relays send these settled messages again, with a broker id of their own and the same key: \
                       inboxes answer them as duplicates, other consumers handle them again.",
@@ -275,6 +278,12 @@ impl Verb {
         self.all().things
     }
 
+    /// `1 dead letter`, `2 dead letters`.
+    pub(crate) fn counted(self, count: u64) -> String {
+        let number = number(i64::try_from(count).unwrap_or(i64::MAX));
+        counted(number, self.things().trim_end_matches('s'))
+    }
+
     pub(crate) fn consequence(self) -> &'static str {
         self.all().consequence
     }
@@ -286,22 +295,13 @@ impl Verb {
 
     /// Whether it changes rows that can be shown first, and nothing else.
     pub(crate) fn has_rows(self) -> bool {
-        !matches!(
-            self,
-            Self::RetrySagas
-                | Self::SkipStep
-                | Self::AbandonSagas
-                | Self::Replay
-                | Self::Resend
-                | Self::Pause
-                | Self::Throttle
-                | Self::Resume
-        )
+        !matches!(self, Self::Resend | Self::Pause | Self::Throttle | Self::Resume)
     }
 
     /// Whether a limit of changes a second means something.
     pub(crate) fn has_rate(self) -> bool {
-        self.has_rows() || matches!(self, Self::Replay | Self::Throttle)
+        let is_of_sagas = matches!(self, Self::RetrySagas | Self::SkipStep | Self::AbandonSagas);
+        (self.has_rows() && !is_of_sagas) || self == Self::Throttle
     }
 
     pub(super) fn selects(self, field: &str) -> bool {

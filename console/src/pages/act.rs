@@ -20,10 +20,7 @@ use crate::{
     ask::{Ask, Console},
     fields::Fields,
     form,
-    html::{
-        layout::token,
-        words::{self, number},
-    },
+    html::{layout::token, words},
     jobs::Job,
     order::{Counted, Order},
     problem::Problem,
@@ -77,12 +74,11 @@ impl View for Plan {
 
     fn body(&self, ask: &Ask) -> Markup {
         let [_, action] = self.order.verb.names();
-        let things = self.order.verb.things();
         let is_idle = self.count == Some(0);
         html! {
             p.told {
                 @match self.count {
-                    Some(count) => { "This would " (action) " " strong { (number(i64::try_from(count).unwrap_or(i64::MAX))) } " " (things) "." },
+                    Some(count) => { "This would " (action) " " strong { (self.order.verb.counted(count)) } "." },
                     None if self.is_uncounted() => { (uncounted()) " " },
                     None => {}
                 }

@@ -1,5 +1,6 @@
 //! `/db/NAME`: one database, with the obstacles to delivery and their remedies.
 
+use oncebox_connect::words::counted;
 use std::sync::Arc;
 
 use maud::{Markup, html};
@@ -259,7 +260,7 @@ fn lanes(status: &Status) -> Markup {
     };
     html! {
         details #lanes {
-            summary { (status.lanes.len()) " lanes" }
+            summary { (counted(status.lanes.len(), "lane")) }
             div.scroll tabindex="0" { table {
                 thead { tr { th.number { "Lane" } th.number { "Backlog" } th.number { "Lag" } th { "Settled" } th { "Locked by" } } }
                 tbody { @for lane in &status.lanes { tr {

@@ -1,5 +1,6 @@
 //! `/`: every database a row, those that need somebody first.
 
+use oncebox_connect::words::counted;
 use std::{cmp::Reverse, sync::Arc};
 
 use maud::{Markup, html};
@@ -208,7 +209,11 @@ impl Row {
         }
         let (problems, warnings) = (self.doctor_problems, self.doctor_warnings);
         (problems + warnings > 0).then(|| {
-            let text = format!("the doctor finds {problems} problems and {warnings} warnings");
+            let text = format!(
+                "the doctor finds {} and {}",
+                counted(problems, "problem"),
+                counted(warnings, "warning")
+            );
             html! { a href=(format!("{path}/doctor")) { (text) } }
         })
     }

@@ -72,6 +72,8 @@ impl View for Replays {
                     input type="hidden" name="kind" value="replays";
                     label { "Key" input type="text" name="key"; }
                     label { "or subject, also a.*" input type="text" name="subject"; }
+                    label { "Enqueued since" input type="text" name="since" placeholder="24h, or 2030-01-31T08:00:00Z"; }
+                    label { "and before" input type="text" name="until" placeholder="1h, or a time in UTC"; }
                     label { "Name of the request" input type="text" name="request"; }
                     button name="action" value="replay" { "replay" }
                 }

@@ -7,6 +7,7 @@ use crate::{
     status::RecentSubject,
     survey::{StreamStatus, Survey},
 };
+use oncebox_connect::words::counted;
 
 /// README asks for so much.
 const WINDOW_SECONDS: f64 = 600.0;
@@ -166,7 +167,10 @@ fn discard(stream: &StreamStatus) -> Option<Diagnosis> {
     if let Some(most) = per_subject {
         return Some(problem_of(
             "discard",
-            format!("stream {name} keeps {most} messages of a subject, and drops the oldest for a new one"),
+            format!(
+                "stream {name} keeps {} of a subject, and drops the oldest for a new one",
+                counted(most, "message")
+            ),
             "messages that no consumer has had yet are lost without a trace",
             format!(
                 "nats stream edit {name} --max-msgs-per-subject=-1, or: nats stream edit {name} --discard new --discard-per-subject"

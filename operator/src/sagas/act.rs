@@ -7,7 +7,7 @@ use oncebox_connect::{
 use tokio_postgres::error::SqlState;
 
 use super::{Saga, SagaSelection};
-use crate::{Operator, failed};
+use crate::{Operator, RowSet, failed};
 
 /// The database's word for a saga that is not as the caller thinks.
 const NOT_WAITING: &str = "OB009";
@@ -47,6 +47,14 @@ pub enum SagaAction {
 }
 
 impl SagaAction {
+    /// A saga in a set of this action. Another step is another action.
+    fn row(&self, saga: &Saga) -> String {
+        match self {
+            Self::Retry { step: Some(step) } | Self::Skip { step } => format!("{} {step}", saga.id),
+            Self::Retry { step: None } | Self::Abandon => saga.id.to_string(),
+        }
+    }
+
     fn is_possible(&self, saga: &Saga) -> bool {
         match self {
             Self::Retry { step: None } => saga.state == "quarantined" || !saga.waiting.is_empty(),
@@ -61,7 +69,7 @@ impl SagaAction {
 impl Operator {
     /// Acts on the selected sagas for which that is possible, `limit` at most, each in a
     /// transaction of its own. An orchestrator applies a retry or a skip within a
-    /// second. A dry run only counts.
+    /// second. `only` leaves out all sagas but those of a set that was shown.
     ///
     /// # Errors
     /// PostgreSQL refused or went away: those so far are done, and the same call goes on.
@@ -70,25 +78,52 @@ impl Operator {
         action: &SagaAction,
         selection: &SagaSelection,
         limit: Option<u64>,
-        dry_run: bool,
+        only: Option<&RowSet>,
     ) -> Result<ActedOn, RelayError> {
         let (limit, mut done, mut after) =
             (limit.unwrap_or(u64::MAX), ActedOn::default(), Some(selection.after));
         while let Some(last) = after.filter(|_| done.sagas < limit) {
             let page = self.look_sagas(selection, last).await?;
-            for saga in page.selected.iter().filter(|saga| action.is_possible(saga)) {
+            let meant = page.selected.iter().filter(|saga| {
+                action.is_possible(saga) && only.is_none_or(|only| only.has(&action.row(saga)))
+            });
+            for saga in meant {
                 if done.sagas == limit {
                     return Ok(done);
                 }
-                let is_done = dry_run || self.act_on_saga(action, saga.id, &mut done).await?;
-                done.sagas += u64::from(is_done);
-                if is_done && !dry_run {
+                if self.act_on_saga(action, saga.id, &mut done).await? {
+                    done.sagas += 1;
                     self.pace.did(1).await;
                 }
             }
             after = page.next;
         }
         Ok(done)
+    }
+
+    /// Adds the selected sagas for which an action is possible to a set, up to `limit`. A saga that
+    /// has changed since the set was shown came later.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn find_sagas(
+        &self,
+        action: &SagaAction,
+        selection: &SagaSelection,
+        limit: Option<u64>,
+        found: &mut RowSet,
+    ) -> Result<(), RelayError> {
+        let (limit, mut after) = (limit.unwrap_or(u64::MAX), Some(selection.after));
+        while let Some(last) = after.filter(|_| found.count() < limit) {
+            let page = self.look_sagas(selection, last).await?;
+            for saga in page.selected.iter().filter(|saga| action.is_possible(saga)) {
+                if found.count() < limit {
+                    found.add(&action.row(saga), saga.changed_at);
+                }
+            }
+            after = page.next;
+        }
+        Ok(())
     }
 
     /// False when it is not possible any more: the saga went on meanwhile.

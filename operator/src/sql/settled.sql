@@ -18,6 +18,7 @@ WITH seen AS MATERIALIZED (
 selected AS MATERIALIZED (
   SELECT
     s.id,
+    s.created_at,
     EXISTS (
       SELECT FROM {schema}.replay AS r
       WHERE r.lane = $1 AND r.id = s.id AND r.request = $9
@@ -54,4 +55,5 @@ SELECT
   (SELECT max(s.id) FROM seen AS s) AS last_id,
   (SELECT count(*) FROM seen AS s) >= $4 AS is_full,
   (SELECT count(*) FROM selected AS s WHERE s.is_asked_for) AS asked_for,
-  coalesce((SELECT array_agg(s.id ORDER BY s.id) FROM selected AS s WHERE NOT s.is_asked_for), '{}') AS ids
+  coalesce((SELECT array_agg(s.id ORDER BY s.id) FROM selected AS s WHERE NOT s.is_asked_for), '{}') AS ids,
+  coalesce((SELECT array_agg(s.created_at ORDER BY s.id) FROM selected AS s WHERE NOT s.is_asked_for), '{}') AS times

@@ -5,7 +5,10 @@ mod tests;
 
 use std::{cmp::Reverse, fmt::Write as _};
 
-use oncebox_connect::config::Config;
+use oncebox_connect::{
+    config::Config,
+    words::{counted, for_one},
+};
 use oncebox_relay::facts::{Explained, Fault, InboxStatus, remedy};
 
 use super::{
@@ -77,7 +80,7 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
     if status.blocked_keys > listed {
         let more = status.blocked_keys - listed;
         found.push(Finding::new(
-            format!("{more} more ordering keys are blocked"),
+            format!("{} {} blocked", counted(more, "more ordering key"), for_one(more, "is", "are")),
             "see `oncebox outbox dead list`",
         ));
     }
@@ -180,9 +183,9 @@ fn dead_letters(group: &DeadLetters) -> Finding {
     let DeadLetters { scope, letters, reason, is_capped, .. } = group;
     let at_least = if *is_capped { "at least " } else { "" };
     let word = quoted(scope);
-    let noun = if *letters == 1 { "message" } else { "messages" };
+    let messages = counted(letters, "message");
     Finding::new(
-        format!("the inbox of {scope} has given {at_least}{letters} {noun} up; the newest: {reason}"),
+        format!("the inbox of {scope} has given {at_least}{messages} up; the newest: {reason}"),
         format!(
             "mend the cause, then `oncebox inbox dead retry --scope {word}`, or give them up: \
              `oncebox inbox dead discard --scope {word}`"
@@ -196,13 +199,14 @@ fn failing(inboxes: &[InboxStatus]) -> Vec<Finding> {
     failing.sort_by_key(|inbox| Reverse(inbox.failing));
     let findings = failing.into_iter().take(INBOXES_LISTED_MAX).map(|inbox| {
         let who = inbox.scope.as_ref().map_or("other inboxes".to_owned(), |scope| format!("the inbox of {scope}"));
-        let [noun, are] = if inbox.failing == 1 { ["message", "is"] } else { ["messages", "are"] };
+        let are = for_one(inbox.failing, "is", "are");
         let reason = inbox.reason.as_deref().unwrap_or("unknown");
         let at_least = if inbox.is_capped { "at least " } else { "" };
         Finding::new(
             format!(
-                "{at_least}{} {noun} of {who} failed and {are} tried again, the oldest is {:.0} s old; the newest reason: {reason}",
-                inbox.failing, inbox.failing_oldest_seconds
+                "{at_least}{} of {who} failed and {are} tried again, the oldest is {:.0} s old; the newest reason: {reason}",
+                counted(inbox.failing, "message"),
+                inbox.failing_oldest_seconds
             ),
             "mend the cause: the consumer tries them again by itself, until its attempts are used up and they are dead",
         )
@@ -214,9 +218,9 @@ fn failing(inboxes: &[InboxStatus]) -> Vec<Finding> {
 fn sagas(waiting: &SagasWaiting) -> Finding {
     let SagasWaiting { saga_type, state, sagas } = waiting;
     let word = quoted(saga_type);
-    let verb = if *sagas == 1 { "saga of type {} is" } else { "sagas of type {} are" };
+    let [are, wait] = [("is", "are"), ("waits", "wait")].map(|(one, more)| for_one(sagas, one, more));
     Finding::new(
-        format!("{sagas} {} {state} and wait for an operator", verb.replace("{}", saga_type)),
+        format!("{} of type {saga_type} {are} {state} and {wait} for an operator", counted(sagas, "saga")),
         format!(
             "see `oncebox saga list --type {word}`, mend the cause, then `oncebox saga retry --type {word}`; or give them \
              up: `oncebox saga abandon --type {word}`"
@@ -294,7 +298,9 @@ fn restored(lanes: &[LaneStatus]) -> Option<Finding> {
     (lanes > 0).then(|| {
         Finding::new(
             format!(
-                "{lanes} lanes come from another cluster (a restored dump): what was due there is sent first"
+                "{} {} from another cluster (a restored dump): what was due there is sent first",
+                counted(lanes, "lane"),
+                for_one(lanes, "comes", "come")
             ),
             "none is needed while a relay works",
         )

@@ -47,12 +47,18 @@ pub(crate) async fn maintain(
         let reason = current.reason.get().cloned();
         let lasted = since.elapsed() > SHORT;
         failures = if lasted { 0 } else { failures + 1 };
-        let is_news = lasted || said != reason;
-        if is_news {
-            warn!(url = server.url(), reason, "NATS is away; no lane is claimed until it is back");
+        let (is_news, was_too_large) = (lasted || said != reason, current.was_too_large());
+        match was_too_large {
+            _ if !is_news => {}
+            true => warn!(
+                url = server.url(),
+                "NATS has cut the connection, because a message is larger than the max_payload of the account or of the \
+                 server; the relay finds the limit out, connects again, and then sets the message aside"
+            ),
+            false => warn!(url = server.url(), reason, "NATS is away; no lane is claimed until it is back"),
         }
         said = reason;
-        if current.was_too_large() || failures >= SHORT_MAX {
+        if was_too_large || failures >= SHORT_MAX {
             tokio::select! {
                 () = find_payload_max(&server) => {}
                 () = shutdown.cancelled() => return,
@@ -63,8 +69,10 @@ pub(crate) async fn maintain(
             () = shutdown.cancelled() => return,
         };
         connection = Arc::new(reconnected);
-        if is_news {
-            info!("NATS is back");
+        match was_too_large {
+            _ if !is_news => {}
+            true => info!("connected to NATS again, within its max_payload"),
+            false => info!("NATS is back"),
         }
     }
 }

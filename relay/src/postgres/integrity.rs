@@ -3,7 +3,10 @@
 
 use std::{fmt, sync::Arc};
 
-use oncebox_connect::postgres::typed;
+use oncebox_connect::{
+    postgres::typed,
+    words::{counted, for_one},
+};
 use oncebox_schema::SchemaName;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -96,14 +99,15 @@ impl Fault {
     #[must_use]
     pub fn explained(&self, schema: &str) -> Explained {
         let detail = &self.detail;
+        let have = |noun| format!("{} {}", counted(detail, noun), for_one(detail, "has", "have"));
         let (what, consequence, remedy) = match self.fault {
             "lanes" => (
-                format!("{detail} lanes have no row in table lane: somebody has deleted or truncated it"),
+                format!("{} no row in table lane: somebody has deleted or truncated it", have("lane")),
                 "their messages are accepted and never delivered",
                 "run `oncebox migrate`, which makes them again, and keep this schema out of what empties tables".to_owned(),
             ),
             "cursors" => (
-                format!("{detail} lanes have no cursor: somebody has deleted or truncated table cursor"),
+                format!("{} no cursor: somebody has deleted or truncated table cursor", have("lane")),
                 "their messages are accepted and never delivered",
                 "run `oncebox migrate`: these lanes begin anew, and send again all that the outbox still has; inboxes absorb \
                  the copies"
@@ -166,7 +170,11 @@ impl Fault {
                     .to_owned(),
             ),
             "foreign-messages" => (
-                format!("{detail} messages come from transactions of another cluster (a subscription has applied them)"),
+                format!(
+                    "{} {} from transactions of another cluster (a subscription has applied them)",
+                    counted(detail, "message"),
+                    for_one(detail, "comes", "come")
+                ),
                 "they are neither due nor settled: they are not delivered",
                 "see \"Moving to another cluster\" in docs/operations.md".to_owned(),
             ),

@@ -9,7 +9,10 @@ use super::{
     act::{confirm, end, form, number},
     support::{Answer, Console},
 };
-use crate::relay::process::{run, run_ok};
+use crate::relay::{
+    process::{run, run_ok},
+    support::{connect, drain, enqueue, values_of},
+};
 
 /// Letters: scope, tenant, key, subject, reason.
 async fn letters(client: &Client, rows: &[[Option<&str>; 5]]) {
@@ -134,7 +137,7 @@ async fn rows_that_came_since_they_were_shown_stay() {
     let done = console.ask("POST", "/db/shop/act", &[], &form(&page, fields)).await;
     assert_eq!(done.status, 303, "{}", done.body);
     let end = end(&console, done.header("location").unwrap()).await;
-    assert_eq!(end, json!({ "done": "discarded 1 dead letters; 3 that came since they were shown stay" }));
+    assert_eq!(end, json!({ "done": "discarded 1 dead letter; 3 that came since they were shown stay" }));
     let job = console.api(done.header("location").unwrap()).await;
     assert_eq!((&job["done"], &job["expected"]), (&json!(1), &json!(1)), "{job}");
     assert_eq!(left(&client).await, [2, 3, 4]);
@@ -180,9 +183,39 @@ async fn a_token_of_a_dry_run_confirms_its_rows_on_the_command_line() {
         assert!(code != 0, "{command:?}: {log}");
         let (code, text, log) = run(url, &[command, &["--all", "--confirm", token]].concat()).await;
         assert!(code == 0 && text.contains(" 1 message"), "{command:?}: {text} {log}");
-        assert_eq!(log.contains("1 message came since"), !late.is_empty(), "{command:?}: {log}");
+        assert_eq!(
+            log.contains("1 row came since the dry run, and stays"),
+            !late.is_empty(),
+            "{command:?}: {log}"
+        );
     }
     assert_eq!(number(&client, "SELECT count(*) FROM oncebox.parked").await, 1);
+}
+
+#[tokio::test]
+async fn replays_of_a_time_are_those_that_were_shown() {
+    let env = TestEnv::new().await;
+    env.stream().await;
+    let (client, subject) = (env.pg().await, env.subject("a"));
+    let mut worker = connect(&values_of(&env)).await.worker();
+    enqueue(&client, &subject, "m-", 0..3, 0).await;
+    drain(&mut worker).await;
+    let console = Console::of(&env, &["--allow-actions"]).await;
+    let page = console.get("/db/shop/replays").await;
+    for field in ["since", "until"] {
+        assert!(page.body.contains(&format!(r#"name="{field}""#)), "{field}: {}", page.body);
+    }
+    let before = console.api("/databases/shop/act?kind=replays&action=replay&until=1h").await;
+    assert_eq!(before["count"], 0, "{before}");
+    let fields = "kind=replays&action=replay&since=24h&request=r";
+    let page = console.get(&format!("/db/shop/act?{fields}")).await;
+    enqueue(&client, &subject, "later-", 0..2, 0).await;
+    drain(&mut worker).await;
+    let done = console.ask("POST", "/db/shop/act", &[], &form(&page, fields)).await;
+    assert_eq!(done.status, 303, "{}", done.body);
+    let end = end(&console, done.header("location").unwrap()).await;
+    let told = "asked the relays to send again 3 messages; 2 that came since they were shown stay";
+    assert_eq!(end, json!({ "done": told }));
 }
 
 #[tokio::test]

@@ -245,7 +245,7 @@ async fn an_operator_prunes_what_inboxes_keep_too_long() {
     assert_eq!(run_ok(url, &["inbox", "prune"]).await, nothing, "all of it is young");
     leased.inbox().sweep_once().await.unwrap();
     pass(&env, 24 * 10).await;
-    let would = "would prune 4 keys, 1 dead letters, 1 abandoned claims; effects of unknown outcome: 1\n";
+    let would = "would prune 4 keys, 1 dead letter, 1 abandoned claim; effects of unknown outcome: 1\n";
     assert_eq!(run_ok(url, &["inbox", "prune", "--dry-run"]).await, would);
     assert_eq!(kept(&env).await, [4, 1, 1, 1], "counting changes nothing");
     let output = run_ok(url, &["inbox", "prune", "--by", "mina", "--json"]).await;

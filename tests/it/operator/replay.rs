@@ -24,7 +24,7 @@ async fn would_replay(url: &str, selectors: &[&str], count: u32) {
     let (code, output, log) = run(url, &[&["outbox", "replay", "--dry-run"], selectors].concat()).await;
     assert_eq!(code, i32::from(count == 0), "{selectors:?}: {log}");
     let noun = if count == 1 { "message" } else { "messages" };
-    assert_eq!(output, format!("would replay {count} {noun}\n"), "{selectors:?}");
+    assert!(output.starts_with(&format!("would replay {count} {noun}\n")), "{selectors:?}: {output}");
 }
 
 #[tokio::test]

@@ -232,8 +232,9 @@ async fn what_waits_is_retried_skipped_or_abandoned_and_recorded() {
     let env = environment().await;
     let url = env.database_url();
     let dry = ["saga", "retry", "--type", "order", "--state", "stuck", "--dry-run"];
-    assert_eq!(run_ok(url, &dry).await, "would retry 2 sagas\n");
-    assert_eq!(run_ok(url, &["saga", "retry", "--all", "--dry-run"]).await, "would retry 4 sagas\n");
+    assert!(run_ok(url, &dry).await.starts_with("would retry 2 sagas\n"));
+    let all = run_ok(url, &["saga", "retry", "--all", "--dry-run"]).await;
+    assert!(all.starts_with("would retry 4 sagas\nto retry these rows"), "{all}");
     assert_eq!(record(&env).await, [""; 0], "nothing was changed");
     let retry = ["saga", "retry", "--state", "stuck", "--limit", "2", "--by", "mina", "--note", "INC-7"];
     assert_eq!(run_ok(url, &retry).await, "asked for another attempt of 2 sagas\n");

@@ -119,6 +119,11 @@ async fn a_copy_under_another_name_is_silent_until_it_is_adopted_as_its_own() {
     let (code, text) = command(&url, &["adopt"]).await;
     assert!(code != 0 && text.contains("--discard-backlog"), "{text}");
     assert_eq!(count(&production.stream).await, 2, "nothing was sent");
+    let (code, text) = command(&url, &["adopt", "--discard-backlog", "--dry-run"]).await;
+    let would = "would be the home of an outbox of its own: 3 messages of its backlog would be given up";
+    assert!(code == 0 && text.contains(would), "{text}");
+    let (_, text) = command(&url, &["status"]).await;
+    assert!(text.contains("this outbox is a copy"), "a dry run changes nothing: {text}");
     let (code, text) = command(&url, &["adopt", "--discard-backlog", "--by", "mina"]).await;
     assert!(code == 0 && text.contains("3 messages of its backlog are given up"), "{text}");
     production.enqueue(&url, "own-", 2).await;

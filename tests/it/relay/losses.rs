@@ -70,7 +70,7 @@ async fn replay(values: &Values, request: &str, limit: u64) -> u64 {
     let config = Config::from_values(values).unwrap();
     let mut tasks = JoinSet::new();
     let mut operator = Operator::connect(config.outbox(), Stamp::default(), &mut tasks).await.unwrap();
-    operator.replay(&ReplaySelection::default(), request, Some(limit), false).await.unwrap().messages
+    operator.replay(&ReplaySelection::default(), request, Some(limit), None).await.unwrap().messages
 }
 
 async fn resend(values: &Values, stream: &str, dry_run: bool) -> Option<u64> {

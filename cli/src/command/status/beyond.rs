@@ -49,17 +49,17 @@ pub(super) fn inboxes(status: &Status, all: bool) -> String {
     };
     let is_shown = |inbox: &&InboxStatus| all || inbox.failing + inbox.dead + inbox.snoozed > 0;
     let rows = inboxes.iter().filter(is_shown).map(|inbox| {
-        let counted = |number: i64| match inbox.is_capped && number > 0 {
+        let capped = |number: i64| match inbox.is_capped && number > 0 {
             true => format!("at least {number}"),
             false => number.to_string(),
         };
         let oldest = if inbox.failing > 0 { age(Some(inbox.failing_oldest_seconds)) } else { String::new() };
         [
             inbox.scope.clone().unwrap_or_else(|| "(others)".to_owned()),
-            counted(inbox.failing),
+            capped(inbox.failing),
             oldest,
-            counted(inbox.dead),
-            counted(inbox.snoozed),
+            capped(inbox.dead),
+            capped(inbox.snoozed),
             inbox.reason.clone().unwrap_or_default(),
         ]
     });

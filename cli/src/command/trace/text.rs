@@ -1,5 +1,6 @@
 //! Traces for people.
 
+use oncebox_connect::words::counted;
 use oncebox_operator::{PlacedTrace, Saga, Trace, TracedFailure, TracedInbox, TracedKey, TracedMessage};
 
 use crate::command::{
@@ -131,7 +132,7 @@ fn stand(inbox: &TracedInbox) -> String {
     let database = inbox.database.as_ref().map(|database| format!(", {database}")).unwrap_or_default();
     let failure = inbox.failure.as_ref().map(|TracedFailure { failures, reason, next_at, .. }| {
         let next = next_at.map(|at| format!(", next at {}", time(at))).unwrap_or_default();
-        format!(": {failures} failure{}{next}, {reason}", if *failures == 1 { "" } else { "s" })
+        format!(": {}{next}, {reason}", counted(failures, "failure"))
     });
     format!("{status} in {}{tenant}{database}{}", inbox.scope, failure.unwrap_or_default())
 }

@@ -1,5 +1,6 @@
 //! The events of a key and of those below it, in the order of time, over all databases.
 
+use oncebox_connect::words::counted;
 use std::{collections::HashSet, time::SystemTime};
 
 use maud::{Markup, html};
@@ -80,7 +81,9 @@ fn of_message<'a>(database: &'a str, message: &'a TracedMessage) -> Vec<Event<'a
     if let Some(parked) = &message.parked {
         events.push(event(parked.parked_at, "parked", parked.reason.clone()));
         events.extend(
-            parked.died_at.map(|at| event(at, "dead", format!("after {} attempts", parked.attempts))),
+            parked
+                .died_at
+                .map(|at| event(at, "dead", format!("after {}", counted(parked.attempts, "attempt")))),
         );
         let next = |at| event(at, "next attempt", String::new());
         events.extend(parked.next_attempt_at.map(next));
@@ -101,7 +104,7 @@ fn of_inbox<'a>(database: &'a str, key: &'a str, inbox: &'a TracedInbox) -> Vec<
     let scope = format!("by {}", inbox.scope);
     events.extend(inbox.settled_at.map(|at| event(at, &inbox.status, scope.clone())));
     if let Some(failure) = &inbox.failure {
-        let more = format!("{scope}, {} times: {}", failure.failures, failure.reason);
+        let more = format!("{scope}, {}: {}", counted(failure.failures, "time"), failure.reason);
         events.push(event(failure.failed_at, "failing", more));
         events.extend(failure.next_at.map(|at| event(at, "next attempt", scope)));
     }
