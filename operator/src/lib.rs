@@ -172,7 +172,10 @@ impl Operator {
     }
 
     /// The time of the database.
-    async fn now(&self) -> Result<SystemTime, RelayError> {
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn now(&self) -> Result<SystemTime, RelayError> {
         let rows = self.query("read the time", &self.sql.now, &[]).await?;
         Ok(rows.first().map_or(SystemTime::UNIX_EPOCH, |row| row.get("now")))
     }

@@ -94,6 +94,9 @@ impl Operator {
                 }
             }
         }
+        if found.count() == limit {
+            found.forget_late();
+        }
         Ok(before)
     }
 

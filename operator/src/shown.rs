@@ -163,6 +163,11 @@ impl RowSet {
         rows.insert(digest);
     }
 
+    /// The later ones are no part of the selection, whose limit the others have reached.
+    pub(crate) fn forget_late(&mut self) {
+        self.late.clear();
+    }
+
     pub(crate) fn has(&self, row: &impl fmt::Display) -> bool {
         self.rows.contains(&self.digest(row))
     }

@@ -169,7 +169,8 @@ impl Run {
             output::json_lines(&[document])?
         } else {
             let verb = if self.dry_run { format!("would {action}") } else { past.to_owned() };
-            let confirm = token.map(|token| confirmation(action, &token)).unwrap_or_default();
+            let confirm = token.zip(rows).map(|(token, rows)| confirmation(action, &token, rows));
+            let confirm = confirm.unwrap_or_default();
             format!("{verb} {}\n{confirm}", counted(count, what))
         };
         output::print(&text)?;
@@ -179,8 +180,9 @@ impl Run {
 
 /// How to confirm the rows of a dry run: a part of the answer, and no line of the log, which a
 /// filter may hide.
-pub(super) fn confirmation(action: &str, token: &str) -> String {
-    format!("to {action} these rows and no other: --confirm {token}\n")
+pub(super) fn confirmation(action: &str, token: &str, rows: &RowSet) -> String {
+    let these = if rows.late() == 0 { String::new() } else { format!("{} of ", rows.count()) };
+    format!("to {action} {these}these rows and no other: --confirm {token}\n")
 }
 
 /// One line that is written over about once a second.

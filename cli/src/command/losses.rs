@@ -1,7 +1,5 @@
 //! `oncebox outbox resend`.
 
-use std::time::SystemTime;
-
 use clap::{Arg, ArgMatches};
 use oncebox_connect::config::OutboxConfig;
 use oncebox_operator::{Moment, Operator};
@@ -12,7 +10,7 @@ use super::action;
 /// The arguments of the command.
 pub(crate) struct Resend {
     stream: String,
-    since: Option<SystemTime>,
+    since: Option<Moment>,
     run: action::Run,
 }
 
@@ -34,7 +32,7 @@ impl Resend {
     pub(super) fn new(flags: &ArgMatches) -> Self {
         Self {
             stream: flags.get_one::<String>("stream").cloned().unwrap_or_default(),
-            since: flags.get_one::<Moment>("since").map(|since| since.at(SystemTime::now())),
+            since: flags.get_one::<Moment>("since").copied(),
             run: action::Run::new(flags),
         }
     }
@@ -43,6 +41,8 @@ impl Resend {
         let Self { stream, since, run } = self;
         let mut tasks = JoinSet::new();
         let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
+        let now = operator.now().await?;
+        let since = since.map(|since| since.at(now));
         match operator.resend(&stream, since, run.dry_run).await? {
             Some(messages) => run.report("resend", "asked the relays to send again", messages),
             None => Err(anyhow::anyhow!(

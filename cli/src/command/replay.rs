@@ -99,7 +99,10 @@ impl Replay {
             false => None,
         };
         // A time ago is before the end of the set: of a dry run and of its confirmation the same.
-        let now = rows.as_ref().map_or_else(SystemTime::now, RowSet::until);
+        let now = match &rows {
+            Some(rows) => rows.until(),
+            None => operator.now().await?,
+        };
         let at = |moment: Option<Moment>| moment.map(|moment| moment.at(now));
         let selection = ReplaySelection { since: at(since), until: at(until), ..selection };
         let mut before = 0;
@@ -108,7 +111,7 @@ impl Replay {
             run.check(rows)?;
         }
         let messages = match &rows {
-            Some(rows) if run.dry_run => rows.count(),
+            Some(rows) if run.dry_run => (rows.count() + rows.late()).min(limit.unwrap_or(u64::MAX)),
             only => {
                 let done = operator.replay(&selection, &request, limit, only.as_ref()).await?;
                 before = done.before;
@@ -133,8 +136,8 @@ impl Replay {
 fn report_late(rows: Option<&RowSet>) {
     if let Some(rows) = rows.filter(|rows| rows.late() > 0) {
         tracing::warn!(
-            "{} more match, enqueued after {}, since when a message waits to be sent: a replay without --confirm takes \
-             them too",
+            "--confirm leaves out {} of these, enqueued after {}, since when a message waits to be sent: a replay \
+             without --confirm takes them too",
             output::messages(rows.late()),
             output::time(rows.until())
         );

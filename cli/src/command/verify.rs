@@ -1,7 +1,5 @@
 //! `oncebox outbox verify`.
 
-use std::time::SystemTime;
-
 use clap::{Arg, ArgAction, ArgMatches};
 use oncebox_connect::config::Config;
 use oncebox_operator::{
@@ -65,7 +63,10 @@ impl Verify {
         let mut operator = Operator::connect(config.outbox(), run.stamp.clone(), &mut tasks).await?;
         let mut rows = if asked.resend { run.rows(&operator, "outbox verify --resend").await? } else { None };
         // A time ago is before the end of the set: of a dry run and of its confirmation the same.
-        let now = rows.as_ref().map_or_else(SystemTime::now, RowSet::until);
+        let now = match &rows {
+            Some(rows) => rows.until(),
+            None => operator.now().await?,
+        };
         asked.since = since.map(|since| since.at(now));
         let mut printed = Ok(true);
         let mut verified = operator
@@ -82,7 +83,7 @@ impl Verify {
             verified.resent = operator.send_shown(&verified, rows).await?;
         }
         if printed {
-            output::print(&summary(&verified, &run, run.token(rows.as_ref()))?)?;
+            output::print(&summary(&verified, &run, rows.as_ref())?)?;
         }
         let is_repaired = asked.resend && !run.dry_run;
         Ok(u8::from(!verified.is_whole() && !is_repaired))
@@ -117,7 +118,8 @@ fn line(finding: &VerificationFinding, json: bool) -> anyhow::Result<String> {
     Ok(output::clean(&text).replace('\n', " ") + "\n")
 }
 
-fn summary(verified: &Verified, run: &action::Run, token: Option<String>) -> anyhow::Result<String> {
+fn summary(verified: &Verified, run: &action::Run, rows: Option<&RowSet>) -> anyhow::Result<String> {
+    let token = run.token(rows);
     if run.json {
         let mut document = json!(verified);
         if let Some(token) = token {
@@ -143,6 +145,7 @@ fn summary(verified: &Verified, run: &action::Run, token: Option<String>) -> any
         let verb = if run.dry_run { "would ask" } else { "asked" };
         text += &format!("{verb} the relays to send again {}\n", output::messages(verified.resent));
     }
-    text += &token.map(|token| action::confirmation("resend", &token)).unwrap_or_default();
+    let confirm = token.zip(rows).map(|(token, rows)| action::confirmation("resend", &token, rows));
+    text += &confirm.unwrap_or_default();
     Ok(text)
 }

@@ -213,7 +213,10 @@ impl Order {
             }
             Verb::CancelDelayed => done(operator.cancel_delayed(&delayed(&part.0)?, None, rows).await),
             Verb::Replay => {
-                let now = rows.map_or_else(SystemTime::now, RowSet::until);
+                let now = match rows {
+                    Some(rows) => rows.until(),
+                    None => operator.now().await.map_err(refused)?,
+                };
                 let replayed = operator.replay(&part.replay(now)?, &part.request(), None, rows).await;
                 done(replayed.map(|replayed| replayed.messages))
             }

@@ -56,4 +56,4 @@ SELECT
   (SELECT count(*) FROM seen AS s) >= $4 AS is_full,
   (SELECT count(*) FROM selected AS s WHERE s.is_asked_for) AS asked_for,
   coalesce((SELECT array_agg(s.id ORDER BY s.id) FROM selected AS s WHERE NOT s.is_asked_for), '{}') AS ids,
-  coalesce((SELECT array_agg(s.created_at ORDER BY s.id) FROM selected AS s WHERE NOT s.is_asked_for), '{}') AS times
+  coalesce((SELECT array_agg(coalesce(s.created_at, 'epoch') ORDER BY s.id) FROM selected AS s WHERE NOT s.is_asked_for), '{}') AS times

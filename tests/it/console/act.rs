@@ -78,7 +78,7 @@ async fn an_action_is_counted_first_and_done_under_the_name_of_who_confirms_it()
     let path = format!("/db/shop/act?{fields}");
     let page = console.ask("GET", &path, &mina, "").await;
     for part in
-        ["would retry <strong>5</strong> messages", "retry as mina", "oncebox outbox dead retry --subject"]
+        ["would retry <strong>5 messages</strong>", "retry as mina", "oncebox outbox dead retry --subject"]
     {
         assert!(page.body.contains(part), "{part}: {}", page.body);
     }

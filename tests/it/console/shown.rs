@@ -84,7 +84,7 @@ async fn a_ticked_row_is_one_row_with_or_without_a_key() {
     let id = all["rows"][1]["id"].as_str().unwrap();
     assert_eq!(id, r#"["mail","","order-1",""]"#);
     let counted = console.get(&format!("/db/shop/act?kind=failing&action=bury&id={}", encoded(id))).await;
-    assert!(counted.body.contains("would bury <strong>1</strong>"), "{}", counted.body);
+    assert!(counted.body.contains("would bury <strong>1 message</strong>"), "{}", counted.body);
 }
 
 #[tokio::test]
@@ -115,7 +115,8 @@ async fn the_button_of_a_group_means_that_group() {
     ] {
         let before = left(&client).await;
         let job = confirm(&console, &discards(part)).await;
-        let told = format!("discarded {} dead letters", gone.len());
+        let noun = if gone.len() == 1 { "letter" } else { "letters" };
+        let told = format!("discarded {} dead {noun}", gone.len());
         assert_eq!(end(&console, &job).await, json!({ "done": told }), "{part}");
         let kept: Vec<i64> = before.into_iter().filter(|id| !gone.contains(id)).collect();
         assert_eq!(left(&client).await, kept, "{part}");
