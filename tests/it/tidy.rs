@@ -131,8 +131,8 @@ fn no_statement_on_a_table_hides_in_rust() {
 #[test]
 fn the_program_s_clock_decides_nothing() {
     // Ages in metrics and a warning, the skew that `oncebox doctor` reports, the name of a replay,
-    // times of spans; where a nats-server before 2.10 does not say its own, the age of a consumer in
-    // a report, and of an object against half of its life.
+    // times of spans; where a nats-server before 2.10 does not say its own, the age of a consumer
+    // in a report, and of an object against half of its life.
     const REPORTS: [&str; 8] = [
         "operator/src/survey/consumers.rs",
         "relay/src/nats/objects.rs",
