@@ -158,7 +158,6 @@ BEGIN
     GRANT SELECT ON {schema}.migration TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox TO "{name}_consumer";
     GRANT SELECT, INSERT, DELETE ON {schema}.dead_letter TO "{name}_consumer";
-    GRANT SELECT, INSERT, UPDATE ON {schema}.consumer_position TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox_claim, {schema}.inbox_effect TO "{name}_consumer";
     GRANT SELECT, INSERT, DELETE ON {schema}.inbox_batch TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox_snooze, {schema}.inbox_attempt TO "{name}_consumer";
@@ -174,6 +173,8 @@ BEGIN
         text, text, text, text, bigint, timestamptz, text, text, double precision, double precision),
       {schema}.begin_attempt(text, text, text, text, bigint, timestamptz, text, bigint, boolean),
       {schema}.cancel_attempt(text, text, text, text, bigint, timestamptz),
+      {schema}.lead_consumer(text, text, text, interval), {schema}.consumer_place(text, text, text),
+      {schema}.continue_consumer(text, text, text, bigint, boolean),
       {schema}.forget_attempts(text, text, text),
       {schema}.bury(text, text, bytea, text, text, jsonb, text, bigint, text, bigint, timestamptz, bigint, xid8)
       TO "{name}_consumer";

@@ -3,7 +3,7 @@
 /// Number, name, file.
 pub(crate) type Migration<'a> = (i32, &'a str, &'a str);
 
-pub(crate) const MIGRATIONS: [Migration<'_>; 15] = [
+pub(crate) const MIGRATIONS: [Migration<'_>; 16] = [
     (1, "grammar", include_str!("../migrations/0001_grammar.sql")),
     (2, "outbox", include_str!("../migrations/0002_outbox.sql")),
     (3, "delayed", include_str!("../migrations/0003_delayed.sql")),
@@ -19,6 +19,7 @@ pub(crate) const MIGRATIONS: [Migration<'_>; 15] = [
     (13, "segments", include_str!("../migrations/0013_segments.sql")),
     (14, "actions", include_str!("../migrations/0014_actions.sql")),
     (15, "batches", include_str!("../migrations/0015_batches.sql")),
+    (16, "order", include_str!("../migrations/0016_order.sql")),
 ];
 
 /// The schema version that this build installs.

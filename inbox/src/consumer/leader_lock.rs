@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use oncebox_claims::{
-    database::{Database, failed_through, statement},
-    identity::hash,
-};
+use oncebox_claims::database::{Database, failed_through, statement};
 use oncebox_schema::{Driver, Value};
 use tokio::time::timeout;
 
@@ -13,6 +10,8 @@ use crate::{Error, InvalidSettings, records::bigint};
 
 /// How long a statement on the leader's connection may take before it counts as lost.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+/// A leader that says nothing for so long is suspended, or cut off: PostgreSQL ends its session.
+const SILENCE: Duration = Duration::from_secs(30);
 const TAKE: &str = "take the leader lock";
 const LEAD: &str = include_str!("leader_lock/lead.sql");
 
@@ -38,7 +37,6 @@ pub(super) struct Position<'a> {
 /// A transaction that asks for the right to consume, again and again.
 pub(super) struct LeaderCandidate<D: Driver> {
     transaction: D::Transaction,
-    lock: i64,
     is_leader: bool,
 }
 
@@ -55,28 +53,42 @@ impl<D: Driver> LeaderCandidate<D> {
     pub(super) async fn begin(
         database: &Database<D>,
         scope: &str,
-        Position { stream, durable, .. }: Position<'_>,
+        position: Position<'_>,
     ) -> Result<Self, Error> {
         if database.connections_max() == Some(1) {
             let mistake = "Order::Strict keeps one connection of the pool, whose largest size is 1: make it larger by 1";
             return Err(InvalidSettings(vec![mistake.to_owned()]).into());
         }
-        let lock = hash("oncebox lead 1", [database.schema().as_str(), scope, stream, durable]);
-        let values = [Value::Integer(Some(lock))];
-        let (transaction, row) = database.begin_without_snapshot(TAKE, LEAD, &values).await?;
-        Ok(Self { transaction, lock, is_leader: row.is_some_and(|row| row.is_true(0)) })
+        let (sql, values) = asking(database, scope, position);
+        let (transaction, row) = database.begin_without_snapshot(TAKE, &sql, &values).await?;
+        Ok(Self { transaction, is_leader: row.is_some_and(|row| row.is_true(0)) })
     }
 
     /// Whether the leader lock is had; if not, asks for it, and does not wait for it.
-    pub(super) async fn ask(mut self, database: &Database<D>) -> Result<Election<D>, Error> {
+    pub(super) async fn ask(
+        mut self,
+        database: &Database<D>,
+        scope: &str,
+        position: Position<'_>,
+    ) -> Result<Election<D>, Error> {
         if !self.is_leader {
-            let values = [Value::Integer(Some(self.lock))];
-            let asked = timeout(ANSWER_WITHIN, database.query(&mut self.transaction, LEAD, &values));
+            let (sql, values) = asking(database, scope, position);
+            let asked = timeout(ANSWER_WITHIN, database.query(&mut self.transaction, &sql, &values));
             let row = asked.await.map_err(|elapsed| Error::Unavailable(TAKE, elapsed.into()))?;
             self.is_leader = row.map_err(failed_through::<D>(TAKE))?.is_some_and(|row| row.is_true(0));
         }
         Ok(if self.is_leader { Election::Won(LeaderLock(self.transaction)) } else { Election::Lost(self) })
     }
+}
+
+fn asking<'a, D: Driver>(
+    database: &Database<D>,
+    scope: &'a str,
+    Position { stream, durable, .. }: Position<'a>,
+) -> (String, [Value<'a>; 4]) {
+    let silence = Value::Integer(Some(bigint(SILENCE.as_secs())));
+    let [scope, stream, durable] = [scope, stream, durable].map(|text| Value::Text(Some(text)));
+    (statement(database.schema(), LEAD), [scope, stream, durable, silence])
 }
 
 /// The sequence to continue from, when one was recorded.

@@ -1,9 +1,7 @@
--- Become the one process that consumes, if nobody is, until this transaction ends. It stays open
--- and idle, without a limit of time; at READ COMMITTED it holds back no vacuum meanwhile. Asked
--- again in the same transaction until it is true.
--- $1 lock: 64-bit hash of schema, scope, stream and durable name.
--- No index. Locking: an advisory lock; it ends with the transaction, so with the process.
-SELECT pg_try_advisory_xact_lock($1::bigint)::text,
-       (SELECT count(set_config(s.name, '0', true))
-        FROM pg_settings AS s
-        WHERE s.name IN ('idle_in_transaction_session_timeout', 'transaction_timeout'))::text
+-- Become the one process that consumes, if nobody is, until this transaction ends. Asked again in
+-- the same transaction until it is true.
+-- $1 scope; $2 stream; $3 durable name; $4 silence after which PostgreSQL ends the session, in
+-- seconds.
+-- No index. Locking: an advisory lock; it ends with the transaction, so with the process, or with
+-- its silence.
+SELECT {schema}.lead_consumer($1::text, $2::text, $3::text, make_interval(secs => $4::bigint))::text

@@ -92,7 +92,7 @@ impl<M: Mode> Pump<M> {
         let mut candidate = LeaderCandidate::begin(&inbox.database, inbox.scope(), position).await?;
         let mut standing_by = false;
         loop {
-            candidate = match candidate.ask(&inbox.database).await? {
+            candidate = match candidate.ask(&inbox.database, inbox.scope(), position).await? {
                 Election::Won(leader_lock) => {
                     self.leader_lock = Some(leader_lock);
                     info!(stream, durable, "this process consumes, in strict order");
