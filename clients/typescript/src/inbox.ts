@@ -71,7 +71,7 @@ export class Inbox<T = any> {
   async register(): Promise<void> {
     const seconds = this.options.retentionMs === undefined ? null : String(this.options.retentionMs / 1000);
     const text = `SELECT ${this.#schema}.register_scope($1, make_interval(secs => $2::float8))::text`;
-    await this.#ask(text, [this.scope, seconds]);
+    await this.ask(text, [this.scope, seconds]);
   }
 
   /**
@@ -123,13 +123,13 @@ export class Inbox<T = any> {
   #begin({ message, tenant, key }: Claim, isAlone: boolean): Promise<string | null> {
     const text = `SELECT ${this.#schema}.begin_attempt($1, $2, $3, $4, $5, $6, $7, $8, $9)`;
     const values = [this.scope, key, tenant, ...origin(message), printable(message.subject), this.options.attemptsMax, isAlone];
-    return this.#ask(text, values);
+    return this.ask(text, values);
   }
 
   /** The run was no attempt. If this fails, the message runs alone once, which counts nothing. */
   async #cancel({ message, tenant, key }: Claim): Promise<void> {
     const text = `SELECT ${this.#schema}.cancel_attempt($1, $2, $3, $4, $5, $6)::text`;
-    await this.#ask(text, [this.scope, key, tenant, ...origin(message)]).catch(() => null);
+    await this.ask(text, [this.scope, key, tenant, ...origin(message)]).catch(() => null);
   }
 
   async #run(handler: Handler<T>, claim: Claim, data: T): Promise<Verdict> {
@@ -180,6 +180,18 @@ export class Inbox<T = any> {
     return this.#pool.connect();
   }
 
+  /** Checks that the pool has connections: that many at least, or else handlers wait for each other's. @internal */
+  check(least: number, wanted: number): void {
+    const max = this.#pool.options.max ?? 10;
+    const has = `scope ${this.scope}: the pool has ${max} connections at most`;
+    if (max < least) {
+      throw new RangeError(`${has}, and ${least} are needed: set its \`max\``);
+    }
+    if (max < wanted) {
+      this.options.log.warn(`${has}, and ${wanted} are of use: handlers wait for connections; set its \`max\``);
+    }
+  }
+
   /** A call of a function of the schema. @internal */
   call(name: string): string {
     return `${this.#schema}.${name}`;
@@ -216,8 +228,8 @@ export class Inbox<T = any> {
     });
   }
 
-  /** Calls a function in a transaction of its own. */
-  async #ask(text: string, values: unknown[]): Promise<string | null> {
+  /** Calls a function in a transaction of its own. @internal */
+  async ask(text: string, values: unknown[]): Promise<string | null> {
     return await ask(await this.#pool.connect(), this.options.stepTimeoutMs, text, values);
   }
 
@@ -291,7 +303,7 @@ export class Inbox<T = any> {
   /** Whether the handler has committed the claim by itself, so that a copy would be answered as handled. */
   async #hasCommitted({ xid, isUnsure }: Claim): Promise<boolean> {
     const isAsked = xid !== undefined && isUnsure !== true; // else the COMMIT may have been ours
-    return isAsked && (await this.#ask("SELECT pg_xact_status($1::xid8)", [xid])) === "committed";
+    return isAsked && (await this.ask("SELECT pg_xact_status($1::xid8)", [xid])) === "committed";
   }
 
   /** Ends the session that holds the key, since a statement goes on there although its connection is closed. @internal */
@@ -301,7 +313,7 @@ export class Inbox<T = any> {
       WHERE held.locktype = 'advisory' AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
         AND held.objsubid = 1 AND (held.classid::bigint << 32) | held.objid::bigint = $1::bigint AND held.granted
         AND holder.xact_start <= clock_timestamp() - $2::bigint * interval '1 millisecond'`;
-    await this.#ask(text, [this.#lock(tenant, key!), String(this.options.handlerTimeoutMs)]);
+    await this.ask(text, [this.#lock(tenant, key!), String(this.options.handlerTimeoutMs)]);
   }
 
   /** Counts a failed attempt, and gives the message up when it has reached `attemptsMax`. */
@@ -318,7 +330,7 @@ export class Inbox<T = any> {
     // If PostgreSQL is away, this statement fails too, and the attempt does not count.
     const text = `SELECT ${this.#schema}.attempt_failed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)::text`;
     const attempts = Number(
-      await this.#ask(text, [
+      await this.ask(text, [
         ...[this.scope, claim.key, claim.tenant, ...origin(claim.message), printable(reason), printable(claim.message.subject)],
         ...[String(first / 1000), String(longest / 1000)],
       ]),
@@ -334,7 +346,7 @@ export class Inbox<T = any> {
   /** Forgets the attempts at a message that has ended. If this fails, its key says that it has. */
   async #forgetAttempts({ message, tenant, key }: Claim, { name }: Verdict): Promise<void> {
     if ((message.deliveries ?? 1) > 1 && ["handled", "replayed", "rejected"].includes(name)) {
-      await this.#ask(`SELECT ${this.#schema}.forget_attempts($1, $2, $3)::text`, [this.scope, key, tenant]).catch(() => null);
+      await this.ask(`SELECT ${this.#schema}.forget_attempts($1, $2, $3)::text`, [this.scope, key, tenant]).catch(() => null);
     }
   }
 
@@ -351,7 +363,7 @@ export class Inbox<T = any> {
   /** Gives a message up and records it as a dead letter, unless a copy was handled meanwhile. */
   async #bury({ message, tenant, key }: Claim, text: string, committedBy: string | null = null): Promise<Verdict> {
     const reason = printable(text);
-    const name = await this.#ask(`SELECT ${this.#schema}.bury($1, $2, $3, $4, $5, $6::jsonb, $7, $8, $9, $10, $11, $12, $13)`, [
+    const name = await this.ask(`SELECT ${this.#schema}.bury($1, $2, $3, $4, $5, $6::jsonb, $7, $8, $9, $10, $11, $12, $13)`, [
       ...[this.scope, key, message.payload, reason, printable(message.subject), headers(message), tenant],
       ...[messageId(message), ...origin(message), String(message.deliveries ?? 1), committedBy],
     ]);
