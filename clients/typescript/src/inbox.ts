@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from "node:timers/promises";
-import type { ClientBase, Pool, PoolClient } from "pg";
+import type { Pool, PoolClient } from "pg";
 
 import { single } from "./headers.ts";
 import { type Claim, Unreadable } from "./claim.ts";
@@ -7,8 +7,8 @@ import { checkKey } from "./keys.ts";
 import { Dead, RetryAfter, type Verdict, type Handler, type Message } from "./message.ts";
 import { ended, fingerprint, headers, json, line, messageId, origin, printable, sha256, sqlState } from "./text.ts";
 import { handling } from "./spans.ts";
-import { ask, commit, handled, step, TimedOut, within } from "./transaction.ts";
-import { query, quoted, SESSION, together } from "./wire.ts";
+import { ask, commit, handled, type Own, step, TimedOut, within } from "./transaction.ts";
+import { prepared, query, quoted, SESSION, together } from "./wire.ts";
 
 /** How often a message is run again at once after a conflict with another transaction. */
 const CONFLICT_ROUNDS = 5;
@@ -49,22 +49,20 @@ export interface InboxOptions<T> {
 export class Inbox<T = any> {
   readonly scope: string;
   readonly options: Required<Pick<InboxOptions<T>, "attemptsMax" | "backoffMs" | "handlerTimeoutMs" | "stepTimeoutMs" | "log">> & InboxOptions<T>;
-  readonly #pool: Pool;
+  /** @internal */
+  readonly pool: Pool;
   readonly #schema: string;
   /** Whether a message runs now although a run of it may have ended its process. */
   #isSuspected = false;
 
   /** The scope names the consumer, `service:handler`; never rename it. */
   constructor(pool: Pool, scope: string, options: InboxOptions<T> = {}) {
-    this.#pool = pool;
+    this.pool = pool;
     this.scope = scope;
     this.#schema = quoted(options.schema ?? "oncebox");
     const backoffMs: [number, number] = [1000, 300_000];
     this.options = { attemptsMax: 20, backoffMs, handlerTimeoutMs: 60_000, stepTimeoutMs: 30_000, log: console, ...options };
-    // Only the pool can give up a connection that is still being made.
-    pool.options.connectionTimeoutMillis ||= this.options.stepTimeoutMs;
-    // Without a listener, an idle connection that breaks would end the process.
-    pool.on("error", (error) => this.options.log.info(`scope ${scope}: an idle connection broke: ${line(error)}`));
+    prepared(pool, this.options.stepTimeoutMs, (error) => this.options.log.info(`scope ${scope}: an idle connection broke: ${line(error)}`));
   }
 
   /** Records the scope and its retention; fails when the scope is in use in the leased mode. */
@@ -136,7 +134,7 @@ export class Inbox<T = any> {
     let failure: unknown;
     for (let round = 0; round < CONFLICT_ROUNDS; round++) {
       // Without a connection nothing was attempted, so nothing is counted.
-      const client = await this.#pool.connect();
+      const client = await this.pool.connect();
       try {
         const answer = await this.#attempt(client, handler, claim, data);
         await this.#forgetAttempts(claim, answer);
@@ -177,12 +175,12 @@ export class Inbox<T = any> {
 
   /** Gets a connection. @internal */
   connect(): Promise<PoolClient> {
-    return this.#pool.connect();
+    return this.pool.connect();
   }
 
   /** Checks that the pool has connections: that many at least, or else handlers wait for each other's. @internal */
   check(least: number, wanted: number): void {
-    const max = this.#pool.options.max ?? 10;
+    const max = this.pool.options.max ?? 10;
     const has = `scope ${this.scope}: the pool has ${max} connections at most`;
     if (max < least) {
       throw new RangeError(`${has}, and ${least} are needed: set its \`max\``);
@@ -230,7 +228,7 @@ export class Inbox<T = any> {
 
   /** Calls a function in a transaction of its own. @internal */
   async ask(text: string, values: unknown[]): Promise<string | null> {
-    return await ask(await this.#pool.connect(), this.options.stepTimeoutMs, text, values);
+    return await ask(await this.pool.connect(), this.options.stepTimeoutMs, text, values);
   }
 
   /** Waits for a step on this connection. */
@@ -296,8 +294,8 @@ export class Inbox<T = any> {
 
   /** Runs the handler. If it takes longer than `handlerTimeoutMs`, its connection is closed. */
   #handle(handler: Handler<T>, client: PoolClient, { key, tenant, message }: Claim, data: T) {
-    const run = (client: ClientBase, signal: AbortSignal) => handler({ client, key: key!, tenant, message, signal }, data);
-    return handled(client, this.options.handlerTimeoutMs, run);
+    const run = (own: Own) => handler({ ...own, key: key!, tenant, message }, data);
+    return handled(client, this.pool, this.options.handlerTimeoutMs, run);
   }
 
   /** Whether the handler has committed the claim by itself, so that a copy would be answered as handled. */
