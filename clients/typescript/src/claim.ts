@@ -6,6 +6,8 @@ export interface Claim extends Run {
   message: Message;
   tenant: string;
   key: string | null;
+  /** Whether the handler was called. */
+  hasRun?: boolean;
 }
 
 /** A message that no handler can be run for, and the claim as far as it can be read. */

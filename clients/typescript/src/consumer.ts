@@ -5,7 +5,7 @@ import { Durable } from "./durable.ts";
 import type { Inbox } from "./inbox.ts";
 import type { Handler } from "./message.ts";
 import { heldMax, Pump } from "./pump.ts";
-import { line } from "./text.ts";
+import { line } from "./errors.ts";
 
 export { received } from "./pump.ts";
 

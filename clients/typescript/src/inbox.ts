@@ -1,17 +1,20 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import type { Pool, PoolClient } from "pg";
 
-import { single } from "./headers.ts";
 import { type Claim, Unreadable } from "./claim.ts";
+import { fields, found, hasState, isConflict, isOfPostgres, isUseless, line, stacks } from "./errors.ts";
+import { single } from "./headers.ts";
 import { checkKey } from "./keys.ts";
-import { Dead, RetryAfter, type Verdict, type Handler, type Message } from "./message.ts";
-import { ended, fingerprint, headers, json, line, messageId, origin, printable, sha256, sqlState } from "./text.ts";
+import type { Dead, Handler, Message, RetryAfter, Verdict } from "./message.ts";
+import { ended, fingerprint, headers, json, messageId, origin, printable, sha256 } from "./text.ts";
 import { handling } from "./spans.ts";
 import { ask, commit, handled, type Own, step, TimedOut, within } from "./transaction.ts";
 import { prepared, query, quoted, SESSION, together } from "./wire.ts";
 
 /** How often a message is run again at once after a conflict with another transaction. */
 const CONFLICT_ROUNDS = 5;
+/** A handler may ask for no longer pause, in milliseconds: a day. */
+const RETRY_AFTER_MAX = 86_400_000;
 const MISMATCH = "the key was used before with another payload";
 const NO_TRACE = "delivery limit reached, and the last attempt left no trace: did it end the process?";
 const COMMITTED = "the handler sent COMMIT by itself, which stays, and then failed";
@@ -148,11 +151,14 @@ export class Inbox<T = any> {
       if (await this.#hasCommitted(claim)) {
         return await this.#bury(claim, `${COMMITTED}: ${line(failure)}`, claim.xid);
       }
-      const code = sqlState(failure);
-      if (code !== "40001" && code !== "40P01") {
+      if (!isConflict(failure)) {
         break;
       }
       await sleep(5 + 95 * Math.random());
+    }
+    if (!claim.hasRun && (isUseless(failure) || isConflict(failure) || hasState(failure, /^53/) || !isOfPostgres(failure))) {
+      // The connection was dead, or the server is another one now: nothing was attempted.
+      throw failure;
     }
     return await this.#failed(claim, failure);
   }
@@ -169,7 +175,7 @@ export class Inbox<T = any> {
       return [claim, (this.options.decode ?? json)(message.payload)];
     } catch (problem) {
       // The text of the error may quote the payload.
-      throw new Unreadable(claim, `the payload does not decode: ${(problem as Error)?.name}`);
+      throw new Unreadable(claim, `the payload does not decode: ${(problem as Error)?.name} ${fields(problem)}`.trim());
     }
   }
 
@@ -211,13 +217,14 @@ export class Inbox<T = any> {
 
   /** Claims the key, runs the handler and stores the outcome, in one transaction. */
   async #attempt(client: PoolClient, handler: Handler<T>, claim: Claim, data: T): Promise<Verdict> {
-    [claim.xid, claim.sessionThen, claim.isUnsure] = [undefined, undefined, false];
+    [claim.xid, claim.sessionThen, claim.isUnsure, claim.hasRun] = [undefined, undefined, false, false];
     return await within(client, claim, this.options.stepTimeoutMs, async () => {
       const answer = await this.#step(client, () => this.#claim(client, claim));
       if (answer.name === "handled") {
+        claim.hasRun = true;
         const reply = await handling(this.scope, claim.key!, claim.message, () => this.#handle(handler, client, claim, data));
         const end = ended(reply);
-        answer.reply = end.reply;
+        [answer.reply, answer.name] = [end.reply, end.status === "rejected" ? "rejected" : "handled"];
         await this.#step(client, () => this.#commit(client, claim, end.text, end.status));
       } else {
         await this.#step(client, () => query(client, "ROLLBACK"));
@@ -316,14 +323,14 @@ export class Inbox<T = any> {
 
   /** Counts a failed attempt, and gives the message up when it has reached `attemptsMax`. */
   async #failed(claim: Claim, failure: unknown, deadKey = claim.key): Promise<Verdict> {
-    const reason = line(failure);
-    if (failure instanceof Dead) {
-      return await this.#bury(claim, reason.replace(/^Dead: /, ""));
+    const [dead, retry, reason] = [found<Dead>(failure, "Dead"), found<RetryAfter>(failure, "RetryAfter"), line(failure)];
+    if (dead !== undefined) {
+      return await this.#bury(claim, line(dead).replace(/^Dead: /, ""));
     }
     const jitter = 0.5 + Math.random() / 2;
     let [first, longest] = this.options.backoffMs.map((ms) => ms * jitter) as [number, number];
-    if (failure instanceof RetryAfter) {
-      first = longest = Math.min(failure.ms, this.options.backoffMs[1]);
+    if (retry !== undefined) {
+      first = longest = Math.min(retry.ms, RETRY_AFTER_MAX);
     }
     // If PostgreSQL is away, this statement fails too, and the attempt does not count.
     const text = `SELECT ${this.#schema}.attempt_failed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)::text`;
@@ -337,7 +344,7 @@ export class Inbox<T = any> {
       return await this.#buryClosed({ ...claim, key: deadKey }, `delivery limit of ${this.options.attemptsMax} reached: ${reason}`);
     }
     const after = Math.min(first * 2 ** Math.min(attempts - 1, 30), longest);
-    this.options.log.warn(`scope ${this.scope}, key ${claim.key}: attempt ${attempts} failed, again in ${Math.round(after)} ms: ${reason}`);
+    this.options.log.warn(`scope ${this.scope}, key ${claim.key}: attempt ${attempts} failed, again in ${Math.round(after)} ms: ${(!retry && stacks(failure)) || reason}`);
     return { name: "retry", reason, after };
   }
 

@@ -4,12 +4,12 @@ import type { Consumer as Source, JetStreamClient, JsMsg } from "@nats-io/jetstr
 
 import type { Batch } from "./batch.ts";
 import { ackWaitMs, apiCode, type Durable, Refused } from "./durable.ts";
+import { line } from "./errors.ts";
 import { collected } from "./headers.ts";
 import { isElsewhere, whole, Wrong } from "./large.ts";
 import type { Message, Verdict } from "./message.ts";
 import { type Held, Queue } from "./queue.ts";
 import { checked, continued, Lead, type Place } from "./strict.ts";
-import { line } from "./text.ts";
 
 /** How long one pull waits for messages; a drain may have to wait for it as long. */
 const PULL_MS = 1000;
@@ -231,7 +231,7 @@ export class Pump<T> {
       // nats-server wants a whole number, and would deliver the message again at once.
       tell(() => source.nak(Math.ceil(after)));
     } else {
-      if (source.info.deliveryCount > 2 && (name === "replayed" || name === "rejected")) {
+      if (source.info.deliveryCount > 2 && name === "replayed") {
         const which = `message ${source.seq} of stream ${source.info.stream} comes again, delivery ${source.info.deliveryCount}`;
         log.warn(`${which}: may this user publish to $JS.ACK.>?`);
       }

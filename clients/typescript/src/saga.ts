@@ -1,7 +1,8 @@
 /** Taking part in a saga: the barrier before actions and compensations, and answers to commands. */
+import { isKind } from "./errors.ts";
 import { single } from "./headers.ts";
 import { stepKey } from "./keys.ts";
-import { type Context, Reject } from "./message.ts";
+import type { Context, Reject } from "./message.ts";
 import { enqueue } from "./outbox.ts";
 import { query, quoted } from "./wire.ts";
 
@@ -83,7 +84,7 @@ export class Replier {
     if (!this.#allowed.some((pattern) => matches(pattern.split("."), subject.split(".")))) {
       throw new Error(`the command asks for its answer on subject ${subject}, and ${this.#allowed.join(", ")} is allowed`);
     }
-    const [word, payload] = result instanceof Reject ? ["rejected", result.reply] : ["done", result];
+    const [word, payload] = isKind(result, "Reject") ? ["rejected", (result as Reject).reply] : ["done", result];
     const orderingKey = single(cx.message.headers, "oncebox-ordering-key");
     const sent = await enqueue(cx.client, {
       ...{ key: stepKey(cx.key, "reply"), subject, payload: payload ?? null, schema: this.#schema },

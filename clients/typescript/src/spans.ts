@@ -1,7 +1,8 @@
 /** The span that a handler runs in, where the package @opentelemetry/api is installed: that of docs/metrics.md. */
 import { createRequire } from "node:module";
 
-import { Dead, type Message, RetryAfter } from "./message.ts";
+import { found } from "./errors.ts";
+import type { Message } from "./message.ts";
 import { TimedOut } from "./transaction.ts";
 
 const api = installed();
@@ -23,10 +24,10 @@ export async function handling<R>(scope: string, key: string, message: Message, 
       return await run();
     } catch (error) {
       // The text of an error may quote the payload.
-      span.setStatus({ code: api.SpanStatusCode.ERROR }).setAttribute("error.type", cause(error));
+      quietly(() => span.setStatus({ code: api.SpanStatusCode.ERROR }).setAttribute("error.type", cause(error)));
       throw error;
     } finally {
-      span.end();
+      quietly(() => span.end());
     }
   });
 }
@@ -35,13 +36,25 @@ export async function handling<R>(scope: string, key: string, message: Message, 
 export function withContext(headers: Record<string, string>): Record<string, string> {
   const given = { ...headers };
   if (api !== undefined && !Object.keys(given).some((name) => name.toLowerCase() === "traceparent")) {
-    api.propagation.inject(api.context.active(), given);
+    const carried: Record<string, string> = {};
+    api.propagation.inject(api.context.active(), carried);
+    // And no baggage, which is meant for services, not for the log.
+    ["traceparent", "tracestate"].filter((name) => carried[name] !== undefined).forEach((name) => (given[name] = carried[name]!));
   }
   return given;
 }
 
+/** A processor of spans that throws costs no attempt. */
+function quietly(work: () => unknown): void {
+  try {
+    work();
+  } catch (error) {
+    api?.diag.warn(`oncebox: a span is lost: ${error}`);
+  }
+}
+
 function cause(error: unknown): string {
-  const isTold = error instanceof Dead ? "dead" : error instanceof RetryAfter ? "retry" : error instanceof TimedOut ? "timeout" : null;
+  const isTold = found(error, "Dead") ? "dead" : found(error, "RetryAfter") ? "retry" : error instanceof TimedOut ? "timeout" : null;
   return isTold ?? (error instanceof Error ? error.name : typeof error);
 }
 

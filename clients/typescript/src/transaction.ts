@@ -1,8 +1,8 @@
 /** The transaction that a handler writes through: its steps, its end, and what it leaves behind. */
 import type { Pool, PoolClient } from "pg";
 
+import { found, hasState, isOfPostgres, isUseless } from "./errors.ts";
 import { Handle } from "./handle.ts";
-import { isOfPostgres, sqlState } from "./text.ts";
 import { close, query, type Query, SESSION, together } from "./wire.ts";
 
 export const ENDED = "the handler ended the transaction by itself";
@@ -44,7 +44,7 @@ export async function within<R>(client: PoolClient, run: Run, limitMs: number, w
     isSpoiled = run.sessionThen !== undefined && run.session !== run.sessionThen && (await isChanged());
     return result;
   } catch (error) {
-    isSpoiled = error instanceof TimedOut || (await isChanged());
+    isSpoiled = error instanceof TimedOut || isUseless(error) || (await isChanged());
     throw error;
   } finally {
     client.off("error", broken);
@@ -85,6 +85,12 @@ export async function handled<R>(
   try {
     const late = new Promise<never>((_, reject) => timeout.signal.addEventListener("abort", () => reject(timeout.signal.reason)));
     return await Promise.race([work({ client: handle.client, pool: handle.pool, signal: timeout.signal }), late]);
+  } catch (error) {
+    const reject = found<R>(error, "Reject");
+    if (reject === undefined) {
+      throw error;
+    }
+    return reject;
   } finally {
     handle.revoke();
     clearTimeout(timer);
@@ -105,7 +111,7 @@ export async function commit(client: PoolClient, run: Run, settle: Query[], isPr
     run.isUnsure = !isOfPostgres(error);
     const isEnded = error instanceof Error && error.message.includes(ENDED);
     // Versions of pg that do not know whether a transaction is aborted learn it here.
-    throw isEnded ? new Error(ENDED) : sqlState(error) === "25P02" ? new Error(ABORTED) : error;
+    throw isEnded ? new Error(ENDED) : hasState(error, /^25P02$/) ? new Error(ABORTED) : error;
   }
 }
 

@@ -27,11 +27,18 @@ export async function query(client: ClientBase, text: string, values: unknown[] 
 
 /** The rows of queries that are sent at once, in one packet, if the pool has `pipeline: true`. */
 export async function together(client: ClientBase, queries: Query[]): Promise<Row[][]> {
+  const ours = { rowMode: "array" as const, types: asText, binary: false };
+  if ((client as unknown as { pipeline?: boolean }).pipeline !== true) {
+    const rows: Row[][] = [];
+    for (const query of queries) {
+      rows.push((await client.query({ ...query, ...ours })).rows as Row[]);
+    }
+    return rows;
+  }
   const { stream } = (client as unknown as Partial<Client>).connection ?? {};
   stream?.cork();
   // Only what is written at once: the answers come after it.
   queueMicrotask(() => stream?.uncork());
-  const ours = { rowMode: "array" as const, types: asText, binary: false };
   const results = await Promise.all(queries.map((query) => client.query({ ...query, ...ours })));
   return results.map(({ rows }) => rows as Row[]);
 }
