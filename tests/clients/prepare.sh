@@ -86,12 +86,11 @@ typescript() {
     cd libraries
     npm ci --no-audit --no-fund --loglevel=error
     ../node_modules/.bin/tsc --noEmit --ignoreConfig --module nodenext --target es2024 --strict --types node \
-      --skipLibCheck ./libraries.ts
+      --skipLibCheck ./*.ts
   )
-  wrapper libraries "$(command -v node) --test $directory/libraries/libraries.ts"
   wrapper keys "$(command -v node) --test $directory/test/keys.test.ts"
   wrapper documented "$(command -v node) --test $directory/documents/charge.test.ts"
-  for file in "$directory"/*.ts; do
+  for file in "$directory"/*.ts "$directory"/libraries/*.ts; do
     wrapper "$(basename "$file" .ts)" "$(command -v node) $file"
   done
 }

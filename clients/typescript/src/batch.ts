@@ -9,7 +9,7 @@ import type { Pool, PoolClient } from "pg";
 import type { Claim } from "./claim.ts";
 import type { Inbox } from "./inbox.ts";
 import type { Context, Handler, Message, Verdict } from "./message.ts";
-import { handling } from "./spans.ts";
+import { count, handling } from "./spans.ts";
 import { ended, fingerprint, messageId } from "./text.ts";
 import { checkOpen, handled, type Own, type Run, step, TimedOut, within } from "./transaction.ts";
 import { query, type Row, SESSION, together } from "./wire.ts";
@@ -120,7 +120,9 @@ export class Batch<T> {
     for (const place of alone) {
       answers.set(place, await this.inbox.run(this.#each, messages[place]!).catch((error: Error) => error));
     }
-    return messages.map((_, place) => answers.get(place)!);
+    const answered = messages.map((_, place) => answers.get(place)!);
+    answered.forEach((answer) => count(this.inbox.scope, answer instanceof Error ? "unavailable" : answer.name));
+    return answered;
   }
 
   /** Handles messages in one transaction. Any other error than `Failed` says that nothing was attempted. */

@@ -78,6 +78,14 @@ export function stacks(error: unknown): string {
   return causes(error).filter((one) => one instanceof Error).slice(0, 4).map(frames).join("\ncaused by ");
 }
 
+/** An error of a start, with its remedy where it is known. */
+export function remedied(error: unknown): unknown {
+  if (hasState(error, /^(3F000|42883|42P01)$/)) {
+    return Object.assign(new Error(`${line(error)}: the tables are missing or older than this client; run \`oncebox migrate\``, { cause: error }), { code: "3F000" });
+  }
+  return error;
+}
+
 function single(error: unknown): string {
   try {
     const { name, message } = error instanceof Error ? error : { name: typeof error, message: String(error) };

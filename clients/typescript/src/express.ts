@@ -3,7 +3,7 @@ import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Pool } from "pg";
 
 import { type Answer, Misuse, Problem } from "./problem.ts";
-import { checkBody, type RequestOptions, Requests } from "./requests.ts";
+import { checkBody, offer, type RequestOptions, Requests } from "./requests.ts";
 
 export { claim, type Claim, type RequestOptions } from "./requests.ts";
 
@@ -138,6 +138,7 @@ async function bodyOf(request: ExpressRequest, max: number): Promise<Buffer> {
   }
   const body = Buffer.concat(chunks);
   checkBody(request.headers, false, body.length);
+  offer(request, body);
   if (body.length > 0) {
     request.body = body;
   }

@@ -4,7 +4,7 @@ import type { FastifyInstance, FastifyReply, FastifyRequest } from "fastify";
 import type { Pool } from "pg";
 
 import { type Answer, Misuse, Problem } from "./problem.ts";
-import { checkBody, type RequestOptions, Requests } from "./requests.ts";
+import { checkBody, offer, type RequestOptions, Requests } from "./requests.ts";
 
 export { claim, type Claim, type RequestOptions } from "./requests.ts";
 
@@ -39,6 +39,7 @@ export async function idempotency(app: FastifyInstance, { pool, ...options }: Re
       checkBody(request.headers, payload === request.raw && request.raw.readableDidRead);
       const body = await whole(payload, requests.options.requestBodyMax);
       checkBody(request.headers, false, payload === request.raw ? body.length : undefined);
+      offer(request.raw, body);
       asking.set(request, { body, before: {} });
       return Object.assign(Readable.from([body]), { receivedEncodedLength: body.length });
     } catch (error) {

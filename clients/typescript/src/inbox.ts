@@ -1,10 +1,8 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import type { Pool, PoolClient } from "pg";
 
-import { type Claim, Unreadable } from "./claim.ts";
+import { type Claim, keyOf, tenantOf, Unreadable } from "./claim.ts";
 import { fields, found, hasState, isConflict, isOfPostgres, isUseless, line, stacks } from "./errors.ts";
-import { single } from "./headers.ts";
-import { checkKey } from "./keys.ts";
 import type { Dead, Handler, Message, RetryAfter, Verdict } from "./message.ts";
 import { ended, fingerprint, headers, json, messageId, origin, printable, sha256 } from "./text.ts";
 import { handling } from "./spans.ts";
@@ -167,7 +165,7 @@ export class Inbox<T = any> {
   read(message: Message): [Claim, T] {
     const claim: Claim = { message, tenant: "", key: null };
     try {
-      Object.assign(claim, { tenant: this.#tenant(message), key: this.#key(message) });
+      Object.assign(claim, { tenant: tenantOf(message, this.options.tenantHeader), key: keyOf(message, this.options.keyHeaders) });
     } catch (problem) {
       throw new Unreadable({ message, tenant: "", key: null }, (problem as Error).message);
     }
@@ -208,7 +206,7 @@ export class Inbox<T = any> {
   async incomplete(message: Message, problem: Error): Promise<Verdict> {
     let claim: Claim;
     try {
-      claim = { message, tenant: this.#tenant(message), key: this.#key(message) };
+      claim = { message, tenant: tenantOf(message, this.options.tenantHeader), key: keyOf(message, this.options.keyHeaders) };
     } catch (problem) {
       return await this.#bury({ message, tenant: "", key: null }, (problem as Error).message);
     }
@@ -376,29 +374,6 @@ export class Inbox<T = any> {
       this.options.log.warn(`scope ${this.scope}, key ${key}: dead letter: ${reason}`);
     }
     return { name: name as Verdict["name"], reason, after: name === "in_flight" ? this.#pause() : 0 };
-  }
-
-  #key(message: Message): string {
-    const names = this.options.keyHeaders ?? ["Idempotency-Key", "x-idempotency-key"];
-    for (const name of names) {
-      const key = single(message.headers, name);
-      if (key !== undefined) {
-        return checkKey(key);
-      }
-    }
-    throw new RangeError(`no key: none of the headers ${names.join(", ")} is present`);
-  }
-
-  #tenant(message: Message): string {
-    const { tenantHeader } = this.options;
-    if (tenantHeader === undefined) {
-      return "";
-    }
-    const tenant = single(message.headers, tenantHeader) ?? "";
-    if (tenant === "" || Buffer.byteLength(tenant) > 255 || /[\u0000-\u001f\u007f-\u009f]/.test(tenant)) {
-      throw new RangeError(`tenant header ${tenantHeader} is not 1 to 255 bytes without control characters`);
-    }
-    return tenant;
   }
 
   #prepared(name: string, text: string, values: unknown[]) {

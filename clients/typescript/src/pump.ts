@@ -4,7 +4,7 @@ import type { Consumer as Source, JetStreamClient, JsMsg } from "@nats-io/jetstr
 
 import type { Batch } from "./batch.ts";
 import { ackWaitMs, apiCode, type Durable, Refused } from "./durable.ts";
-import { line } from "./errors.ts";
+import { line, remedied } from "./errors.ts";
 import { collected } from "./headers.ts";
 import { isElsewhere, whole, Wrong } from "./large.ts";
 import type { Message, Verdict } from "./message.ts";
@@ -94,7 +94,9 @@ export class Pump<T> {
   async #begin(): Promise<Session | undefined> {
     const { inbox } = this.#batch;
     const tookOver = this.#limits.isStrict && (this.#lead?.lost.aborted ?? true);
-    await inbox.register();
+    await inbox.register().catch((error: unknown) => {
+      throw remedied(error);
+    });
     if (tookOver) {
       this.#lead = await Lead.won(inbox, this.#durable, this.#stop);
       if (this.#lead === undefined) {

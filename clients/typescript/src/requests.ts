@@ -5,7 +5,8 @@
  * it. Which responses are stored, and the answers of the layer itself, are those of the crate oncebox-http;
  * services of both kinds may answer each other's requests.
  */
-import type { IncomingHttpHeaders } from "node:http";
+import type { IncomingHttpHeaders, IncomingMessage } from "node:http";
+import { Readable } from "node:stream";
 import { setTimeout as sleep } from "node:timers/promises";
 import type { Pool, PoolClient } from "pg";
 
@@ -343,12 +344,14 @@ export function checkBody(headers: IncomingHttpHeaders, isRead: boolean, length?
   if (isRead && (headers["transfer-encoding"] !== undefined || Number(announced ?? 0) > 0)) {
     throw new Misuse("its body was read before the layer: put the layer first, or give the parser `verify: keepBody`");
   }
-  if (/^\s*multipart\//i.test(headers["content-type"] ?? "")) {
-    throw new Misuse("uploads as multipart are not supported behind the layer: send the file to a route without it, and its name here");
-  }
   if (length !== undefined && announced !== undefined && headers["content-encoding"] === undefined && Number(announced) !== length) {
     throw new Problem("body-unreadable");
   }
+}
+
+/** Parsers of uploads, such as multer, pipe the request itself, which the layer has read. */
+export function offer(request: IncomingMessage, body: Buffer): void {
+  request.pipe = (into, options) => Readable.from([body]).pipe(into, options);
 }
 
 function valuesOf(rawHeaders: string[], wanted: string): string[] {

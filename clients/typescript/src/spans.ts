@@ -1,5 +1,6 @@
-/** The span that a handler runs in, where the package @opentelemetry/api is installed: that of docs/metrics.md. */
+/** Spans and metrics of handlers, where the package @opentelemetry/api is installed: those of docs/metrics.md. */
 import { createRequire } from "node:module";
+import type { Counter, Histogram, MeterProvider, UpDownCounter } from "@opentelemetry/api";
 
 import { found } from "./errors.ts";
 import type { Message } from "./message.ts";
@@ -12,6 +13,8 @@ export async function handling<R>(scope: string, key: string, message: Message, 
   if (api === undefined) {
     return await run();
   }
+  const [measures, began] = [instruments(), performance.now()];
+  quietly(() => measures?.running.add(1, { scope }));
   const attributes = {
     ...{ "messaging.system": "nats", "messaging.operation.name": "process", "messaging.operation.type": "process" },
     ...{ "messaging.consumer.group.name": scope, "messaging.destination.name": message.subject, "messaging.message.id": key },
@@ -28,9 +31,30 @@ export async function handling<R>(scope: string, key: string, message: Message, 
       throw error;
     } finally {
       quietly(() => span.end());
+      quietly(() => measures?.running.add(-1, { scope }));
+      quietly(() => measures?.seconds.record((performance.now() - began) / 1000, { scope }));
     }
   });
 }
+
+/** Counts how a run of a message has ended. */
+export function count(scope: string, outcome: string): void {
+  quietly(() => instruments()?.messages.add(1, { scope, outcome }));
+}
+
+/** Those of the provider of now: one that is registered later replaces none that is kept. */
+function instruments() {
+  const provider = api?.metrics.getMeterProvider();
+  if (provider !== undefined && provider !== known?.provider) {
+    const meter = provider.getMeter("oncebox");
+    const messages = meter.createCounter("oncebox_inbox_messages", { description: "How messages ended, by outcome" });
+    const seconds = meter.createHistogram("oncebox_inbox_handler_seconds", { description: "How long runs of the handler took", unit: "s" });
+    const running = meter.createUpDownCounter("oncebox_inbox_running", { description: "Runs of the handler under way" });
+    known = { provider, messages, seconds, running };
+  }
+  return known;
+}
+let known: { provider: MeterProvider; messages: Counter; seconds: Histogram; running: UpDownCounter } | undefined;
 
 /** The headers of a message that is enqueued in a span: the span goes with it, unless they name one. */
 export function withContext(headers: Record<string, string>): Record<string, string> {

@@ -1,4 +1,4 @@
-// Producers and handlers through the libraries of teams, as tests: libraries.ts, with DATABASE_URL of a migrated database.
+// Producers and handlers through the libraries of teams, as tests: with DATABASE_URL of a migrated database.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { drizzle } from "drizzle-orm/node-postgres";
