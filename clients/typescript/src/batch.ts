@@ -100,6 +100,7 @@ export class Batch<T> {
       try {
         const outcome = await this.#together(new Map(places.map((place) => [place, claims.get(place)!])));
         outcome.answers.forEach((answer, place) => answers.set(place, answer));
+        outcome.answers.forEach(({ name }) => count(this.inbox.scope, name));
         alone.push(...outcome.alone);
         rounds.push(outcome.left);
       } catch (error) {
@@ -120,9 +121,7 @@ export class Batch<T> {
     for (const place of alone) {
       answers.set(place, await this.inbox.run(this.#each, messages[place]!).catch((error: Error) => error));
     }
-    const answered = messages.map((_, place) => answers.get(place)!);
-    answered.forEach((answer) => count(this.inbox.scope, answer instanceof Error ? "unavailable" : answer.name));
-    return answered;
+    return messages.map((_, place) => answers.get(place)!);
   }
 
   /** Handles messages in one transaction. Any other error than `Failed` says that nothing was attempted. */

@@ -27,7 +27,13 @@ export class Handle {
       }
       return (client.query as (...given: unknown[]) => unknown).call(client, this.#within(first), ...others);
     };
-    this.client = shown(client, { query, release: refuse, end: refuse });
+    // For drivers with a form of their own.
+    const check = (text: string) => {
+      if (this.#hasEnded || this.#within(text) !== text) {
+        throw new Error(this.#hasEnded ? LATE : `${ENDED}, or tried to: in postgres.js use SAVEPOINT`);
+      }
+    };
+    this.client = shown(client, { query, check, release: refuse, end: refuse });
     const borrowed = shown(client, { query, release: () => {}, end: refuse });
     const connect = (callback?: (error: undefined, client: PoolClient, release: () => void) => void) =>
       callback === undefined ? Promise.resolve(borrowed) : callback(undefined, borrowed, () => {});

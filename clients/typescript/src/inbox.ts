@@ -5,7 +5,7 @@ import { type Claim, keyOf, tenantOf, Unreadable } from "./claim.ts";
 import { fields, found, hasState, isConflict, isOfPostgres, isUseless, line, stacks } from "./errors.ts";
 import type { Dead, Handler, Message, RetryAfter, Verdict } from "./message.ts";
 import { ended, fingerprint, headers, json, messageId, origin, printable, sha256 } from "./text.ts";
-import { handling } from "./spans.ts";
+import { count, handling } from "./spans.ts";
 import { ask, commit, handled, type Own, step, TimedOut, within } from "./transaction.ts";
 import { prepared, query, quoted, SESSION, together } from "./wire.ts";
 
@@ -79,6 +79,15 @@ export class Inbox<T = any> {
    * Throws when PostgreSQL could not record the result: run the message again later.
    */
   async run(handler: Handler<T>, message: Message): Promise<Verdict> {
+    const verdict = await this.#decide(handler, message).catch((error: unknown) => {
+      count(this.scope, "unavailable");
+      throw error;
+    });
+    count(this.scope, verdict.name);
+    return verdict;
+  }
+
+  async #decide(handler: Handler<T>, message: Message): Promise<Verdict> {
     let claim: Claim, data: T;
     try {
       [claim, data] = this.read(message);
@@ -120,14 +129,14 @@ export class Inbox<T = any> {
   }
 
   #begin({ message, tenant, key }: Claim, isAlone: boolean): Promise<string | null> {
-    const text = `SELECT ${this.#schema}.begin_attempt($1, $2, $3, $4, $5, $6, $7, $8, $9)`;
+    const text = `SELECT ${this.#schema}.begin_attempt($1, $2, $3, $4, $5, $6::text::timestamptz, $7, $8, $9)`;
     const values = [this.scope, key, tenant, ...origin(message), printable(message.subject), this.options.attemptsMax, isAlone];
     return this.ask(text, values);
   }
 
   /** The run was no attempt. If this fails, the message runs alone once, which counts nothing. */
   async #cancel({ message, tenant, key }: Claim): Promise<void> {
-    const text = `SELECT ${this.#schema}.cancel_attempt($1, $2, $3, $4, $5, $6)::text`;
+    const text = `SELECT ${this.#schema}.cancel_attempt($1, $2, $3, $4, $5, $6::text::timestamptz)::text`;
     await this.ask(text, [this.scope, key, tenant, ...origin(message)]).catch(() => null);
   }
 
@@ -243,7 +252,7 @@ export class Inbox<T = any> {
 
   /** Stores the reply, unless the claim has stored that there is none, and commits. */
   async #commit(client: PoolClient, claim: Claim, reply: string, status: string): Promise<void> {
-    const text = `SELECT ${this.#schema}.settle($1, $2, $3::json, $4, $5)::text`;
+    const text = `SELECT ${this.#schema}.settle($1, $2, $3::text::json, $4, $5)::text`;
     const settle = this.#prepared("settle", text, [this.scope, claim.key, reply, claim.tenant, status]);
     const isStored = reply === "null" && status === "completed";
     await commit(client, claim, isStored ? [] : [settle], this.options.prepare ?? true);
@@ -331,7 +340,7 @@ export class Inbox<T = any> {
       first = longest = Math.min(retry.ms, RETRY_AFTER_MAX);
     }
     // If PostgreSQL is away, this statement fails too, and the attempt does not count.
-    const text = `SELECT ${this.#schema}.attempt_failed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)::text`;
+    const text = `SELECT ${this.#schema}.attempt_failed($1, $2, $3, $4, $5, $6::text::timestamptz, $7, $8, $9, $10)::text`;
     const attempts = Number(
       await this.ask(text, [
         ...[this.scope, claim.key, claim.tenant, ...origin(claim.message), printable(reason), printable(claim.message.subject)],
@@ -366,7 +375,7 @@ export class Inbox<T = any> {
   /** Gives a message up and records it as a dead letter, unless a copy was handled meanwhile. */
   async #bury({ message, tenant, key }: Claim, text: string, committedBy: string | null = null): Promise<Verdict> {
     const reason = printable(text);
-    const name = await this.ask(`SELECT ${this.#schema}.bury($1, $2, $3, $4, $5, $6::jsonb, $7, $8, $9, $10, $11, $12, $13)`, [
+    const name = await this.ask(`SELECT ${this.#schema}.bury($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10, $11::text::timestamptz, $12, $13)`, [
       ...[this.scope, key, message.payload, reason, printable(message.subject), headers(message), tenant],
       ...[messageId(message), ...origin(message), String(message.deliveries ?? 1), committedBy],
     ]);

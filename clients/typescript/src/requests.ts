@@ -227,7 +227,7 @@ export class Requests<R extends object> {
     const text = `SELECT answer, key, status::text, headers::text, encode(body, 'hex'), pg_current_xact_id_if_assigned()::text, ${SESSION},
         set_config('idle_in_transaction_session_timeout', $1, true), set_config('statement_timeout', $1, true)
       FROM ${this.#schema}.claim_request($2, $3, $4,
-        ${this.#schema}.request_fingerprint($5, $6, $7, $8::jsonb, $9, $10::bytea))`;
+        ${this.#schema}.request_fingerprint($5, $6, $7, $8::text::jsonb, $9, $10::bytea))`;
     const rows = await this.#step(client, async () => {
       // The mark tells claim_request() that somebody will commit.
       await query(client, "BEGIN ISOLATION LEVEL READ COMMITTED DEFERRABLE");
@@ -309,7 +309,7 @@ export class Requests<R extends object> {
     const kept = [...new Set(names)].flatMap((wanted) => headers.filter(([name]) => name.toLowerCase() === wanted));
     const values = [pending.scope, pending.tenant, pending.key, status >= 400, status, JSON.stringify(kept)];
     const stored = body.length <= this.options.responseBodyMax ? body : null;
-    const settle = { text: `SELECT ${this.#schema}.settle_request($1, $2, $3, $4, $5, $6::jsonb, $7)::text`, values: [...values, stored] };
+    const settle = { text: `SELECT ${this.#schema}.settle_request($1, $2, $3, $4, $5, $6::text::jsonb, $7)::text`, values: [...values, stored] };
     await this.#step(client, () => commit(client, pending, [settle], false));
   }
 

@@ -2,13 +2,14 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { drizzle } from "drizzle-orm/node-postgres";
-import { drizzle as overPostgresJs } from "drizzle-orm/postgres-js";
+import { drizzle as drizzleOver } from "drizzle-orm/postgres-js";
 import { integer, pgTable, text } from "drizzle-orm/pg-core";
 import { Kysely, PostgresDialect } from "kysely";
 import pg from "pg";
 import postgres from "postgres";
 import { DataSource, EntitySchema } from "typeorm";
 import { cancelDelayed, enqueue, enqueueAll, Inbox, type Context, type Transaction } from "../dist/index.js";
+import { poolOf, sqlOf } from "../dist/postgres-js.js";
 
 const url = process.env.DATABASE_URL!;
 const pool = new pg.Pool({ connectionString: url, max: 4 });
@@ -23,7 +24,7 @@ const drizzled = drizzle({ client: pool });
 const kysely = new Kysely<{ charge: Charge }>({ dialect: new PostgresDialect({ pool }) });
 const typeorm = new DataSource({ type: "postgres", url, entities: [Charges] });
 const sql = postgres(url, { max: 2, onnotice: () => {} });
-const drizzledToo = overPostgresJs({ client: sql });
+const drizzledToo = drizzleOver({ client: sql });
 
 /** Each library's transaction, and a write in it. */
 const producers: Record<string, (work: (tx: Transaction, write: (id: string) => PromiseLike<unknown>) => Promise<void>) => Promise<unknown>> = {
@@ -75,6 +76,8 @@ for (const [name, transaction] of Object.entries(producers)) {
   });
 }
 
+/** Of the inboxes that run over no pool of pg. */
+const pools: Record<string, pg.Pool> = { "postgres.js": poolOf(sql) };
 type Db = { insert(id: string): PromiseLike<unknown>; transaction(work: (db: { insert(id: string): PromiseLike<unknown> }) => Promise<void>): Promise<unknown> };
 /** The handler's transaction, as each library has it. */
 const handlers: Record<string, (cx: Context) => Db> = {
@@ -95,9 +98,22 @@ const handlers: Record<string, (cx: Context) => Db> = {
   },
 };
 
+handlers["postgres.js"] = (cx) => {
+  const own = sqlOf<postgres.ReservedSql>(cx);
+  const insert = (id: string) => own`INSERT INTO charge (id, cents) VALUES (${id}, 1)`;
+  const transaction: Db["transaction"] = async (work) => {
+    await own`SAVEPOINT inner_one`;
+    await work({ insert }).catch(async (error) => {
+      await own`ROLLBACK TO SAVEPOINT inner_one`;
+      throw error;
+    });
+  };
+  return { insert, transaction };
+};
+
 for (const [name, db] of Object.entries(handlers)) {
   const run = async (key: string, handler: (cx: Context) => Promise<unknown>) => {
-    const inbox = new Inbox(pool, `libraries:${name}`, { attemptsMax: 1, log: { info() {}, warn() {} } });
+    const inbox = new Inbox(pools[name] ?? pool, `libraries:${name}`, { attemptsMax: 1, log: { info() {}, warn() {} } });
     await inbox.register();
     return await inbox.run(handler, { subject: "s", payload: Buffer.from("{}"), headers: { "idempotency-key": key } });
   };
@@ -124,6 +140,20 @@ for (const [name, db] of Object.entries(handlers)) {
     };
     assert.equal((await run("two", handler)).name, "dead");
     assert.deepEqual(await charged(`${name}-5`), []);
+  });
+  test(`${name}: replies, attempts and dead letters are stored as ever, and a COMMIT is refused`, async () => {
+    assert.deepEqual(await run("reply", async (cx) => (await db(cx).insert(`${name}-7`), { "ä": [1] })).then(({ reply }) => reply), { "ä": [1] });
+    assert.deepEqual((await run("reply", async () => {})).reply, { "ä": [1] });
+    const own = new Inbox(pools[name] ?? pool, `libraries:${name}`, { attemptsMax: 2, backoffMs: [1, 1], handlerTimeoutMs: 300, log: { info() {}, warn() {} } });
+    const origin = { stream: "S", sequence: 1, storedAt: "2026-11-23T13:00:00.000001Z" };
+    const again = (handler: (cx: Context) => Promise<unknown>, key: string) =>
+      own.run(handler, { subject: "s", payload: Buffer.from("{}"), headers: { "idempotency-key": key }, origin, deliveries: 2 });
+    const commits = async (cx: Context) => (await db(cx).insert(`${name}-8`), await (pools[name] ? sqlOf(cx)`COMMIT` : cx.client.query("COMMIT")));
+    assert.deepEqual([(await again(commits, "commits")).name, (await again(commits, "commits")).name], ["retry", "dead"]);
+    const hangs = async (cx: Context) => (await db(cx).insert(`${name}-9`), await new Promise(() => {}));
+    assert.deepEqual([(await again(hangs, "hangs")).name, (await again(hangs, "hangs")).name], ["retry", "dead"]);
+    assert.equal((await again(async (cx) => await db(cx).insert(`${name}-10`).then(() => {}), "after")).name, "handled");
+    assert.deepEqual((await Promise.all(["-8", "-9", "-10"].map((end) => charged(`${name}${end}`)))).map(({ length }) => length), [0, 0, 1]);
   });
   test(`${name}: work that a handler leaves behind is refused`, async () => {
     let late: Promise<unknown> = Promise.resolve();

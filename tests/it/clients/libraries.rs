@@ -17,7 +17,7 @@ macro_rules! programs {
     )*};
 }
 programs! {
-    typescript: orms, uploads, refusing, wrapped;
+    typescript: orms, uploads, measured, refusing, wrapped;
 }
 
 async fn pass(client: &str, program: &str) {
