@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from "node:timers/promises";
-import type { ClientBase, Pool, PoolClient } from "pg";
+import type { Pool, PoolClient } from "pg";
 
 import { single } from "./headers.ts";
 import { type Claim, Unreadable } from "./claim.ts";
@@ -7,8 +7,8 @@ import { checkKey } from "./keys.ts";
 import { Dead, RetryAfter, type Verdict, type Handler, type Message } from "./message.ts";
 import { ended, fingerprint, headers, json, line, messageId, origin, printable, sha256, sqlState } from "./text.ts";
 import { handling } from "./spans.ts";
-import { ask, commit, handled, step, TimedOut, within } from "./transaction.ts";
-import { query, quoted, SESSION, together } from "./wire.ts";
+import { ask, commit, handled, type Own, step, TimedOut, within } from "./transaction.ts";
+import { prepared, query, quoted, SESSION, together } from "./wire.ts";
 
 /** How often a message is run again at once after a conflict with another transaction. */
 const CONFLICT_ROUNDS = 5;
@@ -49,29 +49,27 @@ export interface InboxOptions<T> {
 export class Inbox<T = any> {
   readonly scope: string;
   readonly options: Required<Pick<InboxOptions<T>, "attemptsMax" | "backoffMs" | "handlerTimeoutMs" | "stepTimeoutMs" | "log">> & InboxOptions<T>;
-  readonly #pool: Pool;
+  /** @internal */
+  readonly pool: Pool;
   readonly #schema: string;
   /** Whether a message runs now although a run of it may have ended its process. */
   #isSuspected = false;
 
   /** The scope names the consumer, `service:handler`; never rename it. */
   constructor(pool: Pool, scope: string, options: InboxOptions<T> = {}) {
-    this.#pool = pool;
+    this.pool = pool;
     this.scope = scope;
     this.#schema = quoted(options.schema ?? "oncebox");
     const backoffMs: [number, number] = [1000, 300_000];
     this.options = { attemptsMax: 20, backoffMs, handlerTimeoutMs: 60_000, stepTimeoutMs: 30_000, log: console, ...options };
-    // Only the pool can give up a connection that is still being made.
-    pool.options.connectionTimeoutMillis ||= this.options.stepTimeoutMs;
-    // Without a listener, an idle connection that breaks would end the process.
-    pool.on("error", (error) => this.options.log.info(`scope ${scope}: an idle connection broke: ${line(error)}`));
+    prepared(pool, this.options.stepTimeoutMs, (error) => this.options.log.info(`scope ${scope}: an idle connection broke: ${line(error)}`));
   }
 
   /** Records the scope and its retention; fails when the scope is in use in the leased mode. */
   async register(): Promise<void> {
     const seconds = this.options.retentionMs === undefined ? null : String(this.options.retentionMs / 1000);
     const text = `SELECT ${this.#schema}.register_scope($1, make_interval(secs => $2::float8))::text`;
-    await this.#ask(text, [this.scope, seconds]);
+    await this.ask(text, [this.scope, seconds]);
   }
 
   /**
@@ -123,20 +121,20 @@ export class Inbox<T = any> {
   #begin({ message, tenant, key }: Claim, isAlone: boolean): Promise<string | null> {
     const text = `SELECT ${this.#schema}.begin_attempt($1, $2, $3, $4, $5, $6, $7, $8, $9)`;
     const values = [this.scope, key, tenant, ...origin(message), printable(message.subject), this.options.attemptsMax, isAlone];
-    return this.#ask(text, values);
+    return this.ask(text, values);
   }
 
   /** The run was no attempt. If this fails, the message runs alone once, which counts nothing. */
   async #cancel({ message, tenant, key }: Claim): Promise<void> {
     const text = `SELECT ${this.#schema}.cancel_attempt($1, $2, $3, $4, $5, $6)::text`;
-    await this.#ask(text, [this.scope, key, tenant, ...origin(message)]).catch(() => null);
+    await this.ask(text, [this.scope, key, tenant, ...origin(message)]).catch(() => null);
   }
 
   async #run(handler: Handler<T>, claim: Claim, data: T): Promise<Verdict> {
     let failure: unknown;
     for (let round = 0; round < CONFLICT_ROUNDS; round++) {
       // Without a connection nothing was attempted, so nothing is counted.
-      const client = await this.#pool.connect();
+      const client = await this.pool.connect();
       try {
         const answer = await this.#attempt(client, handler, claim, data);
         await this.#forgetAttempts(claim, answer);
@@ -177,7 +175,19 @@ export class Inbox<T = any> {
 
   /** Gets a connection. @internal */
   connect(): Promise<PoolClient> {
-    return this.#pool.connect();
+    return this.pool.connect();
+  }
+
+  /** Checks that the pool has connections: that many at least, or else handlers wait for each other's. @internal */
+  check(least: number, wanted: number): void {
+    const max = this.pool.options.max ?? 10;
+    const has = `scope ${this.scope}: the pool has ${max} connections at most`;
+    if (max < least) {
+      throw new RangeError(`${has}, and ${least} are needed: set its \`max\``);
+    }
+    if (max < wanted) {
+      this.options.log.warn(`${has}, and ${wanted} are of use: handlers wait for connections; set its \`max\``);
+    }
   }
 
   /** A call of a function of the schema. @internal */
@@ -216,9 +226,9 @@ export class Inbox<T = any> {
     });
   }
 
-  /** Calls a function in a transaction of its own. */
-  async #ask(text: string, values: unknown[]): Promise<string | null> {
-    return await ask(await this.#pool.connect(), this.options.stepTimeoutMs, text, values);
+  /** Calls a function in a transaction of its own. @internal */
+  async ask(text: string, values: unknown[]): Promise<string | null> {
+    return await ask(await this.pool.connect(), this.options.stepTimeoutMs, text, values);
   }
 
   /** Waits for a step on this connection. */
@@ -284,14 +294,14 @@ export class Inbox<T = any> {
 
   /** Runs the handler. If it takes longer than `handlerTimeoutMs`, its connection is closed. */
   #handle(handler: Handler<T>, client: PoolClient, { key, tenant, message }: Claim, data: T) {
-    const run = (client: ClientBase, signal: AbortSignal) => handler({ client, key: key!, tenant, message, signal }, data);
-    return handled(client, this.options.handlerTimeoutMs, run);
+    const run = (own: Own) => handler({ ...own, key: key!, tenant, message }, data);
+    return handled(client, this.pool, this.options.handlerTimeoutMs, run);
   }
 
   /** Whether the handler has committed the claim by itself, so that a copy would be answered as handled. */
   async #hasCommitted({ xid, isUnsure }: Claim): Promise<boolean> {
     const isAsked = xid !== undefined && isUnsure !== true; // else the COMMIT may have been ours
-    return isAsked && (await this.#ask("SELECT pg_xact_status($1::xid8)", [xid])) === "committed";
+    return isAsked && (await this.ask("SELECT pg_xact_status($1::xid8)", [xid])) === "committed";
   }
 
   /** Ends the session that holds the key, since a statement goes on there although its connection is closed. @internal */
@@ -301,7 +311,7 @@ export class Inbox<T = any> {
       WHERE held.locktype = 'advisory' AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
         AND held.objsubid = 1 AND (held.classid::bigint << 32) | held.objid::bigint = $1::bigint AND held.granted
         AND holder.xact_start <= clock_timestamp() - $2::bigint * interval '1 millisecond'`;
-    await this.#ask(text, [this.#lock(tenant, key!), String(this.options.handlerTimeoutMs)]);
+    await this.ask(text, [this.#lock(tenant, key!), String(this.options.handlerTimeoutMs)]);
   }
 
   /** Counts a failed attempt, and gives the message up when it has reached `attemptsMax`. */
@@ -318,7 +328,7 @@ export class Inbox<T = any> {
     // If PostgreSQL is away, this statement fails too, and the attempt does not count.
     const text = `SELECT ${this.#schema}.attempt_failed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)::text`;
     const attempts = Number(
-      await this.#ask(text, [
+      await this.ask(text, [
         ...[this.scope, claim.key, claim.tenant, ...origin(claim.message), printable(reason), printable(claim.message.subject)],
         ...[String(first / 1000), String(longest / 1000)],
       ]),
@@ -334,7 +344,7 @@ export class Inbox<T = any> {
   /** Forgets the attempts at a message that has ended. If this fails, its key says that it has. */
   async #forgetAttempts({ message, tenant, key }: Claim, { name }: Verdict): Promise<void> {
     if ((message.deliveries ?? 1) > 1 && ["handled", "replayed", "rejected"].includes(name)) {
-      await this.#ask(`SELECT ${this.#schema}.forget_attempts($1, $2, $3)::text`, [this.scope, key, tenant]).catch(() => null);
+      await this.ask(`SELECT ${this.#schema}.forget_attempts($1, $2, $3)::text`, [this.scope, key, tenant]).catch(() => null);
     }
   }
 
@@ -351,7 +361,7 @@ export class Inbox<T = any> {
   /** Gives a message up and records it as a dead letter, unless a copy was handled meanwhile. */
   async #bury({ message, tenant, key }: Claim, text: string, committedBy: string | null = null): Promise<Verdict> {
     const reason = printable(text);
-    const name = await this.#ask(`SELECT ${this.#schema}.bury($1, $2, $3, $4, $5, $6::jsonb, $7, $8, $9, $10, $11, $12, $13)`, [
+    const name = await this.ask(`SELECT ${this.#schema}.bury($1, $2, $3, $4, $5, $6::jsonb, $7, $8, $9, $10, $11, $12, $13)`, [
       ...[this.scope, key, message.payload, reason, printable(message.subject), headers(message), tenant],
       ...[messageId(message), ...origin(message), String(message.deliveries ?? 1), committedBy],
     ]);

@@ -1,4 +1,4 @@
-import type { ClientBase } from "pg";
+import type { Pool, PoolClient } from "pg";
 
 /** The place of a message in a stream. */
 export interface Origin {
@@ -21,7 +21,9 @@ export interface Message {
 
 /** What a handler gets besides the decoded payload: above all the transaction that it writes through. */
 export interface Context {
-  client: ClientBase;
+  client: PoolClient;
+  /** A pool whose every connection is `client`, for libraries that want a pool. */
+  pool: Pool;
   key: string;
   tenant: string;
   message: Message;

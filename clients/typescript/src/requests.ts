@@ -6,19 +6,22 @@
  * services of both kinds may answer each other's requests.
  */
 import { setTimeout as sleep } from "node:timers/promises";
-import type { ClientBase, Pool, PoolClient } from "pg";
+import type { Pool, PoolClient } from "pg";
 
+import { Handle } from "./handle.ts";
 import { rootKey } from "./keys.ts";
 import { type Answer, Problem } from "./problem.ts";
 import { line, sqlState } from "./text.ts";
 import { ask, commit, rollBack, type Run, step, TimedOut, within } from "./transaction.ts";
-import { close, Handle, query, quoted, SESSION } from "./wire.ts";
+import { close, prepared, query, quoted, SESSION } from "./wire.ts";
 
 const SAFE = ["GET", "HEAD", "OPTIONS", "TRACE"];
 
 /** The claim of a request's key, and the transaction that it is claimed in. */
 export interface Claim {
-  client: ClientBase;
+  client: PoolClient;
+  /** A pool whose every connection is `client`, for libraries that want a pool. */
+  pool: Pool;
   /** The root of the keys of the request's messages: `stepKey(claim.key, "ship")`. */
   key: string;
   tenant: string;
@@ -112,9 +115,7 @@ export class Requests<R extends object> {
       ...{ handlerTimeoutMs: 60_000, stepTimeoutMs: 30_000, retentionMs: 86_400_000, schema: "oncebox", log: console },
       ...options,
     };
-    // Only the pool can give up a connection that is still being made.
-    pool.options.connectionTimeoutMillis ||= this.options.stepTimeoutMs;
-    pool.on("error", (error) => this.options.log.warn(`scope ${options.scope}: an idle connection broke: ${line(error)}`));
+    prepared(pool, this.options.stepTimeoutMs, (error) => this.options.log.warn(`scope ${options.scope}: an idle connection broke: ${line(error)}`));
   }
 
   /** Whether a request passes without a claim; throws a Problem if it has no valid key. */
@@ -237,8 +238,8 @@ export class Requests<R extends object> {
     const limit = this.options.handlerTimeoutMs;
     const timeout = new AbortController();
     const timer = setTimeout(() => timeout.abort(new TimedOut(`the handler takes longer than ${limit} ms`)), limit);
-    const given = new Handle(client);
-    const own: Claim = { client: given.client, key: pending.key, tenant: pending.tenant, keepsWrites: false, signal: timeout.signal };
+    const given = new Handle(client, this.#pool);
+    const own: Claim = { client: given.client, pool: given.pool, key: pending.key, tenant: pending.tenant, keepsWrites: false, signal: timeout.signal };
     claims.set(request, own);
     try {
       const late = new Promise<never>((_, reject) => timeout.signal.addEventListener("abort", () => reject(timeout.signal.reason)));

@@ -66,6 +66,11 @@ export function sqlState(error: unknown): unknown {
   }
 }
 
+/** Whether PostgreSQL has answered with this error, and the transaction has not committed. */
+export function isOfPostgres(error: unknown): boolean {
+  return typeof (error as { severity?: unknown } | null)?.severity === "string";
+}
+
 /** A text that PostgreSQL can store: well-formed, without NUL. */
 export function printable(text: string): string {
   return text.toWellFormed().replaceAll("\0", "\ufffd");
