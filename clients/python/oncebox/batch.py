@@ -94,6 +94,8 @@ class Batch:
         """Handles these messages, and answers each; an exception means what it does for `Inbox.run`."""
         answers: dict[int, Verdict | Exception] = {}
         claims, alone, failures = {}, [], 0
+        # Of these ordering keys a message waits for its next run, and so do those behind it.
+        waiting: set[str | None] = set()
         for place, message in enumerate(messages):
             try:
                 claims[place] = self.inbox.read(message)
@@ -101,7 +103,9 @@ class Batch:
                 alone.append(place)
         rounds = [list(claims)]
         while rounds:
-            places = rounds.pop(0)
+            before = waiting | {messages[place].ordering_key for place in alone} - {None}
+            places = [place for place in rounds[0] if messages[place].ordering_key not in before]
+            alone += [place for place in rounds.pop(0) if place not in places]
             if len(places) < 2 or failures > FAILURES_MAX:
                 alone += places
                 continue
@@ -109,6 +113,7 @@ class Batch:
                 outcome = await self._together({place: claims[place] for place in places})
             except Unattempted as unattempted:
                 answers |= dict.fromkeys(places, unattempted.__cause__)
+                waiting |= {messages[place].ordering_key for place in places} - {None}
             except _Failed as failed:
                 if failed.is_alone:
                     alone += places
@@ -121,13 +126,22 @@ class Batch:
             else:
                 answers |= outcome.answers
                 alone += outcome.alone
-                rounds.append(outcome.left)
-        for place in alone:
-            try:
-                answers[place] = await self.inbox.run(self.single, messages[place])
-            except Exception as error:
-                answers[place] = error
+                rounds.insert(0, outcome.left)
+        for place in sorted(alone):
+            answers[place] = await self._alone(messages[place], waiting)
         return [answers[place] for place in range(len(messages))]
+
+    async def _alone(self, message: Message, waiting: set[str | None]) -> Verdict | Exception:
+        if message.ordering_key in waiting:
+            return Verdict("behind")
+        answer: Verdict | Exception
+        try:
+            answer = await self.inbox.run(self.single, message)
+        except Exception as error:
+            answer = error
+        if message.ordering_key is not None and (isinstance(answer, Exception) or answer.name in ("retry", "in_flight")):
+            waiting.add(message.ordering_key)
+        return answer
 
     async def _together(self, claims: dict[int, tuple[Claim, Any]]) -> _Outcome:
         inbox, run = self.inbox, Run()
@@ -163,11 +177,14 @@ class Batch:
         ])
         run.session = rows[0][3]
         outcome = _Outcome({}, [], [], [])
+        before: set[str | None] = set()
         for place, (_, name, reply, _) in zip(claims, rows, strict=True):
+            message = claims[place][0].message
             if name in ("replayed", "rejected"):
                 outcome.answers[place] = Verdict(name, reply and json.loads(reply))
-            elif name == "alone" or claims[place][0].message.deliveries > 1:
+            elif name == "alone" or message.deliveries > 1 or message.ordering_key in before:
                 outcome.alone.append(place)
+                before |= {message.ordering_key} - {None}
                 if name == "new":
                     outcome.given_back.append(place)
         return outcome

@@ -20,20 +20,21 @@ class Deadline:
 
     def begin(self, connection: AsyncConnection, more: float = 0.0) -> None:
         """Begins a step, which ends the one before; it has so many seconds more than other steps."""
-        self._end()
+        self.pause()
         self._timer = asyncio.get_running_loop().call_later(self.seconds + more, self._cut, connection)
 
     def __enter__(self) -> "Deadline":
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._end()
+        self.pause()
         if self._is_over and isinstance(error, psycopg.OperationalError):
             raise psycopg.OperationalError(
                 f"PostgreSQL did not answer for {self.seconds:g} s, so the connection was closed"
             ) from error
 
-    def _end(self) -> None:
+    def pause(self) -> None:
+        """No step is under way."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -105,7 +105,7 @@ class Inbox:
         """Records the scope and its retention; fails when the scope is in use in the leased mode."""
         seconds = None if self.retention is None else str(self.retention.total_seconds())
         statement = "SELECT {schema}.register_scope(%s, make_interval(secs => %s::float8))::text"
-        await self._ask(statement, [self.scope, seconds])
+        await self.ask(statement, [self.scope, seconds])
 
     async def run(self, handler: Handler, message: Message) -> Verdict:
         """Handles one message: runs the handler, or answers a copy from the stored outcome.
@@ -145,14 +145,14 @@ class Inbox:
     async def _begin(self, claim: Claim, is_alone: str = "false") -> str:
         statement = "SELECT {schema}.begin_attempt(%s, %s, %s, %s, %s, %s, %s, %s, %s)"
         parameters = [self.scope, claim.key, claim.tenant, *_origin(claim.message), _printable(claim.message.subject)]
-        (answer,) = await self._ask(statement, [*parameters, str(self.attempts_max), is_alone])
+        (answer,) = await self.ask(statement, [*parameters, str(self.attempts_max), is_alone])
         return answer
 
     async def _cancel(self, claim: Claim) -> None:
         """The run was no attempt. If this fails, the message runs alone once, which counts nothing."""
         with suppress(psycopg.Error, PoolTimeout):
             statement = "SELECT {schema}.cancel_attempt(%s, %s, %s, %s, %s, %s)::text"
-            await self._ask(statement, [self.scope, claim.key, claim.tenant, *_origin(claim.message)])
+            await self.ask(statement, [self.scope, claim.key, claim.tenant, *_origin(claim.message)])
 
     async def _run(self, handler: Handler, claim: Claim, data: Any) -> Verdict:
         for _ in range(CONFLICT_ROUNDS):
@@ -253,7 +253,7 @@ class Inbox:
         """Whether the handler has committed the claim by itself, so that a copy would be answered as handled."""
         if claim.is_ending and isinstance(failure, psycopg.OperationalError) and failure.sqlstate is None:
             return False  # the COMMIT may have been ours, whose answer got lost
-        (status,) = await self._ask("SELECT pg_xact_status(%s::xid8)", [claim.xid])
+        (status,) = await self.ask("SELECT pg_xact_status(%s::xid8)", [claim.xid])
         return status == "committed"
 
     async def _failed(self, claim: Claim, failure: Exception) -> Verdict:
@@ -269,7 +269,7 @@ class Inbox:
         statement = "SELECT {schema}.attempt_failed(%s, %s, %s, %s, %s, %s, %s, %s, %s::float8, %s::float8)::text"
         message, parameters = claim.message, [self.scope, claim.key, claim.tenant, *_origin(claim.message)]
         parameters += [_printable(reason), _printable(message.subject), str(first), str(longest)]
-        (attempts,) = await self._ask(statement, parameters)
+        (attempts,) = await self.ask(statement, parameters)
         attempts = int(attempts)
         if attempts >= self.attempts_max:
             claim.key = None if isinstance(failure, Incomplete) else claim.key
@@ -283,19 +283,19 @@ class Inbox:
         """Forgets the attempts at a message that has ended. If this fails, its key says that it has."""
         if claim.message.deliveries > 1 and answer.name in ("handled", "replayed", "rejected"):
             with suppress(psycopg.Error, PoolTimeout):
-                await self._ask("SELECT {schema}.forget_attempts(%s, %s, %s)::text", [self.scope, claim.key, claim.tenant])
+                await self.ask("SELECT {schema}.forget_attempts(%s, %s, %s)::text", [self.scope, claim.key, claim.tenant])
 
     async def _bury(self, claim: Claim, reason: str, committed_by: str | None = None) -> Verdict:
         statement = "SELECT {schema}.bury(%s, %s, %s::bytea, %s, %s, %s::jsonb, %s, %s, %s, %s, %s, %s, %s)"
         reason, message = _printable(reason), claim.message
         parameters = [self.scope, claim.key, message.payload, reason, _printable(message.subject), _headers(message)]
         parameters += [claim.tenant, self._message_id(message), *_origin(message), str(message.deliveries), committed_by]
-        (name,) = await self._ask(statement, parameters)
+        (name,) = await self.ask(statement, parameters)
         if name in ("dead", "mismatch"):
             log.warning("scope %s, key %s: dead letter: %s", self.scope, claim.key, reason)
         return Verdict(name, None, reason, self._pause() if name == "in_flight" else 0.0)
 
-    async def _ask(self, statement: str, parameters: Parameters) -> tuple:
+    async def ask(self, statement: str, parameters: Parameters) -> tuple:
         """Calls a function in a transaction of its own."""
         try:
             async with connected(self.pool, self.step_timeout) as (connection, _):

@@ -25,6 +25,11 @@ class Message:
     origin: Origin | None = None
     deliveries: int = 1
 
+    @property
+    def ordering_key(self) -> str | None:
+        """Messages that share it are handled one at a time, in the order of their stream."""
+        return self.headers.get("oncebox-ordering-key", "").partition("\n")[0] or None
+
 
 @dataclass(frozen=True)
 class Context:
