@@ -198,6 +198,7 @@ mod clients {
     mod inbox; // the Rust inboxes as some of these consumers
     mod killer; // a message that ends its process is found, and given up
     pub(crate) mod large; // payloads that they fetch from the Object Store
+    mod python_libraries; // services in Python that write through SQLAlchemy, asyncpg, Django
     mod python_order; // the order of each key in Python, within a process and across crashes
     mod producing; // payloads arrive as their producers gave them, now or at their time
     mod requests; // the same for requests, over the HTTP layer

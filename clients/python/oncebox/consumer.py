@@ -16,8 +16,9 @@ from psycopg_pool import PoolTimeout
 
 from . import headers, large, signals
 from .batch import Batch, SetHandler
+from .causes import first_line
 from .durable import Durable, Place
-from .inbox import Inbox, first_line
+from .inbox import Inbox
 from .leader import Leader
 from .message import Handler, Message, Verdict
 from .pull import Lost, Pull, pending
@@ -254,7 +255,7 @@ class _Running:
         elif answer.name == "behind":
             self.queue.rest(held, 0.0)
         else:
-            if answer.name in ("replayed", "rejected") and message.deliveries > 2:
+            if answer.name == "replayed" and message.deliveries > 2:
                 text = "message %d of stream %s comes again, delivery %d: may this user publish to $JS.ACK.>?"
                 log.warning(text, message.origin.sequence, message.origin.stream, message.deliveries)
             await self._tell(held.msg.term() if answer.name in ("dead", "mismatch") else held.msg.ack())

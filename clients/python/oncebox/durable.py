@@ -135,7 +135,7 @@ class Durable:
         if following is None:
             await self._create(None)
             return Place()
-        statement = "SELECT {schema}.continue_consumer(%s, %s, %s, %s::bigint, %s::boolean)::text"
+        statement = "SELECT {schema}.continue_consumer(%s, %s, %s, %s::text::bigint, %s::text::boolean)::text"
         (takeovers,) = await inbox.ask(statement, [*place, str(following), str(took_over).lower()])
         if found:
             await self.jetstream.delete_consumer(self.stream, self.name)

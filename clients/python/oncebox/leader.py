@@ -1,7 +1,6 @@
 """The right to consume in strict order: a transaction of its own connection, which stays open."""
 
 import asyncio
-import contextlib
 import logging
 
 import psycopg
@@ -9,7 +8,7 @@ from psycopg_pool import PoolTimeout
 
 from .inbox import Inbox
 from .transaction import connected
-from .wire import execute
+from .wire import close, execute
 
 log = logging.getLogger("oncebox")
 # Between two questions; within so many seconds an answer must come.
@@ -20,7 +19,7 @@ class Leader:
     """Asks for the right to consume until it has it, and again when it is lost."""
 
     def __init__(self, inbox: Inbox, stream: str, durable: str):
-        if inbox.pool.max_size < 2:
+        if getattr(inbox.pool, "max_size", 2) < 2:
             raise ValueError('order="strict" keeps one connection of the pool: give it max_size=2 at least')
         self.inbox, self.stream, self.durable = inbox, stream, durable
         # Set while this process may consume.
@@ -73,5 +72,4 @@ class Leader:
                     await asyncio.sleep(LOOK)
             finally:
                 # Nobody else may get it with the transaction open.
-                with contextlib.suppress(Exception):
-                    connection.pgconn.finish()
+                close(connection)

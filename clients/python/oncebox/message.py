@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Awaitable, Callable, Mapping, NamedTuple
 
-from psycopg import AsyncConnection
 
 
 class Origin(NamedTuple):
@@ -35,7 +34,8 @@ class Message:
 class Context:
     """What a handler gets besides the decoded payload: above all the transaction that it writes through."""
 
-    connection: AsyncConnection
+    # psycopg's AsyncConnection, or what the inbox's library writes through: a Session, asyncpg's connection.
+    connection: Any
     key: str
     tenant: str
     message: Message
