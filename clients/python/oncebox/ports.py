@@ -6,6 +6,7 @@ blocks lives in a thread of the message's own, and so does its handler, which is
 """
 
 import asyncio
+import inspect
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Sequence
 
@@ -16,12 +17,45 @@ from .causes import sqlstate
 from .wire import Lent, complete, rows, shut
 
 
-class _Asyncpg:
-    async def open(self, pool: Any, seconds: float) -> None:
-        self.pool, self.connection, self.begun = pool, await pool.acquire(timeout=seconds), None
+class _Library:
+    """A connection, as psycopg's pool of connections that block has it; others differ from it."""
 
-    async def driver(self) -> Any:
+    def open(self, pool: Any, seconds: float) -> None:
+        self.pool, self.connection = pool, pool.getconn(seconds)
+
+    def driver(self) -> Any:
         return self.connection
+
+    def rows(self, statement: str, parameters: Sequence) -> list[tuple]:
+        return complete(rows(self.connection, statement, parameters))
+
+    def commit(self) -> None:
+        self.connection.commit()
+
+    def rollback(self) -> None:
+        self.connection.rollback()
+
+    def lend(self) -> Any:
+        self.lent = Lent(self.connection)
+        return self.lent
+
+    def finish(self) -> Any:
+        """Sends what the library has not sent yet."""
+
+    def revoke(self) -> None:
+        self.lent.__dict__["is_over"] = True
+
+    def release(self, is_spoiled: bool) -> Any:
+        if is_spoiled:
+            self.connection.close()
+        self.pool.putconn(self.connection)
+
+
+class _Asyncpg(_Library):
+    begun: Any = None
+
+    async def open(self, pool: Any, seconds: float) -> None:
+        self.pool, self.connection = pool, await pool.acquire(timeout=seconds)
 
     async def rows(self, statement: str, parameters: Sequence) -> list[tuple]:
         if self.begun is None:
@@ -40,50 +74,39 @@ class _Asyncpg:
         if begun is not None:
             await begun.rollback()
 
-    def lend(self) -> Any:
-        self.lent = Lent(self.connection)
-        return self.lent
-
-    async def finish(self) -> None: ...
-
-    def revoke(self) -> None:
-        self.lent.__dict__["is_over"] = True
-
     async def release(self, is_spoiled: bool) -> None:
         if is_spoiled:
             self.connection.terminate()
         await self.pool.release(self.connection)
 
 
-class _Engine:
+class _Engine(_Library):
     """SQLAlchemy. A COMMIT of the handler's session releases a savepoint."""
 
     def open(self, engine: Any, seconds: float) -> None:
-        self.connection = engine.connect()
+        self.pool, self.connection = engine, getattr(engine, "sync_engine", engine).connect()
 
     def driver(self) -> Any:
         return self.connection.connection.driver_connection
 
-    def rows(self, statement: str, parameters: Sequence) -> list[tuple]:
-        return complete(rows(self.connection, statement, parameters))
-
-    def commit(self) -> None:
-        self.connection.commit()
-
-    def rollback(self) -> None:
-        self.connection.rollback()
-
     def lend(self) -> Any:
+        settings = {"join_transaction_mode": "create_savepoint", "expire_on_commit": False}
+        if hasattr(self.pool, "sync_engine"):
+            from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+            session = AsyncSession(AsyncConnection(self.pool, self.connection), **settings)
+            self.lent = session.sync_session
+            return session
         from sqlalchemy.orm import Session
 
-        self.session = Session(self.connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
-        return self.session
+        self.lent = Session(self.connection, **settings)
+        return self.lent
 
     def finish(self) -> None:
-        self.session.commit()
+        self.lent.commit()
 
     def revoke(self) -> None:
-        self.session.bind = None
+        self.lent.bind = None
 
     def release(self, is_spoiled: bool) -> None:
         if is_spoiled:
@@ -91,83 +114,26 @@ class _Engine:
         self.connection.close()
 
 
-class _AsyncEngine:
-    async def open(self, engine: Any, seconds: float) -> None:
-        self.connection = await engine.connect()
-
-    async def driver(self) -> Any:
-        return (await self.connection.get_raw_connection()).driver_connection
-
-    async def rows(self, statement: str, parameters: Sequence) -> list[tuple]:
-        return await rows(self.connection, statement, parameters)
-
-    async def commit(self) -> None:
-        await self.connection.commit()
-
-    async def rollback(self) -> None:
-        await self.connection.rollback()
-
-    def lend(self) -> Any:
-        from sqlalchemy.ext.asyncio import AsyncSession
-
-        self.session = AsyncSession(self.connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
-        return self.session
-
-    async def finish(self) -> None:
-        await self.session.commit()
-
-    def revoke(self) -> None:
-        self.session.sync_session.bind = None
-
-    async def release(self, is_spoiled: bool) -> None:
-        if is_spoiled:
-            await self.connection.invalidate()
-        await self.connection.close()
-
-
-class _Pool(_Engine):
-    """psycopg's pool of connections that block."""
-
-    def open(self, pool: Any, seconds: float) -> None:
-        self.pool, self.connection = pool, pool.getconn(seconds)
-
-    def driver(self) -> Any:
-        return self.connection
-
-    def lend(self) -> Any:
-        self.lent = Lent(self.connection)
-        return self.lent
-
-    def finish(self) -> None: ...
-
-    def revoke(self) -> None:
-        self.lent.__dict__["is_over"] = True
-
-    def release(self, is_spoiled: bool) -> None:
-        if is_spoiled:
-            self.connection.close()
-        self.pool.putconn(self.connection)
-
-
-class _Django(_Engine):
+class _Django(_Library):
     """Django. A handler uses its models; `on_commit` runs after the COMMIT."""
 
-    def open(self, connection: Any, seconds: float) -> None:
-        from django.db import connections, transaction
+    begun: Any = None
 
-        # Django has a connection for each thread.
+    def open(self, connection: Any, seconds: float) -> None:
+        from django.db import connections
+
+        # Django has a connection for each thread, and this one ends with the message.
         self.connection = connections[connection.alias]
-        self.connection.close_if_unusable_or_obsolete()
         self.connection.ensure_connection()
-        self.block = lambda: transaction.atomic(connection.alias, durable=True)
-        self.begun = None
 
     def driver(self) -> Any:
         return self.connection.connection
 
     def rows(self, statement: str, parameters: Sequence) -> list[tuple]:
         if self.begun is None:
-            self.begun = self.block()
+            from django.db import transaction
+
+            self.begun = transaction.atomic(self.connection.alias, durable=True)
             self.begun.__enter__()
         return super().rows(statement, parameters)
 
@@ -184,12 +150,9 @@ class _Django(_Engine):
     def lend(self) -> Any:
         return self.connection
 
-    def finish(self) -> None: ...
-
     def revoke(self) -> None: ...
 
     def release(self, is_spoiled: bool) -> None:
-        # The thread ends.
         self.connection.close()
 
 
@@ -198,11 +161,11 @@ class Port:
 
     autocommit = False
 
-    def __init__(self, source: Any, library: Any, is_blocking: bool):
-        self._source, self._library, self.is_spoiled = source, library, False
-        self.is_blocking = is_blocking
+    def __init__(self, source: Any, library: _Library, kind: str):
+        self._source, self._library, self._kind, self.is_spoiled = source, library, kind, False
+        self.is_blocking = kind == "thread"
         # It starts with the first step.
-        self._thread = ThreadPoolExecutor(1, "oncebox") if is_blocking else None
+        self._thread = ThreadPoolExecutor(1, "oncebox") if self.is_blocking else None
         self._driver: Any = None
 
     async def open(self, seconds: float) -> None:
@@ -236,14 +199,17 @@ class Port:
 
     def lend(self) -> Any:
         """What the handler writes through, until `revoke`."""
-        self.revoke, self.finish = self._library.revoke, self._library.finish
+        self.revoke = self._library.revoke
         return self._library.lend()
+
+    async def finish(self) -> None:
+        await self._do(self._library.finish)
 
     async def call(self, handler: Any, *given: Any) -> Any:
         """Runs the handler, and what it has left to be written."""
         if self._thread is None:
             result = await handler(*given)
-            await self._library.finish()
+            await self.finish()
             return result
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._called, handler, *given)
@@ -282,9 +248,14 @@ class Port:
 
     async def _do(self, step: Any, *given: Any) -> Any:
         try:
-            if self._thread is None:
-                return await step(*given)
-            return await asyncio.get_running_loop().run_in_executor(self._thread, step, *given)
+            if self._thread is not None:
+                return await asyncio.get_running_loop().run_in_executor(self._thread, step, *given)
+            if self._kind == "greenlet":
+                from sqlalchemy.util import greenlet_spawn
+
+                return await greenlet_spawn(step, *given)
+            result = step(*given)
+            return await result if inspect.isawaitable(result) else result
         except psycopg.Error:
             raise
         except Exception as error:
@@ -305,11 +276,9 @@ def port_of(source: Any) -> Port | None:
     if isinstance(source, AsyncConnectionPool):
         return None
     if isinstance(source, ConnectionPool):
-        return Port(source, _Pool(), True)
-    if hasattr(source, "sync_engine"):
-        return Port(source, _AsyncEngine(), False)
+        return Port(source, _Library(), "thread")
     if hasattr(source, "acquire"):
-        return Port(source, _Asyncpg(), False)
+        return Port(source, _Asyncpg(), "task")
     if hasattr(source, "alias"):
-        return Port(source, _Django(), True)
-    return Port(source, _Engine(), True)
+        return Port(source, _Django(), "thread")
+    return Port(source, _Engine(), "greenlet" if hasattr(source, "sync_engine") else "thread")

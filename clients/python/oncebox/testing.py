@@ -45,7 +45,7 @@ class Enqueued:
 
 
 async def enqueued(connection: Any, *, schema: str = "oncebox") -> list[Enqueued]:
-    """The messages that the open transaction of this connection has enqueued, in their order."""
+    """The messages that the open transaction of this connection, of any library, has enqueued, in their order."""
     statement = _ENQUEUED.format(schema=Identifier(schema)).as_string()
     (found,) = await execute(connection, statement)
     made = []
@@ -59,7 +59,7 @@ async def enqueued(connection: Any, *, schema: str = "oncebox") -> list[Enqueued
 def message(key: str, payload: Any, *, subject: str = "test", headers: Mapping[str, str] | None = None, deliveries: int = 1) -> Message:
     """A message as a consumer would get it, for `Inbox.run`."""
     body = payload if isinstance(payload, bytes) else to_json(payload)
-    return Message(subject, body, {"idempotency-key": key, **(headers or {})}, None, deliveries)
+    return Message(subject, body, {"idempotency-key": key, **{name.lower(): value for name, value in (headers or {}).items()}}, None, deliveries)
 
 
 async def run_until_final(inbox: Inbox, handler: Handler, message: Message, runs_max: int = 20) -> Verdict:

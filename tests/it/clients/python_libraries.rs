@@ -1,5 +1,5 @@
 //! Services in Python that write through their own library, in their transactions and in handlers, and
-//! the HTTP layer around routers, mounts, files and background tasks.
+//! the HTTP layer around routers, mounts, files and background tasks, and how errors count.
 
 use oncebox_tests::{Program, TestEnv, eventually};
 
@@ -13,7 +13,12 @@ macro_rules! libraries {
             let Some(programs) = Programs::of("python") else { return };
             let env = TestEnv::new().await;
             env.pg().await.batch_execute("CREATE TABLE charge (id text, cents bigint)").await.unwrap();
-            let environment = [("DATABASE_URL", env.database_url().to_owned())];
+            env.stream().await;
+            let environment = [
+                ("DATABASE_URL", env.database_url().to_owned()),
+                ("NATS_URL", env.nats_url().to_owned()),
+                ("STREAM", env.name().to_owned()),
+            ];
             let program = Program::start_file(&programs.file($file), &[$name], &environment).await.unwrap();
             eventually("all is well", LIMIT, async || program.log().contains("all is well").then_some(())).await;
         }
@@ -27,4 +32,5 @@ libraries! {
     psycopg_that_blocks: "libraries", "psycopg";
     django: "libraries", "django";
     layers: "layers", "all";
+    troubles: "troubles", "all";
 }
