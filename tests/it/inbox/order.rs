@@ -162,7 +162,9 @@ async fn a_suspended_leader_stops_its_standby_for_half_a_minute_at_most() {
     let (wakes, awakened) = std::sync::mpsc::channel::<()>();
     let awakened = Arc::new(Mutex::new(awakened));
     let strict = consumer(&env).await.order(Order::Strict).ack_wait(Duration::from_secs(5));
-    let (leader, inbox) = (strict.clone(), builder(&env).build().unwrap());
+    // Its claim of a key ends with its handler's time.
+    let inbox = builder(&env).handler_timeout(Duration::from_secs(5)).build().unwrap();
+    let leader = strict.clone();
     // A handler that holds the only thread of its runtime suspends all that belongs to it.
     let process = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
