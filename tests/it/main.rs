@@ -199,12 +199,8 @@ mod clients {
     mod killer; // a message that ends its process is found, and given up
     mod libraries; // producers and handlers through the libraries that teams use
     pub(crate) mod large; // payloads that they fetch from the Object Store
-<<<<<<< HEAD
     mod ordering; // the order of a key, in a process and through processes that die
-=======
     mod python_libraries; // services in Python that write through SQLAlchemy, asyncpg, Django
-    mod python_order; // the order of each key in Python, within a process and across crashes
->>>>>>> c-py
     mod producing; // payloads arrive as their producers gave them, now or at their time
     mod requests; // the same for requests, over the HTTP layer
     mod scenarios; // that table
