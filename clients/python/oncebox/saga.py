@@ -42,19 +42,19 @@ class Barrier:
 
     async def action(self, cx: Context) -> Action:
         """Before the effect of an action: whether it may have it. Call `had_no_effect` if you refuse the command then."""
-        return Action(await self._ask("enter_action(%s, %s, %s, false, %s::int)", cx, is_undo=False))
+        return Action(await self._ask("enter_action(%s, %s, %s, false, %s::text::int)", cx, is_undo=False))
 
     async def had_no_effect(self, cx: Context) -> None:
         """For an action that may act, but rejects the command: there is nothing to undo."""
-        await self._ask("end_action(%s, %s, %s, false, %s::int)", cx, is_undo=False)
+        await self._ask("end_action(%s, %s, %s, false, %s::text::int)", cx, is_undo=False)
 
     async def compensation(self, cx: Context) -> Compensation:
         """Before a compensation undoes anything; its key is the action's with `:undo` behind it."""
-        return Compensation(await self._ask("enter_compensation(%s, %s, %s, false, %s::int)", cx, is_undo=True))
+        return Compensation(await self._ask("enter_compensation(%s, %s, %s, false, %s::text::int)", cx, is_undo=True))
 
     async def has_undone_nothing(self, cx: Context) -> None:
         """For a compensation that was told to undo, but rejects the command: the next attempt may undo."""
-        await self._ask("end_compensation(%s, %s, %s, false, %s::int)", cx, is_undo=True)
+        await self._ask("end_compensation(%s, %s, %s, false, %s::text::int)", cx, is_undo=True)
 
     async def _ask(self, call: str, cx: Context, *, is_undo: bool) -> str:
         key, attempt = _action(cx, is_undo)

@@ -33,7 +33,7 @@ macro_rules! clients {
         }
     )*};
 }
-clients!(typescript);
+clients!(python, typescript);
 
 const TABLES: &str = "
 CREATE TABLE effect (id bigserial, key text NOT NULL, n int NOT NULL);
