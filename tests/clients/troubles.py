@@ -11,6 +11,7 @@ import os
 
 import nats
 import oncebox
+import prometheus_client
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 from pydantic import BaseModel
@@ -148,6 +149,9 @@ async def starts(client):
         assert letters == [], letters
         info = await jetstream.consumer_info(STREAM, "starts")
         assert info.num_ack_pending == 0, json.dumps(info.as_dict(), default=str)
+    metrics = prometheus_client.generate_latest().decode()
+    for line in ('messages_total{outcome="done",scope="troubles:starts"} 1.0', 'run_seconds_count{scope="troubles:starts"} 1.0'):
+        assert f"oncebox_inbox_{line}" in metrics, metrics
 
 
 async def main():

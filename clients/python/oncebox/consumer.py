@@ -14,7 +14,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import APIError
 from psycopg_pool import PoolTimeout
 
-from . import headers, large, signals
+from . import headers, large, metrics, signals
 from .batch import Batch, SetHandler
 from .causes import first_line
 from .durable import Durable, Place
@@ -127,6 +127,7 @@ class _Running:
                 await asyncio.wait([stopped, pump, *workers], return_when=asyncio.FIRST_COMPLETED)
             finally:
                 self.stop.set()
+                metrics.consumes(self.inbox.scope, False)
                 await self._drain(pump, workers)
                 for task in (stopped, progress, pump):
                     task.cancel()
@@ -239,6 +240,7 @@ class _Running:
 
     async def _settle(self, held: Held, answer: Verdict | Exception) -> None:
         message = held.message
+        metrics.ended(self.inbox.scope, answer)
         if isinstance(answer, Exception) or answer.name == "in_flight":
             # PostgreSQL is away, or a copy is at work: that must not end the consumer of all others.
             pause = min(WAIT_FIRST * 2 ** min(held.waits, 8), WAIT_LONGEST)
@@ -301,6 +303,7 @@ class _Running:
         now, pause = asyncio.get_running_loop().time(), min(0.1 * 2 ** min(self.failures, 6), 5.0)
         self.failures += 1
         self.of.problem = first_line(error)
+        metrics.consumes(self.inbox.scope, False)
         if self.failures == 1 or now > self.reminded + REMIND:
             self.reminded = now
             log.warning("consumer %s cannot consume now, and tries again: %s", self.of.durable, self.of.problem)
@@ -309,6 +312,7 @@ class _Running:
     def _recovered(self) -> None:
         if self.failures:
             log.info("consumer %s consumes again", self.of.durable)
+        metrics.consumes(self.inbox.scope, True)
         self.failures, self.of.problem = 0, None
 
     async def _tell(self, sending: Any) -> None:
