@@ -102,6 +102,7 @@ class _Running:
             ack_wait=consumer.ack_wait, max_ack_pending=max(1000, 16 * self.at_once), start=consumer.start,
         )  # fmt: skip
         self.queue, self.batch = Queue(), Batch(inbox, handler)
+        self.filter = consumer.filter_subject and consumer.filter_subject.split(".")
         self.changed = asyncio.Event()
         self.failures, self.reminded, self.idle = 0, 0.0, 0
 
@@ -203,6 +204,11 @@ class _Running:
             # The server says that messages were deleted, or are too old: this is none.
             asyncio.get_running_loop().create_task(self._tell(msg.ack()))
             return
+        if self.filter is not None and not headers.matches(self.filter, msg.subject.split(".")):
+            text = "consumer %s got a message of subject %s, outside of its filter: another service has changed the durable"
+            log.error(text + " and needs a name of its own", self.of.durable, msg.subject)
+            asyncio.get_running_loop().create_task(self._tell(msg.nak(delay=1.0)))
+            return
         self.queue.push(msg, message)
 
     async def _work(self) -> None:
@@ -249,6 +255,8 @@ class _Running:
                 text = "scope %s: the message could not be handled now, will retry: %s"
                 log.warning(text, self.inbox.scope, first_line(answer))
                 pause = max(pause, self.inbox.backoff[0])
+            else:
+                pause = max(pause, answer.after)
             await self._again(held, pause)
         elif answer.name == "retry":
             held.waits = 0

@@ -248,7 +248,7 @@ async fn fall_silent(programs: Programs) {
         let output = output.unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
         let errors = String::from_utf8_lossy(&output.stderr);
-        // A connection that fails before the handler runs costs no attempt: another may be tried at once.
+        // A connection that fails before the handler runs is no attempt: another is tried at once.
         let last = said.lines().last().unwrap_or_default();
         let is_at_once = what == "claim" && last == "handled handled";
         assert!(last == expected || is_at_once, "{what}, {step}: {said}{errors}");

@@ -1,4 +1,4 @@
-//! Services in Python that write through their own library, in their transactions and in handlers, and
+//! Services in Python that write through their own library, in their transactions and in handlers,
 //! the HTTP layer around routers, mounts, files and background tasks, and how errors count.
 
 use oncebox_tests::{Program, TestEnv, eventually};
