@@ -1,4 +1,4 @@
-//! Services in Python that write through their own library, in their transactions and in handlers, and
+//! Services in Python that write through their own library, in their transactions and in handlers,
 //! the HTTP layer around routers, mounts, files and background tasks, and how errors count.
 
 use oncebox_tests::{Program, TestEnv, eventually};
@@ -19,8 +19,13 @@ macro_rules! libraries {
                 ("NATS_URL", env.nats_url().to_owned()),
                 ("STREAM", env.name().to_owned()),
             ];
-            let program = Program::start_file(&programs.file($file), &[$name], &environment).await.unwrap();
-            eventually("all is well", LIMIT, async || program.log().contains("all is well").then_some(())).await;
+            let mut program = Program::start_file(&programs.file($file), &[$name], &environment).await.unwrap();
+            eventually("all is well", LIMIT, async || {
+                let is_well = program.log().contains("all is well");
+                assert!(is_well || program.check().is_ok(), "it ended: {}", program.log());
+                is_well.then_some(())
+            })
+            .await;
         }
     )*};
 }
