@@ -198,6 +198,8 @@ mod clients {
     mod inbox; // the Rust inboxes as some of these consumers
     mod killer; // a message that ends its process is found, and given up
     pub(crate) mod large; // payloads that they fetch from the Object Store
+    mod orms; // the libraries that teams use: messages in their transactions, handlers through them
+    mod ordered; // messages of an ordering key stay in order, whoever fails, dies or is suspended
     mod producing; // payloads arrive as their producers gave them, now or at their time
     mod requests; // the same for requests, over the HTTP layer
     mod scenarios; // that table
