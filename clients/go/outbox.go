@@ -2,6 +2,7 @@ package oncebox
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"fmt"
 	"strconv"
@@ -30,6 +31,25 @@ type Outgoing struct {
 //
 // [pgconn.PgError]: https://pkg.go.dev/github.com/jackc/pgx/v5/pgconn#PgError
 func Enqueue(ctx context.Context, tx pgx.Tx, message Outgoing) (id int64, err error) {
+	return enqueue(message, func(sql string, parameters ...any) row { return tx.QueryRow(ctx, sql, parameters...) })
+}
+
+// SQLTransaction is a transaction of database/sql: a [sql.Tx], one of sqlx, or the ConnPool of GORM's
+// statement.
+type SQLTransaction interface {
+	QueryRowContext(ctx context.Context, query string, arguments ...any) *sql.Row
+	Commit() error
+	Rollback() error
+}
+
+// EnqueueSQL is [Enqueue] in a transaction of database/sql, with any driver of PostgreSQL.
+func EnqueueSQL(ctx context.Context, tx SQLTransaction, message Outgoing) (id int64, err error) {
+	return enqueue(message, func(sql string, parameters ...any) row { return tx.QueryRowContext(ctx, sql, parameters...) })
+}
+
+type row interface{ Scan(...any) error }
+
+func enqueue(message Outgoing, query func(string, ...any) row) (id int64, err error) {
 	payload, err := body(message.Payload)
 	if err != nil {
 		return 0, fmt.Errorf("encode the payload of key %q: %w", message.Key, err)
@@ -43,7 +63,7 @@ func Enqueue(ctx context.Context, tx pgx.Tx, message Outgoing) (id int64, err er
 	sql := "SELECT coalesce({schema}." + call + "key => $1::text, subject => $2::text, payload => $3::bytea," +
 		" headers => $4::jsonb, ordering_key => nullif($5::text, '')), 0)::text"
 	var text string
-	err = tx.QueryRow(ctx, inSchema(sql, message.Schema), parameters...).Scan(&text)
+	err = query(inSchema(sql, message.Schema), parameters...).Scan(&text)
 	if err == nil {
 		id, err = strconv.ParseInt(text, 10, 64)
 	}

@@ -200,7 +200,6 @@ mod clients {
     mod libraries; // producers and handlers through the libraries that teams use
     pub(crate) mod large; // payloads that they fetch from the Object Store
     mod ordering; // the order of a key, in a process and through processes that die
-    mod python_libraries; // services in Python that write through SQLAlchemy, asyncpg, Django
     mod producing; // payloads arrive as their producers gave them, now or at their time
     mod requests; // the same for requests, over the HTTP layer
     mod scenarios; // that table
