@@ -70,6 +70,45 @@ func enqueue(message Outgoing, query func(string, ...any) row) (id int64, err er
 	return id, err
 }
 
+// EnqueueAll is [Enqueue] for up to 10,000 messages in one call: their ids in this order, and 0 for each
+// that is enqueued already. None may have a NotBefore, and the schema is that of the first.
+func EnqueueAll(ctx context.Context, tx pgx.Tx, messages []Outgoing) (ids []int64, err error) {
+	return enqueueAll(messages, func(sql string, parameters ...any) row { return tx.QueryRow(ctx, sql, parameters...) })
+}
+
+// EnqueueAllSQL is [EnqueueAll] in a transaction of database/sql.
+func EnqueueAllSQL(ctx context.Context, tx SQLTransaction, messages []Outgoing) (ids []int64, err error) {
+	return enqueueAll(messages, func(sql string, parameters ...any) row { return tx.QueryRowContext(ctx, sql, parameters...) })
+}
+
+func enqueueAll(messages []Outgoing, query func(string, ...any) row) (ids []int64, err error) {
+	if len(messages) == 0 {
+		return nil, nil
+	}
+	var keys, subjects, payloads, headers, orderingKeys []string
+	for _, message := range messages {
+		payload, err := body(message.Payload)
+		if err != nil {
+			return nil, fmt.Errorf("encode the payload of key %q: %w", message.Key, err)
+		}
+		if !message.NotBefore.IsZero() {
+			return nil, fmt.Errorf("key %q has a NotBefore: enqueue it by itself", message.Key)
+		}
+		keys, subjects, payloads = append(keys, message.Key), append(subjects, message.Subject), append(payloads, bytea(payload))
+		headers, orderingKeys = append(headers, object(message.Headers)), append(orderingKeys, message.OrderingKey)
+	}
+	sql := "SELECT to_json(array_agg(coalesce(e.id, 0) ORDER BY e.n))::text" +
+		" FROM {schema}.enqueue_all(keys => $1::text[], subjects => $2::text[], payloads => $3::bytea[], headers => $4::jsonb[]," +
+		" ordering_keys => ARRAY(SELECT nullif(o.key, '') FROM unnest($5::text[]) WITH ORDINALITY AS o (key, n) ORDER BY o.n))" +
+		" WITH ORDINALITY AS e (key, id, n)"
+	var text string
+	err = query(inSchema(sql, messages[0].Schema), array(keys), array(subjects), array(payloads), array(headers), array(orderingKeys)).Scan(&text)
+	if err == nil {
+		err = json.Unmarshal([]byte(text), &ids)
+	}
+	return ids, err
+}
+
 // CancelDelayed gives a delayed message up in this transaction. It is false when no message of this
 // key waits. The schema is "oncebox" when it is empty.
 func CancelDelayed(ctx context.Context, tx pgx.Tx, key, schema string) (isCancelled bool, err error) {

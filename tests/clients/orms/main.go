@@ -169,6 +169,10 @@ func commits(ctx context.Context, tx pgx.Tx, message oncebox.Message) (any, erro
 
 func main() {
 	ctx, url := context.Background(), os.Getenv("DATABASE_URL")
+	if len(os.Args) > 1 {
+		serve(ctx)
+		return
+	}
 	produce(ctx, url)
 	pool, err := pgxpool.New(ctx, url)
 	must(err)
