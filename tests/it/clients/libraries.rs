@@ -7,22 +7,24 @@ use tokio::{process::Command, time::timeout};
 
 use super::shop::{LIMIT, Programs, lines};
 
-#[tokio::test]
+/// Defines the tests of TypeScript, each a program that is a test of its own.
+macro_rules! typescript {
+    ($($program:ident),*) => {
+        mod typescript {$(
+            #[tokio::test]
             async fn $program() {
-                super::pass(stringify!($client), stringify!($program)).await;
+                super::pass("typescript", stringify!($program)).await;
             }
         )*}
-    )*};
+    };
 }
-programs! {
-    typescript: orms, uploads, measured, refusing, wrapped;
-}
+typescript!(orms, uploads, measured, refusing, wrapped, starting);
 
 async fn pass(client: &str, program: &str) {
     let Some(programs) = Programs::of(client) else { return };
     let env = TestEnv::new().await;
     let mut command = Command::new(programs.file(program));
-    command.env("DATABASE_URL", env.database_url()).kill_on_drop(true);
+    command.env("DATABASE_URL", env.database_url()).env("NATS_URL", env.nats_url()).kill_on_drop(true);
     let output = timeout(LIMIT, command.output()).await.expect("it ends").unwrap();
     let said = [output.stdout, output.stderr].concat();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
@@ -44,6 +46,40 @@ async fn go() {
     let sent = lines(&client, "SELECT key FROM oncebox.message ORDER BY id").await;
     assert_eq!(sent, ["stdlib:sent", "pq:sent", "sqlx:sent", "gorm:sent", "behind-gorm:sent"]);
     assert_eq!(lines(&client, "SELECT key FROM oncebox.dead_letter").await, ["commits:handle"]);
+}
+
+/// Path, status, whether it is a copy, Vary and Set-Cookie: each request is sent twice.
+const SERVED: &str = "/form 500 [] [] []
+/form 500 [] [] []
+/read 500 [] [] []
+/read 500 [] [] []
+/read 500 [] [] []
+/read 500 [] [] []
+/part 500 [] [] []
+/part 500 [] [] []
+/headers 201 [false] [Origin Accept-Language] [a=1]
+/headers 201 [true] [Origin] [a=1]
+/bare-gin/7 500 [] [] []
+/bare-gin/7 500 [] [] []
+/gin/7 201 [false] [Accept-Language] []
+/gin/7 201 [true] [] []
+/bare-echo/7 500 [] [] []
+/bare-echo/7 500 [] [] []
+/echo/7 201 [false] [Accept-Language] []
+/echo/7 201 [true] [] []
+";
+
+#[tokio::test]
+async fn a_body_that_was_read_before_is_refused_in_go_and_gin_and_echo_fit() {
+    let Some(programs) = Programs::of("go") else { return };
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    client.batch_execute("CREATE TABLE effects (id bigserial PRIMARY KEY, library text)").await.unwrap();
+    let mut program = Command::new(programs.file("libraries"));
+    program.arg("http").env("DATABASE_URL", env.database_url()).kill_on_drop(true);
+    let output = timeout(LIMIT, program.output()).await.expect("the program ends").unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), SERVED, "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(lines(&client, "SELECT library FROM effects").await, ["http"; 3]);
 }
 
 /// Defines the tests of Python.
