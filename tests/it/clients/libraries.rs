@@ -78,7 +78,12 @@ async fn a_body_that_was_read_before_is_refused_in_go_and_gin_and_echo_fit() {
     let mut program = Command::new(programs.file("libraries"));
     program.arg("http").env("DATABASE_URL", env.database_url()).kill_on_drop(true);
     let output = timeout(LIMIT, program.output()).await.expect("the program ends").unwrap();
-    assert_eq!(String::from_utf8_lossy(&output.stdout), SERVED, "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        SERVED,
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     assert_eq!(lines(&client, "SELECT library FROM effects").await, ["http"; 3]);
 }
 
