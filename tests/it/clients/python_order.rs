@@ -65,14 +65,19 @@ async fn in_strict_order_a_standby_goes_on_where_a_killed_or_suspended_leader_wa
     env.stream().await;
     let client = env.pg().await;
     client.batch_execute(TABLES).await.unwrap();
-    let leads = |process: &Program| process.log().contains("this process consumes, in strict order").then_some(());
+    let leads =
+        |process: &Program| process.log().contains("this process consumes, in strict order").then_some(());
     let mut leader = start(&env, &programs, "strict", "1").await;
     eventually("it leads", LIMIT, async || leads(&leader)).await;
     for round in 1..=3 {
         let standby = start(&env, &programs, "strict", "1").await;
         eventually("it stands by", LIMIT, async || standby.log().contains("stands by").then_some(())).await;
         publish(&env, 20 * round - 19, 20 * round).await;
-        if round == 2 { leader.suspend(true).unwrap() } else { leader.kill().await.unwrap() }
+        if round == 2 {
+            leader.suspend(true).unwrap()
+        } else {
+            leader.kill().await.unwrap()
+        }
         handled(&client, 20 * round).await;
         assert!(leads(&standby).is_some());
         if round == 2 {
