@@ -160,6 +160,26 @@ async def responses(pool):
         assert ran == [("background", 1)] and await count(pool, "background") == 1, ran
 
 
+async def broken(pool):
+    """A connection that died in the pool costs no request, and a lost race under SQLAlchemy is no failure."""
+    app = layer(Starlette(routes=[Route("/orders", act, methods=["POST"])]), pool)
+    async with pool.connection() as connection:
+        await connection.set_autocommit(True)
+        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        await connection.execute(others)
+        await connection.set_autocommit(False)
+    async with pool.connection():
+        assert (await send(app, "/orders", key="broken"))[0] == 201
+    engine = create_async_engine(URL.replace("postgres://", "postgresql+asyncpg://").replace("postgresql://", "postgresql+asyncpg://"))
+
+    async def conflict(request):
+        await claim(request).connection.execute(text("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$"))
+
+    app = layer(Starlette(routes=[Route("/orders", conflict, methods=["POST"])]), engine)
+    assert (await send(app, "/orders", key="conflict"))[0] == 503
+    await engine.dispose()
+
+
 async def mail(pool, key):
     ran.append((key, await count(pool, key)))
     raise ConnectionError("no mail server")
@@ -188,7 +208,7 @@ async def main():
     async with AsyncConnectionPool(URL, min_size=1, max_size=4) as pool:
         async with pool.connection() as connection:
             await connection.execute("CREATE TABLE IF NOT EXISTS effect (key text)")
-        for check in (routes, unknown, responses, sqlalchemy):
+        for check in (routes, unknown, responses, sqlalchemy, broken):
             await check(pool)
     print("all is well")
 

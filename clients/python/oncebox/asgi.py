@@ -17,10 +17,10 @@ import psycopg
 from psycopg.sql import SQL, Identifier
 from psycopg_pool import PoolTimeout
 
-from .causes import first_line
+from .causes import first_line, is_conflict
 from .problem import Problem
 from .request import Scope, client_key, route_of
-from .transaction import Run, Unattempted, check_blocking, check_session, commit, connected, limited
+from .transaction import Run, Unattempted, before_handler, check_blocking, check_session, commit, connected, limited
 from .wire import SESSION, Handle, execute, execute_all
 
 try:
@@ -211,14 +211,24 @@ class Idempotency:
                 async with connected(self.pool, self.step_timeout) as (connection, _):
                     await execute(connection, self._register, [pending.route, seconds])
                 self._registered.add(pending.route)
+            wait = None
             while True:
-                async with connected(self.pool, self.step_timeout) as (connection, step):
-                    if (response := await self._look(connection, pending)) is not None:
+                try:
+                    async with connected(self.pool, self.step_timeout, wait) as (connection, step):
+                        with before_handler(connection):
+                            response = await self._look(connection, pending)
+                        if response is not None:
+                            await connection.rollback()
+                            return response
+                        if pending.xid is not None:
+                            return await self._run(connection, step, pending)
                         await connection.rollback()
-                        return response
-                    if pending.xid is not None:
-                        return await self._run(connection, step, pending)
-                    await connection.rollback()
+                except Unattempted as unattempted:
+                    # Of a broken connection; the pool's next one may be a good one, if it has one.
+                    if not unattempted.is_closed or asyncio.get_running_loop().time() >= deadline:
+                        raise
+                    wait = 1.0
+                    continue
                 if asyncio.get_running_loop().time() >= deadline:
                     raise Problem("in-flight")
                 await asyncio.sleep(random.uniform(0.01, 0.1))
@@ -356,9 +366,8 @@ class Idempotency:
     def _problem(self, pending: _Pending, error: Exception) -> Problem:
         if isinstance(error, Problem):
             return error
-        is_conflict = isinstance(error, (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected))
         # Whether a COMMIT without an answer has happened finds the next attempt out.
-        if is_conflict or pending.is_ending and isinstance(error, psycopg.OperationalError):
+        if is_conflict(error) or pending.is_ending and isinstance(error, psycopg.OperationalError):
             return Problem("unavailable")
         text = "scope %s, key %s: the handler failed, and its writes are rolled back"
         log.error(text, pending.route, pending.key, exc_info=error)

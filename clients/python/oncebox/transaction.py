@@ -69,17 +69,19 @@ def check_blocking(source: Any) -> None:
 
 
 @asynccontextmanager
-async def connected(pool: Any, step_timeout: float) -> AsyncIterator[tuple[Any, Deadline]]:
-    """A connection, and the deadline of the steps on it; the first has begun, and the last is COMMIT or ROLLBACK."""
+async def connected(pool: Any, step_timeout: float, wait: float | None = None) -> AsyncIterator[tuple[Any, Deadline]]:
+    """A connection, and the deadline of the steps on it; the first has begun, and the last is COMMIT or ROLLBACK.
+
+    `wait` is for how many seconds to wait for one, if not as long as for a step."""
     if (port := port_of(pool)) is not None:
-        async with _through(port, step_timeout) as through:
+        async with _through(port, step_timeout, wait or step_timeout) as through:
             yield through
         return
     with Deadline(step_timeout) as deadline:
         try:
             # The pool keeps to its own limit, except while it checks a connection.
-            async with asyncio.timeout(step_timeout + 1):
-                connection = await pool.getconn(step_timeout)
+            async with asyncio.timeout((wait or step_timeout) + 1):
+                connection = await pool.getconn(wait or step_timeout)
         except TimeoutError:
             raise Unattempted from PoolTimeout("the pool's check of a connection got no answer")
         except (PoolTimeout, psycopg.OperationalError) as error:
@@ -105,11 +107,11 @@ async def connected(pool: Any, step_timeout: float) -> AsyncIterator[tuple[Any, 
 
 
 @asynccontextmanager
-async def _through(port: Port, step_timeout: float) -> AsyncIterator[tuple[Port, Deadline]]:
+async def _through(port: Port, step_timeout: float, wait: float) -> AsyncIterator[tuple[Port, Deadline]]:
     with Deadline(step_timeout) as deadline:
         try:
-            async with asyncio.timeout(step_timeout + 1):
-                await port.open(step_timeout)
+            async with asyncio.timeout(wait + 1):
+                await port.open(wait)
         except Exception as error:
             raise Unattempted from (error if isinstance(error, psycopg.Error) else as_psycopg(error))
         deadline.begin(port)
