@@ -10,11 +10,15 @@ import { isElsewhere, whole, Wrong } from "./large.ts";
 import type { Message, Verdict } from "./message.ts";
 import { type Held, Queue } from "./queue.ts";
 import { checked, continued, Lead, type Place } from "./strict.ts";
+import { matches } from "./text.ts";
 
 /** How long one pull waits for messages; a drain may have to wait for it as long. */
 const PULL_MS = 1000;
 /** For longer, a message is not said to be in progress: JetStream may deliver it to another process. */
 const HOLD_MS = 3_600_000;
+
+/** A message of another service comes again after so long. */
+const ELSEWHERE_MS = 5000;
 
 export interface Limits {
   batch: number;
@@ -172,6 +176,13 @@ export class Pump<T> {
     if (given.headers["nats-marker-reason"] !== undefined) {
       // The server writes it where messages of a subject have expired or were deleted: nobody has sent it.
       tell(() => source.ack());
+      return;
+    }
+    const { filterSubject, durable } = this.#durable.wanted;
+    if (filterSubject && !matches(filterSubject.split("."), source.subject.split("."))) {
+      const which = `consumer ${durable}: a message on ${source.subject} is outside its filter ${filterSubject}, and is not handled`;
+      this.#batch.inbox.options.log.warn(`${which}: does another service use this durable? Give each its own`);
+      tell(() => source.nak(ELSEWHERE_MS));
       return;
     }
     const key = given.headers["oncebox-ordering-key"];
