@@ -10,6 +10,9 @@ import (
 	"time"
 )
 
+// A handler can ask for a retry after so long.
+const retryAfterMax = 24 * time.Hour
+
 const noTrace = "delivery limit reached, and the last attempt left no trace: did it end the process?"
 
 // runAgain runs the handler for a message that was delivered before. If the process ends meanwhile, the
@@ -55,10 +58,10 @@ func (in *Inbox) failed(ctx context.Context, message Message, failure error) (Ve
 	if isSaid && said.after < 0 {
 		return in.bury(ctx, message, said.Error(), "")
 	}
-	reason := firstLine(failure)
+	reason := reasonOf(failure)
 	first, longest := in.pauses()
 	if isSaid {
-		first = min(said.after, in.options.BackoffMax)
+		first = min(said.after, retryAfterMax)
 		longest = first
 	}
 	// If PostgreSQL is away, this statement fails too, and the attempt does not count.

@@ -68,10 +68,19 @@ type failedError struct {
 	isSlow bool
 }
 
+func (f failedError) Unwrap() error { return f.error }
+
 // ending is how a handler has ended.
 type ending struct {
 	reply  json.RawMessage
 	status string
+}
+
+func (e ending) verdict() Verdict {
+	if e.status == "rejected" {
+		return Verdict{Name: e.status, Reply: e.reply}
+	}
+	return Verdict{Name: "handled", Reply: e.reply}
 }
 
 // outcome is how a transaction has ended: the messages with an answer, those to be run by themselves,
@@ -148,6 +157,7 @@ func (b *batch) together(ctx context.Context, messages []Message, places []int) 
 			b.endHolder(ctx, current)
 		}
 	}()
+	defer func() { current.isSpoiled = isSpoiling(err) }()
 	tx, done, err := b.claimAll(step, connection, current, messages, places)
 	if err != nil {
 		return done, failedError{err, -1, false}
@@ -177,7 +187,7 @@ func (b *batch) together(ctx context.Context, messages []Message, places []int) 
 		return done, failedError{err, -1, false}
 	}
 	for place, end := range endings {
-		done.answers[place] = Verdict{Name: "handled", Reply: end.reply}
+		done.answers[place] = end.verdict()
 	}
 	return done, nil
 }
@@ -280,7 +290,7 @@ func (b *batch) repliesOf(ctx context.Context, tx pgx.Tx, messages []Message) (r
 	defer func() {
 		given.hasEnded.Store(true)
 		if panicked := recover(); panicked != nil {
-			err = fmt.Errorf("the handler panicked: %v", panicked)
+			err = asError(panicked, messages[0].Key)
 		}
 	}()
 	if replies, err = b.set(ctx, given, messages); err != nil {

@@ -13,11 +13,18 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"golang.org/x/sync/errgroup"
 )
 
-// How long one pull request waits for a message; a drain may have to wait for it as long.
-const pull = time.Second
+// Order is how messages that share an ordering key are kept in order. Both handle them one at a time,
+// and while one waits for its next attempt, those behind it wait, too. A dead letter stops none.
+type Order int
+
+const (
+	// PerProcess keeps their order within this process. Others may have other messages of the key.
+	PerProcess Order = iota
+	// Strict keeps it over all processes: one consumes, and the others stand by.
+	Strict
+)
 
 // ConsumerOptions are the optional settings of a consumer; zero values mean the defaults.
 type ConsumerOptions struct {
@@ -31,6 +38,12 @@ type ConsumerOptions struct {
 	// AckWait is the time after which messages of a process that died are delivered again, Grace how
 	// long a drain waits for running handlers. Default: 30 s each.
 	AckWait, Grace time.Duration
+	// Order of messages that share an ordering key. Default: PerProcess.
+	Order Order
+	// FromNow and FromTime are where a durable consumer begins that does not exist yet. Default: the
+	// stream's first message.
+	FromNow  bool
+	FromTime time.Time
 	// ObjectBytesMax: a larger payload is not fetched from the Object Store, and its message fails.
 	// Default: 64 MiB.
 	ObjectBytesMax int
@@ -67,21 +80,35 @@ func (c *Consumer) RunSet(ctx context.Context, inbox *Inbox, handler SetHandler)
 	return c.run(ctx, &batch{inbox, handler.each, handler})
 }
 
-func (c *Consumer) run(ctx context.Context, batch *batch) error {
+func (c *Consumer) run(ctx context.Context, batch *batch) (err error) {
+	defer func() {
+		if err != nil {
+			slog.Error("the consumer has ended", "consumer", c.durable, "stream", c.stream, "reason", err)
+		}
+	}()
 	source, err := c.begin(ctx, batch.Inbox)
-	if err != nil || source == nil {
+	if err != nil || source == nil && c.options.Order != Strict || ctx.Err() != nil {
 		return err
 	}
+	slog.Info("the consumer starts", "stream", c.stream, "consumer", c.durable, "scope", batch.scope,
+		"filter", cmp.Or(c.options.FilterSubject, ">"), "concurrency", c.options.Concurrency, "batch", c.options.Batch,
+		"strict", c.options.Order == Strict)
 	// The context of handlers ends only when the grace of a drain is over.
 	working, abandon := context.WithCancel(context.WithoutCancel(ctx))
 	defer abandon()
-	workers, pulling := errgroup.WithContext(ctx)
-	for range c.options.Concurrency {
-		workers.Go(func() error { return c.work(pulling, working, source, batch) })
-	}
 	ended := make(chan error, 1)
-	go func() { ended <- workers.Wait() }()
-	<-pulling.Done()
+	go func() {
+		if c.options.Order == Strict {
+			ended <- c.lead(ctx, working, batch)
+		} else {
+			ended <- c.pump(batch, source, nil).run(ctx, working)
+		}
+	}()
+	select {
+	case err = <-ended:
+		return err
+	case <-ctx.Done():
+	}
 	defer time.AfterFunc(c.options.Grace, abandon).Stop()
 	select {
 	case err = <-ended:
@@ -95,7 +122,7 @@ func (c *Consumer) run(ctx context.Context, batch *batch) error {
 // answer. It returns nil if the context ends before.
 func (c *Consumer) begin(ctx context.Context, inbox *Inbox) (jetstream.Consumer, error) {
 	for {
-		source, err := c.register(ctx, inbox)
+		source, err := c.ready(ctx, inbox)
 		if err == nil || ctx.Err() != nil {
 			return source, nil
 		}
@@ -107,11 +134,33 @@ func (c *Consumer) begin(ctx context.Context, inbox *Inbox) (jetstream.Consumer,
 		// A wrong argument or a missing grant does not go away.
 		isPush := errors.Is(err, jetstream.ErrNotPullConsumer)
 		if isPush || isPostgres && strings.Contains("3F 42 OB", postgres.Code[:2]) || isStream && stream.Code != 503 {
-			return nil, fmt.Errorf("consumer %s cannot begin: %w", c.durable, err)
+			return nil, fmt.Errorf("consumer %s cannot begin: %w", c.durable, c.explained(err, inbox))
 		}
 		slog.Warn("consumer cannot begin, will retry", "consumer", c.durable, "reason", err)
 		sleep(ctx, time.Second)
 	}
+}
+
+// ready is nil for a consumer in strict order, which only its leader may change.
+func (c *Consumer) ready(ctx context.Context, inbox *Inbox) (jetstream.Consumer, error) {
+	if c.options.Order != Strict {
+		return c.register(ctx, inbox)
+	}
+	_, err := c.jetstream.Stream(ctx, c.stream)
+	return nil, cmp.Or(err, inbox.Register(ctx))
+}
+
+// explained names the command that makes what is missing.
+func (c *Consumer) explained(err error, inbox *Inbox) error {
+	postgres, isPostgres := errors.AsType[*pgconn.PgError](err)
+	switch {
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		return fmt.Errorf("there is no stream %s: make it with `oncebox relay --stream '%s=SUBJECTS'`: %w", c.stream, c.stream, err)
+	case isPostgres && (postgres.Code == "3F000" || postgres.Code == "42883"):
+		return fmt.Errorf("the database has no schema %s of this version: make it with `oncebox migrate --database-url ..`: %w",
+			cmp.Or(inbox.options.Schema, "oncebox"), err)
+	}
+	return err
 }
 
 // register waits for PostgreSQL as long as an inbox does, and for JetStream as long as its client.
@@ -124,10 +173,7 @@ func (c *Consumer) register(ctx context.Context, inbox *Inbox) (jetstream.Consum
 		return nil, fmt.Errorf("consumer %s of stream %s pushes; delete it, or choose another name: %w", c.durable, c.stream, err)
 	}
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
-		fresh := jetstream.ConsumerConfig{
-			Durable: c.durable, AckWait: c.options.AckWait, MaxAckPending: max(1000, 16*c.options.Concurrency*c.options.Batch),
-		}
-		return c.jetstream.CreateConsumer(ctx, c.stream, c.wanted(fresh))
+		return c.jetstream.CreateConsumer(ctx, c.stream, c.fresh())
 	}
 	if err != nil {
 		return nil, err
@@ -140,155 +186,23 @@ func (c *Consumer) register(ctx context.Context, inbox *Inbox) (jetstream.Consum
 	return source, nil
 }
 
+// fresh is the durable consumer as it is created.
+func (c *Consumer) fresh() jetstream.ConsumerConfig {
+	config := jetstream.ConsumerConfig{
+		Durable: c.durable, AckWait: c.options.AckWait, MaxAckPending: max(1000, 16*c.options.Concurrency*c.options.Batch),
+	}
+	if c.options.FromNow {
+		config.DeliverPolicy = jetstream.DeliverNewPolicy
+	} else if !c.options.FromTime.IsZero() {
+		config.DeliverPolicy, config.OptStartTime = jetstream.DeliverByStartTimePolicy, &c.options.FromTime
+	}
+	return c.wanted(config)
+}
+
 // wanted changes what would lose or withhold messages. With a limit of deliveries, JetStream would
 // forget a message that has failed so often, before it is a dead letter.
 func (c *Consumer) wanted(config jetstream.ConsumerConfig) jetstream.ConsumerConfig {
 	config.AckPolicy, config.MaxDeliver, config.BackOff = jetstream.AckExplicitPolicy, -1, nil
 	config.FilterSubject, config.FilterSubjects, config.HeadersOnly = c.options.FilterSubject, nil, false
 	return config
-}
-
-// work handles a batch at a time, so it holds no message that waits for a batch before.
-func (c *Consumer) work(ctx, working context.Context, source jetstream.Consumer, batch *batch) error {
-	var pause time.Duration
-	for ctx.Err() == nil {
-		messages, err := c.pulled(source)
-		switch {
-		case err == nil:
-			pause = 0
-			c.handle(working, batch, messages, source.CachedInfo().Config.AckWait)
-		case ctx.Err() != nil, errors.Is(err, nats.ErrTimeout), errors.Is(err, jetstream.ErrNoMessages):
-		case errors.Is(err, nats.ErrConnectionClosed):
-			return c.closed(err)
-		default:
-			// The server is away, or the stream has no leader. The client reconnects by itself.
-			pause = min(max(2*pause, 200*time.Millisecond), 5*time.Second)
-			slog.Warn("consumer cannot be pulled from, will retry", "consumer", c.durable, "after", pause, "reason", err)
-			sleep(ctx, pause)
-			// It may have been deleted, or its stream replaced; if it is only away, the next pull says so.
-			found, _ := c.register(ctx, batch.Inbox)
-			source = cmp.Or(found, source)
-		}
-	}
-	return nil
-}
-
-// pulled waits for a message, and takes more of those that are there.
-func (c *Consumer) pulled(source jetstream.Consumer) ([]jetstream.Msg, error) {
-	message, err := source.Next(jetstream.FetchMaxWait(pull))
-	if err != nil {
-		return nil, err
-	}
-	messages := []jetstream.Msg{message}
-	metadata, err := message.Metadata()
-	if err != nil {
-		return messages, nil // handle says so
-	}
-	if more := min(c.options.Batch-1, int(min(metadata.NumPending, 1000))); more > 0 {
-		// An error comes again with the next pull.
-		if fetched, err := source.FetchNoWait(more); err == nil {
-			for message := range fetched.Messages() {
-				messages = append(messages, message)
-			}
-		}
-	}
-	return messages, nil
-}
-
-// closed is the error for a client that has given up its reconnects, and never connects again.
-func (c *Consumer) closed(err error) error {
-	return fmt.Errorf("consumer %s: %w for good; connect with nats.MaxReconnects(-1)", c.durable, err)
-}
-
-func (c *Consumer) handle(ctx context.Context, batch *batch, messages []jetstream.Msg, ackWait time.Duration) {
-	held, release := context.WithCancel(ctx)
-	defer release()
-	// Says that the messages are worked on, so that they are not delivered again meanwhile. One that is
-	// acknowledged says nothing more.
-	go func() {
-		for sleep(held, ackWait/3) {
-			for _, message := range messages {
-				_ = message.InProgress()
-			}
-		}
-	}()
-	var here, elsewhere []jetstream.Msg
-	var whole, large []Message
-	for _, message := range messages {
-		received, err := Received(message)
-		switch {
-		case err != nil:
-			c.acknowledge(batch.Inbox, message, received, result{err: err})
-		case isElsewhere(received):
-			elsewhere, large = append(elsewhere, message), append(large, received)
-		default:
-			here, whole = append(here, message), append(whole, received)
-		}
-	}
-	for n, answer := range batch.run(ctx, whole) {
-		c.acknowledge(batch.Inbox, here[n], whole[n], answer)
-	}
-	// Of payloads that are elsewhere one is in memory at a time.
-	for n, message := range large {
-		c.acknowledge(batch.Inbox, elsewhere[n], message, c.fetched(ctx, batch, message))
-	}
-}
-
-func (c *Consumer) acknowledge(inbox *Inbox, message jetstream.Msg, received Message, answer result) {
-	if answer.err != nil {
-		slog.Error("the message could not be handled now, will retry", "consumer", c.durable, "reason", answer.err)
-		answer.Verdict = Verdict{Name: "retry", After: inbox.options.Backoff}
-	}
-	isKnown := answer.Name == "replayed" || answer.Name == "rejected"
-	if isKnown && received.Deliveries > 2 {
-		slog.Warn("a message that was handled comes again: may this user publish to $JS.ACK.>?", "consumer", c.durable,
-			"stream", received.Origin.Stream, "sequence", received.Origin.Sequence, "deliveries", received.Deliveries)
-	}
-	var err error
-	switch answer.Name {
-	case "in_flight", "retry":
-		err = message.NakWithDelay(answer.After)
-	case "dead", "mismatch":
-		err = message.Term()
-	default:
-		err = message.Ack()
-	}
-	if err != nil {
-		// The message is delivered again, and the copy is answered from the stored outcome.
-		slog.Info("an acknowledgement was not sent", "consumer", c.durable, "reason", err)
-	}
-}
-
-func (c *Consumer) fetched(ctx context.Context, batch *batch, message Message) result {
-	complete, err := whole(ctx, c.jetstream, message, c.options.ObjectBytesMax)
-	if problem, isWrong := errors.AsType[wrongError](err); isWrong {
-		answer, err := batch.incomplete(ctx, message, problem)
-		return result{answer, err}
-	}
-	if err != nil {
-		return result{err: err}
-	}
-	return batch.run(ctx, []Message{complete})[0]
-}
-
-// Received makes the message that an inbox takes.
-func Received(message jetstream.Msg) (Message, error) {
-	metadata, err := message.Metadata()
-	if err != nil {
-		return Message{}, err
-	}
-	return Message{
-		Subject: printable(message.Subject()), Payload: message.Data(), Headers: collected(message.Headers()),
-		Origin:     &Origin{metadata.Stream, metadata.Sequence.Stream, metadata.Timestamp},
-		Deliveries: int64(metadata.NumDelivered),
-	}, nil
-}
-
-// sleep says whether the time has passed before the context ended.
-func sleep(ctx context.Context, duration time.Duration) bool {
-	select {
-	case <-time.After(duration):
-	case <-ctx.Done():
-	}
-	return ctx.Err() == nil
 }

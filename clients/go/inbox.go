@@ -18,7 +18,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -120,14 +119,19 @@ func (in *Inbox) run(ctx context.Context, handler Handler, identified Message) (
 		if current.isClosed && !current.began.IsZero() {
 			in.endHolder(ctx, current)
 		}
+		if current.began.IsZero() && isConnectionLost(err) {
+			// No handler has run: that is no attempt. Each round has closed a connection.
+			if round < conflictRounds {
+				continue
+			}
+			return answer, fmt.Errorf("claim the key: %w", err)
+		}
 		if isCommitted, problem := in.hasCommitted(ctx, current); problem != nil {
 			return Verdict{}, problem
 		} else if isCommitted {
-			return in.bury(ctx, identified, committed+": "+firstLine(err), current.xid)
+			return in.bury(ctx, identified, committed+": "+reasonOf(err), current.xid)
 		}
-		refused, isRefused := errors.AsType[*pgconn.PgError](err)
-		isConflict := isRefused && (refused.Code == "40001" || refused.Code == "40P01")
-		if !isConflict || round == conflictRounds {
+		if !isConflict(err) || round == conflictRounds {
 			return in.failed(ctx, identified, err)
 		}
 		time.Sleep(time.Duration(5+rand.IntN(95)) * time.Millisecond)
@@ -164,7 +168,7 @@ func (in *Inbox) identify(message Message) (Message, error) {
 }
 
 // attempt claims the key, runs the handler and stores the outcome, in one transaction.
-func (in *Inbox) attempt(ctx context.Context, handler Handler, current *run) (Verdict, error) {
+func (in *Inbox) attempt(ctx context.Context, handler Handler, current *run) (answer Verdict, err error) {
 	step, cancel := limited(ctx)
 	defer cancel()
 	connection, err := in.pool.Acquire(step)
@@ -173,6 +177,7 @@ func (in *Inbox) attempt(ctx context.Context, handler Handler, current *run) (Ve
 	}
 	current.isBegun = true
 	defer release(ctx, connection, &current.transaction)
+	defer func() { current.isSpoiled = isSpoiling(err) }()
 	tx, answer, err := in.claim(step, connection, current)
 	if answer.Name == "mismatch" {
 		return answer, GiveUp("the key was used before with another payload")
@@ -186,6 +191,9 @@ func (in *Inbox) attempt(ctx context.Context, handler Handler, current *run) (Ve
 		return Verdict{}, err
 	}
 	answer.Reply = reply
+	if status == "rejected" {
+		answer.Name = status
+	}
 	return answer, in.commit(ctx, tx, current, string(reply), status)
 }
 
@@ -251,7 +259,7 @@ func (in *Inbox) handle(ctx context.Context, handler Handler, tx pgx.Tx, message
 	defer func() {
 		given.hasEnded.Store(true)
 		if panicked := recover(); panicked != nil {
-			err = fmt.Errorf("the handler panicked: %v", panicked)
+			err = asError(panicked, message.Key)
 		}
 	}()
 	value, err := in.traced(handler)(ctx, given, message)
@@ -265,8 +273,13 @@ func (in *Inbox) handle(ctx context.Context, handler Handler, tx pgx.Tx, message
 // asEnding is the reply of a handler as JSON, and how its key ends.
 func asEnding(value any) (reply json.RawMessage, status string, err error) {
 	status = "completed"
-	if reject, isReject := value.(Reject); isReject {
+	switch reject := value.(type) {
+	case Reject:
 		status, value = "rejected", reject.Reply
+	case *Reject:
+		if reject != nil {
+			status, value = "rejected", reject.Reply
+		}
 	}
 	if reply, err = json.Marshal(value); err != nil {
 		return nil, "", GiveUp("the handler's reply has no JSON: " + err.Error())

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -43,21 +44,34 @@ func JSON[T any](handle func(ctx context.Context, tx pgx.Tx, message Message, da
 		var data T
 		if err := json.Unmarshal(message.Payload, &data); err != nil {
 			// The text of the error may quote the payload.
-			return nil, GiveUp(fmt.Sprintf("the payload does not decode: %T", err))
+			return nil, GiveUp("the payload does not decode: " + undecoded(err))
 		}
 		return handle(ctx, tx, message, data)
 	}
 }
 
+// undecoded names the field and the types, and quotes nothing of the payload.
+func undecoded(err error) string {
+	if wrong, isType := errors.AsType[*json.UnmarshalTypeError](err); isType {
+		kind, _, _ := strings.Cut(wrong.Value, " ") // of a number the number follows
+		return fmt.Sprintf("field %q is a %s, and %s is wanted", wrong.Field, kind, wrong.Type)
+	}
+	if wrong, isSyntax := errors.AsType[*json.SyntaxError](err); isSyntax {
+		return fmt.Sprintf("no JSON, at byte %d", wrong.Offset)
+	}
+	return fmt.Sprintf("%T", err)
+}
+
 // Reject is returned by a handler that rejects the message for good: its writes are committed, and
-// copies get this reply.
+// copies get this reply. A pointer to one does the same.
 type Reject struct{ Reply any }
 
 // GiveUp is an error that a handler returns to roll back, give the message up, and record it as a
 // dead letter.
 func GiveUp(reason string) error { return verdict{errors.New(reason), -1} }
 
-// RetryAfter is an error that a handler returns to roll back, and to be run again after that time.
+// RetryAfter is an error that a handler returns to roll back, and to be run again after that time, 24
+// hours at most.
 func RetryAfter(after time.Duration) error {
 	return verdict{fmt.Errorf("the handler asked for a retry after %s", after), max(after, 0)}
 }

@@ -2,6 +2,7 @@ package oncebox
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"fmt"
 	"strconv"
@@ -30,6 +31,25 @@ type Outgoing struct {
 //
 // [pgconn.PgError]: https://pkg.go.dev/github.com/jackc/pgx/v5/pgconn#PgError
 func Enqueue(ctx context.Context, tx pgx.Tx, message Outgoing) (id int64, err error) {
+	return enqueue(message, func(sql string, parameters ...any) row { return tx.QueryRow(ctx, sql, parameters...) })
+}
+
+// SQLTransaction is a transaction of database/sql: a [sql.Tx], one of sqlx, or the ConnPool of GORM's
+// statement.
+type SQLTransaction interface {
+	QueryRowContext(ctx context.Context, query string, arguments ...any) *sql.Row
+	Commit() error
+	Rollback() error
+}
+
+// EnqueueSQL is [Enqueue] in a transaction of database/sql, with any driver of PostgreSQL.
+func EnqueueSQL(ctx context.Context, tx SQLTransaction, message Outgoing) (id int64, err error) {
+	return enqueue(message, func(sql string, parameters ...any) row { return tx.QueryRowContext(ctx, sql, parameters...) })
+}
+
+type row interface{ Scan(...any) error }
+
+func enqueue(message Outgoing, query func(string, ...any) row) (id int64, err error) {
 	payload, err := body(message.Payload)
 	if err != nil {
 		return 0, fmt.Errorf("encode the payload of key %q: %w", message.Key, err)
@@ -43,11 +63,50 @@ func Enqueue(ctx context.Context, tx pgx.Tx, message Outgoing) (id int64, err er
 	sql := "SELECT coalesce({schema}." + call + "key => $1::text, subject => $2::text, payload => $3::bytea," +
 		" headers => $4::jsonb, ordering_key => nullif($5::text, '')), 0)::text"
 	var text string
-	err = tx.QueryRow(ctx, inSchema(sql, message.Schema), parameters...).Scan(&text)
+	err = query(inSchema(sql, message.Schema), parameters...).Scan(&text)
 	if err == nil {
 		id, err = strconv.ParseInt(text, 10, 64)
 	}
 	return id, err
+}
+
+// EnqueueAll is [Enqueue] for up to 10,000 messages in one call: their ids in this order, and 0 for each
+// that is enqueued already. None may have a NotBefore, and the schema is that of the first.
+func EnqueueAll(ctx context.Context, tx pgx.Tx, messages []Outgoing) (ids []int64, err error) {
+	return enqueueAll(messages, func(sql string, parameters ...any) row { return tx.QueryRow(ctx, sql, parameters...) })
+}
+
+// EnqueueAllSQL is [EnqueueAll] in a transaction of database/sql.
+func EnqueueAllSQL(ctx context.Context, tx SQLTransaction, messages []Outgoing) (ids []int64, err error) {
+	return enqueueAll(messages, func(sql string, parameters ...any) row { return tx.QueryRowContext(ctx, sql, parameters...) })
+}
+
+func enqueueAll(messages []Outgoing, query func(string, ...any) row) (ids []int64, err error) {
+	if len(messages) == 0 {
+		return nil, nil
+	}
+	var keys, subjects, payloads, headers, orderingKeys []string
+	for _, message := range messages {
+		payload, err := body(message.Payload)
+		if err != nil {
+			return nil, fmt.Errorf("encode the payload of key %q: %w", message.Key, err)
+		}
+		if !message.NotBefore.IsZero() {
+			return nil, fmt.Errorf("key %q has a NotBefore: enqueue it by itself", message.Key)
+		}
+		keys, subjects, payloads = append(keys, message.Key), append(subjects, message.Subject), append(payloads, bytea(payload))
+		headers, orderingKeys = append(headers, object(message.Headers)), append(orderingKeys, message.OrderingKey)
+	}
+	sql := "SELECT to_json(array_agg(coalesce(e.id, 0) ORDER BY e.n))::text" +
+		" FROM {schema}.enqueue_all(keys => $1::text[], subjects => $2::text[], payloads => $3::bytea[], headers => $4::jsonb[]," +
+		" ordering_keys => ARRAY(SELECT nullif(o.key, '') FROM unnest($5::text[]) WITH ORDINALITY AS o (key, n) ORDER BY o.n))" +
+		" WITH ORDINALITY AS e (key, id, n)"
+	var text string
+	err = query(inSchema(sql, messages[0].Schema), array(keys), array(subjects), array(payloads), array(headers), array(orderingKeys)).Scan(&text)
+	if err == nil {
+		err = json.Unmarshal([]byte(text), &ids)
+	}
+	return ids, err
 }
 
 // CancelDelayed gives a delayed message up in this transaction. It is false when no message of this

@@ -20,7 +20,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -60,12 +59,20 @@ func (i *Idempotency) identify(request *http.Request) (*pending, error) {
 		route = request.Pattern[strings.Index(request.Pattern, " ")+1:]
 	}
 	if route == "" {
-		slog.Error("a request without a route: put the layer behind an http.ServeMux, or give it a Route")
+		slog.Error("a request without a route: put the layer behind an http.ServeMux, set request.Pattern as the README does for Gin and Echo, or give it a Route", "path", request.URL.Path)
 		return nil, problem{name: "set-up-wrongly"}
 	}
 	body, err := io.ReadAll(io.LimitReader(request.Body, int64(i.options.RequestBodyMax)+1))
 	if err != nil {
 		return nil, problem{name: "body-unreadable"}
+	}
+	// Without the bytes that something has read before, another request would look like this one.
+	isRead := request.ContentLength > 0 && int64(len(body)) < min(request.ContentLength, int64(i.options.RequestBodyMax)) ||
+		request.ContentLength < 0 && len(body) == 0 || request.PostForm != nil || request.MultipartForm != nil
+	if isRead {
+		slog.Error("the body of a request was read before the idempotency layer: put the layer before ParseForm and others that read it",
+			"scope", i.options.Scope, "route", route)
+		return nil, problem{name: "set-up-wrongly"}
 	}
 	if len(body) > i.options.RequestBodyMax {
 		return nil, problem{name: "body-too-large"}
@@ -125,6 +132,7 @@ func (i *Idempotency) attempt(ctx context.Context, p *pending, next http.Handler
 	}
 	p.transaction = transaction{}
 	defer release(ctx, connection, &p.transaction)
+	defer func() { p.isSpoiled = isSpoiling(err) }()
 	tx, stored, err := i.look(step, connection, p)
 	if err != nil || stored != nil {
 		given = answer{}
@@ -268,7 +276,7 @@ func (i *Idempotency) call(ctx context.Context, tx pgx.Tx, p *pending, claim *Cl
 	defer func() {
 		handed.hasEnded.Store(true)
 		if panicked := recover(); panicked != nil {
-			err = fmt.Errorf("the handler panicked: %v", panicked)
+			err = asError(panicked, p.key)
 		}
 		if ctx.Err() != nil {
 			err = problem{name: "too-slow"}
@@ -300,10 +308,8 @@ func (i *Idempotency) problem(p *pending, err error) error {
 	if _, isProblem := errors.AsType[problem](err); err == nil || isProblem {
 		return err
 	}
-	refused, isRefused := errors.AsType[*pgconn.PgError](err)
-	isConflict := isRefused && (refused.Code == "40001" || refused.Code == "40P01")
 	// Whether a COMMIT without an answer has happened finds the next attempt out.
-	if p.isUnsure || isConflict {
+	if p.isUnsure || isConflict(err) || isSpoiling(err) {
 		return problem{name: "unavailable"}
 	}
 	slog.Error("the handler failed, and its writes are rolled back", "scope", p.scope, "key", p.key, "error", err)

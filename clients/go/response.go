@@ -2,8 +2,8 @@ package oncebox
 
 import (
 	"bytes"
-	"maps"
 	"net/http"
+	"slices"
 	"strings"
 )
 
@@ -15,7 +15,13 @@ type answer struct {
 }
 
 func (a answer) send(writer http.ResponseWriter) {
-	maps.Copy(writer.Header(), a.header)
+	for name, values := range a.header {
+		// These two say several things, of which a layer before this one may have said some.
+		if before := writer.Header()[name]; name == "Set-Cookie" || name == "Vary" {
+			values = slices.Concat(before, values)
+		}
+		writer.Header()[name] = values
+	}
 	writer.WriteHeader(a.status)
 	_, _ = writer.Write(a.body)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -22,13 +23,29 @@ type Span struct {
 // returned, with an error.type if it left no effect. The README has one for OpenTelemetry.
 type Tracer func(ctx context.Context, span Span) (handler context.Context, end func(errorType string))
 
+// started starts a span. A tracer that panics costs no attempt: the run has no span then.
+func (in *Inbox) started(ctx context.Context, span Span) (handler context.Context, end func(string)) {
+	guard := func() {
+		if panicked := recover(); panicked != nil {
+			slog.Warn("the tracer panicked", "scope", in.scope, "panic", fmt.Sprint(panicked))
+		}
+	}
+	defer guard()
+	handler, end = ctx, func(string) {}
+	traced, ended := in.options.Tracer(ctx, span)
+	return traced, func(errorType string) {
+		defer guard()
+		ended(errorType)
+	}
+}
+
 // traced is a handler whose runs have spans, if there is a tracer.
 func (in *Inbox) traced(handler Handler) Handler {
 	if in.options.Tracer == nil {
 		return handler
 	}
 	return func(ctx context.Context, tx pgx.Tx, message Message) (reply any, err error) {
-		ctx, end := in.options.Tracer(ctx, Span{"handle", map[string]any{
+		ctx, end := in.started(ctx, Span{"handle", map[string]any{
 			"messaging.system": "nats", "messaging.operation.name": "process", "messaging.operation.type": "process",
 			"messaging.consumer.group.name": in.scope, "messaging.destination.name": message.Subject,
 			"messaging.message.id": message.Key, "oncebox.scope": in.scope, "oncebox.delivery": max(message.Deliveries, 1),

@@ -28,6 +28,8 @@ type transaction struct {
 	session, sessionThen string
 	// isUnsure says that COMMIT has been sent, and nobody knows what PostgreSQL has made of it.
 	isUnsure bool
+	// isSpoiled says that the server refuses what this connection is for.
+	isSpoiled bool
 	// isClosed says that its connection was closed.
 	isClosed bool
 }
@@ -37,6 +39,10 @@ type transaction struct {
 func release(ctx context.Context, connection *pgxpool.Conn, current *transaction) {
 	defer connection.Release()
 	defer func() { current.isClosed = connection.Conn().IsClosed() }()
+	if current.isSpoiled {
+		_ = connection.Conn().Close(canceled())
+		return
+	}
 	isOpen := connection.Conn().PgConn().TxStatus() != 'I'
 	if !isOpen && (current.session == "" || current.session == current.sessionThen) {
 		return

@@ -25,6 +25,9 @@ var session = "concat_ws(' ', session_user, current_user, current_setting('" + s
 	"client_encoding", "standard_conforming_strings",
 }, "'), current_setting('") + "'))"
 
+// A reason has at most so many bytes.
+const reasonMax = 2000
+
 func bytea(value []byte) string { return `\x` + hex.EncodeToString(value) }
 
 // object is a JSON object of headers.
@@ -51,10 +54,11 @@ func seconds(duration time.Duration) string {
 
 func deliveries(message Message) string { return strconv.FormatInt(max(message.Deliveries, 1), 10) }
 
-// firstLine is the first line of an error's text; fmt survives an error that panics.
-func firstLine(err error) string {
-	line, _, _ := strings.Cut(fmt.Sprint(err), "\n")
-	return printable(line)
+// reasonOf is an error's text in a line, with its causes and all errors of a group; fmt survives an error
+// that panics.
+func reasonOf(err error) string {
+	text := strings.Join(strings.FieldsFunc(fmt.Sprint(err), func(r rune) bool { return r == '\n' }), "; ")
+	return printable(text[:min(len(text), reasonMax)])
 }
 
 func (in *Inbox) sql(text string) string { return inSchema(text, in.options.Schema) }

@@ -201,7 +201,8 @@ def django():
 
     parts = urlsplit(URL)
     database = {"ENGINE": "django.db.backends.postgresql", "NAME": parts.path[1:], "HOST": parts.hostname, "PORT": parts.port}
-    settings.configure(DATABASES={"default": {**database, "USER": parts.username, "PASSWORD": parts.password or ""}})
+    database |= {"USER": parts.username, "PASSWORD": parts.password or "", "OPTIONS": {"pool": {"min_size": 1, "max_size": 3}}}
+    settings.configure(DATABASES={"default": database})
     from django.db import connection, transaction
 
     for key in ("kept", "lost"):
@@ -219,6 +220,8 @@ def django():
             cursor.execute(sql)
 
     asyncio.run(runs(connection, through_blocking(execute)))
+    connection.close()
+    connection.close_pool()
 
 
 match WHAT:

@@ -2,7 +2,7 @@
 # Prepares what the tests of a client run: the programs of its README, and each program of this
 # folder in its language, which says at its top what it does. `keys` checks the shared vectors, and
 # `documented` runs the tests of docs/testing.md, which lie in the folder `documents`. The
-# folder `spans` is a module of its own, since it needs OpenTelemetry, and `libraries` a package. A
+# folders `spans` and `orms` are modules of their own, and `libraries` a package: they need more. A
 # toolchain that is missing, or too old, is installed into .dev/toolchains. Where that fails, the
 # directory has a file LEFT_OUT instead, which says why; with ONCEBOX_TEST_CLIENTS=required it is an
 # error.
@@ -100,7 +100,7 @@ go_client() {
   programs clients/go/README.md "$directory"
   documented
   cp tests/clients/*.go "$directory"
-  cp -r tests/clients/spans "$directory"
+  cp -r tests/clients/spans tests/clients/orms "$directory"
   mv "$directory/traced.go" "$directory/spans"
   (
     cd clients/go
@@ -115,6 +115,9 @@ go_client() {
     cd spans
     go mod edit -replace="oncebox=$root/clients/go"
     go build -o ../tracing
+    cd ../orms
+    go mod edit -replace="oncebox=$root/clients/go"
+    go build -o ../libraries
   )
 }
 

@@ -11,6 +11,7 @@ import os
 
 import nats
 import oncebox
+import prometheus_client
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 from pydantic import BaseModel
@@ -93,15 +94,16 @@ async def connections(pool):
 
 async def ends(client):
     """What is missing is named, with the command that makes it; a rejection is one at once."""
-    url = URL.rpartition("/")[0] + "/template1"
-    async with AsyncConnectionPool(url, min_size=1, max_size=2) as pool:
-        consumer = oncebox.Consumer(client.jetstream(), STREAM, "ends")
+    async with AsyncConnectionPool(URL, min_size=1, max_size=2) as pool:
+        consumer, inbox = oncebox.Consumer(client.jetstream(), STREAM, "ends"), oncebox.Inbox(pool, "troubles:ends", schema="nowhere")
         try:
-            await consumer.run(oncebox.Inbox(pool, scope="troubles:ends"), print, asyncio.Event())
+            await consumer.run(inbox, print, asyncio.Event())
+            raise AssertionError("a handler that is no coroutine was taken")
         except TypeError:
-            pass  # print is no handler
+            pass
         try:
-            await consumer.run(oncebox.Inbox(pool, scope="troubles:ends"), nothing, asyncio.Event())
+            await consumer.run(inbox, nothing, asyncio.Event())
+            raise AssertionError("a schema that is not there was taken")
         except psycopg.Error as error:
             assert "oncebox migrate" in error.__notes__[0]
     async with AsyncConnectionPool(URL, min_size=1, max_size=2) as pool:
@@ -148,6 +150,38 @@ async def starts(client):
         assert letters == [], letters
         info = await jetstream.consumer_info(STREAM, "starts")
         assert info.num_ack_pending == 0, json.dumps(info.as_dict(), default=str)
+    metrics = prometheus_client.generate_latest().decode()
+    for line in ('messages_total{outcome="done",scope="troubles:starts"} 1.0', 'run_seconds_count{scope="troubles:starts"} 1.0'):
+        assert f"oncebox_inbox_{line}" in metrics, metrics
+
+
+async def shared(client):
+    """Two services with one durable: neither handles messages of the other."""
+    jetstream, came, stop = client.jetstream(), {"a": [], "b": []}, asyncio.Event()
+    base = (await jetstream.stream_info(STREAM)).config.subjects[0].rpartition(".")[0]
+    async with AsyncConnectionPool(URL, min_size=1, max_size=4) as pool:
+
+        async def start(name):
+            async def handle(cx, data):
+                came[name].append(cx.message.subject)
+
+            consumer = oncebox.Consumer(jetstream, STREAM, "shared", filter_subject=f"{base}.{name}", start="now")
+            running = asyncio.create_task(consumer.run(oncebox.Inbox(pool, scope=f"troubles:{name}"), handle, stop))
+            while consumer.problem is not None:
+                await asyncio.sleep(0.05)
+            return running
+
+        running = [await start("a"), await start("b")]
+        for n in range(20):
+            await jetstream.publish(f"{base}.b", b"1", headers={"Idempotency-Key": f"shared-{n}"})
+        for _ in range(400):
+            if len(came["b"]) == 20:
+                break
+            await asyncio.sleep(0.05)
+        stop.set()
+        await asyncio.gather(*running)
+    assert came == {"a": [], "b": [f"{base}.b"] * 20}, came
+    assert "outside of its filter" in heard.getvalue()
 
 
 async def main():
@@ -158,6 +192,7 @@ async def main():
         await connections(pool)
     await ends(client)
     await starts(client)
+    await shared(client)
     await client.close()
     print("all is well")
 

@@ -193,6 +193,7 @@ mod clients {
     mod chaos; // their consumers through kills, cuts at COMMIT and copies
     mod conformance; // one table of messages that each consumer ends alike
     mod consumers; // what becomes of the durable that a client pulls from, and of its pulls
+    mod endings; // handlers, errors and connections that end in odd ways, each with its verdict
     mod failing; // the rows by which operators see failing messages, from each of these consumers
     mod functions; // a loop that calls the SQL functions, as one of these consumers
     mod inbox; // the Rust inboxes as some of these consumers
@@ -200,7 +201,6 @@ mod clients {
     mod libraries; // producers and handlers through the libraries that teams use
     pub(crate) mod large; // payloads that they fetch from the Object Store
     mod ordering; // the order of a key, in a process and through processes that die
-    mod python_libraries; // services in Python that write through SQLAlchemy, asyncpg, Django
     mod producing; // payloads arrive as their producers gave them, now or at their time
     mod requests; // the same for requests, over the HTTP layer
     mod scenarios; // that table

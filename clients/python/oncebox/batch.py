@@ -12,6 +12,7 @@ from typing import Any, Awaitable, Callable, Sequence
 
 from .inbox import Claim, Inbox, Unreadable, ended, fingerprint
 from .message import Context, Handler, Message, Verdict
+from .metrics import running
 from .spans import handling
 from .transaction import Run, Unattempted, before_handler, check_handler, check_open, check_session, connected, limited
 from .wire import SESSION, Handle, execute_all, rows
@@ -216,7 +217,9 @@ class Batch:
         entries = [Entry(data, claim.key, claim.tenant, claim.message) for claim, data in claims.values()]
         handle = Handle(connection)
         try:
-            replies = await limited(handle.call(self.handler.all, handle.connection, entries), self.inbox.handler_timeout)
+            with running(self.inbox.scope):
+                running_all = handle.call(self.handler.all, handle.connection, entries)
+                replies = await limited(running_all, self.inbox.handler_timeout)
         except TimeoutError as late:
             # Each half might take as long again.
             raise _Failed(None, is_alone=True) from late

@@ -14,7 +14,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import APIError
 from psycopg_pool import PoolTimeout
 
-from . import headers, large, signals
+from . import headers, large, metrics, signals
 from .batch import Batch, SetHandler
 from .causes import first_line
 from .durable import Durable, Place
@@ -102,6 +102,7 @@ class _Running:
             ack_wait=consumer.ack_wait, max_ack_pending=max(1000, 16 * self.at_once), start=consumer.start,
         )  # fmt: skip
         self.queue, self.batch = Queue(), Batch(inbox, handler)
+        self.filter = consumer.filter_subject and consumer.filter_subject.split(".")
         self.changed = asyncio.Event()
         self.failures, self.reminded, self.idle = 0, 0.0, 0
 
@@ -127,6 +128,7 @@ class _Running:
                 await asyncio.wait([stopped, pump, *workers], return_when=asyncio.FIRST_COMPLETED)
             finally:
                 self.stop.set()
+                metrics.consumes(self.inbox.scope, False)
                 await self._drain(pump, workers)
                 for task in (stopped, progress, pump):
                     task.cancel()
@@ -202,6 +204,11 @@ class _Running:
             # The server says that messages were deleted, or are too old: this is none.
             asyncio.get_running_loop().create_task(self._tell(msg.ack()))
             return
+        if self.filter is not None and not headers.matches(self.filter, msg.subject.split(".")):
+            text = "consumer %s got a message of subject %s, outside of its filter: another service has changed the durable"
+            log.error(text + " and needs a name of its own", self.of.durable, msg.subject)
+            asyncio.get_running_loop().create_task(self._tell(msg.nak(delay=1.0)))
+            return
         self.queue.push(msg, message)
 
     async def _work(self) -> None:
@@ -239,6 +246,7 @@ class _Running:
 
     async def _settle(self, held: Held, answer: Verdict | Exception) -> None:
         message = held.message
+        metrics.ended(self.inbox.scope, answer)
         if isinstance(answer, Exception) or answer.name == "in_flight":
             # PostgreSQL is away, or a copy is at work: that must not end the consumer of all others.
             pause = min(WAIT_FIRST * 2 ** min(held.waits, 8), WAIT_LONGEST)
@@ -247,6 +255,8 @@ class _Running:
                 text = "scope %s: the message could not be handled now, will retry: %s"
                 log.warning(text, self.inbox.scope, first_line(answer))
                 pause = max(pause, self.inbox.backoff[0])
+            else:
+                pause = max(pause, answer.after)
             await self._again(held, pause)
         elif answer.name == "retry":
             held.waits = 0
@@ -301,6 +311,7 @@ class _Running:
         now, pause = asyncio.get_running_loop().time(), min(0.1 * 2 ** min(self.failures, 6), 5.0)
         self.failures += 1
         self.of.problem = first_line(error)
+        metrics.consumes(self.inbox.scope, False)
         if self.failures == 1 or now > self.reminded + REMIND:
             self.reminded = now
             log.warning("consumer %s cannot consume now, and tries again: %s", self.of.durable, self.of.problem)
@@ -309,6 +320,7 @@ class _Running:
     def _recovered(self) -> None:
         if self.failures:
             log.info("consumer %s consumes again", self.of.durable)
+        metrics.consumes(self.inbox.scope, True)
         self.failures, self.of.problem = 0, None
 
     async def _tell(self, sending: Any) -> None:

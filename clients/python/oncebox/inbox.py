@@ -75,7 +75,8 @@ class Inbox:
         retention: timedelta | None = None,
         schema: str = "oncebox",
     ):
-        """The scope names the consumer, `service:handler`; never rename it.
+        """The pool is psycopg's (AsyncConnectionPool, ConnectionPool) or asyncpg's, an engine of SQLAlchemy, or
+        Django's `connection`. The scope names the consumer, `service:handler`; never rename it.
 
         `backoff` is the pause after the first failure and the longest one, `retention` is how long a
         key is kept at least (None: for ever). `step_timeout` is how many seconds it may take to get a

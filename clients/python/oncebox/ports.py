@@ -153,6 +153,9 @@ class _Django(_Library):
     def revoke(self) -> None: ...
 
     def release(self, is_spoiled: bool) -> None:
+        if is_spoiled and self.connection.connection is not None:
+            self.connection.connection.close()
+        # With the option `pool` it goes back there.
         self.connection.close()
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from psycopg.sql import SQL, Identifier
 
-from .headers import single
+from .headers import matches, single
 from .keys import check_key, step_key
 from .message import Context, Reject
 from .outbox import enqueue
@@ -78,7 +78,7 @@ class Replier:
         subject = single(cx.message.headers, "oncebox-reply-to")
         if subject is None:
             return False
-        if not any(_matches(pattern.split("."), subject.split(".")) for pattern in self.allowed):
+        if not any(matches(pattern.split("."), subject.split(".")) for pattern in self.allowed):
             raise ValueError(f"the command asks for its answer on subject {subject}, and {', '.join(self.allowed)} is allowed")
         word, payload = ("rejected", result.reply) if isinstance(result, Reject) else ("done", result)
         headers = {"Reply-Outcome": word, "In-Reply-To": cx.key}
@@ -98,9 +98,3 @@ def _action(cx: Context, is_undo: bool) -> tuple[str, int]:
     if bare == key or not number.isdecimal() or not 1 < int(number) < 1 << 31:
         return key, 1
     return check_key(bare), int(number)
-
-
-def _matches(pattern: list[str], subject: list[str]) -> bool:
-    if pattern and pattern[-1] == ">":
-        return len(subject) >= len(pattern) and _matches(pattern[:-1], subject[: len(pattern) - 1])
-    return len(pattern) == len(subject) and all(wanted in ("*", token) for wanted, token in zip(pattern, subject))

@@ -4,6 +4,7 @@ import contextlib
 from typing import Any, Iterator, Mapping
 
 from .message import Dead, Message, RetryAfter
+from .metrics import running
 
 try:
     from opentelemetry import trace
@@ -16,7 +17,8 @@ except ImportError:
 def handling(scope: str, key: str, message: Message) -> Iterator[None]:
     """A child of the span that the message's `traceparent` names; an error says why the handler left no effect."""
     if trace is None:
-        yield
+        with running(scope):
+            yield
         return
     attributes: dict[str, Any] = {
         "messaging.system": "nats",
@@ -33,7 +35,8 @@ def handling(scope: str, key: str, message: Message) -> Iterator[None]:
     kind = trace.SpanKind.CONSUMER
     with start("handle", parent, kind, attributes, record_exception=False, set_status_on_exception=False) as span:
         try:
-            yield
+            with running(scope):
+                yield
         except BaseException as error:
             # The text of an error may quote the payload.
             span.set_status(trace.StatusCode.ERROR)

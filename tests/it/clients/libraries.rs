@@ -1,24 +1,24 @@
-//! Programs that are tests of their own: against the libraries that teams use, and of a start.
+//! Producers and handlers through the libraries that teams use, each in its own transaction; in
+//! Python also the HTTP layer around routers, mounts, files and background tasks, and how errors
+//! count.
 
-use oncebox_tests::TestEnv;
+use oncebox_tests::{Program, TestEnv, eventually};
 use tokio::{process::Command, time::timeout};
 
-use super::shop::{LIMIT, Programs};
+use super::shop::{LIMIT, Programs, lines};
 
-/// Defines the test of each program.
-macro_rules! programs {
-    ($($client:ident: $($program:ident),*;)*) => {$(
-        mod $client {$(
+/// Defines the tests of TypeScript, each a program that is a test of its own.
+macro_rules! typescript {
+    ($($program:ident),*) => {
+        mod typescript {$(
             #[tokio::test]
             async fn $program() {
-                super::pass(stringify!($client), stringify!($program)).await;
+                super::pass("typescript", stringify!($program)).await;
             }
         )*}
-    )*};
+    };
 }
-programs! {
-    typescript: orms, uploads, measured, refusing, wrapped, starting;
-}
+typescript!(orms, uploads, measured, refusing, wrapped, starting);
 
 async fn pass(client: &str, program: &str) {
     let Some(programs) = Programs::of(client) else { return };
@@ -28,4 +28,58 @@ async fn pass(client: &str, program: &str) {
     let output = timeout(LIMIT, command.output()).await.expect("it ends").unwrap();
     let said = [output.stdout, output.stderr].concat();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
+}
+
+#[tokio::test]
+async fn go() {
+    let Some(programs) = Programs::of("go") else { return };
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    let table = "CREATE TABLE effects (id bigserial PRIMARY KEY, library text NOT NULL, amounts bigint[])";
+    client.batch_execute(table).await.unwrap();
+    let mut program = Command::new(programs.file("libraries"));
+    program.env("DATABASE_URL", env.database_url()).kill_on_drop(true);
+    let output = timeout(LIMIT, program.output()).await.expect("the program ends").unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let effects = lines(&client, "SELECT library FROM effects ORDER BY id").await;
+    assert_eq!(effects, ["stdlib sent", "pq sent", "gorm", "sqlc", "sqlx"]);
+    let sent = lines(&client, "SELECT key FROM oncebox.message ORDER BY id").await;
+    assert_eq!(sent, ["stdlib:sent", "pq:sent", "sqlx:sent", "gorm:sent", "behind-gorm:sent"]);
+    assert_eq!(lines(&client, "SELECT key FROM oncebox.dead_letter").await, ["commits:handle"]);
+}
+
+/// Defines the tests of Python.
+macro_rules! python {
+    ($($test:ident: $file:literal, $name:literal;)*) => {$(
+        #[tokio::test]
+        async fn $test() {
+            let Some(programs) = Programs::of("python") else { return };
+            let env = TestEnv::new().await;
+            env.pg().await.batch_execute("CREATE TABLE charge (id text, cents bigint)").await.unwrap();
+            env.stream().await;
+            let environment = [
+                ("DATABASE_URL", env.database_url().to_owned()),
+                ("NATS_URL", env.nats_url().to_owned()),
+                ("STREAM", env.name().to_owned()),
+            ];
+            let mut program = Program::start_file(&programs.file($file), &[$name], &environment).await.unwrap();
+            eventually("all is well", LIMIT, async || {
+                let is_well = program.log().contains("all is well");
+                assert!(is_well || program.check().is_ok(), "it ended: {}", program.log());
+                is_well.then_some(())
+            })
+            .await;
+        }
+    )*};
+}
+
+python! {
+    asyncpg: "libraries", "asyncpg";
+    sqlalchemy_over_asyncpg: "libraries", "sqlalchemy-asyncpg";
+    sqlalchemy_over_psycopg: "libraries", "sqlalchemy-psycopg";
+    sqlalchemy_that_blocks: "libraries", "sqlalchemy";
+    psycopg_that_blocks: "libraries", "psycopg";
+    django: "libraries", "django";
+    layers: "layers", "all";
+    troubles: "troubles", "all";
 }

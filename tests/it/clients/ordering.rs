@@ -33,7 +33,7 @@ macro_rules! clients {
         }
     )*};
 }
-clients!(python, typescript);
+clients!(python, typescript, go);
 
 const TABLES: &str = "
 CREATE TABLE effect (id bigserial, key text NOT NULL, n int NOT NULL);

@@ -1,0 +1,249 @@
+package oncebox
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+const (
+	// How long one pull request waits for messages; a drain may have to wait for it as long.
+	pull = time.Second
+	// Without a strict order, a message is held for so long at most; then others of its ordering key go
+	// on.
+	holdMax = time.Hour
+)
+
+// pump pulls from a JetStream consumer and has workers handle the messages.
+type pump struct {
+	*Consumer
+	batch  *batch
+	source jetstream.Consumer
+	queue  *queue
+	// place is nil unless the order is strict. Then the pump ends when a delivery is missing.
+	place *place
+}
+
+func (c *Consumer) pump(batch *batch, source jetstream.Consumer, place *place) *pump {
+	// Those that are worked on, and as many again, so that no worker waits.
+	most := max(16, 2*c.options.Concurrency*max(c.options.Batch, 2))
+	return &pump{c, batch, source, newQueue(most), place}
+}
+
+// run pulls until the context ends or, with a strict order, until something is lost, and waits for the
+// running handlers. Their context is the second one.
+func (p *pump) run(ctx, working context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	held, release := context.WithCancel(context.WithoutCancel(ctx))
+	defer release()
+	go p.keep(held, p.source.CachedInfo().Config.AckWait/3)
+	var workers sync.WaitGroup
+	for range p.options.Concurrency {
+		workers.Go(func() {
+			for messages := p.queue.take(ctx, p.options.Batch); messages != nil; messages = p.queue.take(ctx, p.options.Batch) {
+				p.handle(working, messages)
+			}
+		})
+	}
+	err := p.pull(ctx)
+	stop()
+	workers.Wait()
+	if p.place == nil {
+		p.giveBack()
+	}
+	return err
+}
+
+// keep says that the held messages are worked on, so that they are not delivered again meanwhile. One
+// that is acknowledged says nothing more.
+func (p *pump) keep(ctx context.Context, every time.Duration) {
+	for sleep(ctx, every) {
+		for _, message := range p.queue.messages() {
+			_ = message.InProgress()
+		}
+	}
+}
+
+// giveBack has JetStream deliver the messages that did not run, in their order.
+func (p *pump) giveBack() {
+	messages := p.queue.messages()
+	slices.SortFunc(messages, func(a, b *held) int { return cmp.Compare(a.id.sequence, b.id.sequence) })
+	for _, message := range messages {
+		_ = message.NakWithDelay(p.queue.delay(message))
+	}
+}
+
+// pull asks for as many messages as there is room for, one request at a time, so that they come in
+// their order.
+func (p *pump) pull(ctx context.Context) error {
+	var pause time.Duration
+	for ctx.Err() == nil {
+		room := p.queue.room()
+		if room < 1 {
+			select {
+			case <-p.queue.freed:
+			case <-time.After(pull):
+			}
+			continue
+		}
+		err := p.fetch(room)
+		switch {
+		case err == nil:
+			pause = 0
+		case ctx.Err() != nil:
+		case errors.Is(err, nats.ErrConnectionClosed):
+			return p.closed(err)
+		case p.place != nil:
+			return err
+		default:
+			// The server is away, or the stream has no leader. The client reconnects by itself.
+			pause = min(max(2*pause, 200*time.Millisecond), 5*time.Second)
+			slog.Warn("consumer cannot be pulled from, will retry", "consumer", p.durable, "after", pause, "reason", err)
+			sleep(ctx, pause)
+			// It may have been deleted, or its stream replaced; if it is only away, the next pull says so.
+			found, _ := p.register(ctx, p.batch.Inbox)
+			p.source = cmp.Or(found, p.source)
+		}
+	}
+	return nil
+}
+
+func (p *pump) fetch(room int) error {
+	fetched, err := p.source.Fetch(room, jetstream.FetchMaxWait(pull))
+	if err != nil {
+		return err
+	}
+	for message := range fetched.Messages() {
+		if err := p.take(message); err != nil {
+			return err
+		}
+	}
+	return fetched.Error()
+}
+
+// take puts a message into the queue.
+func (p *pump) take(message jetstream.Msg) error {
+	metadata, err := message.Metadata()
+	if err != nil {
+		return err
+	}
+	received, _ := Received(message) // its error is that of Metadata
+	if p.place != nil {
+		earlier, err := p.place.arrived(metadata)
+		if err != nil {
+			return err
+		}
+		received.Deliveries += earlier
+	}
+	if _, isMarker := received.Headers["nats-marker-reason"]; isMarker {
+		// The stream has deleted the last message of a subject by its age, and says so. Nobody sent this.
+		return message.Ack()
+	}
+	line, _, err := single(received.Headers, "oncebox-ordering-key")
+	if err != nil {
+		line = "" // several keys are none
+	}
+	id := heldID{metadata.Sequence.Stream, metadata.Timestamp.UnixNano()}
+	p.queue.add(&held{Msg: message, received: received, line: line, id: id, since: time.Now()})
+	return nil
+}
+
+func (p *pump) handle(ctx context.Context, messages []*held) {
+	var here, elsewhere []*held
+	var whole []Message
+	for _, message := range messages {
+		if isElsewhere(message.received) {
+			elsewhere = append(elsewhere, message)
+		} else {
+			here, whole = append(here, message), append(whole, message.received)
+		}
+	}
+	for n, answer := range p.batch.run(ctx, whole) {
+		p.settle(here[n], answer)
+	}
+	// Of payloads that are elsewhere one is in memory at a time.
+	for _, message := range elsewhere {
+		p.settle(message, p.fetched(ctx, p.batch, message.received))
+	}
+}
+
+// settle acknowledges the message, or has it run again: one with an ordering key here, so that those
+// behind it wait, others by JetStream.
+func (p *pump) settle(message *held, answer result) {
+	received := message.received
+	if answer.err != nil {
+		slog.Error("the message could not be handled now, will retry", "consumer", p.durable, "reason", answer.err)
+		answer.Verdict = Verdict{Name: "retry", After: p.batch.options.Backoff}
+	}
+	if metadata, err := message.Metadata(); err == nil && answer.Name == "replayed" && metadata.NumDelivered > 2 {
+		slog.Warn("a message that was handled comes again: may this user publish to $JS.ACK.>?", "consumer", p.durable,
+			"stream", received.Origin.Stream, "sequence", received.Origin.Sequence, "deliveries", received.Deliveries)
+	}
+	var err error
+	switch answer.Name {
+	case "in_flight", "retry":
+		isShort := p.place != nil || time.Since(message.since)+answer.After < holdMax
+		if message.line != "" && isShort {
+			p.queue.again(message, answer.After)
+			return
+		}
+		err = message.NakWithDelay(answer.After)
+	case "dead", "mismatch":
+		err = message.Term()
+	default:
+		err = message.Ack()
+	}
+	if err != nil {
+		// The message is delivered again, and the copy is answered from the stored outcome.
+		slog.Info("an acknowledgement was not sent", "consumer", p.durable, "reason", err)
+	}
+	p.queue.end(message)
+}
+
+func (c *Consumer) fetched(ctx context.Context, batch *batch, message Message) result {
+	complete, err := whole(ctx, c.jetstream, message, c.options.ObjectBytesMax)
+	if problem, isWrong := errors.AsType[wrongError](err); isWrong {
+		answer, err := batch.incomplete(ctx, message, problem)
+		return result{answer, err}
+	}
+	if err != nil {
+		return result{err: err}
+	}
+	return batch.run(ctx, []Message{complete})[0]
+}
+
+// closed is the error for a client that has given up its reconnects, and never connects again.
+func (c *Consumer) closed(err error) error {
+	return fmt.Errorf("consumer %s: %w for good; connect with nats.MaxReconnects(-1)", c.durable, err)
+}
+
+// Received makes the message that an inbox takes.
+func Received(message jetstream.Msg) (Message, error) {
+	metadata, err := message.Metadata()
+	if err != nil {
+		return Message{}, err
+	}
+	return Message{
+		Subject: printable(message.Subject()), Payload: message.Data(), Headers: collected(message.Headers()),
+		Origin:     &Origin{metadata.Stream, metadata.Sequence.Stream, metadata.Timestamp},
+		Deliveries: int64(metadata.NumDelivered),
+	}, nil
+}
+
+// sleep says whether the time has passed before the context ended.
+func sleep(ctx context.Context, duration time.Duration) bool {
+	select {
+	case <-time.After(duration):
+	case <-ctx.Done():
+	}
+	return ctx.Err() == nil
+}
