@@ -48,6 +48,45 @@ async fn go() {
     assert_eq!(lines(&client, "SELECT key FROM oncebox.dead_letter").await, ["commits:handle"]);
 }
 
+/// Path, status, whether it is a copy, Vary and Set-Cookie: each request is sent twice.
+const SERVED: &str = "/form 500 [] [] []
+/form 500 [] [] []
+/read 500 [] [] []
+/read 500 [] [] []
+/read 500 [] [] []
+/read 500 [] [] []
+/part 500 [] [] []
+/part 500 [] [] []
+/headers 201 [false] [Origin Accept-Language] [a=1]
+/headers 201 [true] [Origin] [a=1]
+/bare-gin/7 500 [] [] []
+/bare-gin/7 500 [] [] []
+/gin/7 201 [false] [Accept-Language] []
+/gin/7 201 [true] [] []
+/bare-echo/7 500 [] [] []
+/bare-echo/7 500 [] [] []
+/echo/7 201 [false] [Accept-Language] []
+/echo/7 201 [true] [] []
+";
+
+#[tokio::test]
+async fn a_body_that_was_read_before_is_refused_in_go_and_gin_and_echo_fit() {
+    let Some(programs) = Programs::of("go") else { return };
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    client.batch_execute("CREATE TABLE effects (id bigserial PRIMARY KEY, library text)").await.unwrap();
+    let mut program = Command::new(programs.file("libraries"));
+    program.arg("http").env("DATABASE_URL", env.database_url()).kill_on_drop(true);
+    let output = timeout(LIMIT, program.output()).await.expect("the program ends").unwrap();
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        SERVED,
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert_eq!(lines(&client, "SELECT library FROM effects").await, ["http"; 3]);
+}
+
 /// Defines the tests of Python.
 macro_rules! python {
     ($($test:ident: $file:literal, $name:literal;)*) => {$(
