@@ -10,11 +10,13 @@ import { isElsewhere, whole, Wrong } from "./large.ts";
 import type { Message, Verdict } from "./message.ts";
 import { type Held, Queue } from "./queue.ts";
 import { checked, continued, Lead, type Place } from "./strict.ts";
+import { matches } from "./text.ts";
 
 /** How long one pull waits for messages; a drain may have to wait for it as long. */
 const PULL_MS = 1000;
-/** For longer, a message is not said to be in progress: JetStream may deliver it to another process. */
-const HOLD_MS = 3_600_000;
+
+/** A message of another service comes again after so long. */
+const ELSEWHERE_MS = 5000;
 
 export interface Limits {
   batch: number;
@@ -32,7 +34,6 @@ export function heldMax({ batch, concurrency }: { batch: number; concurrency: nu
 interface Delivery {
   source: JsMsg;
   given: Message;
-  since: number;
 }
 
 interface Session {
@@ -174,8 +175,15 @@ export class Pump<T> {
       tell(() => source.ack());
       return;
     }
+    const { filterSubject, durable } = this.#durable.wanted;
+    if (filterSubject && !matches(filterSubject.split("."), source.subject.split("."))) {
+      const which = `consumer ${durable}: a message on ${source.subject} is outside its filter ${filterSubject}, and is not handled`;
+      this.#batch.inbox.options.log.warn(`${which}: does another service use this durable? Give each its own`);
+      tell(() => source.nak(ELSEWHERE_MS));
+      return;
+    }
     const key = given.headers["oncebox-ordering-key"];
-    this.#queue.push(`${source.seq} ${source.timestampNanos}`, key, { source, given, since: Date.now() });
+    this.#queue.push(`${source.seq} ${source.timestampNanos}`, key, { source, given });
   }
 
   #handOut(): void {
@@ -244,8 +252,7 @@ export class Pump<T> {
 
   /** Tells JetStream that messages are in progress, so that they are not delivered again meanwhile. */
   #progress(): void {
-    const since = Date.now() - HOLD_MS;
-    this.#queue.all().filter(({ message }) => message.since > since).forEach(({ message }) => tell(() => message.source.working()));
+    this.#queue.all().forEach(({ message }) => tell(() => message.source.working()));
   }
 
   /** Gives back what nobody works on, and waits for the handlers. In strict order it comes again in its place. */

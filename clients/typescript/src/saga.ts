@@ -4,6 +4,7 @@ import { single } from "./headers.ts";
 import { stepKey } from "./keys.ts";
 import type { Context, Reject } from "./message.ts";
 import { enqueue } from "./outbox.ts";
+import { matches } from "./text.ts";
 import { query, quoted } from "./wire.ts";
 
 /**
@@ -104,11 +105,4 @@ function actionOf(cx: Context, isUndo: boolean): [key: string, attempt: number] 
   const number = single(cx.message.headers, "saga-attempt") ?? "";
   const isAttempt = /^[0-9]+$/.test(number) && Number(number) > 1 && Number(number) < 2 ** 31 && key.endsWith(`:#${number}`);
   return isAttempt ? [key.slice(0, -`:#${number}`.length), Number(number)] : [key, 1];
-}
-
-function matches(pattern: string[], subject: string[]): boolean {
-  if (pattern.at(-1) === ">") {
-    return subject.length >= pattern.length && matches(pattern.slice(0, -1), subject.slice(0, pattern.length - 1));
-  }
-  return pattern.length === subject.length && pattern.every((wanted, n) => wanted === "*" || wanted === subject[n]);
 }

@@ -53,9 +53,10 @@ export class Lead {
   static async won(inbox: Inbox<any>, { wanted: { stream, durable } }: Durable, stop: AbortSignal): Promise<Lead | undefined> {
     const text = `SELECT ${inbox.call("lead_consumer")}($1, $2, $3)::text`;
     const lead = new Lead(await inbox.connect());
+    const over = AbortSignal.any([stop, lead.lost]);
     try {
       await lead.#ask("BEGIN ISOLATION LEVEL READ COMMITTED");
-      for (let isStandby = false; !stop.aborted && !lead.lost.aborted; isStandby = true) {
+      for (let isStandby = false; !over.aborted; isStandby = true) {
         const [[isLeader] = []] = await lead.#ask(text, [inbox.scope, stream, durable]);
         if (isLeader === "true") {
           inbox.options.log.info(`consumer ${durable}: this process consumes, in strict order`);
@@ -65,7 +66,7 @@ export class Lead {
         if (!isStandby) {
           inbox.options.log.info(`consumer ${durable}: stands by while another process consumes, in strict order`);
         }
-        await sleep(STANDBY_MS, undefined, { signal: AbortSignal.any([stop, lead.lost]) }).catch(() => {});
+        await sleep(STANDBY_MS, undefined, { signal: over }).catch(() => {});
       }
       lead.end();
       return undefined;

@@ -63,3 +63,11 @@ export function fingerprint({ payload }: Message): Buffer {
 export function printable(text: string): string {
   return text.toWellFormed().replaceAll("\0", "\ufffd");
 }
+
+/** Whether a pattern of NATS, in its tokens, has a subject. */
+export function matches(pattern: string[], subject: string[]): boolean {
+  if (pattern.at(-1) === ">") {
+    return subject.length >= pattern.length && matches(pattern.slice(0, -1), subject.slice(0, pattern.length - 1));
+  }
+  return pattern.length === subject.length && pattern.every((wanted, n) => wanted === "*" || wanted === subject[n]);
+}
