@@ -60,6 +60,8 @@ test("a connection that is dead before the handler is called costs no attempt", 
   pool.connect = (async () => {
     const client = await original();
     if (kills++ === 0) {
+      // It may break before the inbox, which listens then, has begun with it.
+      client.on("error", () => {});
       await killer.query("SELECT pg_terminate_backend($1)", [client.processID ?? pid]);
     }
     return client;
