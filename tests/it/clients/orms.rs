@@ -1,5 +1,5 @@
-//! Libraries that teams use with a client: a message in their transaction, and a handler that writes
-//! through them.
+//! Libraries that teams use with a client: a message in their transaction, and a handler that
+//! writes through them.
 
 use oncebox_tests::TestEnv;
 use tokio::{process::Command, time::timeout};
