@@ -65,6 +65,7 @@ func main() {
 	if strings.Contains(settings, "strict") {
 		options.Order = oncebox.Strict
 	}
+	options.FromNow = strings.Contains(settings, "new")
 	if strings.Contains(settings, "batch") {
 		options.Batch = 16
 	}

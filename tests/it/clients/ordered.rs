@@ -77,6 +77,25 @@ async fn so_do_those_of_batches_in_go() {
 }
 
 #[tokio::test]
+async fn a_new_durable_begins_now_and_passes_over_delete_markers_in_go() {
+    let Some(programs) = Programs::of("go") else { return };
+    let env = stage().await;
+    let mut program = start(&env, &programs, "new").await;
+    eventually("it consumes", LIMIT, async || program.log().contains("the consumer starts").then_some(())).await;
+    let jetstream = env.jetstream().await;
+    for (name, value, payload) in [("Nats-Marker-Reason", "MaxAge", ""), ("Idempotency-Key", "new", "{}")] {
+        let mut headers = async_nats::HeaderMap::new();
+        headers.insert(name, value);
+        jetstream.publish_with_headers(env.subject("a"), headers, payload.into()).await.unwrap().await.unwrap();
+    }
+    eventually("it is handled", LIMIT, async || (handled(&env).await == 1).then_some(())).await;
+    program.stop().await.unwrap();
+    let postgres = env.pg().await;
+    assert_eq!(lines(&postgres, "SELECT key FROM handled").await, ["new"]);
+    assert_eq!(lines(&postgres, "SELECT reason FROM oncebox.dead_letter").await, [""; 0]);
+}
+
+#[tokio::test]
 async fn strict_order_survives_kills_and_suspensions_in_go() {
     let Some(programs) = Programs::of("go") else { return };
     let env = stage().await;
