@@ -6,6 +6,7 @@ use std::time::Duration;
 use oncebox_tests::{Program, TestEnv, eventually};
 
 use super::shop::{LIMIT, Programs, lines};
+use crate::inbox::support::count;
 
 const MESSAGES: usize = 600;
 /// PostgreSQL ends the session of a suspended leader after 30 s.
@@ -18,7 +19,12 @@ async fn publish(env: &TestEnv) {
         let kind = if n % 97 == 50 { "dead" } else { "message" };
         headers.insert("Idempotency-Key", format!("{kind}-{n}"));
         headers.insert("Oncebox-Ordering-Key", format!("line-{}", n % 5));
-        jetstream.publish_with_headers(env.subject("ordered"), headers, "{}".into()).await.unwrap().await.unwrap();
+        jetstream
+            .publish_with_headers(env.subject("ordered"), headers, "{}".into())
+            .await
+            .unwrap()
+            .await
+            .unwrap();
     }
 }
 
@@ -41,21 +47,17 @@ async fn stage() -> TestEnv {
     env
 }
 
-async fn handled(env: &TestEnv) -> i64 {
-    env.pg().await.query_one("SELECT count(*) FROM handled", &[]).await.unwrap().get(0)
-}
-
 async fn check(env: &TestEnv) {
     let dead = (0..MESSAGES).filter(|n| n % 97 == 50).count();
     let all = i64::try_from(MESSAGES - dead).unwrap();
-    eventually("all are handled", LIMIT, async || (handled(env).await >= all).then_some(())).await;
+    eventually("all are handled", LIMIT, async || (count(env, "handled").await >= all).then_some(())).await;
     let wrong = "SELECT 'overtaken: ' || key FROM
                    (SELECT key, sequence < lag(sequence) OVER (PARTITION BY line ORDER BY id) AS is_late FROM handled) AS h
                  WHERE is_late
                  UNION ALL SELECT 'twice: ' || key FROM handled GROUP BY key HAVING count(*) > 1
                  UNION ALL SELECT 'dead: ' || key FROM oncebox.dead_letter WHERE key NOT LIKE 'dead-%'";
     assert_eq!(lines(&env.pg().await, wrong).await, [""; 0]);
-    assert_eq!(handled(env).await, all);
+    assert_eq!(count(env, "handled").await, all);
 }
 
 async fn within_a_process(settings: &str) {
@@ -81,14 +83,20 @@ async fn a_new_durable_begins_now_and_passes_over_delete_markers_in_go() {
     let Some(programs) = Programs::of("go") else { return };
     let env = stage().await;
     let mut program = start(&env, &programs, "new").await;
-    eventually("it consumes", LIMIT, async || program.log().contains("the consumer starts").then_some(())).await;
+    eventually("it consumes", LIMIT, async || program.log().contains("the consumer starts").then_some(()))
+        .await;
     let jetstream = env.jetstream().await;
     for (name, value, payload) in [("Nats-Marker-Reason", "MaxAge", ""), ("Idempotency-Key", "new", "{}")] {
         let mut headers = async_nats::HeaderMap::new();
         headers.insert(name, value);
-        jetstream.publish_with_headers(env.subject("a"), headers, payload.into()).await.unwrap().await.unwrap();
+        jetstream
+            .publish_with_headers(env.subject("a"), headers, payload.into())
+            .await
+            .unwrap()
+            .await
+            .unwrap();
     }
-    eventually("it is handled", LIMIT, async || (handled(&env).await == 1).then_some(())).await;
+    eventually("it is handled", LIMIT, async || (count(&env, "handled").await == 1).then_some(())).await;
     program.stop().await.unwrap();
     let postgres = env.pg().await;
     assert_eq!(lines(&postgres, "SELECT key FROM handled").await, ["new"]);
@@ -101,10 +109,10 @@ async fn strict_order_survives_kills_and_suspensions_in_go() {
     let env = stage().await;
     // The first of the two leads.
     let mut leader = start(&env, &programs, "strict").await;
-    eventually("it consumes", LIMIT, async || (handled(&env).await > 0).then_some(())).await;
+    eventually("it consumes", LIMIT, async || (count(&env, "handled").await > 0).then_some(())).await;
     let mut standby = start(&env, &programs, "strict").await;
     for round in 1..=2 {
-        let before = handled(&env).await;
+        let before = count(&env, "handled").await;
         if round == 1 {
             leader.suspend(true).unwrap();
         } else {
@@ -112,7 +120,10 @@ async fn strict_order_survives_kills_and_suspensions_in_go() {
         }
         // What the leader had sent may still be committed.
         let more = before + 8;
-        eventually("the standby goes on", TAKEOVER, async || (handled(&env).await > more).then_some(())).await;
+        eventually("the standby goes on", TAKEOVER, async || {
+            (count(&env, "handled").await > more).then_some(())
+        })
+        .await;
         if round == 1 {
             leader.suspend(false).unwrap();
         } else {

@@ -18,7 +18,11 @@ async fn gorm_sqlc_sqlx_and_pq_enqueue_and_handle_in_go() {
     let output = timeout(LIMIT, program.output()).await.expect("the program ends").unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let said = String::from_utf8_lossy(&output.stdout);
-    for measured in ["handler_seconds done 3 0", "handler_seconds *errors.errorString 1 0", "handlers_running orms:test 0 0"] {
+    for measured in [
+        "handler_seconds done 3 0",
+        "handler_seconds *errors.errorString 1 0",
+        "handlers_running orms:test 0 0",
+    ] {
         assert!(said.contains(measured), "{said}");
     }
     let effects = lines(&client, "SELECT library FROM effects ORDER BY id").await;
@@ -58,6 +62,11 @@ async fn a_body_that_was_read_before_is_refused_and_gin_and_echo_fit_in_go() {
     let mut program = Command::new(programs.file("libraries"));
     program.arg("http").env("DATABASE_URL", env.database_url()).kill_on_drop(true);
     let output = timeout(LIMIT, program.output()).await.expect("the program ends").unwrap();
-    assert_eq!(String::from_utf8_lossy(&output.stdout), SERVED, "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        SERVED,
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     assert_eq!(lines(&client, "SELECT library FROM effects").await, ["http"; 3]);
 }
