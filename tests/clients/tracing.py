@@ -5,7 +5,7 @@ import os
 
 import oncebox
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from psycopg_pool import AsyncConnectionPool
@@ -26,6 +26,17 @@ async def handle(cx: oncebox.Context, what: str):
             raise ValueError("as it was told")
 
 
+async def nothing(cx: oncebox.Context, what: str): ...
+
+
+class Throws(SpanProcessor):
+    def on_start(self, span, parent_context=None):
+        raise RuntimeError("a processor that fails")
+
+    def on_end(self, span):
+        raise RuntimeError("a processor that fails")
+
+
 async def main():
     spans = InMemorySpanExporter()
     trace.set_tracer_provider(TracerProvider())
@@ -35,7 +46,10 @@ async def main():
         for what in ("done", "dead", "retry", "slow", "fails"):
             headers = {"idempotency-key": what, "traceparent": PARENT}
             await inbox.run(handle, oncebox.Message("a.b", f'"{what}"'.encode(), headers))
-    for span in spans.get_finished_spans():
+        trace.get_tracer_provider().add_span_processor(Throws())
+        answer = await inbox.run(nothing, oncebox.Message("a.b", b'"done"', {"idempotency-key": "throws"}))
+        assert answer.name == "handled", answer
+    for span in spans.get_finished_spans()[:5]:
         attributes = [f"{name}={value}" for name, value in sorted(span.attributes.items()) if name != "error.type"]
         context = f"{span.context.trace_id:032x} {span.parent.span_id:016x} {span.context.span_id:016x}"
         print(span.name, span.kind.name, context, *attributes, span.attributes.get("error.type", "-"))

@@ -198,9 +198,9 @@ mod clients {
     mod functions; // a loop that calls the SQL functions, as one of these consumers
     mod inbox; // the Rust inboxes as some of these consumers
     mod killer; // a message that ends its process is found, and given up
+    mod libraries; // producers and handlers through the libraries that teams use
     pub(crate) mod large; // payloads that they fetch from the Object Store
-    mod orms; // the libraries that teams use: messages in their transactions, handlers through them
-    mod ordered; // messages of an ordering key stay in order, whoever fails, dies or is suspended
+    mod ordering; // the order of a key, in a process and through processes that die
     mod producing; // payloads arrive as their producers gave them, now or at their time
     mod requests; // the same for requests, over the HTTP layer
     mod scenarios; // that table

@@ -13,12 +13,16 @@ use oncebox_tests::TestEnv;
 
 use crate::relay::process::program;
 
-const DOCUMENTS: [&str; 16] = [
+const DOCUMENTS: [&str; 20] = [
     "README.md",
     "CONTRIBUTING.md",
     "docs/producing.md",
     "docs/consuming.md",
+    "docs/install.md",
     "docs/operations.md",
+    "docs/commands.md",
+    "docs/alerts.md",
+    "docs/upgrade.md",
     "docs/failures.md",
     "docs/delayed-messages.md",
     "docs/sagas.md",
@@ -86,7 +90,7 @@ async fn operators_commands_run() {
     }
     let path = format!("{}:/usr/bin:/bin", program().parent().unwrap().display());
     let mut ran = 0;
-    for (place, text) in blocks("docs/operations.md", "sh") {
+    for (place, text) in blocks("docs/commands.md", "sh") {
         for command in text.lines().filter(|command| {
             [
                 "oncebox outbox dead ",

@@ -9,12 +9,12 @@ from .consumer import Consumer
 from .inbox import Inbox
 from .keys import part_key, root_key, step_key, undo_key
 from .message import Context, Dead, Message, Origin, Reject, RetryAfter, Verdict
-from .outbox import cancel_delayed, enqueue
+from .outbox import Outgoing, cancel_delayed, enqueue, enqueue_all
 from .saga import Action, Barrier, Compensation, Replier
 
 __all__ = [
     *("Action", "Barrier", "Compensation", "Replier"),
-    *("Consumer", "Context", "Dead", "Entry", "Inbox", "Message", "Origin", "Reject", "RetryAfter"),
+    *("Consumer", "Context", "Dead", "Entry", "Inbox", "Message", "Origin", "Outgoing", "Reject", "RetryAfter"),
     *("SetHandler", "Verdict"),
-    *("cancel_delayed", "enqueue", "part_key", "root_key", "step_key", "undo_key"),
+    *("cancel_delayed", "enqueue", "enqueue_all", "part_key", "root_key", "step_key", "undo_key"),
 ]

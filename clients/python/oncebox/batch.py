@@ -9,13 +9,13 @@ import json
 from dataclasses import dataclass
 from typing import Any, Awaitable, Callable, Sequence
 
-from psycopg import AsyncConnection
 
 from .inbox import Claim, Inbox, Unreadable, ended, fingerprint
 from .message import Context, Handler, Message, Verdict
+from .metrics import running
 from .spans import handling
-from .transaction import Run, Unattempted, check_open, check_session, connected, limited
-from .wire import SESSION, Handle, execute_all, execute_rows
+from .transaction import Run, Unattempted, before_handler, check_handler, check_open, check_session, connected, limited
+from .wire import SESSION, Handle, execute_all, rows
 
 # After so many seconds no other handler of a batch begins: its locks must not be held for long.
 ROUND = 0.5
@@ -40,9 +40,9 @@ class SetHandler:
     and returns None, or for each entry in order what a handler returns. If it raises, the set is halved
     until the entry that fails is alone."""
 
-    handle: Callable[[AsyncConnection, Sequence[Entry]], Awaitable[Sequence[Any] | None]]
+    handle: Callable[[Any, Sequence[Entry]], Awaitable[Sequence[Any] | None]]
 
-    async def all(self, connection: AsyncConnection, entries: Sequence[Entry]) -> Sequence[Any]:
+    async def all(self, connection: Any, entries: Sequence[Entry]) -> Sequence[Any]:
         replies = await self.handle(connection, entries)
         if replies is None:
             return [None] * len(entries)
@@ -80,13 +80,14 @@ class Batch:
     def __init__(self, inbox: Inbox, handler: Handler | SetHandler):
         self.inbox, self.handler = inbox, handler
         self.single = handler.one if isinstance(handler, SetHandler) else handler
+        check_handler(inbox.pool, self.single)
         self._claim = inbox._sql(
             "SELECT place::text, answer, outcome::text, CASE WHEN place = 1 THEN " + SESSION + " END"
-            " FROM {schema}.claim_batch(%s, %s::text[], %s::text[], %s::bytea[], %s::bigint[], make_interval(secs => %s::float8))"
+            " FROM {schema}.claim_batch(%s, %s::text[], %s::text[], %s::bytea[], %s::text[]::bigint[], make_interval(secs => %s::text::float8))"
         )
         # The cast fails, and so does all behind it.
         self._settle = inbox._sql(
-            f"SELECT CASE WHEN {SESSION} IS DISTINCT FROM %s THEN concat('{CHANGED}', pg_current_xact_id_if_assigned())::int END; "
+            f"SELECT CASE WHEN {SESSION} IS DISTINCT FROM %s::text THEN concat('{CHANGED}', pg_current_xact_id_if_assigned())::int END; "
             "SELECT {schema}.settle_batch(%s, %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]); COMMIT"
         )
 
@@ -94,6 +95,8 @@ class Batch:
         """Handles these messages, and answers each; an exception means what it does for `Inbox.run`."""
         answers: dict[int, Verdict | Exception] = {}
         claims, alone, failures = {}, [], 0
+        # Of these ordering keys a message waits for its next run, and so do those behind it.
+        waiting: set[str | None] = set()
         for place, message in enumerate(messages):
             try:
                 claims[place] = self.inbox.read(message)
@@ -101,7 +104,9 @@ class Batch:
                 alone.append(place)
         rounds = [list(claims)]
         while rounds:
-            places = rounds.pop(0)
+            before = waiting | {messages[place].ordering_key for place in alone} - {None}
+            places = [place for place in rounds[0] if messages[place].ordering_key not in before]
+            alone += [place for place in rounds.pop(0) if place not in places]
             if len(places) < 2 or failures > FAILURES_MAX:
                 alone += places
                 continue
@@ -109,6 +114,7 @@ class Batch:
                 outcome = await self._together({place: claims[place] for place in places})
             except Unattempted as unattempted:
                 answers |= dict.fromkeys(places, unattempted.__cause__)
+                waiting |= {messages[place].ordering_key for place in places} - {None}
             except _Failed as failed:
                 if failed.is_alone:
                     alone += places
@@ -121,20 +127,30 @@ class Batch:
             else:
                 answers |= outcome.answers
                 alone += outcome.alone
-                rounds.append(outcome.left)
-        for place in alone:
-            try:
-                answers[place] = await self.inbox.run(self.single, messages[place])
-            except Exception as error:
-                answers[place] = error
+                rounds.insert(0, outcome.left)
+        for place in sorted(alone):
+            answers[place] = await self._alone(messages[place], waiting)
         return [answers[place] for place in range(len(messages))]
+
+    async def _alone(self, message: Message, waiting: set[str | None]) -> Verdict | Exception:
+        if message.ordering_key in waiting:
+            return Verdict("behind")
+        answer: Verdict | Exception
+        try:
+            answer = await self.inbox.run(self.single, message)
+        except Exception as error:
+            answer = error
+        if message.ordering_key is not None and (isinstance(answer, Exception) or answer.name in ("retry", "in_flight")):
+            waiting.add(message.ordering_key)
+        return answer
 
     async def _together(self, claims: dict[int, tuple[Claim, Any]]) -> _Outcome:
         inbox, run = self.inbox, Run()
         limit = inbox.handler_timeout + ROUND
         async with connected(inbox.pool, inbox.step_timeout) as (connection, deadline):
             try:
-                outcome = await self._claimed(connection, claims, run, limit + 5)
+                with before_handler(connection):
+                    outcome = await self._claimed(connection, claims, run, limit + 5)
                 fresh = [place for place in claims if place not in outcome.answers and place not in outcome.alone]
                 if not fresh:
                     await connection.rollback()
@@ -149,30 +165,34 @@ class Batch:
                 await self._settled(connection, claims, replies, outcome, run)
             except Exception as error:
                 await check_session(connection, run)
-                if isinstance(error, _Failed):
+                if isinstance(error, (_Failed, Unattempted)):
                     raise
                 raise _Failed(None) from error
-        outcome.answers |= {place: Verdict("handled", stored) for place, (_, stored, _) in replies.items()}
+        for place, (status, stored, _) in replies.items():
+            outcome.answers[place] = Verdict("rejected" if status == "rejected" else "handled", stored)
         return outcome
 
-    async def _claimed(self, connection: AsyncConnection, claims: dict, run: Run, limit: float) -> _Outcome:
+    async def _claimed(self, connection: Any, claims: dict, run: Run, limit: float) -> _Outcome:
         of = [claim for claim, _ in claims.values()]
-        rows = await execute_rows(connection, self._claim, [
+        claimed = await rows(connection, self._claim, [
             self.inbox.scope, [claim.tenant for claim in of], [claim.key for claim in of],
             [fingerprint(claim.message) for claim in of], [self.inbox._message_id(claim.message) for claim in of], str(limit),
         ])
-        run.session = rows[0][3]
+        run.session = claimed[0][3]
         outcome = _Outcome({}, [], [], [])
-        for place, (_, name, reply, _) in zip(claims, rows, strict=True):
+        before: set[str | None] = set()
+        for place, (_, name, reply, _) in zip(claims, claimed, strict=True):
+            message = claims[place][0].message
             if name in ("replayed", "rejected"):
                 outcome.answers[place] = Verdict(name, reply and json.loads(reply))
-            elif name == "alone" or claims[place][0].message.deliveries > 1:
+            elif name == "alone" or message.deliveries > 1 or message.ordering_key in before:
                 outcome.alone.append(place)
+                before |= {message.ordering_key} - {None}
                 if name == "new":
                     outcome.given_back.append(place)
         return outcome
 
-    async def _each(self, connection: AsyncConnection, claims: dict) -> dict[int, tuple[str, Any, str]]:
+    async def _each(self, connection: Any, claims: dict) -> dict[int, tuple[str, Any, str]]:
         """One handler after another, as long as the round lasts."""
         replies, clock = {}, asyncio.get_running_loop().time
         until = clock() + ROUND
@@ -184,7 +204,7 @@ class Batch:
                 try:
                     context = Context(handle.connection, claim.key, claim.tenant, claim.message)
                     with handling(self.inbox.scope, claim.key, claim.message):
-                        reply = await limited(self.handler(context, data), self.inbox.handler_timeout)
+                        reply = await limited(handle.call(self.handler, context, data), self.inbox.handler_timeout)
                 finally:
                     handle.revoke()
                 check_open(connection)
@@ -193,11 +213,13 @@ class Batch:
                 raise _Failed(place) from error
         return replies
 
-    async def _set(self, connection: AsyncConnection, claims: dict) -> dict[int, tuple[str, Any, str]]:
+    async def _set(self, connection: Any, claims: dict) -> dict[int, tuple[str, Any, str]]:
         entries = [Entry(data, claim.key, claim.tenant, claim.message) for claim, data in claims.values()]
         handle = Handle(connection)
         try:
-            replies = await limited(self.handler.all(handle.connection, entries), self.inbox.handler_timeout)
+            with running(self.inbox.scope):
+                running_all = handle.call(self.handler.all, handle.connection, entries)
+                replies = await limited(running_all, self.inbox.handler_timeout)
         except TimeoutError as late:
             # Each half might take as long again.
             raise _Failed(None, is_alone=True) from late
@@ -212,7 +234,7 @@ class Batch:
                 raise _Failed(place) from error
         return ends
 
-    async def _settled(self, connection: AsyncConnection, claims: dict, replies: dict, outcome: _Outcome, run: Run) -> None:
+    async def _settled(self, connection: Any, claims: dict, replies: dict, outcome: _Outcome, run: Run) -> None:
         stored = {place: end for place, end in replies.items() if end[2] != "null" or end[0] == "rejected"}
         tenants, keys = ([getattr(claims[place][0], name) for place in stored] for name in ("tenant", "key"))
         back = outcome.left + outcome.given_back

@@ -2,34 +2,43 @@
 
 import asyncio
 import contextlib
-import json
 import logging
-from datetime import datetime, timedelta, timezone
-from typing import Any
+from datetime import datetime
+from typing import Any, Literal
 
 import psycopg
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import APIError
+from psycopg_pool import PoolTimeout
 
-from . import headers, large, signals
+from . import headers, large, metrics, signals
 from .batch import Batch, SetHandler
-from .inbox import Inbox, first_line
-from .message import Handler, Message, Origin, Verdict
+from .causes import first_line
+from .durable import Durable, Place
+from .inbox import Inbox
+from .leader import Leader
+from .message import Handler, Message, Verdict
+from .pull import Lost, Pull, pending
+from .queue import Held, Queue
 
 log = logging.getLogger("oncebox")
 
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-# How many seconds one pull request waits for a message; a drain may have to wait for it as long.
-PULL = 1.0
+# Between two looks at a message that another process works on, or at a PostgreSQL that is away.
+WAIT_FIRST, WAIT_LONGEST = 0.2, 10.0
+# A trouble that goes on is logged again after so many seconds.
+REMIND = 60.0
+AWAY = (Lost, NatsError, psycopg.OperationalError, PoolTimeout, TimeoutError, OSError)
 
 
 class Consumer:
-    """Runs an inbox on a durable JetStream consumer, which is created when it is missing."""
+    """Runs an inbox on a durable JetStream consumer, which is created when it is missing.
+
+    Messages with one ordering key are handled one at a time, in stream order, retries included: while one
+    waits for its next attempt, those behind it wait. A dead letter does not stop them.
+    """
 
     def __init__(
         self,
@@ -40,242 +49,286 @@ class Consumer:
         filter_subject: str | None = None,
         concurrency: int | None = None,
         batch: int = 1,
+        order: Literal["process", "strict"] = "process",
+        start: datetime | Literal["now"] | None = None,
         ack_wait: float = 30.0,
         grace: float = 30.0,
         object_bytes_max: int = 64 << 20,
     ):
         """`batch`: up to so many messages, of those that are there, share a transaction; `concurrency`: how
-        many transactions there are at once (None: 16, or 4 of batches); `ack_wait`: after how many seconds the messages of a process that died are delivered again;
-        `grace`: how many seconds a drain waits for running handlers; `object_bytes_max`: a larger payload is
-        not fetched from the Object Store, and its message fails."""
+        many transactions there are at once (None: 16, or 4 of batches); `order`: "process" keeps the order
+        of a key within each process, "strict" also across processes and crashes, of which one consumes;
+        `start`: where a new durable begins, at a time or "now" (None: with the first message of the
+        stream); `ack_wait`: after how many seconds the messages of a process that died are delivered
+        again; `grace`: how many seconds a drain waits for running handlers; `object_bytes_max`: a larger
+        payload is not fetched from the Object Store, and its message fails."""
         self.jetstream, self.stream, self.durable = jetstream, stream, durable
         if not 1 <= batch <= 1000:
             raise ValueError(f"a batch of {batch} messages; the limit is 1 to 1000")
-        self.filter_subject, self.batch = filter_subject, batch
+        if order not in ("process", "strict"):
+            raise ValueError(f'order {order!r} is neither "process" nor "strict"')
+        if isinstance(start, datetime) and start.utcoffset() is None:
+            raise ValueError("start has no time zone: use datetime.now(timezone.utc) - timedelta(...)")
+        self.filter_subject, self.batch, self.order, self.start = filter_subject, batch, order, start
         self.concurrency = (16 if batch == 1 else 4) if concurrency is None else concurrency
         self.ack_wait, self.grace, self.object_bytes_max = ack_wait, grace, object_bytes_max
+        # Why it does not consume now; None when it does. For a health check.
+        self.problem: str | None = "the consumer has not begun"
 
     async def run(self, inbox: Inbox, handler: Handler | SetHandler, stop: asyncio.Event | None = None) -> None:
         """Consumes until `stop` is set, or until SIGTERM or SIGINT if `stop` is left out, and then waits
         for the running handlers. Raises TimeoutError when some go on although they are cancelled."""
-        if stop is None:
-            with signals.stop() as stop:
-                return await self._run(inbox, handler, stop)
-        await self._run(inbox, handler, stop)
+        try:
+            with signals.stop() if stop is None else contextlib.nullcontext(stop) as stop:
+                await _Running(self, inbox, handler, stop).run()
+            self.problem = "the consumer has ended"
+        except Exception as error:
+            self.problem = first_line(error)
+            # The task may be one that nobody waits for.
+            log.error("consumer %s of stream %s has ended: %s", self.durable, self.stream, self.problem)
+            raise
 
-    async def _run(self, inbox: Inbox, handler: Handler | SetHandler, stop: asyncio.Event) -> None:
-        headers.keep_all(self.jetstream._nc)
-        while not stop.is_set():
+
+class _Running:
+    """A consumer that runs."""
+
+    def __init__(self, consumer: Consumer, inbox: Inbox, handler: Handler | SetHandler, stop: asyncio.Event):
+        self.of, self.inbox, self.stop = consumer, inbox, stop
+        # No more transactions at once than workers; what waits behind others of its key is held as well.
+        self.at_once = consumer.concurrency * consumer.batch
+        self.held_max = max(64, 4 * self.at_once)
+        self.durable = Durable(
+            consumer.jetstream, consumer.stream, consumer.durable, filter_subject=consumer.filter_subject,
+            ack_wait=consumer.ack_wait, max_ack_pending=max(1000, 16 * self.at_once), start=consumer.start,
+        )  # fmt: skip
+        self.queue, self.batch = Queue(), Batch(inbox, handler)
+        self.filter = consumer.filter_subject and consumer.filter_subject.split(".")
+        self.changed = asyncio.Event()
+        self.failures, self.reminded, self.idle = 0, 0.0, 0
+
+    async def run(self) -> None:
+        client = self.of.jetstream._nc
+        headers.keep_all(client)
+        if self.of.order == "strict":
+            leader = Leader(self.inbox, self.of.stream, self.of.durable)
+        else:
+            leader = contextlib.nullcontext()
+        text = "consumer %s begins: stream %s, scope %s, filter %s, concurrency %d, batch %d, order %s"
+        of = (self.of.durable, self.of.stream, self.inbox.scope, self.of.filter_subject or ">")
+        log.info(text, *of, self.of.concurrency, self.of.batch, self.of.order)
+        await self._register()
+        with leader as leading:
+            pump = asyncio.create_task(self._pump(leading))
+            stopped = asyncio.create_task(self.stop.wait())
+            stopped.add_done_callback(lambda _: self.changed.set())
+            progress = asyncio.create_task(self._report_progress())
+            workers = [asyncio.create_task(self._work()) for _ in range(self.of.concurrency)]
             try:
-                await inbox.register()
-                await self._create()
-                break
+                # A worker, or the pump, ends before the signal only with an error, and then all end.
+                await asyncio.wait([stopped, pump, *workers], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                self.stop.set()
+                metrics.consumes(self.inbox.scope, False)
+                await self._drain(pump, workers)
+                for task in (stopped, progress, pump):
+                    task.cancel()
+            for task in (pump, *workers):
+                if task.done() and not task.cancelled() and task.exception() is not None:
+                    raise task.exception()
+
+    async def _register(self) -> None:
+        """Waits for a database that is away. A missing schema, or a right, is an error."""
+        while not self.stop.is_set():
+            try:
+                return await self.inbox.register()
+            except (psycopg.OperationalError, PoolTimeout) as error:
+                await self._interrupted(error)
+
+    async def _pump(self, leader: Leader | None) -> None:
+        """Keeps pulling until the signal."""
+        has_begun = False
+        while not self.stop.is_set():
+            try:
+                place = await self._begin(leader)
+                has_begun = True
+                if not self.stop.is_set():
+                    async with Pull(self.of.jetstream, self.durable, place, self._take, self.changed) as pull:
+                        await self._pull(pull, leader)
             except ConnectionClosedError as error:
-                raise self._closed(error)
-            except (psycopg.OperationalError, NatsError) as error:
-                if isinstance(error, APIError) and error.code != 503:
+                # A client that has given up its reconnects never connects again.
+                error.add_note(f"consumer {self.of.durable}: closed for good; connect with max_reconnect_attempts=-1")
+                raise error
+            except AWAY as error:
+                if isinstance(error, APIError) and error.code != 503 and not has_begun:
                     raise  # a setting or a grant, which does not go away
-                log.warning("consumer %s cannot begin, will retry: %s", self.durable, first_line(error))
-                await _sleep(1.0, stop)
-        workers = [asyncio.create_task(self._work(inbox, handler, stop)) for _ in range(self.concurrency)]
-        stopped = asyncio.create_task(stop.wait())
-        # A worker ends before the signal only with an error, and then all workers end.
-        await asyncio.wait([stopped, *workers], return_when=asyncio.FIRST_COMPLETED)
-        stop.set()
-        _, late = await asyncio.wait(workers, timeout=self.grace)
-        for task in [stopped, *late]:
-            task.cancel()
-        ended, late = await asyncio.wait(workers, timeout=inbox.step_timeout)
-        for task in ended:
-            if not task.cancelled() and task.exception() is not None:
-                raise task.exception()
-        if late:
-            seconds = f"{inbox.step_timeout:g} s"
-            raise TimeoutError(f"consumer {self.durable}: handlers go on {seconds} after they were cancelled")
+                await self._interrupted(error)
 
-    def _closed(self, error: ConnectionClosedError) -> ConnectionClosedError:
-        """The error of a client that has given up its reconnects, and never connects again."""
-        error.add_note(f"consumer {self.durable}: closed for good; connect with max_reconnect_attempts=-1")
-        return error
+    async def _begin(self, leader: Leader | None) -> Place | None:
+        """Looks the durable consumer up; in strict order waits for the right to consume, and continues."""
+        before = self.durable.created
+        if leader is None:
+            await self.durable.prepare()
+            if before not in (None, self.durable.created):
+                # Acknowledgements go by sequence: those of an earlier stream's messages would settle others.
+                self.queue.take_idle()
+            return None
+        is_new = leader.lost.is_set() or not leader.leads.is_set()
+        while not (leader.leads.is_set() or self.stop.is_set()):
+            self.of.problem = None  # standing by is no trouble
+            await _sleep(0.1, self.stop)
+        if self.stop.is_set():
+            return None
+        leader.lost.clear()
+        # Messages that no worker has come again, in their places.
+        self.queue.take_idle()
+        return await self.durable.continued(self.inbox, is_new)
 
-    async def _create(self) -> None:
-        """Finds or creates the consumer, and changes what would lose or withhold messages."""
-        wanted = {"ack_policy": AckPolicy.EXPLICIT, "filter_subject": self.filter_subject, "filter_subjects": None}
-        # JetStream would forget a message that has failed so often, before it is a dead letter.
-        wanted |= {"max_deliver": -1, "headers_only": None, "backoff": None}
-        try:
-            found = (await self.jetstream.consumer_info(self.stream, self.durable)).config
-        except NotFoundError:
-            pending = max(1000, 16 * self.concurrency * self.batch)
-            fresh = ConsumerConfig(durable_name=self.durable, max_ack_pending=pending, ack_wait=self.ack_wait)
-            return await self.jetstream.add_consumer(self.stream, fresh.evolve(**wanted))
-        if found.deliver_subject:
-            raise ValueError(f"consumer {self.durable} of stream {self.stream} pushes; delete it, or choose another name")
-        self.ack_wait = found.ack_wait or self.ack_wait
-        differs = [name for name, value in wanted.items() if (getattr(found, name) or None) != value]
-        if differs and not (differs == ["max_deliver"] and found.max_deliver is None):
-            log.info("consumer %s is changed: %s", self.durable, ", ".join(differs))
-            await self.jetstream.add_consumer(self.stream, found.evolve(**wanted))
+    async def _pull(self, pull: Pull, leader: Leader | None) -> None:
+        while not self.stop.is_set():
+            self.changed.clear()
+            if leader is not None and (leader.lost.is_set() or not leader.leads.is_set()):
+                raise Lost("the right to consume is lost")
+            await pull.check()
+            room = min(self.at_once - self.queue.active, self.held_max - len(self.queue))
+            if not pull.asked and room > 0:
+                await pull.ask(room)
+            if pull.is_answered:
+                self._recovered()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await self.changed.wait()
+        await pull.finish()
 
-    async def _work(self, inbox: Inbox, handler: Handler | SetHandler, stop: asyncio.Event) -> None:
-        """Handles a batch at a time, so it holds no message that waits for a batch before."""
-        client = self.jetstream._nc
-        inbox_subject = client.new_inbox()
-        answers = await client.subscribe(f"{inbox_subject}.*")
-        pause, pulls = 0.0, 0
-        # How often the client had reconnected when it sent a pull that nobody has answered yet.
-        asked: int | None = None
-        held: list[Msg] = []
-        batch = Batch(inbox, handler)
-        heartbeat = asyncio.create_task(self._hold(held, answers))
-        try:
-            while not stop.is_set():
-                try:
-                    if pause > 0:
-                        # It may have been deleted, or its stream replaced.
-                        await self._create()
-                    if asked != client.stats["reconnects"]:
-                        asked, pulls = client.stats["reconnects"], pulls + 1
-                        await self._ask(f"{inbox_subject}.{pulls}")
-                    held[:] = await self._pulled(answers, f"{inbox_subject}.{pulls}")
-                    asked, pause = None, 0.0
-                    if more := min(self.batch - 1, pending(held[0]) if held else 0):
-                        pulls += 1
-                        await self._ask(f"{inbox_subject}.{pulls}", more)
-                        await self._gathered(held, answers, f"{inbox_subject}.{pulls}", more)
-                except TimeoutError:
-                    # A silent server would answer all pulls at once, with more than the worker can hold.
-                    continue
-                except ConnectionClosedError as error:
-                    raise self._closed(error)
-                except NatsError as error:
-                    # The server is away, or the stream has no leader. The client reconnects by itself.
-                    asked, pause = None, min(2 * pause or 0.2, 5.0)
-                    text = "consumer %s cannot be pulled from, will retry in %.1f s: %s"
-                    log.warning(text, self.durable, pause, first_line(error))
-                    await _sleep(pause, stop)
-                    continue
-                if held:
-                    await self._handle(batch, held)
-                    held.clear()
-        finally:
-            heartbeat.cancel()
-        # Without a connection there is nothing to unsubscribe from.
-        with contextlib.suppress(NatsError):
-            await self._hand_back(answers)
-            await answers.unsubscribe()
+    def _take(self, msg: Msg, message: Message) -> None:
+        if "nats-marker-reason" in message.headers:
+            # The server says that messages were deleted, or are too old: this is none.
+            asyncio.get_running_loop().create_task(self._tell(msg.ack()))
+            return
+        if self.filter is not None and not headers.matches(self.filter, msg.subject.split(".")):
+            text = "consumer %s got a message of subject %s, outside of its filter: another service has changed the durable"
+            log.error(text + " and needs a name of its own", self.of.durable, msg.subject)
+            asyncio.get_running_loop().create_task(self._tell(msg.nak(delay=1.0)))
+            return
+        self.queue.push(msg, message)
 
-    async def _ask(self, answer_to: str, there: int = 0) -> None:
-        """Pulls one message, or so many of those that are there already, unless there is no connection, since the client would send all such pulls later."""
-        client = self.jetstream._nc
-        if not client.is_connected and not client.is_closed:
-            raise NatsError("there is no connection to NATS")
-        request = {"batch": there, "no_wait": True} if there else {"batch": 1, "expires": int(PULL * 1e9)}
-        subject = f"{self.jetstream._prefix}.CONSUMER.MSG.NEXT.{self.stream}.{self.durable}"
-        await client.publish(subject, json.dumps(request).encode(), answer_to)
-
-    async def _pulled(self, answers: Subscription, answer_to: str) -> list[Msg]:
-        """The message that was pulled, or none within a while.
-
-        nats-py's fetch() takes a message with a header `Status` for an answer of the server: it would
-        never be handled, or end the consumer. Only messages have a subject to acknowledge to.
-        """
+    async def _work(self) -> None:
         while True:
-            msg = await answers.next_msg(PULL + 1)
-            if msg.reply:
-                return [msg]
-            status, description = ((msg.headers or {}).get(name, "") for name in ("Status", "Description"))
-            if msg.subject != answer_to or status == "100":
-                continue
-            if status in ("404", "408"):
-                return []
-            raise NatsError(f"the pull ended: {status} {description or 'no responders'}")
+            self.idle += 1
+            first = await self.queue.ready.get()
+            self.idle -= 1
+            if first is None:
+                return
+            if self.of.batch > 1 and pending(first.msg):
+                # More are on their way.
+                await asyncio.sleep(0.002)
+            if first.state == "ready":
+                # Idle workers share those that are ready.
+                share = -(-(1 + self.queue.ready.qsize()) // (1 + self.idle))
+                await self._handle(self.queue.take(first, min(share, self.of.batch)))
 
-    async def _gathered(self, held: list[Msg], answers: Subscription, answer_to: str, more: int) -> None:
-        """Adds messages that are there, until the server says that these are all."""
-        with contextlib.suppress(TimeoutError):
-            for _ in range(more):
-                msg = await answers.next_msg(PULL + 1)
-                if not msg.reply:
-                    if msg.subject == answer_to:
-                        return
-                    continue
-                held.append(msg)
-
-    async def _handle(self, batch: Batch, held: list[Msg]) -> None:
-        msgs = list(held)
-        messages = [received(msg) for msg in msgs]
+    async def _handle(self, taken: list[Held]) -> None:
         # Of payloads that are elsewhere one is in memory at a time.
-        here = [n for n, message in enumerate(messages) if not large.is_elsewhere(message)]
-        for n, answer in zip(here, await batch.run([messages[n] for n in here])):
-            await self._acknowledge(batch.inbox, msgs[n], messages[n], answer)
-            held.remove(msgs[n])
-        for n in sorted({*range(len(msgs))}.difference(here)):
-            await self._acknowledge(batch.inbox, msgs[n], messages[n], await self._fetched(batch, messages[n]))
+        here = [held for held in taken if not large.is_elsewhere(held.message)]
+        for held, answer in zip(here, await self.batch.run([held.message for held in here])):
+            await self._settle(held, answer)
+        for held in taken:
+            if large.is_elsewhere(held.message):
+                await self._settle(held, await self._fetched(held.message))
 
-    async def _fetched(self, batch: Batch, message: Message) -> Verdict | Exception:
+    async def _fetched(self, message: Message) -> Verdict | Exception:
         try:
-            (answer,) = await batch.run([await large.whole(self.jetstream, message, self.object_bytes_max)])
+            (answer,) = await self.batch.run([await large.whole(self.of.jetstream, message, self.of.object_bytes_max)])
             return answer
         except large.Wrong as problem:
-            return await batch.inbox.incomplete(message, str(problem))
+            return await self.inbox.incomplete(message, str(problem))
         except Exception as error:
             return error
 
-    async def _acknowledge(self, inbox: Inbox, msg: Msg, message: Message, answer: Verdict | Exception) -> None:
-        if isinstance(answer, Exception):
-            # PostgreSQL is away, or refuses this message: that must not end the consumer of all others.
-            text = "scope %s: the message could not be handled now, will retry: %s"
-            log.warning(text, inbox.scope, first_line(answer))
-            return await self._tell(msg.nak(delay=inbox.backoff[0]))
-        if answer.name in ("in_flight", "retry"):
-            return await self._tell(msg.nak(delay=answer.after))
-        if answer.name in ("replayed", "rejected") and message.deliveries > 2:
-            text = "message %d of stream %s comes again, delivery %d: may this user publish to $JS.ACK.>?"
-            log.warning(text, message.origin.sequence, message.origin.stream, message.deliveries)
-        await self._tell(msg.term() if answer.name in ("dead", "mismatch") else msg.ack())
+    async def _settle(self, held: Held, answer: Verdict | Exception) -> None:
+        message = held.message
+        metrics.ended(self.inbox.scope, answer)
+        if isinstance(answer, Exception) or answer.name == "in_flight":
+            # PostgreSQL is away, or a copy is at work: that must not end the consumer of all others.
+            pause = min(WAIT_FIRST * 2 ** min(held.waits, 8), WAIT_LONGEST)
+            held.waits += 1
+            if isinstance(answer, Exception):
+                text = "scope %s: the message could not be handled now, will retry: %s"
+                log.warning(text, self.inbox.scope, first_line(answer))
+                pause = max(pause, self.inbox.backoff[0])
+            else:
+                pause = max(pause, answer.after)
+            await self._again(held, pause)
+        elif answer.name == "retry":
+            held.waits = 0
+            held.again()
+            await self._again(held, answer.after)
+        elif answer.name == "behind":
+            self.queue.rest(held, 0.0)
+        else:
+            if answer.name == "replayed" and message.deliveries > 2:
+                text = "message %d of stream %s comes again, delivery %d: may this user publish to $JS.ACK.>?"
+                log.warning(text, message.origin.sequence, message.origin.stream, message.deliveries)
+            await self._tell(held.msg.term() if answer.name in ("dead", "mismatch") else held.msg.ack())
+            self.queue.remove(held)
+        self.changed.set()
 
-    async def _hold(self, held: list[Msg], answers: Subscription) -> None:
+    async def _again(self, held: Held, seconds: float) -> None:
+        """A message with an ordering key is kept, since those behind it wait for it."""
+        if held.message.ordering_key is None or self.stop.is_set():
+            await self._tell(held.msg.nak(delay=seconds))
+            self.queue.remove(held)
+        else:
+            self.queue.rest(held, seconds)
+
+    async def _report_progress(self) -> None:
         """Tells JetStream that messages are in progress, so that they are not delivered again meanwhile."""
         while True:
-            await asyncio.sleep(self.ack_wait / 3)
-            for msg in list(held):
-                await self._tell(msg.in_progress())
-            if held:
-                await self._hand_back(answers)
+            await asyncio.sleep(self.durable.ack_wait / 3)
+            for held in self.queue.all():
+                await self._tell(held.msg.in_progress())
 
-    async def _hand_back(self, answers: Subscription) -> None:
-        """Gives back what late answers to earlier pulls have brought: a worker handles one message."""
-        while answers.pending_msgs > 0:
-            msg = await answers.next_msg(PULL)
-            if msg.reply:
-                await self._tell(msg.nak())
+    async def _drain(self, pump: asyncio.Task, workers: list[asyncio.Task]) -> None:
+        """Gives back the messages that no worker has, and lets the others finish within the grace period."""
+        await asyncio.wait([pump], timeout=self.of.grace)
+        await self._give_back(self.queue.take_idle())
+        self.queue.close(len(workers))
+        _, late = await asyncio.wait(workers, timeout=self.of.grace)
+        for task in late:
+            task.cancel()
+        if late:
+            _, late = await asyncio.wait(late, timeout=self.inbox.step_timeout)
+        await self._give_back(self.queue.all())
+        if late:
+            seconds = f"{self.inbox.step_timeout:g} s"
+            raise TimeoutError(f"consumer {self.of.durable}: handlers go on {seconds} after they were cancelled")
+
+    async def _give_back(self, all_held: list[Held]) -> None:
+        for held in all_held:
+            await self._tell(held.msg.nak(delay=0.1))
+
+    async def _interrupted(self, error: BaseException) -> None:
+        """Waits before the next try. A trouble is logged when it begins, now and then, and when it ends."""
+        now, pause = asyncio.get_running_loop().time(), min(0.1 * 2 ** min(self.failures, 6), 5.0)
+        self.failures += 1
+        self.of.problem = first_line(error)
+        metrics.consumes(self.inbox.scope, False)
+        if self.failures == 1 or now > self.reminded + REMIND:
+            self.reminded = now
+            log.warning("consumer %s cannot consume now, and tries again: %s", self.of.durable, self.of.problem)
+        await _sleep(pause, self.stop)
+
+    def _recovered(self) -> None:
+        if self.failures:
+            log.info("consumer %s consumes again", self.of.durable)
+        metrics.consumes(self.inbox.scope, True)
+        self.failures, self.of.problem = 0, None
 
     async def _tell(self, sending: Any) -> None:
         try:
             await sending
         except NatsError as error:
             # The message is delivered again, and the copy is answered from the stored outcome.
-            log.info("consumer %s: an acknowledgement was not sent: %s", self.durable, error)
-
-
-def _words(msg: Msg) -> list[str]:
-    """$JS.ACK.stream.consumer.deliveries.sequence..; some servers add a domain and an account hash after $JS.ACK."""
-    words = msg.reply.split(".")
-    return words if len(words) < 11 else words[2:]
-
-
-def pending(msg: Msg) -> int:
-    """How many messages were there for the consumer behind this one."""
-    return int(_words(msg)[8])
-
-
-def received(msg: Msg) -> Message:
-    """Makes the message that an inbox takes."""
-    words = _words(msg)
-    stored_at = EPOCH + timedelta(microseconds=int(words[7]) // 1000)
-    origin = Origin(words[2], int(words[5]), stored_at)
-    return Message(msg.subject, msg.data, headers.of(msg.headers), origin, int(words[4]))
+            log.info("consumer %s: an acknowledgement was not sent: %s", self.of.durable, error)
 
 
 async def _sleep(seconds: float, stop: asyncio.Event) -> None:

@@ -1,11 +1,12 @@
 """The end of a step on a connection that does not answer, as when the network swallows packets."""
 
 import asyncio
-import contextlib
-import socket
+from typing import Any
 
 import psycopg
 from psycopg import AsyncConnection
+
+from .wire import shut
 
 
 class Deadline:
@@ -18,31 +19,26 @@ class Deadline:
         self.seconds, self._is_over = seconds, False
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, connection: AsyncConnection, more: float = 0.0) -> None:
+    def begin(self, connection: Any, more: float = 0.0) -> None:
         """Begins a step, which ends the one before; it has so many seconds more than other steps."""
-        self._end()
+        self.pause()
         self._timer = asyncio.get_running_loop().call_later(self.seconds + more, self._cut, connection)
 
     def __enter__(self) -> "Deadline":
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._end()
+        self.pause()
         if self._is_over and isinstance(error, psycopg.OperationalError):
             raise psycopg.OperationalError(
                 f"PostgreSQL did not answer for {self.seconds:g} s, so the connection was closed"
             ) from error
 
-    def _end(self) -> None:
+    def pause(self) -> None:
+        """No step is under way."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _cut(self, connection: AsyncConnection) -> None:
+    def _cut(self, connection: Any) -> None:
         self._is_over = True
-        # Whoever waits for the socket sees its end, and closes it; closed here, its number might be another's.
-        with contextlib.suppress(OSError, psycopg.OperationalError):
-            line = socket.socket(fileno=connection.fileno())
-            try:
-                line.shutdown(socket.SHUT_RDWR)
-            finally:
-                line.detach()
+        shut(connection) if isinstance(connection, AsyncConnection) else connection.cut()

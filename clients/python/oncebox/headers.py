@@ -44,3 +44,10 @@ def single(headers: Mapping[str, str], name: str) -> str | None:
     if len(values) > 1:
         raise ValueError(f"header {name} has several different values")
     return values.pop() if values else None
+
+
+def matches(pattern: list[str], subject: list[str]) -> bool:
+    """Whether a subject matches a pattern of NATS, both as their tokens."""
+    if pattern and pattern[-1] == ">":
+        return len(subject) >= len(pattern) and matches(pattern[:-1], subject[: len(pattern) - 1])
+    return len(pattern) == len(subject) and all(wanted in ("*", token) for wanted, token in zip(pattern, subject))

@@ -12,15 +12,15 @@ from hashlib import sha256
 from typing import Any, Callable
 
 import psycopg
-from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier
-from psycopg_pool import AsyncConnectionPool, PoolTimeout
+from psycopg_pool import PoolTimeout
 
+from .causes import cause, fields_of, first_line, is_conflict, reason_of
 from .headers import single
 from .keys import check_key
 from .message import Context, Dead, Handler, Message, Reject, RetryAfter, Verdict
 from .spans import handling
-from .transaction import Run, Unattempted, check_session, commit, connected, limited
+from .transaction import Run, Unattempted, before_handler, check_session, commit, connected, limited
 from .wire import SESSION, Handle, Parameters, execute
 
 log = logging.getLogger("oncebox")
@@ -29,6 +29,8 @@ log = logging.getLogger("oncebox")
 CONFLICT_ROUNDS = 5
 # A stored reply has at most so many bytes.
 REPLY_MAX = 1 << 20
+# The longest pause that a handler may ask for: a day.
+RETRY_AFTER_MAX = 86400.0
 MISMATCH = "the key was used before with another payload"
 NO_TRACE = "delivery limit reached, and the last attempt left no trace: did it end the process?"
 COMMITTED = "the handler sent COMMIT by itself, which stays, and then failed"
@@ -60,7 +62,7 @@ class Inbox:
 
     def __init__(
         self,
-        pool: AsyncConnectionPool,
+        pool: Any,
         scope: str,
         *,
         tenant_header: str | None = None,
@@ -73,7 +75,8 @@ class Inbox:
         retention: timedelta | None = None,
         schema: str = "oncebox",
     ):
-        """The scope names the consumer, `service:handler`; never rename it.
+        """The pool is psycopg's (AsyncConnectionPool, ConnectionPool) or asyncpg's, an engine of SQLAlchemy, or
+        Django's `connection`. The scope names the consumer, `service:handler`; never rename it.
 
         `backoff` is the pause after the first failure and the longest one, `retention` is how long a
         key is kept at least (None: for ever). `step_timeout` is how many seconds it may take to get a
@@ -83,18 +86,18 @@ class Inbox:
         # This is the INSERT of the function claim(), which costs PostgreSQL more as a whole.
         self._claim_new = self._sql(
             "INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status)"
-            " SELECT s.scope, %s, %s, %s, %s, 'completed' FROM {schema}.inbox_scope AS s"
-            " WHERE s.scope = %s AND s.mode = 'transaction' AND pg_try_advisory_xact_lock(%s)"
-            " AND set_config('idle_in_transaction_session_timeout', %s, true) IS NOT NULL"
+            " SELECT s.scope, %s::text, %s::text, %s::bytea, %s::text::bigint, 'completed' FROM {schema}.inbox_scope AS s"
+            " WHERE s.scope = %s::text AND s.mode = 'transaction' AND pg_try_advisory_xact_lock(%s::text::bigint)"
+            " AND set_config('idle_in_transaction_session_timeout', %s::text, true) IS NOT NULL"
             " ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING"
             f" RETURNING pg_current_xact_id()::text, {SESSION}"
         )
         self._claim = self._sql(
             f"SELECT answer, outcome::text, reason, pg_current_xact_id_if_assigned()::text, {SESSION},"
             " set_config('idle_in_transaction_session_timeout', %s, true)"
-            " FROM {schema}.claim(%s, %s, %s::bytea, %s, %s)"
+            " FROM {schema}.claim(%s, %s, %s::bytea, %s, %s::text::bigint)"
         )
-        self._settle = self._sql("SELECT {schema}.settle(%s, %s, %s::json, %s, %s); ")
+        self._settle = self._sql("SELECT {schema}.settle(%s, %s, %s::text::json, %s, %s); ")
         self.tenant_header, self.key_headers, self.decode = tenant_header, key_headers, decode
         self.attempts_max, self.backoff = attempts_max, backoff
         self.handler_timeout, self.step_timeout, self.retention = handler_timeout, step_timeout, retention
@@ -104,8 +107,13 @@ class Inbox:
     async def register(self) -> None:
         """Records the scope and its retention; fails when the scope is in use in the leased mode."""
         seconds = None if self.retention is None else str(self.retention.total_seconds())
-        statement = "SELECT {schema}.register_scope(%s, make_interval(secs => %s::float8))::text"
-        await self._ask(statement, [self.scope, seconds])
+        statement = "SELECT {schema}.register_scope(%s, make_interval(secs => %s::text::float8))::text"
+        try:
+            await self.ask(statement, [self.scope, seconds])
+        except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction) as error:
+            error.add_note("run `oncebox migrate --database-url ..`, which makes or updates the schema")
+            log.error("schema %s is missing, or older than this client: run `oncebox migrate --database-url ..`", self.schema)
+            raise
 
     async def run(self, handler: Handler, message: Message) -> Verdict:
         """Handles one message: runs the handler, or answers a copy from the stored outcome.
@@ -143,33 +151,38 @@ class Inbox:
         return answer
 
     async def _begin(self, claim: Claim, is_alone: str = "false") -> str:
-        statement = "SELECT {schema}.begin_attempt(%s, %s, %s, %s, %s, %s, %s, %s, %s)"
+        statement = "SELECT {schema}.begin_attempt(%s, %s, %s, %s, %s::text::bigint, %s::text::timestamptz, %s, %s::text::bigint, %s::text::bool)"
         parameters = [self.scope, claim.key, claim.tenant, *_origin(claim.message), _printable(claim.message.subject)]
-        (answer,) = await self._ask(statement, [*parameters, str(self.attempts_max), is_alone])
+        (answer,) = await self.ask(statement, [*parameters, str(self.attempts_max), is_alone])
         return answer
 
     async def _cancel(self, claim: Claim) -> None:
         """The run was no attempt. If this fails, the message runs alone once, which counts nothing."""
         with suppress(psycopg.Error, PoolTimeout):
-            statement = "SELECT {schema}.cancel_attempt(%s, %s, %s, %s, %s, %s)::text"
-            await self._ask(statement, [self.scope, claim.key, claim.tenant, *_origin(claim.message)])
+            statement = "SELECT {schema}.cancel_attempt(%s, %s, %s, %s, %s::text::bigint, %s::text::timestamptz)::text"
+            await self.ask(statement, [self.scope, claim.key, claim.tenant, *_origin(claim.message)])
 
     async def _run(self, handler: Handler, claim: Claim, data: Any) -> Verdict:
         for _ in range(CONFLICT_ROUNDS):
             try:
                 answer = await self._attempt(handler, claim, data)
             except Unattempted as unattempted:
-                raise unattempted.__cause__
+                failure = unattempted
+                if not unattempted.is_closed:
+                    break
+                continue  # the pool's next connection may be a good one
             except Exception as error:
                 failure = error
             else:
                 await self._forget_attempts(claim, answer)
                 return await self._bury(claim, MISMATCH) if answer.name == "mismatch" else answer
             if claim.xid is not None and await self._has_committed(claim, failure):
-                return await self._bury(claim, f"{COMMITTED}: {first_line(failure)}", claim.xid)
-            if not isinstance(failure, (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)):
+                return await self._bury(claim, f"{COMMITTED}: {reason_of(failure)}", claim.xid)
+            if cause(failure, Dead, RetryAfter) or not is_conflict(failure):
                 break
             await asyncio.sleep(random.uniform(0.005, 0.1))
+        if isinstance(failure, Unattempted):
+            raise failure.__cause__
         return await self._failed(claim, failure)
 
     def read(self, message: Message) -> tuple[Claim, Any]:
@@ -182,7 +195,9 @@ class Inbox:
             return claim, self.decode(message.payload)
         except Exception as problem:
             # The text of the error may quote the payload.
-            raise Unreadable(claim, f"the payload does not decode: {type(problem).__name__}") from problem
+            fields = fields_of(problem)
+            reason = f"the payload does not decode: {type(problem).__name__}" + (f" ({fields})" if fields else "")
+            raise Unreadable(claim, reason) from problem
 
     async def incomplete(self, message: Message, reason: str) -> Verdict:
         """Counts a failed attempt at a message whose payload cannot be had; in the end it is a dead letter
@@ -196,7 +211,8 @@ class Inbox:
     async def _attempt(self, handler: Handler, claim: Claim, data: Any) -> Verdict:
         claim.xid, claim.is_ending = None, False
         async with connected(self.pool, self.step_timeout) as (connection, deadline):
-            answer = await self._claimed(connection, claim)
+            with before_handler(connection):
+                answer = await self._claimed(connection, claim)
             if answer.name != "handled":
                 return answer
             # Behind its own limit, since a statement of the handler's may wait on although it is cancelled.
@@ -206,7 +222,7 @@ class Inbox:
                 try:
                     context = Context(handle.connection, claim.key, claim.tenant, claim.message)
                     with handling(self.scope, claim.key, claim.message):
-                        reply = await limited(handler(context, data), self.handler_timeout)
+                        reply = await limited(handle.call(handler, context, data), self.handler_timeout)
                 finally:
                     handle.revoke()
                     deadline.begin(connection)
@@ -217,9 +233,9 @@ class Inbox:
                 raise
             if session != claim.session:
                 await check_session(connection, claim)
-        return Verdict("handled", stored)
+        return Verdict("rejected" if status == "rejected" else "handled", stored)
 
-    async def _claimed(self, connection: AsyncConnection, claim: Claim) -> Verdict:
+    async def _claimed(self, connection: Any, claim: Claim) -> Verdict:
         """Claims a key that is probably new, in a transaction that begins; else asks claim() what is known of it."""
         limit = f"{round(1000 * self.handler_timeout + 5000)}ms"
         lock = str(inbox_lock(self.schema, self.scope, claim.tenant, claim.key))
@@ -240,7 +256,7 @@ class Inbox:
             await connection.rollback()
         return Verdict(name, outcome and json.loads(outcome), reason, self._pause() if name == "in_flight" else 0.0)
 
-    async def _end(self, connection: AsyncConnection, claim: Claim, reply: str, status: str) -> str:
+    async def _end(self, connection: Any, claim: Claim, reply: str, status: str) -> str:
         """Stores the reply and commits, in one round trip, if this still is the transaction that made the claim.
 
         Returns the session's settings just before the COMMIT."""
@@ -253,49 +269,53 @@ class Inbox:
         """Whether the handler has committed the claim by itself, so that a copy would be answered as handled."""
         if claim.is_ending and isinstance(failure, psycopg.OperationalError) and failure.sqlstate is None:
             return False  # the COMMIT may have been ours, whose answer got lost
-        (status,) = await self._ask("SELECT pg_xact_status(%s::xid8)", [claim.xid])
+        (status,) = await self.ask("SELECT pg_xact_status(%s::text::xid8)", [claim.xid])
         return status == "committed"
 
     async def _failed(self, claim: Claim, failure: Exception) -> Verdict:
-        reason = first_line(failure)
-        if isinstance(failure, Dead):
-            return await self._bury(claim, reason.removeprefix("Dead: "))
+        reason, told = reason_of(failure), cause(failure, Dead, RetryAfter)
+        if isinstance(told, Dead):
+            return await self._bury(claim, first_line(told).removeprefix("Dead: "))
         # The pause doubles with each failure.
         jitter = random.uniform(0.5, 1.0)
         first, longest = (jitter * pause for pause in self.backoff)
-        if isinstance(failure, RetryAfter):
-            first = longest = float(min(failure.seconds, self.backoff[1]))
+        if told is not None:
+            first = longest = float(min(told.seconds, RETRY_AFTER_MAX))
         # If PostgreSQL is away, this statement fails too, and the attempt does not count.
-        statement = "SELECT {schema}.attempt_failed(%s, %s, %s, %s, %s, %s, %s, %s, %s::float8, %s::float8)::text"
+        statement = "SELECT {schema}.attempt_failed(%s, %s, %s, %s, %s::text::bigint, %s::text::timestamptz, %s, %s, %s::text::float8, %s::text::float8)::text"
         message, parameters = claim.message, [self.scope, claim.key, claim.tenant, *_origin(claim.message)]
         parameters += [_printable(reason), _printable(message.subject), str(first), str(longest)]
-        (attempts,) = await self._ask(statement, parameters)
+        (attempts,) = await self.ask(statement, parameters)
         attempts = int(attempts)
         if attempts >= self.attempts_max:
             claim.key = None if isinstance(failure, Incomplete) else claim.key
+            log.error("scope %s, key %s: the last attempt failed", self.scope, claim.key, exc_info=failure)
             return await self._bury(claim, f"delivery limit of {self.attempts_max} reached: {reason}")
         after = min(first * 2 ** min(attempts - 1, 30), longest)
         text = "scope %s, key %s: attempt %d failed, again in %.1f s: %s"
-        log.warning(text, self.scope, claim.key, attempts, after, reason)
+        log.warning(text, self.scope, claim.key, attempts, after, reason, exc_info=None if told else failure)
         return Verdict("retry", None, reason, after)
 
     async def _forget_attempts(self, claim: Claim, answer: Verdict) -> None:
         """Forgets the attempts at a message that has ended. If this fails, its key says that it has."""
         if claim.message.deliveries > 1 and answer.name in ("handled", "replayed", "rejected"):
             with suppress(psycopg.Error, PoolTimeout):
-                await self._ask("SELECT {schema}.forget_attempts(%s, %s, %s)::text", [self.scope, claim.key, claim.tenant])
+                await self.ask("SELECT {schema}.forget_attempts(%s, %s, %s)::text", [self.scope, claim.key, claim.tenant])
 
     async def _bury(self, claim: Claim, reason: str, committed_by: str | None = None) -> Verdict:
-        statement = "SELECT {schema}.bury(%s, %s, %s::bytea, %s, %s, %s::jsonb, %s, %s, %s, %s, %s, %s, %s)"
+        statement = (
+            "SELECT {schema}.bury(%s, %s, %s::bytea, %s, %s, %s::text::jsonb, %s, %s::text::bigint,"
+            " %s, %s::text::bigint, %s::text::timestamptz, %s::text::bigint, %s::text::xid8)"
+        )
         reason, message = _printable(reason), claim.message
         parameters = [self.scope, claim.key, message.payload, reason, _printable(message.subject), _headers(message)]
         parameters += [claim.tenant, self._message_id(message), *_origin(message), str(message.deliveries), committed_by]
-        (name,) = await self._ask(statement, parameters)
+        (name,) = await self.ask(statement, parameters)
         if name in ("dead", "mismatch"):
             log.warning("scope %s, key %s: dead letter: %s", self.scope, claim.key, reason)
         return Verdict(name, None, reason, self._pause() if name == "in_flight" else 0.0)
 
-    async def _ask(self, statement: str, parameters: Parameters) -> tuple:
+    async def ask(self, statement: str, parameters: Parameters) -> tuple:
         """Calls a function in a transaction of its own."""
         try:
             async with connected(self.pool, self.step_timeout) as (connection, _):
@@ -359,15 +379,6 @@ def _origin(message: Message) -> list[str | None]:
     if message.origin is None:
         return [None] * 3
     return [message.origin.stream, str(message.origin.sequence), message.origin.stored_at.isoformat()]
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's name and text, which it may fail to say."""
-    try:
-        text = str(error)
-    except Exception:
-        text = "its text cannot be read"
-    return f"{type(error).__name__}: {text or repr(error)}".partition("\n")[0]
 
 
 def inbox_lock(schema: str, scope: str, tenant: str, key: str) -> int:

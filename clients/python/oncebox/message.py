@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Awaitable, Callable, Mapping, NamedTuple
 
-from psycopg import AsyncConnection
 
 
 class Origin(NamedTuple):
@@ -25,12 +24,18 @@ class Message:
     origin: Origin | None = None
     deliveries: int = 1
 
+    @property
+    def ordering_key(self) -> str | None:
+        """Messages that share it are handled one at a time, in the order of their stream."""
+        return self.headers.get("oncebox-ordering-key", "").partition("\n")[0] or None
+
 
 @dataclass(frozen=True)
 class Context:
     """What a handler gets besides the decoded payload: above all the transaction that it writes through."""
 
-    connection: AsyncConnection
+    # psycopg's AsyncConnection, or what the inbox's library writes through: a Session, asyncpg's connection.
+    connection: Any
     key: str
     tenant: str
     message: Message

@@ -1,22 +1,36 @@
 """Enqueueing a message in the caller's transaction."""
 
 import json
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from datetime import datetime
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
-from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier
-from .spans import with_context
-from .wire import execute
 
-_NAMED = "key => %s, subject => %s, payload => %s::bytea, headers => %s::jsonb, ordering_key => %s"
+from .spans import with_context
+from .wire import execute, rows
+
+_NAMED = "key => %s, subject => %s, payload => %s::bytea, headers => %s::text::jsonb, ordering_key => %s"
 _ENQUEUE = SQL("SELECT {schema}.enqueue(" + _NAMED + ")::text")
-_ENQUEUE_AT = SQL("SELECT {schema}.enqueue_at(" + _NAMED + ", not_before => %s::timestamptz)::text")
+_ENQUEUE_AT = SQL("SELECT {schema}.enqueue_at(" + _NAMED + ", not_before => %s::text::timestamptz)::text")
+_ENQUEUE_ALL = SQL(
+    "SELECT id::text FROM {schema}.enqueue_all(%s::text[], %s::text[], %s::bytea[], %s::text[]::jsonb[], %s::text[])"
+)
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """One of many messages that are enqueued together."""
+
+    key: str
+    subject: str
+    payload: Any
+    headers: Mapping[str, str] | None = None
+    ordering_key: str | None = None
 
 
 async def enqueue(
-    connection: AsyncConnection,
+    connection: Any,
     key: str,
     subject: str,
     payload: Any,
@@ -26,15 +40,16 @@ async def enqueue(
     not_before: datetime | None = None,
     schema: str = "oncebox",
 ) -> int | None:
-    """Enqueues a message; a relay publishes it if and only if the transaction commits.
+    """Enqueues a message; a relay publishes it if and only if the transaction commits. The connection is
+    psycopg's AsyncConnection, asyncpg's, or an AsyncSession or AsyncConnection of SQLAlchemy; `oncebox.sync`
+    has the same for libraries that block.
 
     A payload that is not bytes is sent as JSON, also a dataclass or a model of Pydantic; one that has
     no JSON is a TypeError or a ValueError. The message is not sent before `not_before`, a time with a
     time zone. Returns the message's id, or None when the same message is already enqueued; the same
     key with another subject or payload is an error with SQLSTATE OB001.
     """
-    body = bytes(payload) if isinstance(payload, (bytes, bytearray, memoryview)) else to_json(payload)
-    parameters = [key, subject, body, json.dumps(with_context(headers)), ordering_key]
+    parameters = [key, subject, _body(payload), json.dumps(with_context(headers)), ordering_key]
     if not_before is not None:
         if not_before.utcoffset() is None:
             raise ValueError("not_before has no time zone: use datetime.now(timezone.utc) + timedelta(...)")
@@ -44,10 +59,25 @@ async def enqueue(
     return None if message_id is None else int(message_id)
 
 
-async def cancel_delayed(connection: AsyncConnection, key: str, *, schema: str = "oncebox") -> bool:
+async def enqueue_all(connection: Any, messages: Sequence[Outgoing], *, schema: str = "oncebox") -> list[int | None]:
+    """Enqueues up to 10,000 messages with one statement, which fails as a whole; returns what `enqueue`
+    returns for each. Messages of transactions at the same time come in one order, or they may deadlock."""
+    columns = [[message.key for message in messages], [message.subject for message in messages]]
+    columns += [[_body(message.payload) for message in messages]]
+    columns += [[json.dumps(with_context(message.headers)) for message in messages]]
+    columns += [[message.ordering_key for message in messages]]
+    ids = await rows(connection, _ENQUEUE_ALL.format(schema=Identifier(schema)).as_string(), columns)
+    return [None if found is None else int(found) for (found,) in ids]
+
+
+async def cancel_delayed(connection: Any, key: str, *, schema: str = "oncebox") -> bool:
     """Gives a delayed message up in this transaction; False when no message of this key waits."""
     statement = SQL("SELECT {schema}.cancel_delayed(%s)::text").format(schema=Identifier(schema)).as_string()
     return await execute(connection, statement, [key]) == ("true",)
+
+
+def _body(payload: Any) -> bytes:
+    return bytes(payload) if isinstance(payload, (bytes, bytearray, memoryview)) else to_json(payload)
 
 
 def to_json(payload: Any) -> bytes:

@@ -43,21 +43,40 @@ def _unquoted(text: str) -> str:
     return content
 
 
-def route_of(scope: Scope) -> str | None:
-    """The template of the path, such as /orders/{id}, of the application's own router."""
+def route_of(scope: Scope, app: Any) -> str | None:
+    """The template of the path, such as /orders/{id}, of the application's own router; None when the router has
+    no such route, so that the application answers 404 or 405. LookupError when it cannot be told."""
     if (route := getattr(scope.get("route"), "path", None)) is not None:
         return route
-    return _matched(getattr(scope.get("app"), "routes", ()), scope)
+    routes = next((found for of in (scope.get("app"), app) if (found := getattr(of, "routes", None))), None)
+    if routes is None:
+        raise LookupError("the application has no routes to look at")
+    # FastAPI notes things in the scope while it looks.
+    return _matched(routes, {**scope, "fastapi": dict(scope.get("fastapi", {}))})
 
 
 def _matched(routes: Iterable[Any], scope: Scope) -> str | None:
     for route in routes:
         match, child = route.matches(scope)
-        if match.value == 0:  # Match.NONE
-            continue
-        path, inner = getattr(route, "path", ""), getattr(route, "routes", None)
-        if not inner:
-            return path or None
-        found = _matched(inner, {**scope, **child})
-        return None if found is None else path + found
+        # A partial match is one of the path, and not of the method: a later route may match as a whole.
+        if match.value == 2:
+            return _path(route, {**scope, **child})
     return None
+
+
+def _path(route: Any, scope: Scope) -> str | None:
+    if hasattr(route, "_match"):  # FastAPI's included router
+        _, child, chosen, context = route._match(scope)
+        if context is None:
+            return _path(chosen, {**scope, **child})
+        route, scope = context.starlette_route or context, {**scope, **child}
+    path = getattr(route, "path", None)
+    if path is None:
+        raise LookupError(f"a {type(route).__name__} has no path")
+    if not hasattr(route, "routes"):
+        return path
+    # Mounted: the route of the application behind it.
+    if not route.routes:
+        raise LookupError(f"the application that is mounted at {path or '/'} has no routes to look at")
+    found = _matched(route.routes, scope)
+    return None if found is None else path + found

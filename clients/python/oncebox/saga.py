@@ -5,7 +5,7 @@ from typing import Any
 
 from psycopg.sql import SQL, Identifier
 
-from .headers import single
+from .headers import matches, single
 from .keys import check_key, step_key
 from .message import Context, Reject
 from .outbox import enqueue
@@ -42,19 +42,19 @@ class Barrier:
 
     async def action(self, cx: Context) -> Action:
         """Before the effect of an action: whether it may have it. Call `had_no_effect` if you refuse the command then."""
-        return Action(await self._ask("enter_action(%s, %s, %s, false, %s::int)", cx, is_undo=False))
+        return Action(await self._ask("enter_action(%s, %s, %s, false, %s::text::int)", cx, is_undo=False))
 
     async def had_no_effect(self, cx: Context) -> None:
         """For an action that may act, but rejects the command: there is nothing to undo."""
-        await self._ask("end_action(%s, %s, %s, false, %s::int)", cx, is_undo=False)
+        await self._ask("end_action(%s, %s, %s, false, %s::text::int)", cx, is_undo=False)
 
     async def compensation(self, cx: Context) -> Compensation:
         """Before a compensation undoes anything; its key is the action's with `:undo` behind it."""
-        return Compensation(await self._ask("enter_compensation(%s, %s, %s, false, %s::int)", cx, is_undo=True))
+        return Compensation(await self._ask("enter_compensation(%s, %s, %s, false, %s::text::int)", cx, is_undo=True))
 
     async def has_undone_nothing(self, cx: Context) -> None:
         """For a compensation that was told to undo, but rejects the command: the next attempt may undo."""
-        await self._ask("end_compensation(%s, %s, %s, false, %s::int)", cx, is_undo=True)
+        await self._ask("end_compensation(%s, %s, %s, false, %s::text::int)", cx, is_undo=True)
 
     async def _ask(self, call: str, cx: Context, *, is_undo: bool) -> str:
         key, attempt = _action(cx, is_undo)
@@ -78,7 +78,7 @@ class Replier:
         subject = single(cx.message.headers, "oncebox-reply-to")
         if subject is None:
             return False
-        if not any(_matches(pattern.split("."), subject.split(".")) for pattern in self.allowed):
+        if not any(matches(pattern.split("."), subject.split(".")) for pattern in self.allowed):
             raise ValueError(f"the command asks for its answer on subject {subject}, and {', '.join(self.allowed)} is allowed")
         word, payload = ("rejected", result.reply) if isinstance(result, Reject) else ("done", result)
         headers = {"Reply-Outcome": word, "In-Reply-To": cx.key}
@@ -98,9 +98,3 @@ def _action(cx: Context, is_undo: bool) -> tuple[str, int]:
     if bare == key or not number.isdecimal() or not 1 < int(number) < 1 << 31:
         return key, 1
     return check_key(bare), int(number)
-
-
-def _matches(pattern: list[str], subject: list[str]) -> bool:
-    if pattern and pattern[-1] == ">":
-        return len(subject) >= len(pattern) and _matches(pattern[:-1], subject[: len(pattern) - 1])
-    return len(pattern) == len(subject) and all(wanted in ("*", token) for wanted, token in zip(pattern, subject))

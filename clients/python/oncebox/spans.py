@@ -4,6 +4,7 @@ import contextlib
 from typing import Any, Iterator, Mapping
 
 from .message import Dead, Message, RetryAfter
+from .metrics import running
 
 try:
     from opentelemetry import trace
@@ -16,7 +17,8 @@ except ImportError:
 def handling(scope: str, key: str, message: Message) -> Iterator[None]:
     """A child of the span that the message's `traceparent` names; an error says why the handler left no effect."""
     if trace is None:
-        yield
+        with running(scope):
+            yield
         return
     attributes: dict[str, Any] = {
         "messaging.system": "nats",
@@ -28,17 +30,23 @@ def handling(scope: str, key: str, message: Message) -> Iterator[None]:
         "oncebox.scope": scope,
         "oncebox.delivery": message.deliveries,
     }
-    parent = TraceContextTextMapPropagator().extract(message.headers)
-    start = trace.get_tracer("oncebox").start_as_current_span
-    kind = trace.SpanKind.CONSUMER
-    with start("handle", parent, kind, attributes, record_exception=False, set_status_on_exception=False) as span:
-        try:
+    try:
+        parent = TraceContextTextMapPropagator().extract(message.headers)
+        span = trace.get_tracer("oncebox").start_span("handle", parent, trace.SpanKind.CONSUMER, attributes)
+    except Exception:
+        # A processor or an exporter that fails costs no attempt.
+        span = trace.INVALID_SPAN
+    try:
+        with trace.use_span(span, record_exception=False, set_status_on_exception=False), running(scope):
             yield
-        except BaseException as error:
-            # The text of an error may quote the payload.
-            span.set_status(trace.StatusCode.ERROR)
-            span.set_attribute("error.type", _cause(error))
-            raise
+    except BaseException as error:
+        # The text of an error may quote the payload.
+        span.set_status(trace.StatusCode.ERROR)
+        span.set_attribute("error.type", _cause(error))
+        raise
+    finally:
+        with contextlib.suppress(Exception):
+            span.end()
 
 
 def with_context(headers: Mapping[str, str] | None) -> dict[str, str]:

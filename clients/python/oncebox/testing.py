@@ -13,7 +13,6 @@ from unittest import mock
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
-from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier
 
 from . import inbox as inboxes
@@ -45,8 +44,8 @@ class Enqueued:
         return json.loads(self.payload)
 
 
-async def enqueued(connection: AsyncConnection, *, schema: str = "oncebox") -> list[Enqueued]:
-    """The messages that the open transaction of this connection has enqueued, in their order."""
+async def enqueued(connection: Any, *, schema: str = "oncebox") -> list[Enqueued]:
+    """The messages that the open transaction of this connection, of any library, has enqueued, in their order."""
     statement = _ENQUEUED.format(schema=Identifier(schema)).as_string()
     (found,) = await execute(connection, statement)
     made = []
@@ -60,7 +59,7 @@ async def enqueued(connection: AsyncConnection, *, schema: str = "oncebox") -> l
 def message(key: str, payload: Any, *, subject: str = "test", headers: Mapping[str, str] | None = None, deliveries: int = 1) -> Message:
     """A message as a consumer would get it, for `Inbox.run`."""
     body = payload if isinstance(payload, bytes) else to_json(payload)
-    return Message(subject, body, {"idempotency-key": key, **(headers or {})}, None, deliveries)
+    return Message(subject, body, {"idempotency-key": key, **{name.lower(): value for name, value in (headers or {}).items()}}, None, deliveries)
 
 
 async def run_until_final(inbox: Inbox, handler: Handler, message: Message, runs_max: int = 20) -> Verdict:
@@ -118,7 +117,7 @@ async def _after_commit(inbox: Inbox, handler: Handler, given: Message) -> None:
 async def _lost_commit(inbox: Inbox, handler: Handler, given: Message) -> None:
     """COMMIT is done, and its answer is lost."""
 
-    async def losing(connection: AsyncConnection, *given: Any) -> str:
+    async def losing(connection: Any, *given: Any) -> str:
         await inboxes_commit(connection, *given)
         connection.pgconn.finish()
         raise psycopg.OperationalError("the answer to COMMIT was lost")

@@ -1,16 +1,18 @@
 """The transaction that a handler writes through: its connection, its end, and what it leaves behind."""
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
-from typing import AsyncIterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from inspect import iscoroutinefunction
+from typing import Any, AsyncIterator, Iterator
 
 import psycopg
-from psycopg import AsyncConnection
 from psycopg.pq import TransactionStatus
-from psycopg_pool import AsyncConnectionPool, PoolTimeout
+from psycopg_pool import PoolTimeout
 
+from .causes import is_useless
 from .deadline import Deadline
-from .wire import SESSION, Parameters, execute_all
+from .ports import Port, as_psycopg, port_of
+from .wire import SESSION, Parameters, close, execute_all
 
 ENDED = "the handler ended the transaction by itself"
 # Raises an error in another transaction than that of the claim.
@@ -33,15 +35,53 @@ class Run:
 class Unattempted(Exception):
     """No connection was to be had, so nothing was attempted; the cause says why."""
 
+    # It was had, was of no use, and is closed.
+    is_closed = False
+
+
+@contextmanager
+def before_handler(connection: Any) -> Iterator[None]:
+    """What a broken connection costs before the handler is called is no attempt."""
+    try:
+        yield
+    except psycopg.Error as error:
+        if not is_useless(error) and (error.sqlstate or not isinstance(error, psycopg.OperationalError)):
+            raise
+        close(connection)
+        unattempted = Unattempted()
+        unattempted.is_closed = True
+        raise unattempted from error
+
+
+def check_handler(source: Any, handler: Any) -> None:
+    """Fails unless a handler waits exactly if its library does not block."""
+    port = port_of(source)
+    is_blocking, is_async = port is not None and port.is_blocking, iscoroutinefunction(handler)
+    if is_blocking == (is_async or iscoroutinefunction(getattr(handler, "__call__", None))):
+        kind = "def, since its library blocks; a SetHandler needs one that does not" if is_blocking else "async def"
+        raise TypeError(f"this inbox needs a handler that is {kind}")
+
+
+def check_blocking(source: Any) -> None:
+    port = port_of(source)
+    if port is not None and port.is_blocking:
+        raise TypeError("the idempotency layer needs a library that does not block: AsyncConnectionPool, AsyncEngine, or asyncpg's pool")
+
 
 @asynccontextmanager
-async def connected(pool: AsyncConnectionPool, step_timeout: float) -> AsyncIterator[tuple[AsyncConnection, Deadline]]:
-    """A connection, and the deadline of the steps on it; the first has begun, and the last is COMMIT or ROLLBACK."""
+async def connected(pool: Any, step_timeout: float, wait: float | None = None) -> AsyncIterator[tuple[Any, Deadline]]:
+    """A connection, and the deadline of the steps on it; the first has begun, and the last is COMMIT or ROLLBACK.
+
+    `wait` is for how many seconds to wait for one, if not as long as for a step."""
+    if (port := port_of(pool)) is not None:
+        async with _through(port, step_timeout, wait or step_timeout) as through:
+            yield through
+        return
     with Deadline(step_timeout) as deadline:
         try:
             # The pool keeps to its own limit, except while it checks a connection.
-            async with asyncio.timeout(step_timeout + 1):
-                connection = await pool.getconn(step_timeout)
+            async with asyncio.timeout((wait or step_timeout) + 1):
+                connection = await pool.getconn(wait or step_timeout)
         except TimeoutError:
             raise Unattempted from PoolTimeout("the pool's check of a connection got no answer")
         except (PoolTimeout, psycopg.OperationalError) as error:
@@ -53,7 +93,12 @@ async def connected(pool: AsyncConnectionPool, step_timeout: float) -> AsyncIter
             if is_autocommit:
                 await connection.set_autocommit(False)
             async with connection:
-                yield connection, deadline
+                try:
+                    yield connection, deadline
+                except Exception as error:
+                    if is_useless(error):
+                        close(connection)
+                    raise
         finally:
             if is_autocommit:
                 with suppress(psycopg.Error):  # of a broken connection
@@ -61,7 +106,28 @@ async def connected(pool: AsyncConnectionPool, step_timeout: float) -> AsyncIter
             await pool.putconn(connection)
 
 
-async def commit(connection: AsyncConnection, run: Run, settle: str = "", parameters: Parameters = ()) -> str:
+@asynccontextmanager
+async def _through(port: Port, step_timeout: float, wait: float) -> AsyncIterator[tuple[Port, Deadline]]:
+    with Deadline(step_timeout) as deadline:
+        try:
+            async with asyncio.timeout(wait + 1):
+                await port.open(wait)
+        except Exception as error:
+            raise Unattempted from (error if isinstance(error, psycopg.Error) else as_psycopg(error))
+        deadline.begin(port)
+        try:
+            yield port, deadline
+            await port.commit()
+        except BaseException as error:
+            port.is_spoiled |= is_useless(error)
+            with suppress(psycopg.Error):
+                await port.rollback()
+            raise
+        finally:
+            await port.release()
+
+
+async def commit(connection: Any, run: Run, settle: str = "", parameters: Parameters = ()) -> str:
     """Settles and commits in one round trip, if this still is the transaction that made the claim.
 
     Returns the session's settings just before the COMMIT."""
@@ -76,8 +142,12 @@ async def commit(connection: AsyncConnection, run: Run, settle: str = "", parame
     return session
 
 
-def check_open(connection: AsyncConnection) -> None:
+def check_open(connection: Any) -> None:
     """Fails unless a transaction is open, without an error and without a statement under way."""
+    if isinstance(connection, Port):
+        if not connection.is_open:
+            raise RuntimeError(ENDED)
+        return
     match connection.info.transaction_status:
         case TransactionStatus.IDLE:
             raise RuntimeError(ENDED)
@@ -87,14 +157,14 @@ def check_open(connection: AsyncConnection) -> None:
             raise RuntimeError("the handler has ended, and a statement that it did not await goes on")
 
 
-async def check_session(connection: AsyncConnection, run: Run) -> None:
+async def check_session(connection: Any, run: Run) -> None:
     """Rolls back what is open, and closes a connection that the handler has changed for all behind it."""
     try:
         ((session,),) = await execute_all(connection, f"ROLLBACK; SELECT {SESSION}")
     except psycopg.Error:
         session = None
     if session != run.session:
-        connection.pgconn.finish()
+        close(connection)
 
 
 async def limited(running, seconds: float):

@@ -4,14 +4,14 @@
  * A failure rolls all of them back. If the message that has failed is known, it is run again by itself,
  * which counts the attempt, and the others together; else each half is run again by itself.
  */
-import type { ClientBase, PoolClient } from "pg";
+import type { Pool, PoolClient } from "pg";
 
 import type { Claim } from "./claim.ts";
 import type { Inbox } from "./inbox.ts";
 import type { Context, Handler, Message, Verdict } from "./message.ts";
-import { handling } from "./spans.ts";
+import { count, handling } from "./spans.ts";
 import { ended, fingerprint, messageId } from "./text.ts";
-import { checkOpen, handled, type Run, step, TimedOut, within } from "./transaction.ts";
+import { checkOpen, handled, type Own, type Run, step, TimedOut, within } from "./transaction.ts";
 import { query, type Row, SESSION, together } from "./wire.ts";
 
 /** After so many milliseconds no other handler of a batch begins: its locks must not be held for long. */
@@ -30,7 +30,8 @@ export interface Entry<T> {
 
 /** What a handler of sets gets besides the entries: the transaction that it writes through for all of them. */
 export interface SetContext {
-  client: ClientBase;
+  client: PoolClient;
+  pool: Pool;
   /** Aborted when the handler takes longer than it may. */
   signal: AbortSignal;
 }
@@ -99,6 +100,7 @@ export class Batch<T> {
       try {
         const outcome = await this.#together(new Map(places.map((place) => [place, claims.get(place)!])));
         outcome.answers.forEach((answer, place) => answers.set(place, answer));
+        outcome.answers.forEach(({ name }) => count(this.inbox.scope, name));
         alone.push(...outcome.alone);
         rounds.push(outcome.left);
       } catch (error) {
@@ -140,7 +142,7 @@ export class Batch<T> {
         const endings = this.#set === undefined ? await this.#handleEach(client, todo) : await this.#handleSet(client, todo);
         outcome.left = fresh.filter((place) => !endings.has(place));
         await this.#step(client, () => this.#settle(client, run, claims, endings, [...outcome.left, ...outcome.givenBack]));
-        endings.forEach(({ reply }, place) => outcome.answers.set(place, { name: "handled", reply, after: 0 }));
+        endings.forEach(({ reply, status }, place) => outcome.answers.set(place, { name: status === "rejected" ? "rejected" : "handled", reply, after: 0 }));
         return outcome;
       });
     } catch (error) {
@@ -195,8 +197,8 @@ export class Batch<T> {
       if (endings.size > 0 && performance.now() > until) {
         break;
       }
-      const handle = (client: ClientBase, signal: AbortSignal) => this.#each({ client, key: key!, tenant, message, signal }, data);
-      const run = () => handled(client, this.inbox.options.handlerTimeoutMs, handle);
+      const handle = (own: Own) => this.#each({ ...own, key: key!, tenant, message }, data);
+      const run = () => handled(client, this.inbox.pool, this.inbox.options.handlerTimeoutMs, handle);
       try {
         const result = await handling(this.inbox.scope, key!, message, run);
         checkOpen(client);
@@ -210,8 +212,8 @@ export class Batch<T> {
 
   async #handleSet(client: PoolClient, claims: Claims<T>): Promise<Endings> {
     const entries = [...claims.values()].map(([{ key, tenant, message }, data]) => ({ data, key: key!, tenant, message }));
-    const run = (client: ClientBase, signal: AbortSignal) => this.#all({ client, signal }, entries);
-    const results = await handled(client, this.inbox.options.handlerTimeoutMs, run);
+    const run = (own: Own) => this.#all(own, entries);
+    const results = await handled(client, this.inbox.pool, this.inbox.options.handlerTimeoutMs, run);
     checkOpen(client);
     const end = (place: number, n: number) => {
       try {
@@ -225,7 +227,7 @@ export class Batch<T> {
 
   /** The results of a handler of sets, one for each entry. */
   async #all(cx: SetContext | Context, entries: Entry<T>[]): Promise<unknown[]> {
-    const results = await this.#set!({ client: cx.client, signal: cx.signal }, entries);
+    const results = await this.#set!({ client: cx.client, pool: cx.pool, signal: cx.signal }, entries);
     if (results == null) {
       return entries.map(() => null);
     }

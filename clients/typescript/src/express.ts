@@ -1,9 +1,9 @@
-/** The HTTP layer as a middleware of Express, or of anything with its signature. */
+/** The HTTP layer as a middleware of Express, or of anything with its signature, such as NestJS on Express. */
 import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Pool } from "pg";
 
-import { type Answer, Problem } from "./problem.ts";
-import { type RequestOptions, Requests } from "./requests.ts";
+import { type Answer, Misuse, Problem } from "./problem.ts";
+import { checkBody, offer, type RequestOptions, Requests } from "./requests.ts";
 
 export { claim, type Claim, type RequestOptions } from "./requests.ts";
 
@@ -26,6 +26,9 @@ export function keepBody(request: IncomingMessage, _: ServerResponse, body: Buff
 export function idempotency<R extends ExpressRequest = ExpressRequest>(pool: Pool, options: RequestOptions<R>) {
   const requests = new Requests<R>(pool, options);
   return async (request: R, response: ServerResponse, next: (error?: unknown) => void): Promise<void> => {
+    if (typeof response?.getHeaders !== "function") {
+      throw new TypeError("this middleware has the signature of Express: (request, response, next); Hono and Koa have another one");
+    }
     const before = Object.entries(response.getHeaders());
     let answer: Answer;
     const { setHeader, writeHead, write, end, flushHeaders } = response;
@@ -35,7 +38,7 @@ export function idempotency<R extends ExpressRequest = ExpressRequest>(pool: Poo
       }
       const body = await bodyOf(request, requests.options.requestBodyMax);
       const { rawHeaders, method, originalUrl, url } = request;
-      const route = options.route ?? (request.route ? `${request.baseUrl ?? ""}${request.route.path}` : undefined);
+      const route = options.route ?? (request.route ? mounted(request) : undefined);
       const asked = { request, method: method!, url: originalUrl ?? url!, rawHeaders, route, body };
       answer = await requests.run(asked, () => {
         request.headers["accept-encoding"] = "identity";
@@ -44,7 +47,7 @@ export function idempotency<R extends ExpressRequest = ExpressRequest>(pool: Poo
         return whole;
       });
     } catch (error) {
-      answer = requests.refused(error instanceof Problem ? error : new Problem("set-up-wrongly"));
+      answer = requests.refused(error);
     }
     Object.assign(response, { setHeader, writeHead, write, end, flushHeaders });
     response.statusCode = answer.status;
@@ -54,11 +57,27 @@ export function idempotency<R extends ExpressRequest = ExpressRequest>(pool: Poo
     for (const name of names) {
       response.setHeader(name, answer.headers.filter(([other]) => other.toLowerCase() === name).map(([, value]) => value));
     }
-    response.setHeader("content-length", answer.body.length);
+    if (answer.status !== 204 && answer.status !== 304) {
+      response.setHeader("content-length", answer.body.length);
+    }
     response.end(answer.body);
     // A handler that was too slow may go on: its answer goes nowhere.
     Object.assign(response, { setHeader: () => response, writeHead: () => response, write: () => true, end: () => response });
   };
+}
+
+/** A router on `/users/:user` has as many places as there are users, and each would be a scope of its own. */
+const MOUNTS_MAX = 8;
+const mounts = new WeakMap<object, Set<string>>();
+
+/** The route with the place where its router is mounted, whose pattern Express does not tell. */
+function mounted({ baseUrl = "", route }: ExpressRequest): string {
+  const known = mounts.get(route!) ?? new Set();
+  mounts.set(route!, known.add(baseUrl));
+  if (known.size > MOUNTS_MAX) {
+    throw new Misuse(`the router of ${route!.path} is mounted on a path with parameters, such as ${baseUrl}: give the layer a \`route\``);
+  }
+  return `${baseUrl}${route!.path}`;
 }
 
 /** The answer of the handlers behind, which write to this response. */
@@ -77,7 +96,8 @@ function captured(response: ServerResponse): Promise<Answer> {
     const writeHead = (status: number, ...given: unknown[]) => {
       response.statusCode = status;
       const headers = given.find((value) => typeof value === "object") ?? {};
-      Object.entries(headers as Record<string, string>).forEach(([name, value]) => response.setHeader(name, value));
+      const flat = Array.isArray(headers) ? headers.flat() : Object.entries(headers).flat();
+      flat.forEach((name, n) => n % 2 === 0 && response.setHeader(name, flat[n + 1]));
       return response;
     };
     const write = (...given: unknown[]) => {
@@ -105,10 +125,7 @@ async function bodyOf(request: ExpressRequest, max: number): Promise<Buffer> {
   if (kept !== undefined) {
     return kept;
   }
-  if (request.readableEnded && request.body !== undefined) {
-    console.error("a body was read before the idempotency layer: give its parser `verify: keepBody`");
-    throw new Problem("set-up-wrongly");
-  }
+  checkBody(request.headers, request.readableDidRead || request.readableEnded);
   const chunks: Buffer[] = [];
   let length = 0;
   for await (const chunk of request.iterator({ destroyOnReturn: false })) {
@@ -120,6 +137,8 @@ async function bodyOf(request: ExpressRequest, max: number): Promise<Buffer> {
     chunks.push(chunk);
   }
   const body = Buffer.concat(chunks);
+  checkBody(request.headers, false, body.length);
+  offer(request, body);
   if (body.length > 0) {
     request.body = body;
   }

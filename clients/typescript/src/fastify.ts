@@ -3,8 +3,8 @@ import { Readable } from "node:stream";
 import type { FastifyInstance, FastifyReply, FastifyRequest } from "fastify";
 import type { Pool } from "pg";
 
-import { type Answer, Problem } from "./problem.ts";
-import { type RequestOptions, Requests } from "./requests.ts";
+import { type Answer, Misuse, Problem } from "./problem.ts";
+import { checkBody, offer, type RequestOptions, Requests } from "./requests.ts";
 
 export { claim, type Claim, type RequestOptions } from "./requests.ts";
 
@@ -15,8 +15,8 @@ interface Asking {
   body: Buffer;
   /** The headers of the reply that hooks before the layer have set. */
   before: Headers;
-  /** Takes the handler's answer, as long as there is a handler. */
-  finish?: ((answer: Answer) => void) | undefined;
+  /** Takes the handler's answer, or its failure, as long as there is a handler. */
+  finish?: ((answer: Answer | Promise<never>) => void) | undefined;
   answer?: Promise<Answer>;
 }
 
@@ -25,7 +25,7 @@ export async function idempotency(app: FastifyInstance, { pool, ...options }: Re
   const requests = new Requests<FastifyRequest>(pool, options);
   const asking = new WeakMap<FastifyRequest, Asking>();
   const refuse = (reply: FastifyReply, error: unknown) => {
-    if (!(error instanceof Problem)) {
+    if (!(error instanceof Problem || error instanceof Misuse)) {
       throw error;
     }
     send(reply, requests.refused(error), { ...reply.getHeaders() });
@@ -33,10 +33,13 @@ export async function idempotency(app: FastifyInstance, { pool, ...options }: Re
 
   app.addHook("preParsing", async (request, reply, payload) => {
     try {
-      if (requests.passes(request.method, request.raw.rawHeaders)) {
+      if (request.is404 || requests.passes(request.method, request.raw.rawHeaders)) {
         return payload;
       }
+      checkBody(request.headers, payload === request.raw && request.raw.readableDidRead);
       const body = await whole(payload, requests.options.requestBodyMax);
+      checkBody(request.headers, false, payload === request.raw ? body.length : undefined);
+      offer(request.raw, body);
       asking.set(request, { body, before: {} });
       return Object.assign(Readable.from([body]), { receivedEncodedLength: body.length });
     } catch (error) {
@@ -51,6 +54,9 @@ export async function idempotency(app: FastifyInstance, { pool, ...options }: Re
       return;
     }
     own.before = { ...reply.getHeaders() };
+    reply.hijack = () => {
+      throw new Misuse("reply.hijack() is refused behind the idempotency layer: it sends the answer after the COMMIT");
+    };
     const { method, raw } = request;
     const asked = { request, method, url: raw.url!, rawHeaders: raw.rawHeaders, route: options.route ?? request.routeOptions.url, body: own.body };
     const isClaimed = await new Promise<boolean>((resolve) => {
@@ -82,7 +88,14 @@ export async function idempotency(app: FastifyInstance, { pool, ...options }: Re
       return payload;
     }
     own.finish = undefined;
-    const body = await buffered(payload);
+    let body: Buffer;
+    try {
+      body = await buffered(payload);
+    } catch (error) {
+      // A stream that has failed: nothing is sent yet.
+      finish(Promise.reject(error));
+      return prepared(reply, await own.answer!, own.before).body;
+    }
     const headers = Object.entries(reply.getHeaders()).flatMap(([name, value]) =>
       (Array.isArray(value) ? value : [value]).map((one): [string, string] => [name, String(one)]),
     );

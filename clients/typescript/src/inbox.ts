@@ -1,17 +1,18 @@
 import { setTimeout as sleep } from "node:timers/promises";
-import type { ClientBase, Pool, PoolClient } from "pg";
+import type { Pool, PoolClient } from "pg";
 
-import { single } from "./headers.ts";
-import { type Claim, Unreadable } from "./claim.ts";
-import { checkKey } from "./keys.ts";
-import { Dead, RetryAfter, type Verdict, type Handler, type Message } from "./message.ts";
-import { ended, fingerprint, headers, json, line, messageId, origin, printable, sha256, sqlState } from "./text.ts";
-import { handling } from "./spans.ts";
-import { ask, commit, handled, step, TimedOut, within } from "./transaction.ts";
-import { query, quoted, SESSION, together } from "./wire.ts";
+import { type Claim, keyOf, tenantOf, Unreadable } from "./claim.ts";
+import { fields, found, hasState, isConflict, isOfPostgres, isUseless, line, stacks } from "./errors.ts";
+import type { Dead, Handler, Message, RetryAfter, Verdict } from "./message.ts";
+import { ended, fingerprint, headers, json, messageId, origin, printable, sha256 } from "./text.ts";
+import { count, handling } from "./spans.ts";
+import { ask, commit, handled, type Own, step, TimedOut, within } from "./transaction.ts";
+import { prepared, query, quoted, SESSION, together } from "./wire.ts";
 
 /** How often a message is run again at once after a conflict with another transaction. */
 const CONFLICT_ROUNDS = 5;
+/** A handler may ask for no longer pause, in milliseconds: a day. */
+const RETRY_AFTER_MAX = 86_400_000;
 const MISMATCH = "the key was used before with another payload";
 const NO_TRACE = "delivery limit reached, and the last attempt left no trace: did it end the process?";
 const COMMITTED = "the handler sent COMMIT by itself, which stays, and then failed";
@@ -49,29 +50,27 @@ export interface InboxOptions<T> {
 export class Inbox<T = any> {
   readonly scope: string;
   readonly options: Required<Pick<InboxOptions<T>, "attemptsMax" | "backoffMs" | "handlerTimeoutMs" | "stepTimeoutMs" | "log">> & InboxOptions<T>;
-  readonly #pool: Pool;
+  /** @internal */
+  readonly pool: Pool;
   readonly #schema: string;
   /** Whether a message runs now although a run of it may have ended its process. */
   #isSuspected = false;
 
   /** The scope names the consumer, `service:handler`; never rename it. */
   constructor(pool: Pool, scope: string, options: InboxOptions<T> = {}) {
-    this.#pool = pool;
+    this.pool = pool;
     this.scope = scope;
     this.#schema = quoted(options.schema ?? "oncebox");
     const backoffMs: [number, number] = [1000, 300_000];
     this.options = { attemptsMax: 20, backoffMs, handlerTimeoutMs: 60_000, stepTimeoutMs: 30_000, log: console, ...options };
-    // Only the pool can give up a connection that is still being made.
-    pool.options.connectionTimeoutMillis ||= this.options.stepTimeoutMs;
-    // Without a listener, an idle connection that breaks would end the process.
-    pool.on("error", (error) => this.options.log.info(`scope ${scope}: an idle connection broke: ${line(error)}`));
+    prepared(pool, this.options.stepTimeoutMs, (error) => this.options.log.info(`scope ${scope}: an idle connection broke: ${line(error)}`));
   }
 
   /** Records the scope and its retention; fails when the scope is in use in the leased mode. */
   async register(): Promise<void> {
     const seconds = this.options.retentionMs === undefined ? null : String(this.options.retentionMs / 1000);
     const text = `SELECT ${this.#schema}.register_scope($1, make_interval(secs => $2::float8))::text`;
-    await this.#ask(text, [this.scope, seconds]);
+    await this.ask(text, [this.scope, seconds]);
   }
 
   /**
@@ -80,6 +79,15 @@ export class Inbox<T = any> {
    * Throws when PostgreSQL could not record the result: run the message again later.
    */
   async run(handler: Handler<T>, message: Message): Promise<Verdict> {
+    const verdict = await this.#decide(handler, message).catch((error: unknown) => {
+      count(this.scope, "unavailable");
+      throw error;
+    });
+    count(this.scope, verdict.name);
+    return verdict;
+  }
+
+  async #decide(handler: Handler<T>, message: Message): Promise<Verdict> {
     let claim: Claim, data: T;
     try {
       [claim, data] = this.read(message);
@@ -121,22 +129,22 @@ export class Inbox<T = any> {
   }
 
   #begin({ message, tenant, key }: Claim, isAlone: boolean): Promise<string | null> {
-    const text = `SELECT ${this.#schema}.begin_attempt($1, $2, $3, $4, $5, $6, $7, $8, $9)`;
+    const text = `SELECT ${this.#schema}.begin_attempt($1, $2, $3, $4, $5, $6::text::timestamptz, $7, $8, $9)`;
     const values = [this.scope, key, tenant, ...origin(message), printable(message.subject), this.options.attemptsMax, isAlone];
-    return this.#ask(text, values);
+    return this.ask(text, values);
   }
 
   /** The run was no attempt. If this fails, the message runs alone once, which counts nothing. */
   async #cancel({ message, tenant, key }: Claim): Promise<void> {
-    const text = `SELECT ${this.#schema}.cancel_attempt($1, $2, $3, $4, $5, $6)::text`;
-    await this.#ask(text, [this.scope, key, tenant, ...origin(message)]).catch(() => null);
+    const text = `SELECT ${this.#schema}.cancel_attempt($1, $2, $3, $4, $5, $6::text::timestamptz)::text`;
+    await this.ask(text, [this.scope, key, tenant, ...origin(message)]).catch(() => null);
   }
 
   async #run(handler: Handler<T>, claim: Claim, data: T): Promise<Verdict> {
     let failure: unknown;
     for (let round = 0; round < CONFLICT_ROUNDS; round++) {
       // Without a connection nothing was attempted, so nothing is counted.
-      const client = await this.#pool.connect();
+      const client = await this.pool.connect();
       try {
         const answer = await this.#attempt(client, handler, claim, data);
         await this.#forgetAttempts(claim, answer);
@@ -150,11 +158,14 @@ export class Inbox<T = any> {
       if (await this.#hasCommitted(claim)) {
         return await this.#bury(claim, `${COMMITTED}: ${line(failure)}`, claim.xid);
       }
-      const code = sqlState(failure);
-      if (code !== "40001" && code !== "40P01") {
+      if (!isConflict(failure)) {
         break;
       }
       await sleep(5 + 95 * Math.random());
+    }
+    if (!claim.hasRun && (isUseless(failure) || isConflict(failure) || hasState(failure, /^53/) || !isOfPostgres(failure))) {
+      // The connection was dead, or the server is another one now: nothing was attempted.
+      throw failure;
     }
     return await this.#failed(claim, failure);
   }
@@ -163,7 +174,7 @@ export class Inbox<T = any> {
   read(message: Message): [Claim, T] {
     const claim: Claim = { message, tenant: "", key: null };
     try {
-      Object.assign(claim, { tenant: this.#tenant(message), key: this.#key(message) });
+      Object.assign(claim, { tenant: tenantOf(message, this.options.tenantHeader), key: keyOf(message, this.options.keyHeaders) });
     } catch (problem) {
       throw new Unreadable({ message, tenant: "", key: null }, (problem as Error).message);
     }
@@ -171,13 +182,25 @@ export class Inbox<T = any> {
       return [claim, (this.options.decode ?? json)(message.payload)];
     } catch (problem) {
       // The text of the error may quote the payload.
-      throw new Unreadable(claim, `the payload does not decode: ${(problem as Error)?.name}`);
+      throw new Unreadable(claim, `the payload does not decode: ${(problem as Error)?.name} ${fields(problem)}`.trim());
     }
   }
 
   /** Gets a connection. @internal */
   connect(): Promise<PoolClient> {
-    return this.#pool.connect();
+    return this.pool.connect();
+  }
+
+  /** Checks that the pool has connections: that many at least, or else handlers wait for each other's. @internal */
+  check(least: number, wanted: number): void {
+    const max = this.pool.options.max ?? 10;
+    const has = `scope ${this.scope}: the pool has ${max} connections at most`;
+    if (max < least) {
+      throw new RangeError(`${has}, and ${least} are needed: set its \`max\``);
+    }
+    if (max < wanted) {
+      this.options.log.warn(`${has}, and ${wanted} are of use: handlers wait for connections; set its \`max\``);
+    }
   }
 
   /** A call of a function of the schema. @internal */
@@ -192,7 +215,7 @@ export class Inbox<T = any> {
   async incomplete(message: Message, problem: Error): Promise<Verdict> {
     let claim: Claim;
     try {
-      claim = { message, tenant: this.#tenant(message), key: this.#key(message) };
+      claim = { message, tenant: tenantOf(message, this.options.tenantHeader), key: keyOf(message, this.options.keyHeaders) };
     } catch (problem) {
       return await this.#bury({ message, tenant: "", key: null }, (problem as Error).message);
     }
@@ -201,13 +224,14 @@ export class Inbox<T = any> {
 
   /** Claims the key, runs the handler and stores the outcome, in one transaction. */
   async #attempt(client: PoolClient, handler: Handler<T>, claim: Claim, data: T): Promise<Verdict> {
-    [claim.xid, claim.sessionThen, claim.isUnsure] = [undefined, undefined, false];
+    [claim.xid, claim.sessionThen, claim.isUnsure, claim.hasRun] = [undefined, undefined, false, false];
     return await within(client, claim, this.options.stepTimeoutMs, async () => {
       const answer = await this.#step(client, () => this.#claim(client, claim));
       if (answer.name === "handled") {
+        claim.hasRun = true;
         const reply = await handling(this.scope, claim.key!, claim.message, () => this.#handle(handler, client, claim, data));
         const end = ended(reply);
-        answer.reply = end.reply;
+        [answer.reply, answer.name] = [end.reply, end.status === "rejected" ? "rejected" : "handled"];
         await this.#step(client, () => this.#commit(client, claim, end.text, end.status));
       } else {
         await this.#step(client, () => query(client, "ROLLBACK"));
@@ -216,9 +240,9 @@ export class Inbox<T = any> {
     });
   }
 
-  /** Calls a function in a transaction of its own. */
-  async #ask(text: string, values: unknown[]): Promise<string | null> {
-    return await ask(await this.#pool.connect(), this.options.stepTimeoutMs, text, values);
+  /** Calls a function in a transaction of its own. @internal */
+  async ask(text: string, values: unknown[]): Promise<string | null> {
+    return await ask(await this.pool.connect(), this.options.stepTimeoutMs, text, values);
   }
 
   /** Waits for a step on this connection. */
@@ -228,7 +252,7 @@ export class Inbox<T = any> {
 
   /** Stores the reply, unless the claim has stored that there is none, and commits. */
   async #commit(client: PoolClient, claim: Claim, reply: string, status: string): Promise<void> {
-    const text = `SELECT ${this.#schema}.settle($1, $2, $3::json, $4, $5)::text`;
+    const text = `SELECT ${this.#schema}.settle($1, $2, $3::text::json, $4, $5)::text`;
     const settle = this.#prepared("settle", text, [this.scope, claim.key, reply, claim.tenant, status]);
     const isStored = reply === "null" && status === "completed";
     await commit(client, claim, isStored ? [] : [settle], this.options.prepare ?? true);
@@ -284,14 +308,14 @@ export class Inbox<T = any> {
 
   /** Runs the handler. If it takes longer than `handlerTimeoutMs`, its connection is closed. */
   #handle(handler: Handler<T>, client: PoolClient, { key, tenant, message }: Claim, data: T) {
-    const run = (client: ClientBase, signal: AbortSignal) => handler({ client, key: key!, tenant, message, signal }, data);
-    return handled(client, this.options.handlerTimeoutMs, run);
+    const run = (own: Own) => handler({ ...own, key: key!, tenant, message }, data);
+    return handled(client, this.pool, this.options.handlerTimeoutMs, run);
   }
 
   /** Whether the handler has committed the claim by itself, so that a copy would be answered as handled. */
   async #hasCommitted({ xid, isUnsure }: Claim): Promise<boolean> {
     const isAsked = xid !== undefined && isUnsure !== true; // else the COMMIT may have been ours
-    return isAsked && (await this.#ask("SELECT pg_xact_status($1::xid8)", [xid])) === "committed";
+    return isAsked && (await this.ask("SELECT pg_xact_status($1::xid8)", [xid])) === "committed";
   }
 
   /** Ends the session that holds the key, since a statement goes on there although its connection is closed. @internal */
@@ -301,24 +325,24 @@ export class Inbox<T = any> {
       WHERE held.locktype = 'advisory' AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
         AND held.objsubid = 1 AND (held.classid::bigint << 32) | held.objid::bigint = $1::bigint AND held.granted
         AND holder.xact_start <= clock_timestamp() - $2::bigint * interval '1 millisecond'`;
-    await this.#ask(text, [this.#lock(tenant, key!), String(this.options.handlerTimeoutMs)]);
+    await this.ask(text, [this.#lock(tenant, key!), String(this.options.handlerTimeoutMs)]);
   }
 
   /** Counts a failed attempt, and gives the message up when it has reached `attemptsMax`. */
   async #failed(claim: Claim, failure: unknown, deadKey = claim.key): Promise<Verdict> {
-    const reason = line(failure);
-    if (failure instanceof Dead) {
-      return await this.#bury(claim, reason.replace(/^Dead: /, ""));
+    const [dead, retry, reason] = [found<Dead>(failure, "Dead"), found<RetryAfter>(failure, "RetryAfter"), line(failure)];
+    if (dead !== undefined) {
+      return await this.#bury(claim, line(dead).replace(/^Dead: /, ""));
     }
     const jitter = 0.5 + Math.random() / 2;
     let [first, longest] = this.options.backoffMs.map((ms) => ms * jitter) as [number, number];
-    if (failure instanceof RetryAfter) {
-      first = longest = Math.min(failure.ms, this.options.backoffMs[1]);
+    if (retry !== undefined) {
+      first = longest = Math.min(retry.ms, RETRY_AFTER_MAX);
     }
     // If PostgreSQL is away, this statement fails too, and the attempt does not count.
-    const text = `SELECT ${this.#schema}.attempt_failed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)::text`;
+    const text = `SELECT ${this.#schema}.attempt_failed($1, $2, $3, $4, $5, $6::text::timestamptz, $7, $8, $9, $10)::text`;
     const attempts = Number(
-      await this.#ask(text, [
+      await this.ask(text, [
         ...[this.scope, claim.key, claim.tenant, ...origin(claim.message), printable(reason), printable(claim.message.subject)],
         ...[String(first / 1000), String(longest / 1000)],
       ]),
@@ -327,14 +351,14 @@ export class Inbox<T = any> {
       return await this.#buryClosed({ ...claim, key: deadKey }, `delivery limit of ${this.options.attemptsMax} reached: ${reason}`);
     }
     const after = Math.min(first * 2 ** Math.min(attempts - 1, 30), longest);
-    this.options.log.warn(`scope ${this.scope}, key ${claim.key}: attempt ${attempts} failed, again in ${Math.round(after)} ms: ${reason}`);
+    this.options.log.warn(`scope ${this.scope}, key ${claim.key}: attempt ${attempts} failed, again in ${Math.round(after)} ms: ${(!retry && stacks(failure)) || reason}`);
     return { name: "retry", reason, after };
   }
 
   /** Forgets the attempts at a message that has ended. If this fails, its key says that it has. */
   async #forgetAttempts({ message, tenant, key }: Claim, { name }: Verdict): Promise<void> {
     if ((message.deliveries ?? 1) > 1 && ["handled", "replayed", "rejected"].includes(name)) {
-      await this.#ask(`SELECT ${this.#schema}.forget_attempts($1, $2, $3)::text`, [this.scope, key, tenant]).catch(() => null);
+      await this.ask(`SELECT ${this.#schema}.forget_attempts($1, $2, $3)::text`, [this.scope, key, tenant]).catch(() => null);
     }
   }
 
@@ -351,7 +375,7 @@ export class Inbox<T = any> {
   /** Gives a message up and records it as a dead letter, unless a copy was handled meanwhile. */
   async #bury({ message, tenant, key }: Claim, text: string, committedBy: string | null = null): Promise<Verdict> {
     const reason = printable(text);
-    const name = await this.#ask(`SELECT ${this.#schema}.bury($1, $2, $3, $4, $5, $6::jsonb, $7, $8, $9, $10, $11, $12, $13)`, [
+    const name = await this.ask(`SELECT ${this.#schema}.bury($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10, $11::text::timestamptz, $12, $13)`, [
       ...[this.scope, key, message.payload, reason, printable(message.subject), headers(message), tenant],
       ...[messageId(message), ...origin(message), String(message.deliveries ?? 1), committedBy],
     ]);
@@ -359,29 +383,6 @@ export class Inbox<T = any> {
       this.options.log.warn(`scope ${this.scope}, key ${key}: dead letter: ${reason}`);
     }
     return { name: name as Verdict["name"], reason, after: name === "in_flight" ? this.#pause() : 0 };
-  }
-
-  #key(message: Message): string {
-    const names = this.options.keyHeaders ?? ["Idempotency-Key", "x-idempotency-key"];
-    for (const name of names) {
-      const key = single(message.headers, name);
-      if (key !== undefined) {
-        return checkKey(key);
-      }
-    }
-    throw new RangeError(`no key: none of the headers ${names.join(", ")} is present`);
-  }
-
-  #tenant(message: Message): string {
-    const { tenantHeader } = this.options;
-    if (tenantHeader === undefined) {
-      return "";
-    }
-    const tenant = single(message.headers, tenantHeader) ?? "";
-    if (tenant === "" || Buffer.byteLength(tenant) > 255 || /[\u0000-\u001f\u007f-\u009f]/.test(tenant)) {
-      throw new RangeError(`tenant header ${tenantHeader} is not 1 to 255 bytes without control characters`);
-    }
-    return tenant;
   }
 
   #prepared(name: string, text: string, values: unknown[]) {

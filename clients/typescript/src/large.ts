@@ -1,6 +1,7 @@
 import { createHash } from "node:crypto";
-import { JetStreamApiError, type JetStreamClient, type JetStreamManager, type MsgRequest } from "@nats-io/jetstream";
+import type { JetStreamClient, JetStreamManager, MsgRequest } from "@nats-io/jetstream";
 
+import { apiCode } from "./durable.ts";
 import type { Message } from "./message.ts";
 
 /** The payload cannot be had: its object is missing, or is not the one that the message names. A failed attempt. */
@@ -64,7 +65,7 @@ async function read(manager: JetStreamManager, bucket: string, name: string, siz
 
 async function stored(manager: JetStreamManager, bucket: string, name: string, query: MsgRequest) {
   const found = await manager.streams.getMessage(`OBJ_${bucket}`, query).catch((error: unknown) => {
-    if (error instanceof JetStreamApiError && error.status === 404) {
+    if (apiCode(error) !== undefined && (error as { status?: number }).status === 404) {
       return null;
     }
     throw error;

@@ -1,4 +1,7 @@
-import type { ClientBase } from "pg";
+import type { Pool, PoolClient } from "pg";
+
+/** Tells the classes below, of which a program with two copies of this package has two. */
+export const KIND: unique symbol = Symbol.for("oncebox") as never;
 
 /** The place of a message in a stream. */
 export interface Origin {
@@ -21,7 +24,9 @@ export interface Message {
 
 /** What a handler gets besides the decoded payload: above all the transaction that it writes through. */
 export interface Context {
-  client: ClientBase;
+  client: PoolClient;
+  /** A pool whose every connection is `client`, for libraries that want a pool. */
+  pool: Pool;
   key: string;
   tenant: string;
   message: Message;
@@ -32,8 +37,9 @@ export interface Context {
 /** Handles one message. Its result is stored with the key, and copies are answered with it. */
 export type Handler<T> = (cx: Context, data: T) => Promise<unknown>;
 
-/** Returned by a handler that rejects the message for good: its writes are committed, copies get this reply. */
+/** Returned, or thrown, by a handler that rejects the message for good: its writes are committed, copies get this reply. */
 export class Reject {
+  readonly [KIND] = "Reject";
   readonly reply: unknown;
   constructor(reply?: unknown) {
     this.reply = reply;
@@ -42,11 +48,13 @@ export class Reject {
 
 /** Thrown by a handler to roll back, give the message up and record it as a dead letter. */
 export class Dead extends Error {
+  readonly [KIND] = "Dead";
   override readonly name = "Dead";
 }
 
-/** Thrown by a handler to roll back, and to be run again after so many milliseconds. */
+/** Thrown by a handler to roll back, and to be run again after so many milliseconds, a day at most. */
 export class RetryAfter extends Error {
+  readonly [KIND] = "RetryAfter";
   override readonly name = "RetryAfter";
   readonly ms: number;
   /** Throws unless `ms` is a number of at least 0. */

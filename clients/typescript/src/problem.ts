@@ -25,6 +25,11 @@ const PROBLEMS = {
   "set-up-wrongly": [500, "The server is set up wrongly", "Nothing was done."],
 } as const satisfies Record<string, readonly [status: number, title: string, detail: string]>;
 
+/** The service uses the layer in a way that could do a request twice: nothing is done, and the log says what to change. */
+export class Misuse extends Error {
+  override readonly name = "Misuse";
+}
+
 /** Why a request is refused. */
 export class Problem extends Error {
   override readonly name = "Problem";

@@ -5,20 +5,25 @@
  * it. Which responses are stored, and the answers of the layer itself, are those of the crate oncebox-http;
  * services of both kinds may answer each other's requests.
  */
+import type { IncomingHttpHeaders, IncomingMessage } from "node:http";
+import { Readable } from "node:stream";
 import { setTimeout as sleep } from "node:timers/promises";
-import type { ClientBase, Pool, PoolClient } from "pg";
+import type { Pool, PoolClient } from "pg";
 
+import { isConflict, line, stacks } from "./errors.ts";
+import { Handle } from "./handle.ts";
 import { rootKey } from "./keys.ts";
-import { type Answer, Problem } from "./problem.ts";
-import { line, sqlState } from "./text.ts";
+import { type Answer, Misuse, Problem } from "./problem.ts";
 import { ask, commit, rollBack, type Run, step, TimedOut, within } from "./transaction.ts";
-import { close, Handle, query, quoted, SESSION } from "./wire.ts";
+import { close, prepared, query, quoted, SESSION } from "./wire.ts";
 
 const SAFE = ["GET", "HEAD", "OPTIONS", "TRACE"];
 
 /** The claim of a request's key, and the transaction that it is claimed in. */
 export interface Claim {
-  client: ClientBase;
+  client: PoolClient;
+  /** A pool whose every connection is `client`, for libraries that want a pool. */
+  pool: Pool;
   /** The root of the keys of the request's messages: `stepKey(claim.key, "ship")`. */
   key: string;
   tenant: string;
@@ -112,9 +117,7 @@ export class Requests<R extends object> {
       ...{ handlerTimeoutMs: 60_000, stepTimeoutMs: 30_000, retentionMs: 86_400_000, schema: "oncebox", log: console },
       ...options,
     };
-    // Only the pool can give up a connection that is still being made.
-    pool.options.connectionTimeoutMillis ||= this.options.stepTimeoutMs;
-    pool.on("error", (error) => this.options.log.warn(`scope ${options.scope}: an idle connection broke: ${line(error)}`));
+    prepared(pool, this.options.stepTimeoutMs, (error) => this.options.log.warn(`scope ${options.scope}: an idle connection broke: ${line(error)}`));
   }
 
   /** Whether a request passes without a claim; throws a Problem if it has no valid key. */
@@ -133,35 +136,53 @@ export class Requests<R extends object> {
     try {
       return await this.#run(asked, this.#identify(asked), handle);
     } catch (error) {
-      if (!(error instanceof Problem)) {
-        this.options.log.warn(`scope ${this.options.scope}: a request is answered with 503: ${line(error)}`);
-      }
-      return this.refused(error instanceof Problem ? error : new Problem("unavailable"));
+      return this.refused(error);
     }
   }
 
-  refused(problem: Problem): Answer {
+  /** The answer to a request that is not handled. */
+  refused(error: unknown): Answer {
+    let problem = error instanceof Problem ? error : new Problem("unavailable");
+    if (error instanceof Misuse) {
+      problem = new Problem("set-up-wrongly");
+      this.options.log.error(`scope ${this.options.scope}: a request is refused with 500: ${error.message}`);
+    } else if (!(error instanceof Problem)) {
+      this.options.log.warn(`scope ${this.options.scope}: a request is answered with 503: ${line(error)}`);
+    }
     return problem.answer(this.options.retryAfterSeconds, this.options.documentation);
+  }
+
+  /** Calls a function of the service's before there is a claim. */
+  #own<V>(what: string, call: () => V): V {
+    try {
+      return call();
+    } catch (error) {
+      this.options.log.error(`scope ${this.options.scope}: the function \`${what}\` failed: ${stacks(error) || line(error)}`);
+      throw new Problem("failed");
+    }
   }
 
   #identify({ request, method, url, rawHeaders, route, body }: Asked<R>): Pending {
     const { tenant: tenantOf, scope, content, credentials } = this.options;
-    const tenant = tenantOf === null ? "" : (tenantOf(request) ?? "");
+    const tenant = tenantOf === null ? "" : (this.#own("tenant", () => tenantOf(request)) ?? "");
     if (tenantOf !== null && (tenant === "" || Buffer.byteLength(tenant) > 255 || /[\u0000-\u001f\u007f-\u009f]/.test(tenant))) {
       throw new Problem("tenant-missing");
     }
     if (route === undefined) {
-      this.options.log.error("a request without a route: put the layer on a route, or give it a `route`");
-      throw new Problem("set-up-wrongly");
+      throw new Misuse("it has no route: put the layer on a route, or give it a `route`");
     }
     if (body.length > this.options.requestBodyMax) {
       throw new Problem("body-too-large");
     }
     const [path = "", ...rest] = url.split("?");
     const pairs = credentials.map((name) => name.toLowerCase()).flatMap((name) => valuesOf(rawHeaders, name).map((value) => [name, value]));
-    const chosen = content ? [null, content(request, body)] : [valuesOf(rawHeaders, "content-type")[0] ?? "", body];
+    const chosen = content ? [null, this.#own("content", () => content(request, body))] : [valuesOf(rawHeaders, "content-type")[0] ?? "", body];
     const parts = [method, path, rest.join("?"), JSON.stringify(pairs), ...chosen];
-    return { scope: `${scope} ${method} ${route}`, tenant, key: clientKey(rawHeaders)!, content: parts };
+    const whole = `${scope} ${method} ${template(route)}`;
+    if (Buffer.byteLength(whole) > 255) {
+      throw new Misuse(`the scope ${whole} is longer than 255 bytes: give the layer a shorter \`scope\` or \`route\``);
+    }
+    return { scope: whole, tenant, key: clientKey(rawHeaders)!, content: parts };
   }
 
   async #run({ request }: Asked<R>, pending: Pending, handle: (claim: Claim) => Promise<Answer>): Promise<Answer> {
@@ -206,7 +227,7 @@ export class Requests<R extends object> {
     const text = `SELECT answer, key, status::text, headers::text, encode(body, 'hex'), pg_current_xact_id_if_assigned()::text, ${SESSION},
         set_config('idle_in_transaction_session_timeout', $1, true), set_config('statement_timeout', $1, true)
       FROM ${this.#schema}.claim_request($2, $3, $4,
-        ${this.#schema}.request_fingerprint($5, $6, $7, $8::jsonb, $9, $10::bytea))`;
+        ${this.#schema}.request_fingerprint($5, $6, $7, $8::text::jsonb, $9, $10::bytea))`;
     const rows = await this.#step(client, async () => {
       // The mark tells claim_request() that somebody will commit.
       await query(client, "BEGIN ISOLATION LEVEL READ COMMITTED DEFERRABLE");
@@ -237,8 +258,8 @@ export class Requests<R extends object> {
     const limit = this.options.handlerTimeoutMs;
     const timeout = new AbortController();
     const timer = setTimeout(() => timeout.abort(new TimedOut(`the handler takes longer than ${limit} ms`)), limit);
-    const given = new Handle(client);
-    const own: Claim = { client: given.client, key: pending.key, tenant: pending.tenant, keepsWrites: false, signal: timeout.signal };
+    const given = new Handle(client, this.#pool);
+    const own: Claim = { client: given.client, pool: given.pool, key: pending.key, tenant: pending.tenant, keepsWrites: false, signal: timeout.signal };
     claims.set(request, own);
     try {
       const late = new Promise<never>((_, reject) => timeout.signal.addEventListener("abort", () => reject(timeout.signal.reason)));
@@ -288,7 +309,7 @@ export class Requests<R extends object> {
     const kept = [...new Set(names)].flatMap((wanted) => headers.filter(([name]) => name.toLowerCase() === wanted));
     const values = [pending.scope, pending.tenant, pending.key, status >= 400, status, JSON.stringify(kept)];
     const stored = body.length <= this.options.responseBodyMax ? body : null;
-    const settle = { text: `SELECT ${this.#schema}.settle_request($1, $2, $3, $4, $5, $6::jsonb, $7)::text`, values: [...values, stored] };
+    const settle = { text: `SELECT ${this.#schema}.settle_request($1, $2, $3, $4, $5, $6::text::jsonb, $7)::text`, values: [...values, stored] };
     await this.#step(client, () => commit(client, pending, [settle], false));
   }
 
@@ -297,10 +318,10 @@ export class Requests<R extends object> {
       return error;
     }
     // Whether a COMMIT without an answer has happened finds the next attempt out.
-    if (pending.isUnsure || ["40001", "40P01"].includes(sqlState(error) as string)) {
+    if (pending.isUnsure || isConflict(error)) {
       return new Problem("unavailable");
     }
-    this.options.log.error(`scope ${pending.scope}, key ${pending.key}: the handler failed, and its writes are rolled back: ${line(error)}`);
+    this.options.log.error(`scope ${pending.scope}, key ${pending.key}: the handler failed, and its writes are rolled back: ${stacks(error) || line(error)}`);
     if (error instanceof TimedOut) {
       close(client);
     }
@@ -310,6 +331,27 @@ export class Requests<R extends object> {
   #step<T>(client: PoolClient, work: () => Promise<T>): Promise<T> {
     return step(client, this.options.stepTimeoutMs, work);
   }
+}
+
+/** A route as all languages write it: `/orders/{id}` for `/orders/:id`. */
+function template(route: string): string {
+  return route.replace(/:([A-Za-z_$][\w$]*)(?:\([^)]*\))?/g, "{$1}");
+}
+
+/** Throws if the body cannot be had as it was sent, so that two requests would look alike. */
+export function checkBody(headers: IncomingHttpHeaders, isRead: boolean, length?: number): void {
+  const announced = headers["content-length"];
+  if (isRead && (headers["transfer-encoding"] !== undefined || Number(announced ?? 0) > 0)) {
+    throw new Misuse("its body was read before the layer: put the layer first, or give the parser `verify: keepBody`");
+  }
+  if (length !== undefined && announced !== undefined && headers["content-encoding"] === undefined && Number(announced) !== length) {
+    throw new Problem("body-unreadable");
+  }
+}
+
+/** Parsers of uploads, such as multer, pipe the request itself, which the layer has read. */
+export function offer(request: IncomingMessage, body: Buffer): void {
+  request.pipe = (into, options) => Readable.from([body]).pipe(into, options);
 }
 
 function valuesOf(rawHeaders: string[], wanted: string): string[] {

@@ -1,8 +1,10 @@
 /** Taking part in a saga: the barrier before actions and compensations, and answers to commands. */
+import { isKind } from "./errors.ts";
 import { single } from "./headers.ts";
 import { stepKey } from "./keys.ts";
-import { type Context, Reject } from "./message.ts";
+import type { Context, Reject } from "./message.ts";
 import { enqueue } from "./outbox.ts";
+import { matches } from "./text.ts";
 import { query, quoted } from "./wire.ts";
 
 /**
@@ -83,7 +85,7 @@ export class Replier {
     if (!this.#allowed.some((pattern) => matches(pattern.split("."), subject.split(".")))) {
       throw new Error(`the command asks for its answer on subject ${subject}, and ${this.#allowed.join(", ")} is allowed`);
     }
-    const [word, payload] = result instanceof Reject ? ["rejected", result.reply] : ["done", result];
+    const [word, payload] = isKind(result, "Reject") ? ["rejected", (result as Reject).reply] : ["done", result];
     const orderingKey = single(cx.message.headers, "oncebox-ordering-key");
     const sent = await enqueue(cx.client, {
       ...{ key: stepKey(cx.key, "reply"), subject, payload: payload ?? null, schema: this.#schema },
@@ -103,11 +105,4 @@ function actionOf(cx: Context, isUndo: boolean): [key: string, attempt: number] 
   const number = single(cx.message.headers, "saga-attempt") ?? "";
   const isAttempt = /^[0-9]+$/.test(number) && Number(number) > 1 && Number(number) < 2 ** 31 && key.endsWith(`:#${number}`);
   return isAttempt ? [key.slice(0, -`:#${number}`.length), Number(number)] : [key, 1];
-}
-
-function matches(pattern: string[], subject: string[]): boolean {
-  if (pattern.at(-1) === ">") {
-    return subject.length >= pattern.length && matches(pattern.slice(0, -1), subject.slice(0, pattern.length - 1));
-  }
-  return pattern.length === subject.length && pattern.every((wanted, n) => wanted === "*" || wanted === subject[n]);
 }

@@ -1,7 +1,9 @@
-/** The span that a handler runs in, where the package @opentelemetry/api is installed: that of docs/metrics.md. */
+/** Spans and metrics of handlers, where the package @opentelemetry/api is installed: those of docs/metrics.md. */
 import { createRequire } from "node:module";
+import type { Counter, Histogram, MeterProvider, UpDownCounter } from "@opentelemetry/api";
 
-import { Dead, type Message, RetryAfter } from "./message.ts";
+import { found } from "./errors.ts";
+import type { Message } from "./message.ts";
 import { TimedOut } from "./transaction.ts";
 
 const api = installed();
@@ -11,6 +13,8 @@ export async function handling<R>(scope: string, key: string, message: Message, 
   if (api === undefined) {
     return await run();
   }
+  const [measures, began] = [instruments(), performance.now()];
+  quietly(() => measures?.running.add(1, { scope }));
   const attributes = {
     ...{ "messaging.system": "nats", "messaging.operation.name": "process", "messaging.operation.type": "process" },
     ...{ "messaging.consumer.group.name": scope, "messaging.destination.name": message.subject, "messaging.message.id": key },
@@ -23,25 +27,58 @@ export async function handling<R>(scope: string, key: string, message: Message, 
       return await run();
     } catch (error) {
       // The text of an error may quote the payload.
-      span.setStatus({ code: api.SpanStatusCode.ERROR }).setAttribute("error.type", cause(error));
+      quietly(() => span.setStatus({ code: api.SpanStatusCode.ERROR }).setAttribute("error.type", cause(error)));
       throw error;
     } finally {
-      span.end();
+      quietly(() => span.end());
+      quietly(() => measures?.running.add(-1, { scope }));
+      quietly(() => measures?.seconds.record((performance.now() - began) / 1000, { scope }));
     }
   });
 }
+
+/** Counts how a run of a message has ended. */
+export function count(scope: string, outcome: string): void {
+  quietly(() => instruments()?.messages.add(1, { scope, outcome }));
+}
+
+/** Those of the provider of now: one that is registered later replaces none that is kept. */
+function instruments() {
+  const provider = api?.metrics.getMeterProvider();
+  if (provider !== undefined && provider !== known?.provider) {
+    const meter = provider.getMeter("oncebox");
+    const messages = meter.createCounter("oncebox_inbox_messages", { description: "How messages ended, by outcome" });
+    const seconds = meter.createHistogram("oncebox_inbox_handler_seconds", { description: "How long runs of the handler took", unit: "s" });
+    const running = meter.createUpDownCounter("oncebox_inbox_running", { description: "Runs of the handler under way" });
+    known = { provider, messages, seconds, running };
+  }
+  return known;
+}
+let known: { provider: MeterProvider; messages: Counter; seconds: Histogram; running: UpDownCounter } | undefined;
 
 /** The headers of a message that is enqueued in a span: the span goes with it, unless they name one. */
 export function withContext(headers: Record<string, string>): Record<string, string> {
   const given = { ...headers };
   if (api !== undefined && !Object.keys(given).some((name) => name.toLowerCase() === "traceparent")) {
-    api.propagation.inject(api.context.active(), given);
+    const carried: Record<string, string> = {};
+    api.propagation.inject(api.context.active(), carried);
+    // And no baggage, which is meant for services, not for the log.
+    ["traceparent", "tracestate"].filter((name) => carried[name] !== undefined).forEach((name) => (given[name] = carried[name]!));
   }
   return given;
 }
 
+/** A processor of spans that throws costs no attempt. */
+function quietly(work: () => unknown): void {
+  try {
+    work();
+  } catch (error) {
+    api?.diag.warn(`oncebox: a span is lost: ${error}`);
+  }
+}
+
 function cause(error: unknown): string {
-  const isTold = error instanceof Dead ? "dead" : error instanceof RetryAfter ? "retry" : error instanceof TimedOut ? "timeout" : null;
+  const isTold = found(error, "Dead") ? "dead" : found(error, "RetryAfter") ? "retry" : error instanceof TimedOut ? "timeout" : null;
   return isTold ?? (error instanceof Error ? error.name : typeof error);
 }
 

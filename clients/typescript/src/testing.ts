@@ -6,12 +6,14 @@ import { execFile } from "node:child_process";
 import { randomUUID } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
 import { promisify } from "node:util";
-import { Client, type ClientBase, Pool, type PoolClient } from "pg";
+import { Client, Pool, type PoolClient } from "pg";
 
+import { collected } from "./headers.ts";
 import type { Inbox } from "./inbox.ts";
+import { rowsOf, type Transaction } from "./library.ts";
 import type { Handler, Message, Verdict } from "./message.ts";
 import { toJson } from "./outbox.ts";
-import { close, query, quoted } from "./wire.ts";
+import { close, quoted } from "./wire.ts";
 
 /** A message that this transaction has enqueued. */
 export interface Enqueued {
@@ -24,13 +26,13 @@ export interface Enqueued {
   notBefore: Date | null;
 }
 
-/** The messages that the open transaction of this client has enqueued, in their order. */
-export async function enqueued(client: ClientBase, schema = "oncebox"): Promise<Enqueued[]> {
-  const text = `SELECT m.key, m.subject, encode(coalesce(d.payload, m.payload), 'hex'), coalesce(d.headers, m.headers)::text,
-      coalesce(d.ordering_key, m.ordering_key), (1000 * extract(epoch FROM d.not_before))::text
+/** The messages that the open transaction has enqueued, in their order. */
+export async function enqueued(transaction: Transaction, schema = "oncebox"): Promise<Enqueued[]> {
+  const text = `SELECT m.key, m.subject, encode(coalesce(d.payload, m.payload), 'hex') AS payload, coalesce(d.headers, m.headers)::text AS headers,
+      coalesce(d.ordering_key, m.ordering_key) AS ordering_key, (1000 * extract(epoch FROM d.not_before))::text AS not_before
     FROM ${quoted(schema)}.message AS m LEFT JOIN ${quoted(schema)}.delayed AS d ON m.lane = -1 AND d.id = m.id
     WHERE m.xact = pg_current_xact_id_if_assigned() ORDER BY m.id`;
-  const rows = await query(client, text);
+  const rows = await rowsOf(transaction, text, []);
   return rows.map(([key, subject, payload, headers, orderingKey, time]) => {
     const { traceparent, tracestate, ...own } = JSON.parse(headers!);
     const notBefore = time == null ? null : new Date(Number(time));
@@ -41,7 +43,8 @@ export async function enqueued(client: ClientBase, schema = "oncebox"): Promise<
 /** A message as a consumer would get it, for `inbox.run`. */
 export function message(key: string, payload: unknown, more: Partial<Message> = {}): Message {
   const body = payload instanceof Uint8Array ? payload : toJson(payload);
-  return { subject: "test", payload: body, ...more, headers: { "idempotency-key": key, ...more.headers } };
+  const headers = collected(Object.entries({ "idempotency-key": key, ...more.headers }).map(([name, value]) => [name, value.split("\n")]));
+  return { subject: "test", payload: body, ...more, headers };
 }
 
 /** Runs a message again as JetStream would, without its pauses, until it has ended. */

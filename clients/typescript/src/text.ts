@@ -1,7 +1,8 @@
 /** Parts of messages, replies and errors as PostgreSQL stores them. */
 import { hash } from "node:crypto";
 
-import { Dead, type Message, Reject } from "./message.ts";
+import { isKind, line } from "./errors.ts";
+import { Dead, type Message, type Reject } from "./message.ts";
 
 /** A stored reply has at most so many bytes. */
 const REPLY_MAX = 1 << 20;
@@ -48,8 +49,9 @@ function stringified(reply: unknown): string {
 
 /** The status of a key whose handler has returned this, the reply, and its JSON. */
 export function ended(result: unknown): { status: string; reply: unknown; text: string } {
-  const reply = (result instanceof Reject ? result.reply : result) ?? null;
-  return { status: result instanceof Reject ? "rejected" : "completed", reply, text: stringified(reply) };
+  const isReject = isKind(result, "Reject");
+  const reply = (isReject ? (result as Reject).reply : result) ?? null;
+  return { status: isReject ? "rejected" : "completed", reply, text: stringified(reply) };
 }
 
 /** Tells payloads of one key apart, as the function inbox_fingerprint() does. */
@@ -57,26 +59,15 @@ export function fingerprint({ payload }: Message): Buffer {
   return sha256([Buffer.from("oncebox payload 1\0"), payload]);
 }
 
-/** The SQLSTATE of an error, which may be anything that a handler throws. */
-export function sqlState(error: unknown): unknown {
-  try {
-    return (error as { code?: unknown } | null)?.code;
-  } catch {
-    return undefined;
-  }
-}
-
 /** A text that PostgreSQL can store: well-formed, without NUL. */
 export function printable(text: string): string {
   return text.toWellFormed().replaceAll("\0", "\ufffd");
 }
 
-/** The first line of an error's name and message, which it may fail to say. */
-export function line(error: unknown): string {
-  try {
-    const { name, message } = error instanceof Error ? error : { name: typeof error, message: String(error) };
-    return `${name}: ${message || (error as { code?: string }).code}`.split("\n", 1)[0] ?? name;
-  } catch {
-    return `${typeof error}: its text cannot be read`;
+/** Whether a pattern of NATS, in its tokens, has a subject. */
+export function matches(pattern: string[], subject: string[]): boolean {
+  if (pattern.at(-1) === ">") {
+    return subject.length >= pattern.length && matches(pattern.slice(0, -1), subject.slice(0, pattern.length - 1));
   }
+  return pattern.length === subject.length && pattern.every((wanted, n) => wanted === "*" || wanted === subject[n]);
 }

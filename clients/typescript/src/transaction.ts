@@ -1,8 +1,9 @@
 /** The transaction that a handler writes through: its steps, its end, and what it leaves behind. */
-import { type ClientBase, DatabaseError, type PoolClient } from "pg";
+import type { Pool, PoolClient } from "pg";
 
-import { sqlState } from "./text.ts";
-import { close, Handle, query, type Query, SESSION, together } from "./wire.ts";
+import { found, hasState, isOfPostgres, isUseless } from "./errors.ts";
+import { Handle } from "./handle.ts";
+import { close, query, type Query, SESSION, together } from "./wire.ts";
 
 export const ENDED = "the handler ended the transaction by itself";
 const ABORTED = "the transaction was aborted by an error that the handler did not throw";
@@ -17,6 +18,13 @@ export interface Run {
   sessionThen?: string | undefined;
   /** Whether COMMIT has been sent, and nobody knows what PostgreSQL has made of it. */
   isUnsure?: boolean;
+}
+
+/** What a handler writes through, until it has ended. */
+export interface Own {
+  client: PoolClient;
+  pool: Pool;
+  signal: AbortSignal;
 }
 
 export class TimedOut extends Error {
@@ -36,7 +44,7 @@ export async function within<R>(client: PoolClient, run: Run, limitMs: number, w
     isSpoiled = run.sessionThen !== undefined && run.session !== run.sessionThen && (await isChanged());
     return result;
   } catch (error) {
-    isSpoiled = error instanceof TimedOut || (await isChanged());
+    isSpoiled = error instanceof TimedOut || isUseless(error) || (await isChanged());
     throw error;
   } finally {
     client.off("error", broken);
@@ -69,14 +77,20 @@ export function checkOpen(client: PoolClient): void {
 
 /** Runs a handler, whose client is revoked when it ends. If it takes longer than `limitMs`, its connection is to be closed. */
 export async function handled<R>(
-  client: PoolClient, limitMs: number, work: (client: ClientBase, signal: AbortSignal) => Promise<R>,
+  client: PoolClient, pool: Pool, limitMs: number, work: (own: Own) => Promise<R>,
 ): Promise<R> {
   const timeout = new AbortController();
   const timer = setTimeout(() => timeout.abort(new TimedOut(`the handler takes longer than ${limitMs} ms`)), limitMs);
-  const handle = new Handle(client);
+  const handle = new Handle(client, pool);
   try {
     const late = new Promise<never>((_, reject) => timeout.signal.addEventListener("abort", () => reject(timeout.signal.reason)));
-    return await Promise.race([work(handle.client, timeout.signal), late]);
+    return await Promise.race([work({ client: handle.client, pool: handle.pool, signal: timeout.signal }), late]);
+  } catch (error) {
+    const reject = found<R>(error, "Reject");
+    if (reject === undefined) {
+      throw error;
+    }
+    return reject;
   } finally {
     handle.revoke();
     clearTimeout(timer);
@@ -94,10 +108,10 @@ export async function commit(client: PoolClient, run: Run, settle: Query[], isPr
     const [checked] = await together(client, [check, ...settle, { text: "COMMIT" }]);
     run.sessionThen = checked?.[0]?.[0] ?? undefined;
   } catch (error) {
-    run.isUnsure = !(error instanceof DatabaseError);
+    run.isUnsure = !isOfPostgres(error);
     const isEnded = error instanceof Error && error.message.includes(ENDED);
     // Versions of pg that do not know whether a transaction is aborted learn it here.
-    throw isEnded ? new Error(ENDED) : sqlState(error) === "25P02" ? new Error(ABORTED) : error;
+    throw isEnded ? new Error(ENDED) : hasState(error, /^25P02$/) ? new Error(ABORTED) : error;
   }
 }
 

@@ -1,5 +1,5 @@
 /** What is sent to PostgreSQL for the library itself, whatever a user has set for the pool, its types or its rows. */
-import type { Client, ClientBase, CustomTypesConfig, PoolClient } from "pg";
+import type { Client, ClientBase, CustomTypesConfig, Pool, PoolClient } from "pg";
 
 /** A row, each column as the text that PostgreSQL sends. */
 export type Row = (string | null)[];
@@ -27,13 +27,33 @@ export async function query(client: ClientBase, text: string, values: unknown[] 
 
 /** The rows of queries that are sent at once, in one packet, if the pool has `pipeline: true`. */
 export async function together(client: ClientBase, queries: Query[]): Promise<Row[][]> {
+  const ours = { rowMode: "array" as const, types: asText, binary: false };
+  if ((client as unknown as { pipeline?: boolean }).pipeline !== true) {
+    const rows: Row[][] = [];
+    for (const query of queries) {
+      rows.push((await client.query({ ...query, ...ours })).rows as Row[]);
+    }
+    return rows;
+  }
   const { stream } = (client as unknown as Partial<Client>).connection ?? {};
   stream?.cork();
   // Only what is written at once: the answers come after it.
   queueMicrotask(() => stream?.uncork());
-  const ours = { rowMode: "array" as const, types: asText, binary: false };
   const results = await Promise.all(queries.map((query) => client.query({ ...query, ...ours })));
   return results.map(({ rows }) => rows as Row[]);
+}
+
+const known = new WeakSet<Pool>();
+
+/** Prepares a pool, once, however many inboxes and layers share it. */
+export function prepared(pool: Pool, limitMs: number, broken: (error: Error) => void): void {
+  // Only the pool can give up a connection that is still being made.
+  pool.options.connectionTimeoutMillis ||= limitMs;
+  if (!known.has(pool)) {
+    known.add(pool);
+    // Without a listener, an idle connection that breaks would end the process.
+    pool.on("error", broken);
+  }
 }
 
 /** An identifier for a statement. */
@@ -44,36 +64,4 @@ export function quoted(name: string): string {
 /** Closes a connection at once; without an answer, its queries would keep the pool from doing so. */
 export function close(client: PoolClient, reason?: Error): void {
   (client as unknown as Partial<Client>).connection?.stream.destroy(reason);
-}
-
-/** The client as a handler gets it: it is revoked when the handler ends. */
-export class Handle {
-  readonly client: ClientBase;
-  #hasEnded = false;
-
-  constructor(client: PoolClient) {
-    const refuse = () => {
-      throw new Error("the inbox ends a handler's transaction and releases its client: return to commit, throw to roll back");
-    };
-    const query = (...given: unknown[]) => {
-      if (this.#hasEnded) {
-        throw new Error("the handler has ended: await all work with cx.client before it returns");
-      }
-      return (client.query as (...given: unknown[]) => unknown).apply(client, given);
-    };
-    this.client = new Proxy(client, {
-      get(target, name) {
-        if (name === "query") {
-          return query;
-        }
-        const value = Reflect.get(target, name, target);
-        return name === "release" || name === "end" ? refuse : typeof value === "function" ? value.bind(target) : value;
-      },
-    });
-  }
-
-  /** Queries that were sent before are answered in the handler's transaction; any other is an error. */
-  revoke(): void {
-    this.#hasEnded = true;
-  }
 }

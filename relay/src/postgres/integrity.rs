@@ -152,7 +152,7 @@ impl Fault {
                 format!("the subscription {detail} writes into table message"),
                 "rows that it applies late are neither due nor settled: some messages would never be delivered",
                 "let only the old cluster's relay deliver until producers have moved and the subscription is dropped; see \
-                 \"Moving to another cluster\" in docs/operations.md"
+                 \"Moving to another cluster\" in docs/upgrade.md"
                     .to_owned(),
             ),
             "copy" => (
@@ -176,7 +176,7 @@ impl Fault {
                     for_one(detail, "comes", "come")
                 ),
                 "they are neither due nor settled: they are not delivered",
-                "see \"Moving to another cluster\" in docs/operations.md".to_owned(),
+                "see \"Moving to another cluster\" in docs/upgrade.md".to_owned(),
             ),
             "notify-queue" => (
                 format!("PostgreSQL's NOTIFY queue is {detail} % full: a session that listens sleeps in a transaction"),

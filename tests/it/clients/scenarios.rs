@@ -255,6 +255,8 @@ const DENIED: &[(Column, Ends)] = &[
     (Functions, Ends::Fails("", PAUSE)),
     (Http, Ends::Fails("", 0)),
 ];
+/// Its client sends no COMMIT.
+const REFUSED: &[(Column, Ends)] = &[(TypeScript, Ends::Fails(ENDED, PAUSE))];
 const NO_TYPES: Ends = Ends::Never("has none");
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -286,21 +288,29 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario::new("chains", "sends ROLLBACK AND CHAIN and writes", Ends::Fails(ENDED, PAUSE))
         .sql(&["ROLLBACK AND CHAIN", "E"])
         .with_and_without_reply(),
-    Scenario::new("commits", "commits by itself", Ends::Parted).sql(&["COMMIT"]).with_and_without_reply(),
+    Scenario::new("commits", "commits by itself", Ends::Parted)
+        .sql(&["COMMIT"])
+        .with_and_without_reply()
+        .except(REFUSED),
     Scenario::new("goes-on", "commits, begins again and writes", Ends::Parted)
         .sql(&["COMMIT", "BEGIN", "E"])
-        .with_and_without_reply(),
+        .with_and_without_reply()
+        .except(REFUSED),
     Scenario::new("commits-chained", "sends COMMIT AND CHAIN and writes", Ends::Parted)
         .sql(&["COMMIT AND CHAIN", "E"])
-        .with_and_without_reply(),
+        .with_and_without_reply()
+        .except(REFUSED),
     Scenario::new("commits-and-fails", "commits by itself, then fails", Ends::Parted)
         .sql(&["COMMIT"])
-        .action("fail"),
+        .action("fail")
+        .except(REFUSED),
     Scenario::new("commits-and-waits", "commits by itself, then takes longer than it may", Ends::Parted)
         .sql(&["COMMIT"])
-        .action("hang"),
+        .action("hang")
+        .except(REFUSED),
     Scenario::new("commits-and-sleeps", "commits, and a statement takes longer than it may", Ends::Parted)
-        .sql(&["COMMIT", "BEGIN", "SELECT pg_sleep(60)"]),
+        .sql(&["COMMIT", "BEGIN", "SELECT pg_sleep(60)"])
+        .except(REFUSED),
     Scenario::new("leaves-work", "leaves work behind that goes on", Ends::Done(1)).action("late").except(&[
         (Rust, Ends::Never("does not compile")),
         (Leased, Ends::Never("does not compile")),

@@ -89,14 +89,14 @@ async fn every_name_in_an_alert_is_one_that_a_scrape_shows() {
     site.env.pg().await.batch_execute(&[SAGAS, SCOPES].join(";")).await.unwrap();
     let rules = site.rules().await;
     assert!(rules.len() >= 10, "{rules:?}");
-    let runbook = file("docs/operations.md");
+    let runbook = file("docs/alerts.md");
     for rule in &rules {
         let (name, annotations) = (rule["name"].as_str().unwrap(), &rule["annotations"]);
         for text in ["summary", "consequence", "action"] {
             assert!(annotations[text].as_str().is_some_and(|text| text.len() > 10), "{name} lacks {text}");
         }
-        assert_eq!(annotations["runbook"], format!("docs/operations.md#{}", name.to_lowercase()));
-        assert!(runbook.contains(&format!("\n### {name}\n")), "docs/operations.md has no section {name}");
+        assert_eq!(annotations["runbook"], format!("docs/alerts.md#{}", name.to_lowercase()));
+        assert!(runbook.contains(&format!("\n## {name}\n")), "docs/alerts.md has no section {name}");
         assert_known(&site, rule["query"].as_str().unwrap(), &annotations.to_string()).await;
     }
     // The check itself: names that do not exist.

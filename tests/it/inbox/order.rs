@@ -152,3 +152,43 @@ async fn a_message_that_kills_every_leader_ends_as_a_dead_letter() {
     eventually("the others", LIMIT, async || (effects(&env).await == 2).then_some(())).await;
     assert_eq!(runs, 6, "two deaths that tell who it was, three attempts, then the dead letter");
 }
+
+/// I2: its session says nothing, and PostgreSQL ends it.
+#[tokio::test]
+async fn a_suspended_leader_stops_its_standby_for_half_a_minute_at_most() {
+    let env = stream_environment().await;
+    publish_lines(&env, 0, 70).await;
+    let (suspended, is_suspended) = std::sync::mpsc::channel::<()>();
+    let (wakes, awakened) = std::sync::mpsc::channel::<()>();
+    let awakened = Arc::new(Mutex::new(awakened));
+    let strict = consumer(&env).await.order(Order::Strict).ack_wait(Duration::from_secs(5));
+    // Its claim of a key ends with its handler's time.
+    let inbox = builder(&env).handler_timeout(Duration::from_secs(5)).build().unwrap();
+    let leader = strict.clone();
+    // A handler that holds the only thread of its runtime suspends all that belongs to it.
+    let process = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let handler = Does::new(move |cx, job| {
+                let (suspended, awakened) = (suspended.clone(), Arc::clone(&awakened));
+                Box::pin(async move {
+                    let _ = suspended.send(());
+                    let _ = awakened.lock().unwrap().recv_timeout(LIMIT * 4);
+                    Ok(Outcome::done(insert(cx, &job).await?))
+                })
+            });
+            let mut running = Running::start(leader, inbox, handler);
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            running.tasks.shutdown().await;
+        });
+    });
+    let has_begun = tokio::task::spawn_blocking(move || is_suspended.recv_timeout(LIMIT));
+    has_begun.await.unwrap().unwrap();
+    let standby = Running::start(strict, builder(&env).build().unwrap(), Does::effect());
+    eventually("all effects", LIMIT * 2, async || (effects(&env).await == 70).then_some(())).await;
+    drop(wakes);
+    tokio::task::spawn_blocking(move || process.join()).await.unwrap().unwrap();
+    assert_in_order(&lines(&env).await);
+    assert_eq!(effects(&env).await, 70);
+    standby.stop().await;
+}

@@ -243,7 +243,7 @@ async fn a_relay_refuses_to_start_where_a_subscription_writes_the_log() {
         matches!(&refused, RelayError::Subscribed(text) if text.contains("subscription moved")),
         "{refused}"
     );
-    assert_diagnosed(&server.url("new"), env.nats_url(), "subscription", "docs/operations.md").await;
+    assert_diagnosed(&server.url("new"), env.nats_url(), "subscription", "docs/upgrade.md").await;
     new.batch_execute("DROP SUBSCRIPTION moved").await.unwrap();
     Relay::connect(Config::from_values(&values).unwrap()).await.unwrap();
 }

@@ -129,7 +129,7 @@ pub(crate) async fn subscription(stage: &mut Stage<'_>) -> Result<String> {
     late.batch_execute("LOCK TABLE oncebox.message IN SHARE MODE").await?;
     let (code, said) = stage.oncebox_of(url.clone(), &["relay"]).await?;
     ensure!(code != 0 && said.contains("subscription moved"), "{code}: {said}");
-    stage.assert_diagnosed(url.clone(), "subscription", "docs/operations.md").await?;
+    stage.assert_diagnosed(url.clone(), "subscription", "docs/upgrade.md").await?;
     late.rollback().await?;
     stage.mid_batch().await?;
     for mut relay in std::mem::take(&mut stage.relays) {

@@ -1,13 +1,37 @@
-//! Libraries that teams use with a client: a message in their transaction, and a handler that
-//! writes through them.
+//! Producers and handlers through the libraries that teams use, each in its own transaction; in
+//! Python also the HTTP layer around routers, mounts, files and background tasks, and how errors
+//! count.
 
-use oncebox_tests::TestEnv;
+use oncebox_tests::{Program, TestEnv, eventually};
 use tokio::{process::Command, time::timeout};
 
 use super::shop::{LIMIT, Programs, lines};
 
+/// Defines the tests of TypeScript, each a program that is a test of its own.
+macro_rules! typescript {
+    ($($program:ident),*) => {
+        mod typescript {$(
+            #[tokio::test]
+            async fn $program() {
+                super::pass("typescript", stringify!($program)).await;
+            }
+        )*}
+    };
+}
+typescript!(orms, uploads, measured, refusing, wrapped, starting);
+
+async fn pass(client: &str, program: &str) {
+    let Some(programs) = Programs::of(client) else { return };
+    let env = TestEnv::new().await;
+    let mut command = Command::new(programs.file(program));
+    command.env("DATABASE_URL", env.database_url()).env("NATS_URL", env.nats_url()).kill_on_drop(true);
+    let output = timeout(LIMIT, command.output()).await.expect("it ends").unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
+}
+
 #[tokio::test]
-async fn gorm_sqlc_sqlx_and_pq_enqueue_and_handle_in_go() {
+async fn go() {
     let Some(programs) = Programs::of("go") else { return };
     let env = TestEnv::new().await;
     let client = env.pg().await;
@@ -54,7 +78,7 @@ const SERVED: &str = "/form 500 [] [] []
 ";
 
 #[tokio::test]
-async fn a_body_that_was_read_before_is_refused_and_gin_and_echo_fit_in_go() {
+async fn a_body_that_was_read_before_is_refused_in_go_and_gin_and_echo_fit() {
     let Some(programs) = Programs::of("go") else { return };
     let env = TestEnv::new().await;
     let client = env.pg().await;
@@ -69,4 +93,40 @@ async fn a_body_that_was_read_before_is_refused_and_gin_and_echo_fit_in_go() {
         String::from_utf8_lossy(&output.stderr)
     );
     assert_eq!(lines(&client, "SELECT library FROM effects").await, ["http"; 3]);
+}
+
+/// Defines the tests of Python.
+macro_rules! python {
+    ($($test:ident: $file:literal, $name:literal;)*) => {$(
+        #[tokio::test]
+        async fn $test() {
+            let Some(programs) = Programs::of("python") else { return };
+            let env = TestEnv::new().await;
+            env.pg().await.batch_execute("CREATE TABLE charge (id text, cents bigint)").await.unwrap();
+            env.stream().await;
+            let environment = [
+                ("DATABASE_URL", env.database_url().to_owned()),
+                ("NATS_URL", env.nats_url().to_owned()),
+                ("STREAM", env.name().to_owned()),
+            ];
+            let mut program = Program::start_file(&programs.file($file), &[$name], &environment).await.unwrap();
+            eventually("all is well", LIMIT, async || {
+                let is_well = program.log().contains("all is well");
+                assert!(is_well || program.check().is_ok(), "it ended: {}", program.log());
+                is_well.then_some(())
+            })
+            .await;
+        }
+    )*};
+}
+
+python! {
+    asyncpg: "libraries", "asyncpg";
+    sqlalchemy_over_asyncpg: "libraries", "sqlalchemy-asyncpg";
+    sqlalchemy_over_psycopg: "libraries", "sqlalchemy-psycopg";
+    sqlalchemy_that_blocks: "libraries", "sqlalchemy";
+    psycopg_that_blocks: "libraries", "psycopg";
+    django: "libraries", "django";
+    layers: "layers", "all";
+    troubles: "troubles", "all";
 }

@@ -1,0 +1,324 @@
+/** The loop of a consumer: pulls, keeps messages in order, hands them out, acknowledges. */
+import { setImmediate as turn, setTimeout as sleep } from "node:timers/promises";
+import type { Consumer as Source, JetStreamClient, JsMsg } from "@nats-io/jetstream";
+
+import type { Batch } from "./batch.ts";
+import { ackWaitMs, apiCode, type Durable, Refused } from "./durable.ts";
+import { line, remedied } from "./errors.ts";
+import { collected } from "./headers.ts";
+import { isElsewhere, whole, Wrong } from "./large.ts";
+import type { Message, Verdict } from "./message.ts";
+import { type Held, Queue } from "./queue.ts";
+import { checked, continued, Lead, type Place } from "./strict.ts";
+import { matches } from "./text.ts";
+
+/** How long one pull waits for messages; a drain may have to wait for it as long. */
+const PULL_MS = 1000;
+
+/** A message of another service comes again after so long. */
+const ELSEWHERE_MS = 5000;
+
+export interface Limits {
+  batch: number;
+  concurrency: number;
+  graceMs: number;
+  objectBytesMax: number;
+  isStrict: boolean;
+}
+
+/** How many messages a process holds: those it works on, and a few more, so that no worker waits. */
+export function heldMax({ batch, concurrency }: { batch: number; concurrency: number }): number {
+  return Math.max(16, 2 * concurrency * Math.max(batch, 2));
+}
+
+interface Delivery {
+  source: JsMsg;
+  given: Message;
+}
+
+interface Session {
+  source: Source;
+  /** Set in strict order. */
+  place: Place | undefined;
+}
+
+export class Pump<T> {
+  readonly #jetstream: JetStreamClient;
+  readonly #durable: Durable;
+  readonly #batch: Batch<T>;
+  readonly #limits: Limits;
+  readonly #stop: AbortSignal;
+  readonly #queue = new Queue<Delivery>(() => this.#wake());
+  readonly #running = new Set<Promise<void>>();
+  #woken = Promise.withResolvers<void>();
+  #lead: Lead | undefined;
+  /** When the stream was created whose messages are held. */
+  #created: string | undefined;
+  /** Between two tries while the consumer cannot be pulled from; 0 when it can. */
+  #delay = 0;
+
+  constructor(jetstream: JetStreamClient, durable: Durable, batch: Batch<T>, limits: Limits, stop: AbortSignal) {
+    [this.#jetstream, this.#durable, this.#batch, this.#limits, this.#stop] = [jetstream, durable, batch, limits, stop];
+  }
+
+  /** Consumes until the signal, and then waits for the running handlers. */
+  async run(ackWait: number): Promise<void> {
+    const wake = () => this.#wake();
+    this.#stop.addEventListener("abort", wake);
+    let beat: NodeJS.Timeout | undefined;
+    try {
+      for (let hasBegun = false; !this.#stop.aborted; ) {
+        try {
+          const session = await this.#begin();
+          if (session === undefined) {
+            continue;
+          }
+          beat ??= setInterval(() => this.#progress(), (await ackWaitMs(session.source, ackWait)) / 3);
+          hasBegun = true;
+          await this.#consume(session);
+        } catch (error) {
+          if (isClosed(error) || (!hasBegun && isRefused(error))) {
+            throw error;
+          }
+          await this.#pause(hasBegun ? "be pulled from" : "begin", error);
+        }
+      }
+      await this.#drain();
+    } finally {
+      this.#stop.removeEventListener("abort", wake);
+      clearInterval(beat);
+      this.#lead?.end();
+    }
+  }
+
+  /** Everything that consuming needs; undefined once the signal is aborted. */
+  async #begin(): Promise<Session | undefined> {
+    const { inbox } = this.#batch;
+    const tookOver = this.#limits.isStrict && (this.#lead?.lost.aborted ?? true);
+    await inbox.register().catch((error: unknown) => {
+      throw remedied(error);
+    });
+    if (tookOver) {
+      this.#lead = await Lead.won(inbox, this.#durable, this.#stop);
+      if (this.#lead === undefined) {
+        return undefined;
+      }
+    }
+    const manager = await this.#durable.manager();
+    const { created } = await this.#durable.stream(manager);
+    if (this.#created !== undefined && this.#created !== created) {
+      // Acknowledgements go by sequence: that of an old message would settle a new one.
+      inbox.options.log.warn(`stream ${this.#durable.wanted.stream} was created again: the old messages held are dropped`);
+      await Promise.all(this.#running);
+      this.#queue.drainIdle();
+    }
+    this.#created = created;
+    if (!this.#limits.isStrict) {
+      return { source: await this.#durable.open(), place: undefined };
+    }
+    // What nobody works on comes again, in its place.
+    this.#queue.drainIdle();
+    const [source, place] = await continued(inbox, this.#durable, tookOver);
+    return { source, place };
+  }
+
+  async #consume({ source, place }: Session): Promise<void> {
+    const lost = this.#lead?.lost;
+    const wake = () => this.#wake();
+    lost?.addEventListener("abort", wake);
+    let [failure, reading] = [undefined as unknown, undefined as Promise<void> | undefined];
+    const max = heldMax(this.#limits);
+    while (!this.#stop.aborted && !lost?.aborted && failure === undefined) {
+      this.#handOut();
+      const room = max - this.#queue.size;
+      // Not one pull for each message: of a few at once, unless nothing is left to do.
+      if (reading === undefined && room > 0 && (room >= max / 4 || this.#queue.ready === 0)) {
+        const read = this.#read(source, room, place).catch((error) => (failure = error ?? new Error("the pull ended")));
+        reading = read.finally(() => {
+          reading = undefined;
+          this.#wake();
+        });
+      }
+      await this.#woken.promise;
+      this.#woken = Promise.withResolvers();
+      // The messages of one packet arrive together, and may share a batch.
+      await turn();
+    }
+    lost?.removeEventListener("abort", wake);
+    await reading;
+    if (failure !== undefined) {
+      throw failure;
+    }
+    if (lost?.aborted && !this.#stop.aborted) {
+      throw new Error("the connection that holds the right to consume is gone");
+    }
+  }
+
+  /** One pull. */
+  async #read(source: Source, room: number, place: Place | undefined): Promise<void> {
+    const messages = await source.fetch({ max_messages: room, expires: PULL_MS });
+    for await (const message of messages) {
+      this.#delay = 0;
+      this.#take(message, place);
+      this.#wake();
+    }
+    this.#delay = 0;
+  }
+
+  #take(source: JsMsg, place: Place | undefined): void {
+    const given = received(source);
+    if (place !== undefined) {
+      given.deliveries! += checked(place, source.info.deliverySequence, source.seq);
+    }
+    if (given.headers["nats-marker-reason"] !== undefined) {
+      // The server writes it where messages of a subject have expired or were deleted: nobody has sent it.
+      tell(() => source.ack());
+      return;
+    }
+    const { filterSubject, durable } = this.#durable.wanted;
+    if (filterSubject && !matches(filterSubject.split("."), source.subject.split("."))) {
+      const which = `consumer ${durable}: a message on ${source.subject} is outside its filter ${filterSubject}, and is not handled`;
+      this.#batch.inbox.options.log.warn(`${which}: does another service use this durable? Give each its own`);
+      tell(() => source.nak(ELSEWHERE_MS));
+      return;
+    }
+    const key = given.headers["oncebox-ordering-key"];
+    this.#queue.push(`${source.seq} ${source.timestampNanos}`, key, { source, given });
+  }
+
+  #handOut(): void {
+    const { batch, concurrency } = this.#limits;
+    while (this.#running.size < concurrency && this.#queue.ready > 0 && !this.#stop.aborted) {
+      // A few messages go to workers that have none, rather than into one batch.
+      const share = Math.ceil(this.#queue.ready / (concurrency - this.#running.size));
+      const work = this.#handle(this.#queue.take(Math.min(batch, share))).finally(() => {
+        this.#running.delete(work);
+        this.#wake();
+      });
+      this.#running.add(work);
+    }
+  }
+
+  async #handle(taken: Held<Delivery>[]): Promise<void> {
+    const here = taken.filter(({ message }) => !isElsewhere(message.given));
+    const answers = await this.#batch.run(here.map(({ message }) => message.given));
+    here.forEach((held, n) => this.#ended(held, answers[n]!));
+    // Of payloads that are elsewhere one is in memory at a time.
+    for (const held of taken.filter(({ message }) => isElsewhere(message.given))) {
+      this.#ended(held, await this.#fetched(held.message.given).catch((error: Error) => error));
+    }
+  }
+
+  async #fetched(message: Message): Promise<Verdict | Error> {
+    let complete: Message;
+    try {
+      complete = await whole(this.#jetstream, message, this.#limits.objectBytesMax);
+    } catch (problem) {
+      if (problem instanceof Wrong) {
+        return await this.#batch.inbox.incomplete(message, problem);
+      }
+      throw problem;
+    }
+    return (await this.#batch.run([complete]))[0]!;
+  }
+
+  /** Acknowledges the message, or has it run again: here, in its place, if it has an ordering key. */
+  #ended(held: Held<Delivery>, answer: Verdict | Error): void {
+    const { log, backoffMs, scope } = { ...this.#batch.inbox.options, scope: this.#batch.inbox.scope };
+    const { source, given } = held.message;
+    if (answer instanceof Error) {
+      log.warn(`scope ${scope}: the message could not be handled now, will retry: ${line(answer)}`);
+      answer = { name: "in_flight", after: backoffMs[0] };
+    }
+    const { name, after } = answer;
+    if (name === "in_flight" || name === "retry") {
+      if (held.orderingKey !== undefined) {
+        // A failed run counts like a delivery.
+        given.deliveries! += name === "retry" ? 1 : 0;
+        this.#queue.rest(held, after);
+        return;
+      }
+      // nats-server wants a whole number, and would deliver the message again at once.
+      tell(() => source.nak(Math.ceil(after)));
+    } else {
+      if (source.info.deliveryCount > 2 && name === "replayed") {
+        const which = `message ${source.seq} of stream ${source.info.stream} comes again, delivery ${source.info.deliveryCount}`;
+        log.warn(`${which}: may this user publish to $JS.ACK.>?`);
+      }
+      tell(() => (name === "dead" || name === "mismatch" ? source.term() : source.ack()));
+    }
+    this.#queue.remove(held);
+  }
+
+  /** Tells JetStream that messages are in progress, so that they are not delivered again meanwhile. */
+  #progress(): void {
+    this.#queue.all().forEach(({ message }) => tell(() => message.source.working()));
+  }
+
+  /** Gives back what nobody works on, and waits for the handlers. In strict order it comes again in its place. */
+  async #drain(): Promise<void> {
+    const giveBack = () => {
+      const idle = this.#queue.drainIdle();
+      this.#limits.isStrict || idle.forEach(({ message }) => tell(() => message.source.nak()));
+    };
+    giveBack();
+    const { graceMs } = this.#limits;
+    // Nothing waits for handlers that are still running then; when the process ends, PostgreSQL
+    // rolls them back.
+    const late = sleep(graceMs + this.#batch.inbox.options.stepTimeoutMs, undefined, { ref: false }).then(() => {
+      throw new Error(`consumer ${this.#durable.wanted.durable}: handlers go on after the grace of its drain`);
+    });
+    await Promise.race([Promise.all(this.#running), late]);
+    giveBack();
+  }
+
+  async #pause(what: string, error: unknown): Promise<void> {
+    // The server is away, or the stream has no leader. The client reconnects by itself.
+    this.#delay = Math.min(2 * this.#delay || 200, 5000);
+    const which = `consumer ${this.#durable.wanted.durable} cannot ${what}, again in ${this.#delay} ms`;
+    this.#batch.inbox.options.log.warn(`${which}: ${line(error)}`);
+    await sleep(this.#delay, undefined, { signal: this.#stop }).catch(() => {});
+  }
+
+  #wake(): void {
+    this.#woken.resolve();
+  }
+}
+
+/** Makes the message that an inbox takes. */
+export function received(message: JsMsg): Message {
+  let headers: Record<string, string> = {};
+  try {
+    headers = collected(message.headers ?? []);
+  } catch {
+    // nats.js reads no header of a message that has a name with a blank or the like, as other clients
+    // can send. So the message has no key, and becomes a dead letter; else it would come for ever.
+  }
+  const { stream, streamSequence, deliveryCount } = message.info;
+  const microseconds = message.timestampNanos / 1000n;
+  const seconds = new Date(Number(microseconds / 1_000_000n) * 1000).toISOString().slice(0, 19);
+  const storedAt = `${seconds}.${String(microseconds % 1_000_000n).padStart(6, "0")}Z`;
+  const origin = { stream, sequence: streamSequence, storedAt };
+  return { subject: message.subject, payload: message.data, headers, origin, deliveries: deliveryCount };
+}
+
+/** Whether PostgreSQL or JetStream refused for a reason that does not go away: a wrong argument, a missing grant. */
+function isRefused(error: unknown): boolean {
+  const isOurs = error instanceof RangeError || error instanceof Refused;
+  const isOfServer = apiCode(error) !== undefined && (error as { status?: number }).status !== 503;
+  return isOurs || isOfServer || /^(3F|42|OB)[0-9A-Z]{3}$/.test(String((error as { code?: unknown }).code));
+}
+
+/** Whether the client has given up its reconnects: it never connects again, only a new process does. */
+function isClosed(error: unknown): boolean {
+  return (error as Error).name === "ClosedConnectionError";
+}
+
+/** Sends an acknowledgement. If it is lost, the message is delivered again and answered from the stored outcome. */
+function tell(send: () => void): void {
+  try {
+    send();
+  } catch {
+    // The connection is closed.
+  }
+}

@@ -1,0 +1,172 @@
+// Producers and handlers through the libraries of teams, as tests: with DATABASE_URL of a migrated database.
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+import { drizzle } from "drizzle-orm/node-postgres";
+import { drizzle as drizzleOver } from "drizzle-orm/postgres-js";
+import { integer, pgTable, text } from "drizzle-orm/pg-core";
+import { Kysely, PostgresDialect } from "kysely";
+import pg from "pg";
+import postgres from "postgres";
+import { DataSource, EntitySchema } from "typeorm";
+import { cancelDelayed, enqueue, enqueueAll, Inbox, type Context, type Transaction } from "../dist/index.js";
+import { poolOf, sqlOf } from "../dist/postgres-js.js";
+
+const url = process.env.DATABASE_URL!;
+const pool = new pg.Pool({ connectionString: url, max: 4 });
+const charges = pgTable("charge", { id: text().primaryKey(), cents: integer().notNull() });
+interface Charge {
+  id: string;
+  cents: number;
+}
+const Charges = new EntitySchema<Charge>({ name: "charge", columns: { id: { type: "text", primary: true }, cents: { type: "int" } } });
+
+const drizzled = drizzle({ client: pool });
+const kysely = new Kysely<{ charge: Charge }>({ dialect: new PostgresDialect({ pool }) });
+const typeorm = new DataSource({ type: "postgres", url, entities: [Charges] });
+const sql = postgres(url, { max: 2, onnotice: () => {} });
+const drizzledToo = drizzleOver({ client: sql });
+
+/** Each library's transaction, and a write in it. */
+const producers: Record<string, (work: (tx: Transaction, write: (id: string) => PromiseLike<unknown>) => Promise<void>) => Promise<unknown>> = {
+  drizzle: (work) => drizzled.transaction((tx) => work(tx, (id) => tx.insert(charges).values({ id, cents: 1 }))),
+  "drizzle over postgres.js": (work) => drizzledToo.transaction((tx) => work(tx, (id) => tx.insert(charges).values({ id, cents: 1 }))),
+  kysely: (work) => kysely.transaction().execute((tx) => work(tx, (id) => tx.insertInto("charge").values({ id, cents: 1 }).execute())),
+  typeorm: (work) => typeorm.transaction((tx) => work(tx, (id) => tx.insert(Charges, { id, cents: 1 }))),
+  "postgres.js": (work) => sql.begin((tx) => work(tx, (id) => tx`INSERT INTO charge (id, cents) VALUES (${id}, 1)`)),
+};
+
+before(async () => {
+  await pool.query("CREATE TABLE charge (id text PRIMARY KEY, cents int NOT NULL)");
+  await typeorm.initialize();
+});
+after(async () => {
+  await Promise.all([typeorm.destroy(), sql.end()]);
+  await kysely.destroy();
+});
+
+const messages = async (prefix: string) =>
+  (await pool.query("SELECT key, subject, convert_from(payload, 'UTF8') AS payload, headers FROM oncebox.message WHERE key LIKE $1 ORDER BY key", [`${prefix}%`])).rows;
+const charged = async (prefix: string) => (await pool.query("SELECT id FROM charge WHERE id LIKE $1 ORDER BY id", [`${prefix}%`])).rows.map(({ id }) => id);
+
+for (const [name, transaction] of Object.entries(producers)) {
+  const prefix = `p-${name.replaceAll(/[ .]/g, "")}`;
+  test(`${name}: a message is committed with the producer's writes, or neither is`, async () => {
+    await transaction(async (tx, write) => {
+      await write(`${prefix}-1`);
+      const message = { key: `${prefix}-1`, subject: "orders.placed", payload: { order: "ä" }, headers: { a: "b" }, orderingKey: "o" };
+      assert.equal(typeof (await enqueue(tx, message)), "bigint");
+      assert.equal(await enqueue(tx, message), null);
+      const later = { key: `${prefix}-later`, subject: "orders.remind", payload: {}, notBefore: new Date(Date.now() + 60_000) };
+      assert.equal(typeof (await enqueue(tx, later)), "bigint");
+      assert.equal(await cancelDelayed(tx, later.key), true);
+      const many = [2, 3, 4].map((n) => ({ key: `${prefix}-${n}`, subject: "orders.placed", payload: new Uint8Array([123, 125]) }));
+      const ids = await enqueueAll(tx, [...many, { ...message, payload: { order: "ä" } }]);
+      assert.deepEqual(ids.map((id) => typeof id), ["bigint", "bigint", "bigint", "object"]);
+    });
+    const error = await transaction(async (tx, write) => {
+      await write(`${prefix}-back`);
+      await enqueue(tx, { key: `${prefix}-back`, subject: "orders.placed", payload: {} });
+      throw new Error("no");
+    }).then(() => null, (error: Error) => error.message);
+    assert.equal(error, "no");
+    assert.deepEqual(await charged(prefix), [`${prefix}-1`]);
+    const sent = await messages(prefix);
+    assert.deepEqual(sent.map(({ key }) => key), [1, 2, 3, 4].map((n) => `${prefix}-${n}`));
+    assert.deepEqual([sent[0].payload, sent[0].headers.a, sent[1].payload], ['{"order":"ä"}', "b", "{}"]);
+  });
+}
+
+/** Of the inboxes that run over no pool of pg. */
+const pools: Record<string, pg.Pool> = { "postgres.js": poolOf(sql) };
+type Db = { insert(id: string): PromiseLike<unknown>; transaction(work: (db: { insert(id: string): PromiseLike<unknown> }) => Promise<void>): Promise<unknown> };
+/** The handler's transaction, as each library has it. */
+const handlers: Record<string, (cx: Context) => Db> = {
+  drizzle: (cx) => {
+    const db = drizzle({ client: cx.client });
+    const insert = (tx: Pick<typeof db, "insert">) => (id: string) => tx.insert(charges).values({ id, cents: 1 });
+    return { insert: insert(db), transaction: (work) => db.transaction((tx) => work({ insert: insert(tx) })) };
+  },
+  kysely: (cx) => {
+    const db = new Kysely<{ charge: Charge }>({ dialect: new PostgresDialect({ pool: cx.pool }) });
+    const insert = (tx: Kysely<{ charge: Charge }>) => (id: string) => tx.insertInto("charge").values({ id, cents: 1 }).execute();
+    return { insert: insert(db), transaction: (work) => db.transaction().execute((tx) => work({ insert: insert(tx) })) };
+  },
+  typeorm: (cx) => {
+    const runner = Object.assign(typeorm.createQueryRunner(), { databaseConnection: cx.client, isTransactionActive: true, transactionDepth: 1 });
+    const insert = (tx: typeof runner.manager) => (id: string) => tx.insert(Charges, { id, cents: 1 });
+    return { insert: insert(runner.manager), transaction: (work) => runner.manager.transaction((tx) => work({ insert: insert(tx) })) };
+  },
+};
+
+handlers["postgres.js"] = (cx) => {
+  const own = sqlOf<postgres.ReservedSql>(cx);
+  const insert = (id: string) => own`INSERT INTO charge (id, cents) VALUES (${id}, 1)`;
+  const transaction: Db["transaction"] = async (work) => {
+    await own`SAVEPOINT inner_one`;
+    await work({ insert }).catch(async (error) => {
+      await own`ROLLBACK TO SAVEPOINT inner_one`;
+      throw error;
+    });
+  };
+  return { insert, transaction };
+};
+
+for (const [name, db] of Object.entries(handlers)) {
+  const run = async (key: string, handler: (cx: Context) => Promise<unknown>) => {
+    const inbox = new Inbox(pools[name] ?? pool, `libraries:${name}`, { attemptsMax: 1, log: { info() {}, warn() {} } });
+    await inbox.register();
+    return await inbox.run(handler, { subject: "s", payload: Buffer.from("{}"), headers: { "idempotency-key": key } });
+  };
+  test(`${name}: a handler writes through it, once, and a transaction in it is a savepoint`, async () => {
+    const handler = async (cx: Context) => {
+      const own = db(cx);
+      await own.insert(`${name}-1`);
+      await own.transaction((tx) => Promise.resolve(tx.insert(`${name}-2`)).then(() => {}));
+      const failed = own.transaction(async (tx) => {
+        await tx.insert(`${name}-3`);
+        throw new Error("within");
+      });
+      await assert.rejects(failed, /within/);
+      await own.insert(`${name}-4`);
+    };
+    assert.equal((await run("one", handler)).name, "handled");
+    assert.equal((await run("one", handler)).name, "replayed");
+    assert.deepEqual(await charged(name), [1, 2, 4].map((n) => `${name}-${n}`));
+  });
+  test(`${name}: a handler that fails behind a transaction of the library leaves nothing`, async () => {
+    const handler = async (cx: Context) => {
+      await db(cx).transaction((tx) => Promise.resolve(tx.insert(`${name}-5`)).then(() => {}));
+      throw new Error("as it was told");
+    };
+    assert.equal((await run("two", handler)).name, "dead");
+    assert.deepEqual(await charged(`${name}-5`), []);
+  });
+  test(`${name}: replies, attempts and dead letters are stored as ever, and a COMMIT is refused`, async () => {
+    assert.deepEqual(await run("reply", async (cx) => (await db(cx).insert(`${name}-7`), { "ä": [1] })).then(({ reply }) => reply), { "ä": [1] });
+    assert.deepEqual((await run("reply", async () => {})).reply, { "ä": [1] });
+    const own = new Inbox(pools[name] ?? pool, `libraries:${name}`, { attemptsMax: 2, backoffMs: [1, 1], handlerTimeoutMs: 300, log: { info() {}, warn() {} } });
+    const origin = { stream: "S", sequence: 1, storedAt: "2026-11-23T13:00:00.000001Z" };
+    const again = (handler: (cx: Context) => Promise<unknown>, key: string) =>
+      own.run(handler, { subject: "s", payload: Buffer.from("{}"), headers: { "idempotency-key": key }, origin, deliveries: 2 });
+    const commits = async (cx: Context) => (await db(cx).insert(`${name}-8`), await (pools[name] ? sqlOf(cx)`COMMIT` : cx.client.query("COMMIT")));
+    assert.deepEqual([(await again(commits, "commits")).name, (await again(commits, "commits")).name], ["retry", "dead"]);
+    const hangs = async (cx: Context) => (await db(cx).insert(`${name}-9`), await new Promise(() => {}));
+    assert.deepEqual([(await again(hangs, "hangs")).name, (await again(hangs, "hangs")).name], ["retry", "dead"]);
+    assert.equal((await again(async (cx) => await db(cx).insert(`${name}-10`).then(() => {}), "after")).name, "handled");
+    assert.deepEqual((await Promise.all(["-8", "-9", "-10"].map((end) => charged(`${name}${end}`)))).map(({ length }) => length), [0, 0, 1]);
+  });
+  test(`${name}: work that a handler leaves behind is refused`, async () => {
+    let late: Promise<unknown> = Promise.resolve();
+    let go = () => {};
+    const ended = new Promise<void>((resolve) => (go = resolve));
+    const handler = async (cx: Context) => {
+      const own = db(cx);
+      late = ended.then(() => own.insert(`${name}-6`));
+      late.catch(() => {});
+    };
+    assert.equal((await run("three", handler)).name, "handled");
+    go();
+    await assert.rejects(late);
+    assert.deepEqual(await charged(`${name}-6`), []);
+  });
+}
