@@ -144,7 +144,7 @@ func (p *pump) take(message jetstream.Msg) error {
 		}
 		received.Deliveries += earlier
 	}
-	if _, isMarker := received.Headers["nats-marker-reason"]; isMarker {
+	if _, isMarker := received.Headers["nats-marker-reason"]; isMarker && len(received.Payload) == 0 {
 		// The stream has deleted the last message of a subject by its age, and says so. Nobody sent this.
 		return message.Ack()
 	}

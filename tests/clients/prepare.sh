@@ -102,6 +102,7 @@ go_client() {
   cp tests/clients/*.go "$directory"
   cp -r tests/clients/spans tests/clients/orms "$directory"
   mv "$directory/traced.go" "$directory/spans"
+  mv "$directory/measured.go" "$directory/orms"
   (
     cd clients/go
     go vet ./...

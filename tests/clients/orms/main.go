@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/jmoiron/sqlx"
 	"github.com/lib/pq"
+	"github.com/prometheus/client_golang/prometheus"
 	"gorm.io/driver/postgres"
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
@@ -178,7 +180,7 @@ func main() {
 	must(err)
 	orm, err := gorm.Open(postgres.Open(url), &gorm.Config{Logger: logger.Discard})
 	must(err)
-	inbox := oncebox.NewInbox(pool, "orms:test", oncebox.InboxOptions{AttemptsMax: 1})
+	inbox := oncebox.NewInbox(pool, "orms:test", oncebox.InboxOptions{AttemptsMax: 1, Tracer: measured})
 	must(inbox.Register(ctx))
 	run := func(library string, handler oncebox.Handler, expected string) {
 		for range 2 { // the second one is answered
@@ -198,4 +200,13 @@ func main() {
 	run("sqlc", withSQLC, "handled")
 	run("sqlx", withSQLX, "handled")
 	run("commits", commits, "dead")
+	families, err := prometheus.DefaultGatherer.Gather()
+	must(err)
+	for _, family := range families {
+		for _, metric := range family.GetMetric() {
+			if strings.HasPrefix(family.GetName(), "handler") {
+				fmt.Println(family.GetName(), metric.GetLabel()[0].GetValue(), metric.GetHistogram().GetSampleCount(), metric.GetGauge().GetValue())
+			}
+		}
+	}
 }

@@ -1,6 +1,7 @@
 //! Handlers, errors and connections that end in odd ways, each with its verdict.
 
-use oncebox_tests::TestEnv;
+use async_nats::HeaderMap;
+use oncebox_tests::{Program, TestEnv, eventually};
 use tokio::{process::Command, time::timeout};
 
 use super::shop::{LIMIT, Programs, lines};
@@ -32,4 +33,39 @@ async fn go() {
     assert!(log.contains("the tracer panicked"), "{log}");
     let sent = "SELECT concat_ws(' ', key, ordering_key, payload) FROM oncebox.message ORDER BY id";
     assert_eq!(lines(&env.pg().await, sent).await, [r"a o \x31", r"b \xff", r"c \x33"]);
+}
+
+#[tokio::test]
+async fn a_new_durable_of_go_begins_now_and_passes_over_delete_markers() {
+    let Some(programs) = Programs::of("go") else { return };
+    let env = TestEnv::new().await;
+    env.stream().await;
+    let postgres = env.pg().await;
+    let tables = "CREATE TABLE effect (id bigserial, key text, n int); CREATE TABLE tried (key text, n int)";
+    postgres.batch_execute(tables).await.unwrap();
+    let jetstream = env.jetstream().await;
+    let publish = async |name: &str, value: &str, payload: &str| {
+        let mut headers = HeaderMap::new();
+        headers.insert(name, value);
+        let sent = jetstream.publish_with_headers(env.subject("a"), headers, payload.to_owned().into()).await;
+        sent.unwrap().await.unwrap();
+    };
+    publish("Idempotency-Key", "old", r#"{"key": "old", "n": 0}"#).await;
+    let environment = [
+        ("DATABASE_URL", env.database_url().to_owned()),
+        ("NATS_URL", env.nats_url().to_owned()),
+        ("STREAM", env.name().to_owned()),
+        ("ORDER", "now".to_owned()),
+        ("BATCH", "1".to_owned()),
+    ];
+    let mut program = Program::start_file(&programs.file("ordering"), &[], &environment).await.unwrap();
+    eventually("it begins", LIMIT, async || program.log().contains("the consumer starts").then_some(()))
+        .await;
+    publish("Nats-Marker-Reason", "MaxAge", "").await;
+    publish("Idempotency-Key", "new", r#"{"key": "new", "n": 0}"#).await;
+    let effects = async || lines(&postgres, "SELECT key FROM effect").await;
+    eventually("the new one is handled", LIMIT, async || (!effects().await.is_empty()).then_some(())).await;
+    program.stop().await.unwrap();
+    assert_eq!(effects().await, ["new"]);
+    assert_eq!(lines(&postgres, "SELECT reason FROM oncebox.dead_letter").await, [""; 0]);
 }

@@ -41,6 +41,14 @@ async fn go() {
     program.env("DATABASE_URL", env.database_url()).kill_on_drop(true);
     let output = timeout(LIMIT, program.output()).await.expect("the program ends").unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said = String::from_utf8_lossy(&output.stdout);
+    for measured in [
+        "handler_seconds done 3 0",
+        "handler_seconds *errors.errorString 1 0",
+        "handlers_running orms:test 0 0",
+    ] {
+        assert!(said.contains(measured), "{said}");
+    }
     let effects = lines(&client, "SELECT library FROM effects ORDER BY id").await;
     assert_eq!(effects, ["stdlib sent", "pq sent", "gorm", "sqlc", "sqlx"]);
     let sent = lines(&client, "SELECT key FROM oncebox.message ORDER BY id").await;
