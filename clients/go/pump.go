@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -147,6 +148,12 @@ func (p *pump) take(message jetstream.Msg) error {
 	if _, isMarker := received.Headers["nats-marker-reason"]; isMarker && len(received.Payload) == 0 {
 		// The stream has deleted the last message of a subject by its age, and says so. Nobody sent this.
 		return message.Ack()
+	}
+	filter := p.options.FilterSubject
+	if filter != "" && !matches(strings.Split(filter, "."), strings.Split(message.Subject(), ".")) {
+		slog.Error("a message outside of the consumer's filter: another service has changed the durable, and needs a name of its own",
+			"consumer", p.durable, "stream", p.stream, "subject", received.Subject, "filter", filter)
+		return message.NakWithDelay(time.Second)
 	}
 	line, _, err := single(received.Headers, "oncebox-ordering-key")
 	if err != nil {

@@ -74,6 +74,7 @@ func main() {
 	if os.Getenv("ORDER") == "strict" {
 		options.Order = oncebox.Strict
 	}
+	options.FilterSubject = os.Getenv("FILTER")
 	options.FromNow = os.Getenv("ORDER") == "now"
 	if options.Batch, err = strconv.Atoi(os.Getenv("BATCH")); err != nil {
 		log.Fatal(err)
