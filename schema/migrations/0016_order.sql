@@ -32,13 +32,18 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.lead_consumer IS 'Whether this transaction may consume, alone, in strict order; asked again in it until it may. The right ends with the transaction, which stays open: send a statement in it more often than every pause, for PostgreSQL ends its session otherwise.';
 
+-- When a stream was created, as one text, in any form that a client library gives it.
+CREATE FUNCTION {schema}.stream_time(created text) RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN extract(epoch FROM created::timestamptz)::text;
+
 -- Where a strictly ordered consumer that JetStream does not have goes on: NULL for one that has
 -- never been continued.
 CREATE FUNCTION {schema}.consumer_place(stream text, durable text, stream_created text) RETURNS bigint
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   SELECT p.next_sequence
   FROM {schema}.consumer_position AS p
-  WHERE p.stream = $1 AND p.durable = $2 AND p.stream_created = $3
+  WHERE p.stream = $1 AND p.durable = $2 AND p.stream_created = {schema}.stream_time($3)
 $$;
 COMMENT ON FUNCTION {schema}.consumer_place IS 'The sequence from which a strictly ordered consumer goes on that JetStream does not have: NULL for one that has never been continued.';
 
@@ -57,7 +62,8 @@ BEGIN
       USING ERRCODE = 'OB011', HINT = 'The next sequence is the one behind the acknowledgement floor of the JetStream consumer.';
   END IF;
   INSERT INTO {schema}.consumer_position AS p (stream, durable, stream_created, next_sequence, takeovers)
-  VALUES (continue_consumer.stream, continue_consumer.durable, continue_consumer.stream_created, continue_consumer.next_sequence, counted)
+  VALUES (continue_consumer.stream, continue_consumer.durable, {schema}.stream_time(continue_consumer.stream_created),
+          continue_consumer.next_sequence, counted)
   ON CONFLICT ON CONSTRAINT consumer_position_pkey DO UPDATE
   SET stream_created = excluded.stream_created,
       next_sequence = excluded.next_sequence,

@@ -122,7 +122,7 @@ class Durable:
                 f"stream {self.stream} has interest retention, which deletes messages when a consumer is created again;"
                 " strict order needs limits or work-queue retention"
             )
-        last, created = info["state"]["last_seq"], _as_rust_writes(info["created"])
+        last, created = info["state"]["last_seq"], info["created"]
         found = await self.find()
         if found and not found.num_ack_pending and found.delivered.stream_seq <= last:
             await self.prepare()
@@ -166,10 +166,3 @@ def next_sequence(found: ConsumerInfo, last_sequence: int) -> int:
     start = found.config.opt_start_seq if is_started else 1
     # Never beyond the stream's end: after a loss there, new messages get the lost ones' numbers.
     return min(max(found.ack_floor.stream_seq + 1, start or 1), last_sequence + 1)
-
-
-def _as_rust_writes(created: str) -> str:
-    """2026-11-28T03:06:05.12Z as 2026-11-28 3:06:05.12 +00:00:00: consumers in Rust look for this text."""
-    date, _, time = created.removesuffix("Z").partition("T")
-    hour, _, rest = time.partition(":")
-    return f"{date} {int(hour)}:{rest if '.' in rest else rest + '.0'} +00:00:00"

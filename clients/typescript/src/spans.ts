@@ -48,7 +48,7 @@ function instruments() {
   if (provider !== undefined && provider !== known?.provider) {
     const meter = provider.getMeter("oncebox");
     const messages = meter.createCounter("oncebox_inbox_messages", { description: "How messages ended, by outcome" });
-    const seconds = meter.createHistogram("oncebox_inbox_handler_seconds", { description: "How long runs of the handler took", unit: "s" });
+    const seconds = meter.createHistogram("oncebox_inbox_run_seconds", { description: "How long runs of the handler took", unit: "s" });
     const running = meter.createUpDownCounter("oncebox_inbox_running", { description: "Runs of the handler under way" });
     known = { provider, messages, seconds, running };
   }

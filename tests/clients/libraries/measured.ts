@@ -27,7 +27,7 @@ test("runs, durations, outcomes and runs under way are measured", async () => {
   const points = (name: string) => measured.find(({ descriptor }) => descriptor.name === name)!.dataPoints as { attributes: Record<string, unknown>; value: any }[];
   const outcomes = Object.fromEntries(points("oncebox_inbox_messages").map(({ attributes, value }) => [attributes.outcome, value]));
   assert.deepEqual(outcomes, { handled: 1, replayed: 1, rejected: 1, dead: 1 });
-  assert.equal(points("oncebox_inbox_handler_seconds")[0]!.value.count, 3);
+  assert.equal(points("oncebox_inbox_run_seconds")[0]!.value.count, 3);
   assert.equal(points("oncebox_inbox_running")[0]!.value, 0);
   await provider.shutdown();
   await pool.end();

@@ -28,12 +28,22 @@ macro_rules! clients {
 
             #[tokio::test]
             async fn strict_order_survives_kills_and_suspensions() {
-                super::strict(stringify!($client)).await;
+                super::strict([stringify!($client); 2]).await;
             }
         }
     )*};
 }
 clients!(python, typescript, go);
+
+#[tokio::test]
+async fn python_and_go_take_over_from_each_other() {
+    strict(["python", "go"]).await;
+}
+
+#[tokio::test]
+async fn go_and_typescript_take_over_from_each_other() {
+    strict(["go", "typescript"]).await;
+}
 
 const TABLES: &str = "
 CREATE TABLE effect (id bigserial, key text NOT NULL, n int NOT NULL);
@@ -98,14 +108,13 @@ async fn in_one_process(client: &str, batch: &str) {
     program.stop().await.unwrap();
 }
 
-async fn strict(client: &str) {
-    let Some(programs) = Programs::of(client) else { return };
+async fn strict(clients: [&str; 2]) {
+    let [Some(one), Some(other)] = clients.map(Programs::of) else { return };
     let env = TestEnv::new().await;
     let stream = env.stream().await;
     let postgres = env.pg().await;
     postgres.batch_execute(TABLES).await.unwrap();
-    let (first, second) =
-        (start(&env, &programs, "strict", "1").await, start(&env, &programs, "strict", "1").await);
+    let (first, second) = (start(&env, &one, "strict", "1").await, start(&env, &other, "strict", "1").await);
     let mut processes = [first, second];
     let leads = |program: &Program| program.log().matches("this process consumes").count();
     let mut known = [0, 0];
