@@ -1021,7 +1021,7 @@ CREATE FUNCTION oncebox.consumer_place(stream text, durable text, stream_created
     AS $_$
   SELECT p.next_sequence
   FROM "oncebox".consumer_position AS p
-  WHERE p.stream = $1 AND p.durable = $2 AND p.stream_created = $3
+  WHERE p.stream = $1 AND p.durable = $2 AND p.stream_created = "oncebox".stream_time($3)
 $_$;
 
 COMMENT ON FUNCTION oncebox.consumer_place(stream text, durable text, stream_created text) IS 'The sequence from which a strictly ordered consumer goes on that JetStream does not have: NULL for one that has never been continued.';
@@ -1040,7 +1040,8 @@ BEGIN
       USING ERRCODE = 'OB011', HINT = 'The next sequence is the one behind the acknowledgement floor of the JetStream consumer.';
   END IF;
   INSERT INTO "oncebox".consumer_position AS p (stream, durable, stream_created, next_sequence, takeovers)
-  VALUES (continue_consumer.stream, continue_consumer.durable, continue_consumer.stream_created, continue_consumer.next_sequence, counted)
+  VALUES (continue_consumer.stream, continue_consumer.durable, "oncebox".stream_time(continue_consumer.stream_created),
+          continue_consumer.next_sequence, counted)
   ON CONFLICT ON CONSTRAINT consumer_position_pkey DO UPDATE
   SET stream_created = excluded.stream_created,
       next_sequence = excluded.next_sequence,
@@ -3511,6 +3512,10 @@ END $_$;
 
 COMMENT ON FUNCTION oncebox.step_key(key text, step text) IS 'The key of one step below this key: KEY:STEP, of letters in lower case, digits, ".", "_" and "-".';
 
+CREATE FUNCTION oncebox.stream_time(created text) RETURNS text
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN (EXTRACT(epoch FROM (created)::timestamp with time zone))::text;
+
 CREATE FUNCTION oncebox.stuck_event() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -5580,6 +5585,8 @@ GRANT ALL ON FUNCTION oncebox.start_saga(type text, business_id text, key text, 
 
 REVOKE ALL ON FUNCTION oncebox.step_key(key text, step text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.step_key(key text, step text) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.stream_time(created text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.stuck_event() FROM PUBLIC;
 
