@@ -1,5 +1,6 @@
 /** Lets inboxes and the HTTP layer run over connections of postgres.js, in place of a pool of pg. */
 import { EventEmitter } from "node:events";
+import { setTimeout as sleep } from "node:timers/promises";
 import type { Pool } from "pg";
 
 import type { Context } from "./message.ts";
@@ -31,17 +32,21 @@ export function sqlOf<Sql = any>({ client }: Pick<Context, "client">): Sql {
   });
 }
 
+/** postgres.js 3.4.9 forgets who waits in reserve() when a connection closes: so each waits for so long, and asks again. */
+const ASK_AGAIN_MS = 500;
+
 async function connected(sql: PostgresJs, limitMs: number): Promise<Borrowed> {
-  const reserving = sql.reserve();
-  let timer: NodeJS.Timeout | undefined;
-  const late = new Promise<never>((_, reject) => {
-    timer = setTimeout(() => {
-      reserving.then((reserved) => reserved.release(), () => {});
-      reject(new Error(`postgres.js had no connection for ${limitMs} ms: is its \`max\` too small?`));
-    }, limitMs);
-  });
-  const reserved = await Promise.race([reserving, late]).finally(() => clearTimeout(timer));
-  return new Borrowed(sql, reserved);
+  const deadline = performance.now() + limitMs;
+  while (performance.now() < deadline) {
+    const reserving = sql.reserve();
+    const late = sleep(Math.min(ASK_AGAIN_MS, deadline - performance.now()), undefined, { ref: false });
+    const reserved = await Promise.race([reserving, late]);
+    if (reserved !== undefined) {
+      return new Borrowed(sql, reserved);
+    }
+    reserving.then((reserved) => reserved.release(), () => {});
+  }
+  throw new Error(`postgres.js had no connection for ${limitMs} ms: is its \`max\` too small?`);
 }
 
 /** As much of a client of pg as an inbox needs. */

@@ -146,7 +146,7 @@ const RIGHTS: &[(&str, &str)] = &[
     ("c", "SELECT * FROM oncebox.sweep_inboxes()"),
     ("", "UPDATE oncebox.inbox_sweep SET next_block = 1"),
     ("", "DELETE FROM oncebox.inbox_sweep"),
-    ("c", "SELECT oncebox.consumer_place('s', 'd', 't')"),
+    ("c", "SELECT oncebox.consumer_place('s', 'd', '2026-01-01T00:00:00Z')"),
     ("", "SELECT * FROM oncebox.sweep_inbox(0, 9, false)"),
     ("o", "SELECT * FROM oncebox.prune_inbox(0, 9, false, 'mina', NULL)"),
     ("co", "SELECT * FROM oncebox.dead_letter"),
