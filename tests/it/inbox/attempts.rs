@@ -245,7 +245,7 @@ async fn a_standby_keeps_one_connection() {
     let second = Running::start(strict().await, builder(&env).build().unwrap(), Does::effect());
     let pg = env.pg().await;
     let asks = "SELECT pid, query_start::text FROM pg_stat_activity
-                WHERE datname = current_database() AND query LIKE '%SELECT pg_try_advisory_xact_lock(%' AND pid <> pg_backend_pid()";
+                WHERE datname = current_database() AND query LIKE '%lead_consumer(%' AND pid <> pg_backend_pid()";
     let mut seen = Vec::new();
     eventually("it asks four times", LIMIT, async || {
         for row in pg.query(asks, &[]).await.unwrap() {
