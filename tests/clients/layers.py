@@ -1,6 +1,6 @@
 """The HTTP layer around routers, mounts, wrappers, readers of bodies, files, background tasks and SQLAlchemy.
 
-Prints `all is well`: see tests/it/clients/python_libraries.rs.
+Prints `all is well`: see tests/it/clients/libraries.rs.
 """
 
 import asyncio
@@ -195,12 +195,16 @@ async def sqlalchemy(pool):
             await own.connection.execute(text("INSERT INTO effect (key) VALUES (:key)"), {"key": own.key})
             await own.connection.commit()
             await oncebox.enqueue(own.connection, oncebox.step_key(own.key, "pay"), "a.b", {})
-            return PlainTextResponse("", 500 if request.headers.get("content-length") == "2" else 201)
+            # The length of the body chooses the status.
+            return PlainTextResponse("", [201, 500, 402][int(request.headers["content-length"]) - 1])
 
         app = layer(Starlette(routes=[Route("/orders", place, methods=["POST"])]), engine)
         assert (await send(app, "/orders", b"77", driver))[0] == 500 and await count(pool, driver) == 0
         assert [(await send(app, "/orders", key=driver))[0] for _ in range(2)] == [201, 201]
         assert await count(pool, driver) == 1
+        # A no is stored without the writes, and answers copies.
+        assert [(await send(app, "/orders", b"777", f"{driver}-no"))[0] for _ in range(2)] == [402, 402]
+        assert await count(pool, f"{driver}-no") == 0
         await engine.dispose()
 
 

@@ -1,6 +1,6 @@
 """A service that writes through its own library: enqueues in its transactions, and handles messages.
 
-Prints `all is well`: see tests/it/clients/python_libraries.rs.
+Prints `all is well`: see tests/it/clients/libraries.rs.
 """
 
 import asyncio

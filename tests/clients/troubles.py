@@ -1,4 +1,4 @@
-"""Errors of handlers and of the database, as the inbox tells them apart: see tests/it/clients/python_libraries.rs.
+"""Errors of handlers and of the database, as the inbox tells them apart: see tests/it/clients/libraries.rs.
 
 Prints `all is well`.
 """

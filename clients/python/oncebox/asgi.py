@@ -353,6 +353,8 @@ class Idempotency:
         """Stores a no, without the handler's writes. Unless that works, the client does not get it: a copy
         that comes later could be done."""
         try:
+            # Another library may have begun a transaction for the look at the session.
+            await connection.rollback()
             stored = await self._look(connection, pending)
         except psycopg.OperationalError as error:
             raise Problem("unavailable") from error

@@ -67,6 +67,10 @@ class Consumer:
             raise ValueError(f"a batch of {batch} messages; the limit is 1 to 1000")
         if order not in ("process", "strict"):
             raise ValueError(f'order {order!r} is neither "process" nor "strict"')
+        if concurrency is not None and concurrency < 1:
+            raise ValueError(f"concurrency {concurrency}: at least one transaction at once is needed")
+        if not (start in (None, "now") or isinstance(start, datetime)):
+            raise ValueError(f'start {start!r} is neither a datetime nor "now"')
         if isinstance(start, datetime) and start.utcoffset() is None:
             raise ValueError("start has no time zone: use datetime.now(timezone.utc) - timedelta(...)")
         self.filter_subject, self.batch, self.order, self.start = filter_subject, batch, order, start

@@ -180,7 +180,7 @@ async fn replays_keep_a_rate_and_go_on_after_a_kill() {
     // A message is in the stream a moment before it is settled, and only then replayed.
     eventually("all messages are settled", LIMIT, async || {
         let (_, would, _) = run(env.database_url(), &["outbox", "replay", "--all", "--dry-run"]).await;
-        (would == "would replay 60 messages\n").then_some(())
+        would.starts_with("would replay 60 messages\nto replay these rows").then_some(())
     })
     .await;
     let database = [("DATABASE_URL", env.database_url())];
