@@ -96,6 +96,12 @@ impl Operator {
         let Some(outbox) = stands.first().map(|row| row.get("outbox")) else {
             return Err(problem("the outbox has no lanes"));
         };
+        let adopted_at = stands.first().and_then(|row| row.get::<_, Option<SystemTime>>("adopted_at"));
+        if let Some(at) = adopted_at.filter(|at| asked.since.is_none_or(|since| since < *at)) {
+            let at = humantime::format_rfc3339_seconds(at);
+            info!("this outbox was a copy until {at}: earlier messages are the original's, and left out");
+        }
+        let asked = &Verification { since: asked.since.max(adopted_at), ..asked.clone() };
         let mut comparison = Comparison {
             verified: Verified {
                 stream: asked.stream.clone(),

@@ -132,6 +132,10 @@ async fn a_copy_under_another_name_is_silent_until_it_is_adopted_as_its_own() {
     let own: Vec<_> = all.iter().filter(|stored| stored.key.starts_with("own-")).collect();
     assert_eq!(own.len(), 2, "its own messages, and nothing of the backlog: {all:?}");
     assert_ne!(own[0].msg_id[..12], all[0].msg_id[..12], "its messages have other ids");
+    let env = &production.env;
+    let verify = ["outbox", "verify", "--stream", env.name(), "--nats-url", env.nats_url()];
+    let (code, text) = command(&url, &verify).await;
+    assert!(code == 0 && text.contains("0 missing"), "the others were the original's to send: {text}");
     let sql = "SELECT operator, reason FROM oncebox.audit WHERE action = 'adopt'";
     let row = client(&url).await.query_one(sql, &[]).await.unwrap();
     assert_eq!(row.get::<_, &str>(0), "mina");
