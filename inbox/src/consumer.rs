@@ -59,8 +59,8 @@ pub enum Order {
     /// consumer at its acknowledgement floor, so that everything unsettled comes again in stream
     /// order; the inbox answers copies of handled messages from the stored outcomes.
     ///
-    /// A process that is suspended, or cut off, loses the right to consume after 30 seconds; the keys
-    /// of its running handlers are free after their `handler_timeout`.
+    /// A process that is suspended, or cut off, loses the right to consume after 30 seconds; the
+    /// keys of its running handlers are free after their `handler_timeout`.
     ///
     /// Keeps one connection of the inbox's pool, standing by as well, for a transaction that holds
     /// an advisory lock and is idle: give the pool one connection more than messages are handled at
