@@ -71,7 +71,7 @@ func enqueue(message Outgoing, query func(string, ...any) row) (id int64, err er
 }
 
 // EnqueueAll is [Enqueue] for up to 10,000 messages in one call: their ids in this order, and 0 for each
-// that is enqueued already. None may have a NotBefore, and the schema is that of the first.
+// that is enqueued already. None may have a NotBefore, and all have one schema.
 func EnqueueAll(ctx context.Context, tx pgx.Tx, messages []Outgoing) (ids []int64, err error) {
 	return enqueueAll(messages, func(sql string, parameters ...any) row { return tx.QueryRow(ctx, sql, parameters...) })
 }
@@ -90,6 +90,10 @@ func enqueueAll(messages []Outgoing, query func(string, ...any) row) (ids []int6
 		payload, err := body(message.Payload)
 		if err != nil {
 			return nil, fmt.Errorf("encode the payload of key %q: %w", message.Key, err)
+		}
+		if message.Schema != messages[0].Schema {
+			return nil, fmt.Errorf("key %q is for schema %q, and others are for %q: enqueue them by themselves",
+				message.Key, message.Schema, messages[0].Schema)
 		}
 		if !message.NotBefore.IsZero() {
 			return nil, fmt.Errorf("key %q has a NotBefore: enqueue it by itself", message.Key)

@@ -20,22 +20,22 @@ const (
 	aborted   = "the transaction was aborted by an error that the handler did not return"
 )
 
-// transaction is what the transaction is known by that a handler writes through.
+// transaction has the marks of the transaction that a handler writes through.
 type transaction struct {
 	// xid is the id of the transaction that has claimed the key.
 	xid string
 	// session has the settings of the session when the handler began, sessionThen just before COMMIT.
 	session, sessionThen string
-	// isUnsure says that COMMIT has been sent, and nobody knows what PostgreSQL has made of it.
+	// isUnsure says that COMMIT has been sent, and PostgreSQL's answer is lost.
 	isUnsure bool
-	// isSpoiled says that the server refuses what this connection is for.
+	// isSpoiled says that the server refuses this connection's work.
 	isSpoiled bool
 	// isClosed says that its connection was closed.
 	isClosed bool
 }
 
 // release rolls back what is not committed. It closes a connection where that fails, and one that the
-// handler has changed for all messages behind.
+// handler has changed for all later messages.
 func release(ctx context.Context, connection *pgxpool.Conn, current *transaction) {
 	defer connection.Release()
 	defer func() { current.isClosed = connection.Conn().IsClosed() }()
@@ -76,7 +76,7 @@ func commit(ctx context.Context, tx pgx.Tx, current *transaction, settle string,
 	if settle != "" {
 		batch.Queue(settle, parameters...)
 	}
-	batch.Queue("COMMIT") // not executed behind an error
+	batch.Queue("COMMIT") // not executed after an error
 	current.isUnsure = true
 	results := tx.SendBatch(ctx, batch)
 	err := results.QueryRow().Scan(&current.sessionThen)

@@ -95,6 +95,8 @@ func main() {
 		ids, err := oncebox.EnqueueAll(ctx, tx, many)
 		must(err)
 		again, err := oncebox.EnqueueAll(ctx, tx, append(many, oncebox.Outgoing{Key: "c", Subject: "orders.c", Payload: 3}))
+		_, mixed := oncebox.EnqueueAll(ctx, tx, append(many, oncebox.Outgoing{Key: "d", Subject: "orders.d", Schema: "other"}))
+		fmt.Println("mixed:", mixed)
 		fmt.Println("many:", ids[0] > 0, ids[1] > ids[0], again[:2], again[2] > ids[1])
 		return err
 	}))

@@ -17,9 +17,9 @@ from .spans import handling
 from .transaction import Run, Unattempted, before_handler, check_handler, check_open, check_session, connected, limited
 from .wire import SESSION, Handle, execute_all, rows
 
-# After so many seconds no other handler of a batch begins: its locks must not be held for long.
+# After these seconds no other handler of a batch begins: its locks must not be held for long.
 ROUND = 0.5
-# Behind so many failures the rest of a batch is run one by one, since each runs the others again.
+# After this number of failures the rest of a batch is run one by one, since each runs the others again.
 FAILURES_MAX = 3
 CHANGED = "the handler changed the role or a setting of the session, which others would have met"
 
@@ -37,7 +37,7 @@ class Entry:
 @dataclass(frozen=True)
 class SetHandler:
     """A handler of many messages at once: `async def handle(connection, entries)` writes for all of them,
-    and returns None, or for each entry in order what a handler returns. If it raises, the set is halved
+    and returns None, or a handler's result for each entry in order. If it raises, the set is halved
     until the entry that fails is alone."""
 
     handle: Callable[[Any, Sequence[Entry]], Awaitable[Sequence[Any] | None]]
@@ -85,17 +85,17 @@ class Batch:
             "SELECT place::text, answer, outcome::text, CASE WHEN place = 1 THEN " + SESSION + " END"
             " FROM {schema}.claim_batch(%s, %s::text[], %s::text[], %s::bytea[], %s::text[]::bigint[], make_interval(secs => %s::text::float8))"
         )
-        # The cast fails, and so does all behind it.
+        # The cast fails, and so do all later statements.
         self._settle = inbox._sql(
             f"SELECT CASE WHEN {SESSION} IS DISTINCT FROM %s::text THEN concat('{CHANGED}', pg_current_xact_id_if_assigned())::int END; "
             "SELECT {schema}.settle_batch(%s, %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]); COMMIT"
         )
 
     async def run(self, messages: Sequence[Message]) -> list[Verdict | Exception]:
-        """Handles these messages, and answers each; an exception means what it does for `Inbox.run`."""
+        """Handles these messages, and answers each; an exception means the same as from `Inbox.run`."""
         answers: dict[int, Verdict | Exception] = {}
         claims, alone, failures = {}, [], 0
-        # Of these ordering keys a message waits for its next run, and so do those behind it.
+        # Of these ordering keys a message waits for its next run, and so do the later ones.
         waiting: set[str | None] = set()
         for place, message in enumerate(messages):
             try:

@@ -120,6 +120,8 @@ class _Running:
         text = "consumer %s begins: stream %s, scope %s, filter %s, concurrency %d, batch %d, order %s"
         of = (self.of.durable, self.of.stream, self.inbox.scope, self.of.filter_subject or ">")
         log.info(text, *of, self.of.concurrency, self.of.batch, self.of.order)
+        # Also while it stands by.
+        metrics.consumes(self.inbox.scope, False)
         await self._register()
         with leader as leading:
             pump = asyncio.create_task(self._pump(leading))

@@ -34,7 +34,7 @@ export class Durable {
     return this.#jetstream.jetstreamManager();
   }
 
-  /** Finds or creates it, and changes what would lose or withhold messages. */
+  /** Finds or creates it, and changes settings that would lose or withhold messages. */
   async open(): Promise<Source> {
     const { stream, durable, start } = this.wanted;
     const manager = await this.manager();

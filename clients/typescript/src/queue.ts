@@ -55,14 +55,14 @@ export class Queue<M> {
     return true;
   }
 
-  /** Up to so many messages to work on, each of another ordering key. */
+  /** Up to `count` messages to work on, each of another ordering key. */
   take(count: number): Held<M>[] {
     const taken = this.#ready.splice(0, count);
     taken.forEach((held) => (held.state = "running"));
     return taken;
   }
 
-  /** The message has ended; the one behind it is ready. */
+  /** The message has ended; the next one of its ordering key is ready. */
   remove(held: Held<M>): void {
     this.#held.delete(held.id);
     clearTimeout(this.#resting.get(held));
@@ -78,7 +78,7 @@ export class Queue<M> {
     }
   }
 
-  /** The message is ready again after so many milliseconds. It keeps its place: those behind it wait. */
+  /** The message is ready again after `ms`. It keeps its place: later ones of its ordering key wait. */
   rest(held: Held<M>, ms: number): void {
     held.state = "resting";
     const wake = () => {
@@ -90,7 +90,7 @@ export class Queue<M> {
     this.#resting.set(held, setTimeout(wake, ms));
   }
 
-  /** Takes out all that nobody works on, in the order they came. */
+  /** Takes out all that are not running, in the order they came. */
   drainIdle(): Held<M>[] {
     const idle = this.all().filter(({ state }) => state !== "running");
     // Nothing becomes ready meanwhile.

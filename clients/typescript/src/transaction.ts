@@ -1,4 +1,4 @@
-/** The transaction that a handler writes through: its steps, its end, and what it leaves behind. */
+/** The transaction that a handler writes through: its steps, its end, and the work that it leaves unfinished. */
 import type { Pool, PoolClient } from "pg";
 
 import { found, hasState, isOfPostgres, isUseless } from "./errors.ts";
@@ -8,7 +8,7 @@ import { close, query, type Query, SESSION, together } from "./wire.ts";
 export const ENDED = "the handler ended the transaction by itself";
 const ABORTED = "the transaction was aborted by an error that the handler did not throw";
 
-/** Of the run of a handler that is under way, what its transaction is known by. */
+/** Of the run of a handler that is under way, the marks of its transaction. */
 export interface Run {
   /** The id of the transaction that has claimed the key. */
   xid?: string | undefined;
@@ -16,7 +16,7 @@ export interface Run {
   session?: string | undefined;
   /** The same just before COMMIT. */
   sessionThen?: string | undefined;
-  /** Whether COMMIT has been sent, and nobody knows what PostgreSQL has made of it. */
+  /** Whether COMMIT has been sent, and PostgreSQL's answer is lost. */
   isUnsure?: boolean;
 }
 
@@ -55,7 +55,7 @@ export async function within<R>(client: PoolClient, run: Run, limitMs: number, w
   }
 }
 
-/** Rolls back what is open. Returns whether the handler has changed the session for all behind it. */
+/** Rolls back what is open. Returns whether the handler has changed the session for all later messages. */
 export async function rollBack(client: PoolClient, run: Run): Promise<boolean> {
   const [, [[session]]] = (await together(client, [{ text: "ROLLBACK" }, { text: `SELECT ${SESSION}` }])) as [unknown, [[string]]];
   return run.session !== undefined && session !== run.session;

@@ -185,9 +185,10 @@ impl<'a> Check<'a> {
     fn settles(&mut self, name: Name<'a>, pass: &Pass) {
         // A lane that is read again shows a parked message as a row of the log besides, which waits
         // behind the parked one: itself.
-        let (waiting, free): (Vec<_>, Vec<_>) = pass.rows.iter().partition(|row| row.is('b'));
-        let places = |rows: Vec<&Row>| rows.into_iter().map(|row| (row.0, row.1)).collect::<BTreeSet<_>>();
-        let blocked = &places(waiting) - &places(free);
+        let places = |is: fn(&Row) -> bool| -> BTreeSet<(i16, i64)> {
+            pass.rows.iter().filter(|row| is(row)).map(|row| (row.0, row.1)).collect()
+        };
+        let blocked = &places(|row| row.is('b')) - &places(|row| row.is('p') && !row.is('b'));
         for answer in pass.answers.iter().filter(|answer| blocked.contains(&(answer.0, answer.1))) {
             self.verdict
                 .breaks(Rule::Order, format!("{name:?} sends {}/{}, which waits", answer.0, answer.1));

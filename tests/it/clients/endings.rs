@@ -18,6 +18,7 @@ number: dead, 1, false, the payload does not decode: field "cents" is a number, 
 syntax: dead, 1, false, the payload does not decode: no JSON, at byte 9
 died: handled, 1, false, null
 demoted: handled, 1, false, null
+mixed: key "d" is for schema "other", and others are for "": enqueue them by themselves
 many: true true [0 0] true
 "#;
 

@@ -192,3 +192,26 @@ async fn a_suspended_leader_stops_its_standby_for_half_a_minute_at_most() {
     assert_eq!(effects(&env).await, 70);
     standby.stop().await;
 }
+
+/// Each client library writes the time in a form of its own; a stream that was made again counts
+/// from 1.
+#[tokio::test]
+async fn all_languages_find_the_place_that_one_of_them_has_recorded() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    let forms = [
+        "2026-11-28 3:06:05.123456789 +00:00:00",
+        "2026-11-28T03:06:05.123456789Z",
+        "2026-11-28T04:06:05.123456789+01:00",
+    ];
+    client.batch_execute("SET TimeZone = 'Asia/Tokyo'; SET DateStyle = 'SQL, DMY'").await.unwrap();
+    for (sequence, recorded) in (7_i64..).zip(forms) {
+        let record = "SELECT oncebox.continue_consumer('S', 'd', $1, $2, false)";
+        client.query_one(record, &[&recorded, &sequence]).await.unwrap();
+        for created in forms.iter().chain(&["2026-11-28T03:06:05Z"]) {
+            let place = "SELECT oncebox.consumer_place('S', 'd', $1)";
+            let place: Option<i64> = client.query_one(place, &[created]).await.unwrap().get(0);
+            assert_eq!(place, forms.contains(created).then_some(sequence), "{recorded}, {created}");
+        }
+    }
+}
