@@ -3,7 +3,7 @@
 import { KIND } from "./message.ts";
 
 /** The word of a handler, also when a library has wrapped it. */
-export function found<E>(error: unknown, kind: "Dead" | "Reject" | "RetryAfter"): E | undefined {
+export function found<E>(error: unknown, kind: "Dead" | "Reject" | "RetryAfter" | "Snooze"): E | undefined {
   return causes(error).find((one) => isKind(one, kind)) as E | undefined;
 }
 
@@ -58,6 +58,11 @@ export function isUseless(error: unknown): boolean {
 /** Whether PostgreSQL has answered with this error, and the transaction has not committed. */
 export function isOfPostgres(error: unknown): boolean {
   return typeof (error as { severity?: unknown } | null)?.severity === "string";
+}
+
+/** PostgreSQL could not be asked: the connection was dead, the server is another one now, or has no room. */
+export function isAway(error: unknown): boolean {
+  return isUseless(error) || hasState(error, /^53/) || !isOfPostgres(error);
 }
 
 /** An error and its causes in a line, as it is stored. Of an error of validation the fields, and no text, which may quote the payload. */

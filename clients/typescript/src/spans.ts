@@ -4,7 +4,7 @@ import type { Counter, Histogram, MeterProvider, UpDownCounter } from "@opentele
 
 import { found } from "./errors.ts";
 import type { Message } from "./message.ts";
-import { TimedOut } from "./transaction.ts";
+import { TimedOut } from "./database.ts";
 
 const api = installed();
 
@@ -26,8 +26,10 @@ export async function handling<R>(scope: string, key: string, message: Message, 
     try {
       return await run();
     } catch (error) {
-      // The text of an error may quote the payload.
-      quietly(() => span.setStatus({ code: api.SpanStatusCode.ERROR }).setAttribute("error.type", cause(error)));
+      if (found(error, "Snooze") === undefined) {
+        // The text of an error may quote the payload.
+        quietly(() => span.setStatus({ code: api.SpanStatusCode.ERROR }).setAttribute("error.type", cause(error)));
+      }
       throw error;
     } finally {
       quietly(() => span.end());

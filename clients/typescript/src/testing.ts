@@ -51,7 +51,7 @@ export function message(key: string, payload: unknown, more: Partial<Message> = 
 export async function runUntilFinal<T>(inbox: Inbox<T>, handler: Handler<T>, given: Message, runsMax = 20): Promise<Verdict> {
   for (let run = 0; run < runsMax; run++) {
     const verdict = await inbox.run(handler, given).catch(() => null);
-    if (verdict !== null && verdict.name !== "retry" && verdict.name !== "in_flight") {
+    if (verdict !== null && !["retry", "snoozed", "in_flight"].includes(verdict.name)) {
       return verdict;
     }
     await sleep(20);

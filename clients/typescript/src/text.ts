@@ -12,8 +12,9 @@ export function messageId(message: Message): string | null {
   return /^[0-9]{1,18}$/.exec(message.headers["oncebox-id"] ?? "")?.[0] ?? null;
 }
 
-export function origin({ origin }: Message): [string, string, string] | [null, null, null] {
-  return origin ? [origin.stream, String(origin.sequence), origin.storedAt] : [null, null, null];
+/** Where a message is stored, as arguments of functions. */
+export function place({ origin }: Message): Record<"stream" | "stream_sequence" | "stored_at", string | null> {
+  return { stream: origin?.stream ?? null, stream_sequence: origin ? String(origin.sequence) : null, stored_at: origin?.storedAt ?? null };
 }
 
 export function headers({ headers }: Message): string {
