@@ -1370,10 +1370,8 @@ CREATE FUNCTION oncebox.discard_backlog() RETURNS bigint
 DECLARE
   messages bigint;
 BEGIN
-  -- Rows of another cluster compare with its snapshot, as in read_reset.sql. Those that a relay
-  -- parked meanwhile are among `parked` below.
-  INSERT INTO "oncebox".discarded (lane, id)
-  SELECT m.lane, m.id
+  -- Rows of another cluster compare with its snapshot, as in read_reset.sql.
+  INSERT INTO "oncebox".discarded (lane, id) SELECT m.lane, m.id
   FROM "oncebox".lane_cursor AS c
   JOIN "oncebox".log AS m ON m.lane = c.lane
   WHERE m.id > c.floor

@@ -1,9 +1,9 @@
 -- Leased mode as functions, continued: how a claim ends (finish_leased, release_leased,
 -- bury_leased). And the snoozes of every mode.
 
--- Replaces a claim by how it ended, as end.sql of oncebox-claims; false when the lease is lost. The
--- effects of a key that is given up are kept, with an epoch that no owner has: its next claim counts
--- from 1 again.
+-- Replaces a claim by how it ended, as end.sql of oncebox-claims; false when the lease is lost.
+-- The effects of a key that is given up are kept, with an epoch that no owner has: its next claim
+-- counts from 1 again.
 CREATE FUNCTION {schema}.end_leased(
   scope text, tenant text, key text, owner uuid, epoch bigint, status text, outcome bytea
 ) RETURNS boolean
