@@ -138,6 +138,7 @@ mod inbox {
 
 mod leased {
     pub(crate) mod support; // the provider and the handler that the tests of leased mode share
+    mod functions; // leased mode as SQL functions, alone and beside Rust
     mod claims; // leased mode: claims, replays, renewals, what ends as dead
     mod away; // leased mode on a line to PostgreSQL that fails
     pub(crate) mod crash; // leases that end or are stolen; processes that die or hang at any point
