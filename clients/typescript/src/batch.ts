@@ -8,6 +8,7 @@ import type { Pool, PoolClient } from "pg";
 
 import type { Claim } from "./claim.ts";
 import type { Inbox } from "./inbox.ts";
+import type { LeasedHandler } from "./leased.ts";
 import type { Context, Handler, Message, Verdict } from "./message.ts";
 import { count, handling } from "./spans.ts";
 import { ended, fingerprint, messageId } from "./text.ts";
@@ -69,13 +70,18 @@ interface Outcome {
 /** Runs a handler for batches of messages of an inbox. */
 export class Batch<T> {
   readonly inbox: Inbox<T>;
-  readonly #each: Handler<T>;
+  readonly #each: Handler<T> | LeasedHandler<T>;
   readonly #set: SetHandler<T> | undefined;
 
-  constructor(inbox: Inbox<T>, handler: Handler<T> | undefined, set?: SetHandler<T>) {
+  constructor(inbox: Inbox<T>, handler: Handler<T> | LeasedHandler<T> | undefined, set?: SetHandler<T>) {
     this.inbox = inbox;
     this.#set = set;
     this.#each = handler ?? (async (cx, data) => (await this.#all(cx, [{ data, key: cx.key, tenant: cx.tenant, message: cx.message }]))[0]);
+  }
+
+  /** Whether its handlers run under leases, each message by itself. */
+  get isLeased(): boolean {
+    return typeof this.#each !== "function";
   }
 
   /** Handles these messages, and answers each; an error means what it does for `Inbox.run`. */
@@ -194,7 +200,7 @@ export class Batch<T> {
       if (endings.size > 0 && performance.now() > until) {
         break;
       }
-      const handle = (own: Own) => this.#each({ ...own, key: key!, tenant, message }, data);
+      const handle = (own: Own) => (this.#each as Handler<T>)({ ...own, key: key!, tenant, message }, data);
       try {
         const result = await handling(this.inbox.scope, key!, message, () => this.inbox.database.handle(client, handle));
         checkOpen(client);

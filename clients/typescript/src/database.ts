@@ -1,7 +1,7 @@
 /** The connections of a pool, as inboxes and the HTTP layer use them: each wait has a bound, a broken session is closed. */
 import type { Pool, PoolClient } from "pg";
 
-import { found, hasState, isOfPostgres, isUseless, line } from "./errors.ts";
+import { hasState, isOfPostgres, isUseless, line } from "./errors.ts";
 import { Handle } from "./handle.ts";
 import { close, prepared, query, type Query, quoted, type Row, SESSION, together } from "./wire.ts";
 
@@ -71,6 +71,11 @@ export class Database {
     return await this.pool.connect().finally(() => clearTimeout(slow));
   }
 
+  /** What is said of a handler that takes longer. */
+  get tooSlow(): string {
+    return `the handler takes longer than ${this.handlerTimeoutMs} ms`;
+  }
+
   /** A name of the schema. */
   of(name: string): string {
     return `${this.#schema}.${name}`;
@@ -132,29 +137,25 @@ export class Database {
   }
 
   /** Runs a handler, whose client is revoked when it ends. If it takes longer than it may, its connection is to be closed. */
-  async handle<R>(client: PoolClient, work: (own: Own) => Promise<R>): Promise<R> {
+  async handle<R>(client: PoolClient, work: (own: Own) => Promise<R>, limitMs = this.handlerTimeoutMs, outer?: AbortSignal): Promise<R> {
     const handle = new Handle(client, this.pool);
     try {
-      return await limited(this.handlerTimeoutMs, (signal) => work({ client: handle.client, pool: handle.pool, signal }));
+      return await limited(limitMs, this.tooSlow, (signal) => work({ client: handle.client, pool: handle.pool, signal }), outer);
     } finally {
       handle.revoke();
     }
   }
 }
 
-/** Runs a handler; if it rejects its message with an error, that is its result. */
-export async function limited<R>(limitMs: number, work: (signal: AbortSignal) => Promise<R>): Promise<R> {
+/** Waits for work that may take so long, unless `outer` is aborted; `late` says what took longer. */
+export async function limited<R>(limitMs: number, late: string, work: (signal: AbortSignal) => Promise<R>, outer?: AbortSignal): Promise<R> {
   const timeout = new AbortController();
-  const timer = setTimeout(() => timeout.abort(new TimedOut(`the handler takes longer than ${limitMs} ms`)), limitMs);
+  const timer = setTimeout(() => timeout.abort(new TimedOut(late)), limitMs);
+  const signal = outer === undefined ? timeout.signal : AbortSignal.any([timeout.signal, outer]);
   try {
-    const late = new Promise<never>((_, reject) => timeout.signal.addEventListener("abort", () => reject(timeout.signal.reason)));
-    return await Promise.race([work(timeout.signal), late]);
-  } catch (error) {
-    const reject = found<R>(error, "Reject");
-    if (reject === undefined) {
-      throw error;
-    }
-    return reject;
+    signal.throwIfAborted();
+    const aborted = new Promise<never>((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)));
+    return await Promise.race([work(signal), aborted]);
   } finally {
     clearTimeout(timer);
   }

@@ -3,8 +3,9 @@
 import { KIND } from "./message.ts";
 
 /** The word of a handler, also when a library has wrapped it. */
-export function found<E>(error: unknown, kind: "Dead" | "Reject" | "RetryAfter" | "Snooze"): E | undefined {
-  return causes(error).find((one) => isKind(one, kind)) as E | undefined;
+export function found<E>(error: unknown, kind: "Dead" | "Reject" | "RetryAfter" | "Snooze" | "Rejected" | "NotSent" | "LeaseLost" | "Unavailable"): E | undefined {
+  // What a provider's client has thrown decides nothing.
+  return causes(error, (one) => isKind(one, "OutcomeUnknown")).find((one) => isKind(one, kind)) as E | undefined;
 }
 
 export function isKind(value: unknown, kind: string): boolean {
@@ -12,10 +13,13 @@ export function isKind(value: unknown, kind: string): boolean {
 }
 
 /** An error, its causes, and the errors of a group; at most twenty. */
-function causes(error: unknown): unknown[] {
+function causes(error: unknown, isLast: (one: unknown) => boolean = () => false): unknown[] {
   const all = new Set([error]);
   // What is added meanwhile is visited, too.
   for (const one of all) {
+    if (isLast(one)) {
+      continue;
+    }
     try {
       // The last three are those of TypeORM and Prisma.
       const { cause, errors, driverError, originalError, meta } = (one ?? {}) as Record<string, any>;

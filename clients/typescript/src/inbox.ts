@@ -4,6 +4,8 @@ import type { Pool, PoolClient } from "pg";
 import { type Claim, claimed, Unreadable } from "./claim.ts";
 import { commit, Database, type DatabaseOptions, type Own, TimedOut } from "./database.ts";
 import { fields, isAway, isConflict, line } from "./errors.ts";
+import { Lease } from "./lease.ts";
+import { Leased, type LeasedHandler } from "./leased.ts";
 import { Life, ROUNDS } from "./life.ts";
 import type { Handler, Message, Verdict } from "./message.ts";
 import { ended, fingerprint, json, messageId, sha256 } from "./text.ts";
@@ -54,9 +56,9 @@ export class Inbox<T = any> {
     this.#life = new Life(this.database, scope, this.options);
   }
 
-  /** Records the scope and its retention; fails when the scope is in use in the leased mode. */
-  async register(): Promise<void> {
-    await this.database.register(this.scope, this.options.retentionMs, {});
+  /** Records the scope, its retention, and how it claims keys; fails when the scope is in use in the other mode. */
+  async register(mode: "transaction" | "lease" = "transaction"): Promise<void> {
+    await this.database.register(this.scope, this.options.retentionMs, { mode });
   }
 
   /**
@@ -64,8 +66,9 @@ export class Inbox<T = any> {
    *
    * Throws when PostgreSQL could not record the result: run the message again later.
    */
-  async run(handler: Handler<T>, message: Message): Promise<Verdict> {
-    const verdict = await this.#decide(handler, message).catch((error: unknown) => {
+  async run(handler: Handler<T> | LeasedHandler<T>, message: Message): Promise<Verdict> {
+    const deciding = typeof handler === "function" ? this.#decide(handler, message) : this.#underLease(handler, message, false);
+    const verdict = await deciding.catch((error: unknown) => {
       count(this.scope, "unavailable");
       throw error;
     });
@@ -81,6 +84,34 @@ export class Inbox<T = any> {
       return await this.#life.bury((problem as Unreadable).claim, (problem as Unreadable).message);
     }
     return (message.deliveries ?? 1) < 2 ? await this.#run(handler, claim, data) : await this.#runAgain(handler, claim, data);
+  }
+
+  /** Claims the key under a lease, which is committed, and runs the handler. */
+  async #underLease(handler: LeasedHandler<T>, message: Message, isAlone: boolean): Promise<Verdict> {
+    let claim: Claim;
+    try {
+      claim = claimed(message, this.options);
+    } catch (problem) {
+      return await this.#life.bury((problem as Unreadable).claim, (problem as Unreadable).message);
+    }
+    const held = await Lease.claimed(this.database, this.scope, claim, handler.leaseMs ?? 20_000, isAlone);
+    if (!(held instanceof Lease)) {
+      const [answer, outcome, reason] = held;
+      return answer === "alone" && !isAlone ? await this.#alone(claim, () => this.#underLease(handler, message, true))
+        : answer !== "mismatch" ? this.#answered(answer!, outcome, reason)
+        // The function takes no key of a scope with leases.
+        : { ...(await this.#life.bury({ ...claim, key: null }, `${MISMATCH}: ${claim.key}`)), name: "mismatch" };
+    }
+    if (held.attempts > this.options.attemptsMax) {
+      return await this.#life.bury(claim, NO_TRACE, { held });
+    }
+    let data: T;
+    try {
+      data = this.#decoded(claim);
+    } catch (problem) {
+      return await this.#life.bury(claim, (problem as Unreadable).message, { held });
+    }
+    return await new Leased(held, claim, handler, this.database, this.#life).run(this.scope, data);
   }
 
   /** Runs the handler for a message that was delivered before, when it is due. */
@@ -156,8 +187,12 @@ export class Inbox<T = any> {
   /** The key and the decoded payload of a message; throws `Unreadable`. @internal */
   read(message: Message): [Claim, T] {
     const claim = claimed(message, this.options);
+    return [claim, this.#decoded(claim)];
+  }
+
+  #decoded(claim: Claim): T {
     try {
-      return [claim, (this.options.decode ?? json)(message.payload)];
+      return (this.options.decode ?? json)(claim.message.payload);
     } catch (problem) {
       // The text of the error may quote the payload.
       throw new Unreadable(claim, `the payload does not decode: ${(problem as Error)?.name} ${fields(problem)}`.trim());

@@ -97,7 +97,7 @@ export class Life {
       await this.#record(claim, reason, after(attempts), after(attempts)).catch(() => null);
     }
     const told = (retry === undefined && stacks(failure)) || reason;
-    this.#options.log.warn(`scope ${this.#scope}, key ${claim.key}: attempt ${attempts} failed, again in ${Math.round(after(attempts))} ms: ${told}`);
+    this.warn(claim, `attempt ${attempts} failed, again in ${Math.round(after(attempts))} ms: ${told}`);
     return { name: "retry", reason, after: after(attempts) };
   }
 
@@ -122,6 +122,10 @@ export class Life {
     return { name: "snoozed", reason, after: ms };
   }
 
+  warn({ key }: Claim, text: string): void {
+    this.#options.log.warn(`scope ${this.#scope}, key ${key}: ${text}`);
+  }
+
   /** Somebody else works on the key. */
   later(): Verdict {
     return { name: "in_flight", after: Math.min(...this.#options.backoffMs) * (0.5 + Math.random() / 2) };
@@ -138,7 +142,8 @@ export class Life {
   }
 
   /** Gives a message up and records it as a dead letter, unless a copy was handled meanwhile. */
-  async bury({ message, tenant, key }: Claim, text: string, { held, xid = null }: { held?: Held | undefined; xid?: string | null } = {}): Promise<Verdict> {
+  async bury(claim: Claim, text: string, { held, xid = null }: { held?: Held | undefined; xid?: string | null } = {}): Promise<Verdict> {
+    const { message, tenant, key } = claim;
     const reason = printable(held?.explained(text) ?? text);
     const told = { payload: message.payload, reason, subject: printable(message.subject), headers: headers(message) };
     const given = { ...told, ...place(message), deliveries: message.deliveries ?? 1 };
@@ -146,7 +151,7 @@ export class Life {
     const name = held === undefined ? await this.#database.ask("bury", { scope: this.#scope, key, tenant, ...given, ...more })
       : (await held.bury(given)) ? "dead" : "in_flight";
     if (name === "dead" || name === "mismatch") {
-      this.#options.log.warn(`scope ${this.#scope}, key ${key}: dead letter: ${reason}`);
+      this.warn(claim, `dead letter: ${reason}`);
     }
     return name === "in_flight" ? this.later() : { name: name as Verdict["name"], reason, after: 0 };
   }

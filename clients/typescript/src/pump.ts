@@ -95,7 +95,7 @@ export class Pump<T> {
   async #begin(): Promise<Session | undefined> {
     const { inbox } = this.#batch;
     const tookOver = this.#limits.isStrict && (this.#lead?.lost.aborted ?? true);
-    await inbox.register().catch((error: unknown) => {
+    await inbox.register(this.#batch.isLeased ? "lease" : "transaction").catch((error: unknown) => {
       throw remedied(error);
     });
     if (tookOver) {

@@ -8,8 +8,12 @@ import { TimedOut } from "./database.ts";
 
 const api = installed();
 
-/** Runs a handler in a child of the span that the message's `traceparent` names; an error says why it left no effect. */
-export async function handling<R>(scope: string, key: string, message: Message, run: () => Promise<R>): Promise<R> {
+/**
+ * Runs a handler; if it rejects its message with an error, that is its result. It is a child of the span that the
+ * message's `traceparent` names; an error says why it left no effect.
+ */
+export async function handling<R>(scope: string, key: string, message: Message, handle: () => Promise<R>): Promise<R> {
+  const run = () => handle().catch((error: unknown) => found<R>(error, "Reject") ?? Promise.reject(error));
   if (api === undefined) {
     return await run();
   }
