@@ -7,7 +7,7 @@ import type { AddressInfo } from "node:net";
 import { after, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import {
-  Dead, Inbox, LeaseLost, NotSent, OutcomeUnknown, Reject, Rejected, RetryAfter, Snooze, type Context, type LeasedContext, type Reconciled,
+  Dead, Inbox, LeaseLost, NotSent, Reject, Rejected, RetryAfter, Snooze, type Context, type LeasedContext, type Reconciled,
 } from "oncebox";
 import { Pool } from "pg";
 
@@ -87,6 +87,10 @@ if (process.argv[2] !== "owner") {
     assert.equal((await inbox.run(charges(provider), message("answer"))).name, "handled");
     assert.deepEqual([provider.calls.length, provider.lookups], [1, 1]);
     await endsOnce("answer", provider);
+
+    // What a provider's client throws decides nothing.
+    const dead = await inbox.run({ handle: (cx) => cx.effect("charge", async () => { throw new Dead("x"); }, { providerIdempotent: true }) }, message("client"));
+    assert.equal(dead.name, "retry");
 
     provider.mood = "loses-requests";
     await inbox.run(charges(provider), message("request"));
@@ -275,6 +279,22 @@ if (process.argv[2] !== "owner") {
     await lossy.end();
   });
 
+  test("a process that is held up between the beginning of an effect and its call does not call", async () => {
+    const slow = new Pool({ connectionString, max: 2 });
+    slow.on("connect", (client) => {
+      const query = client.query.bind(client) as (...given: any[]) => any;
+      client.query = async (...given: any[]) => {
+        const result = await query(...given);
+        for (const until = Date.now() + (/begin_effect/.test(given[0].text) ? 500 : 0); Date.now() < until; );
+        return result;
+      };
+    });
+    const provider = new Provider();
+    const verdict = await new Inbox(slow, "leased", { log }).run({ leaseMs: 300, ...charges(provider) }, message("held-up"));
+    assert.deepEqual([verdict.name, provider.calls, await count("booked", "held-up")], ["in_flight", [], 0]);
+    await slow.end();
+  });
+
   for (const point of ["claimed", "remembered", "finishing"]) {
     test(`an owner that is suspended beyond its lease, ${point}, calls and writes nothing when it goes on`, async () => {
       const calls: string[] = [];
@@ -294,7 +314,7 @@ if (process.argv[2] !== "owner") {
       assert.deepEqual([ended, await count("booked", `stopped-${point}`)], ["in_flight", 1]);
       assert.deepEqual(calls.sort(), [`/stopped-${point}:charge`, `/stopped-${point}:mail`]);
       server.close();
-      owner.disconnect();
+      owner.kill("SIGKILL");
     });
   }
 } else {
@@ -330,4 +350,3 @@ function pays(url: string, stop: (point: string) => Promise<void>) {
     },
   };
 }
-void OutcomeUnknown;

@@ -3,6 +3,7 @@ import type { Pool, PoolClient } from "pg";
 
 import { hasState, isOfPostgres, isUseless, line } from "./errors.ts";
 import { Handle } from "./handle.ts";
+import { seconds } from "./text.ts";
 import { close, prepared, query, type Query, quoted, type Row, SESSION, together } from "./wire.ts";
 
 const ENDED = "the handler ended the transaction by itself";
@@ -44,6 +45,9 @@ export interface Own {
   signal: AbortSignal;
 }
 
+/** For a handler's transaction, which PostgreSQL ends when the process does not: takes `Database.limit`. */
+export const LIMITS = "set_config('idle_in_transaction_session_timeout', $1, true), set_config('statement_timeout', $1, true)";
+
 export class TimedOut extends Error {
   override readonly name = "TimedOut";
 }
@@ -69,6 +73,10 @@ export class Database {
     const why = `are all ${this.size} in use (then set its \`max\`), or is PostgreSQL away?`;
     const slow = setTimeout(() => this.#warn(`${this.#who}: waits for a connection of the pool for ${SLOW_SECONDS} seconds: ${why}`), SLOW_SECONDS * 1000);
     return await this.pool.connect().finally(() => clearTimeout(slow));
+  }
+
+  get limit(): string {
+    return `${this.handlerTimeoutMs + 5000}ms`;
   }
 
   /** What is said of a handler that takes longer. */
@@ -101,10 +109,7 @@ export class Database {
   }
 
   async register(scope: string, retentionMs: number | null | undefined, more: Record<string, string>): Promise<void> {
-    const { text, values } = this.call("register_scope", { scope, ...more });
-    const seconds = retentionMs == null ? null : String(retentionMs / 1000);
-    const kept = `make_interval(secs => $${values!.length + 1}::float8)`;
-    await this.rows(`SELECT ${text.slice(0, -1)}, retention => ${kept})::text`, [...values!, seconds]);
+    await this.ask("register_scope", { scope, retention: retentionMs == null ? null : seconds(retentionMs), ...more });
   }
 
   /** Does something with a connection, rolls back if it fails, and releases the connection. */

@@ -7,7 +7,7 @@
 import { setTimeout as sleep } from "node:timers/promises";
 
 import type { Claim } from "./claim.ts";
-import { commit, type Database, limited, type Run } from "./database.ts";
+import { commit, type Database, limited, LIMITS, type Run } from "./database.ts";
 import { type Call, effect, type EffectOptions, type Rejected } from "./effect.ts";
 import { found, hasState, isAway, isConflict, line } from "./errors.ts";
 import { type Lease, Unavailable } from "./lease.ts";
@@ -104,8 +104,7 @@ export class Leased<T> {
       throw error;
     }
     const rejected = found<Rejected>(error, "Rejected");
-    return rejected === undefined ? await this.#life.failed(this.#claim, error, this.#lease)
-      : await this.#life.bury(this.#claim, rejected.message, { held: this.#lease });
+    return rejected === undefined ? await this.#life.failed(this.#claim, error) : await this.#life.bury(this.#claim, rejected.message);
   }
 
   /** Ends the claim together with the last writes of the handler. */
@@ -126,9 +125,7 @@ export class Leased<T> {
     const run: Run = {};
     const client = await this.#step(this.#database.connect());
     await this.#database.within(client, run, async () => {
-      const limit = `${this.#database.handlerTimeoutMs + 5000}ms`;
-      const limits = "set_config('idle_in_transaction_session_timeout', $1, true), set_config('statement_timeout', $1, true)";
-      const begin = { text: `SELECT pg_current_xact_id()::text, ${SESSION}, ${limits}`, values: [limit] };
+      const begin = { text: `SELECT pg_current_xact_id()::text, ${SESSION}, ${LIMITS}`, values: [this.#database.limit] };
       const began = this.#database.step(client, () => together(client, [{ text: "BEGIN ISOLATION LEVEL READ COMMITTED" }, begin]));
       const [, [[xid, session] = []] = []] = await this.#step(began);
       [run.xid, run.session] = [xid!, session!];

@@ -6,22 +6,12 @@ import type { Database } from "./database.ts";
 import { found, line, stacks } from "./errors.ts";
 import type { InboxOptions } from "./inbox.ts";
 import type { Dead, RetryAfter, Snooze, Verdict } from "./message.ts";
-import { headers, messageId, place, printable } from "./text.ts";
+import { headers, messageId, place, printable, seconds } from "./text.ts";
 
 /** How often something is done again at once, because somebody else was in the way. */
 export const ROUNDS = 5;
 /** A handler may ask for no longer pause, in milliseconds: a day. */
 const RETRY_AFTER_MAX = 86_400_000;
-
-/** The claim of a message, where it is held under a lease. Each answers whether it still was. */
-export interface Held {
-  /** How often the key was claimed, but for snoozes. */
-  readonly attempts: number;
-  /** A reason, with the effects that may have happened. */
-  explained(reason: string): string;
-  release(pauseMs: number, reason: string, isAttempt: boolean): Promise<boolean>;
-  bury(given: Record<string, unknown>): Promise<boolean>;
-}
 
 type Limits = Required<Pick<InboxOptions<unknown>, "attemptsMax" | "backoffMs" | "snoozeMaxMs" | "log">>;
 
@@ -69,13 +59,14 @@ export class Life {
   }
 
   /** What a failed run comes to: another one after a pause, or a dead letter, with this key. */
-  async failed(claim: Claim, failure: unknown, held?: Held, deadKey = claim.key): Promise<Verdict> {
+  async failed(claim: Claim, failure: unknown, deadKey = claim.key): Promise<Verdict> {
+    const { held } = claim;
     const [dead, retry, snooze] = [found<Dead>(failure, "Dead"), found<RetryAfter>(failure, "RetryAfter"), found<Snooze>(failure, "Snooze")];
     if (dead !== undefined) {
-      return await this.bury(claim, line(dead).replace(/^Dead: /, ""), { held });
+      return await this.bury(claim, line(dead).replace(/^Dead: /, ""));
     }
     if (snooze !== undefined) {
-      return await this.#snooze(claim, snooze, held);
+      return await this.#snooze(claim, snooze);
     }
     const [reason, jitter] = [held?.explained(line(failure)) ?? line(failure), 0.5 + Math.random() / 2];
     let [first, longest] = this.#options.backoffMs.map((ms) => ms * jitter) as [number, number];
@@ -86,8 +77,7 @@ export class Life {
     // If PostgreSQL is away, this statement fails too, and the attempt does not count.
     const attempts = held?.attempts ?? (await this.#record(claim, reason, first, longest));
     if (attempts >= this.#options.attemptsMax) {
-      const given = { ...claim, key: deadKey };
-      return await this.#buryClosed(given, `delivery limit of ${this.#options.attemptsMax} reached: ${reason}`, held);
+      return await this.#buryClosed({ ...claim, key: deadKey }, `delivery limit of ${this.#options.attemptsMax} reached: ${reason}`);
     }
     if (held !== undefined) {
       if (!(await held.release(after(attempts), reason, true))) {
@@ -107,13 +97,13 @@ export class Life {
     return Number(await this.#database.ask("attempt_failed", { scope: this.#scope, key, tenant, ...place(message), ...told, ...pauses }));
   }
 
-  async #snooze(claim: Claim, { ms, message: reason }: Snooze, held: Held | undefined): Promise<Verdict> {
-    const { message, tenant, key } = claim;
-    const longest = `${this.#options.snoozeMaxMs / 1000} seconds`;
-    const more = { pause: `${ms / 1000} seconds`, reason: printable(reason), deliveries: message.deliveries ?? 1, longest };
+  async #snooze(claim: Claim, { ms, message: reason }: Snooze): Promise<Verdict> {
+    const { message, tenant, key, held } = claim;
+    const longest = seconds(this.#options.snoozeMaxMs);
+    const more = { pause: seconds(ms), reason: printable(reason), deliveries: message.deliveries ?? 1, longest };
     const mayWait = await this.#database.ask("snooze", { scope: this.#scope, key, tenant, ...place(message), ...more });
     if (mayWait !== "true") {
-      return await this.#buryClosed(claim, `snoozed for too long: ${reason}`, held);
+      return await this.#buryClosed(claim, `snoozed for too long: ${reason}`);
     }
     if (held !== undefined && !(await held.release(ms, `snoozed: ${reason}`, false))) {
       return this.later();
@@ -132,9 +122,9 @@ export class Life {
   }
 
   /** Gives a message up whose connection may have been closed: PostgreSQL notices that a moment later. */
-  async #buryClosed(claim: Claim, reason: string, held: Held | undefined): Promise<Verdict> {
-    let answer = await this.bury(claim, reason, { held });
-    for (let round = 0; round < ROUNDS && answer.name === "in_flight" && held === undefined; round++) {
+  async #buryClosed(claim: Claim, reason: string): Promise<Verdict> {
+    let answer = await this.bury(claim, reason);
+    for (let round = 0; round < ROUNDS && answer.name === "in_flight" && claim.held === undefined; round++) {
       await sleep(50 * 2 ** round);
       answer = await this.bury(claim, reason);
     }
@@ -142,12 +132,12 @@ export class Life {
   }
 
   /** Gives a message up and records it as a dead letter, unless a copy was handled meanwhile. */
-  async bury(claim: Claim, text: string, { held, xid = null }: { held?: Held | undefined; xid?: string | null } = {}): Promise<Verdict> {
-    const { message, tenant, key } = claim;
+  async bury(claim: Claim, text: string, committedBy: string | null = null): Promise<Verdict> {
+    const { message, tenant, key, held } = claim;
     const reason = printable(held?.explained(text) ?? text);
     const told = { payload: message.payload, reason, subject: printable(message.subject), headers: headers(message) };
     const given = { ...told, ...place(message), deliveries: message.deliveries ?? 1 };
-    const more = { message_id: messageId(message), committed_by: xid };
+    const more = { message_id: messageId(message), committed_by: committedBy };
     const name = held === undefined ? await this.#database.ask("bury", { scope: this.#scope, key, tenant, ...given, ...more })
       : (await held.bury(given)) ? "dead" : "in_flight";
     if (name === "dead" || name === "mismatch") {

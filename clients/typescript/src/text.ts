@@ -55,6 +55,11 @@ export function ended(result: unknown): { status: string; reply: unknown; text: 
   return { status: isReject ? "rejected" : "completed", reply, text: stringified(reply) };
 }
 
+/** Milliseconds as an interval of PostgreSQL. */
+export function seconds(ms: number): string {
+  return `${ms / 1000} seconds`;
+}
+
 /** Tells payloads of one key apart, as the function inbox_fingerprint() does. */
 export function fingerprint({ payload }: Message): Buffer {
   return sha256([Buffer.from("oncebox payload 1\0"), payload]);
