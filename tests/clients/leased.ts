@@ -224,6 +224,15 @@ if (process.argv[2] !== "owner") {
     assert.match((await slow.run(hangs, message("hangs"))).reason!, /the handler takes longer than 300 ms/);
     assert.ok(signal!.aborted);
     await assert.rejects(inbox.register(), /under a lease/);
+    const hides = { handle: async () => {}, finish: (cx: Context) => cx.client.query("SELECT 1 / 0").catch(() => {}) };
+    assert.match((await inbox.run(hides, message("hides"))).reason!, /aborted by an error that the handler did not throw/);
+    const throws = { handle: async () => {}, finish: async (cx: Context) => { await finish(cx); throw new Error("as it was told"); } };
+    assert.equal((await inbox.run(throws, message("throws"))).name, "retry");
+    assert.equal(await count("booked", "throws"), 0);
+    let races = 0;
+    const race = { handle: async () => 7, finish: async (cx: Context) => races++ < 2 ? await cx.client.query("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$") : await finish(cx) };
+    assert.deepEqual([(await inbox.run(race, message("race"))).reply, races, await count("booked", "race")], [7, 3, 1]);
+    assert.match((await inbox.run({ handle: async () => ({ cents: 1n }) }, message("json"))).reason!, /reply has no JSON/);
   });
 
   test("a lease is renewed while a handler runs, and when it is lost nothing more is called or written", async () => {
@@ -281,17 +290,25 @@ if (process.argv[2] !== "owner") {
 
   test("a process that is held up between the beginning of an effect and its call does not call", async () => {
     const slow = new Pool({ connectionString, max: 2 });
+    let stall = async () => {
+      for (const until = Date.now() + 500; Date.now() < until; );
+    };
     slow.on("connect", (client) => {
       const query = client.query.bind(client) as (...given: any[]) => any;
       client.query = async (...given: any[]) => {
         const result = await query(...given);
-        for (const until = Date.now() + (/begin_effect/.test(given[0].text) ? 500 : 0); Date.now() < until; );
+        await (/begin_effect/.test(given[0].text) ? stall() : undefined);
         return result;
       };
     });
     const provider = new Provider();
     const verdict = await new Inbox(slow, "leased", { log }).run({ leaseMs: 300, ...charges(provider) }, message("held-up"));
     assert.deepEqual([verdict.name, provider.calls, await count("booked", "held-up")], ["in_flight", [], 0]);
+    // Nor does one whose handler was given up meanwhile.
+    stall = () => sleep(400);
+    const late = await new Inbox(slow, "leased", { log, handlerTimeoutMs: 200 }).run(charges(provider), message("given-up"));
+    await sleep(600);
+    assert.deepEqual([late.name, provider.calls], ["retry", []]);
     await slow.end();
   });
 

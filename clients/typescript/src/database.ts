@@ -3,7 +3,7 @@ import type { Pool, PoolClient } from "pg";
 
 import { hasState, isOfPostgres, isUseless, line } from "./errors.ts";
 import { Handle } from "./handle.ts";
-import { seconds } from "./text.ts";
+import { printable, seconds } from "./text.ts";
 import { close, prepared, query, type Query, quoted, type Row, SESSION, together } from "./wire.ts";
 
 const ENDED = "the handler ended the transaction by itself";
@@ -12,6 +12,9 @@ const ABORTED = "the transaction was aborted by an error that the handler did no
 const SLOW_SECONDS = 10;
 /** Some libraries send a text of such a type by rules of their own. */
 const CASTS: Record<string, string> = { stored_at: "::text::timestamptz", headers: "::text::jsonb", outcome: "::text::json", result: "::text::json" };
+
+/** Arguments that may have any characters. */
+const WORDS = ["reason", "subject"];
 
 /** Settings of all that claims keys. */
 export interface DatabaseOptions {
@@ -92,7 +95,8 @@ export class Database {
   /** A call of a function of the schema with these arguments. */
   call(name: string, given: Record<string, unknown>): Query {
     const named = Object.keys(given).map((argument, n) => `${argument} => $${n + 1}${CASTS[argument] ?? ""}`);
-    return { text: `${this.of(name)}(${named.join(", ")})`, values: Object.values(given) };
+    const values = Object.entries(given).map(([argument, value]) => (WORDS.includes(argument) && typeof value === "string" ? printable(value) : value));
+    return { text: `${this.of(name)}(${named.join(", ")})`, values };
   }
 
   /** Calls a function in a transaction of its own. */
@@ -134,6 +138,18 @@ export class Database {
       }
       client.release(isSpoiled);
     }
+  }
+
+  /** The life of a claim in one transaction: `claim` answers undefined where there is work to do, which commits. Else it is rolled back. */
+  async life<A>(client: PoolClient, run: Run, claim: () => Promise<A | undefined>, work: () => Promise<A>): Promise<A> {
+    return await this.within(client, run, async () => {
+      const answer = await this.step(client, claim);
+      if (answer === undefined) {
+        return await work();
+      }
+      await this.step(client, () => query(client, "ROLLBACK"));
+      return answer;
+    });
   }
 
   /** Waits for a step on this connection, which is closed when it takes longer than it may. */

@@ -221,19 +221,12 @@ export class Inbox<T = any> {
   async #attempt(client: PoolClient, handler: Handler<T>, claim: Claim, data: T): Promise<Verdict> {
     const { database } = this;
     [claim.xid, claim.sessionThen, claim.isUnsure, claim.hasRun] = [undefined, undefined, false, false];
-    return await database.within(client, claim, async () => {
-      const answer = await database.step(client, () => this.#claim(client, claim));
-      if (answer.name === "handled") {
-        claim.hasRun = true;
-        const run = (own: Own) => handler({ ...own, key: claim.key!, tenant: claim.tenant, message: claim.message }, data);
-        const reply = await handling(this.scope, claim.key!, claim.message, () => database.handle(client, run));
-        const end = ended(reply);
-        [answer.reply, answer.name] = [end.reply, end.status === "rejected" ? "rejected" : "handled"];
-        await database.step(client, () => this.#commit(client, claim, end.text, end.status));
-      } else {
-        await database.step(client, () => query(client, "ROLLBACK"));
-      }
-      return answer;
+    return await database.life(client, claim, () => this.#claim(client, claim), async () => {
+      claim.hasRun = true;
+      const run = (own: Own) => handler({ ...own, key: claim.key!, tenant: claim.tenant, message: claim.message }, data);
+      const { verdict, text, status } = ended(await handling(this.scope, claim.key!, claim.message, () => database.handle(client, run)));
+      await database.step(client, () => this.#commit(client, claim, text, status));
+      return verdict;
     });
   }
 
@@ -245,8 +238,8 @@ export class Inbox<T = any> {
     await commit(client, claim, isStored ? [] : [settle], this.options.prepare ?? true);
   }
 
-  /** Claims a key that is probably new; of another key it asks claim() what is known. */
-  async #claim(client: PoolClient, claim: Claim): Promise<Verdict> {
+  /** Claims a key that is probably new; of another key it asks claim() what is known, which a copy is answered. */
+  async #claim(client: PoolClient, claim: Claim): Promise<Verdict | undefined> {
     const { message, tenant, key } = claim;
     const { limit } = this.database;
     const [id, print] = [messageId(message), fingerprint(message)];
@@ -269,7 +262,7 @@ export class Inbox<T = any> {
     const [row] = inserted!;
     if (row !== undefined) {
       [claim.xid, claim.session] = row as [string, string];
-      return { name: "handled", after: 0 }; // once the handler has returned
+      return undefined;
     }
     const [[answer, outcome, reason, xid, session] = []] = await query(
       client,
@@ -279,8 +272,9 @@ export class Inbox<T = any> {
     );
     if (answer === "new") {
       [claim.xid, claim.session] = [xid!, session!];
+      return undefined;
     }
-    return answer === "new" ? { name: "handled", after: 0 } : this.#answered(answer!, outcome, reason);
+    return this.#answered(answer!, outcome, reason);
   }
 
   /** What a copy is answered. */

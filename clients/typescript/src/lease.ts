@@ -6,8 +6,10 @@ import type { Claim } from "./claim.ts";
 import { type Database, limited } from "./database.ts";
 import { isAway, line } from "./errors.ts";
 import { KIND } from "./message.ts";
-import { messageId, printable, seconds } from "./text.ts";
+import { messageId, seconds } from "./text.ts";
 import type { Query, Row } from "./wire.ts";
+
+const OVER = "the handler has ended: await all effects before it returns";
 
 /** Thrown by an effect, and by the run: another process may have taken the key over, so nothing is called or written any more. */
 export class LeaseLost extends Error {
@@ -60,15 +62,18 @@ export class Lease {
     return this.#lost.signal;
   }
 
-  /** Throws when somebody else may have the key. */
+  /** Throws when somebody else may have the key, or its handler has ended. */
   check(): void {
+    if (this.#isOver) {
+      throw new Error(OVER);
+    }
     if (performance.now() >= this.#until) {
       this.#lose("the process was held up for longer than it lasts");
     }
     this.signal.throwIfAborted();
   }
 
-  /** Renews the lease at each third of its time while the work is done, which ends when `signal` is aborted. */
+  /** Renews the lease at each third of its time while the work is done, which has to end when `signal` is aborted. */
   async keep<R>(work: () => Promise<R>): Promise<R> {
     const done = new AbortController();
     void this.#renew(done.signal);
@@ -95,7 +100,7 @@ export class Lease {
   /** Takes an effect in hand, unless it is settled or in somebody's hands: its result would be the first one's. */
   take(name: string): Step {
     const step = this.#steps.get(name) ?? { state: "idle", isBusy: false };
-    const why = this.#isOver ? "the handler has ended: await all effects before it returns"
+    const why = this.#isOver ? OVER
       : step.isBusy ? "it is under way already; each effect of a run needs a name of its own"
       : step.state === "settled" ? "it was done already; each effect of a run needs a name of its own" : undefined;
     if (why !== undefined) {
@@ -142,7 +147,7 @@ export class Lease {
   }
 
   async release(pauseMs: number, reason: string, isAttempt: boolean): Promise<boolean> {
-    const given = { pause: seconds(pauseMs), reason: printable(this.explained(reason)), is_unknown: this.open.length > 0, is_attempt: isAttempt };
+    const given = { pause: seconds(pauseMs), reason: this.explained(reason), is_unknown: this.open.length > 0, is_attempt: isAttempt };
     return (await this.#ask("answer::text", "release_leased", given))[0] === "true";
   }
 

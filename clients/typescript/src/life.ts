@@ -6,7 +6,7 @@ import type { Database } from "./database.ts";
 import { found, line, stacks } from "./errors.ts";
 import type { InboxOptions } from "./inbox.ts";
 import type { Dead, RetryAfter, Snooze, Verdict } from "./message.ts";
-import { headers, messageId, place, printable, seconds } from "./text.ts";
+import { headers, messageId, place, seconds } from "./text.ts";
 
 /** How often something is done again at once, because somebody else was in the way. */
 export const ROUNDS = 5;
@@ -43,14 +43,13 @@ export class Life {
   }
 
   /** Says that a message which was delivered before is run again. If the process ends meanwhile, the record shows it. */
-  begin({ message, tenant, key }: Claim, isAlone: boolean): Promise<string | null> {
-    const more = { subject: printable(message.subject), attempts_max: this.#options.attemptsMax, is_alone: isAlone };
-    return this.#database.ask("begin_attempt", { scope: this.#scope, key, tenant, ...place(message), ...more });
+  begin(claim: Claim, isAlone: boolean): Promise<string | null> {
+    return this.#ask("begin_attempt", claim, { subject: claim.message.subject, attempts_max: this.#options.attemptsMax, is_alone: isAlone });
   }
 
   /** The run was no attempt. If this fails, the message runs alone once, which counts nothing. */
-  async cancel({ message, tenant, key }: Claim): Promise<void> {
-    await this.#database.ask("cancel_attempt", { scope: this.#scope, key, tenant, ...place(message) }).catch(() => null);
+  async cancel(claim: Claim): Promise<void> {
+    await this.#ask("cancel_attempt", claim, {}).catch(() => null);
   }
 
   /** Forgets the attempts at a message that has ended. If this fails, its key says that it has. */
@@ -91,25 +90,28 @@ export class Life {
     return { name: "retry", reason, after: after(attempts) };
   }
 
-  async #record({ message, tenant, key }: Claim, reason: string, first: number, longest: number): Promise<number> {
+  async #record(claim: Claim, reason: string, first: number, longest: number): Promise<number> {
     const pauses = { pause: String(first / 1000), pause_max: String(longest / 1000) };
-    const told = { reason: printable(reason), subject: printable(message.subject) };
-    return Number(await this.#database.ask("attempt_failed", { scope: this.#scope, key, tenant, ...place(message), ...told, ...pauses }));
+    return Number(await this.#ask("attempt_failed", claim, { reason, subject: claim.message.subject, ...pauses }));
   }
 
   async #snooze(claim: Claim, { ms, message: reason }: Snooze): Promise<Verdict> {
-    const { message, tenant, key, held } = claim;
+    const { message, held } = claim;
     const longest = seconds(this.#options.snoozeMaxMs);
-    const more = { pause: seconds(ms), reason: printable(reason), deliveries: message.deliveries ?? 1, longest };
-    const mayWait = await this.#database.ask("snooze", { scope: this.#scope, key, tenant, ...place(message), ...more });
+    const mayWait = await this.#ask("snooze", claim, { pause: seconds(ms), reason, deliveries: message.deliveries ?? 1, longest });
     if (mayWait !== "true") {
       return await this.#buryClosed(claim, `snoozed for too long: ${reason}`);
     }
     if (held !== undefined && !(await held.release(ms, `snoozed: ${reason}`, false))) {
       return this.later();
     }
-    this.#options.log.info(`scope ${this.#scope}, key ${key}: snoozed, again in ${Math.round(ms)} ms: ${reason}`);
+    this.#options.log.info(`scope ${this.#scope}, key ${claim.key}: snoozed, again in ${Math.round(ms)} ms: ${reason}`);
     return { name: "snoozed", reason, after: ms };
+  }
+
+  /** Calls a function about a message, in a transaction of its own. */
+  #ask(name: string, { message, tenant, key }: Claim, given: Record<string, unknown>): Promise<string | null> {
+    return this.#database.ask(name, { scope: this.#scope, key, tenant, ...place(message), ...given });
   }
 
   warn({ key }: Claim, text: string): void {
@@ -133,13 +135,11 @@ export class Life {
 
   /** Gives a message up and records it as a dead letter, unless a copy was handled meanwhile. */
   async bury(claim: Claim, text: string, committedBy: string | null = null): Promise<Verdict> {
-    const { message, tenant, key, held } = claim;
-    const reason = printable(held?.explained(text) ?? text);
-    const told = { payload: message.payload, reason, subject: printable(message.subject), headers: headers(message) };
-    const given = { ...told, ...place(message), deliveries: message.deliveries ?? 1 };
-    const more = { message_id: messageId(message), committed_by: committedBy };
-    const name = held === undefined ? await this.#database.ask("bury", { scope: this.#scope, key, tenant, ...given, ...more })
-      : (await held.bury(given)) ? "dead" : "in_flight";
+    const { message, held } = claim;
+    const reason = held?.explained(text) ?? text;
+    const given = { payload: message.payload, reason, subject: message.subject, headers: headers(message), deliveries: message.deliveries ?? 1 };
+    const name = held === undefined ? await this.#ask("bury", claim, { ...given, message_id: messageId(message), committed_by: committedBy })
+      : (await held.bury({ ...given, ...place(message) })) ? "dead" : "in_flight";
     if (name === "dead" || name === "mismatch") {
       this.warn(claim, `dead letter: ${reason}`);
     }

@@ -177,14 +177,11 @@ export class Requests<R extends object> {
     const [deadline, clientKey] = [Date.now() + this.options.inFlightWaitMs, pending.key];
     for (;;) {
       const client = await this.#database.connect();
-      const answer = await this.#database.within(client, pending, async () => {
+      const look = async () => {
         const stored = await this.#look(client, pending, clientKey);
-        if (stored !== null || pending.xid === undefined) {
-          await this.#database.step(client, () => query(client, "ROLLBACK"));
-          return stored;
-        }
-        return await this.#handle(request, client, pending, clientKey, handle);
-      });
+        return stored !== null || pending.xid === undefined ? stored : undefined;
+      };
+      const answer = await this.#database.life(client, pending, look, () => this.#handle(request, client, pending, clientKey, handle));
       if (answer !== null) {
         return answer;
       }
