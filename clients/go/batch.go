@@ -146,9 +146,9 @@ func (b *batch) run(ctx context.Context, messages []Message) []result {
 func (b *batch) together(ctx context.Context, messages []Message, places []int) (done outcome, err error) {
 	step, cancel := limited(ctx)
 	defer cancel()
-	connection, err := b.pool.Acquire(step)
+	connection, err := connect(step, b.pool)
 	if err != nil {
-		return done, fmt.Errorf("get a connection: %w", err)
+		return done, err
 	}
 	current := &run{}
 	defer func() {

@@ -86,6 +86,9 @@ func (c *Consumer) run(ctx context.Context, batch *batch) (err error) {
 			slog.Error("the consumer has ended", "consumer", c.durable, "stream", c.stream, "reason", err)
 		}
 	}()
+	if c.options.Order == Strict && batch.pool.Config().MaxConns < 2 {
+		return fmt.Errorf("consumer %s: Order: Strict keeps one connection of the pool, whose MaxConns is 1: make it larger by 1", c.durable)
+	}
 	source, err := c.begin(ctx, batch.Inbox)
 	if err != nil || source == nil && c.options.Order != Strict || ctx.Err() != nil {
 		return err

@@ -25,9 +25,7 @@ const (
 	// How often a message is run again at once after a conflict with another transaction.
 	conflictRounds = 5
 	// A stored reply has at most so many bytes.
-	replyMax = 1 << 20
-	// The message's id in the outbox, which a relay sends in a header; NULL if there is none.
-	messageID = "substring($6::text FROM '^[0-9]{1,18}$')::bigint"
+	replyMax  = 1 << 20
 	committed = "the handler sent COMMIT by itself, which stays, and then failed"
 )
 
@@ -45,6 +43,8 @@ type InboxOptions struct {
 	Backoff, BackoffMax time.Duration
 	// HandlerTimeout is how long a handler may take until its context ends. Default: 1 min.
 	HandlerTimeout time.Duration
+	// SnoozeMax is how long a handler may snooze a message, until it is given up. Default: 24 hours.
+	SnoozeMax time.Duration
 	// Retention is how long a key is kept at least; 0 means for ever.
 	Retention time.Duration
 	// Tracer, unless nil, starts a span for each run of a handler.
@@ -81,15 +81,19 @@ func NewInbox(pool *pgxpool.Pool, scope string, options InboxOptions) *Inbox {
 	options.Backoff = cmp.Or(options.Backoff, time.Second)
 	options.BackoffMax = cmp.Or(options.BackoffMax, 5*time.Minute)
 	options.HandlerTimeout = cmp.Or(options.HandlerTimeout, time.Minute)
+	options.SnoozeMax = cmp.Or(options.SnoozeMax, 24*time.Hour)
 	return &Inbox{pool, scope, options, &sync.Mutex{}}
 }
 
 // Register records the scope and its retention; it fails when the scope is in use in the leased
 // mode.
 func (in *Inbox) Register(ctx context.Context) error {
-	var registered string
-	return in.ask(ctx, &registered, "SELECT {schema}.register_scope($1::text, make_interval(secs => nullif($2::float8, 0)))::text",
-		in.scope, seconds(in.options.Retention))
+	given := arguments{"scope text", in.scope}
+	if in.options.Retention > 0 {
+		given = append(given, "retention interval", interval(in.options.Retention))
+	}
+	_, err := in.call(ctx, "register_scope", given)
+	return err
 }
 
 // Run handles one message: it runs the handler, or answers a copy from the stored outcome. An error
@@ -171,9 +175,9 @@ func (in *Inbox) identify(message Message) (Message, error) {
 func (in *Inbox) attempt(ctx context.Context, handler Handler, current *run) (answer Verdict, err error) {
 	step, cancel := limited(ctx)
 	defer cancel()
-	connection, err := in.pool.Acquire(step)
+	connection, err := connect(step, in.pool)
 	if err != nil {
-		return Verdict{}, fmt.Errorf("get a connection: %w", err)
+		return Verdict{}, err
 	}
 	current.isBegun = true
 	defer release(ctx, connection, &current.transaction)
@@ -203,12 +207,12 @@ func (in *Inbox) attempt(ctx context.Context, handler Handler, current *run) (an
 func (in *Inbox) claim(ctx context.Context, connection *pgxpool.Conn, current *run) (pgx.Tx, Verdict, error) {
 	limit := fmt.Sprintf("%dms", (in.options.HandlerTimeout + 5*time.Second).Milliseconds())
 	fingerprint := sha256.Sum256(append([]byte("oncebox payload 1\x00"), current.Payload...))
-	id := current.Headers["oncebox-id"]
+	id := messageID(current.Message)
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted, DeferrableMode: pgx.Deferrable})
 	// This is the INSERT of claim(), which costs PostgreSQL more as a whole.
 	batch.Queue(in.sql("INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status)"+
-		" SELECT s.scope, $5::text, $3::text, $7::bytea, "+messageID+", 'completed' FROM {schema}.inbox_scope AS s"+
+		" SELECT s.scope, $5::text, $3::text, $7::bytea, $6::bigint, 'completed' FROM {schema}.inbox_scope AS s"+
 		" WHERE s.scope = $2::text AND s.mode = 'transaction' AND pg_try_advisory_xact_lock($4::bigint)"+
 		" AND set_config('idle_in_transaction_session_timeout', $1::text, true) IS NOT NULL"+
 		" AND current_setting('transaction_deferrable') <> current_setting('default_transaction_deferrable')"+
@@ -229,7 +233,7 @@ func (in *Inbox) claim(ctx context.Context, connection *pgxpool.Conn, current *r
 	var outcome, xid, then string
 	statement := "SELECT answer, coalesce(outcome::text, ''), coalesce(reason, ''), coalesce(pg_current_xact_id_if_assigned()::text, ''), " +
 		session + ", set_config('idle_in_transaction_session_timeout', $1::text, true)" +
-		" FROM {schema}.claim($2::text, $3::text, $4::bytea, $5::text, " + messageID + ")"
+		" FROM {schema}.claim($2::text, $3::text, $4::bytea, $5::text, $6::bigint)"
 	err = tx.QueryRow(ctx, in.sql(statement), limit, in.scope, current.Key, bytea(current.Payload), current.Tenant, id).
 		Scan(&answer.Name, &outcome, &answer.Reason, &xid, &then, nil)
 	if outcome != "" {
@@ -317,9 +321,21 @@ func (in *Inbox) endHolder(ctx context.Context, current *run) {
 	}
 }
 
-// ask calls a function in a transaction of its own, and reads the text that it answers.
+// call calls a function in a transaction of its own, and returns its answer as a text.
+func (in *Inbox) call(ctx context.Context, function string, given arguments) (answer string, err error) {
+	call, values := given.written(function)
+	err = in.ask(ctx, &answer, "SELECT coalesce(("+call+")::text, '')", values...)
+	return answer, err
+}
+
+// ask sends a statement in a transaction of its own, and reads the text that it answers.
 func (in *Inbox) ask(ctx context.Context, answer *string, statement string, parameters ...any) error {
 	ctx, cancel := limited(ctx)
 	defer cancel()
-	return in.pool.QueryRow(ctx, in.sql(statement), parameters...).Scan(answer)
+	connection, err := connect(ctx, in.pool)
+	if err != nil {
+		return err
+	}
+	defer connection.Release()
+	return connection.QueryRow(ctx, in.sql(statement), parameters...).Scan(answer)
 }

@@ -68,17 +68,24 @@ type Reject struct{ Reply any }
 
 // GiveUp is an error that a handler returns to roll back, give the message up, and record it as a
 // dead letter.
-func GiveUp(reason string) error { return verdict{errors.New(reason), -1} }
+func GiveUp(reason string) error { return verdict{errors.New(reason), "dead", 0} }
 
 // RetryAfter is an error that a handler returns to roll back, and to be run again after that time, 24
 // hours at most.
 func RetryAfter(after time.Duration) error {
-	return verdict{fmt.Errorf("the handler asked for a retry after %s", after), max(after, 0)}
+	return verdict{fmt.Errorf("the handler asked for a retry after %s", after), "retry", max(after, 0)}
 }
 
-// verdict is an error that says when to run again; a negative time is never.
+// Snooze is an error that a handler returns to roll back, and to be run again after that time, 100 ms to
+// an hour, which is no attempt: as when a system that it needs is away. See SnoozeMax of the options.
+func Snooze(after time.Duration, reason string) error {
+	return verdict{errors.New("snoozed: " + reason), "snooze", after}
+}
+
+// verdict is an error that says what becomes of the message: dead, retry or snooze, after a time.
 type verdict struct {
 	error
+	kind  string
 	after time.Duration
 }
 

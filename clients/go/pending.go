@@ -126,7 +126,7 @@ func (i *Idempotency) register(ctx context.Context, scope string) error {
 func (i *Idempotency) attempt(ctx context.Context, p *pending, next http.Handler) (given answer, isDone bool, err error) {
 	step, cancel := limited(ctx)
 	defer cancel()
-	connection, err := i.pool.Acquire(step)
+	connection, err := connect(step, i.pool)
 	if err != nil {
 		return answer{}, false, err
 	}

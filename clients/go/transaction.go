@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -16,8 +18,10 @@ const (
 	// How long it may take to get a connection, and how long each step before and after the handler
 	// may take.
 	stepLimit = 30 * time.Second
-	ended     = "the handler ended the transaction by itself"
-	aborted   = "the transaction was aborted by an error that the handler did not return"
+	// After so long a wait for a connection is logged.
+	waitMax = 10 * time.Second
+	ended   = "the handler ended the transaction by itself"
+	aborted = "the transaction was aborted by an error that the handler did not return"
 )
 
 // transaction has the marks of the transaction that a handler writes through.
@@ -32,6 +36,22 @@ type transaction struct {
 	isSpoiled bool
 	// isClosed says that its connection was closed.
 	isClosed bool
+}
+
+// connect waits for a connection of the pool, and says so when that takes long.
+func connect(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
+	defer time.AfterFunc(waitMax, func() {
+		why := "PostgreSQL does not answer"
+		if used, most := pool.Stat().AcquiredConns(), pool.Config().MaxConns; used >= most {
+			why = fmt.Sprintf("all %d connections of the pool are in use: make its MaxConns as large as Concurrency, or larger", most)
+		}
+		slog.Warn("no connection yet", "after", waitMax, "reason", why)
+	}).Stop()
+	connection, err := pool.Acquire(ctx)
+	if err != nil {
+		err = fmt.Errorf("get a connection: %w", err)
+	}
+	return connection, err
 }
 
 // release rolls back what is not committed. It closes a connection where that fails, and one that the
