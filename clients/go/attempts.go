@@ -18,7 +18,10 @@ const (
 	snoozeMin, snoozeMax = 100 * time.Millisecond, time.Hour
 )
 
-const noTrace = "delivery limit reached, and the last attempt left no trace: did it end the process?"
+const (
+	noTrace = "delivery limit reached, and the last attempt left no trace: did it end the process?"
+	suspect = "the message runs alone: a run of it left no trace and may have ended its process"
+)
 
 // runAgain runs the handler for a message that was delivered before. If the process ends meanwhile, the
 // record shows it.
@@ -30,7 +33,7 @@ func (in *Inbox) runAgain(ctx context.Context, handler Handler, message Message)
 			return Verdict{Name: "in_flight", After: in.pause()}, nil
 		}
 		defer in.suspected.Unlock()
-		slog.Warn("the message runs alone: a run of it left no trace and may have ended its process", "scope", in.scope, "key", message.Key)
+		slog.Warn(suspect, "scope", in.scope, "key", message.Key)
 		begun, err = in.begin(ctx, message, "true")
 	}
 	switch {
@@ -76,7 +79,11 @@ func (in *Inbox) failed(ctx context.Context, message Message, failure error) (Ve
 	case "dead":
 		return in.bury(ctx, message, said.Error(), "")
 	case "snooze":
-		return in.snooze(ctx, message, said, reason)
+		answer, err := in.snooze(ctx, message, said, reason)
+		if answer.Name == "dead" {
+			return in.bury(ctx, message, answer.Reason, "")
+		}
+		return answer, err
 	case "retry":
 		first = min(said.after, retryAfterMax)
 		longest = first
@@ -101,7 +108,7 @@ func (in *Inbox) failed(ctx context.Context, message Message, failure error) (Ve
 	return Verdict{Name: "retry", Reason: reason, After: after}, nil
 }
 
-// snooze records that the handler wants the message later, and gives it up when it has wanted that for
+// snooze records that the handler wants the message later. It is dead when that has been so for
 // SnoozeMax.
 func (in *Inbox) snooze(ctx context.Context, message Message, said verdict, reason string) (Verdict, error) {
 	after := min(max(said.after, snoozeMin), snoozeMax)
@@ -111,7 +118,7 @@ func (in *Inbox) snooze(ctx context.Context, message Message, said verdict, reas
 	case err != nil:
 		return Verdict{}, fmt.Errorf("record a snooze (%s): %w", reason, err)
 	case isShort != "true":
-		return in.bury(ctx, message, fmt.Sprintf("snoozed for too long, %s: %s", in.options.SnoozeMax, reason), "")
+		return Verdict{Name: "dead", Reason: fmt.Sprintf("snoozed for too long, %s: %s", in.options.SnoozeMax, reason)}, nil
 	}
 	slog.Info("snoozed", "scope", in.scope, "key", message.Key, "after", after, "reason", reason)
 	return Verdict{Name: "retry", Reason: reason, After: after}, nil

@@ -86,8 +86,15 @@ func (c *Consumer) run(ctx context.Context, batch *batch) (err error) {
 			slog.Error("the consumer has ended", "consumer", c.durable, "stream", c.stream, "reason", err)
 		}
 	}()
-	if c.options.Order == Strict && batch.pool.Config().MaxConns < 2 {
-		return fmt.Errorf("consumer %s: Order: Strict keeps one connection of the pool, whose MaxConns is 1: make it larger by 1", c.durable)
+	wanted, found := int32(1), batch.pool.Config().MaxConns
+	if c.options.Order == Strict {
+		wanted++ // its session has the right to consume
+	}
+	if batch.leased != nil {
+		wanted++ // a lease is renewed while Finish writes
+	}
+	if found < wanted {
+		return fmt.Errorf("consumer %s needs %d connections at least, and MaxConns of the pool is %d: make it larger", c.durable, wanted, found)
 	}
 	source, err := c.begin(ctx, batch.Inbox)
 	if err != nil || source == nil && c.options.Order != Strict || ctx.Err() != nil {

@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -26,6 +25,7 @@ const (
 	conflictRounds = 5
 	// A stored reply has at most so many bytes.
 	replyMax  = 1 << 20
+	mismatch  = "the key was used before with another payload"
 	committed = "the handler sent COMMIT by itself, which stays, and then failed"
 )
 
@@ -57,8 +57,6 @@ type InboxOptions struct {
 type run struct {
 	Message
 	transaction
-	// isBegun says whether there was a connection: without one nothing was attempted.
-	isBegun bool
 	// began is when the handler began.
 	began time.Time
 }
@@ -70,6 +68,8 @@ type Inbox struct {
 	options InboxOptions
 	// suspected is held by the one message that runs although a run of it may have ended its process.
 	suspected *sync.Mutex
+	// leased is nil unless the keys are claimed under a lease.
+	leased *Leased
 }
 
 // NewInbox makes an inbox. The scope names the consumer, "service:handler"; never rename it.
@@ -82,7 +82,7 @@ func NewInbox(pool *pgxpool.Pool, scope string, options InboxOptions) *Inbox {
 	options.BackoffMax = cmp.Or(options.BackoffMax, 5*time.Minute)
 	options.HandlerTimeout = cmp.Or(options.HandlerTimeout, time.Minute)
 	options.SnoozeMax = cmp.Or(options.SnoozeMax, 24*time.Hour)
-	return &Inbox{pool, scope, options, &sync.Mutex{}}
+	return &Inbox{pool, scope, options, &sync.Mutex{}, nil}
 }
 
 // Register records the scope and its retention; it fails when the scope is in use in the leased
@@ -91,6 +91,9 @@ func (in *Inbox) Register(ctx context.Context) error {
 	given := arguments{"scope text", in.scope}
 	if in.options.Retention > 0 {
 		given = append(given, "retention interval", interval(in.options.Retention))
+	}
+	if in.leased != nil {
+		given = append(given, "mode text", "lease")
 	}
 	_, err := in.call(ctx, "register_scope", given)
 	return err
@@ -104,7 +107,10 @@ func (in *Inbox) Run(ctx context.Context, handler Handler, message Message) (Ver
 	if err != nil {
 		return in.bury(ctx, message, err.Error(), "")
 	}
-	if message.Deliveries > 1 {
+	switch {
+	case in.leased != nil:
+		return in.runLeased(ctx, identified)
+	case message.Deliveries > 1:
 		return in.runAgain(ctx, handler, identified)
 	}
 	return in.run(ctx, handler, identified)
@@ -130,7 +136,7 @@ func (in *Inbox) run(ctx context.Context, handler Handler, identified Message) (
 			}
 			return answer, fmt.Errorf("claim the key: %w", err)
 		}
-		if isCommitted, problem := in.hasCommitted(ctx, current); problem != nil {
+		if isCommitted, problem := in.hasCommitted(ctx, &current.transaction); problem != nil {
 			return Verdict{}, problem
 		} else if isCommitted {
 			return in.bury(ctx, identified, committed+": "+reasonOf(err), current.xid)
@@ -173,32 +179,24 @@ func (in *Inbox) identify(message Message) (Message, error) {
 
 // attempt claims the key, runs the handler and stores the outcome, in one transaction.
 func (in *Inbox) attempt(ctx context.Context, handler Handler, current *run) (answer Verdict, err error) {
-	step, cancel := limited(ctx)
-	defer cancel()
-	connection, err := connect(step, in.pool)
-	if err != nil {
-		return Verdict{}, err
-	}
-	current.isBegun = true
-	defer release(ctx, connection, &current.transaction)
-	defer func() { current.isSpoiled = isSpoiling(err) }()
-	tx, answer, err := in.claim(step, connection, current)
-	if answer.Name == "mismatch" {
-		return answer, GiveUp("the key was used before with another payload")
-	}
-	if err != nil || answer.Name != "handled" {
-		return answer, err
-	}
-	current.began = time.Now()
-	reply, status, err := in.handle(ctx, handler, tx, current.Message)
-	if err != nil {
-		return Verdict{}, err
-	}
-	answer.Reply = reply
-	if status == "rejected" {
-		answer.Name = status
-	}
-	return answer, in.commit(ctx, tx, current, string(reply), status)
+	err = current.within(ctx, in.pool, func(step context.Context, connection *pgxpool.Conn) (err error) {
+		var tx pgx.Tx
+		tx, answer, err = in.claim(step, connection, current)
+		if answer.Name == "mismatch" {
+			return GiveUp(mismatch)
+		}
+		if err != nil || answer.Name != "handled" {
+			return err
+		}
+		current.began = time.Now()
+		end, err := in.handle(ctx, handler, tx, current.Message)
+		if err != nil {
+			return err
+		}
+		answer = end.verdict()
+		return in.commit(ctx, tx, current, string(end.reply), end.status)
+	})
+	return answer, err
 }
 
 // claim begins the transaction and claims a key that is probably new, in one round trip; of another
@@ -254,50 +252,52 @@ func (in *Inbox) commit(ctx context.Context, tx pgx.Tx, current *run, reply, sta
 	return commit(ctx, tx, &current.transaction, settle, in.scope, current.Key, reply, current.Tenant, status)
 }
 
-// handle runs the handler, and returns its reply as JSON and how the key ends. It turns a panic into
-// an error, and an error that panics when it is read.
-func (in *Inbox) handle(ctx context.Context, handler Handler, tx pgx.Tx, message Message) (reply json.RawMessage, status string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, in.options.HandlerTimeout)
-	defer cancel()
-	given := &handle{Tx: tx, hasEnded: &atomic.Bool{}}
-	defer func() {
-		given.hasEnded.Store(true)
-		if panicked := recover(); panicked != nil {
-			err = asError(panicked, message.Key)
+// handle runs the handler, and returns how it has ended.
+func (in *Inbox) handle(ctx context.Context, handler Handler, tx pgx.Tx, message Message) (end ending, err error) {
+	err = guarded(ctx, in.options.HandlerTimeout, tx, message.Key, func(ctx context.Context, tx pgx.Tx) error {
+		value, err := in.traced(handler)(ctx, tx, message)
+		if err == nil {
+			end, err = asEnding(value)
 		}
-	}()
-	value, err := in.traced(handler)(ctx, given, message)
-	if err != nil {
-		_ = err.Error()
-		return nil, "", err
-	}
-	return asEnding(value)
+		return err
+	})
+	return end, err
 }
 
-// asEnding is the reply of a handler as JSON, and how its key ends.
-func asEnding(value any) (reply json.RawMessage, status string, err error) {
-	status = "completed"
-	switch reject := value.(type) {
-	case Reject:
-		status, value = "rejected", reject.Reply
-	case *Reject:
-		if reject != nil {
-			status, value = "rejected", reject.Reply
-		}
+// ending is how a handler has ended: its reply as JSON, and the status of its key.
+type ending struct {
+	reply  json.RawMessage
+	status string
+}
+
+func asEnding(value any) (end ending, err error) {
+	end.status = "completed"
+	if reject, isPointer := value.(*Reject); isPointer && reject != nil {
+		value = *reject
 	}
-	if reply, err = json.Marshal(value); err != nil {
-		return nil, "", GiveUp("the handler's reply has no JSON: " + err.Error())
+	if reject, isReject := value.(Reject); isReject {
+		end.status, value = "rejected", reject.Reply
+	}
+	if end.reply, err = json.Marshal(value); err != nil {
+		return end, GiveUp("the handler's reply has no JSON: " + err.Error())
 	}
 	// It would be as long at each attempt.
-	if len(reply) > replyMax {
-		return nil, "", GiveUp(fmt.Sprintf("the handler's reply is %d bytes of JSON; the limit is %d bytes (1 MiB)", len(reply), replyMax))
+	if len(end.reply) > replyMax {
+		return end, GiveUp(fmt.Sprintf("the handler's reply is %d bytes of JSON; the limit is %d bytes (1 MiB)", len(end.reply), replyMax))
 	}
-	return reply, status, nil
+	return end, nil
+}
+
+func (e ending) verdict() Verdict {
+	if e.status == "rejected" {
+		return Verdict{Name: e.status, Reply: e.reply}
+	}
+	return Verdict{Name: "handled", Reply: e.reply}
 }
 
 // hasCommitted says whether the handler has committed the claim by itself, so that a copy would be
 // answered as handled.
-func (in *Inbox) hasCommitted(ctx context.Context, current *run) (bool, error) {
+func (in *Inbox) hasCommitted(ctx context.Context, current *transaction) (bool, error) {
 	if current.xid == "" || current.isUnsure {
 		return false, nil // the COMMIT may have been ours
 	}
@@ -330,12 +330,20 @@ func (in *Inbox) call(ctx context.Context, function string, given arguments) (an
 
 // ask sends a statement in a transaction of its own, and reads the text that it answers.
 func (in *Inbox) ask(ctx context.Context, answer *string, statement string, parameters ...any) error {
-	ctx, cancel := limited(ctx)
+	return in.read(ctx, stepLimit, statement, parameters, answer)
+}
+
+// read is ask for several texts, within a time.
+func (in *Inbox) read(ctx context.Context, limit time.Duration, statement string, parameters []any, answers ...any) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
 	connection, err := connect(ctx, in.pool)
 	if err != nil {
 		return err
 	}
 	defer connection.Release()
-	return connection.QueryRow(ctx, in.sql(statement), parameters...).Scan(answer)
+	if err = connection.QueryRow(ctx, in.sql(statement), parameters...).Scan(answers...); isSpoiling(err) {
+		_ = connection.Conn().Close(canceled())
+	}
+	return err
 }

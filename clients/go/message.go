@@ -41,13 +41,31 @@ type Handler func(ctx context.Context, tx pgx.Tx, message Message) (reply any, e
 // not decode becomes a dead letter.
 func JSON[T any](handle func(ctx context.Context, tx pgx.Tx, message Message, data T) (any, error)) Handler {
 	return func(ctx context.Context, tx pgx.Tx, message Message) (any, error) {
-		var data T
-		if err := json.Unmarshal(message.Payload, &data); err != nil {
-			// The text of the error may quote the payload.
-			return nil, GiveUp("the payload does not decode: " + undecoded(err))
+		data, err := decoded[T](message)
+		if err != nil {
+			return nil, err
 		}
 		return handle(ctx, tx, message, data)
 	}
+}
+
+// LeasedJSON is JSON for a handler under a lease.
+func LeasedJSON[T any](handle func(ctx context.Context, lease *Lease, data T) (any, error)) LeasedHandler {
+	return func(ctx context.Context, lease *Lease, message Message) (any, error) {
+		data, err := decoded[T](message)
+		if err != nil {
+			return nil, err
+		}
+		return handle(ctx, lease, data)
+	}
+}
+
+func decoded[T any](message Message) (data T, err error) {
+	if err = json.Unmarshal(message.Payload, &data); err != nil {
+		// The text of the error may quote the payload.
+		err = GiveUp("the payload does not decode: " + undecoded(err))
+	}
+	return data, err
 }
 
 // undecoded names the field and the types, and quotes nothing of the payload.

@@ -56,6 +56,8 @@ func (in *Inbox) traced(handler Handler) Handler {
 			switch said, isSaid := errors.AsType[verdict](err); {
 			case !hasReturned:
 				end("panic")
+			case errors.Is(err, ErrLeaseLost):
+				end("lease-lost")
 			case isSaid:
 				end(strings.ReplaceAll(said.kind, "snooze", "retry"))
 			case ctx.Err() != nil && err != nil:

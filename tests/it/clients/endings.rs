@@ -41,7 +41,7 @@ const RESTARTED: &str = "fails: 1 runs, 1 failures, 0 snoozes
 snoozed: 1 runs, 0 failures, 1 snoozes
 snoozes: retry, false, asked: snoozed: the ledger is closed
 snoozes: dead, true, snoozed for too long, 1s: asked: snoozed: the ledger is closed
-small: consumer small: Order: Strict keeps one connection of the pool, whose MaxConns is 1: make it larger by 1
+small: consumer small needs 2 connections at least, and MaxConns of the pool is 1: make it larger
 waits: true
 ";
 
