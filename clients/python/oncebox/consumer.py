@@ -12,7 +12,6 @@ from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
-from psycopg_pool import PoolTimeout
 
 from . import headers, large, metrics, signals
 from .batch import Batch, SetHandler
@@ -30,7 +29,7 @@ log = logging.getLogger("oncebox")
 WAIT_FIRST, WAIT_LONGEST = 0.2, 10.0
 # A trouble that goes on is logged again after so many seconds.
 REMIND = 60.0
-AWAY = (Lost, NatsError, psycopg.OperationalError, PoolTimeout, TimeoutError, OSError)
+AWAY = (Lost, NatsError, psycopg.OperationalError, TimeoutError, OSError)
 
 
 class Consumer:
@@ -147,7 +146,7 @@ class _Running:
         while not self.stop.is_set():
             try:
                 return await self.inbox.register()
-            except (psycopg.OperationalError, PoolTimeout) as error:
+            except psycopg.OperationalError as error:
                 await self._interrupted(error)
 
     async def _pump(self, leader: Leader | None) -> None:
@@ -260,11 +259,11 @@ class _Running:
             if isinstance(answer, Exception):
                 text = "scope %s: the message could not be handled now, will retry: %s"
                 log.warning(text, self.inbox.scope, first_line(answer))
-                pause = max(pause, self.inbox.backoff[0])
+                pause = max(pause, self.inbox.life.backoff[0])
             else:
                 pause = max(pause, answer.after)
             await self._again(held, pause)
-        elif answer.name == "retry":
+        elif answer.name in ("retry", "snoozed"):
             held.waits = 0
             held.again()
             await self._again(held, answer.after)

@@ -67,7 +67,7 @@ async def run_until_final(inbox: Inbox, handler: Handler, message: Message, runs
     for _ in range(runs_max):
         with contextlib.suppress(psycopg.OperationalError):
             verdict = await inbox.run(handler, message)
-            if verdict.name not in ("retry", "in_flight"):
+            if verdict.name not in ("retry", "snoozed", "in_flight"):
                 return verdict
         await asyncio.sleep(0.02)
     raise AssertionError(f"the message has not ended after {runs_max} runs")
@@ -117,7 +117,7 @@ async def _after_commit(inbox: Inbox, handler: Handler, given: Message) -> None:
 async def _lost_commit(inbox: Inbox, handler: Handler, given: Message) -> None:
     """COMMIT is done, and its answer is lost."""
 
-    async def losing(connection: Any, *given: Any) -> str:
+    async def losing(connection: Any, *given: Any) -> None:
         await inboxes_commit(connection, *given)
         connection.pgconn.finish()
         raise psycopg.OperationalError("the answer to COMMIT was lost")
