@@ -366,6 +366,69 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.begin_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, subject text, attempts_max bigint, is_alone boolean) IS 'Records, in a transaction of its own before the claim, that a message which was delivered before is run again; attempt_failed(), forget_attempts() or cancel_attempt() ends it. Answers run (claim it), alone (an earlier run left no trace: wait until no other such message runs in this process, and call again with is_alone), dead (its runs end their processes, or attempts_max is reached: bury it).';
 
+CREATE FUNCTION oncebox.begin_effect(scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text DEFAULT ''::text, OUT answer text, OUT result json, OUT reason text, OUT age interval, OUT is_own boolean) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  effect record;
+BEGIN
+  IF begin_effect.step IS NULL OR octet_length(begin_effect.step) NOT BETWEEN 1 AND 64 OR begin_effect.step ~ '[^!-~]' THEN
+    RAISE EXCEPTION 'step % is not 1 to 64 bytes of printable ASCII without spaces', coalesce('"' || left(begin_effect.step, 300) || '"', 'null')
+      USING ERRCODE = 'OB011', HINT = 'It names the effect among those of the message, for example "gateway-charge".';
+  END IF;
+  PERFORM "oncebox".refuse_uncommitted(c.xmin, 'the claim')
+  FROM "oncebox".inbox_claim AS c
+  WHERE c.scope = begin_effect.scope AND c.tenant = begin_effect.tenant AND c.key = begin_effect.key;
+  IF NOT "oncebox".renew_lease(begin_effect.scope, begin_effect.key, begin_effect.owner, begin_effect.epoch, begin_effect.lease, begin_effect.tenant) THEN
+    answer := 'lost';
+    RETURN;
+  END IF;
+  INSERT INTO "oncebox".inbox_effect (scope, tenant, key, step, epoch)
+  VALUES (begin_effect.scope, begin_effect.tenant, begin_effect.key, begin_effect.step, begin_effect.epoch)
+  ON CONFLICT ON CONSTRAINT inbox_effect_pkey DO NOTHING;
+  IF FOUND THEN
+    answer := 'begun';
+    RETURN;
+  END IF;
+  SELECT e.state, e.result, e.epoch, clock_timestamp() - e.started_at AS age INTO effect
+  FROM "oncebox".inbox_effect AS e
+  WHERE e.scope = begin_effect.scope AND e.tenant = begin_effect.tenant AND e.key = begin_effect.key AND e.step = begin_effect.step;
+  answer := CASE effect.state WHEN 'started' THEN 'open' ELSE effect.state END;
+  IF answer = 'done' THEN
+    result := convert_from(effect.result, 'UTF8')::json;
+  ELSIF answer = 'rejected' THEN
+    reason := convert_from(effect.result, 'UTF8');
+  ELSE
+    age := greatest(effect.age, interval '0');
+    is_own := effect.epoch = begin_effect.epoch;
+  END IF;
+END $$;
+
+COMMENT ON FUNCTION oncebox.begin_effect(scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text, OUT answer text, OUT result json, OUT reason text, OUT age interval, OUT is_own boolean) IS 'Records that an effect outside the database may happen from now on: begun (COMMIT, then call the provider with the key key:step), done or rejected (it ended before, with its result or reason: do not call), open (an earlier run began it, its age ago, and nobody knows how it ended: ask the provider; is_own: this claim began it), lost (the lease is). It renews the lease.';
+
+CREATE FUNCTION oncebox.begin_effect_again(scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text DEFAULT ''::text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  IF NOT "oncebox".renew_lease(begin_effect_again.scope, begin_effect_again.key, begin_effect_again.owner, begin_effect_again.epoch,
+                              begin_effect_again.lease, begin_effect_again.tenant) THEN
+    RETURN false;
+  END IF;
+  UPDATE "oncebox".inbox_effect AS e
+  SET started_at = clock_timestamp(), epoch = begin_effect_again.epoch
+  WHERE e.scope = begin_effect_again.scope AND e.tenant = begin_effect_again.tenant AND e.key = begin_effect_again.key
+    AND e.step = begin_effect_again.step AND e.state = 'started';
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'effect "%" of key "%" is not open', left(begin_effect_again.step, 300), left(begin_effect_again.key, 300)
+      USING ERRCODE = 'OB010', HINT = 'begin_effect_again() follows on begin_effect() that answered "open".';
+  END IF;
+  RETURN true;
+END $$;
+
+COMMENT ON FUNCTION oncebox.begin_effect_again(scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text) IS 'Before an open effect is called again, because the provider knows nothing of it, or because it answers one key once; false: the lease is lost.';
+
 CREATE FUNCTION oncebox.bounded_reason(reason text) RETURNS text
     LANGUAGE plpgsql STABLE PARALLEL SAFE
     AS $$
@@ -493,6 +556,40 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text, by text, note text) IS 'For operators: gives a message up that fails, in either mode of its scope. Answers dead; or replayed, rejected, in_flight, mismatch, when that decides instead.';
+
+CREATE FUNCTION oncebox.bury_leased(scope text, key text, owner uuid, epoch bigint, payload bytea, reason text, subject text, headers jsonb DEFAULT '{}'::jsonb, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deliveries bigint DEFAULT 1) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  kept text := "oncebox".bounded_reason(bury_leased.reason);
+BEGIN
+  IF bury_leased.payload IS NULL OR bury_leased.subject IS NULL THEN
+    PERFORM "oncebox".refuse_null(false, bury_leased.payload IS NOT NULL);
+  END IF;
+  IF jsonb_typeof(bury_leased.headers) <> 'object' THEN
+    RAISE EXCEPTION 'headers are a JSON %, not an object', jsonb_typeof(bury_leased.headers) USING ERRCODE = 'OB004';
+  END IF;
+  IF num_nulls(bury_leased.stream, bury_leased.stream_sequence, bury_leased.stored_at) NOT IN (0, 3) THEN
+    RAISE EXCEPTION 'stream, stream_sequence and stored_at are not given together'
+      USING ERRCODE = 'OB011', HINT = 'They say where the message is stored. Leave all of them out for one that is in no stream.';
+  END IF;
+  PERFORM "oncebox".check_stored_at(bury_leased.stored_at);
+  IF NOT "oncebox".end_leased(bury_leased.scope, bury_leased.tenant, bury_leased.key, bury_leased.owner, bury_leased.epoch, 'dead',
+                             convert_to(kept, 'UTF8')) THEN
+    RETURN false;
+  END IF;
+  PERFORM "oncebox".record_dead_letter(bury_leased.scope, bury_leased.tenant, bury_leased.key, bury_leased.subject,
+    coalesce(bury_leased.headers, '{}'), bury_leased.payload, bury_leased.stream, bury_leased.stream_sequence,
+    bury_leased.stored_at, coalesce(bury_leased.deliveries, 1), kept);
+  DELETE FROM "oncebox".inbox_snooze AS p
+  WHERE p.scope = bury_leased.scope AND p.tenant = bury_leased.tenant AND p.key = bury_leased.key;
+  DELETE FROM "oncebox".inbox_attempt AS a
+  WHERE a.scope = bury_leased.scope AND a.tenant = bury_leased.tenant AND a.key = bury_leased.key;
+  RETURN true;
+END $$;
+
+COMMENT ON FUNCTION oncebox.bury_leased(scope text, key text, owner uuid, epoch bigint, payload bytea, reason text, subject text, headers jsonb, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint) IS 'Gives a message up: ends its claim as dead and records the dead letter, in a transaction of its own. The records of its effects stay, so that a retry calls none of them again. False: the lease is lost, and nothing is written. A message that has no claim is buried with bury() where its key is not valid; a mismatch is recorded by it too.';
 
 CREATE FUNCTION oncebox.cancel_attempt(scope text, key text, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS void
     LANGUAGE sql SECURITY DEFINER
@@ -773,6 +870,16 @@ END $_$;
 
 COMMENT ON FUNCTION oncebox.check_key(key text) IS 'True when this is a valid key; otherwise an error that says why not.';
 
+CREATE FUNCTION oncebox.check_lease(owner uuid, lease interval) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+    AS $$
+BEGIN
+  IF owner IS NULL OR lease IS NULL OR extract(epoch FROM lease) NOT BETWEEN 0.1 AND 3600 THEN
+    RAISE EXCEPTION 'owner % is missing, or lease % is not 100 milliseconds to 1 hour', owner, lease
+      USING ERRCODE = 'OB011', HINT = 'An owner is a new random UUID for each claim; renew the lease every third of its time.';
+  END IF;
+END $$;
+
 CREATE FUNCTION oncebox.check_message(key text, subject text, ordering_key text, headers jsonb, payload bytea) RETURNS void
     LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -970,6 +1077,83 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.claim_batch(scope text, tenants text[], keys text[], fingerprints bytea[], message_ids bigint[], time_limit interval, OUT place integer, OUT answer text, OUT outcome json) IS 'Claims the keys of a batch of messages in this transaction: one row for each place, from 1: new (handle it), replayed or rejected (a copy, with its outcome), alone (claim it by itself after this transaction: a copy within the batch, in flight, dead, of another payload, of a scope that is new). Nothing is committed before settle_batch(). A fingerprint is inbox_fingerprint(payload). time_limit: the transaction is ended after it (before PostgreSQL 17: when the session was idle for as long).';
+
+CREATE FUNCTION oncebox.claim_leased(scope text, key text, payload bytea, owner uuid, lease interval, tenant text DEFAULT ''::text, message_id bigint DEFAULT NULL::bigint, is_alone boolean DEFAULT false, OUT answer text, OUT outcome json, OUT reason text, OUT epoch bigint, OUT attempts integer) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '1s'
+    AS $$
+DECLARE
+  fingerprint bytea;
+  held record;
+  ended record;
+BEGIN
+  PERFORM "oncebox".check_inbox_names(claim_leased.scope, claim_leased.tenant),
+          "oncebox".check_lease(claim_leased.owner, claim_leased.lease);
+  IF claim_leased.key IS NULL OR claim_leased.payload IS NULL THEN
+    PERFORM "oncebox".refuse_null(claim_leased.key IS NULL, false);
+  END IF;
+  PERFORM "oncebox".check_key(claim_leased.key);
+  fingerprint := "oncebox".inbox_fingerprint(claim_leased.payload);
+  PERFORM FROM "oncebox".inbox_scope AS s WHERE s.scope = claim_leased.scope AND s.mode = 'lease';
+  IF NOT FOUND THEN
+    PERFORM "oncebox".register_scope(claim_leased.scope, mode => 'lease');
+  END IF;
+  ended := "oncebox".look_up_ended(claim_leased.scope, claim_leased.tenant, claim_leased.key, fingerprint);
+  IF ended.answer IS NULL THEN
+    SELECT CASE
+             WHEN c.fingerprint <> claim_leased_fingerprint THEN 'mismatch'
+             WHEN c.lease_until > clock_timestamp() THEN 'in_flight'
+             WHEN c.state = 'running' AND c.attempts >= 2 AND claim_leased.is_alone IS NOT TRUE THEN 'alone'
+           END
+    INTO answer
+    FROM "oncebox".inbox_claim AS c, (SELECT fingerprint) AS f (claim_leased_fingerprint)
+    WHERE c.scope = claim_leased.scope AND c.tenant = claim_leased.tenant AND c.key = claim_leased.key;
+    IF answer IS NOT NULL THEN
+      RETURN;
+    END IF;
+    BEGIN
+      INSERT INTO "oncebox".inbox_claim AS c (scope, tenant, key, fingerprint, message_id, owner, lease_until)
+      VALUES (claim_leased.scope, claim_leased.tenant, claim_leased.key, fingerprint, claim_leased.message_id,
+              claim_leased.owner, clock_timestamp() + claim_leased.lease)
+      ON CONFLICT ON CONSTRAINT inbox_claim_pkey DO UPDATE
+      SET owner = excluded.owner,
+          epoch = c.epoch + 1,
+          state = 'running',
+          lease_until = clock_timestamp() + claim_leased.lease,
+          attempts = c.attempts + 1,
+          taken_over = c.state = 'running',
+          reason = NULL
+      WHERE c.lease_until <= clock_timestamp()
+        AND c.fingerprint = excluded.fingerprint
+      RETURNING c.epoch, c.attempts INTO held;
+      ended := "oncebox".look_up_ended(claim_leased.scope, claim_leased.tenant, claim_leased.key, fingerprint);
+      IF held.epoch IS NOT NULL AND ended.answer IS NOT NULL THEN
+        DELETE FROM "oncebox".inbox_claim AS c
+        WHERE c.scope = claim_leased.scope AND c.tenant = claim_leased.tenant AND c.key = claim_leased.key;
+      ELSIF held.epoch IS NOT NULL THEN
+        DELETE FROM "oncebox".inbox AS i
+        WHERE ended.is_expired AND i.scope = claim_leased.scope AND i.tenant = claim_leased.tenant AND i.key = claim_leased.key;
+        answer := 'new';
+        epoch := held.epoch;
+        attempts := held.attempts;
+        RETURN;
+      END IF;
+    EXCEPTION WHEN lock_not_available THEN
+      -- Another taker, or one who ends the key at this moment, or the sweep, has the row.
+      answer := 'in_flight';
+      RETURN;
+    END;
+  END IF;
+  answer := coalesce(ended.answer, 'in_flight');
+  IF answer = 'dead' THEN
+    reason := convert_from(ended.outcome, 'UTF8');
+  ELSIF answer IN ('replayed', 'rejected') THEN
+    outcome := convert_from(ended.outcome, 'UTF8')::json;
+  END IF;
+END $$;
+
+COMMENT ON FUNCTION oncebox.claim_leased(scope text, key text, payload bytea, owner uuid, lease interval, tenant text, message_id bigint, is_alone boolean, OUT answer text, OUT outcome json, OUT reason text, OUT epoch bigint, OUT attempts integer) IS 'Claims a key for the time of a lease, in a transaction of its own: new (handle the message; the epoch is the proof in all later calls; attempts counts the claims of this key), replayed or rejected (a copy, with its outcome), dead (given up, with the reason), in_flight (somebody works on it, or its pause is not over: later), mismatch (the key of another payload), alone (it ended two owners without a trace: ask again with is_alone when nothing else runs in this process). COMMIT before you go on: begin_effect() refuses a claim that is not committed.';
 
 CREATE FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, fingerprint bytea, OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1361,6 +1545,73 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, has_undone boolean, attempt integer) IS 'An attempt at a compensation that was let through has ended: a leased one has undone its action, or one of either kind has undone nothing, and the next attempt may; the latter in the same transaction unless it is leased. Error OB012 when no such run is under way.';
+
+CREATE FUNCTION oncebox.end_effect(scope text, key text, owner uuid, epoch bigint, lease interval, step text, status text, result json DEFAULT NULL::json, reason text DEFAULT NULL::text, tenant text DEFAULT ''::text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  stored bytea := CASE end_effect.status
+    WHEN 'done' THEN convert_to(coalesce(end_effect.result, 'null')::text, 'UTF8')
+    WHEN 'rejected' THEN convert_to("oncebox".bounded_reason(end_effect.reason), 'UTF8')
+  END;
+BEGIN
+  IF end_effect.status IS NULL OR end_effect.status NOT IN ('done', 'rejected', 'absent') OR octet_length(stored) > 1048576 THEN
+    RAISE EXCEPTION 'status % is not "done", "rejected" or "absent", or the result of % bytes is over 1048576 bytes (1 MiB)',
+      coalesce('"' || left(end_effect.status, 300) || '"', 'null'), coalesce(octet_length(stored), 0)
+      USING ERRCODE = 'OB011', HINT = 'absent: it is known that the effect did not happen. Store a large result in a table of your own in finish, and end the effect with a reference.';
+  END IF;
+  IF NOT "oncebox".renew_lease(end_effect.scope, end_effect.key, end_effect.owner, end_effect.epoch, end_effect.lease, end_effect.tenant) THEN
+    RETURN false;
+  END IF;
+  PERFORM "oncebox".refuse_uncommitted(e.xmin, 'the beginning of the effect')
+  FROM "oncebox".inbox_effect AS e
+  WHERE e.scope = end_effect.scope AND e.tenant = end_effect.tenant AND e.key = end_effect.key AND e.step = end_effect.step;
+  IF stored IS NULL THEN
+    DELETE FROM "oncebox".inbox_effect AS e
+    WHERE e.scope = end_effect.scope AND e.tenant = end_effect.tenant AND e.key = end_effect.key AND e.step = end_effect.step AND e.state = 'started';
+  ELSE
+    INSERT INTO "oncebox".inbox_effect AS e (scope, tenant, key, step, state, result, epoch)
+    VALUES (end_effect.scope, end_effect.tenant, end_effect.key, end_effect.step, end_effect.status, stored, end_effect.epoch)
+    ON CONFLICT ON CONSTRAINT inbox_effect_pkey DO UPDATE
+    SET state = excluded.state, result = excluded.result, epoch = excluded.epoch;
+  END IF;
+  RETURN true;
+END $$;
+
+COMMENT ON FUNCTION oncebox.end_effect(scope text, key text, owner uuid, epoch bigint, lease interval, step text, status text, result json, reason text, tenant text) IS 'Remembers how an effect ended: done (with its result), rejected (it never will happen, with the reason), absent (it is known not to have happened, and is forgotten). Leave it open, and call release_leased(), when you do not know. False: the lease is lost, and nothing is written. May be repeated when its answer was lost.';
+
+CREATE FUNCTION oncebox.end_leased(scope text, tenant text, key text, owner uuid, epoch bigint, status text, outcome bytea) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  WITH ended AS (
+    DELETE FROM "oncebox".inbox_claim AS c
+    WHERE c.scope = end_leased.scope
+      AND c.tenant = end_leased.tenant
+      AND c.key = end_leased.key
+      AND c.owner = end_leased.owner
+      AND c.epoch = end_leased.epoch
+      AND c.state = 'running'
+    RETURNING c.scope, c.tenant, c.key, c.fingerprint, c.message_id
+  )
+  INSERT INTO "oncebox".inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
+  SELECT e.scope, e.tenant, e.key, e.fingerprint, e.message_id, end_leased.status, end_leased.outcome
+  FROM ended AS e;
+  IF NOT FOUND THEN
+    RETURN false;
+  END IF;
+  IF end_leased.status = 'dead' THEN
+    UPDATE "oncebox".inbox_effect AS e
+    SET epoch = 0
+    WHERE e.scope = end_leased.scope AND e.tenant = end_leased.tenant AND e.key = end_leased.key;
+  ELSE
+    DELETE FROM "oncebox".inbox_effect AS e
+    WHERE e.scope = end_leased.scope AND e.tenant = end_leased.tenant AND e.key = end_leased.key;
+  END IF;
+  RETURN true;
+END $$;
 
 CREATE FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer, pause_seconds double precision) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1861,6 +2112,40 @@ END $_$;
 
 COMMENT ON FUNCTION oncebox.find_unsent(retention_seconds double precision, most integer, OUT number smallint, OUT unsent bigint, OUT unsent_id bigint, OUT is_done boolean) IS 'For relays, and in prune_segment() for operators: in a restored database, looks for messages that were never sent, before their segment is emptied.';
 
+CREATE FUNCTION oncebox.finish_leased(scope text, key text, owner uuid, epoch bigint, outcome json DEFAULT NULL::json, status text DEFAULT 'completed'::text, tenant text DEFAULT ''::text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  stored bytea := CASE WHEN json_typeof(finish_leased.outcome) <> 'null' THEN convert_to(finish_leased.outcome::text, 'UTF8') END;
+BEGIN
+  IF finish_leased.status IS NULL OR finish_leased.status NOT IN ('completed', 'rejected') OR octet_length(stored) > 1048576 THEN
+    RAISE EXCEPTION 'status % is neither "completed" nor "rejected", or the outcome of % bytes is over 1048576 bytes (1 MiB)',
+      coalesce('"' || left(finish_leased.status, 300) || '"', 'null'), coalesce(octet_length(stored), 0)
+      USING ERRCODE = 'OB011', HINT = 'A message that is given up is buried: bury_leased().';
+  END IF;
+  PERFORM "oncebox".refuse_uncommitted(c.xmin, 'the claim')
+  FROM "oncebox".inbox_claim AS c
+  WHERE c.scope = finish_leased.scope AND c.tenant = finish_leased.tenant AND c.key = finish_leased.key;
+  IF EXISTS (
+    SELECT
+    FROM "oncebox".inbox_effect AS e
+    WHERE e.scope = finish_leased.scope AND e.tenant = finish_leased.tenant AND e.key = finish_leased.key
+      AND e.state = 'started' AND e.epoch = finish_leased.epoch
+  ) THEN
+    RAISE EXCEPTION 'an effect of key "%" that this claim began has not ended', left(finish_leased.key, 300)
+      USING ERRCODE = 'OB010', HINT = 'end_effect() first, or release_leased() when nobody knows whether it happened.';
+  END IF;
+  IF NOT "oncebox".end_leased(finish_leased.scope, finish_leased.tenant, finish_leased.key, finish_leased.owner, finish_leased.epoch,
+                             finish_leased.status, stored) THEN
+    RAISE EXCEPTION 'the lease of key % in scope % is lost: the key has another owner, or has ended',
+      coalesce('"' || left(finish_leased.key, 300) || '"', 'null'), coalesce('"' || left(finish_leased.scope, 300) || '"', 'null')
+      USING ERRCODE = 'OB014', HINT = 'Roll back, and leave the message to its new owner: it is delivered again, or answered as a copy.';
+  END IF;
+END $$;
+
+COMMENT ON FUNCTION oncebox.finish_leased(scope text, key text, owner uuid, epoch bigint, outcome json, status text, tenant text) IS 'Ends a claim as completed or rejected: the last statement of the transaction with the final writes of the handler. Error OB014 when the lease is lost, so that nothing of it is committed. The effects of the key are forgotten.';
+
 CREATE FUNCTION oncebox.forget_attempts(scope text, key text, tenant text DEFAULT ''::text) RETURNS void
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2072,6 +2357,40 @@ CREATE FUNCTION oncebox.list_delayed(of_key text, most integer DEFAULT 1000) RET
 $_$;
 
 COMMENT ON FUNCTION oncebox.list_delayed(of_key text, most integer) IS 'The delayed message with this key, and those of the steps below it; 10000 at most.';
+
+CREATE FUNCTION oncebox.look_up_ended(scope text, tenant text, key text, fingerprint bytea, OUT answer text, OUT outcome bytea, OUT is_expired boolean) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  stored record;
+BEGIN
+  SELECT i.status, i.fingerprint, i.outcome,
+         coalesce(i.created_at < clock_timestamp() - make_interval(secs => s.retention_seconds), false) AS is_expired
+  INTO stored
+  FROM "oncebox".inbox AS i
+  JOIN "oncebox".inbox_scope AS s ON s.scope = i.scope
+  WHERE i.scope = look_up_ended.scope AND i.tenant = look_up_ended.tenant AND i.key = look_up_ended.key;
+  is_expired := coalesce(stored.is_expired, false);
+  IF stored.status IS NULL OR is_expired THEN
+    RETURN;
+  END IF;
+  outcome := stored.outcome;
+  answer := CASE
+    WHEN stored.fingerprint <> look_up_ended.fingerprint THEN 'mismatch'
+    WHEN stored.status = 'completed' THEN 'replayed'
+    ELSE stored.status
+  END;
+  IF answer = 'dead' THEN
+    PERFORM
+    FROM "oncebox".inbox AS i
+    WHERE i.scope = look_up_ended.scope AND i.tenant = look_up_ended.tenant AND i.key = look_up_ended.key AND i.status = 'dead'
+    FOR KEY SHARE SKIP LOCKED;
+    IF NOT FOUND THEN
+      answer := 'in_flight';
+    END IF;
+  END IF;
+END $$;
 
 CREATE FUNCTION oncebox.look_up_key(scope text, tenant text, key text, fingerprint bytea, lock bigint, OUT answer text, OUT outcome bytea) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2523,6 +2842,17 @@ BEGIN
   RAISE EXCEPTION 'payload is null; the limit is 0 to 67108864 bytes' USING ERRCODE = 'OB005';
 END $$;
 
+CREATE FUNCTION oncebox.refuse_uncommitted(row_xmin xid, what text) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  IF "oncebox".is_own(row_xmin) THEN
+    RAISE EXCEPTION '% is not committed: this transaction has done it itself', what
+      USING ERRCODE = 'OB010', HINT = 'Each call of leased mode is a transaction of its own: switch autocommit on, or COMMIT behind each call.';
+  END IF;
+END $$;
+
 CREATE FUNCTION oncebox.refuse_unmarked() RETURNS void
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2534,7 +2864,7 @@ BEGIN
       ELSE 'BEGIN DEFERRABLE (or SET TRANSACTION DEFERRABLE first), claim(), the writes of the handler, settle(), COMMIT. Where a driver commits each statement by itself, a claim would be lost.' END;
 END $$;
 
-CREATE FUNCTION oncebox.register_scope(scope text, retention interval DEFAULT NULL::interval, dead_letter_retention interval DEFAULT NULL::interval, kind text DEFAULT 'consumer'::text) RETURNS void
+CREATE FUNCTION oncebox.register_scope(scope text, retention interval DEFAULT NULL::interval, dead_letter_retention interval DEFAULT NULL::interval, kind text DEFAULT 'consumer'::text, mode text DEFAULT 'transaction'::text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -2544,8 +2874,9 @@ DECLARE
   stored record;
 BEGIN
   PERFORM "oncebox".check_inbox_names(register_scope.scope, '');
-  IF register_scope.kind IS NULL OR register_scope.kind NOT IN ('consumer', 'http') THEN
-    RAISE EXCEPTION 'kind "%" is neither "consumer" nor "http"', register_scope.kind USING ERRCODE = 'OB011';
+  IF coalesce(register_scope.kind NOT IN ('consumer', 'http'), true) OR coalesce(register_scope.mode NOT IN ('transaction', 'lease'), true) THEN
+    RAISE EXCEPTION 'kind "%" is neither "consumer" nor "http", or mode "%" neither "transaction" nor "lease"', register_scope.kind, register_scope.mode
+      USING ERRCODE = 'OB011';
   END IF;
   IF keys_seconds NOT BETWEEN 1 AND "oncebox".retention_max() OR letters_seconds NOT BETWEEN 1 AND "oncebox".retention_max()
      OR register_scope.dead_letter_retention IS NOT NULL AND (keys_seconds IS NULL OR letters_seconds < keys_seconds) THEN
@@ -2555,13 +2886,14 @@ BEGIN
   END IF;
   letters_seconds := CASE WHEN keys_seconds IS NOT NULL THEN greatest(letters_seconds, keys_seconds) END;
   INSERT INTO "oncebox".inbox_scope AS s (scope, retention_seconds, dead_letter_seconds, kind, mode)
-  VALUES (register_scope.scope, keys_seconds, letters_seconds, register_scope.kind, 'transaction')
+  VALUES (register_scope.scope, keys_seconds, letters_seconds, register_scope.kind, register_scope.mode)
   ON CONFLICT ON CONSTRAINT inbox_scope_pkey DO UPDATE
   SET mode = excluded.mode
   WHERE s.mode IS NULL OR s.mode = excluded.mode
   RETURNING s.retention_seconds, s.dead_letter_seconds, s.kind INTO stored;
   IF NOT FOUND THEN
-    RAISE EXCEPTION 'scope "%" claims its keys under a lease', register_scope.scope
+    RAISE EXCEPTION 'scope "%" claims its keys %', register_scope.scope,
+      CASE register_scope.mode WHEN 'lease' THEN 'in the transaction of their handlers' ELSE 'under a lease' END
       USING ERRCODE = 'OB010', HINT = 'Use another scope, or stop its processes and call change_inbox_mode().';
   END IF;
   IF stored IS DISTINCT FROM (keys_seconds, letters_seconds, register_scope.kind) THEN
@@ -2570,7 +2902,50 @@ BEGIN
   END IF;
 END $$;
 
-COMMENT ON FUNCTION oncebox.register_scope(scope text, retention interval, dead_letter_retention interval, kind text) IS 'Says that a consumer exists, or a route of kind http, and how long it keeps its keys (NULL: for ever) and dead letters (NULL: 90 days, or as long as keys).';
+COMMENT ON FUNCTION oncebox.register_scope(scope text, retention interval, dead_letter_retention interval, kind text, mode text) IS 'Says that a consumer exists, or a route of kind http, and how long it keeps its keys (NULL: for ever) and dead letters (NULL: 90 days, or as long as keys). mode: transaction (claim), or lease (claim_leased).';
+
+CREATE FUNCTION oncebox.release_leased(scope text, key text, owner uuid, epoch bigint, pause interval, reason text, is_unknown boolean DEFAULT false, is_attempt boolean DEFAULT true, tenant text DEFAULT ''::text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  IF release_leased.pause IS NULL OR extract(epoch FROM release_leased.pause) NOT BETWEEN 0 AND "oncebox".retention_max() THEN
+    RAISE EXCEPTION 'pause % is not 0 seconds to 100 years', release_leased.pause USING ERRCODE = 'OB011';
+  END IF;
+  UPDATE "oncebox".inbox_claim AS c
+  SET state = CASE WHEN release_leased.is_unknown THEN 'unknown' ELSE 'failed' END,
+      reason = "oncebox".bounded_reason(release_leased.reason),
+      attempts = c.attempts - CASE WHEN release_leased.is_attempt THEN 0 ELSE 1 END,
+      lease_until = clock_timestamp() + release_leased.pause
+  WHERE c.scope = release_leased.scope
+    AND c.tenant = release_leased.tenant
+    AND c.key = release_leased.key
+    AND c.owner = release_leased.owner
+    AND c.epoch = release_leased.epoch
+    AND c.state = 'running';
+  RETURN FOUND;
+END $$;
+
+COMMENT ON FUNCTION oncebox.release_leased(scope text, key text, owner uuid, epoch bigint, pause interval, reason text, is_unknown boolean, is_attempt boolean, tenant text) IS 'Gives a claim back that did not end: anybody may claim the key after the pause. is_unknown: an effect may have happened; is_attempt false: the run does not count. What its effects have done stays remembered. False: the lease is lost.';
+
+CREATE FUNCTION oncebox.renew_lease(scope text, key text, owner uuid, epoch bigint, lease interval, tenant text DEFAULT ''::text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  PERFORM "oncebox".check_lease(renew_lease.owner, renew_lease.lease);
+  UPDATE "oncebox".inbox_claim AS c
+  SET lease_until = clock_timestamp() + renew_lease.lease
+  WHERE c.scope = renew_lease.scope
+    AND c.tenant = renew_lease.tenant
+    AND c.key = renew_lease.key
+    AND c.owner = renew_lease.owner
+    AND c.epoch = renew_lease.epoch
+    AND c.state = 'running';
+  RETURN FOUND;
+END $$;
+
+COMMENT ON FUNCTION oncebox.renew_lease(scope text, key text, owner uuid, epoch bigint, lease interval, tenant text) IS 'Starts the time of a lease again; false: it is lost, to another owner or by its end. Then call and write nothing more for this message. Call it every third of the lease.';
 
 CREATE FUNCTION oncebox.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
@@ -3469,6 +3844,47 @@ CREATE FUNCTION oncebox.skip_saga_step_as(saga_id bigint, step text, by text, no
 $_$;
 
 COMMENT ON FUNCTION oncebox.skip_saga_step_as(saga_id bigint, step text, by text, note text) IS 'For operators: skip_saga_step(), recorded.';
+
+CREATE FUNCTION oncebox.snooze(scope text, key text, pause interval, reason text, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deliveries bigint DEFAULT 1, longest interval DEFAULT '24:00:00'::interval) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  copy text;
+  due timestamptz;
+  tried bigint;
+  since timestamptz;
+BEGIN
+  IF snooze.key IS NULL THEN
+    PERFORM "oncebox".refuse_null(true, false);
+  END IF;
+  PERFORM "oncebox".check_inbox_names(snooze.scope, snooze.tenant), "oncebox".check_key(snooze.key), "oncebox".check_stored_at(snooze.stored_at);
+  IF num_nulls(snooze.pause, snooze.longest) > 0 OR extract(epoch FROM snooze.pause) NOT BETWEEN 0 AND 30 * 86400
+     OR extract(epoch FROM snooze.longest) NOT BETWEEN 1 AND 30 * 86400 THEN
+    RAISE EXCEPTION 'pause % is not 0 seconds to 30 days, or longest % not 1 second to 30 days', snooze.pause, snooze.longest
+      USING ERRCODE = 'OB011';
+  END IF;
+  copy := "oncebox".inbox_copy(snooze.stream, snooze.stream_sequence, snooze.stored_at);
+  due := clock_timestamp() + snooze.pause;
+  UPDATE "oncebox".inbox_attempt AS a
+  SET failures = a.failures + greatest(a.begun - 2, 0), begun = 0, touched_at = clock_timestamp(), due_at = due
+  WHERE a.scope = snooze.scope AND a.tenant = snooze.tenant AND a.key = snooze.key AND a.message = copy
+  RETURNING a.failures INTO tried;
+  INSERT INTO "oncebox".inbox_snooze AS p (scope, tenant, key, message, delivery, attempts, reason, due_at)
+  VALUES (snooze.scope, snooze.tenant, snooze.key, copy, greatest(coalesce(snooze.deliveries, 1), 1), coalesce(tried, 0),
+          "oncebox".bounded_reason(snooze.reason), due)
+  ON CONFLICT ON CONSTRAINT inbox_snooze_pkey DO UPDATE
+  SET delivery = excluded.delivery,
+      attempts = excluded.attempts,
+      reason = excluded.reason,
+      due_at = excluded.due_at,
+      snoozes = CASE WHEN p.due_at < clock_timestamp() - snooze.longest THEN 1 ELSE p.snoozes + 1 END,
+      snoozed_at = CASE WHEN p.due_at < clock_timestamp() - snooze.longest THEN excluded.snoozed_at ELSE p.snoozed_at END
+  RETURNING p.snoozed_at INTO since;
+  RETURN clock_timestamp() - since < snooze.longest;
+END $$;
+
+COMMENT ON FUNCTION oncebox.snooze(scope text, key text, pause interval, reason text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, longest interval) IS 'Records, after its rollback, that a handler wants a message again after a pause, which is no attempt. False: it has been snoozed for longer than longest, so bury it.';
 
 CREATE FUNCTION oncebox.start_saga(type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision, due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[], undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[], undo_payloads bytea[], reasons text[], late_steps_in double precision[]) RETURNS SETOF bigint
     LANGUAGE sql SECURITY DEFINER
@@ -4717,7 +5133,7 @@ CREATE TABLE oncebox.migration (
     oldest_program integer
 );
 
-COMMENT ON TABLE oncebox.migration IS 'version 16, oldest program 14';
+COMMENT ON TABLE oncebox.migration IS 'version 18, oldest program 14';
 
 COMMENT ON COLUMN oncebox.migration.oldest_program IS 'Programs that were built for this version and later ones work with the schema as it is after this migration.';
 
@@ -5294,6 +5710,12 @@ GRANT ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, 
 REVOKE ALL ON FUNCTION oncebox.begin_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, subject text, attempts_max bigint, is_alone boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.begin_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, subject text, attempts_max bigint, is_alone boolean) TO oncebox_consumer;
 
+REVOKE ALL ON FUNCTION oncebox.begin_effect(scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text, OUT answer text, OUT result json, OUT reason text, OUT age interval, OUT is_own boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.begin_effect(scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text, OUT answer text, OUT result json, OUT reason text, OUT age interval, OUT is_own boolean) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.begin_effect_again(scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.begin_effect_again(scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text) TO oncebox_consumer;
+
 REVOKE ALL ON FUNCTION oncebox.bounded_reason(reason text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, committed_by xid8) FROM PUBLIC;
@@ -5301,6 +5723,9 @@ GRANT ALL ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason t
 
 REVOKE ALL ON FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text, by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text, by text, note text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.bury_leased(scope text, key text, owner uuid, epoch bigint, payload bytea, reason text, subject text, headers jsonb, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.bury_leased(scope text, key text, owner uuid, epoch bigint, payload bytea, reason text, subject text, headers jsonb, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.cancel_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.cancel_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) TO oncebox_consumer;
@@ -5330,6 +5755,8 @@ REVOKE ALL ON FUNCTION oncebox.check_inbox_names(scope text, tenant text) FROM P
 REVOKE ALL ON FUNCTION oncebox.check_key(key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.check_key(key text) TO oncebox_producer;
 
+REVOKE ALL ON FUNCTION oncebox.check_lease(owner uuid, lease interval) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.check_message(key text, subject text, ordering_key text, headers jsonb, payload bytea) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.check_ordering_key(ordering_key text) FROM PUBLIC;
@@ -5347,6 +5774,9 @@ GRANT ALL ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant 
 
 REVOKE ALL ON FUNCTION oncebox.claim_batch(scope text, tenants text[], keys text[], fingerprints bytea[], message_ids bigint[], time_limit interval, OUT place integer, OUT answer text, OUT outcome json) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.claim_batch(scope text, tenants text[], keys text[], fingerprints bytea[], message_ids bigint[], time_limit interval, OUT place integer, OUT answer text, OUT outcome json) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.claim_leased(scope text, key text, payload bytea, owner uuid, lease interval, tenant text, message_id bigint, is_alone boolean, OUT answer text, OUT outcome json, OUT reason text, OUT epoch bigint, OUT attempts integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.claim_leased(scope text, key text, payload bytea, owner uuid, lease interval, tenant text, message_id bigint, is_alone boolean, OUT answer text, OUT outcome json, OUT reason text, OUT epoch bigint, OUT attempts integer) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, fingerprint bytea, OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, fingerprint bytea, OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea) TO oncebox_consumer;
@@ -5394,6 +5824,11 @@ GRANT ALL ON FUNCTION oncebox.end_action(barrier text, tenant text, key text, ha
 REVOKE ALL ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, has_undone boolean, attempt integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key text, has_undone boolean, attempt integer) TO oncebox_consumer;
 
+REVOKE ALL ON FUNCTION oncebox.end_effect(scope text, key text, owner uuid, epoch bigint, lease interval, step text, status text, result json, reason text, tenant text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.end_effect(scope text, key text, owner uuid, epoch bigint, lease interval, step text, status text, result json, reason text, tenant text) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.end_leased(scope text, tenant text, key text, owner uuid, epoch bigint, status text, outcome bytea) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer, pause_seconds double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer, pause_seconds double precision) TO oncebox_relay;
 
@@ -5424,6 +5859,9 @@ GRANT ALL ON FUNCTION oncebox.find_saga(type text, business_id text, key text, b
 
 REVOKE ALL ON FUNCTION oncebox.find_unsent(retention_seconds double precision, most integer, OUT number smallint, OUT unsent bigint, OUT unsent_id bigint, OUT is_done boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.find_unsent(retention_seconds double precision, most integer, OUT number smallint, OUT unsent bigint, OUT unsent_id bigint, OUT is_done boolean) TO oncebox_relay;
+
+REVOKE ALL ON FUNCTION oncebox.finish_leased(scope text, key text, owner uuid, epoch bigint, outcome json, status text, tenant text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.finish_leased(scope text, key text, owner uuid, epoch bigint, outcome json, status text, tenant text) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.forget_attempts(scope text, key text, tenant text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.forget_attempts(scope text, key text, tenant text) TO oncebox_consumer;
@@ -5468,6 +5906,8 @@ GRANT ALL ON FUNCTION oncebox.lead_consumer(scope text, stream text, durable tex
 REVOKE ALL ON FUNCTION oncebox.list_delayed(of_key text, most integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.list_delayed(of_key text, most integer) TO oncebox_producer;
 
+REVOKE ALL ON FUNCTION oncebox.look_up_ended(scope text, tenant text, key text, fingerprint bytea, OUT answer text, OUT outcome bytea, OUT is_expired boolean) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.look_up_key(scope text, tenant text, key text, fingerprint bytea, lock bigint, OUT answer text, OUT outcome bytea) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.loss_event() FROM PUBLIC;
@@ -5511,10 +5951,18 @@ REVOKE ALL ON FUNCTION oncebox.refuse_lone_entry() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.refuse_null(no_key boolean, no_subject boolean) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION oncebox.refuse_uncommitted(row_xmin xid, what text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.refuse_unmarked() FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION oncebox.register_scope(scope text, retention interval, dead_letter_retention interval, kind text) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.register_scope(scope text, retention interval, dead_letter_retention interval, kind text) TO oncebox_consumer;
+REVOKE ALL ON FUNCTION oncebox.register_scope(scope text, retention interval, dead_letter_retention interval, kind text, mode text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.register_scope(scope text, retention interval, dead_letter_retention interval, kind text, mode text) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.release_leased(scope text, key text, owner uuid, epoch bigint, pause interval, reason text, is_unknown boolean, is_attempt boolean, tenant text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.release_leased(scope text, key text, owner uuid, epoch bigint, pause interval, reason text, is_unknown boolean, is_attempt boolean, tenant text) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.renew_lease(scope text, key text, owner uuid, epoch bigint, lease interval, tenant text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.renew_lease(scope text, key text, owner uuid, epoch bigint, lease interval, tenant text) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint) TO oncebox_relay;
@@ -5578,6 +6026,9 @@ REVOKE ALL ON FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) FROM PU
 
 REVOKE ALL ON FUNCTION oncebox.skip_saga_step_as(saga_id bigint, step text, by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.skip_saga_step_as(saga_id bigint, step text, by text, note text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.snooze(scope text, key text, pause interval, reason text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, longest interval) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.snooze(scope text, key text, pause interval, reason text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, longest interval) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.start_saga(type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision, due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[], undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[], undo_payloads bytea[], reasons text[], late_steps_in double precision[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.start_saga(type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision, due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[], undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[], undo_payloads bytea[], reasons text[], late_steps_in double precision[]) TO oncebox_producer;

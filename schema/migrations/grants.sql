@@ -165,7 +165,7 @@ BEGIN
     GRANT EXECUTE ON FUNCTION {schema}.sweep_inboxes() TO "{name}_consumer";
     -- Consumers in other languages.
     GRANT EXECUTE ON FUNCTION
-      {schema}.register_scope(text, interval, interval, text), {schema}.claim(text, text, bytea, text, bigint),
+      {schema}.register_scope(text, interval, interval, text, text), {schema}.claim(text, text, bytea, text, bigint),
       {schema}.settle(text, text, json, text, text),
       {schema}.claim_batch(text, text[], text[], bytea[], bigint[], interval),
       {schema}.settle_batch(text, text[], text[], text[], text[], text[], text[]),
@@ -176,6 +176,16 @@ BEGIN
       {schema}.lead_consumer(text, text, text, interval), {schema}.consumer_place(text, text, text),
       {schema}.continue_consumer(text, text, text, bigint, boolean),
       {schema}.forget_attempts(text, text, text),
+      {schema}.claim_leased(text, text, bytea, uuid, interval, text, bigint, boolean),
+      {schema}.renew_lease(text, text, uuid, bigint, interval, text),
+      {schema}.begin_effect(text, text, uuid, bigint, interval, text, text),
+      {schema}.begin_effect_again(text, text, uuid, bigint, interval, text, text),
+      {schema}.end_effect(text, text, uuid, bigint, interval, text, text, json, text, text),
+      {schema}.finish_leased(text, text, uuid, bigint, json, text, text),
+      {schema}.release_leased(text, text, uuid, bigint, interval, text, boolean, boolean, text),
+      {schema}.bury_leased(
+        text, text, uuid, bigint, bytea, text, text, jsonb, text, text, bigint, timestamptz, bigint),
+      {schema}.snooze(text, text, interval, text, text, text, bigint, timestamptz, bigint, interval),
       {schema}.bury(text, text, bytea, text, text, jsonb, text, bigint, text, bigint, timestamptz, bigint, xid8)
       TO "{name}_consumer";
     -- Requests with an Idempotency-Key in other languages.
