@@ -250,7 +250,7 @@ async def snoozes(pool):
     assert "snoozed" not in await attempts(pool)
     await asyncio.sleep(1.8)
     dead = await inbox.run(handle, again)
-    assert dead.name == "dead" and "snoozed for too long, 5 times in 3 s" in dead.reason, dead
+    assert dead.name == "dead" and "snoozed for too long, 3 s: the gateway" in dead.reason, dead
     is_away = False
     assert (await inbox.run(handle, message("awake"))).name == "handled"
     async with pool.connection() as connection:

@@ -9,12 +9,14 @@ import json
 from dataclasses import dataclass
 from typing import Any, Awaitable, Callable, Sequence
 
-from .inbox import Inbox, Unreadable, ended, fingerprint
-from .life import Claim
+from .inbox import Inbox, fingerprint
+from .leased import LeasedHandler
+from .life import Claim, Unreadable
 from .message import Context, Handler, Message, Verdict
 from .metrics import running
+from .reply import ended
 from .spans import handling
-from .transaction import Run, Unattempted, before_handler, check_handler, check_open, check_session, connected, lent, limited
+from .transaction import Run, Unattempted, before_handler, check_open, check_session, connected, lent, limited
 from .wire import SESSION, execute_all, rows
 
 # After these seconds no other handler of a batch begins: its locks must not be held for long.
@@ -77,10 +79,10 @@ class _Outcome:
 class Batch:
     """Runs this handler for batches of messages of an inbox."""
 
-    def __init__(self, inbox: Inbox, handler: Handler | SetHandler):
+    def __init__(self, inbox: Inbox, handler: Handler | SetHandler | LeasedHandler):
         self.inbox, self.handler = inbox, handler
         self.single = handler.one if isinstance(handler, SetHandler) else handler
-        check_handler(inbox.pool, self.single)
+        inbox.check(self.single)
         self._claim = inbox.database.sql(
             "SELECT place::text, answer, outcome::text, CASE WHEN place = 1 THEN " + SESSION + " END"
             " FROM {schema}.claim_batch(%s, %s::text[], %s::text[], %s::bytea[], %s::text[]::bigint[], make_interval(secs => %s::text::float8))"

@@ -19,6 +19,7 @@ from .causes import first_line
 from .durable import Durable, Place
 from .inbox import Inbox
 from .leader import Leader
+from .leased import LeasedHandler
 from .message import Handler, Message, Verdict
 from .pull import Lost, Pull, pending
 from .queue import Held, Queue
@@ -78,7 +79,7 @@ class Consumer:
         # Why it does not consume now; None when it does. For a health check.
         self.problem: str | None = "the consumer has not begun"
 
-    async def run(self, inbox: Inbox, handler: Handler | SetHandler, stop: asyncio.Event | None = None) -> None:
+    async def run(self, inbox: Inbox, handler: Handler | SetHandler | LeasedHandler, stop: asyncio.Event | None = None) -> None:
         """Consumes until `stop` is set, or until SIGTERM or SIGINT if `stop` is left out, and then waits
         for the running handlers. Raises TimeoutError when some go on although they are cancelled."""
         try:
@@ -95,8 +96,10 @@ class Consumer:
 class _Running:
     """A consumer that runs."""
 
-    def __init__(self, consumer: Consumer, inbox: Inbox, handler: Handler | SetHandler, stop: asyncio.Event):
+    def __init__(self, consumer: Consumer, inbox: Inbox, handler: Handler | SetHandler | LeasedHandler, stop: asyncio.Event):
         self.of, self.inbox, self.stop = consumer, inbox, stop
+        if consumer.batch > 1 and inbox.lease is not None:
+            raise ValueError(f"a batch of {consumer.batch} messages shares a transaction, and an inbox with a lease has none: leave `batch` out")
         # No more transactions at once than workers; what waits behind others of its key is held as well.
         self.at_once = consumer.concurrency * consumer.batch
         self.held_max = max(64, 4 * self.at_once)
@@ -270,7 +273,8 @@ class _Running:
         elif answer.name == "behind":
             self.queue.rest(held, 0.0)
         else:
-            if answer.name == "replayed" and message.deliveries > 2:
+            # Under a lease a copy may have waited for long.
+            if answer.name == "replayed" and message.deliveries > 2 and self.inbox.lease is None:
                 text = "message %d of stream %s comes again, delivery %d: may this user publish to $JS.ACK.>?"
                 log.warning(text, message.origin.sequence, message.origin.stream, message.deliveries)
             await self._tell(held.msg.term() if answer.name in ("dead", "mismatch") else held.msg.ack())

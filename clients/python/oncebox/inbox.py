@@ -8,38 +8,23 @@ import random
 from contextlib import nullcontext
 from datetime import timedelta
 from hashlib import sha256
+from inspect import iscoroutinefunction
 from typing import Any, Callable
 
-import psycopg
-
-from .causes import cause, fields_of, first_line, is_conflict, reason_of
+from .causes import cause, fields_of, is_conflict, reason_of
 from .database import Database
 from .headers import single
 from .keys import check_key
-from .life import Claim, Incomplete, Life
-from .message import Context, Dead, Handler, Message, Reject, RetryAfter, Snooze, Verdict
+from .leased import LeasedHandler, run_leased
+from .life import COMMITTED, CONFLICT_ROUNDS, MISMATCH, NO_TRACE, Claim, Incomplete, Life, Unreadable
+from .message import Context, Dead, Handler, Message, RetryAfter, Snooze, Verdict
+from .ports import check_size
+from .reply import ended
 from .spans import handling
-from .transaction import Unattempted, before_handler, commit, connected, lent, limited, undone
+from .transaction import Unattempted, before_handler, check_handler, commit, connected, lent, limited, undone
 from .wire import SESSION, execute
 
 log = logging.getLogger("oncebox")
-
-# How often a message is run again at once after a conflict with another transaction.
-CONFLICT_ROUNDS = 5
-# A stored reply has at most so many bytes.
-REPLY_MAX = 1 << 20
-MISMATCH = "the key was used before with another payload"
-NO_TRACE = "delivery limit reached, and the last attempt left no trace: did it end the process?"
-COMMITTED = "the handler sent COMMIT by itself, which stays, and then failed"
-
-
-class Unreadable(ValueError):
-    """A message that no handler can be run for, and the claim as far as it can be read."""
-
-    def __init__(self, claim: Claim, reason: str):
-        super().__init__(reason)
-        self.claim = claim
-
 
 class Inbox:
     """Runs handlers once per key, over connections of this pool."""
@@ -58,6 +43,7 @@ class Inbox:
         handler_timeout: float = 60.0,
         step_timeout: float = 30.0,
         retention: timedelta | None = None,
+        lease: float | None = None,
         schema: str = "oncebox",
     ):
         """The pool is psycopg's (AsyncConnectionPool, ConnectionPool) or asyncpg's, an engine of SQLAlchemy, or
@@ -66,10 +52,13 @@ class Inbox:
         `backoff` is the pause after the first failure and the longest one, `snooze_max` how many seconds a
         message may be snoozed in all, `retention` is how long a key is kept at least (None: for ever).
         `step_timeout` is how many seconds it may take to get a connection, and each step before and after
-        the handler: then the connection is closed.
+        the handler: then the connection is closed. `lease` is for handlers with effects outside the database:
+        for how many seconds a key is claimed, which is renewed every third of them; 20 is a good value.
         """
-        self.pool, self.scope, self.schema = pool, scope, schema
-        self.database = Database(pool, schema, step_timeout)
+        if lease is not None and not 0.1 <= lease <= 3600:
+            raise ValueError(f"a lease of {lease} s: it is 0.1 to 3600 s")
+        self.pool, self.scope, self.schema, self.lease = pool, scope, schema, lease
+        self.database = Database(pool, schema, step_timeout if lease is None else min(step_timeout, lease))
         self.life = Life(self.database, scope, attempts_max, backoff, snooze_max)
         # This is the INSERT of the function claim(), which costs PostgreSQL more as a whole.
         self._claim_new = self.database.sql(
@@ -89,17 +78,31 @@ class Inbox:
         self.tenant_header, self.key_headers, self.decode = tenant_header, key_headers, decode
         self.handler_timeout, self.step_timeout, self.retention = handler_timeout, step_timeout, retention
         # Held by the one message that runs although a run of it may have ended its process.
-        self._suspected = asyncio.Lock()
+        self.suspected = asyncio.Lock()
 
     async def register(self) -> None:
         """Records the scope and its retention; fails when the scope is in use in the leased mode."""
-        await self.database.register(self.scope, self.retention)
+        # A schema from before leases has no modes to choose from.
+        await self.database.register(self.scope, self.retention, **({} if self.lease is None else {"mode": "lease"}))
 
-    async def run(self, handler: Handler, message: Message) -> Verdict:
+    def check(self, handler: Any) -> None:
+        """Fails unless this is a handler for this inbox."""
+        if self.lease is None:
+            return check_handler(self.pool, handler)
+        check_size(self.pool, 2, "an inbox with a lease, which renews it beside the last writes,")
+        handler = handler if isinstance(handler, LeasedHandler) else LeasedHandler(handler)
+        if not iscoroutinefunction(handler.handle):
+            raise TypeError("this inbox needs a handler that is async def: it waits for providers while the lease is renewed")
+        if handler.finish is not None:
+            check_handler(self.pool, handler.finish)
+
+    async def run(self, handler: Handler | LeasedHandler, message: Message) -> Verdict:
         """Handles one message: runs the handler, or answers a copy from the stored outcome.
 
         Raises psycopg.OperationalError when PostgreSQL is away: run the message again later.
         """
+        if self.lease is not None:
+            return await run_leased(self, handler, message)
         try:
             claim, data = self.read(message)
         except Unreadable as problem:
@@ -111,10 +114,10 @@ class Inbox:
     async def _run_again(self, handler: Handler, claim: Claim, data: Any) -> Verdict:
         """Runs the handler for a message that was delivered before. If the process ends meanwhile, the record shows it."""
         begun = await self.life.begin(claim)
-        if begun == "alone" and self._suspected.locked():
+        if begun == "alone" and self.suspected.locked():
             # The message that runs now may be the one that ends the process.
             return Verdict("in_flight", after=self.life.pause())
-        async with self._suspected if begun == "alone" else nullcontext():
+        async with self.suspected if begun == "alone" else nullcontext():
             if begun == "alone":
                 text = "scope %s, key %s: runs alone, since a run of it left no trace and may have ended its process"
                 log.warning(text, self.scope, claim.key)
@@ -147,7 +150,7 @@ class Inbox:
                 if claim.message.deliveries > 1 and answer.name in ("handled", "replayed", "rejected"):
                     await self.life.forget(claim)
                 return await self.life.bury(claim, MISMATCH) if answer.name == "mismatch" else answer
-            if claim.xid is not None and await self._has_committed(claim, failure):
+            if claim.xid is not None and await self.life.has_committed(claim, failure):
                 return await self.life.bury(claim, f"{COMMITTED}: {reason_of(failure)}", claim.xid)
             if cause(failure, Dead, RetryAfter, Snooze) or not is_conflict(failure):
                 break
@@ -159,8 +162,11 @@ class Inbox:
     def read(self, message: Message) -> tuple[Claim, Any]:
         """The key and the decoded payload of a message, or Unreadable."""
         claim = self.identify(message)
+        return claim, self.decoded(claim)
+
+    def decoded(self, claim: Claim) -> Any:
         try:
-            return claim, self.decode(message.payload)
+            return self.decode(claim.message.payload)
         except Exception as problem:
             # The text of the error may quote the payload.
             fields = fields_of(problem)
@@ -222,14 +228,7 @@ class Inbox:
             claim.xid, name = xid, "handled"
         else:
             await connection.rollback()
-        return Verdict(name, outcome and json.loads(outcome), reason, self.life.pause() if name == "in_flight" else 0.0)
-
-    async def _has_committed(self, claim: Claim, failure: Exception) -> bool:
-        """Whether the handler has committed the claim by itself, so that a copy would be answered as handled."""
-        if claim.is_ending and isinstance(failure, psycopg.OperationalError) and failure.sqlstate is None:
-            return False  # the COMMIT may have been ours, whose answer got lost
-        (status,) = await self.database.ask("SELECT pg_xact_status(%s::text::xid8)", [claim.xid])
-        return status == "committed"
+        return self.life.answered(name, outcome, reason)
 
     def _key(self, message: Message) -> str:
         for name in self.key_headers:
@@ -249,23 +248,6 @@ class Inbox:
 def fingerprint(message: Message) -> bytes:
     """Tells payloads of one key apart, as the function inbox_fingerprint() does."""
     return sha256(b"oncebox payload 1\0" + message.payload).digest()
-
-
-def ended(reply: Any) -> tuple[str, Any, str]:
-    """The status of a key whose handler has returned this, the reply, and its JSON."""
-    status, stored = ("rejected", reply.reply) if isinstance(reply, Reject) else ("completed", reply)
-    return status, stored, _json(stored)
-
-
-def _json(reply: Any) -> str:
-    """The reply as JSON. One that has none, or is too long, would be so at each attempt: the message is given up."""
-    try:
-        text = json.dumps(reply, allow_nan=False)
-    except Exception as error:
-        raise Dead(f"the handler's reply has no JSON: {first_line(error)}") from error
-    if len(text) > REPLY_MAX:
-        raise Dead(f"the handler's reply is {len(text)} bytes of JSON; the limit is {REPLY_MAX} bytes (1 MiB)")
-    return text
 
 
 def inbox_lock(schema: str, scope: str, tenant: str, key: str) -> int:

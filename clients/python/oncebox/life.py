@@ -15,6 +15,7 @@ import psycopg
 
 from .causes import cause, first_line, reason_of
 from .database import Database, Typed, expression
+from .effect import NotSent, OutcomeUnknown, Rejected
 from .message import Dead, Message, RetryAfter, Snooze, Verdict
 from .transaction import Run
 
@@ -30,19 +31,11 @@ _BEGIN = (
     " FROM (SELECT max(w.due_at) AS due_at FROM (SELECT due_at FROM {schema}.inbox_attempt NATURAL JOIN m"
     " UNION ALL SELECT due_at FROM {schema}.inbox_snooze NATURAL JOIN m) AS w WHERE NOT EXISTS (SELECT FROM {schema}.inbox NATURAL JOIN m)) AS d"
 )
-# As snooze.sql of oncebox-inbox: how often it was snoozed in a row, and for how many seconds.
-_SNOOZE = (
-    f"{_MESSAGE}, s AS (SELECT clock_timestamp() + %s::text::interval AS due_at, clock_timestamp() - %s::text::interval AS longest),"
-    " tried AS (UPDATE {schema}.inbox_attempt AS a SET failures = a.failures + greatest(a.begun - 2, 0), begun = 0, touched_at = clock_timestamp(),"
-    " due_at = s.due_at FROM m, s WHERE (a.scope, a.tenant, a.key, a.message) = (m.scope, m.tenant, m.key, m.message) RETURNING a.failures)"
-    " INSERT INTO {schema}.inbox_snooze AS p (scope, tenant, key, message, delivery, attempts, reason, due_at)"
-    " SELECT m.*, %s::text::bigint, coalesce((SELECT t.failures FROM tried AS t), 0), %s::text, s.due_at FROM m, s"
-    " ON CONFLICT ON CONSTRAINT inbox_snooze_pkey DO UPDATE SET delivery = excluded.delivery, attempts = excluded.attempts,"
-    " reason = excluded.reason, due_at = excluded.due_at,"
-    " snoozes = CASE WHEN p.due_at < (SELECT longest FROM s) THEN 1 ELSE p.snoozes + 1 END,"
-    " snoozed_at = CASE WHEN p.due_at < (SELECT longest FROM s) THEN excluded.snoozed_at ELSE p.snoozed_at END"
-    " RETURNING snoozes::text, extract(epoch FROM clock_timestamp() - snoozed_at)::text"
-)
+# How often a message is run again at once after a conflict with another transaction.
+CONFLICT_ROUNDS = 5
+MISMATCH = "the key was used before with another payload"
+NO_TRACE = "delivery limit reached, and the last attempt left no trace: did it end the process?"
+COMMITTED = "the handler sent COMMIT by itself, which stays, and then failed"
 
 
 class Incomplete(Exception):
@@ -69,6 +62,14 @@ class Claim(Run):
     def place(self) -> dict[str, Any]:
         """Where the message is stored."""
         return dict(zip(("stream", "stream_sequence", "stored_at"), self.message.origin or (None,) * 3))
+
+
+class Unreadable(ValueError):
+    """A message that no handler can be run for, and the claim as far as it can be read."""
+
+    def __init__(self, claim: Claim, reason: str):
+        super().__init__(reason)
+        self.claim = claim
 
 
 class Life:
@@ -98,11 +99,13 @@ class Life:
 
     async def failed(self, claim: Claim, failure: Exception) -> Verdict:
         """Counts a failed run, or does not, and says when the next one is; or gives the message up."""
-        reason, told = reason_of(failure), cause(failure, Dead, RetryAfter, Snooze)
-        if isinstance(told, Dead):
-            return await self.bury(claim, first_line(told).removeprefix("Dead: "))
+        # Of an effect that failed, or is unknown, the error of the provider's client decides nothing.
+        reason, told = reason_of(failure), cause(failure, Dead, RetryAfter, Snooze, Rejected, NotSent, OutcomeUnknown)
+        if isinstance(told, (Dead, Rejected)):
+            return await self.bury(claim, first_line(told).removeprefix(f"{type(told).__name__}: "))
         if isinstance(told, Snooze):
             return await self._snooze(claim, told)
+        told = told if isinstance(told, RetryAfter) else None
         # The pause doubles with each failure.
         jitter = random.uniform(0.5, 1.0)
         first, longest = (jitter * pause for pause in self.backoff)
@@ -132,12 +135,21 @@ class Life:
 
     async def _snooze(self, claim: Claim, told: Snooze) -> Verdict:
         after, reason = min(max(told.seconds, SNOOZE_SHORTEST), SNOOZE_LONGEST), printable(told.reason)
-        parameters = [self.scope, claim.tenant, claim.key, claim.copy, f"{after} s", f"{self.snooze_max} s", str(claim.message.deliveries)]
-        count, seconds = await self.database.ask(_SNOOZE, [*parameters, reason.encode()[:1000].decode(errors="ignore") or "no reason given"])
-        if float(seconds) >= self.snooze_max:
-            return await self.bury(claim, f"snoozed for too long, {count} times in {float(seconds):.0f} s: {reason}")
-        log.log(logging.INFO if count == "1" else logging.DEBUG, "scope %s, key %s: snoozed for %.1f s: %s", self.scope, claim.key, after, reason)
+        (may_wait,) = await self.database.call(
+            "snooze", scope=self.scope, key=claim.key, pause=timedelta(seconds=after), reason=reason, tenant=claim.tenant, **claim.place,
+            deliveries=claim.message.deliveries, longest=timedelta(seconds=self.snooze_max),
+        )  # fmt: skip
+        if may_wait != "true":
+            return await self.bury(claim, f"snoozed for too long, {self.snooze_max:g} s: {reason}")
+        log.info("scope %s, key %s: snoozed for %.1f s: %s", self.scope, claim.key, after, reason)
         return await self.rest(claim, Verdict("snoozed", None, reason, after), is_attempt=False)
+
+    async def has_committed(self, claim: Claim, failure: Exception) -> bool:
+        """Whether the handler has committed the claim by itself, so that a copy would be answered as handled."""
+        if claim.is_ending and isinstance(failure, psycopg.OperationalError) and failure.sqlstate is None:
+            return False  # the COMMIT may have been ours, whose answer got lost
+        (status,) = await self.database.ask("SELECT pg_xact_status(%s::text::xid8)", [claim.xid])
+        return status == "committed"
 
     async def bury(self, claim: Claim, reason: str, committed_by: str | None = None) -> Verdict:
         """Gives the message up, unless a copy decides instead."""
@@ -149,7 +161,10 @@ class Life:
         )  # fmt: skip
         if name in ("dead", "mismatch"):
             log.warning("scope %s, key %s: dead letter: %s", self.scope, claim.key, reason)
-        return Verdict(name, None, reason, self.pause() if name == "in_flight" else 0.0)
+        return self.answered(name, None, reason)
+
+    def answered(self, name: str, outcome: str | None, reason: str | None) -> Verdict:
+        return Verdict(name, outcome and json.loads(outcome), reason, self.pause() if name == "in_flight" else 0.0)
 
     def pause(self) -> float:
         return min(self.backoff) * random.uniform(0.5, 1.0)
