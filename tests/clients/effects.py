@@ -97,6 +97,20 @@ async def is_remembered(site):
     assert (await site.run(charges(provider), message("odd", b"{"))).name == "dead"
 
 
+async def goes_on(site):
+    """A run behind one that failed gets the results of its effects without calling."""
+    provider, got = Provider(), []
+
+    async def handle(cx, data):
+        got.append(await cx.effect("charge", provider.charge, reconcile=provider.find))
+        if len(got) < 2:
+            raise ValueError("as it was told")
+        return await cx.effect("mail", provider.charge, provider_idempotent=True)
+
+    assert [(await site.run(handle)).name for _ in range(2)] == ["retry", "handled"]
+    assert (got, provider.calls, provider.lookups) == ([{"receipt": "k:charge"}] * 2, ["k:charge", "k:mail"], 0)
+
+
 async def lost_answers(site):
     """An unknown outcome is asked about, not repeated; an absent one is called again once it has settled."""
     provider = Provider("loses answers")
@@ -253,4 +267,4 @@ async def main(scenarios):
 
 
 if __name__ == "__main__":
-    asyncio.run(main([is_remembered, lost_answers, noes, mistakes, lasts, libraries]))
+    asyncio.run(main([is_remembered, goes_on, lost_answers, noes, mistakes, lasts, libraries]))

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any, Awaitable, Callable
 
 from .causes import first_line
-from .database import Typed
 from .keys import step_key
 from .reply import REPLY_MAX
+from .sql import Typed
 
 # How long a request may be on its way after its sender has given it up.
 ON_ITS_WAY = 30.0

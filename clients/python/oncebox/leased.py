@@ -24,12 +24,12 @@ from typing import Any, Awaitable, Callable
 import psycopg
 
 from .causes import cause, first_line, is_conflict, reason_of, sqlstate
-from .database import Typed, called
 from .effect import Call, Ledger, LeaseLost, run_effect
 from .life import COMMITTED, CONFLICT_ROUNDS, MISMATCH, NO_TRACE, Claim, Life, Unreadable, headers_of, printable
 from .message import Context, Message, Verdict
 from .reply import ended
 from .spans import handling
+from .sql import Typed, called
 from .transaction import Unattempted, commit, connected, lent, limited, undone
 from .wire import SESSION, execute
 

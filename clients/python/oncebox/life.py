@@ -14,9 +14,10 @@ from typing import Any
 import psycopg
 
 from .causes import cause, first_line, reason_of
-from .database import Database, Typed, expression
+from .database import Database
 from .effect import NotSent, OutcomeUnknown, Rejected
 from .message import Dead, Message, RetryAfter, Snooze, Verdict
+from .sql import Typed, expression
 from .transaction import Run
 
 log = logging.getLogger("oncebox")

@@ -13,7 +13,6 @@ from unittest import mock
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
-from psycopg.sql import SQL, Identifier
 
 from . import effect, leased
 from . import inbox as inboxes
@@ -22,9 +21,10 @@ from .inbox import Inbox
 from .leased import LeasedHandler
 from .message import Context, Handler, Message, Verdict
 from .outbox import to_json
+from .sql import named
 from .wire import execute
 
-_ENQUEUED = SQL(
+_ENQUEUED = (
     "SELECT json_agg(json_build_array(m.key, m.subject, encode(coalesce(d.payload, m.payload), 'hex'),"
     " coalesce(d.headers, m.headers), coalesce(d.ordering_key, m.ordering_key), d.not_before) ORDER BY m.id)::text"
     " FROM {schema}.message AS m LEFT JOIN {schema}.delayed AS d ON m.lane = -1 AND d.id = m.id"
@@ -49,8 +49,7 @@ class Enqueued:
 
 async def enqueued(connection: Any, *, schema: str = "oncebox") -> list[Enqueued]:
     """The messages that the open transaction of this connection, of any library, has enqueued, in their order."""
-    statement = _ENQUEUED.format(schema=Identifier(schema)).as_string()
-    (found,) = await execute(connection, statement)
+    (found,) = await execute(connection, named(schema, _ENQUEUED))
     made = []
     for key, subject, payload, headers, ordering_key, time in json.loads(found or "[]"):
         headers = {name: value for name, value in headers.items() if name not in ("traceparent", "tracestate")}
