@@ -140,6 +140,9 @@ class Idempotency:
                 answering.add_done_callback(lambda _: pending.may_go_on.set())
                 raise
         except Problem as problem:
+            own = getattr(scope.get("app"), "exception_handlers", {})
+            if problem.name == "failed" and problem.__cause__ is not None and (Exception in own or 500 in own):
+                raise problem.__cause__  # for the application's own handler, which is outside of its middleware
             status, headers, body = problem.response(self.retry_after, self.documentation)
         if not any(name.lower() == b"content-length" for name, _ in headers) and status not in (204, 304):
             headers = [*headers, (b"content-length", str(len(body)).encode())]
