@@ -129,4 +129,6 @@ python! {
     django: "libraries", "django";
     layers: "layers", "all";
     troubles: "troubles", "all";
+    effects: "effects", "all";
+    leases: "leases", "all";
 }
