@@ -91,7 +91,8 @@ test("a processor of spans that throws costs no attempt, and baggage stays out o
   const throws = () => {
     throw new Error("as it was told");
   };
-  const spanProcessors: SpanProcessor[] = [{ onStart() {}, onEnd: throws, forceFlush: async () => {}, shutdown: async () => {} }];
+  const processor: SpanProcessor = { onStart() {}, onEnd: throws, forceFlush: async () => {}, shutdown: async () => {} };
+  const spanProcessors = [processor];
   new NodeTracerProvider({ spanProcessors }).register();
   const baggage = propagation.createBaggage({ user: { value: "secret" } });
   let runs = 0;
@@ -103,4 +104,6 @@ test("a processor of spans that throws costs no attempt, and baggage stays out o
   assert.deepEqual([verdict.name, runs], ["handled", 1]);
   const { rows } = await pool.query("SELECT headers FROM oncebox.message WHERE key = 'baggage'");
   assert.deepEqual(Object.keys(rows[0].headers), ["traceparent"]);
+  processor.onStart = throws;
+  assert.equal((await run("begins", async () => {})).name, "handled");
 });
