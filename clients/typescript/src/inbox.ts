@@ -109,12 +109,8 @@ export class Inbox<T = any> {
     return await new Leased(held, claim, handler, this.database, this.#life).run(this.scope, this.#decoded(claim));
   }
 
-  /** Runs the handler for a message that was delivered before, when it is due. */
+  /** Runs the handler for a message that was delivered before, once its pause is over. */
   async #runAgain(handler: Handler<T>, claim: Claim, data: T): Promise<Verdict> {
-    const early = await this.#life.early(claim);
-    if (early !== undefined) {
-      return early;
-    }
     const begun = await this.#life.begin(claim, false);
     if (begun === "alone") {
       return await this.#alone(claim, async () => await this.#runBegun(handler, claim, data, await this.#life.begin(claim, true)));
@@ -125,6 +121,9 @@ export class Inbox<T = any> {
   async #runBegun(handler: Handler<T>, claim: Claim, data: T, begun: string | null): Promise<Verdict> {
     if (begun === "dead") {
       return await this.#life.bury(claim, NO_TRACE);
+    }
+    if (begun === "wait") {
+      return (await this.#life.early(claim)) ?? { name: "in_flight", after: 0 };
     }
     const answer = await this.#run(handler, claim, data).catch(async (error) => {
       await this.#life.cancel(claim);
