@@ -87,13 +87,30 @@ pub(crate) fn decode<M: Decode>(received: &Received) -> Result<M, String> {
     }
 }
 
-/// The payload must not reach a log, so of serde's error only the place is told.
+/// Where and why serde refuses a payload, which must not reach a log.
 fn undecodable(problem: &serde_json::Error) -> String {
-    let kind = match problem.classify() {
-        serde_json::error::Category::Data => "is not what the handler decodes",
-        _ => "is no JSON",
-    };
-    format!("the payload {kind}, line {} column {}", problem.line(), problem.column())
+    let (line, column) = (problem.line(), problem.column());
+    match problem.classify() {
+        serde_json::error::Category::Data => {
+            let why = without_values(&problem.to_string()).map(|why| format!(": {why}")).unwrap_or_default();
+            format!("the payload is not what the handler decodes, line {line} column {column}{why}")
+        }
+        _ => format!("the payload is no JSON, line {line} column {column}"),
+    }
+}
+
+/// An error of serde's without the values that it quotes; `None` for one of the user's own. What
+/// stands behind the last "expected" describes the handler's type.
+fn without_values(error: &str) -> Option<String> {
+    let text = error.rsplit_once(" at line ").map_or(error, |(text, _)| text);
+    if ["missing field ", "duplicate field ", "invalid length "].iter().any(|own| text.starts_with(own)) {
+        return Some(text.to_owned());
+    }
+    let kinds = ["invalid type", "invalid value", "unknown variant", "unknown field"];
+    let kind = kinds.iter().find(|kind| text.starts_with(**kind))?;
+    let (quoted, expected) = text.rsplit_once(", expected ")?;
+    let value = quoted[kind.len()..].split(['`', '"']).next().unwrap_or_default().trim_end();
+    Some(format!("{kind}{value}, expected {expected}"))
 }
 
 #[cfg(test)]
@@ -103,7 +120,22 @@ mod tests {
     #[test]
     fn a_payload_stays_out_of_the_reason() {
         let problem = u8::decode(&Received::new("s", "\"my card number\"")).unwrap_err();
-        assert_eq!(problem.to_string(), "the payload is not what the handler decodes, line 1 column 16");
+        let told = problem.to_string();
+        assert!(told.ends_with("decodes, line 1 column 16: invalid type: string, expected u8"), "{told}");
+    }
+
+    #[test]
+    fn an_error_of_serde_tells_what_it_expected_and_no_value() {
+        for (error, told) in [
+            ("invalid type: map, expected i64 at line 1 column 2", Some("invalid type: map, expected i64")),
+            ("invalid type: string \"a, expected b\", expected i64", Some("invalid type: string, expected i64")),
+            ("invalid value: integer `-4111`, expected u8", Some("invalid value: integer, expected u8")),
+            ("unknown variant `4111`, expected `A` or `B`", Some("unknown variant, expected `A` or `B`")),
+            ("missing field `cents` at line 1 column 2", Some("missing field `cents`")),
+            ("card 4111 is blocked at line 1 column 2", None),
+        ] {
+            assert_eq!(without_values(error).as_deref(), told, "{error}");
+        }
     }
 
     /// A type that serde cannot read may have a decoder of its own.

@@ -218,6 +218,13 @@ impl Outbox {
 /// `oncebox-sea-orm` and `oncebox-diesel` implement it.
 ///
 /// `D` tells the client libraries apart, and follows from the transaction.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no open transaction, in which a message could be enqueued",
+    label = "not an open transaction",
+    note = "begin one, write your rows in it, and pass `&transaction` (tokio-postgres, deadpool-postgres) or `&mut \
+            transaction` (sqlx, SeaORM, diesel-async)",
+    note = "for sqlx, SeaORM and diesel-async, depend on oncebox-sqlx, oncebox-sea-orm or oncebox-diesel"
+)]
 pub trait OpenTransaction<D>: Send {
     #[doc(hidden)]
     fn enqueue(

@@ -29,6 +29,12 @@ use tokio_postgres::{
 ///     check(&client);   // the trait `InTransaction` is not implemented for `Client`
 /// }
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no open transaction of tokio-postgres",
+    label = "not an open transaction",
+    note = "begin one, write your rows in it, and pass `&transaction`: a client or a pooled connection commits each \
+            statement by itself"
+)]
 pub trait InTransaction: Run {
     /// The client of tokio-postgres that the transaction is open on: for a function of yours that
     /// is called with transactions of several kinds.

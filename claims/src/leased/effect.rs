@@ -99,6 +99,12 @@ pub struct ReadyEffect<'a, F, G> {
 pub struct ProviderIdempotent(());
 
 /// How an unknown outcome is dealt with: by asking, or by calling again.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot tell whether the effect happened",
+    label = "not a function that asks the provider",
+    note = "`reconcile` takes `|key| async move {{ .. }}` that returns `Result<Reconciled<_>, CallError>`, of the type that \
+            `call` returns"
+)]
 pub trait Reconcile<T>: Send {
     /// The provider's answer; `None` means that calling again is as good.
     fn ask(self, key: Key) -> impl Future<Output = Option<Result<Reconciled<T>, CallError>>> + Send;
