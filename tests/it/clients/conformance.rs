@@ -27,7 +27,7 @@ macro_rules! conform {
 }
 conform! {
     python: plain, spoiled, batch, set, leased;
-    typescript: plain, spoiled, batch, set;
+    typescript: plain, spoiled, batch, set, leased;
     go: plain, simple_protocol, exec, types, batch, set;
     rust: plain, spoiled;
     sqlx: plain, spoiled;
@@ -105,7 +105,7 @@ impl Running {
 
 /// Sends all messages to a consumer of this client, and compares how they end.
 async fn conform(client: &str, settings: &str) {
-    let column = if settings == "leased" { Column::Leased } else { Column::of(client) };
+    let (column, sent) = column(client, settings);
     let env = TestEnv::new().await;
     let stream = env.stream().await;
     let postgres = env.pg().await;
@@ -113,7 +113,7 @@ async fn conform(client: &str, settings: &str) {
     postgres.batch_execute(failing::KEEPS).await.unwrap();
     let locked = env.pg().await;
     locked.batch_execute(LOCK).await.unwrap();
-    let (setting, sent): (Vec<_>, Vec<_>) = sent_to(column).into_iter().partition(Sent::changes_its_session);
+    let (setting, sent): (Vec<_>, Vec<_>) = sent.into_iter().partition(Sent::changes_its_session);
     let together = ["batch", "set"].contains(&settings);
     let (grouped, sent) = in_groups(settings, sent);
     let unlocked = returns("locked");
@@ -175,6 +175,15 @@ async fn conform(client: &str, settings: &str) {
     }
     assert!(wrong.is_empty(), "{client}, {settings}:\n{}\n{}", wrong.join("\n"), consumer.log());
     consumer.stop().await;
+}
+
+/// The column of these settings, and its messages. TypeScript refuses a handler's COMMIT in each
+/// mode, which the column of the leased mode does not say.
+fn column(client: &str, settings: &str) -> (Column, Vec<Sent>) {
+    let column = if settings == "leased" { Column::Leased } else { Column::of(client) };
+    let mut sent = sent_to(column);
+    sent.retain(|sent| (client, settings) != ("typescript", "leased") || sent.ends != Ends::Parted);
+    (column, sent)
 }
 
 /// Holds the key of a message, as if another process worked on it.
