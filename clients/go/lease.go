@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// renewing renews the lease until it is told to end, which waits for the renewal that is under way. The
-// context ends when the lease is lost, or may be.
+// renewing renews the lease until it is told to end, or for as long as a handler may take: one that hangs
+// loses it. The context ends when the lease is lost.
 func (l *Lease) renewing(ctx context.Context) (working context.Context, end func()) {
 	working, cancel := context.WithCancelCause(ctx)
-	stopped, stop := context.WithCancel(context.WithoutCancel(ctx))
+	stopped, stop := context.WithTimeout(context.WithoutCancel(ctx), l.in.options.HandlerTimeout+endLimit)
 	var renewal sync.WaitGroup
 	renewal.Go(func() {
 		if reason := l.renew(stopped); reason != "" {
@@ -51,7 +51,7 @@ func (l *Lease) renew(ctx context.Context) (lost string) {
 		limit := max(time.Until(until), third)
 		call, values := l.named("lease interval", interval(l.in.leased.Lease)).written("renew_lease")
 		var isHeld string
-		switch err := l.in.read(ctx, limit, "SELECT "+call+"::text", values, &isHeld); {
+		switch err := l.in.readIn(ctx, limit, "SELECT "+call+"::text", values, &isHeld); {
 		case err == nil && isHeld != "true":
 			return takenOver
 		case err == nil:

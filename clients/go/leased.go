@@ -161,6 +161,7 @@ func (l *Lease) run(ctx context.Context) (Verdict, error) {
 		if err = l.finish(ctx, working, renewed, end, value); !isConflict(err) || round == conflictRounds {
 			break
 		}
+		rest()
 		working, renewed = l.renewing(ctx)
 		err = nil
 	}
@@ -176,7 +177,7 @@ func (l *Lease) run(ctx context.Context) (Verdict, error) {
 
 // finish has the handler write, and ends the claim in the same transaction.
 func (l *Lease) finish(ctx, working context.Context, renewed func(), end ending, value any) error {
-	current := &transaction{}
+	current, isWritten := &transaction{}, false
 	err := current.within(ctx, l.in.pool, func(step context.Context, connection *pgxpool.Conn) error {
 		tx, err := connection.BeginTx(step, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 		if err == nil {
@@ -196,13 +197,14 @@ func (l *Lease) finish(ctx, working context.Context, renewed func(), end ending,
 		if renewed(); err != nil || l.isLost() {
 			return cmp.Or(err, ErrLeaseLost)
 		}
+		isWritten = true
 		call, values := l.named("outcome json", string(end.reply), "status text", end.status).written("finish_leased")
 		return commit(ctx, tx, current, l.in.sql("SELECT "+call+"::text"), values...)
 	})
 	switch {
 	case code(err) == "OB014":
 		err = l.lose(takenOver)
-	case current.isUnsure:
+	case !current.isBegun, current.isUnsure, isWritten && isSpoiling(err):
 		err = awayError{err}
 	case err != nil:
 		if isCommitted, problem := l.in.hasCommitted(ctx, current); problem != nil {
