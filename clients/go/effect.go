@@ -123,7 +123,7 @@ func (e effect) do(ctx context.Context) (json.RawMessage, error) {
 	defer func() { e.set(*e.end) }()
 	var answer, result, reason, age, isOwn string
 	err = e.patiently(ctx, "begin_effect", "answer, coalesce(result::text, ''), coalesce(reason, ''),"+
-		" coalesce(extract(epoch FROM age), 0)::text, coalesce(is_own, false)::text", nil, &answer, &result, &reason, &age, &isOwn)
+		" coalesce(extract(epoch FROM age), 0)::text, coalesce(is_own, false)::text", e.arguments(), &answer, &result, &reason, &age, &isOwn)
 	isOpen := false
 	switch {
 	case err != nil:
@@ -178,7 +178,7 @@ func (e effect) reconciled(ctx context.Context, key string, age time.Duration) (
 			return nil, false, e.unknown(err)
 		}
 	}
-	return nil, false, e.held(ctx, "begin_effect_again")
+	return nil, false, e.holds(ctx, "begin_effect_again")
 }
 
 // settle remembers how a call has ended. isOpen: an earlier one may have had the effect, and that this
@@ -201,7 +201,7 @@ func (e effect) settle(ctx context.Context, value any, failure error, isOpen boo
 	default:
 		return nil, e.unknown(failure)
 	}
-	if err := e.held(ctx, "end_effect", "status text", status, "result json", result, "reason text", reason); err != nil {
+	if err := e.holds(ctx, "end_effect", "status text", status, "result json", result, "reason text", reason); err != nil {
 		return nil, err
 	}
 	*e.end = state{isSettled: status != "absent"}
@@ -218,34 +218,17 @@ func (e effect) rejected(reason string) error {
 	return fmt.Errorf("effect %q %w: %s", e.step, ErrRejected, reason)
 }
 
-// held is patiently for a function that answers whether the lease is held.
-func (e effect) held(ctx context.Context, function string, more ...any) error {
-	var isHeld string
-	err := e.patiently(ctx, function, "f::text", more, &isHeld)
-	if err == nil && isHeld != "true" {
+// holds is held for a function of an effect.
+func (e effect) holds(ctx context.Context, function string, more ...any) error {
+	isHeld, err := e.held(ctx, function, e.arguments(more...)...)
+	if err == nil && !isHeld {
 		err = e.lose(takenOver)
 	}
 	return err
 }
 
-// patiently repeats a statement while PostgreSQL is away and the lease lasts. Its success renews it.
-func (e effect) patiently(ctx context.Context, function, columns string, more arguments, answers ...any) error {
-	lease := e.in.leased.Lease
-	call, values := e.named(append(arguments{"lease interval", interval(lease), "step text", e.step}, more...)...).written(function)
-	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		sent := time.Now()
-		err := e.in.read(ctx, lease, "SELECT "+columns+" FROM "+call+" AS f", values, answers...)
-		if err == nil {
-			e.renewed(sent)
-			return nil
-		}
-		if !isConnectionLost(err) && !isConflict(err) {
-			return fmt.Errorf("%s of effect %q: %w", function, e.step, plain{err})
-		}
-		if e.isLost() || !sleep(ctx, pause) {
-			return awayError{fmt.Errorf("%s of effect %q: %w", function, e.step, err)}
-		}
-	}
+func (e effect) arguments(more ...any) arguments {
+	return append(arguments{"lease interval", interval(e.in.leased.Lease), "step text", e.step}, more...)
 }
 
 // within is a call of the user's for a time. A panic is an error, as of a call whose outcome is unknown.

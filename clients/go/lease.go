@@ -100,3 +100,29 @@ func (l *Lease) isLost() bool {
 	defer l.mutex.Unlock()
 	return l.hasLost || time.Now().After(l.until)
 }
+
+// held calls a function that answers whether the lease is held.
+func (l *Lease) held(ctx context.Context, function string, more ...any) (bool, error) {
+	var isHeld string
+	err := l.patiently(ctx, function, "f::text", more, &isHeld)
+	return isHeld == "true", err
+}
+
+// patiently repeats a call while PostgreSQL is away and the lease lasts.
+func (l *Lease) patiently(ctx context.Context, function, columns string, more arguments, answers ...any) error {
+	call, values := l.named(more...).written(function)
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		sent := time.Now()
+		err := l.in.read(ctx, l.in.leased.Lease, "SELECT "+columns+" FROM "+call+" AS f", values, answers...)
+		if err == nil {
+			l.renewed(sent)
+			return nil
+		}
+		if !isConnectionLost(err) && !isConflict(err) {
+			return fmt.Errorf("%s: %w", function, plain{err})
+		}
+		if l.isLost() || !sleep(ctx, pause) {
+			return awayError{fmt.Errorf("%s: %w", function, err)}
+		}
+	}
+}

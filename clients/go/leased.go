@@ -224,7 +224,10 @@ func (l *Lease) failed(ctx context.Context, failure error) (Verdict, error) {
 	}
 	reason := l.explained(reasonOf(failure))
 	if away, isAway := errors.AsType[awayError](failure); isAway {
-		_, _ = l.release(ctx, time.Second, l.in.pause(), reason, "false")
+		// Perhaps it is back already.
+		soon, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		_, _ = l.release(soon, l.in.pause(), reason, "false")
 		return Verdict{}, away
 	}
 	said, _ := errors.AsType[verdict](failure)
@@ -251,7 +254,7 @@ func (l *Lease) failed(ctx context.Context, failure error) (Verdict, error) {
 		first, longest := l.in.pauses()
 		after = grown(first, longest, l.Attempts)
 	}
-	if isHeld, err := l.release(ctx, stepLimit, after, reason, isAttempt); err != nil || isHeld != "true" {
+	if isHeld, err := l.release(ctx, after, reason, isAttempt); err != nil || !isHeld {
 		return inFlight, err
 	}
 	if isAttempt == "true" {
@@ -264,23 +267,20 @@ func (l *Lease) failed(ctx context.Context, failure error) (Verdict, error) {
 }
 
 // release gives the claim back, to be taken again after a pause.
-func (l *Lease) release(ctx context.Context, limit, pause time.Duration, reason, isAttempt string) (isHeld string, err error) {
-	isUnknown := strconv.FormatBool(l.open() != "")
-	call, values := l.named("pause interval", interval(pause), "reason text", reason, "is_unknown boolean", isUnknown,
-		"is_attempt boolean", isAttempt).written("release_leased")
-	err = l.in.read(ctx, limit, "SELECT "+call+"::text", values, &isHeld)
-	return isHeld, err
+func (l *Lease) release(ctx context.Context, pause time.Duration, reason, isAttempt string) (isHeld bool, err error) {
+	return l.held(ctx, "release_leased", "pause interval", interval(pause), "reason text", reason,
+		"is_unknown boolean", strconv.FormatBool(l.open() != ""), "is_attempt boolean", isAttempt)
 }
 
 // bury ends the claim as dead, with its dead letter.
 func (l *Lease) bury(ctx context.Context, reason string) (Verdict, error) {
 	reason = printable(l.explained(reason))
-	isHeld, err := l.in.call(ctx, "bury_leased", append(l.named("payload bytea", bytea(l.Payload), "reason text", reason, "subject text", l.Subject,
-		"headers jsonb", object(l.Headers), "deliveries bigint", deliveries(l.Message)), l.Origin.stored()...))
+	isHeld, err := l.held(ctx, "bury_leased", append(arguments{"payload bytea", bytea(l.Payload), "reason text", reason, "subject text", l.Subject,
+		"headers jsonb", object(l.Headers), "deliveries bigint", deliveries(l.Message)}, l.Origin.stored()...)...)
 	switch {
 	case err != nil:
 		return Verdict{}, fmt.Errorf("record a dead letter (%s): %w", reason, err)
-	case isHeld != "true":
+	case !isHeld:
 		return Verdict{Name: "in_flight", After: l.in.pause()}, nil
 	}
 	slog.Warn("dead letter", "scope", l.in.scope, "key", l.Key, "reason", reason)
