@@ -1370,10 +1370,8 @@ CREATE FUNCTION oncebox.discard_backlog() RETURNS bigint
 DECLARE
   messages bigint;
 BEGIN
-  -- Rows of another cluster compare with its snapshot, as in read_reset.sql. Those that a relay
-  -- parked meanwhile are among `parked` below.
-  INSERT INTO "oncebox".discarded (lane, id)
-  SELECT m.lane, m.id
+  -- Rows of another cluster compare with its snapshot, as in read_reset.sql.
+  INSERT INTO "oncebox".discarded (lane, id) SELECT m.lane, m.id
   FROM "oncebox".lane_cursor AS c
   JOIN "oncebox".log AS m ON m.lane = c.lane
   WHERE m.id > c.floor
@@ -2136,8 +2134,9 @@ BEGIN
   IF EXISTS (
     SELECT
     FROM "oncebox".inbox_effect AS e
+    JOIN "oncebox".inbox_claim AS c USING (scope, tenant, key, epoch)
     WHERE e.scope = finish_leased.scope AND e.tenant = finish_leased.tenant AND e.key = finish_leased.key
-      AND e.state = 'started' AND e.epoch = finish_leased.epoch
+      AND e.state = 'started' AND c.owner = finish_leased.owner AND c.epoch = finish_leased.epoch
   ) THEN
     RAISE EXCEPTION 'an effect of key "%" that this claim began has not ended', left(finish_leased.key, 300)
       USING ERRCODE = 'OB010', HINT = 'end_effect() first, or release_leased() when nobody knows whether it happened.';

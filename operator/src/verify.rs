@@ -99,7 +99,9 @@ impl Operator {
         let adopted_at = stands.first().and_then(|row| row.get::<_, Option<SystemTime>>("adopted_at"));
         if let Some(at) = adopted_at.filter(|at| asked.since.is_none_or(|since| since < *at)) {
             let at = humantime::format_rfc3339_seconds(at);
-            info!("this outbox was a copy until {at}: earlier messages are left out, the backlog that came with it too");
+            info!(
+                "this outbox was a copy until {at}: earlier messages are left out, the backlog that came with it too"
+            );
         }
         let asked = &Verification { since: asked.since.max(adopted_at), ..asked.clone() };
         let mut comparison = Comparison {

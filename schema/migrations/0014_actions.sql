@@ -361,10 +361,8 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   messages bigint;
 BEGIN
-  -- Rows of another cluster compare with its snapshot, as in read_reset.sql. Those that a relay
-  -- parked meanwhile are among `parked` below.
-  INSERT INTO {schema}.discarded (lane, id)
-  SELECT m.lane, m.id
+  -- Rows of another cluster compare with its snapshot, as in read_reset.sql.
+  INSERT INTO {schema}.discarded (lane, id) SELECT m.lane, m.id
   FROM {schema}.lane_cursor AS c
   JOIN {schema}.log AS m ON m.lane = c.lane
   WHERE m.id > c.floor

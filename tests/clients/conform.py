@@ -1,6 +1,7 @@
 """A consumer whose handler does as the payload says: see tests/it/clients/scenarios.rs."""
 
 import asyncio
+import json
 import os
 from decimal import Decimal
 
@@ -57,31 +58,25 @@ async def late(cx: oncebox.Context, log: AsyncConnectionPool):
 
 
 def handler(log: AsyncConnectionPool, exhausted: AsyncConnectionPool, lost: set):
-    async def handle(cx: oncebox.Context, data: dict):
-        name, action = data["name"], data["do"]
+    """The handler, or, under a lease, what it does before the last writes and with them."""
+
+    async def note(cx, data: dict):
         async with log.connection() as connection:
             run = "INSERT INTO run (name, deliveries) VALUES (%s, %s)"
-            await connection.execute(run, [name, cx.message.deliveries])
+            await connection.execute(run, [data["name"], cx.message.deliveries])
+
+    async def write(cx: oncebox.Context, data: dict):
+        name = data["name"]
         await cx.connection.execute("INSERT INTO effect (name) VALUES (%s)", [name])
         for text in data["sql"]:
             try:
                 await cx.connection.execute(text)
             except psycopg.errors.DivisionByZero:
                 pass
-        match action:
-            case "reject":
-                return oncebox.Reject("no")
-            case "dead":
-                raise oncebox.Dead("no use")
-            case "fail" | "panic":
-                raise ValueError("as it was told")
-            case "retry":
-                raise oncebox.RetryAfter(0.7)
+        match data["do"]:
             case "conflict" if name not in lost:
                 lost.add(name)
                 await cx.connection.execute("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
-            case "hang":
-                await asyncio.sleep(60)
             case "late":
                 leftovers.add(asyncio.create_task(late(cx, log)))
             case "types":
@@ -90,6 +85,19 @@ def handler(log: AsyncConnectionPool, exhausted: AsyncConnectionPool, lost: set)
                 message = [cx.connection, name, "orders.placed", {"name": name}]
                 first, again = await oncebox.enqueue(*message), await oncebox.enqueue(*message)
                 assert isinstance(first, int) and again is None, (first, again)
+
+    async def end(cx, data: dict):
+        match data["do"]:
+            case "reject":
+                return oncebox.Reject("no")
+            case "dead":
+                raise oncebox.Dead("no use")
+            case "fail" | "panic":
+                raise ValueError("as it was told")
+            case "retry":
+                raise oncebox.RetryAfter(0.7)
+            case "hang":
+                await asyncio.sleep(60)
             case "pool":
                 await exhausted.getconn(0.05)
             case "exit":
@@ -102,9 +110,28 @@ def handler(log: AsyncConnectionPool, exhausted: AsyncConnectionPool, lost: set)
                 raise Odd
             case "odd-pause":
                 raise oncebox.RetryAfter(float("nan") if cx.message.deliveries == 1 else "5")
-        return {"did": name} if data["reply"] else None
+        return reply(data)
 
-    return handle
+    async def handle(cx: oncebox.Context, data: dict):
+        await note(cx, data)
+        await write(cx, data)
+        return await end(cx, data)
+
+    async def handle_leased(cx: oncebox.LeasedContext, data: dict):
+        await note(cx, data)
+        return reply(data) if data["sql"] else await end(cx, data)
+
+    async def finish(cx: oncebox.Context, _):
+        data = json.loads(cx.message.payload)
+        await write(cx, data)
+        if data["sql"]:
+            await end(cx, data)
+
+    return oncebox.LeasedHandler(handle_leased, finish=finish) if SETTINGS == "leased" else handle
+
+
+def reply(data: dict):
+    return {"did": data["name"]} if data["reply"] else None
 
 
 def each(handle):
@@ -125,8 +152,9 @@ async def main():
     ):
         await exhausted.getconn()
         inbox = oncebox.Inbox(
-            pool, scope="conform:test", tenant_header="Tenant", attempts_max=3, backoff=(0.4, 2.0), handler_timeout=3.0
-        )
+            pool, scope="conform:test", tenant_header="Tenant", attempts_max=3, backoff=(0.4, 2.0), handler_timeout=3.0,
+            lease=8.0 if SETTINGS == "leased" else None,
+        )  # fmt: skip
         batch = 16 if SETTINGS in ("batch", "set") else 1
         consumer = oncebox.Consumer(client.jetstream(), os.environ["STREAM"], "conform", concurrency=3, batch=batch)
         handle = handler(log, exhausted, set())

@@ -92,5 +92,47 @@ def test_a_handler_through_crashes(database_url, inbox_class, is_bad, expected):
     assert asyncio.run(test()) == expected
 
 
+@pytest.mark.parametrize("is_bad", [False, True])
+def test_a_leased_handler_through_crashes_at_each_statement(database_url, is_bad):
+    async def test():
+        made, looked = [], []
+
+        async def charge(key):
+            made.append(key)
+            return key
+
+        async def find(key):
+            looked.append(key)
+            return oncebox.Happened(key) if key in made else oncebox.Absent
+
+        async def handle(cx, data):
+            if is_bad:  # not as an effect
+                await charge(f"{cx.key}:pay")
+            return await cx.effect("pay", charge, reconcile=find)
+
+        async with AsyncConnectionPool(database_url, min_size=1, max_size=6) as pool:
+
+            async def finish(cx, reply):
+                await cx.connection.execute("INSERT INTO charge (key, cents) VALUES (%s, %s)", [cx.key, 7])
+
+            async def done(key):
+                async with pool.connection() as connection:
+                    found = await connection.execute("SELECT count(*)::int FROM charge WHERE key = %s", [key])
+                    return made.count(f"{key}:pay"), (await found.fetchone())[0]
+
+            inbox = oncebox.Inbox(pool, scope="test", lease=5.0)
+            await inbox.register()
+            wrong = await testing.crashes(inbox, oncebox.LeasedHandler(handle, finish=finish), lambda key: {"cents": 7}, done)
+            assert looked, "some crash was between the call and its record"
+            return wrong, len(made)
+
+    wrong, count = asyncio.run(test())
+    if is_bad:
+        assert any(text.startswith("crash-") and "begin_effect" in text for text in wrong), wrong
+    else:
+        # Before and after the claim, two statements and the call of the effect, and COMMIT; and one run to the end.
+        assert wrong == [] and count == 4 + 11, (wrong, count)
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([str(Path(__file__)), "-q", "-p", "no:cacheprovider"]))

@@ -8,13 +8,20 @@ import io
 import json
 import logging
 import os
+from dataclasses import replace
+from datetime import datetime, timezone
+from unittest import mock
 
+import asyncpg
 import nats
 import oncebox
 import prometheus_client
 import psycopg
+from oncebox import transaction
 from psycopg_pool import AsyncConnectionPool
 from pydantic import BaseModel
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
 
 URL, STREAM = os.environ["DATABASE_URL"], os.environ["STREAM"]
 heard = io.StringIO()
@@ -184,15 +191,108 @@ async def shared(client):
     assert "outside of its filter" in heard.getvalue()
 
 
+async def restarts(client):
+    """A message that waits for its next attempt waits through restarts of its consumer, and costs none."""
+    jetstream, clock = client.jetstream(), asyncio.get_running_loop().time
+    base = (await jetstream.stream_info(STREAM)).config.subjects[0].rpartition(".")[0]
+    async with AsyncConnectionPool(URL, min_size=1, max_size=6) as pool:
+        for order in ("strict", "process"):
+            ran, key, subject = [], f"restarts-{order}", f"{base}.{order}"
+
+            async def handle(cx, data):
+                ran.append(clock())
+                if len(ran) == 1:
+                    raise ValueError("as it was told")
+
+            def start(stop):
+                consumer = oncebox.Consumer(jetstream, STREAM, key, filter_subject=subject, order=order, ack_wait=2)
+                return asyncio.create_task(consumer.run(inbox, handle, stop))
+
+            inbox = oncebox.Inbox(pool, scope=f"troubles:{key}", backoff=(6.0, 6.0))
+            await jetstream.publish(subject, b"1", headers={"Idempotency-Key": key, "Oncebox-Ordering-Key": "o"})
+            for _ in range(3):
+                running = start(stop := asyncio.Event())
+                await asyncio.sleep(0.9)
+                stop.set()
+                await running
+            assert len(ran) == 1 and (await attempts(pool))[key][0] == 1, (order, ran)
+            running = start(stop := asyncio.Event())
+            while len(ran) < 2 and clock() < ran[0] + 30:
+                await asyncio.sleep(0.05)
+            stop.set()
+            await running
+            assert 3.0 <= ran[1] - ran[0] < 12, (order, ran)
+
+
+async def snoozes(pool):
+    """A snooze is no attempt, holds in other processes too, and has an end."""
+    is_away = True
+
+    async def handle(cx, data):
+        await cx.connection.execute("INSERT INTO charge (id) VALUES (%s)", [cx.key])
+        if is_away:
+            raise RuntimeError("no gateway") from oncebox.Snooze(0.4, "the gateway is away")
+
+    origin = oncebox.Origin("S", 7, datetime.now(timezone.utc))
+    first = replace(message("snoozed"), origin=origin)
+    again = replace(first, deliveries=2)
+    inbox = oncebox.Inbox(pool, scope="troubles:snoozes", attempts_max=2, snooze_max=3.0)
+    await inbox.register()
+    assert (await inbox.run(handle, first))[::3] == ("snoozed", 0.4)
+    waiting = await inbox.run(handle, again)
+    assert waiting.name == "in_flight" and 0.0 < waiting.after <= 0.4, waiting
+    for _ in range(3):
+        await asyncio.sleep(0.45)
+        assert (await inbox.run(handle, again)).name == "snoozed"
+    async with pool.connection() as connection:
+        found = await connection.execute("SELECT snoozes, attempts, reason FROM oncebox.inbox_snooze WHERE scope = 'troubles:snoozes'")
+        assert await found.fetchall() == [(4, 0, "the gateway is away")]
+    assert "snoozed" not in await attempts(pool)
+    await asyncio.sleep(1.8)
+    dead = await inbox.run(handle, again)
+    assert dead.name == "dead" and "snoozed for too long, 3 s: the gateway" in dead.reason, dead
+    is_away = False
+    assert (await inbox.run(handle, message("awake"))).name == "handled"
+    async with pool.connection() as connection:
+        found = await connection.execute("SELECT string_agg(id, ' ') FROM charge")
+        assert await found.fetchone() == ("awake",)
+
+
+async def small(client):
+    """A pool that is too small is refused at the start, or is in the log."""
+    settings = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 1}
+    dsn = "postgresql+psycopg:" + URL.partition(":")[2]
+    own = await asyncpg.create_pool(URL, min_size=1, max_size=1)
+    for pool in (AsyncConnectionPool(URL, min_size=1, open=False, max_size=1), create_async_engine(dsn, **settings), create_engine(dsn, **settings), own):
+        handle = print if isinstance(pool, Engine) else nothing
+        running = oncebox.Consumer(client.jetstream(), STREAM, "small", order="strict").run(oncebox.Inbox(pool, scope="small"), handle, asyncio.Event())
+        try:
+            await asyncio.wait_for(running, 5)
+            raise AssertionError(f"{pool} was taken")
+        except ValueError as error:
+            assert "2 connections" in str(error), error
+    taken = [await own.acquire()]
+    running = asyncio.create_task(oncebox.Inbox(own, scope="troubles:small", step_timeout=1.0).run(nothing, message("small")))
+    with mock.patch.object(transaction, "SLOW_POOL", 0.3):
+        await asyncio.wait([running])
+    assert isinstance(running.exception(), psycopg.OperationalError)
+    assert "no connection of the pool has been free for 0.3 s" in heard.getvalue()
+    await own.release(taken[0])
+    await own.close()
+
+
 async def main():
     logging.basicConfig(level=logging.INFO, stream=heard)
     client = await nats.connect(os.environ["NATS_URL"])
     async with AsyncConnectionPool(URL, min_size=3, max_size=3) as pool:
         await causes(pool)
         await connections(pool)
+        await snoozes(pool)
     await ends(client)
     await starts(client)
     await shared(client)
+    await restarts(client)
+    await small(client)
     await client.close()
     print("all is well")
 

@@ -6,15 +6,18 @@
 
 from .batch import Entry, SetHandler
 from .consumer import Consumer
+from .effect import Absent, Happened, LeaseLost, NotSent, OutcomeUnknown, Rejected, Unknown
 from .inbox import Inbox
 from .keys import part_key, root_key, step_key, undo_key
-from .message import Context, Dead, Message, Origin, Reject, RetryAfter, Verdict
+from .leased import LeasedContext, LeasedHandler
+from .message import Context, Dead, Message, Origin, Reject, RetryAfter, Snooze, Verdict
 from .outbox import Outgoing, cancel_delayed, enqueue, enqueue_all
 from .saga import Action, Barrier, Compensation, Replier
 
 __all__ = [
     *("Action", "Barrier", "Compensation", "Replier"),
     *("Consumer", "Context", "Dead", "Entry", "Inbox", "Message", "Origin", "Outgoing", "Reject", "RetryAfter"),
-    *("SetHandler", "Verdict"),
+    *("Absent", "Happened", "LeaseLost", "LeasedContext", "LeasedHandler", "NotSent", "OutcomeUnknown", "Rejected", "Unknown"),
+    *("SetHandler", "Snooze", "Verdict"),
     *("cancel_delayed", "enqueue", "enqueue_all", "part_key", "root_key", "step_key", "undo_key"),
 ]

@@ -14,14 +14,13 @@ from datetime import timedelta
 from typing import Any, Awaitable, Callable, Iterable
 
 import psycopg
-from psycopg.sql import SQL, Identifier
-from psycopg_pool import PoolTimeout
 
 from .causes import first_line, is_conflict
+from .database import Database
 from .problem import Problem
 from .request import Scope, client_key, route_of
-from .transaction import Run, Unattempted, before_handler, check_blocking, check_session, commit, connected, limited
-from .wire import SESSION, Handle, execute, execute_all
+from .transaction import Run, Unattempted, before_handler, check_blocking, check_session, commit, connected, lent, limited
+from .wire import SESSION, execute_all
 
 try:
     from starlette.requests import Request
@@ -114,15 +113,15 @@ class Idempotency:
         self.documentation = documentation
         self.in_flight_wait, self.retry_after = in_flight_wait, retry_after
         self.handler_timeout, self.step_timeout, self.retention = handler_timeout, step_timeout, retention
-        self._register = self._sql("SELECT {schema}.register_scope(%s, make_interval(secs => %s::text::float8), kind => 'http')::text")
         # The mark tells claim_request() that somebody will commit.
-        self._claim = self._sql(
+        self.database = Database(pool, schema, step_timeout)
+        self._claim = self.database.sql(
             "SET TRANSACTION DEFERRABLE; SELECT answer, key, status::text, headers::text, encode(body, 'hex'),"
             f" pg_current_xact_id_if_assigned()::text, {SESSION}, set_config('idle_in_transaction_session_timeout', %s, true)"
             " FROM {schema}.claim_request(%s, %s, %s,"
             " {schema}.request_fingerprint(%s, %s, %s, %s::text::jsonb, %s, %s::bytea))"
         )
-        self._settle = self._sql("SELECT {schema}.settle_request(%s, %s, %s, %s::text::bool, %s::text::int, %s::text::jsonb, %s::bytea); ")
+        self._settle = self.database.sql("SELECT {schema}.settle_request(%s, %s, %s, %s::text::bool, %s::text::int, %s::text::jsonb, %s::bytea); ")
         self._registered: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Callable, send: Callable) -> None:
@@ -141,6 +140,9 @@ class Idempotency:
                 answering.add_done_callback(lambda _: pending.may_go_on.set())
                 raise
         except Problem as problem:
+            own = getattr(scope.get("app"), "exception_handlers", {})
+            if problem.name == "failed" and problem.__cause__ is not None and (Exception in own or 500 in own):
+                raise problem.__cause__  # for the application's own handler, which is outside of its middleware
             status, headers, body = problem.response(self.retry_after, self.documentation)
         if not any(name.lower() == b"content-length" for name, _ in headers) and status not in (204, 304):
             headers = [*headers, (b"content-length", str(len(body)).encode())]
@@ -207,9 +209,7 @@ class Idempotency:
         deadline = asyncio.get_running_loop().time() + self.in_flight_wait
         try:
             if pending.route not in self._registered:
-                seconds = None if self.retention is None else str(self.retention.total_seconds())
-                async with connected(self.pool, self.step_timeout) as (connection, _):
-                    await execute(connection, self._register, [pending.route, seconds])
+                await self.database.register(pending.route, self.retention, kind="http")
                 self._registered.add(pending.route)
             wait = None
             while True:
@@ -232,7 +232,7 @@ class Idempotency:
                 if asyncio.get_running_loop().time() >= deadline:
                     raise Problem("in-flight")
                 await asyncio.sleep(random.uniform(0.01, 0.1))
-        except (Unattempted, PoolTimeout, psycopg.Error) as error:
+        except (Unattempted, psycopg.Error) as error:
             log.warning("scope %s: a request is answered with 503: %s", pending.route, first_line(error.__cause__ or error))
             raise Problem("unavailable") from error
 
@@ -271,15 +271,14 @@ class Idempotency:
     async def _run(self, connection: Any, step: Any, pending: _Pending) -> Response:
         """Runs the application, and stores its response with its writes, alone, or not at all."""
         step.begin(connection, self.handler_timeout)
-        handle = Handle(connection)
-        own = Claim(handle.connection, pending.key, pending.tenant)
         try:
             try:
-                status, headers, body = await limited(self._call(pending, own), self.handler_timeout)
-                if status < 400 or own.keeps_writes:
-                    await handle.finish()
+                with lent(connection) as handle:
+                    own = Claim(handle.connection, pending.key, pending.tenant)
+                    status, headers, body = await limited(self._call(pending, own), self.handler_timeout)
+                    if status < 400 or own.keeps_writes:
+                        await handle.finish()
             finally:
-                handle.revoke()
                 step.begin(connection)
             if 400 <= status < 500 and status not in self.not_stored and not own.keeps_writes:
                 await check_session(connection, pending)
@@ -287,15 +286,13 @@ class Idempotency:
             if status >= 400 and (status >= 500 or status in self.not_stored):
                 await check_session(connection, pending)
                 return status, headers, body
-            session = await self._commit(connection, pending, (status, headers, body), status >= 400)
+            await self._commit(connection, pending, (status, headers, body), status >= 400)
         except Exception as error:
             if pending.application is not None:
                 pending.application.cancel()
                 pending.application = None
             await check_session(connection, pending)
             raise self._problem(pending, error) from error
-        if session != pending.session:
-            await check_session(connection, pending)
         return status, headers, body
 
     async def _call(self, pending: _Pending, own: Claim) -> Response:
@@ -342,12 +339,12 @@ class Idempotency:
         own_headers = [pair for pair in started.get("headers", ()) if pair[0].lower() != b"idempotent-replayed"]
         return started["status"], [*own_headers, (b"idempotent-replayed", b"false")], b"".join(parts)
 
-    async def _commit(self, connection: Any, pending: _Pending, response: Response, is_rejected: bool) -> str:
+    async def _commit(self, connection: Any, pending: _Pending, response: Response, is_rejected: bool) -> None:
         status, headers, body = response
         kept = [(n.lower().decode(), v.decode("latin-1")) for wanted in self.kept_headers for n, v in headers if n.lower() == wanted]
         parameters = [pending.route, pending.tenant, pending.key, str(is_rejected), str(status), json.dumps(kept)]
         parameters.append(body if len(body) <= self.response_body_max else None)
-        return await commit(connection, pending, self._settle, parameters)
+        await commit(connection, pending, self._settle, parameters)
 
     async def _reject(self, connection: Any, pending: _Pending, response: Response) -> Response:
         """Stores a no, without the handler's writes. Unless that works, the client does not get it: a copy
@@ -374,6 +371,3 @@ class Idempotency:
         text = "scope %s, key %s: the handler failed, and its writes are rolled back"
         log.error(text, pending.route, pending.key, exc_info=error)
         return Problem("too-slow" if isinstance(error, TimeoutError) else "failed")
-
-    def _sql(self, text: str) -> str:
-        return SQL(text).format(schema=Identifier(self.schema)).as_string()

@@ -9,13 +9,15 @@ import json
 from dataclasses import dataclass
 from typing import Any, Awaitable, Callable, Sequence
 
-
-from .inbox import Claim, Inbox, Unreadable, ended, fingerprint
+from .inbox import Inbox, fingerprint
+from .leased import LeasedHandler
+from .life import Claim, Unreadable
 from .message import Context, Handler, Message, Verdict
 from .metrics import running
+from .reply import ended
 from .spans import handling
-from .transaction import Run, Unattempted, before_handler, check_handler, check_open, check_session, connected, limited
-from .wire import SESSION, Handle, execute_all, rows
+from .transaction import Run, Unattempted, before_handler, check_open, check_session, connected, lent, limited
+from .wire import SESSION, execute_all, rows
 
 # After these seconds no other handler of a batch begins: its locks must not be held for long.
 ROUND = 0.5
@@ -77,16 +79,16 @@ class _Outcome:
 class Batch:
     """Runs this handler for batches of messages of an inbox."""
 
-    def __init__(self, inbox: Inbox, handler: Handler | SetHandler):
+    def __init__(self, inbox: Inbox, handler: Handler | SetHandler | LeasedHandler):
         self.inbox, self.handler = inbox, handler
         self.single = handler.one if isinstance(handler, SetHandler) else handler
-        check_handler(inbox.pool, self.single)
-        self._claim = inbox._sql(
+        inbox.check(self.single)
+        self._claim = inbox.database.sql(
             "SELECT place::text, answer, outcome::text, CASE WHEN place = 1 THEN " + SESSION + " END"
             " FROM {schema}.claim_batch(%s, %s::text[], %s::text[], %s::bytea[], %s::text[]::bigint[], make_interval(secs => %s::text::float8))"
         )
         # The cast fails, and so do all later statements.
-        self._settle = inbox._sql(
+        self._settle = inbox.database.sql(
             f"SELECT CASE WHEN {SESSION} IS DISTINCT FROM %s::text THEN concat('{CHANGED}', pg_current_xact_id_if_assigned())::int END; "
             "SELECT {schema}.settle_batch(%s, %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]); COMMIT"
         )
@@ -140,7 +142,7 @@ class Batch:
             answer = await self.inbox.run(self.single, message)
         except Exception as error:
             answer = error
-        if message.ordering_key is not None and (isinstance(answer, Exception) or answer.name in ("retry", "in_flight")):
+        if message.ordering_key is not None and (isinstance(answer, Exception) or answer.name in ("retry", "snoozed", "in_flight")):
             waiting.add(message.ordering_key)
         return answer
 
@@ -176,7 +178,7 @@ class Batch:
         of = [claim for claim, _ in claims.values()]
         claimed = await rows(connection, self._claim, [
             self.inbox.scope, [claim.tenant for claim in of], [claim.key for claim in of],
-            [fingerprint(claim.message) for claim in of], [self.inbox._message_id(claim.message) for claim in of], str(limit),
+            [fingerprint(claim.message) for claim in of], [None if claim.message.id is None else str(claim.message.id) for claim in of], str(limit),
         ])
         run.session = claimed[0][3]
         outcome = _Outcome({}, [], [], [])
@@ -199,14 +201,10 @@ class Batch:
         for place, (claim, data) in claims.items():
             if replies and clock() > until:
                 break
-            handle = Handle(connection)
             try:
-                try:
+                with lent(connection) as handle, handling(self.inbox.scope, claim.key, claim.message):
                     context = Context(handle.connection, claim.key, claim.tenant, claim.message)
-                    with handling(self.inbox.scope, claim.key, claim.message):
-                        reply = await limited(handle.call(self.handler, context, data), self.inbox.handler_timeout)
-                finally:
-                    handle.revoke()
+                    reply = await limited(handle.call(self.handler, context, data), self.inbox.handler_timeout)
                 check_open(connection)
                 replies[place] = ended(reply)
             except Exception as error:
@@ -215,16 +213,13 @@ class Batch:
 
     async def _set(self, connection: Any, claims: dict) -> dict[int, tuple[str, Any, str]]:
         entries = [Entry(data, claim.key, claim.tenant, claim.message) for claim, data in claims.values()]
-        handle = Handle(connection)
         try:
-            with running(self.inbox.scope):
+            with lent(connection) as handle, running(self.inbox.scope):
                 running_all = handle.call(self.handler.all, handle.connection, entries)
                 replies = await limited(running_all, self.inbox.handler_timeout)
         except TimeoutError as late:
             # Each half might take as long again.
             raise _Failed(None, is_alone=True) from late
-        finally:
-            handle.revoke()
         check_open(connection)
         ends = {}
         for place, reply in zip(claims, replies):

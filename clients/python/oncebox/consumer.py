@@ -12,7 +12,6 @@ from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
-from psycopg_pool import PoolTimeout
 
 from . import headers, large, metrics, signals
 from .batch import Batch, SetHandler
@@ -20,6 +19,7 @@ from .causes import first_line
 from .durable import Durable, Place
 from .inbox import Inbox
 from .leader import Leader
+from .leased import LeasedHandler
 from .message import Handler, Message, Verdict
 from .pull import Lost, Pull, pending
 from .queue import Held, Queue
@@ -30,7 +30,7 @@ log = logging.getLogger("oncebox")
 WAIT_FIRST, WAIT_LONGEST = 0.2, 10.0
 # A trouble that goes on is logged again after so many seconds.
 REMIND = 60.0
-AWAY = (Lost, NatsError, psycopg.OperationalError, PoolTimeout, TimeoutError, OSError)
+AWAY = (Lost, NatsError, psycopg.OperationalError, TimeoutError, OSError)
 
 
 class Consumer:
@@ -79,7 +79,7 @@ class Consumer:
         # Why it does not consume now; None when it does. For a health check.
         self.problem: str | None = "the consumer has not begun"
 
-    async def run(self, inbox: Inbox, handler: Handler | SetHandler, stop: asyncio.Event | None = None) -> None:
+    async def run(self, inbox: Inbox, handler: Handler | SetHandler | LeasedHandler, stop: asyncio.Event | None = None) -> None:
         """Consumes until `stop` is set, or until SIGTERM or SIGINT if `stop` is left out, and then waits
         for the running handlers. Raises TimeoutError when some go on although they are cancelled."""
         try:
@@ -96,8 +96,10 @@ class Consumer:
 class _Running:
     """A consumer that runs."""
 
-    def __init__(self, consumer: Consumer, inbox: Inbox, handler: Handler | SetHandler, stop: asyncio.Event):
+    def __init__(self, consumer: Consumer, inbox: Inbox, handler: Handler | SetHandler | LeasedHandler, stop: asyncio.Event):
         self.of, self.inbox, self.stop = consumer, inbox, stop
+        if consumer.batch > 1 and inbox.lease is not None:
+            raise ValueError(f"a batch of {consumer.batch} messages shares a transaction, and an inbox with a lease has none: leave `batch` out")
         # No more transactions at once than workers; what waits behind others of its key is held as well.
         self.at_once = consumer.concurrency * consumer.batch
         self.held_max = max(64, 4 * self.at_once)
@@ -147,7 +149,7 @@ class _Running:
         while not self.stop.is_set():
             try:
                 return await self.inbox.register()
-            except (psycopg.OperationalError, PoolTimeout) as error:
+            except psycopg.OperationalError as error:
                 await self._interrupted(error)
 
     async def _pump(self, leader: Leader | None) -> None:
@@ -260,18 +262,19 @@ class _Running:
             if isinstance(answer, Exception):
                 text = "scope %s: the message could not be handled now, will retry: %s"
                 log.warning(text, self.inbox.scope, first_line(answer))
-                pause = max(pause, self.inbox.backoff[0])
+                pause = max(pause, self.inbox.life.backoff[0])
             else:
                 pause = max(pause, answer.after)
             await self._again(held, pause)
-        elif answer.name == "retry":
+        elif answer.name in ("retry", "snoozed"):
             held.waits = 0
             held.again()
             await self._again(held, answer.after)
         elif answer.name == "behind":
             self.queue.rest(held, 0.0)
         else:
-            if answer.name == "replayed" and message.deliveries > 2:
+            # Under a lease a copy may have waited for long.
+            if answer.name == "replayed" and message.deliveries > 2 and self.inbox.lease is None:
                 text = "message %d of stream %s comes again, delivery %d: may this user publish to $JS.ACK.>?"
                 log.warning(text, message.origin.sequence, message.origin.stream, message.deliveries)
             await self._tell(held.msg.term() if answer.name in ("dead", "mismatch") else held.msg.ack())

@@ -131,12 +131,12 @@ class Durable:
         if found:
             following = next_sequence(found, last)
         else:
-            (following,) = await inbox.ask("SELECT {schema}.consumer_place(%s, %s, %s)::text", place)
+            (following,) = await inbox.database.ask("SELECT {schema}.consumer_place(%s, %s, %s)::text", place)
         if following is None:
             await self._create(None)
             return Place()
         statement = "SELECT {schema}.continue_consumer(%s, %s, %s, %s::text::bigint, %s::text::boolean)::text"
-        (takeovers,) = await inbox.ask(statement, [*place, str(following), str(took_over).lower()])
+        (takeovers,) = await inbox.database.ask(statement, [*place, str(following), str(took_over).lower()])
         if found:
             await self.jetstream.delete_consumer(self.stream, self.name)
         # Settled messages are gone from a work queue, which allows no other start.

@@ -5,57 +5,26 @@ import asyncio
 import json
 import logging
 import random
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import nullcontext
 from datetime import timedelta
 from hashlib import sha256
+from inspect import iscoroutinefunction
 from typing import Any, Callable
 
-import psycopg
-from psycopg.sql import SQL, Identifier
-from psycopg_pool import PoolTimeout
-
-from .causes import cause, fields_of, first_line, is_conflict, reason_of
+from .causes import cause, fields_of, is_conflict, reason_of
+from .database import Database
 from .headers import single
 from .keys import check_key
-from .message import Context, Dead, Handler, Message, Reject, RetryAfter, Verdict
+from .leased import LeasedHandler, run_leased
+from .life import COMMITTED, CONFLICT_ROUNDS, MISMATCH, NO_TRACE, Claim, Incomplete, Life, Unreadable
+from .message import Context, Dead, Handler, Message, RetryAfter, Snooze, Verdict
+from .ports import check_size
+from .reply import ended
 from .spans import handling
-from .transaction import Run, Unattempted, before_handler, check_session, commit, connected, limited
-from .wire import SESSION, Handle, Parameters, execute
+from .transaction import Unattempted, before_handler, check_handler, commit, connected, lent, limited, undone
+from .wire import SESSION, execute
 
 log = logging.getLogger("oncebox")
-
-# How often a message is run again at once after a conflict with another transaction.
-CONFLICT_ROUNDS = 5
-# A stored reply has at most so many bytes.
-REPLY_MAX = 1 << 20
-# The longest pause that a handler may ask for: a day.
-RETRY_AFTER_MAX = 86400.0
-MISMATCH = "the key was used before with another payload"
-NO_TRACE = "delivery limit reached, and the last attempt left no trace: did it end the process?"
-COMMITTED = "the handler sent COMMIT by itself, which stays, and then failed"
-
-
-class Incomplete(Exception):
-    """The payload cannot be had."""
-
-
-class Unreadable(ValueError):
-    """A message that no handler can be run for, and the claim as far as it can be read."""
-
-    def __init__(self, claim: "Claim", reason: str):
-        super().__init__(reason)
-        self.claim = claim
-
-
-@dataclass
-class Claim(Run):
-    """A message, its key, and the run under way."""
-
-    message: Message
-    tenant: str
-    key: str | None
-
 
 class Inbox:
     """Runs handlers once per key, over connections of this pool."""
@@ -70,21 +39,29 @@ class Inbox:
         decode: Callable[[bytes], Any] = json.loads,
         attempts_max: int = 20,
         backoff: tuple[float, float] = (1.0, 300.0),
+        snooze_max: float = 86400.0,
         handler_timeout: float = 60.0,
         step_timeout: float = 30.0,
         retention: timedelta | None = None,
+        lease: float | None = None,
         schema: str = "oncebox",
     ):
         """The pool is psycopg's (AsyncConnectionPool, ConnectionPool) or asyncpg's, an engine of SQLAlchemy, or
         Django's `connection`. The scope names the consumer, `service:handler`; never rename it.
 
-        `backoff` is the pause after the first failure and the longest one, `retention` is how long a
-        key is kept at least (None: for ever). `step_timeout` is how many seconds it may take to get a
-        connection, and each step before and after the handler: then the connection is closed.
+        `backoff` is the pause after the first failure and the longest one, `snooze_max` how many seconds a
+        message may be snoozed in all, `retention` is how long a key is kept at least (None: for ever).
+        `step_timeout` is how many seconds it may take to get a connection, and each step before and after
+        the handler: then the connection is closed. `lease` is for handlers with effects outside the database:
+        for how many seconds a key is claimed, which is renewed every third of them; 20 is a good value.
         """
-        self.pool, self.scope, self.schema = pool, scope, schema
+        if lease is not None and not 0.1 <= lease <= 3600:
+            raise ValueError(f"a lease of {lease} s: it is 0.1 to 3600 s")
+        self.pool, self.scope, self.schema, self.lease = pool, scope, schema, lease
+        self.database = Database(pool, schema, step_timeout if lease is None else min(step_timeout, lease))
+        self.life = Life(self.database, scope, attempts_max, backoff, snooze_max)
         # This is the INSERT of the function claim(), which costs PostgreSQL more as a whole.
-        self._claim_new = self._sql(
+        self._claim_new = self.database.sql(
             "INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status)"
             " SELECT s.scope, %s::text, %s::text, %s::bytea, %s::text::bigint, 'completed' FROM {schema}.inbox_scope AS s"
             " WHERE s.scope = %s::text AND s.mode = 'transaction' AND pg_try_advisory_xact_lock(%s::text::bigint)"
@@ -92,75 +69,71 @@ class Inbox:
             " ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING"
             f" RETURNING pg_current_xact_id()::text, {SESSION}"
         )
-        self._claim = self._sql(
+        self._claim = self.database.sql(
             f"SELECT answer, outcome::text, reason, pg_current_xact_id_if_assigned()::text, {SESSION},"
             " set_config('idle_in_transaction_session_timeout', %s, true)"
             " FROM {schema}.claim(%s, %s, %s::bytea, %s, %s::text::bigint)"
         )
-        self._settle = self._sql("SELECT {schema}.settle(%s, %s, %s::text::json, %s, %s); ")
+        self._settle = self.database.sql("SELECT {schema}.settle(%s, %s, %s::text::json, %s, %s); ")
         self.tenant_header, self.key_headers, self.decode = tenant_header, key_headers, decode
-        self.attempts_max, self.backoff = attempts_max, backoff
         self.handler_timeout, self.step_timeout, self.retention = handler_timeout, step_timeout, retention
         # Held by the one message that runs although a run of it may have ended its process.
-        self._suspected = asyncio.Lock()
+        self.suspected = asyncio.Lock()
 
     async def register(self) -> None:
         """Records the scope and its retention; fails when the scope is in use in the leased mode."""
-        seconds = None if self.retention is None else str(self.retention.total_seconds())
-        statement = "SELECT {schema}.register_scope(%s, make_interval(secs => %s::text::float8))::text"
-        try:
-            await self.ask(statement, [self.scope, seconds])
-        except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction) as error:
-            error.add_note("run `oncebox migrate --database-url ..`, which makes or updates the schema")
-            log.error("schema %s is missing, or older than this client: run `oncebox migrate --database-url ..`", self.schema)
-            raise
+        # A schema from before leases has no modes to choose from.
+        await self.database.register(self.scope, self.retention, **({} if self.lease is None else {"mode": "lease"}))
 
-    async def run(self, handler: Handler, message: Message) -> Verdict:
+    def check(self, handler: Any) -> None:
+        """Fails unless this is a handler for this inbox."""
+        if self.lease is None:
+            return check_handler(self.pool, handler)
+        check_size(self.pool, 2, "an inbox with a lease, which renews it beside the last writes,")
+        handler = handler if isinstance(handler, LeasedHandler) else LeasedHandler(handler)
+        if not iscoroutinefunction(handler.handle):
+            raise TypeError("this inbox needs a handler that is async def: it waits for providers while the lease is renewed")
+        if handler.finish is not None:
+            check_handler(self.pool, handler.finish)
+
+    async def run(self, handler: Handler | LeasedHandler, message: Message) -> Verdict:
         """Handles one message: runs the handler, or answers a copy from the stored outcome.
 
-        Raises psycopg.OperationalError or PoolTimeout when PostgreSQL is away: run the message again later.
+        Raises psycopg.OperationalError when PostgreSQL is away: run the message again later.
         """
+        if self.lease is not None:
+            return await run_leased(self, handler, message)
         try:
             claim, data = self.read(message)
         except Unreadable as problem:
-            return await self._bury(problem.claim, str(problem))
+            return await self.life.bury(problem.claim, str(problem))
         if message.deliveries < 2:
             return await self._run(handler, claim, data)
         return await self._run_again(handler, claim, data)
 
     async def _run_again(self, handler: Handler, claim: Claim, data: Any) -> Verdict:
         """Runs the handler for a message that was delivered before. If the process ends meanwhile, the record shows it."""
-        begun = await self._begin(claim)
-        if begun == "alone" and self._suspected.locked():
+        begun = await self.life.begin(claim)
+        if begun == "alone" and self.suspected.locked():
             # The message that runs now may be the one that ends the process.
-            return Verdict("in_flight", after=self._pause())
-        async with self._suspected if begun == "alone" else nullcontext():
+            return Verdict("in_flight", after=self.life.pause())
+        async with self.suspected if begun == "alone" else nullcontext():
             if begun == "alone":
                 text = "scope %s, key %s: runs alone, since a run of it left no trace and may have ended its process"
                 log.warning(text, self.scope, claim.key)
-                begun = await self._begin(claim, "true")
+                begun = await self.life.begin(claim, is_alone=True)
+            if begun.startswith("wait "):
+                return Verdict("in_flight", after=float(begun.removeprefix("wait ")))
             if begun == "dead":
-                return await self._bury(claim, NO_TRACE)
+                return await self.life.bury(claim, NO_TRACE)
             try:
                 answer = await self._run(handler, claim, data)
             except Exception:
-                await self._cancel(claim)
+                await self.life.cancel(claim)
                 raise
         if answer.name == "in_flight":
-            await self._cancel(claim)
+            await self.life.cancel(claim)
         return answer
-
-    async def _begin(self, claim: Claim, is_alone: str = "false") -> str:
-        statement = "SELECT {schema}.begin_attempt(%s, %s, %s, %s, %s::text::bigint, %s::text::timestamptz, %s, %s::text::bigint, %s::text::bool)"
-        parameters = [self.scope, claim.key, claim.tenant, *_origin(claim.message), _printable(claim.message.subject)]
-        (answer,) = await self.ask(statement, [*parameters, str(self.attempts_max), is_alone])
-        return answer
-
-    async def _cancel(self, claim: Claim) -> None:
-        """The run was no attempt. If this fails, the message runs alone once, which counts nothing."""
-        with suppress(psycopg.Error, PoolTimeout):
-            statement = "SELECT {schema}.cancel_attempt(%s, %s, %s, %s, %s::text::bigint, %s::text::timestamptz)::text"
-            await self.ask(statement, [self.scope, claim.key, claim.tenant, *_origin(claim.message)])
 
     async def _run(self, handler: Handler, claim: Claim, data: Any) -> Verdict:
         for _ in range(CONFLICT_ROUNDS):
@@ -174,39 +147,45 @@ class Inbox:
             except Exception as error:
                 failure = error
             else:
-                await self._forget_attempts(claim, answer)
-                return await self._bury(claim, MISMATCH) if answer.name == "mismatch" else answer
-            if claim.xid is not None and await self._has_committed(claim, failure):
-                return await self._bury(claim, f"{COMMITTED}: {reason_of(failure)}", claim.xid)
-            if cause(failure, Dead, RetryAfter) or not is_conflict(failure):
+                if claim.message.deliveries > 1 and answer.name in ("handled", "replayed", "rejected"):
+                    await self.life.forget(claim)
+                return await self.life.bury(claim, MISMATCH) if answer.name == "mismatch" else answer
+            if claim.xid is not None and await self.life.has_committed(claim, failure):
+                return await self.life.bury(claim, f"{COMMITTED}: {reason_of(failure)}", claim.xid)
+            if cause(failure, Dead, RetryAfter, Snooze) or not is_conflict(failure):
                 break
             await asyncio.sleep(random.uniform(0.005, 0.1))
         if isinstance(failure, Unattempted):
             raise failure.__cause__
-        return await self._failed(claim, failure)
+        return await self.life.failed(claim, failure)
 
     def read(self, message: Message) -> tuple[Claim, Any]:
         """The key and the decoded payload of a message, or Unreadable."""
+        claim = self.identify(message)
+        return claim, self.decoded(claim)
+
+    def decoded(self, claim: Claim) -> Any:
         try:
-            claim = Claim(message, self._tenant(message), self._key(message))
-        except ValueError as problem:
-            raise Unreadable(Claim(message, "", None), str(problem)) from None
-        try:
-            return claim, self.decode(message.payload)
+            return self.decode(claim.message.payload)
         except Exception as problem:
             # The text of the error may quote the payload.
             fields = fields_of(problem)
             reason = f"the payload does not decode: {type(problem).__name__}" + (f" ({fields})" if fields else "")
             raise Unreadable(claim, reason) from problem
 
+    def identify(self, message: Message) -> Claim:
+        try:
+            return Claim(message, self._tenant(message), self._key(message))
+        except ValueError as problem:
+            raise Unreadable(Claim(message, "", None), str(problem)) from None
+
     async def incomplete(self, message: Message, reason: str) -> Verdict:
         """Counts a failed attempt at a message whose payload cannot be had; in the end it is a dead letter
         without a key, since only the payload tells copies of a key from others."""
         try:
-            claim = Claim(message, self._tenant(message), self._key(message))
-        except ValueError as problem:
-            return await self._bury(Claim(message, "", None), str(problem))
-        return await self._failed(claim, Incomplete(reason))
+            return await self.life.failed(self.identify(message), Incomplete(reason))
+        except Unreadable as problem:
+            return await self.life.bury(problem.claim, str(problem))
 
     async def _attempt(self, handler: Handler, claim: Claim, data: Any) -> Verdict:
         claim.xid, claim.is_ending = None, False
@@ -217,29 +196,24 @@ class Inbox:
                 return answer
             # Behind its own limit, since a statement of the handler's may wait on although it is cancelled.
             deadline.begin(connection, self.handler_timeout)
-            handle = Handle(connection)
-            try:
+            async with undone(connection, claim):
                 try:
-                    context = Context(handle.connection, claim.key, claim.tenant, claim.message)
-                    with handling(self.scope, claim.key, claim.message):
+                    with lent(connection) as handle, handling(self.scope, claim.key, claim.message):
+                        context = Context(handle.connection, claim.key, claim.tenant, claim.message)
                         reply = await limited(handle.call(handler, context, data), self.handler_timeout)
                 finally:
-                    handle.revoke()
                     deadline.begin(connection)
                 status, stored, text = ended(reply)
-                session = await self._end(connection, claim, text, status)
-            except Exception:
-                await check_session(connection, claim)
-                raise
-            if session != claim.session:
-                await check_session(connection, claim)
+                # That there is no reply has the claim stored.
+                settle = [] if (text, status) == ("null", "completed") else [self.scope, claim.key, text, claim.tenant, status]
+                await commit(connection, claim, self._settle if settle else "", settle)
         return Verdict("rejected" if status == "rejected" else "handled", stored)
 
     async def _claimed(self, connection: Any, claim: Claim) -> Verdict:
         """Claims a key that is probably new, in a transaction that begins; else asks claim() what is known of it."""
         limit = f"{round(1000 * self.handler_timeout + 5000)}ms"
         lock = str(inbox_lock(self.schema, self.scope, claim.tenant, claim.key))
-        message_id = self._message_id(claim.message)
+        message_id = None if claim.message.id is None else str(claim.message.id)
         parameters = [claim.tenant, claim.key, fingerprint(claim.message), message_id, self.scope, lock, limit]
         # BEGIN goes out before, alone: a pipeline of psycopg's costs more than the round trip.
         if row := await execute(connection, self._claim_new, parameters):
@@ -254,74 +228,7 @@ class Inbox:
             claim.xid, name = xid, "handled"
         else:
             await connection.rollback()
-        return Verdict(name, outcome and json.loads(outcome), reason, self._pause() if name == "in_flight" else 0.0)
-
-    async def _end(self, connection: Any, claim: Claim, reply: str, status: str) -> str:
-        """Stores the reply and commits, in one round trip, if this still is the transaction that made the claim.
-
-        Returns the session's settings just before the COMMIT."""
-        # That there is no reply has the claim stored.
-        if reply == "null" and status == "completed":
-            return await commit(connection, claim)
-        return await commit(connection, claim, self._settle, [self.scope, claim.key, reply, claim.tenant, status])
-
-    async def _has_committed(self, claim: Claim, failure: Exception) -> bool:
-        """Whether the handler has committed the claim by itself, so that a copy would be answered as handled."""
-        if claim.is_ending and isinstance(failure, psycopg.OperationalError) and failure.sqlstate is None:
-            return False  # the COMMIT may have been ours, whose answer got lost
-        (status,) = await self.ask("SELECT pg_xact_status(%s::text::xid8)", [claim.xid])
-        return status == "committed"
-
-    async def _failed(self, claim: Claim, failure: Exception) -> Verdict:
-        reason, told = reason_of(failure), cause(failure, Dead, RetryAfter)
-        if isinstance(told, Dead):
-            return await self._bury(claim, first_line(told).removeprefix("Dead: "))
-        # The pause doubles with each failure.
-        jitter = random.uniform(0.5, 1.0)
-        first, longest = (jitter * pause for pause in self.backoff)
-        if told is not None:
-            first = longest = float(min(told.seconds, RETRY_AFTER_MAX))
-        # If PostgreSQL is away, this statement fails too, and the attempt does not count.
-        statement = "SELECT {schema}.attempt_failed(%s, %s, %s, %s, %s::text::bigint, %s::text::timestamptz, %s, %s, %s::text::float8, %s::text::float8)::text"
-        message, parameters = claim.message, [self.scope, claim.key, claim.tenant, *_origin(claim.message)]
-        parameters += [_printable(reason), _printable(message.subject), str(first), str(longest)]
-        (attempts,) = await self.ask(statement, parameters)
-        attempts = int(attempts)
-        if attempts >= self.attempts_max:
-            claim.key = None if isinstance(failure, Incomplete) else claim.key
-            log.error("scope %s, key %s: the last attempt failed", self.scope, claim.key, exc_info=failure)
-            return await self._bury(claim, f"delivery limit of {self.attempts_max} reached: {reason}")
-        after = min(first * 2 ** min(attempts - 1, 30), longest)
-        text = "scope %s, key %s: attempt %d failed, again in %.1f s: %s"
-        log.warning(text, self.scope, claim.key, attempts, after, reason, exc_info=None if told else failure)
-        return Verdict("retry", None, reason, after)
-
-    async def _forget_attempts(self, claim: Claim, answer: Verdict) -> None:
-        """Forgets the attempts at a message that has ended. If this fails, its key says that it has."""
-        if claim.message.deliveries > 1 and answer.name in ("handled", "replayed", "rejected"):
-            with suppress(psycopg.Error, PoolTimeout):
-                await self.ask("SELECT {schema}.forget_attempts(%s, %s, %s)::text", [self.scope, claim.key, claim.tenant])
-
-    async def _bury(self, claim: Claim, reason: str, committed_by: str | None = None) -> Verdict:
-        statement = (
-            "SELECT {schema}.bury(%s, %s, %s::bytea, %s, %s, %s::text::jsonb, %s, %s::text::bigint,"
-            " %s, %s::text::bigint, %s::text::timestamptz, %s::text::bigint, %s::text::xid8)"
-        )
-        reason, message = _printable(reason), claim.message
-        parameters = [self.scope, claim.key, message.payload, reason, _printable(message.subject), _headers(message)]
-        parameters += [claim.tenant, self._message_id(message), *_origin(message), str(message.deliveries), committed_by]
-        (name,) = await self.ask(statement, parameters)
-        if name in ("dead", "mismatch"):
-            log.warning("scope %s, key %s: dead letter: %s", self.scope, claim.key, reason)
-        return Verdict(name, None, reason, self._pause() if name == "in_flight" else 0.0)
-
-    async def ask(self, statement: str, parameters: Parameters) -> tuple:
-        """Calls a function in a transaction of its own."""
-        try:
-            async with connected(self.pool, self.step_timeout) as (connection, _):
-                return await execute(connection, self._sql(statement), parameters)
-        except Unattempted as unattempted:
-            raise unattempted.__cause__
+        return self.life.answered(name, outcome, reason)
 
     def _key(self, message: Message) -> str:
         for name in self.key_headers:
@@ -337,48 +244,10 @@ class Inbox:
             raise ValueError(f"tenant header {self.tenant_header} is not 1 to 255 bytes without control characters")
         return tenant
 
-    @staticmethod
-    def _message_id(message: Message) -> str | None:
-        text = message.headers.get("oncebox-id", "")
-        return text if text.isascii() and text.isdigit() and len(text) < 19 else None
-
-    def _pause(self) -> float:
-        return min(self.backoff) * random.uniform(0.5, 1.0)
-
-    def _sql(self, text: str) -> str:
-        return SQL(text).format(schema=Identifier(self.schema)).as_string()
-
 
 def fingerprint(message: Message) -> bytes:
     """Tells payloads of one key apart, as the function inbox_fingerprint() does."""
     return sha256(b"oncebox payload 1\0" + message.payload).digest()
-
-
-def ended(reply: Any) -> tuple[str, Any, str]:
-    """The status of a key whose handler has returned this, the reply, and its JSON."""
-    status, stored = ("rejected", reply.reply) if isinstance(reply, Reject) else ("completed", reply)
-    return status, stored, _json(stored)
-
-
-def _json(reply: Any) -> str:
-    """The reply as JSON. One that has none, or is too long, would be so at each attempt: the message is given up."""
-    try:
-        text = json.dumps(reply, allow_nan=False)
-    except Exception as error:
-        raise Dead(f"the handler's reply has no JSON: {first_line(error)}") from error
-    if len(text) > REPLY_MAX:
-        raise Dead(f"the handler's reply is {len(text)} bytes of JSON; the limit is {REPLY_MAX} bytes (1 MiB)")
-    return text
-
-
-def _headers(message: Message) -> str:
-    return json.dumps({_printable(name): _printable(value) for name, value in message.headers.items()})
-
-
-def _origin(message: Message) -> list[str | None]:
-    if message.origin is None:
-        return [None] * 3
-    return [message.origin.stream, str(message.origin.sequence), message.origin.stored_at.isoformat()]
 
 
 def inbox_lock(schema: str, scope: str, tenant: str, key: str) -> int:
@@ -386,8 +255,3 @@ def inbox_lock(schema: str, scope: str, tenant: str, key: str) -> int:
     fields = [field.encode() for field in ("oncebox inbox 1", schema, scope, tenant, key)]
     hashed = sha256(b"".join(len(field).to_bytes(8, "big") + field for field in fields))
     return int.from_bytes(hashed.digest()[:8], "big", signed=True)
-
-
-def _printable(text: str) -> str:
-    """A text that PostgreSQL can store: well-formed, without NUL."""
-    return text.encode(errors="replace").decode().replace("\0", "\ufffd")

@@ -4,9 +4,9 @@ import asyncio
 import logging
 
 import psycopg
-from psycopg_pool import PoolTimeout
 
 from .inbox import Inbox
+from .ports import check_size
 from .transaction import connected
 from .wire import close, execute
 
@@ -19,8 +19,7 @@ class Leader:
     """Asks for the right to consume until it has it, and again when it is lost."""
 
     def __init__(self, inbox: Inbox, stream: str, durable: str):
-        if getattr(inbox.pool, "max_size", 2) < 2:
-            raise ValueError('order="strict" keeps one connection of the pool: give it max_size=2 at least')
+        check_size(inbox.pool, 2, 'order="strict", which keeps one for itself,')
         self.inbox, self.stream, self.durable = inbox, stream, durable
         # Set while this process may consume.
         self.leads = asyncio.Event()
@@ -38,7 +37,7 @@ class Leader:
         while True:
             try:
                 await self._lead()
-            except (psycopg.Error, PoolTimeout, TimeoutError, OSError) as error:
+            except (psycopg.Error, TimeoutError, OSError) as error:
                 if self.leads.is_set():
                     log.warning("consumer %s has lost the right to consume: %s", self.durable, error or type(error).__name__)
             finally:
@@ -49,7 +48,7 @@ class Leader:
     async def _lead(self) -> None:
         """Returns when the right is lost, or raises."""
         inbox, standing_by = self.inbox, False
-        statement = inbox._sql("SELECT {schema}.lead_consumer(%s, %s, %s)::text")
+        statement = inbox.database.sql("SELECT {schema}.lead_consumer(%s, %s, %s)::text")
         async with connected(inbox.pool, inbox.step_timeout) as (connection, deadline):
             try:
                 while True:

@@ -25,6 +25,12 @@ class Message:
     deliveries: int = 1
 
     @property
+    def id(self) -> int | None:
+        """The number that the outbox gave it."""
+        text = self.headers.get("oncebox-id", "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+
+    @property
     def ordering_key(self) -> str | None:
         """Messages that share it are handled one at a time, in the order of their stream."""
         return self.headers.get("oncebox-ordering-key", "").partition("\n")[0] or None
@@ -52,21 +58,37 @@ class Dead(Exception):
     """Raised by a handler to roll back, give the message up and record it as a dead letter."""
 
 
-class RetryAfter(Exception):
+class _Later(Exception):
     """Raised by a handler to roll back, and to be run again after so many seconds."""
+
+    def __init__(self, seconds: float, reason: str):
+        if not isinstance(seconds, (int, float)) or not seconds >= 0:
+            raise ValueError(f"a pause of {seconds!r} seconds: that is no number of at least 0")
+        super().__init__(reason)
+        self.seconds, self.reason = seconds, reason
+
+
+class RetryAfter(_Later):
+    """Raised by a handler that has failed, and is to be run again after so many seconds: an attempt."""
 
     def __init__(self, seconds: float):
         """Fails unless `seconds` is a number of at least 0."""
-        if not isinstance(seconds, (int, float)) or not seconds >= 0:
-            raise ValueError(f"a retry after {seconds!r} seconds: that is no number of at least 0")
-        super().__init__(f"the handler asked for a retry after {seconds} seconds")
-        self.seconds = seconds
+        super().__init__(seconds, f"the handler asked for a retry after {seconds} seconds")
+
+
+class Snooze(_Later):
+    """Raised by a handler that cannot work now, which is not the message's fault, as when its gateway is
+    away: it is run again after so many seconds, an hour at most, and that is no attempt."""
+
+    def __init__(self, seconds: float, reason: str):
+        """Fails unless `seconds` is a number of at least 0."""
+        super().__init__(seconds, reason)
 
 
 class Verdict(NamedTuple):
-    """The result of running a message. All but `retry` and `in_flight` are final, and committed.
+    """The result of running a message. All but `retry`, `snoozed` and `in_flight` are final, and committed.
 
-    `name` is handled, replayed, rejected, dead, mismatch, in_flight or retry; `reply` is the
+    `name` is handled, replayed, rejected, dead, mismatch, in_flight, retry or snoozed; `reply` is the
     handler's reply, also when an earlier run gave it; `after` is the number of seconds until the
     next run.
     """

@@ -5,17 +5,9 @@ from dataclasses import asdict, dataclass, is_dataclass
 from datetime import datetime
 from typing import Any, Mapping, Sequence
 
-from psycopg.sql import SQL, Identifier
-
 from .spans import with_context
+from .sql import Typed, called, named
 from .wire import execute, rows
-
-_NAMED = "key => %s, subject => %s, payload => %s::bytea, headers => %s::text::jsonb, ordering_key => %s"
-_ENQUEUE = SQL("SELECT {schema}.enqueue(" + _NAMED + ")::text")
-_ENQUEUE_AT = SQL("SELECT {schema}.enqueue_at(" + _NAMED + ", not_before => %s::text::timestamptz)::text")
-_ENQUEUE_ALL = SQL(
-    "SELECT id::text FROM {schema}.enqueue_all(%s::text[], %s::text[], %s::bytea[], %s::text[]::jsonb[], %s::text[])"
-)
 
 
 @dataclass(frozen=True)
@@ -49,31 +41,35 @@ async def enqueue(
     time zone. Returns the message's id, or None when the same message is already enqueued; the same
     key with another subject or payload is an error with SQLSTATE OB001.
     """
-    parameters = [key, subject, _body(payload), json.dumps(with_context(headers)), ordering_key]
-    if not_before is not None:
-        if not_before.utcoffset() is None:
-            raise ValueError("not_before has no time zone: use datetime.now(timezone.utc) + timedelta(...)")
-        parameters.append(not_before.isoformat())
-    statement = (_ENQUEUE if not_before is None else _ENQUEUE_AT).format(schema=Identifier(schema)).as_string()
-    (message_id,) = await execute(connection, statement, parameters)
+    if not_before is not None and not_before.utcoffset() is None:
+        raise ValueError("not_before has no time zone: use datetime.now(timezone.utc) + timedelta(...)")
+    when = {} if not_before is None else {"not_before": not_before}
+    statement, parameters = called(
+        "enqueue_at" if when else "enqueue", key=key, subject=subject, payload=_body(payload),
+        headers=Typed("jsonb", json.dumps(with_context(headers))), ordering_key=ordering_key, **when,
+    )  # fmt: skip
+    (message_id,) = await execute(connection, named(schema, statement), parameters)
     return None if message_id is None else int(message_id)
 
 
 async def enqueue_all(connection: Any, messages: Sequence[Outgoing], *, schema: str = "oncebox") -> list[int | None]:
     """Enqueues up to 10,000 messages with one statement, which fails as a whole; returns what `enqueue`
     returns for each. Messages of transactions at the same time come in one order, or they may deadlock."""
-    columns = [[message.key for message in messages], [message.subject for message in messages]]
-    columns += [[_body(message.payload) for message in messages]]
-    columns += [[json.dumps(with_context(message.headers)) for message in messages]]
-    columns += [[message.ordering_key for message in messages]]
-    ids = await rows(connection, _ENQUEUE_ALL.format(schema=Identifier(schema)).as_string(), columns)
+    statement, parameters = called(
+        "enqueue_all", "id::text", keys=Typed("text[]", [message.key for message in messages]),
+        subjects=Typed("text[]", [message.subject for message in messages]),
+        payloads=Typed("bytea[]", [_body(message.payload) for message in messages]),
+        headers=Typed("jsonb[]", [json.dumps(with_context(message.headers)) for message in messages]),
+        ordering_keys=Typed("text[]", [message.ordering_key for message in messages]),
+    )  # fmt: skip
+    ids = await rows(connection, named(schema, statement), parameters)
     return [None if found is None else int(found) for (found,) in ids]
 
 
 async def cancel_delayed(connection: Any, key: str, *, schema: str = "oncebox") -> bool:
     """Gives a delayed message up in this transaction; False when no message of this key waits."""
-    statement = SQL("SELECT {schema}.cancel_delayed(%s)::text").format(schema=Identifier(schema)).as_string()
-    return await execute(connection, statement, [key]) == ("true",)
+    statement, parameters = called("cancel_delayed", key=key)
+    return await execute(connection, named(schema, statement), parameters) == ("true",)
 
 
 def _body(payload: Any) -> bytes:

@@ -274,6 +274,21 @@ def as_psycopg(error: Exception) -> psycopg.Error:
     return kind(f"{type(error).__name__}: {error}")
 
 
+def check_size(source: Any, needed: int, use: str) -> None:
+    """Fails when a pool is known to be smaller than this use of it needs."""
+    if (size := _size(source)) is not None and size < needed:
+        raise ValueError(f"{use} needs {needed} connections at once, and the pool has {size}: make it larger")
+
+
+def _size(source: Any) -> int | None:
+    if hasattr(source, "get_max_size"):  # asyncpg's
+        return source.get_max_size()
+    pool = source if hasattr(source, "max_size") else getattr(source, "pool", None)  # an engine's, or Django's
+    if callable(size := getattr(pool, "size", None)) and (overflow := getattr(pool, "_max_overflow", None)) is not None:
+        return None if overflow < 0 else size() + overflow
+    return getattr(pool, "max_size", None)
+
+
 def port_of(source: Any) -> Port | None:
     """A port to this pool, engine or connection of Django's; None for psycopg's own AsyncConnectionPool."""
     if isinstance(source, AsyncConnectionPool):

@@ -3,12 +3,11 @@
 from enum import StrEnum
 from typing import Any
 
-from psycopg.sql import SQL, Identifier
-
 from .headers import matches, single
 from .keys import check_key, step_key
 from .message import Context, Reject
 from .outbox import enqueue
+from .sql import Typed, called, named
 from .wire import execute
 
 
@@ -42,24 +41,25 @@ class Barrier:
 
     async def action(self, cx: Context) -> Action:
         """Before the effect of an action: whether it may have it. Call `had_no_effect` if you refuse the command then."""
-        return Action(await self._ask("enter_action(%s, %s, %s, false, %s::text::int)", cx, is_undo=False))
+        return Action(await self._ask("enter_action", cx, is_leased=False))
 
     async def had_no_effect(self, cx: Context) -> None:
         """For an action that may act, but rejects the command: there is nothing to undo."""
-        await self._ask("end_action(%s, %s, %s, false, %s::text::int)", cx, is_undo=False)
+        await self._ask("end_action", cx, had_effect=False)
 
     async def compensation(self, cx: Context) -> Compensation:
         """Before a compensation undoes anything; its key is the action's with `:undo` behind it."""
-        return Compensation(await self._ask("enter_compensation(%s, %s, %s, false, %s::text::int)", cx, is_undo=True))
+        return Compensation(await self._ask("enter_compensation", cx, is_leased=False))
 
     async def has_undone_nothing(self, cx: Context) -> None:
         """For a compensation that was told to undo, but rejects the command: the next attempt may undo."""
-        await self._ask("end_compensation(%s, %s, %s, false, %s::text::int)", cx, is_undo=True)
+        await self._ask("end_compensation", cx, has_undone=False)
 
-    async def _ask(self, call: str, cx: Context, *, is_undo: bool) -> str:
-        key, attempt = _action(cx, is_undo)
-        statement = SQL("SELECT {schema}." + call).format(schema=Identifier(self.schema)).as_string()
-        (answer,) = await execute(cx.connection, statement, [self.name, cx.tenant, key, str(attempt)])
+    async def _ask(self, function: str, cx: Context, **told: bool) -> str:
+        key, attempt = _action(cx, is_undo=function.endswith("compensation"))
+        attempt = Typed("int", str(attempt))
+        statement, parameters = called(function, barrier=self.name, tenant=cx.tenant, key=key, attempt=attempt, **told)
+        (answer,) = await execute(cx.connection, named(self.schema, statement), parameters)
         return answer
 
 

@@ -3,7 +3,7 @@
 import contextlib
 from typing import Any, Iterator, Mapping
 
-from .message import Dead, Message, RetryAfter
+from .message import Dead, Message, RetryAfter, Snooze
 from .metrics import running
 
 try:
@@ -40,9 +40,10 @@ def handling(scope: str, key: str, message: Message) -> Iterator[None]:
         with trace.use_span(span, record_exception=False, set_status_on_exception=False), running(scope):
             yield
     except BaseException as error:
-        # The text of an error may quote the payload.
-        span.set_status(trace.StatusCode.ERROR)
-        span.set_attribute("error.type", _cause(error))
+        if not isinstance(error, Snooze):
+            # The text of an error may quote the payload.
+            span.set_status(trace.StatusCode.ERROR)
+            span.set_attribute("error.type", _cause(error))
         raise
     finally:
         with contextlib.suppress(Exception):

@@ -1,6 +1,7 @@
 """The transaction that a handler writes through: its connection, its end, and what it leaves behind."""
 
 import asyncio
+import logging
 from contextlib import asynccontextmanager, contextmanager, suppress
 from inspect import iscoroutinefunction
 from typing import Any, AsyncIterator, Iterator
@@ -12,8 +13,12 @@ from psycopg_pool import PoolTimeout
 from .causes import is_useless
 from .deadline import Deadline
 from .ports import Port, as_psycopg, port_of
-from .wire import SESSION, Parameters, close, execute_all
+from .wire import SESSION, Handle, Parameters, close, execute_all
 
+log = logging.getLogger("oncebox")
+
+# After so many seconds of waiting for a connection the log says so.
+SLOW_POOL = 10.0
 ENDED = "the handler ended the transaction by itself"
 # Raises an error in another transaction than that of the claim.
 _CHECK = (
@@ -80,11 +85,12 @@ async def connected(pool: Any, step_timeout: float, wait: float | None = None) -
     with Deadline(step_timeout) as deadline:
         try:
             # The pool keeps to its own limit, except while it checks a connection.
-            async with asyncio.timeout((wait or step_timeout) + 1):
-                connection = await pool.getconn(wait or step_timeout)
+            with _slow_pool_is_told():
+                async with asyncio.timeout((wait or step_timeout) + 1):
+                    connection = await pool.getconn(wait or step_timeout)
         except TimeoutError:
             raise Unattempted from PoolTimeout("the pool's check of a connection got no answer")
-        except (PoolTimeout, psycopg.OperationalError) as error:
+        except psycopg.OperationalError as error:
             raise Unattempted from error
         deadline.begin(connection)
         # Otherwise each statement would be committed by itself.
@@ -106,12 +112,23 @@ async def connected(pool: Any, step_timeout: float, wait: float | None = None) -
             await pool.putconn(connection)
 
 
+@contextmanager
+def _slow_pool_is_told() -> Iterator[None]:
+    text = "no connection of the pool has been free for %g s: it needs one for each worker (concurrency), one more in strict order"
+    timer = asyncio.get_running_loop().call_later(SLOW_POOL, log.warning, text + " or under a lease, and those of your own code", SLOW_POOL)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 @asynccontextmanager
 async def _through(port: Port, step_timeout: float, wait: float) -> AsyncIterator[tuple[Port, Deadline]]:
     with Deadline(step_timeout) as deadline:
         try:
-            async with asyncio.timeout(wait + 1):
-                await port.open(wait)
+            with _slow_pool_is_told():
+                async with asyncio.timeout(wait + 1):
+                    await port.open(wait)
         except Exception as error:
             raise Unattempted from (error if isinstance(error, psycopg.Error) else as_psycopg(error))
         deadline.begin(port)
@@ -127,10 +144,8 @@ async def _through(port: Port, step_timeout: float, wait: float) -> AsyncIterato
             await port.release()
 
 
-async def commit(connection: Any, run: Run, settle: str = "", parameters: Parameters = ()) -> str:
-    """Settles and commits in one round trip, if this still is the transaction that made the claim.
-
-    Returns the session's settings just before the COMMIT."""
+async def commit(connection: Any, run: Run, settle: str = "", parameters: Parameters = ()) -> None:
+    """Settles and commits in one round trip, if this still is the transaction that made the claim."""
     check_open(connection)
     run.is_ending = True
     try:
@@ -139,7 +154,8 @@ async def commit(connection: Any, run: Run, settle: str = "", parameters: Parame
         (session,), *_ = await execute_all(connection, text, parameters)
     except psycopg.errors.InvalidTextRepresentation as refused:
         raise (RuntimeError(ENDED) if ENDED in str(refused) else refused) from None
-    return session
+    if session != run.session:
+        await check_session(connection, run)
 
 
 def check_open(connection: Any) -> None:
@@ -155,6 +171,26 @@ def check_open(connection: Any) -> None:
             raise RuntimeError("the handler caught an error that has aborted the transaction")
         case TransactionStatus.ACTIVE:
             raise RuntimeError("the handler has ended, and a statement that it did not await goes on")
+
+
+@asynccontextmanager
+async def undone(connection: Any, run: Run) -> AsyncIterator[None]:
+    """What fails here is rolled back."""
+    try:
+        yield
+    except Exception:
+        await check_session(connection, run)
+        raise
+
+
+@contextmanager
+def lent(connection: Any) -> Iterator[Handle]:
+    """The connection as a handler has it, until the end."""
+    handle = Handle(connection)
+    try:
+        yield handle
+    finally:
+        handle.revoke()
 
 
 async def check_session(connection: Any, run: Run) -> None:

@@ -26,7 +26,7 @@ macro_rules! conform {
     )*};
 }
 conform! {
-    python: plain, spoiled, batch, set;
+    python: plain, spoiled, batch, set, leased;
     typescript: plain, spoiled, batch, set;
     go: plain, simple_protocol, exec, types, batch, set;
     rust: plain, spoiled;
@@ -105,7 +105,8 @@ impl Running {
 
 /// Sends all messages to a consumer of this client, and compares how they end.
 async fn conform(client: &str, settings: &str) {
-    let (env, column) = (TestEnv::new().await, Column::of(client));
+    let column = if settings == "leased" { Column::Leased } else { Column::of(client) };
+    let env = TestEnv::new().await;
     let stream = env.stream().await;
     let postgres = env.pg().await;
     postgres.batch_execute(TABLES).await.unwrap();

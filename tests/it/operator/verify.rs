@@ -39,7 +39,9 @@ impl Found {
 
     fn check(&self, code: i32, counts: &[(&str, u64)]) {
         assert_eq!(self.code, code, "{}", self.summary);
-        for name in ["messages", "missing", "different", "superseded", "unproven", "copies", "unlogged", "resent"] {
+        for name in
+            ["messages", "missing", "different", "superseded", "unproven", "copies", "unlogged", "resent"]
+        {
             let expected = counts.iter().find(|(named, _)| *named == name).map_or(0, |(_, count)| *count);
             assert_eq!(self.summary[name], expected, "{name}: {}", self.summary);
         }

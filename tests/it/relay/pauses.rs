@@ -27,12 +27,14 @@ async fn pause(env: &TestEnv, arguments: &[&str]) -> String {
 async fn pauses_of_the_same_messages_at_once_follow_each_other() {
     let env = TestEnv::new().await;
     let (first, second, watcher) = (env.pg().await, env.pg().await, env.pg().await);
-    let pause = "SELECT oncebox.pause_delivery('subject', 'a.b', $1, '{a.b}', NULL, 'mina', NULL, NULL, NULL)";
+    let pause =
+        "SELECT oncebox.pause_delivery('subject', 'a.b', $1, '{a.b}', NULL, 'mina', NULL, NULL, NULL)";
     first.batch_execute("BEGIN").await.unwrap();
     first.execute(pause, &[&None::<f64>]).await.unwrap();
     let throttled = tokio::spawn(async move { second.execute(pause, &[&Some(5.0)]).await });
     eventually("it waits", LIMIT, async || {
-        let waiting = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%pause_delivery%'";
+        let waiting =
+            "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%pause_delivery%'";
         watcher.query_opt(waiting, &[]).await.unwrap().map(drop)
     })
     .await;
