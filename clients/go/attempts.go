@@ -30,7 +30,7 @@ func (in *Inbox) runAgain(ctx context.Context, handler Handler, message Message)
 	if err == nil && begun == "alone" {
 		// The message that runs now may be the one that ends the process.
 		if !in.suspected.TryLock() {
-			return Verdict{Name: "in_flight", After: in.pause()}, nil
+			return in.later(), nil
 		}
 		defer in.suspected.Unlock()
 		slog.Warn(suspect, "scope", in.scope, "key", message.Key)
@@ -164,6 +164,9 @@ func (in *Inbox) pauses() (first, longest time.Duration) {
 	jitter := 0.5 + rand.Float64()/2
 	return time.Duration(jitter * float64(in.options.Backoff)), time.Duration(jitter * float64(in.options.BackoffMax))
 }
+
+// later is the answer where somebody else works on the message.
+func (in *Inbox) later() Verdict { return Verdict{Name: "in_flight", After: in.pause()} }
 
 // pause is a short one, without a failure.
 func (in *Inbox) pause() time.Duration {

@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// renewing renews the lease until it is told to end, or for as long as a handler may take: one that hangs
-// loses it. The context ends when the lease is lost.
+// renewing renews the lease until it is told to end, or for as long as handler and Finish may take: one
+// that hangs loses it. The context ends when the lease is lost.
 func (l *Lease) renewing(ctx context.Context) (working context.Context, end func()) {
 	working, cancel := context.WithCancelCause(ctx)
-	stopped, stop := context.WithTimeout(context.WithoutCancel(ctx), l.in.options.HandlerTimeout+endLimit)
+	stopped, stop := context.WithTimeout(context.WithoutCancel(ctx), 2*l.in.options.HandlerTimeout+endLimit)
 	var renewal sync.WaitGroup
 	renewal.Go(func() {
 		if reason := l.renew(stopped); reason != "" {

@@ -90,7 +90,7 @@ func (in *Inbox) runLeased(ctx context.Context, message Message) (Verdict, error
 	lease, answer, err := in.lease(ctx, message, "false")
 	if answer.Name == "alone" {
 		if !in.suspected.TryLock() {
-			return Verdict{Name: "in_flight", After: in.pause()}, nil
+			return in.later(), nil
 		}
 		defer in.suspected.Unlock()
 		slog.Warn(suspect, "scope", in.scope, "key", message.Key)
@@ -149,12 +149,10 @@ func (l *Lease) run(ctx context.Context) (Verdict, error) {
 		value, err = handler(ctx, nil, l.Message)
 		return err
 	})
-	open := l.open()
-	if err == nil && open != "" {
-		err = errors.New("the handler went on after an effect")
-	}
 	var end ending
-	if err == nil {
+	if err == nil && l.open() != "" {
+		err = errors.New("the handler went on after an effect")
+	} else if err == nil {
 		end, err = asEnding(value)
 	}
 	for round := 1; err == nil; round++ {
@@ -218,9 +216,8 @@ func (l *Lease) finish(ctx, working context.Context, renewed func(), end ending,
 
 // failed gives the claim back for another run, or ends it as dead.
 func (l *Lease) failed(ctx context.Context, failure error) (Verdict, error) {
-	inFlight := Verdict{Name: "in_flight", After: l.in.pause()}
 	if l.isLost() || errors.Is(failure, ErrLeaseLost) {
-		return inFlight, nil
+		return l.in.later(), nil
 	}
 	reason := l.explained(reasonOf(failure))
 	if away, isAway := errors.AsType[awayError](failure); isAway {
@@ -255,7 +252,7 @@ func (l *Lease) failed(ctx context.Context, failure error) (Verdict, error) {
 		after = grown(first, longest, l.Attempts)
 	}
 	if isHeld, err := l.release(ctx, after, reason, isAttempt); err != nil || !isHeld {
-		return inFlight, err
+		return l.in.later(), err
 	}
 	if isAttempt == "true" {
 		// For operators; the claim itself counts.
@@ -281,7 +278,7 @@ func (l *Lease) bury(ctx context.Context, reason string) (Verdict, error) {
 	case err != nil:
 		return Verdict{}, fmt.Errorf("record a dead letter (%s): %w", reason, err)
 	case !isHeld:
-		return Verdict{Name: "in_flight", After: l.in.pause()}, nil
+		return l.in.later(), nil
 	}
 	slog.Warn("dead letter", "scope", l.in.scope, "key", l.Key, "reason", reason)
 	return Verdict{Name: "dead", Reason: reason}, nil
