@@ -7,7 +7,7 @@ import type { AddressInfo } from "node:net";
 import { after, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import {
-  Dead, Inbox, LeaseLost, NotSent, OutcomeUnknown, Reject, Rejected, RetryAfter, Snooze, type Context, type LeasedContext, type Reconciled,
+  Dead, Inbox, LeaseLost, NotSent, Reject, Rejected, RetryAfter, Snooze, type Context, type LeasedContext, type Reconciled,
 } from "oncebox";
 import { Pool } from "pg";
 
@@ -87,6 +87,10 @@ if (process.argv[2] !== "owner") {
     assert.equal((await inbox.run(charges(provider), message("answer"))).name, "handled");
     assert.deepEqual([provider.calls.length, provider.lookups], [1, 1]);
     await endsOnce("answer", provider);
+
+    // What a provider's client throws decides nothing.
+    const dead = await inbox.run({ handle: (cx) => cx.effect("charge", async () => { throw new Dead("x"); }, { providerIdempotent: true }) }, message("client"));
+    assert.equal(dead.name, "retry");
 
     provider.mood = "loses-requests";
     await inbox.run(charges(provider), message("request"));
@@ -220,6 +224,15 @@ if (process.argv[2] !== "owner") {
     assert.match((await slow.run(hangs, message("hangs"))).reason!, /the handler takes longer than 300 ms/);
     assert.ok(signal!.aborted);
     await assert.rejects(inbox.register(), /under a lease/);
+    const hides = { handle: async () => {}, finish: (cx: Context) => cx.client.query("SELECT 1 / 0").catch(() => {}) };
+    assert.match((await inbox.run(hides, message("hides"))).reason!, /aborted by an error that the handler did not throw/);
+    const throws = { handle: async () => {}, finish: async (cx: Context) => { await finish(cx); throw new Error("as it was told"); } };
+    assert.equal((await inbox.run(throws, message("throws"))).name, "retry");
+    assert.equal(await count("booked", "throws"), 0);
+    let races = 0;
+    const race = { handle: async () => 7, finish: async (cx: Context) => races++ < 2 ? await cx.client.query("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$") : await finish(cx) };
+    assert.deepEqual([(await inbox.run(race, message("race"))).reply, races, await count("booked", "race")], [7, 3, 1]);
+    assert.match((await inbox.run({ handle: async () => ({ cents: 1n }) }, message("json"))).reason!, /reply has no JSON/);
   });
 
   test("a lease is renewed while a handler runs, and when it is lost nothing more is called or written", async () => {
@@ -275,6 +288,30 @@ if (process.argv[2] !== "owner") {
     await lossy.end();
   });
 
+  test("a process that is held up between the beginning of an effect and its call does not call", async () => {
+    const slow = new Pool({ connectionString, max: 2 });
+    let stall = async () => {
+      for (const until = Date.now() + 500; Date.now() < until; );
+    };
+    slow.on("connect", (client) => {
+      const query = client.query.bind(client) as (...given: any[]) => any;
+      client.query = async (...given: any[]) => {
+        const result = await query(...given);
+        await (/begin_effect/.test(given[0].text) ? stall() : undefined);
+        return result;
+      };
+    });
+    const provider = new Provider();
+    const verdict = await new Inbox(slow, "leased", { log }).run({ leaseMs: 300, ...charges(provider) }, message("held-up"));
+    assert.deepEqual([verdict.name, provider.calls, await count("booked", "held-up")], ["in_flight", [], 0]);
+    // Nor does one whose handler was given up meanwhile.
+    stall = () => sleep(400);
+    const late = await new Inbox(slow, "leased", { log, handlerTimeoutMs: 200 }).run(charges(provider), message("given-up"));
+    await sleep(600);
+    assert.deepEqual([late.name, provider.calls], ["retry", []]);
+    await slow.end();
+  });
+
   for (const point of ["claimed", "remembered", "finishing"]) {
     test(`an owner that is suspended beyond its lease, ${point}, calls and writes nothing when it goes on`, async () => {
       const calls: string[] = [];
@@ -294,7 +331,7 @@ if (process.argv[2] !== "owner") {
       assert.deepEqual([ended, await count("booked", `stopped-${point}`)], ["in_flight", 1]);
       assert.deepEqual(calls.sort(), [`/stopped-${point}:charge`, `/stopped-${point}:mail`]);
       server.close();
-      owner.disconnect();
+      owner.kill("SIGKILL");
     });
   }
 } else {
@@ -330,4 +367,3 @@ function pays(url: string, stop: (point: string) => Promise<void>) {
     },
   };
 }
-void OutcomeUnknown;

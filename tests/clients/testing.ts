@@ -3,7 +3,7 @@ import { randomUUID } from "node:crypto";
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { enqueue, type EffectOptions, type Handler, Inbox, type LeasedContext, type Message } from "oncebox";
-import { crashes, enqueued, Template } from "oncebox/testing";
+import { crashes, enqueued, message, Template } from "oncebox/testing";
 import { Client, Pool } from "pg";
 
 let template: Template;
@@ -13,7 +13,9 @@ before(async () => {
 });
 after(() => template.drop());
 
-test("which messages a transaction has enqueued", async () => {
+test("which messages a transaction has enqueued, and how a message arrives", async () => {
+  const given = message("k", { cents: 7 }, { headers: { Tenant: " t " } });
+  assert.deepEqual([given.headers, String(given.payload)], [{ "idempotency-key": "k", tenant: "t" }, '{"cents":7}']);
   await template.database(async (url) => {
     const client = new Client(url);
     await client.connect();

@@ -1,7 +1,9 @@
-// The word of a handler, and lost races, through errors that libraries wrap; dead connections: as tests.
+// The word of a handler, and lost races, through errors that libraries wrap; dead connections; spans that throw: as tests.
 import assert from "node:assert/strict";
 import { after, test } from "node:test";
-import { Dead, Inbox, Reject, RetryAfter, type Context } from "oncebox";
+import { context, propagation } from "@opentelemetry/api";
+import { NodeTracerProvider, type SpanProcessor } from "@opentelemetry/sdk-trace-node";
+import { Dead, enqueue, Inbox, Reject, RetryAfter, type Context } from "oncebox";
 import { Pool } from "pg";
 
 const pool = new Pool({ connectionString: process.env.DATABASE_URL, max: 2 });
@@ -83,4 +85,25 @@ test("connections of a server that only reads are closed, and cost no attempt", 
   const { rows } = await pool.query("SELECT failures FROM oncebox.inbox_attempt WHERE key = 'reads'");
   assert.deepEqual(rows, []);
   await demoted.end();
+});
+
+test("a processor of spans that throws costs no attempt, and baggage stays out of headers", async () => {
+  const throws = () => {
+    throw new Error("as it was told");
+  };
+  const processor: SpanProcessor = { onStart() {}, onEnd: throws, forceFlush: async () => {}, shutdown: async () => {} };
+  const spanProcessors = [processor];
+  new NodeTracerProvider({ spanProcessors }).register();
+  const baggage = propagation.createBaggage({ user: { value: "secret" } });
+  let runs = 0;
+  const verdict = await run("spans", async (cx) => {
+    runs++;
+    const message = { key: "baggage", subject: "a.b", payload: 7 };
+    await context.with(propagation.setBaggage(context.active(), baggage), () => enqueue(cx.client, message));
+  });
+  assert.deepEqual([verdict.name, runs], ["handled", 1]);
+  const { rows } = await pool.query("SELECT headers FROM oncebox.message WHERE key = 'baggage'");
+  assert.deepEqual(Object.keys(rows[0].headers), ["traceparent"]);
+  processor.onStart = throws;
+  assert.equal((await run("begins", async () => {})).name, "handled");
 });

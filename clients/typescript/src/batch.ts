@@ -149,7 +149,7 @@ export class Batch<T> {
         const endings = this.#set === undefined ? await this.#handleEach(client, todo) : await this.#handleSet(client, todo);
         outcome.left = fresh.filter((place) => !endings.has(place));
         await database.step(client, () => this.#settle(client, run, claims, endings, [...outcome.left, ...outcome.givenBack]));
-        endings.forEach(({ reply, status }, place) => outcome.answers.set(place, { name: status === "rejected" ? "rejected" : "handled", reply, after: 0 }));
+        endings.forEach(({ verdict }, place) => outcome.answers.set(place, verdict));
         return outcome;
       });
     } catch (error) {

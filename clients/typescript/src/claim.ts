@@ -1,6 +1,7 @@
 import type { Run } from "./database.ts";
 import { single } from "./headers.ts";
 import { checkKey } from "./keys.ts";
+import type { Lease } from "./lease.ts";
 import type { Message } from "./message.ts";
 
 /** A message, its key, and the run under way. */
@@ -11,6 +12,8 @@ export interface Claim extends Run {
   key: string | null;
   /** Whether the handler was called. */
   hasRun?: boolean;
+  /** In the leased mode. */
+  held?: Lease;
 }
 
 /** A message that no handler can be run for, and the claim as far as it can be read. */

@@ -3,6 +3,7 @@ import type { Pool, PoolClient } from "pg";
 
 import { hasState, isOfPostgres, isUseless, line } from "./errors.ts";
 import { Handle } from "./handle.ts";
+import { printable, seconds } from "./text.ts";
 import { close, prepared, query, type Query, quoted, type Row, SESSION, together } from "./wire.ts";
 
 const ENDED = "the handler ended the transaction by itself";
@@ -11,6 +12,9 @@ const ABORTED = "the transaction was aborted by an error that the handler did no
 const SLOW_SECONDS = 10;
 /** Some libraries send a text of such a type by rules of their own. */
 const CASTS: Record<string, string> = { stored_at: "::text::timestamptz", headers: "::text::jsonb", outcome: "::text::json", result: "::text::json" };
+
+/** Arguments that may have any characters. */
+const WORDS = ["reason", "subject"];
 
 /** Settings of all that claims keys. */
 export interface DatabaseOptions {
@@ -44,6 +48,9 @@ export interface Own {
   signal: AbortSignal;
 }
 
+/** For a handler's transaction, which PostgreSQL ends when the process does not: takes `Database.limit`. */
+export const LIMITS = "set_config('idle_in_transaction_session_timeout', $1, true), set_config('statement_timeout', $1, true)";
+
 export class TimedOut extends Error {
   override readonly name = "TimedOut";
 }
@@ -71,6 +78,10 @@ export class Database {
     return await this.pool.connect().finally(() => clearTimeout(slow));
   }
 
+  get limit(): string {
+    return `${this.handlerTimeoutMs + 5000}ms`;
+  }
+
   /** What is said of a handler that takes longer. */
   get tooSlow(): string {
     return `the handler takes longer than ${this.handlerTimeoutMs} ms`;
@@ -84,7 +95,8 @@ export class Database {
   /** A call of a function of the schema with these arguments. */
   call(name: string, given: Record<string, unknown>): Query {
     const named = Object.keys(given).map((argument, n) => `${argument} => $${n + 1}${CASTS[argument] ?? ""}`);
-    return { text: `${this.of(name)}(${named.join(", ")})`, values: Object.values(given) };
+    const values = Object.entries(given).map(([argument, value]) => (WORDS.includes(argument) && typeof value === "string" ? printable(value) : value));
+    return { text: `${this.of(name)}(${named.join(", ")})`, values };
   }
 
   /** Calls a function in a transaction of its own. */
@@ -101,10 +113,7 @@ export class Database {
   }
 
   async register(scope: string, retentionMs: number | null | undefined, more: Record<string, string>): Promise<void> {
-    const { text, values } = this.call("register_scope", { scope, ...more });
-    const seconds = retentionMs == null ? null : String(retentionMs / 1000);
-    const kept = `make_interval(secs => $${values!.length + 1}::float8)`;
-    await this.rows(`SELECT ${text.slice(0, -1)}, retention => ${kept})::text`, [...values!, seconds]);
+    await this.ask("register_scope", { scope, retention: retentionMs == null ? null : seconds(retentionMs), ...more });
   }
 
   /** Does something with a connection, rolls back if it fails, and releases the connection. */
@@ -129,6 +138,18 @@ export class Database {
       }
       client.release(isSpoiled);
     }
+  }
+
+  /** The life of a claim in one transaction: `claim` answers undefined where there is work to do, which commits. Else it is rolled back. */
+  async life<A>(client: PoolClient, run: Run, claim: () => Promise<A | undefined>, work: () => Promise<A>): Promise<A> {
+    return await this.within(client, run, async () => {
+      const answer = await this.step(client, claim);
+      if (answer === undefined) {
+        return await work();
+      }
+      await this.step(client, () => query(client, "ROLLBACK"));
+      return answer;
+    });
   }
 
   /** Waits for a step on this connection, which is closed when it takes longer than it may. */

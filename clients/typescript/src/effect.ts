@@ -9,7 +9,7 @@ import { limited } from "./database.ts";
 import { stepKey } from "./keys.ts";
 import type { Lease, Step } from "./lease.ts";
 import { KIND } from "./message.ts";
-import { printable, stringified } from "./text.ts";
+import { stringified } from "./text.ts";
 
 /** Thrown by a call whose effect did not happen and never will, as when a card is declined: remembered, and thrown to the handler. */
 export class Rejected extends Error {
@@ -158,7 +158,7 @@ class Effect<R> {
   }
 
   async #rejected(error: unknown): Promise<Rejected> {
-    const reason = printable(found<Error>(error, "Rejected")!.message);
+    const reason = found<Error>(error, "Rejected")!.message;
     await this.#end("rejected", { reason }, "settled");
     return this.#no(reason);
   }

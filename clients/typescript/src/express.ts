@@ -2,8 +2,8 @@
 import type { IncomingMessage, ServerResponse } from "node:http";
 import type { Pool } from "pg";
 
-import { type Answer, Misuse, Problem } from "./problem.ts";
-import { checkBody, offer, type RequestOptions, Requests } from "./requests.ts";
+import { type Answer, Misuse, pairs } from "./problem.ts";
+import { checkBody, offer, type RequestOptions, Requests, whole } from "./requests.ts";
 
 export { claim, type Claim, type RequestOptions } from "./requests.ts";
 
@@ -52,11 +52,9 @@ export function idempotency<R extends ExpressRequest = ExpressRequest>(pool: Poo
     Object.assign(response, { setHeader, writeHead, write, end, flushHeaders });
     response.statusCode = answer.status;
     response.getHeaderNames().forEach((name) => response.removeHeader(name));
-    const names = new Set(answer.headers.map(([name]) => name.toLowerCase()));
-    before.filter(([name]) => !names.has(name)).forEach(([name, value]) => response.setHeader(name, value!));
-    for (const name of names) {
-      response.setHeader(name, answer.headers.filter(([other]) => other.toLowerCase() === name).map(([, value]) => value));
-    }
+    const named = Map.groupBy(answer.headers, ([name]) => name.toLowerCase());
+    before.filter(([name]) => !named.has(name)).forEach(([name, value]) => response.setHeader(name, value!));
+    named.forEach((pairs, name) => response.setHeader(name, pairs.map(([, value]) => value)));
     if (answer.status !== 204 && answer.status !== 304) {
       response.setHeader("content-length", answer.body.length);
     }
@@ -107,11 +105,7 @@ function captured(response: ServerResponse): Promise<Answer> {
     };
     const end = (...given: unknown[]) => {
       take(given[0], given[1]);
-      const headers = Object.entries(response.getHeaders()).flatMap(([name, value]) =>
-        (Array.isArray(value) ? value : [value]).map((one): [string, string] => [name, String(one)]),
-      );
-      const kept = headers.filter(([name]) => name !== "content-length");
-      resolve({ status: response.statusCode, headers: kept, body: Buffer.concat(chunks) });
+      resolve({ status: response.statusCode, headers: pairs(response.getHeaders()), body: Buffer.concat(chunks) });
       call(given);
       return response;
     };
@@ -126,17 +120,10 @@ async function bodyOf(request: ExpressRequest, max: number): Promise<Buffer> {
     return kept;
   }
   checkBody(request.headers, request.readableDidRead || request.readableEnded);
-  const chunks: Buffer[] = [];
-  let length = 0;
-  for await (const chunk of request.iterator({ destroyOnReturn: false })) {
-    length += chunk.length;
-    if (length > max) {
-      request.resume();
-      throw new Problem("body-too-large");
-    }
-    chunks.push(chunk);
-  }
-  const body = Buffer.concat(chunks);
+  const body = await whole(request.iterator({ destroyOnReturn: false }), max).catch((error: unknown) => {
+    request.resume();
+    throw error;
+  });
   checkBody(request.headers, false, body.length);
   offer(request, body);
   if (body.length > 0) {

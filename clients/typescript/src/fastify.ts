@@ -3,8 +3,8 @@ import { Readable } from "node:stream";
 import type { FastifyInstance, FastifyReply, FastifyRequest } from "fastify";
 import type { Pool } from "pg";
 
-import { type Answer, Misuse, Problem } from "./problem.ts";
-import { checkBody, offer, type RequestOptions, Requests } from "./requests.ts";
+import { type Answer, Misuse, pairs, Problem } from "./problem.ts";
+import { checkBody, offer, type RequestOptions, Requests, whole } from "./requests.ts";
 
 export { claim, type Claim, type RequestOptions } from "./requests.ts";
 
@@ -96,10 +96,7 @@ export async function idempotency(app: FastifyInstance, { pool, ...options }: Re
       finish(Promise.reject(error));
       return prepared(reply, await own.answer!, own.before).body;
     }
-    const headers = Object.entries(reply.getHeaders()).flatMap(([name, value]) =>
-      (Array.isArray(value) ? value : [value]).map((one): [string, string] => [name, String(one)]),
-    );
-    finish({ status: reply.statusCode, headers: headers.filter(([name]) => name !== "content-length"), body });
+    finish({ status: reply.statusCode, headers: pairs(reply.getHeaders()), body });
     return prepared(reply, await own.answer!, own.before).body;
   });
 }
@@ -114,24 +111,11 @@ function send(reply: FastifyReply, answer: Answer, before: Headers): void {
 function prepared(reply: FastifyReply, answer: Answer, before: Headers): { reply: FastifyReply; body: Buffer } {
   Object.keys(reply.getHeaders()).forEach((name) => reply.removeHeader(name));
   void reply.headers(before);
-  for (const name of new Set(answer.headers.map(([name]) => name.toLowerCase()))) {
-    const values = answer.headers.filter(([other]) => other.toLowerCase() === name).map(([, value]) => value);
+  for (const [name, pairs] of Map.groupBy(answer.headers, ([name]) => name.toLowerCase())) {
+    const values = pairs.map(([, value]) => value);
     void reply.removeHeader(name).header(name, values.length === 1 ? values[0] : values);
   }
   return { reply: reply.code(answer.status), body: answer.body };
-}
-
-async function whole(stream: AsyncIterable<Uint8Array>, max: number): Promise<Buffer> {
-  const chunks: Uint8Array[] = [];
-  let length = 0;
-  for await (const chunk of stream) {
-    length += chunk.length;
-    if (length > max) {
-      throw new Problem("body-too-large");
-    }
-    chunks.push(chunk);
-  }
-  return Buffer.concat(chunks);
 }
 
 async function buffered(payload: unknown): Promise<Buffer> {

@@ -2,7 +2,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import type { Pool, PoolClient } from "pg";
 
 import { type Claim, claimed, Unreadable } from "./claim.ts";
-import { commit, Database, type DatabaseOptions, type Own, TimedOut } from "./database.ts";
+import { commit, Database, type DatabaseOptions, LIMITS, type Own, TimedOut } from "./database.ts";
 import { fields, isAway, isConflict, line } from "./errors.ts";
 import { Lease } from "./lease.ts";
 import { Leased, type LeasedHandler } from "./leased.ts";
@@ -68,7 +68,7 @@ export class Inbox<T = any> {
    */
   async run(handler: Handler<T> | LeasedHandler<T>, message: Message): Promise<Verdict> {
     const deciding = typeof handler === "function" ? this.#decide(handler, message) : this.#underLease(handler, message, false);
-    const verdict = await deciding.catch((error: unknown) => {
+    const verdict = await this.#readable(deciding).catch((error: unknown) => {
       count(this.scope, "unavailable");
       throw error;
     });
@@ -77,23 +77,23 @@ export class Inbox<T = any> {
   }
 
   async #decide(handler: Handler<T>, message: Message): Promise<Verdict> {
-    let claim: Claim, data: T;
-    try {
-      [claim, data] = this.read(message);
-    } catch (problem) {
-      return await this.#life.bury((problem as Unreadable).claim, (problem as Unreadable).message);
-    }
+    const [claim, data] = this.read(message);
     return (message.deliveries ?? 1) < 2 ? await this.#run(handler, claim, data) : await this.#runAgain(handler, claim, data);
+  }
+
+  /** A message that cannot be read is given up. */
+  async #readable(deciding: Promise<Verdict>): Promise<Verdict> {
+    return await deciding.catch((error: unknown) => {
+      if (error instanceof Unreadable) {
+        return this.#life.bury(error.claim, error.message);
+      }
+      throw error;
+    });
   }
 
   /** Claims the key under a lease, which is committed, and runs the handler. */
   async #underLease(handler: LeasedHandler<T>, message: Message, isAlone: boolean): Promise<Verdict> {
-    let claim: Claim;
-    try {
-      claim = claimed(message, this.options);
-    } catch (problem) {
-      return await this.#life.bury((problem as Unreadable).claim, (problem as Unreadable).message);
-    }
+    const claim = claimed(message, this.options);
     const held = await Lease.claimed(this.database, this.scope, claim, handler.leaseMs ?? 20_000, isAlone);
     if (!(held instanceof Lease)) {
       const [answer, outcome, reason] = held;
@@ -102,24 +102,15 @@ export class Inbox<T = any> {
         // The function takes no key of a scope with leases.
         : { ...(await this.#life.bury({ ...claim, key: null }, `${MISMATCH}: ${claim.key}`)), name: "mismatch" };
     }
+    claim.held = held;
     if (held.attempts > this.options.attemptsMax) {
-      return await this.#life.bury(claim, NO_TRACE, { held });
+      return await this.#life.bury(claim, NO_TRACE);
     }
-    let data: T;
-    try {
-      data = this.#decoded(claim);
-    } catch (problem) {
-      return await this.#life.bury(claim, (problem as Unreadable).message, { held });
-    }
-    return await new Leased(held, claim, handler, this.database, this.#life).run(this.scope, data);
+    return await new Leased(held, claim, handler, this.database, this.#life).run(this.scope, this.#decoded(claim));
   }
 
-  /** Runs the handler for a message that was delivered before, when it is due. */
+  /** Runs the handler for a message that was delivered before, once its pause is over. */
   async #runAgain(handler: Handler<T>, claim: Claim, data: T): Promise<Verdict> {
-    const early = await this.#life.early(claim);
-    if (early !== undefined) {
-      return early;
-    }
     const begun = await this.#life.begin(claim, false);
     if (begun === "alone") {
       return await this.#alone(claim, async () => await this.#runBegun(handler, claim, data, await this.#life.begin(claim, true)));
@@ -130,6 +121,9 @@ export class Inbox<T = any> {
   async #runBegun(handler: Handler<T>, claim: Claim, data: T, begun: string | null): Promise<Verdict> {
     if (begun === "dead") {
       return await this.#life.bury(claim, NO_TRACE);
+    }
+    if (begun === "wait") {
+      return (await this.#life.early(claim)) ?? { name: "in_flight", after: 0 };
     }
     const answer = await this.#run(handler, claim, data).catch(async (error) => {
       await this.#life.cancel(claim);
@@ -170,7 +164,7 @@ export class Inbox<T = any> {
         await this.endHolder(claim);
       }
       if (await this.#hasCommitted(claim)) {
-        return await this.#life.bury(claim, `${COMMITTED}: ${line(failure)}`, { xid: claim.xid! });
+        return await this.#life.bury(claim, `${COMMITTED}: ${line(failure)}`, claim.xid);
       }
       if (!isConflict(failure)) {
         break;
@@ -215,32 +209,23 @@ export class Inbox<T = any> {
    * without a key, since only the payload tells copies of a key from others.
    */
   async incomplete(message: Message, problem: Error): Promise<Verdict> {
-    let claim: Claim;
-    try {
-      claim = claimed(message, this.options);
-    } catch (problem) {
-      return await this.#life.bury((problem as Unreadable).claim, (problem as Unreadable).message);
-    }
-    return (await this.#life.early(claim)) ?? (await this.#life.failed(claim, problem, undefined, null));
+    const decide = async () => {
+      const claim = claimed(message, this.options);
+      return (await this.#life.early(claim)) ?? (await this.#life.failed(claim, problem, null));
+    };
+    return await this.#readable(decide());
   }
 
   /** Claims the key, runs the handler and stores the outcome, in one transaction. */
   async #attempt(client: PoolClient, handler: Handler<T>, claim: Claim, data: T): Promise<Verdict> {
     const { database } = this;
     [claim.xid, claim.sessionThen, claim.isUnsure, claim.hasRun] = [undefined, undefined, false, false];
-    return await database.within(client, claim, async () => {
-      const answer = await database.step(client, () => this.#claim(client, claim));
-      if (answer.name === "handled") {
-        claim.hasRun = true;
-        const run = (own: Own) => handler({ ...own, key: claim.key!, tenant: claim.tenant, message: claim.message }, data);
-        const reply = await handling(this.scope, claim.key!, claim.message, () => database.handle(client, run));
-        const end = ended(reply);
-        [answer.reply, answer.name] = [end.reply, end.status === "rejected" ? "rejected" : "handled"];
-        await database.step(client, () => this.#commit(client, claim, end.text, end.status));
-      } else {
-        await database.step(client, () => query(client, "ROLLBACK"));
-      }
-      return answer;
+    return await database.life(client, claim, () => this.#claim(client, claim), async () => {
+      claim.hasRun = true;
+      const run = (own: Own) => handler({ ...own, key: claim.key!, tenant: claim.tenant, message: claim.message }, data);
+      const { verdict, text, status } = ended(await handling(this.scope, claim.key!, claim.message, () => database.handle(client, run)));
+      await database.step(client, () => this.#commit(client, claim, text, status));
+      return verdict;
     });
   }
 
@@ -252,11 +237,10 @@ export class Inbox<T = any> {
     await commit(client, claim, isStored ? [] : [settle], this.options.prepare ?? true);
   }
 
-  /** Claims a key that is probably new; of another key it asks claim() what is known. */
-  async #claim(client: PoolClient, claim: Claim): Promise<Verdict> {
+  /** Claims a key that is probably new; of another key it asks claim() what is known, which a copy is answered. */
+  async #claim(client: PoolClient, claim: Claim): Promise<Verdict | undefined> {
     const { message, tenant, key } = claim;
-    const limits = "set_config('idle_in_transaction_session_timeout', $1, true), set_config('statement_timeout', $1, true)";
-    const limit = `${this.database.handlerTimeoutMs + 5000}ms`;
+    const { limit } = this.database;
     const [id, print] = [messageId(message), fingerprint(message)];
     const [, inserted] = await together(client, [
       // DEFERRABLE marks a transaction that an inbox will commit. The claim is sent before BEGIN is
@@ -267,7 +251,7 @@ export class Inbox<T = any> {
         "claim",
         `INSERT INTO ${this.database.of("inbox")} (scope, tenant, key, fingerprint, message_id, status)
          SELECT s.scope, $5, $3, $7, $6, 'completed' FROM ${this.database.of("inbox_scope")} AS s
-         WHERE s.scope = $2 AND s.mode = 'transaction' AND pg_try_advisory_xact_lock($4) AND (${limits}) IS NOT NULL
+         WHERE s.scope = $2 AND s.mode = 'transaction' AND pg_try_advisory_xact_lock($4) AND (${LIMITS}) IS NOT NULL
            AND current_setting('transaction_deferrable') <> current_setting('default_transaction_deferrable')
          ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING
          RETURNING pg_current_xact_id()::text, ${SESSION}`,
@@ -277,18 +261,19 @@ export class Inbox<T = any> {
     const [row] = inserted!;
     if (row !== undefined) {
       [claim.xid, claim.session] = row as [string, string];
-      return { name: "handled", after: 0 }; // once the handler has returned
+      return undefined;
     }
     const [[answer, outcome, reason, xid, session] = []] = await query(
       client,
-      `SELECT answer, outcome::text, reason, pg_current_xact_id_if_assigned()::text, ${SESSION}, ${limits}
+      `SELECT answer, outcome::text, reason, pg_current_xact_id_if_assigned()::text, ${SESSION}, ${LIMITS}
        FROM ${this.database.of("claim")}($2, $3, $4, $5, $6)`,
       [limit, this.scope, key, message.payload, tenant, id],
     );
     if (answer === "new") {
       [claim.xid, claim.session] = [xid!, session!];
+      return undefined;
     }
-    return answer === "new" ? { name: "handled", after: 0 } : this.#answered(answer!, outcome, reason);
+    return this.#answered(answer!, outcome, reason);
   }
 
   /** What a copy is answered. */

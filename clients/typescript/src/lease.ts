@@ -3,12 +3,13 @@ import { randomUUID } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
 
 import type { Claim } from "./claim.ts";
-import type { Database } from "./database.ts";
+import { type Database, limited } from "./database.ts";
 import { isAway, line } from "./errors.ts";
-import type { Held } from "./life.ts";
 import { KIND } from "./message.ts";
-import { messageId, printable } from "./text.ts";
+import { messageId, seconds } from "./text.ts";
 import type { Query, Row } from "./wire.ts";
+
+const OVER = "the handler has ended: await all effects before it returns";
 
 /** Thrown by an effect, and by the run: another process may have taken the key over, so nothing is called or written any more. */
 export class LeaseLost extends Error {
@@ -27,20 +28,13 @@ export interface Step {
   isBusy: boolean;
 }
 
-/** Whose claim of which key. The epoch is the fence. */
-interface Name {
-  scope: string;
-  key: string;
-  owner: string;
-  epoch: string;
-  tenant: string;
-}
-
-export class Lease implements Held {
+export class Lease {
   readonly key: string;
+  /** How often the key was claimed, but for snoozes. */
   readonly attempts: number;
   readonly #database: Database;
-  readonly #name: Name;
+  /** Whose claim it is; the epoch is the fence. */
+  readonly #name: Record<"scope" | "key" | "owner" | "epoch" | "tenant", string>;
   readonly #ms: number;
   readonly #lost = new AbortController();
   readonly #steps = new Map<string, Step>();
@@ -48,7 +42,7 @@ export class Lease implements Held {
   /** Not later than the end of the lease in the database: each renewal counts from when it was sent. */
   #until: number;
 
-  private constructor(database: Database, name: Name, ms: number, attempts: number, since: number) {
+  private constructor(database: Database, name: Record<"scope" | "key" | "owner" | "epoch" | "tenant", string>, ms: number, attempts: number, since: number) {
     [this.#database, this.#name, this.#ms, this.#until] = [database, name, ms, since + ms];
     [this.key, this.attempts] = [name.key, attempts];
   }
@@ -56,7 +50,7 @@ export class Lease implements Held {
   /** Claims a key, or says why not: answer, outcome and reason of `claim_leased`. The claim is committed. */
   static async claimed(database: Database, scope: string, { message, tenant, key }: Claim, ms: number, isAlone: boolean): Promise<Lease | Row> {
     const [owner, since] = [randomUUID(), performance.now()];
-    const given = { scope, key, payload: message.payload, owner, lease: `${ms / 1000} seconds`, tenant, message_id: messageId(message), is_alone: isAlone };
+    const given = { scope, key, payload: message.payload, owner, lease: seconds(ms), tenant, message_id: messageId(message), is_alone: isAlone };
     const { text, values } = database.call("claim_leased", given);
     const [row] = await database.rows(`SELECT answer, outcome::text, reason, epoch::text, attempts::text FROM ${text}`, values);
     const [answer, , , epoch, attempts] = row!;
@@ -68,15 +62,18 @@ export class Lease implements Held {
     return this.#lost.signal;
   }
 
-  /** Throws when somebody else may have the key. */
+  /** Throws when somebody else may have the key, or its handler has ended. */
   check(): void {
+    if (this.#isOver) {
+      throw new Error(OVER);
+    }
     if (performance.now() >= this.#until) {
       this.#lose("the process was held up for longer than it lasts");
     }
     this.signal.throwIfAborted();
   }
 
-  /** Renews the lease at each third of its time while the work is done, which ends when `signal` is aborted. */
+  /** Renews the lease at each third of its time while the work is done, which has to end when `signal` is aborted. */
   async keep<R>(work: () => Promise<R>): Promise<R> {
     const done = new AbortController();
     void this.#renew(done.signal);
@@ -84,29 +81,14 @@ export class Lease implements Held {
   }
 
   async #renew(done: AbortSignal): Promise<void> {
-    const third = this.#ms / 3;
-    for (let failures = 0; !done.aborted && !this.signal.aborted; ) {
+    while (!done.aborted && !this.signal.aborted) {
       const until = this.#until;
-      const due = failures === 0 ? until - 2 * third : performance.now() + Math.min(third, 20 * 2 ** failures);
-      await sleep(Math.max(Math.min(due, until) - performance.now(), 0), undefined, { signal: done }).catch(() => {});
-      if (this.#until > until) {
-        failures = 0; // an effect that began has renewed it
-        continue;
+      await sleep(Math.max(until - (2 / 3) * this.#ms - performance.now(), 0), undefined, { signal: done }).catch(() => {});
+      if (done.aborted || this.#until > until) {
+        continue; // an effect that began has renewed it
       }
       // After a pause of the process it is asked once more: perhaps nobody has taken over.
-      const [sent, limit] = [performance.now(), Math.max(until - performance.now(), third)];
-      const asked = this.#ask("answer::text", "renew_lease", { lease: this.#lease }, limit);
-      const late = sleep(limit, undefined, { signal: done }).then(() => Promise.reject(new Error("PostgreSQL did not answer in time")));
-      const answer = await Promise.race([asked, late]).catch((error: Error) => error);
-      if (done.aborted) {
-        return;
-      }
-      failures = answer instanceof Error ? failures + 1 : 0;
-      if (!(answer instanceof Error)) {
-        answer[0] === "true" ? this.#renewed(sent) : this.#lose("the key has another owner, or has ended");
-      } else if (performance.now() >= this.#until) {
-        this.#lose(`it could not be renewed in time: ${line(answer)}`);
-      }
+      await this.fenced("answer::text", "renew_lease", {}).catch((error) => this.#lose(`it could not be renewed in time: ${line(error)}`));
     }
   }
 
@@ -118,7 +100,7 @@ export class Lease implements Held {
   /** Takes an effect in hand, unless it is settled or in somebody's hands: its result would be the first one's. */
   take(name: string): Step {
     const step = this.#steps.get(name) ?? { state: "idle", isBusy: false };
-    const why = this.#isOver ? "the handler has ended: await all effects before it returns"
+    const why = this.#isOver ? OVER
       : step.isBusy ? "it is under way already; each effect of a run needs a name of its own"
       : step.state === "settled" ? "it was done already; each effect of a run needs a name of its own" : undefined;
     if (why !== undefined) {
@@ -145,7 +127,7 @@ export class Lease implements Held {
       this.signal.throwIfAborted();
       const sent = performance.now();
       try {
-        const row = await this.#ask(columns, name, { lease: this.#lease, ...given }, Math.max(this.#until - sent, this.#ms / 3));
+        const row = await this.#ask(columns, name, { lease: seconds(this.#ms), ...given }, Math.max(this.#until - sent, this.#ms / 3));
         if (row[0] === "lost" || row[0] === "false") {
           this.#lose("the key has another owner, or has ended");
         }
@@ -165,7 +147,7 @@ export class Lease implements Held {
   }
 
   async release(pauseMs: number, reason: string, isAttempt: boolean): Promise<boolean> {
-    const given = { pause: `${pauseMs / 1000} seconds`, reason: printable(this.explained(reason)), is_unknown: this.open.length > 0, is_attempt: isAttempt };
+    const given = { pause: seconds(pauseMs), reason: this.explained(reason), is_unknown: this.open.length > 0, is_attempt: isAttempt };
     return (await this.#ask("answer::text", "release_leased", given))[0] === "true";
   }
 
@@ -179,13 +161,10 @@ export class Lease implements Held {
     return { text: `SELECT ${text}::text`, values: values! };
   }
 
-  async #ask(columns: string, name: string, given: Record<string, unknown>, limitMs?: number): Promise<Row> {
+  async #ask(columns: string, name: string, given: Record<string, unknown>, limitMs = 2 * this.#database.stepTimeoutMs): Promise<Row> {
     const { text, values } = this.#database.call(name, { ...this.#name, ...given });
-    return (await this.#database.rows(`SELECT ${columns} FROM ${text} AS answer`, values, limitMs))[0]!;
-  }
-
-  get #lease(): string {
-    return `${this.#ms / 1000} seconds`;
+    const ask = () => this.#database.rows(`SELECT ${columns} FROM ${text} AS answer`, values, limitMs);
+    return (await limited(limitMs, `PostgreSQL did not answer ${name}`, ask))[0]!;
   }
 
   #renewed(sent: number): void {

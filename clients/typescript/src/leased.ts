@@ -7,9 +7,9 @@
 import { setTimeout as sleep } from "node:timers/promises";
 
 import type { Claim } from "./claim.ts";
-import { commit, type Database, limited, type Run } from "./database.ts";
+import { commit, type Database, limited, LIMITS, type Run } from "./database.ts";
 import { type Call, effect, type EffectOptions, type Rejected } from "./effect.ts";
-import { found, hasState, isAway, isConflict, line } from "./errors.ts";
+import { found, hasState, isAway, isConflict, isUseless, line } from "./errors.ts";
 import { type Lease, Unavailable } from "./lease.ts";
 import { type Life, ROUNDS } from "./life.ts";
 import type { Context, Message, Verdict } from "./message.ts";
@@ -71,12 +71,12 @@ export class Leased<T> {
       if (this.#lease.open.length > 0) {
         throw new Error("the handler went on after an effect");
       }
-      const end = ended(reply);
-      await this.#finish(reply, end.text, end.status);
+      const { verdict, text, status } = ended(reply);
+      await this.#finish(reply, text, status);
       if (this.#lease.attempts > 1) {
         await this.#life.forget({ message, tenant, key });
       }
-      return { name: end.status === "rejected" ? "rejected" : "handled", reply: end.reply, after: 0 };
+      return verdict;
     } catch (error) {
       this.#lease.end();
       return await this.#failed(error);
@@ -104,8 +104,7 @@ export class Leased<T> {
       throw error;
     }
     const rejected = found<Rejected>(error, "Rejected");
-    return rejected === undefined ? await this.#life.failed(this.#claim, error, this.#lease)
-      : await this.#life.bury(this.#claim, rejected.message, { held: this.#lease });
+    return rejected === undefined ? await this.#life.failed(this.#claim, error) : await this.#life.bury(this.#claim, rejected.message);
   }
 
   /** Ends the claim together with the last writes of the handler. */
@@ -126,9 +125,7 @@ export class Leased<T> {
     const run: Run = {};
     const client = await this.#step(this.#database.connect());
     await this.#database.within(client, run, async () => {
-      const limit = `${this.#database.handlerTimeoutMs + 5000}ms`;
-      const limits = "set_config('idle_in_transaction_session_timeout', $1, true), set_config('statement_timeout', $1, true)";
-      const begin = { text: `SELECT pg_current_xact_id()::text, ${SESSION}, ${limits}`, values: [limit] };
+      const begin = { text: `SELECT pg_current_xact_id()::text, ${SESSION}, ${LIMITS}`, values: [this.#database.limit] };
       const began = this.#database.step(client, () => together(client, [{ text: "BEGIN ISOLATION LEVEL READ COMMITTED" }, begin]));
       const [, [[xid, session] = []] = []] = await this.#step(began);
       [run.xid, run.session] = [xid!, session!];
@@ -138,12 +135,14 @@ export class Leased<T> {
         await this.#lease.keep(write);
       }
       // The renewal has stopped: it would take a claim that has just ended for lost.
-      await this.#step(this.#database.step(client, () => commit(client, run, [this.#lease.finish(outcome, status)], false)));
+      const end = this.#database.step(client, () => commit(client, run, [this.#lease.finish(outcome, status)], false));
+      // Without an answer it may have committed; the next run finds out.
+      await this.#step(end, (error) => run.isUnsure === true || isUseless(error));
     });
   }
 
   /** A step of ours: what keeps PostgreSQL from it is no attempt. */
-  #step<R>(work: Promise<R>): Promise<R> {
-    return work.catch((error: unknown) => Promise.reject(isAway(error) ? new Unavailable(`PostgreSQL did not end the claim: ${line(error)}`, { cause: error }) : error));
+  #step<R>(work: Promise<R>, isLost = isAway): Promise<R> {
+    return work.catch((error: unknown) => Promise.reject(isLost(error) ? new Unavailable(`PostgreSQL did not end the claim: ${line(error)}`, { cause: error }) : error));
   }
 }

@@ -6,22 +6,12 @@ import type { Database } from "./database.ts";
 import { found, line, stacks } from "./errors.ts";
 import type { InboxOptions } from "./inbox.ts";
 import type { Dead, RetryAfter, Snooze, Verdict } from "./message.ts";
-import { headers, messageId, place, printable } from "./text.ts";
+import { headers, messageId, place, seconds } from "./text.ts";
 
 /** How often something is done again at once, because somebody else was in the way. */
 export const ROUNDS = 5;
 /** A handler may ask for no longer pause, in milliseconds: a day. */
 const RETRY_AFTER_MAX = 86_400_000;
-
-/** The claim of a message, where it is held under a lease. Each answers whether it still was. */
-export interface Held {
-  /** How often the key was claimed, but for snoozes. */
-  readonly attempts: number;
-  /** A reason, with the effects that may have happened. */
-  explained(reason: string): string;
-  release(pauseMs: number, reason: string, isAttempt: boolean): Promise<boolean>;
-  bury(given: Record<string, unknown>): Promise<boolean>;
-}
 
 type Limits = Required<Pick<InboxOptions<unknown>, "attemptsMax" | "backoffMs" | "snoozeMaxMs" | "log">>;
 
@@ -35,32 +25,19 @@ export class Life {
   }
 
   /** The answer to a message that failed, or was snoozed, in whatever process, and is not due yet. */
-  async early({ message, tenant, key }: Claim): Promise<Verdict | undefined> {
-    if ((message.deliveries ?? 1) < 2) {
-      return undefined;
-    }
-    const name = { scope: this.#scope, tenant, key };
-    const { text, values } = this.#database.call("inbox_copy", place(message));
-    const [at, n] = [Object.keys(name).map((column, at) => `d.${column} = $${values!.length + at + 1}`), `d.message = ${text}`];
-    const due = (table: string) => `SELECT due_at FROM ${this.#database.of(table)} AS d WHERE ${[...at, n].join(" AND ")}`;
-    const rows = await this.#database.rows(
-      `SELECT (1000 * extract(epoch FROM max(due_at) - clock_timestamp()))::bigint::text
-       FROM (${due("inbox_attempt")} UNION ALL ${due("inbox_snooze")}) AS due`,
-      [...values!, ...Object.values(name)],
-    );
-    const after = Number(rows[0]?.[0] ?? 0);
-    return after > 0 ? { name: "in_flight", after } : undefined;
+  async early(claim: Claim): Promise<Verdict | undefined> {
+    const left = 1000 * Number((claim.message.deliveries ?? 1) < 2 ? 0 : await this.#ask("pause_left", claim, {}));
+    return left > 0 ? { name: "in_flight", after: left } : undefined;
   }
 
   /** Says that a message which was delivered before is run again. If the process ends meanwhile, the record shows it. */
-  begin({ message, tenant, key }: Claim, isAlone: boolean): Promise<string | null> {
-    const more = { subject: printable(message.subject), attempts_max: this.#options.attemptsMax, is_alone: isAlone };
-    return this.#database.ask("begin_attempt", { scope: this.#scope, key, tenant, ...place(message), ...more });
+  begin(claim: Claim, isAlone: boolean): Promise<string | null> {
+    return this.#ask("begin_attempt", claim, { subject: claim.message.subject, attempts_max: this.#options.attemptsMax, is_alone: isAlone });
   }
 
   /** The run was no attempt. If this fails, the message runs alone once, which counts nothing. */
-  async cancel({ message, tenant, key }: Claim): Promise<void> {
-    await this.#database.ask("cancel_attempt", { scope: this.#scope, key, tenant, ...place(message) }).catch(() => null);
+  async cancel(claim: Claim): Promise<void> {
+    await this.#ask("cancel_attempt", claim, {}).catch(() => null);
   }
 
   /** Forgets the attempts at a message that has ended. If this fails, its key says that it has. */
@@ -69,13 +46,14 @@ export class Life {
   }
 
   /** What a failed run comes to: another one after a pause, or a dead letter, with this key. */
-  async failed(claim: Claim, failure: unknown, held?: Held, deadKey = claim.key): Promise<Verdict> {
+  async failed(claim: Claim, failure: unknown, deadKey = claim.key): Promise<Verdict> {
+    const { held } = claim;
     const [dead, retry, snooze] = [found<Dead>(failure, "Dead"), found<RetryAfter>(failure, "RetryAfter"), found<Snooze>(failure, "Snooze")];
     if (dead !== undefined) {
-      return await this.bury(claim, line(dead).replace(/^Dead: /, ""), { held });
+      return await this.bury(claim, line(dead).replace(/^Dead: /, ""));
     }
     if (snooze !== undefined) {
-      return await this.#snooze(claim, snooze, held);
+      return await this.#snooze(claim, snooze);
     }
     const [reason, jitter] = [held?.explained(line(failure)) ?? line(failure), 0.5 + Math.random() / 2];
     let [first, longest] = this.#options.backoffMs.map((ms) => ms * jitter) as [number, number];
@@ -86,8 +64,7 @@ export class Life {
     // If PostgreSQL is away, this statement fails too, and the attempt does not count.
     const attempts = held?.attempts ?? (await this.#record(claim, reason, first, longest));
     if (attempts >= this.#options.attemptsMax) {
-      const given = { ...claim, key: deadKey };
-      return await this.#buryClosed(given, `delivery limit of ${this.#options.attemptsMax} reached: ${reason}`, held);
+      return await this.#buryClosed({ ...claim, key: deadKey }, `delivery limit of ${this.#options.attemptsMax} reached: ${reason}`);
     }
     if (held !== undefined) {
       if (!(await held.release(after(attempts), reason, true))) {
@@ -101,25 +78,28 @@ export class Life {
     return { name: "retry", reason, after: after(attempts) };
   }
 
-  async #record({ message, tenant, key }: Claim, reason: string, first: number, longest: number): Promise<number> {
+  async #record(claim: Claim, reason: string, first: number, longest: number): Promise<number> {
     const pauses = { pause: String(first / 1000), pause_max: String(longest / 1000) };
-    const told = { reason: printable(reason), subject: printable(message.subject) };
-    return Number(await this.#database.ask("attempt_failed", { scope: this.#scope, key, tenant, ...place(message), ...told, ...pauses }));
+    return Number(await this.#ask("attempt_failed", claim, { reason, subject: claim.message.subject, ...pauses }));
   }
 
-  async #snooze(claim: Claim, { ms, message: reason }: Snooze, held: Held | undefined): Promise<Verdict> {
-    const { message, tenant, key } = claim;
-    const longest = `${this.#options.snoozeMaxMs / 1000} seconds`;
-    const more = { pause: `${ms / 1000} seconds`, reason: printable(reason), deliveries: message.deliveries ?? 1, longest };
-    const mayWait = await this.#database.ask("snooze", { scope: this.#scope, key, tenant, ...place(message), ...more });
+  async #snooze(claim: Claim, { ms, message: reason }: Snooze): Promise<Verdict> {
+    const { message, held } = claim;
+    const longest = seconds(this.#options.snoozeMaxMs);
+    const mayWait = await this.#ask("snooze", claim, { pause: seconds(ms), reason, deliveries: message.deliveries ?? 1, longest });
     if (mayWait !== "true") {
-      return await this.#buryClosed(claim, `snoozed for too long: ${reason}`, held);
+      return await this.#buryClosed(claim, `snoozed for too long: ${reason}`);
     }
     if (held !== undefined && !(await held.release(ms, `snoozed: ${reason}`, false))) {
       return this.later();
     }
-    this.#options.log.info(`scope ${this.#scope}, key ${key}: snoozed, again in ${Math.round(ms)} ms: ${reason}`);
+    this.#options.log.info(`scope ${this.#scope}, key ${claim.key}: snoozed, again in ${Math.round(ms)} ms: ${reason}`);
     return { name: "snoozed", reason, after: ms };
+  }
+
+  /** Calls a function about a message, in a transaction of its own. */
+  #ask(name: string, { message, tenant, key }: Claim, given: Record<string, unknown>): Promise<string | null> {
+    return this.#database.ask(name, { scope: this.#scope, key, tenant, ...place(message), ...given });
   }
 
   warn({ key }: Claim, text: string): void {
@@ -132,9 +112,9 @@ export class Life {
   }
 
   /** Gives a message up whose connection may have been closed: PostgreSQL notices that a moment later. */
-  async #buryClosed(claim: Claim, reason: string, held: Held | undefined): Promise<Verdict> {
-    let answer = await this.bury(claim, reason, { held });
-    for (let round = 0; round < ROUNDS && answer.name === "in_flight" && held === undefined; round++) {
+  async #buryClosed(claim: Claim, reason: string): Promise<Verdict> {
+    let answer = await this.bury(claim, reason);
+    for (let round = 0; round < ROUNDS && answer.name === "in_flight" && claim.held === undefined; round++) {
       await sleep(50 * 2 ** round);
       answer = await this.bury(claim, reason);
     }
@@ -142,14 +122,12 @@ export class Life {
   }
 
   /** Gives a message up and records it as a dead letter, unless a copy was handled meanwhile. */
-  async bury(claim: Claim, text: string, { held, xid = null }: { held?: Held | undefined; xid?: string | null } = {}): Promise<Verdict> {
-    const { message, tenant, key } = claim;
-    const reason = printable(held?.explained(text) ?? text);
-    const told = { payload: message.payload, reason, subject: printable(message.subject), headers: headers(message) };
-    const given = { ...told, ...place(message), deliveries: message.deliveries ?? 1 };
-    const more = { message_id: messageId(message), committed_by: xid };
-    const name = held === undefined ? await this.#database.ask("bury", { scope: this.#scope, key, tenant, ...given, ...more })
-      : (await held.bury(given)) ? "dead" : "in_flight";
+  async bury(claim: Claim, text: string, committedBy: string | null = null): Promise<Verdict> {
+    const { message, held } = claim;
+    const reason = held?.explained(text) ?? text;
+    const given = { payload: message.payload, reason, subject: message.subject, headers: headers(message), deliveries: message.deliveries ?? 1 };
+    const name = held === undefined ? await this.#ask("bury", claim, { ...given, message_id: messageId(message), committed_by: committedBy })
+      : (await held.bury({ ...given, ...place(message) })) ? "dead" : "in_flight";
     if (name === "dead" || name === "mismatch") {
       this.warn(claim, `dead letter: ${reason}`);
     }

@@ -7,6 +7,12 @@ export interface Answer {
   body: Buffer;
 }
 
+/** The headers that a framework has set, but for the length. */
+export function pairs(headers: Record<string, unknown>): Answer["headers"] {
+  const all = Object.entries(headers).flatMap(([name, value]) => (Array.isArray(value) ? value : [value]).map((one): [string, string] => [name, String(one)]));
+  return all.filter(([name]) => name !== "content-length");
+}
+
 const SAME = "Send it again with the same key.";
 const PROBLEMS = {
   "key-missing": [400, "This request needs an idempotency key", "Send a new key of high entropy, such as a UUID, with every new request, and the same key with every repetition of it."],

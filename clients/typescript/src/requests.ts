@@ -11,7 +11,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import type { Pool, PoolClient } from "pg";
 
 import { isTenant } from "./claim.ts";
-import { commit, Database, type DatabaseOptions, type Own, rollBack, type Run, TimedOut } from "./database.ts";
+import { commit, Database, type DatabaseOptions, LIMITS, type Own, rollBack, type Run, TimedOut } from "./database.ts";
 import { isConflict, line, stacks } from "./errors.ts";
 import { rootKey } from "./keys.ts";
 import { type Answer, Misuse, Problem } from "./problem.ts";
@@ -177,14 +177,11 @@ export class Requests<R extends object> {
     const [deadline, clientKey] = [Date.now() + this.options.inFlightWaitMs, pending.key];
     for (;;) {
       const client = await this.#database.connect();
-      const answer = await this.#database.within(client, pending, async () => {
+      const look = async () => {
         const stored = await this.#look(client, pending, clientKey);
-        if (stored !== null || pending.xid === undefined) {
-          await this.#database.step(client, () => query(client, "ROLLBACK"));
-          return stored;
-        }
-        return await this.#handle(request, client, pending, clientKey, handle);
-      });
+        return stored !== null || pending.xid === undefined ? stored : undefined;
+      };
+      const answer = await this.#database.life(client, pending, look, () => this.#handle(request, client, pending, clientKey, handle));
       if (answer !== null) {
         return answer;
       }
@@ -207,15 +204,14 @@ export class Requests<R extends object> {
 
   /** The stored response of the key. Without one the key is claimed, or another request works on it. */
   async #look(client: PoolClient, pending: Pending, clientKey: string): Promise<Answer | null> {
-    const limit = `${this.#database.handlerTimeoutMs + 5000}ms`;
     const text = `SELECT answer, key, status::text, headers::text, encode(body, 'hex'), pg_current_xact_id_if_assigned()::text, ${SESSION},
-        set_config('idle_in_transaction_session_timeout', $1, true), set_config('statement_timeout', $1, true)
+        ${LIMITS}
       FROM ${this.#database.of("claim_request")}($2, $3, $4,
         ${this.#database.of("request_fingerprint")}($5, $6, $7, $8::text::jsonb, $9, $10::bytea))`;
     const rows = await this.#database.step(client, async () => {
       // The mark tells claim_request() that somebody will commit.
       await query(client, "BEGIN ISOLATION LEVEL READ COMMITTED DEFERRABLE");
-      return await query(client, text, [limit, pending.scope, pending.tenant, clientKey, ...pending.content]);
+      return await query(client, text, [this.#database.limit, pending.scope, pending.tenant, clientKey, ...pending.content]);
     });
     const [answer, key, status, headers, body, xid, session] = rows[0]!;
     [pending.key, pending.xid, pending.session] = [key!, answer === "new" ? xid! : undefined, session!];
@@ -324,6 +320,20 @@ export function checkBody(headers: IncomingHttpHeaders, isRead: boolean, length?
   if (length !== undefined && announced !== undefined && headers["content-encoding"] === undefined && Number(announced) !== length) {
     throw new Problem("body-unreadable");
   }
+}
+
+/** Reads a body of so many bytes at most. */
+export async function whole(stream: AsyncIterable<Uint8Array>, max: number): Promise<Buffer> {
+  const chunks: Uint8Array[] = [];
+  let length = 0;
+  for await (const chunk of stream) {
+    length += chunk.length;
+    if (length > max) {
+      throw new Problem("body-too-large");
+    }
+    chunks.push(chunk);
+  }
+  return Buffer.concat(chunks);
 }
 
 /** Parsers of uploads, such as multer, pipe the request itself, which the layer has read. */

@@ -1,6 +1,6 @@
 /** Spans and metrics of handlers, where the package @opentelemetry/api is installed: those of docs/metrics.md. */
 import { createRequire } from "node:module";
-import type { Counter, Histogram, MeterProvider, UpDownCounter } from "@opentelemetry/api";
+import type { Counter, Histogram, MeterProvider, Span, UpDownCounter } from "@opentelemetry/api";
 
 import { found } from "./errors.ts";
 import type { Message } from "./message.ts";
@@ -24,23 +24,25 @@ export async function handling<R>(scope: string, key: string, message: Message, 
     ...{ "messaging.consumer.group.name": scope, "messaging.destination.name": message.subject, "messaging.message.id": key },
     ...{ "oncebox.scope": scope, "oncebox.delivery": message.deliveries ?? 1 },
   };
-  const parent = api.propagation.extract(api.ROOT_CONTEXT, message.headers);
-  const tracer = api.trace.getTracer("oncebox");
-  return await tracer.startActiveSpan("handle", { kind: api.SpanKind.CONSUMER, attributes }, parent, async (span) => {
-    try {
-      return await run();
-    } catch (error) {
-      if (found(error, "Snooze") === undefined) {
-        // The text of an error may quote the payload.
-        quietly(() => span.setStatus({ code: api.SpanStatusCode.ERROR }).setAttribute("error.type", cause(error)));
-      }
-      throw error;
-    } finally {
-      quietly(() => span.end());
-      quietly(() => measures?.running.add(-1, { scope }));
-      quietly(() => measures?.seconds.record((performance.now() - began) / 1000, { scope }));
-    }
+  let [within, span] = [api.context.active(), undefined as Span | undefined];
+  quietly(() => {
+    const parent = api.propagation.extract(api.ROOT_CONTEXT, message.headers);
+    span = api.trace.getTracer("oncebox").startSpan("handle", { kind: api.SpanKind.CONSUMER, attributes }, parent);
+    within = api.trace.setSpan(parent, span);
   });
+  try {
+    return await api.context.with(within, run);
+  } catch (error) {
+    if (found(error, "Snooze") === undefined) {
+      // The text of an error may quote the payload.
+      quietly(() => span?.setStatus({ code: api.SpanStatusCode.ERROR }).setAttribute("error.type", cause(error)));
+    }
+    throw error;
+  } finally {
+    quietly(() => span?.end());
+    quietly(() => measures?.running.add(-1, { scope }));
+    quietly(() => measures?.seconds.record((performance.now() - began) / 1000, { scope }));
+  }
 }
 
 /** Counts how a run of a message has ended. */
@@ -84,7 +86,8 @@ function quietly(work: () => unknown): void {
 }
 
 function cause(error: unknown): string {
-  const isTold = found(error, "Dead") ? "dead" : found(error, "RetryAfter") ? "retry" : error instanceof TimedOut ? "timeout" : null;
+  const isTold = found(error, "Dead") ? "dead" : found(error, "RetryAfter") ? "retry" : found(error, "LeaseLost") ? "lease-lost"
+    : error instanceof TimedOut ? "timeout" : null;
   return isTold ?? (error instanceof Error ? error.name : typeof error);
 }
 

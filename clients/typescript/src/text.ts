@@ -2,7 +2,7 @@
 import { hash } from "node:crypto";
 
 import { isKind, line } from "./errors.ts";
-import { Dead, type Message, type Reject } from "./message.ts";
+import { Dead, type Message, type Reject, type Verdict } from "./message.ts";
 
 /** A stored reply has at most so many bytes. */
 const REPLY_MAX = 1 << 20;
@@ -48,11 +48,17 @@ export function stringified(reply: unknown, what = "the handler's reply"): strin
   return text;
 }
 
-/** The status of a key whose handler has returned this, the reply, and its JSON. */
-export function ended(result: unknown): { status: string; reply: unknown; text: string } {
+/** How a key ends whose handler has returned this: the verdict, and its status and reply as they are stored. */
+export function ended(result: unknown): { verdict: Verdict; status: string; text: string } {
   const isReject = isKind(result, "Reject");
   const reply = (isReject ? (result as Reject).reply : result) ?? null;
-  return { status: isReject ? "rejected" : "completed", reply, text: stringified(reply) };
+  const verdict: Verdict = { name: isReject ? "rejected" : "handled", reply, after: 0 };
+  return { verdict, status: isReject ? "rejected" : "completed", text: stringified(reply) };
+}
+
+/** Milliseconds as an interval of PostgreSQL. */
+export function seconds(ms: number): string {
+  return `${ms / 1000} seconds`;
 }
 
 /** Tells payloads of one key apart, as the function inbox_fingerprint() does. */
