@@ -55,9 +55,11 @@ CREATE FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text,
     AS $$
 DECLARE
   place record;
+  earlier text;
 BEGIN
   PERFORM FROM "oncebox".lane AS l ORDER BY l.lane FOR UPDATE;
   SELECT * INTO place FROM "oncebox".home_here;
+  earlier := coalesce(nullif(place.address, ''), 'a place that no relay has noted');
   IF place.verdict IN ('new', 'here') AND place.rival IS NULL THEN
     RAISE EXCEPTION 'this database is where its outbox lives: there is nothing to adopt'
       USING ERRCODE = 'OB013', HINT = 'See `oncebox status`: it says when relays take an outbox for a copy.';
@@ -86,9 +88,9 @@ BEGIN
       rival_since = NULL, rival_seen_at = NULL;
   INSERT INTO "oncebox".audit (operator, note, action, reason)
   VALUES (adopt.operator, adopt.note, 'adopt', CASE
-    WHEN is_moved THEN format('moved here from %s: it stays outbox %s', place.address, identity)
-    WHEN discards THEN format('a copy of %s: now outbox %s; %s messages of the backlog were discarded', place.address, identity, discarded)
-    ELSE format('a copy of %s: now outbox %s; its backlog is sent', place.address, identity)
+    WHEN is_moved THEN format('moved here from %s: it stays outbox %s', earlier, identity)
+    WHEN discards THEN format('a copy of %s: now outbox %s; %s messages of the backlog were discarded', earlier, identity, discarded)
+    ELSE format('a copy of %s: now outbox %s; its backlog is sent', earlier, identity)
   END);
 END $$;
 
@@ -1369,13 +1371,15 @@ DECLARE
   messages bigint;
 BEGIN
   -- Rows of another cluster compare with its snapshot, as in read_reset.sql.
-  SELECT count(*) INTO messages
+  INSERT INTO "oncebox".discarded (lane, id) SELECT m.lane, m.id
   FROM "oncebox".lane_cursor AS c
   JOIN "oncebox".log AS m ON m.lane = c.lane
   WHERE m.id > c.floor
     AND (m.id > c.high
       OR NOT pg_visible_in_snapshot(m.xact, c.snap)
-        AND (c.target IS NULL OR m.id > c.after OR NOT pg_visible_in_snapshot(m.xact, c.target)));
+        AND (c.target IS NULL OR m.id > c.after OR NOT pg_visible_in_snapshot(m.xact, c.target)))
+  ON CONFLICT DO NOTHING;
+  GET DIAGNOSTICS messages = ROW_COUNT;
   messages := messages + (SELECT count(*) FROM "oncebox".parked) + (SELECT count(*) FROM "oncebox".delayed);
   INSERT INTO "oncebox".cursor (lane, number, floor, high, system_identifier)
   SELECT c.lane, c.number + 1, last.id, last.id, here.system_identifier
@@ -2130,8 +2134,9 @@ BEGIN
   IF EXISTS (
     SELECT
     FROM "oncebox".inbox_effect AS e
+    JOIN "oncebox".inbox_claim AS c USING (scope, tenant, key, epoch)
     WHERE e.scope = finish_leased.scope AND e.tenant = finish_leased.tenant AND e.key = finish_leased.key
-      AND e.state = 'started' AND e.epoch = finish_leased.epoch
+      AND e.state = 'started' AND c.owner = finish_leased.owner AND c.epoch = finish_leased.epoch
   ) THEN
     RAISE EXCEPTION 'an effect of key "%" that this claim began has not ended', left(finish_leased.key, 300)
       USING ERRCODE = 'OB010', HINT = 'end_effect() first, or release_leased() when nobody knows whether it happened.';
@@ -2715,6 +2720,8 @@ BEGIN
     RAISE EXCEPTION 'a rate of % messages a second is not above 0 and finite', $3
       USING ERRCODE = 'OB011', HINT = 'Leave it out for a pause.';
   END IF;
+  -- One after the other: two of the same messages would insert one row twice.
+  PERFORM FROM "oncebox".outbox FOR NO KEY UPDATE;
   DELETE FROM "oncebox".pause
   WHERE pause.kind = $1 AND pause.value = $2 OR pause.ends_at <= clock_timestamp();
   RETURN QUERY

@@ -7,13 +7,21 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"time"
 )
 
-// A handler can ask for a retry after so long.
-const retryAfterMax = 24 * time.Hour
+const (
+	// A handler can ask for a retry after so long.
+	retryAfterMax = 24 * time.Hour
+	// The pause of a snooze: so that nothing spins, and a system that is back is noticed.
+	snoozeMin, snoozeMax = 100 * time.Millisecond, time.Hour
+)
 
-const noTrace = "delivery limit reached, and the last attempt left no trace: did it end the process?"
+const (
+	noTrace = "delivery limit reached, and the last attempt left no trace: did it end the process?"
+	suspect = "the message runs alone: a run of it left no trace and may have ended its process"
+)
 
 // runAgain runs the handler for a message that was delivered before. If the process ends meanwhile, the
 // record shows it.
@@ -25,7 +33,7 @@ func (in *Inbox) runAgain(ctx context.Context, handler Handler, message Message)
 			return Verdict{Name: "in_flight", After: in.pause()}, nil
 		}
 		defer in.suspected.Unlock()
-		slog.Warn("the message runs alone: a run of it left no trace and may have ended its process", "scope", in.scope, "key", message.Key)
+		slog.Warn(suspect, "scope", in.scope, "key", message.Key)
 		begun, err = in.begin(ctx, message, "true")
 	}
 	switch {
@@ -33,44 +41,59 @@ func (in *Inbox) runAgain(ctx context.Context, handler Handler, message Message)
 		return Verdict{}, fmt.Errorf("record that a run begins: %w", err)
 	case begun == "dead":
 		return in.bury(ctx, message, noTrace, "")
+	case begun != "run":
+		rest, err := time.ParseDuration(begun + "s")
+		return Verdict{Name: "retry", Reason: "its pause is not over", After: rest}, err
 	}
 	answer, err := in.run(ctx, handler, message)
 	if err != nil || answer.Name == "in_flight" {
 		// The run was no attempt. If this fails, the message runs alone once, which counts nothing.
-		var canceled string
-		statement := "SELECT {schema}.cancel_attempt($1::text, $2::text, $3::text, $4::text, $5::bigint, $6::timestamptz)::text"
-		_ = in.ask(ctx, &canceled, statement, append([]any{in.scope, message.Key, message.Tenant}, message.Origin.parameters()...)...)
+		_, _ = in.call(ctx, "cancel_attempt", append(in.named(message), message.Origin.stored()...))
 	}
 	return answer, err
 }
 
+// begin records that a run begins, unless the pause of an earlier one is not over: then it answers the
+// seconds that are left. A process that has died, or was restarted, cannot have waited for them.
 func (in *Inbox) begin(ctx context.Context, message Message, isAlone string) (begun string, err error) {
-	parameters := append([]any{in.scope, message.Key, message.Tenant}, message.Origin.parameters()...)
-	parameters = append(parameters, printable(message.Subject), strconv.FormatInt(in.options.AttemptsMax, 10), isAlone)
-	statement := "SELECT {schema}.begin_attempt($1::text, $2::text, $3::text, $4::text, $5::bigint, $6::timestamptz, $7::text, $8::bigint, $9::boolean)"
-	err = in.ask(ctx, &begun, statement, parameters...)
+	given := append(in.named(message, "attempts_max bigint", strconv.FormatInt(in.options.AttemptsMax, 10),
+		"is_alone boolean", isAlone, "subject text", printable(message.Subject)), message.Origin.stored()...)
+	call, values := given.written("begin_attempt")
+	mine := "WHERE scope = $1::text AND key = $2::text AND tenant = $3::text AND message = ''"
+	if last := len(values); message.Origin != nil {
+		// As inbox_copy() has it, of times with the precision of PostgreSQL.
+		mine = strings.Replace(mine, "''", fmt.Sprintf("concat_ws(' ', $%d::text, $%d::bigint,"+
+			" floor(extract(epoch FROM $%d::timestamptz) * 1000000)::bigint)", last-2, last-1, last), 1)
+	}
+	err = in.ask(ctx, &begun, "SELECT CASE WHEN w.rest > 0 THEN w.rest::text ELSE "+call+" END FROM ("+
+		"SELECT extract(epoch FROM max(p.due_at) - clock_timestamp()) AS rest FROM ("+
+		"SELECT due_at FROM {schema}.inbox_attempt "+mine+" UNION ALL SELECT due_at FROM {schema}.inbox_snooze "+mine+
+		") AS p) AS w", values...)
 	return begun, err
 }
 
 // failed counts a failed attempt, and gives the message up when it has reached AttemptsMax.
 func (in *Inbox) failed(ctx context.Context, message Message, failure error) (Verdict, error) {
-	said, isSaid := errors.AsType[verdict](failure)
-	if isSaid && said.after < 0 {
+	reason, first, longest := reasonOf(failure), time.Duration(0), time.Duration(0)
+	switch said, _ := errors.AsType[verdict](failure); said.kind {
+	case "dead":
 		return in.bury(ctx, message, said.Error(), "")
-	}
-	reason := reasonOf(failure)
-	first, longest := in.pauses()
-	if isSaid {
+	case "snooze":
+		answer, err := in.snooze(ctx, message, said, reason)
+		if answer.Name == "dead" {
+			return in.bury(ctx, message, answer.Reason, "")
+		}
+		return answer, err
+	case "retry":
 		first = min(said.after, retryAfterMax)
 		longest = first
+	default:
+		first, longest = in.pauses()
 	}
 	// If PostgreSQL is away, this statement fails too, and the attempt does not count.
-	var counted string
-	parameters := append([]any{in.scope, message.Key, message.Tenant}, message.Origin.parameters()...)
-	parameters = append(parameters, reason, printable(message.Subject), seconds(first), seconds(longest))
-	statement := "SELECT {schema}.attempt_failed($1::text, $2::text, $3::text, $4::text, $5::bigint, $6::timestamptz," +
-		" $7::text, $8::text, $9::float8, $10::float8)::text"
-	if err := in.ask(ctx, &counted, statement, parameters...); err != nil {
+	counted, err := in.call(ctx, "attempt_failed", append(in.named(message, "reason text", reason, "subject text", printable(message.Subject),
+		"pause float8", seconds(first), "pause_max float8", seconds(longest)), message.Origin.stored()...))
+	if err != nil {
 		return Verdict{}, fmt.Errorf("count a failed attempt (%s): %w", reason, err)
 	}
 	attempts, _ := strconv.ParseInt(counted, 10, 64)
@@ -82,6 +105,22 @@ func (in *Inbox) failed(ctx context.Context, message Message, failure error) (Ve
 	}
 	after := grown(first, longest, attempts)
 	slog.Warn("attempt failed, will retry", "scope", in.scope, "key", message.Key, "attempt", attempts, "after", after, "reason", reason)
+	return Verdict{Name: "retry", Reason: reason, After: after}, nil
+}
+
+// snooze records that the handler wants the message later. It is dead when that has been so for
+// SnoozeMax.
+func (in *Inbox) snooze(ctx context.Context, message Message, said verdict, reason string) (Verdict, error) {
+	after := min(max(said.after, snoozeMin), snoozeMax)
+	isShort, err := in.call(ctx, "snooze", append(in.named(message, "pause interval", interval(after), "reason text", reason,
+		"deliveries bigint", deliveries(message), "longest interval", interval(in.options.SnoozeMax)), message.Origin.stored()...))
+	switch {
+	case err != nil:
+		return Verdict{}, fmt.Errorf("record a snooze (%s): %w", reason, err)
+	case isShort != "true":
+		return Verdict{Name: "dead", Reason: fmt.Sprintf("snoozed for too long, %s: %s", in.options.SnoozeMax, reason)}, nil
+	}
+	slog.Info("snoozed", "scope", in.scope, "key", message.Key, "after", after, "reason", reason)
 	return Verdict{Name: "retry", Reason: reason, After: after}, nil
 }
 
@@ -102,25 +141,22 @@ func (in *Inbox) forgetAttempts(ctx context.Context, message Message, answer Ver
 	if message.Deliveries <= 1 || !hasEnded {
 		return
 	}
-	var forgotten string
-	statement := "SELECT {schema}.forget_attempts($1::text, $2::text, $3::text)::text"
-	_ = in.ask(ctx, &forgotten, statement, in.scope, message.Key, message.Tenant)
+	_, _ = in.call(ctx, "forget_attempts", in.named(message))
 }
 
 // bury gives a message up and records it as a dead letter, unless a copy was handled meanwhile.
-func (in *Inbox) bury(ctx context.Context, message Message, reason, committedBy string) (Verdict, error) {
-	answer := Verdict{Reason: printable(reason), After: in.pause()}
-	statement := "SELECT {schema}.bury($1::text, nullif($2::text, ''), $3::bytea, $4::text, $5::text, $7::jsonb, $8::text, " + messageID +
-		", $11::text, $12::bigint, $13::timestamptz, $9::bigint, nullif($10::text, '')::xid8)"
-	parameters := append([]any{in.scope, message.Key, bytea(message.Payload), answer.Reason, message.Subject, message.Headers["oncebox-id"],
-		object(message.Headers), message.Tenant, deliveries(message), committedBy}, message.Origin.parameters()...)
-	if err := in.ask(ctx, &answer.Name, statement, parameters...); err != nil {
-		return Verdict{}, fmt.Errorf("record a dead letter (%s): %w", answer.Reason, err)
+func (in *Inbox) bury(ctx context.Context, message Message, reason, committedBy string) (answer Verdict, err error) {
+	reason = printable(reason)
+	name, err := in.call(ctx, "bury", append(in.named(message, "payload bytea", bytea(message.Payload), "reason text", reason,
+		"subject text", message.Subject, "headers jsonb", object(message.Headers), "message_id bigint", messageID(message),
+		"deliveries bigint", deliveries(message), "committed_by xid8", optional(committedBy)), message.Origin.stored()...))
+	if err != nil {
+		return Verdict{}, fmt.Errorf("record a dead letter (%s): %w", reason, err)
 	}
-	if answer.Name == "dead" || answer.Name == "mismatch" {
-		slog.Warn("dead letter", "scope", in.scope, "key", message.Key, "reason", answer.Reason)
+	if name == "dead" || name == "mismatch" {
+		slog.Warn("dead letter", "scope", in.scope, "key", message.Key, "reason", reason)
 	}
-	return answer, nil
+	return Verdict{Name: name, Reason: reason, After: in.pause()}, nil
 }
 
 // pauses are the pause after a first failure, and the longest one, with jitter.

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -69,19 +68,6 @@ type failedError struct {
 }
 
 func (f failedError) Unwrap() error { return f.error }
-
-// ending is how a handler has ended.
-type ending struct {
-	reply  json.RawMessage
-	status string
-}
-
-func (e ending) verdict() Verdict {
-	if e.status == "rejected" {
-		return Verdict{Name: e.status, Reply: e.reply}
-	}
-	return Verdict{Name: "handled", Reply: e.reply}
-}
 
 // outcome is how a transaction has ended: the messages with an answer, those to be run by themselves,
 // and those it did not come to. Claims that are given back are those of messages which were delivered
@@ -144,30 +130,28 @@ func (b *batch) run(ctx context.Context, messages []Message) []result {
 // together handles the messages at these places in one transaction. An error that is no failedError
 // means that nothing was attempted.
 func (b *batch) together(ctx context.Context, messages []Message, places []int) (done outcome, err error) {
-	step, cancel := limited(ctx)
-	defer cancel()
-	connection, err := b.pool.Acquire(step)
-	if err != nil {
-		return done, fmt.Errorf("get a connection: %w", err)
-	}
 	current := &run{}
-	defer func() {
-		release(ctx, connection, &current.transaction)
-		if current.isClosed && !current.began.IsZero() {
-			b.endHolder(ctx, current)
+	err = current.within(ctx, b.pool, func(step context.Context, connection *pgxpool.Conn) error {
+		tx, claimed, err := b.claimAll(step, connection, current, messages, places)
+		if done = claimed; err != nil {
+			return failedError{err, -1, false}
 		}
-	}()
-	defer func() { current.isSpoiled = isSpoiling(err) }()
-	tx, done, err := b.claimAll(step, connection, current, messages, places)
-	if err != nil {
-		return done, failedError{err, -1, false}
+		return b.end(ctx, tx, current, messages, places, &done)
+	})
+	if current.isClosed && !current.began.IsZero() {
+		b.endHolder(ctx, current)
 	}
+	return done, err
+}
+
+// end runs the handlers of the messages whose keys are claimed, and commits.
+func (b *batch) end(ctx context.Context, tx pgx.Tx, current *run, messages []Message, places []int, done *outcome) error {
 	fresh := slices.DeleteFunc(slices.Clone(places), func(place int) bool {
 		_, isAnswered := done.answers[place]
 		return isAnswered || slices.Contains(done.alone, place)
 	})
 	if len(fresh) == 0 {
-		return done, nil
+		return nil
 	}
 	current.Message, current.began = messages[fresh[0]], time.Now()
 	handle := b.handleEach
@@ -176,7 +160,7 @@ func (b *batch) together(ctx context.Context, messages []Message, places []int) 
 	}
 	endings, err := handle(ctx, tx, messages, fresh)
 	if err != nil {
-		return done, err
+		return err
 	}
 	for _, place := range fresh {
 		if _, hasEnded := endings[place]; !hasEnded {
@@ -184,12 +168,12 @@ func (b *batch) together(ctx context.Context, messages []Message, places []int) 
 		}
 	}
 	if err := b.settle(ctx, tx, current, messages, endings, slices.Concat(done.left, done.givenBack)); err != nil {
-		return done, failedError{err, -1, false}
+		return failedError{err, -1, false}
 	}
 	for place, end := range endings {
 		done.answers[place] = end.verdict()
 	}
-	return done, nil
+	return nil
 }
 
 // claimAll begins the transaction and claims the keys, in one round trip. Its guard fails every COMMIT
@@ -246,11 +230,11 @@ func (b *batch) handleEach(ctx context.Context, tx pgx.Tx, messages []Message, p
 		if len(endings) > 0 && time.Since(began) > roundLimit {
 			break
 		}
-		reply, status, err := b.handle(ctx, b.each, tx, messages[place])
+		end, err := b.handle(ctx, b.each, tx, messages[place])
 		if err = cmp.Or(err, checkOpen(tx)); err != nil {
 			return nil, failedError{err, place, false}
 		}
-		endings[place] = ending{reply, status}
+		endings[place] = end
 	}
 	return endings, nil
 }
@@ -261,7 +245,11 @@ func (b *batch) handleSet(ctx context.Context, tx pgx.Tx, messages []Message, pl
 	for n, place := range places {
 		given[n] = messages[place]
 	}
-	replies, err := b.repliesOf(ctx, tx, given)
+	var replies []any
+	err := guarded(ctx, b.options.HandlerTimeout, tx, given[0].Key, func(ctx context.Context, tx pgx.Tx) (err error) {
+		replies, err = b.set(ctx, tx, given)
+		return err
+	})
 	if err == nil && replies != nil && len(replies) != len(given) {
 		err = fmt.Errorf("the handler answered %d of %d messages: return nil, or one reply for each", len(replies), len(given))
 	}
@@ -274,29 +262,11 @@ func (b *batch) handleSet(ctx context.Context, tx pgx.Tx, messages []Message, pl
 		if replies != nil {
 			reply = replies[n]
 		}
-		text, status, err := asEnding(reply)
-		if err != nil {
+		if endings[place], err = asEnding(reply); err != nil {
 			return nil, failedError{err, place, false}
 		}
-		endings[place] = ending{text, status}
 	}
 	return endings, nil
-}
-
-func (b *batch) repliesOf(ctx context.Context, tx pgx.Tx, messages []Message) (replies []any, err error) {
-	ctx, cancel := context.WithTimeout(ctx, b.options.HandlerTimeout)
-	defer cancel()
-	given := &handle{Tx: tx, hasEnded: &atomic.Bool{}}
-	defer func() {
-		given.hasEnded.Store(true)
-		if panicked := recover(); panicked != nil {
-			err = asError(panicked, messages[0].Key)
-		}
-	}()
-	if replies, err = b.set(ctx, given, messages); err != nil {
-		_ = err.Error()
-	}
-	return replies, err
 }
 
 // settle stores replies, gives back the keys of the messages that are left, and commits, in one round

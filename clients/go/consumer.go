@@ -86,6 +86,16 @@ func (c *Consumer) run(ctx context.Context, batch *batch) (err error) {
 			slog.Error("the consumer has ended", "consumer", c.durable, "stream", c.stream, "reason", err)
 		}
 	}()
+	wanted, found := int32(1), batch.pool.Config().MaxConns
+	if c.options.Order == Strict {
+		wanted++ // its session has the right to consume
+	}
+	if batch.leased != nil {
+		wanted++ // a lease is renewed while Finish writes
+	}
+	if found < wanted {
+		return fmt.Errorf("consumer %s needs %d connections at least, and MaxConns of the pool is %d: make it larger", c.durable, wanted, found)
+	}
 	source, err := c.begin(ctx, batch.Inbox)
 	if err != nil || source == nil && c.options.Order != Strict || ctx.Err() != nil {
 		return err

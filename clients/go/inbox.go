@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -25,9 +24,8 @@ const (
 	// How often a message is run again at once after a conflict with another transaction.
 	conflictRounds = 5
 	// A stored reply has at most so many bytes.
-	replyMax = 1 << 20
-	// The message's id in the outbox, which a relay sends in a header; NULL if there is none.
-	messageID = "substring($6::text FROM '^[0-9]{1,18}$')::bigint"
+	replyMax  = 1 << 20
+	mismatch  = "the key was used before with another payload"
 	committed = "the handler sent COMMIT by itself, which stays, and then failed"
 )
 
@@ -45,6 +43,8 @@ type InboxOptions struct {
 	Backoff, BackoffMax time.Duration
 	// HandlerTimeout is how long a handler may take until its context ends. Default: 1 min.
 	HandlerTimeout time.Duration
+	// SnoozeMax is how long a handler may snooze a message, until it is given up. Default: 24 hours.
+	SnoozeMax time.Duration
 	// Retention is how long a key is kept at least; 0 means for ever.
 	Retention time.Duration
 	// Tracer, unless nil, starts a span for each run of a handler.
@@ -57,8 +57,6 @@ type InboxOptions struct {
 type run struct {
 	Message
 	transaction
-	// isBegun says whether there was a connection: without one nothing was attempted.
-	isBegun bool
 	// began is when the handler began.
 	began time.Time
 }
@@ -70,6 +68,8 @@ type Inbox struct {
 	options InboxOptions
 	// suspected is held by the one message that runs although a run of it may have ended its process.
 	suspected *sync.Mutex
+	// leased is nil unless the keys are claimed under a lease.
+	leased *Leased
 }
 
 // NewInbox makes an inbox. The scope names the consumer, "service:handler"; never rename it.
@@ -81,15 +81,22 @@ func NewInbox(pool *pgxpool.Pool, scope string, options InboxOptions) *Inbox {
 	options.Backoff = cmp.Or(options.Backoff, time.Second)
 	options.BackoffMax = cmp.Or(options.BackoffMax, 5*time.Minute)
 	options.HandlerTimeout = cmp.Or(options.HandlerTimeout, time.Minute)
-	return &Inbox{pool, scope, options, &sync.Mutex{}}
+	options.SnoozeMax = cmp.Or(options.SnoozeMax, 24*time.Hour)
+	return &Inbox{pool, scope, options, &sync.Mutex{}, nil}
 }
 
 // Register records the scope and its retention; it fails when the scope is in use in the leased
 // mode.
 func (in *Inbox) Register(ctx context.Context) error {
-	var registered string
-	return in.ask(ctx, &registered, "SELECT {schema}.register_scope($1::text, make_interval(secs => nullif($2::float8, 0)))::text",
-		in.scope, seconds(in.options.Retention))
+	given := arguments{"scope text", in.scope}
+	if in.options.Retention > 0 {
+		given = append(given, "retention interval", interval(in.options.Retention))
+	}
+	if in.leased != nil {
+		given = append(given, "mode text", "lease")
+	}
+	_, err := in.call(ctx, "register_scope", given)
+	return err
 }
 
 // Run handles one message: it runs the handler, or answers a copy from the stored outcome. An error
@@ -100,7 +107,10 @@ func (in *Inbox) Run(ctx context.Context, handler Handler, message Message) (Ver
 	if err != nil {
 		return in.bury(ctx, message, err.Error(), "")
 	}
-	if message.Deliveries > 1 {
+	switch {
+	case in.leased != nil:
+		return in.runLeased(ctx, identified)
+	case message.Deliveries > 1:
 		return in.runAgain(ctx, handler, identified)
 	}
 	return in.run(ctx, handler, identified)
@@ -126,7 +136,7 @@ func (in *Inbox) run(ctx context.Context, handler Handler, identified Message) (
 			}
 			return answer, fmt.Errorf("claim the key: %w", err)
 		}
-		if isCommitted, problem := in.hasCommitted(ctx, current); problem != nil {
+		if isCommitted, problem := in.hasCommitted(ctx, &current.transaction); problem != nil {
 			return Verdict{}, problem
 		} else if isCommitted {
 			return in.bury(ctx, identified, committed+": "+reasonOf(err), current.xid)
@@ -169,32 +179,24 @@ func (in *Inbox) identify(message Message) (Message, error) {
 
 // attempt claims the key, runs the handler and stores the outcome, in one transaction.
 func (in *Inbox) attempt(ctx context.Context, handler Handler, current *run) (answer Verdict, err error) {
-	step, cancel := limited(ctx)
-	defer cancel()
-	connection, err := in.pool.Acquire(step)
-	if err != nil {
-		return Verdict{}, fmt.Errorf("get a connection: %w", err)
-	}
-	current.isBegun = true
-	defer release(ctx, connection, &current.transaction)
-	defer func() { current.isSpoiled = isSpoiling(err) }()
-	tx, answer, err := in.claim(step, connection, current)
-	if answer.Name == "mismatch" {
-		return answer, GiveUp("the key was used before with another payload")
-	}
-	if err != nil || answer.Name != "handled" {
-		return answer, err
-	}
-	current.began = time.Now()
-	reply, status, err := in.handle(ctx, handler, tx, current.Message)
-	if err != nil {
-		return Verdict{}, err
-	}
-	answer.Reply = reply
-	if status == "rejected" {
-		answer.Name = status
-	}
-	return answer, in.commit(ctx, tx, current, string(reply), status)
+	err = current.within(ctx, in.pool, func(step context.Context, connection *pgxpool.Conn) (err error) {
+		var tx pgx.Tx
+		tx, answer, err = in.claim(step, connection, current)
+		if answer.Name == "mismatch" {
+			return GiveUp(mismatch)
+		}
+		if err != nil || answer.Name != "handled" {
+			return err
+		}
+		current.began = time.Now()
+		end, err := in.handle(ctx, handler, tx, current.Message)
+		if err != nil {
+			return err
+		}
+		answer = end.verdict()
+		return in.commit(ctx, tx, current, string(end.reply), end.status)
+	})
+	return answer, err
 }
 
 // claim begins the transaction and claims a key that is probably new, in one round trip; of another
@@ -203,12 +205,12 @@ func (in *Inbox) attempt(ctx context.Context, handler Handler, current *run) (an
 func (in *Inbox) claim(ctx context.Context, connection *pgxpool.Conn, current *run) (pgx.Tx, Verdict, error) {
 	limit := fmt.Sprintf("%dms", (in.options.HandlerTimeout + 5*time.Second).Milliseconds())
 	fingerprint := sha256.Sum256(append([]byte("oncebox payload 1\x00"), current.Payload...))
-	id := current.Headers["oncebox-id"]
+	id := messageID(current.Message)
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted, DeferrableMode: pgx.Deferrable})
 	// This is the INSERT of claim(), which costs PostgreSQL more as a whole.
 	batch.Queue(in.sql("INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status)"+
-		" SELECT s.scope, $5::text, $3::text, $7::bytea, "+messageID+", 'completed' FROM {schema}.inbox_scope AS s"+
+		" SELECT s.scope, $5::text, $3::text, $7::bytea, $6::bigint, 'completed' FROM {schema}.inbox_scope AS s"+
 		" WHERE s.scope = $2::text AND s.mode = 'transaction' AND pg_try_advisory_xact_lock($4::bigint)"+
 		" AND set_config('idle_in_transaction_session_timeout', $1::text, true) IS NOT NULL"+
 		" AND current_setting('transaction_deferrable') <> current_setting('default_transaction_deferrable')"+
@@ -229,7 +231,7 @@ func (in *Inbox) claim(ctx context.Context, connection *pgxpool.Conn, current *r
 	var outcome, xid, then string
 	statement := "SELECT answer, coalesce(outcome::text, ''), coalesce(reason, ''), coalesce(pg_current_xact_id_if_assigned()::text, ''), " +
 		session + ", set_config('idle_in_transaction_session_timeout', $1::text, true)" +
-		" FROM {schema}.claim($2::text, $3::text, $4::bytea, $5::text, " + messageID + ")"
+		" FROM {schema}.claim($2::text, $3::text, $4::bytea, $5::text, $6::bigint)"
 	err = tx.QueryRow(ctx, in.sql(statement), limit, in.scope, current.Key, bytea(current.Payload), current.Tenant, id).
 		Scan(&answer.Name, &outcome, &answer.Reason, &xid, &then, nil)
 	if outcome != "" {
@@ -250,50 +252,52 @@ func (in *Inbox) commit(ctx context.Context, tx pgx.Tx, current *run, reply, sta
 	return commit(ctx, tx, &current.transaction, settle, in.scope, current.Key, reply, current.Tenant, status)
 }
 
-// handle runs the handler, and returns its reply as JSON and how the key ends. It turns a panic into
-// an error, and an error that panics when it is read.
-func (in *Inbox) handle(ctx context.Context, handler Handler, tx pgx.Tx, message Message) (reply json.RawMessage, status string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, in.options.HandlerTimeout)
-	defer cancel()
-	given := &handle{Tx: tx, hasEnded: &atomic.Bool{}}
-	defer func() {
-		given.hasEnded.Store(true)
-		if panicked := recover(); panicked != nil {
-			err = asError(panicked, message.Key)
+// handle runs the handler, and returns how it has ended.
+func (in *Inbox) handle(ctx context.Context, handler Handler, tx pgx.Tx, message Message) (end ending, err error) {
+	err = guarded(ctx, in.options.HandlerTimeout, tx, message.Key, func(ctx context.Context, tx pgx.Tx) error {
+		value, err := in.traced(handler)(ctx, tx, message)
+		if err == nil {
+			end, err = asEnding(value)
 		}
-	}()
-	value, err := in.traced(handler)(ctx, given, message)
-	if err != nil {
-		_ = err.Error()
-		return nil, "", err
-	}
-	return asEnding(value)
+		return err
+	})
+	return end, err
 }
 
-// asEnding is the reply of a handler as JSON, and how its key ends.
-func asEnding(value any) (reply json.RawMessage, status string, err error) {
-	status = "completed"
-	switch reject := value.(type) {
-	case Reject:
-		status, value = "rejected", reject.Reply
-	case *Reject:
-		if reject != nil {
-			status, value = "rejected", reject.Reply
-		}
+// ending is how a handler has ended: its reply as JSON, and the status of its key.
+type ending struct {
+	reply  json.RawMessage
+	status string
+}
+
+func asEnding(value any) (end ending, err error) {
+	end.status = "completed"
+	if reject, isPointer := value.(*Reject); isPointer && reject != nil {
+		value = *reject
 	}
-	if reply, err = json.Marshal(value); err != nil {
-		return nil, "", GiveUp("the handler's reply has no JSON: " + err.Error())
+	if reject, isReject := value.(Reject); isReject {
+		end.status, value = "rejected", reject.Reply
+	}
+	if end.reply, err = json.Marshal(value); err != nil {
+		return end, GiveUp("the handler's reply has no JSON: " + err.Error())
 	}
 	// It would be as long at each attempt.
-	if len(reply) > replyMax {
-		return nil, "", GiveUp(fmt.Sprintf("the handler's reply is %d bytes of JSON; the limit is %d bytes (1 MiB)", len(reply), replyMax))
+	if len(end.reply) > replyMax {
+		return end, GiveUp(fmt.Sprintf("the handler's reply is %d bytes of JSON; the limit is %d bytes (1 MiB)", len(end.reply), replyMax))
 	}
-	return reply, status, nil
+	return end, nil
+}
+
+func (e ending) verdict() Verdict {
+	if e.status == "rejected" {
+		return Verdict{Name: e.status, Reply: e.reply}
+	}
+	return Verdict{Name: "handled", Reply: e.reply}
 }
 
 // hasCommitted says whether the handler has committed the claim by itself, so that a copy would be
 // answered as handled.
-func (in *Inbox) hasCommitted(ctx context.Context, current *run) (bool, error) {
+func (in *Inbox) hasCommitted(ctx context.Context, current *transaction) (bool, error) {
 	if current.xid == "" || current.isUnsure {
 		return false, nil // the COMMIT may have been ours
 	}
@@ -317,9 +321,29 @@ func (in *Inbox) endHolder(ctx context.Context, current *run) {
 	}
 }
 
-// ask calls a function in a transaction of its own, and reads the text that it answers.
+// call calls a function in a transaction of its own, and returns its answer as a text.
+func (in *Inbox) call(ctx context.Context, function string, given arguments) (answer string, err error) {
+	call, values := given.written(function)
+	err = in.ask(ctx, &answer, "SELECT coalesce(("+call+")::text, '')", values...)
+	return answer, err
+}
+
+// ask sends a statement in a transaction of its own, and reads the text that it answers.
 func (in *Inbox) ask(ctx context.Context, answer *string, statement string, parameters ...any) error {
-	ctx, cancel := limited(ctx)
+	return in.read(ctx, stepLimit, statement, parameters, answer)
+}
+
+// read is ask for several texts, within a time.
+func (in *Inbox) read(ctx context.Context, limit time.Duration, statement string, parameters []any, answers ...any) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
-	return in.pool.QueryRow(ctx, in.sql(statement), parameters...).Scan(answer)
+	connection, err := connect(ctx, in.pool)
+	if err != nil {
+		return err
+	}
+	defer connection.Release()
+	if err = connection.QueryRow(ctx, in.sql(statement), parameters...).Scan(answers...); isSpoiling(err) {
+		_ = connection.Conn().Close(canceled())
+	}
+	return err
 }

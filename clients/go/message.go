@@ -41,13 +41,31 @@ type Handler func(ctx context.Context, tx pgx.Tx, message Message) (reply any, e
 // not decode becomes a dead letter.
 func JSON[T any](handle func(ctx context.Context, tx pgx.Tx, message Message, data T) (any, error)) Handler {
 	return func(ctx context.Context, tx pgx.Tx, message Message) (any, error) {
-		var data T
-		if err := json.Unmarshal(message.Payload, &data); err != nil {
-			// The text of the error may quote the payload.
-			return nil, GiveUp("the payload does not decode: " + undecoded(err))
+		data, err := decoded[T](message)
+		if err != nil {
+			return nil, err
 		}
 		return handle(ctx, tx, message, data)
 	}
+}
+
+// LeasedJSON is JSON for a handler under a lease.
+func LeasedJSON[T any](handle func(ctx context.Context, lease *Lease, data T) (any, error)) LeasedHandler {
+	return func(ctx context.Context, lease *Lease, message Message) (any, error) {
+		data, err := decoded[T](message)
+		if err != nil {
+			return nil, err
+		}
+		return handle(ctx, lease, data)
+	}
+}
+
+func decoded[T any](message Message) (data T, err error) {
+	if err = json.Unmarshal(message.Payload, &data); err != nil {
+		// The text of the error may quote the payload.
+		err = GiveUp("the payload does not decode: " + undecoded(err))
+	}
+	return data, err
 }
 
 // undecoded names the field and the types, and quotes nothing of the payload.
@@ -68,17 +86,24 @@ type Reject struct{ Reply any }
 
 // GiveUp is an error that a handler returns to roll back, give the message up, and record it as a
 // dead letter.
-func GiveUp(reason string) error { return verdict{errors.New(reason), -1} }
+func GiveUp(reason string) error { return verdict{errors.New(reason), "dead", 0} }
 
 // RetryAfter is an error that a handler returns to roll back, and to be run again after that time, 24
 // hours at most.
 func RetryAfter(after time.Duration) error {
-	return verdict{fmt.Errorf("the handler asked for a retry after %s", after), max(after, 0)}
+	return verdict{fmt.Errorf("the handler asked for a retry after %s", after), "retry", max(after, 0)}
 }
 
-// verdict is an error that says when to run again; a negative time is never.
+// Snooze is an error that a handler returns to roll back, and to be run again after that time, 100 ms to
+// an hour, which is no attempt: as when a system that it needs is away. See SnoozeMax of the options.
+func Snooze(after time.Duration, reason string) error {
+	return verdict{errors.New("snoozed: " + reason), "snooze", after}
+}
+
+// verdict is an error that says what becomes of the message: dead, retry or snooze, after a time.
 type verdict struct {
 	error
+	kind  string
 	after time.Duration
 }
 

@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -124,28 +123,21 @@ func (i *Idempotency) register(ctx context.Context, scope string) error {
 // attempt answers from what is stored, or claims the key and has the request handled; not if another
 // request works on it.
 func (i *Idempotency) attempt(ctx context.Context, p *pending, next http.Handler) (given answer, isDone bool, err error) {
-	step, cancel := limited(ctx)
-	defer cancel()
-	connection, err := i.pool.Acquire(step)
-	if err != nil {
-		return answer{}, false, err
-	}
-	p.transaction = transaction{}
-	defer release(ctx, connection, &p.transaction)
-	defer func() { p.isSpoiled = isSpoiling(err) }()
-	tx, stored, err := i.look(step, connection, p)
-	if err != nil || stored != nil {
-		given = answer{}
-		if stored != nil {
-			given = *stored
+	err = p.within(ctx, i.pool, func(step context.Context, connection *pgxpool.Conn) error {
+		tx, stored, err := i.look(step, connection, p)
+		switch {
+		case err != nil:
+			return err
+		case stored != nil:
+			given, isDone = *stored, true
+		case p.xid != "":
+			isDone = true
+			given, err = i.handle(ctx, connection, tx, p, next)
+			return i.problem(p, err)
 		}
-		return given, stored != nil, err
-	}
-	if p.xid == "" {
-		return answer{}, false, nil
-	}
-	given, err = i.handle(ctx, connection, tx, p, next)
-	return given, true, i.problem(p, err)
+		return nil
+	})
+	return given, isDone, err
 }
 
 // look finds the stored response of the key. Without one the key is claimed, or another request works on
@@ -265,25 +257,22 @@ func (i *Idempotency) handle(ctx context.Context, connection *pgxpool.Conn, tx p
 
 // call runs the handler. A stored response may be for a client that accepts another encoding.
 func (i *Idempotency) call(ctx context.Context, tx pgx.Tx, p *pending, claim *Claim, next http.Handler) (given answer, err error) {
-	ctx, cancel := context.WithTimeout(ctx, i.options.HandlerTimeout)
-	defer cancel()
-	handed := &handle{Tx: tx, hasEnded: &atomic.Bool{}}
-	claim.Tx = handed
-	request := p.request.Clone(context.WithValue(ctx, claimKey{}, claim))
-	request.Header.Set("Accept-Encoding", "identity")
-	request.Body = io.NopCloser(bytes.NewReader(p.body))
-	whole := &capture{answer: answer{header: http.Header{}}}
-	defer func() {
-		handed.hasEnded.Store(true)
-		if panicked := recover(); panicked != nil {
-			err = asError(panicked, p.key)
-		}
-		if ctx.Err() != nil {
-			err = problem{name: "too-slow"}
-		}
-	}()
-	next.ServeHTTP(whole, request)
-	return whole.ended(), nil
+	isSlow := false
+	err = guarded(ctx, i.options.HandlerTimeout, tx, p.key, func(ctx context.Context, tx pgx.Tx) error {
+		claim.Tx = tx
+		request := p.request.Clone(context.WithValue(ctx, claimKey{}, claim))
+		request.Header.Set("Accept-Encoding", "identity")
+		request.Body = io.NopCloser(bytes.NewReader(p.body))
+		whole := &capture{answer: answer{header: http.Header{}}}
+		defer func() { isSlow = ctx.Err() != nil }()
+		next.ServeHTTP(whole, request)
+		given = whole.ended()
+		return nil
+	})
+	if isSlow {
+		err = problem{name: "too-slow"}
+	}
+	return given, err
 }
 
 func (i *Idempotency) commit(ctx context.Context, tx pgx.Tx, p *pending, given answer) error {

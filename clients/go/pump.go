@@ -191,7 +191,7 @@ func (p *pump) settle(message *held, answer result) {
 		slog.Error("the message could not be handled now, will retry", "consumer", p.durable, "reason", answer.err)
 		answer.Verdict = Verdict{Name: "retry", After: p.batch.options.Backoff}
 	}
-	if metadata, err := message.Metadata(); err == nil && answer.Name == "replayed" && metadata.NumDelivered > 2 {
+	if metadata, err := message.Metadata(); err == nil && answer.Name == "replayed" && metadata.NumDelivered > 2 && p.batch.leased == nil {
 		slog.Warn("a message that was handled comes again: may this user publish to $JS.ACK.>?", "consumer", p.durable,
 			"stream", received.Origin.Stream, "sequence", received.Origin.Sequence, "deliveries", received.Deliveries)
 	}

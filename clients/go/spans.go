@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -55,10 +56,10 @@ func (in *Inbox) traced(handler Handler) Handler {
 			switch said, isSaid := errors.AsType[verdict](err); {
 			case !hasReturned:
 				end("panic")
-			case isSaid && said.after < 0:
-				end("dead")
+			case errors.Is(err, ErrLeaseLost):
+				end("lease-lost")
 			case isSaid:
-				end("retry")
+				end(strings.ReplaceAll(said.kind, "snooze", "retry"))
 			case ctx.Err() != nil && err != nil:
 				end("timeout")
 			case err != nil:

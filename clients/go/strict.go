@@ -52,9 +52,6 @@ func (p *place) arrived(metadata *jetstream.MsgMetadata) (earlier int64, err err
 
 // lead consumes as the only process each time that it has the right to, until the context ends.
 func (c *Consumer) lead(ctx, working context.Context, batch *batch) error {
-	if batch.pool.Config().MaxConns < 2 {
-		return fmt.Errorf("consumer %s: Order: Strict keeps one connection of the pool, whose MaxConns is 1: make it larger by 1", c.durable)
-	}
 	for ctx.Err() == nil {
 		err := c.leadOnce(ctx, working, batch)
 		if errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, errInterest) {
@@ -70,7 +67,7 @@ func (c *Consumer) lead(ctx, working context.Context, batch *batch) error {
 
 func (c *Consumer) leadOnce(ctx, working context.Context, batch *batch) error {
 	waiting, cancel := context.WithTimeout(ctx, stepLimit)
-	connection, err := batch.pool.Acquire(waiting)
+	connection, err := connect(waiting, batch.pool)
 	cancel()
 	if err != nil {
 		return err

@@ -4,7 +4,10 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,12 +19,16 @@ const (
 	// How long it may take to get a connection, and how long each step before and after the handler
 	// may take.
 	stepLimit = 30 * time.Second
-	ended     = "the handler ended the transaction by itself"
-	aborted   = "the transaction was aborted by an error that the handler did not return"
+	// After so long a wait for a connection is logged.
+	waitMax = 10 * time.Second
+	ended   = "the handler ended the transaction by itself"
+	aborted = "the transaction was aborted by an error that the handler did not return"
 )
 
 // transaction has the marks of the transaction that a handler writes through.
 type transaction struct {
+	// isBegun says whether there was a connection: without one nothing was attempted.
+	isBegun bool
 	// xid is the id of the transaction that has claimed the key.
 	xid string
 	// session has the settings of the session when the handler began, sessionThen just before COMMIT.
@@ -32,6 +39,55 @@ type transaction struct {
 	isSpoiled bool
 	// isClosed says that its connection was closed.
 	isClosed bool
+}
+
+// connect waits for a connection of the pool, and says so when that takes long.
+func connect(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
+	defer time.AfterFunc(waitMax, func() {
+		why := "PostgreSQL does not answer"
+		if used, most := pool.Stat().AcquiredConns(), pool.Config().MaxConns; used >= most {
+			why = fmt.Sprintf("all %d connections of the pool are in use: make its MaxConns as large as Concurrency, or larger", most)
+		}
+		slog.Warn("no connection yet", "after", waitMax, "reason", why)
+	}).Stop()
+	connection, err := pool.Acquire(ctx)
+	if err != nil {
+		err = fmt.Errorf("get a connection: %w", err)
+	}
+	return connection, err
+}
+
+// within takes a step with a connection, which is fit for others when it is given back.
+func (current *transaction) within(ctx context.Context, pool *pgxpool.Pool, step func(context.Context, *pgxpool.Conn) error) error {
+	short, cancel := limited(ctx)
+	defer cancel()
+	connection, err := connect(short, pool)
+	if err != nil {
+		return err
+	}
+	*current = transaction{isBegun: true}
+	defer release(ctx, connection, current)
+	err = step(short, connection)
+	current.isSpoiled = isSpoiling(err)
+	return err
+}
+
+// guarded calls a handler with a transaction that it cannot end, for a time. A panic becomes an error,
+// and so does an error that panics when it is read.
+func guarded(ctx context.Context, limit time.Duration, tx pgx.Tx, key string, call func(context.Context, pgx.Tx) error) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	given := &handle{Tx: tx, hasEnded: &atomic.Bool{}}
+	defer func() {
+		given.hasEnded.Store(true)
+		if panicked := recover(); panicked != nil {
+			err = asError(panicked, key)
+		}
+	}()
+	if err = call(ctx, given); err != nil {
+		_ = err.Error()
+	}
+	return err
 }
 
 // release rolls back what is not committed. It closes a connection where that fails, and one that the

@@ -40,13 +40,53 @@ func object(headers map[string]string) string {
 	return string(text)
 }
 
-// parameters are NULLs for a message that is in no stream.
-func (o *Origin) parameters() []any {
+// arguments are names of parameters, each with its type, and values in turn.
+type arguments []any
+
+// stored is where a message is stored: NULLs for one that is in no stream.
+func (o *Origin) stored() arguments {
 	if o == nil {
-		return []any{nil, nil, nil}
+		return nil
 	}
-	return []any{o.Stream, strconv.FormatUint(o.Sequence, 10), o.StoredAt.UTC().Format(time.RFC3339Nano)}
+	return arguments{"stream text", o.Stream, "stream_sequence bigint", strconv.FormatUint(o.Sequence, 10),
+		"stored_at timestamptz", o.StoredAt.UTC().Format(time.RFC3339Nano)}
 }
+
+// messageID is the message's id in the outbox, which a relay sends in a header; NULL if there is none.
+func messageID(message Message) any {
+	id := message.Headers["oncebox-id"]
+	if _, err := strconv.ParseUint(id, 10, 64); err != nil || len(id) > 18 {
+		return nil
+	}
+	return id
+}
+
+// named are the arguments of a key.
+func (in *Inbox) named(message Message, more ...any) arguments {
+	return append(arguments{"scope text", in.scope, "key text", optional(message.Key), "tenant text", message.Tenant}, more...)
+}
+
+// written is a call of a function in the schema, and its values.
+func (given arguments) written(function string) (call string, values []any) {
+	var texts []string
+	for n := 0; n < len(given); n += 2 {
+		name, kind, _ := strings.Cut(given[n].(string), " ")
+		values = append(values, given[n+1])
+		texts = append(texts, fmt.Sprintf("%s => $%d::%s", name, len(values), kind))
+	}
+	return "{schema}." + function + "(" + strings.Join(texts, ", ") + ")", values
+}
+
+// optional is NULL instead of an empty text.
+func optional(text string) any {
+	if text == "" {
+		return nil
+	}
+	return text
+}
+
+// interval is a time as PostgreSQL reads it.
+func interval(duration time.Duration) string { return seconds(duration) + " s" }
 
 func seconds(duration time.Duration) string {
 	return strconv.FormatFloat(duration.Seconds(), 'f', -1, 64)

@@ -111,6 +111,18 @@ impl Operator {
         Ok(ends_at)
     }
 
+    /// Whether [`Operator::pause`] would take these subjects; others need NATS, which it asks.
+    ///
+    /// # Errors
+    /// [`RelayError::Pause`] when no recent message has such a subject;
+    /// PostgreSQL refused or went away.
+    pub async fn check_pause(&mut self, of: &PauseOf) -> Result<(), RelayError> {
+        match of {
+            PauseOf::Subject(_) => self.subjects_of(of, false, None).await.map(drop),
+            _ => Ok(()),
+        }
+    }
+
     /// Has messages go on; false when they were not paused.
     ///
     /// # Errors

@@ -175,6 +175,7 @@ pub struct ReplaySelection {
 /// use oncebox_operator::Moment;
 ///
 /// let moment: Moment = "24h".parse()?;
+/// assert_eq!("2030-01-31".parse::<Moment>()?, "2030-01-31 00:00".parse()?);
 /// # let _ = moment;
 /// # Ok::<(), String>(())
 /// ```
@@ -205,8 +206,11 @@ impl FromStr for Moment {
         if let Ok(ago) = humantime::parse_duration(text) {
             return Ok(Self::Ago(ago));
         }
-        let time = humantime::parse_rfc3339_weak(text).map_err(|_| {
-            "it is neither a time in UTC, such as 2030-01-31T08:00:00Z or \"2030-01-31 08:00:00\", nor how long ago, \
+        // A date alone is its first second, a time without seconds its first one.
+        let ends = ["", ":00", "T00:00:00"];
+        let whole = ends.iter().find_map(|end| humantime::parse_rfc3339_weak(&format!("{text}{end}")).ok());
+        let time = whole.ok_or_else(|| {
+            "it is neither a time in UTC, such as 2030-01-31, \"2030-01-31 08:00\" or 2030-01-31T08:00:00Z, nor how long ago, \
              such as 24h"
         })?;
         Ok(Self::At(time))

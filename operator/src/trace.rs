@@ -180,7 +180,7 @@ impl Operator {
         let is_cut = messages.len() > room;
         messages.truncate(room);
         // The key itself too: its message may be elsewhere, and the audit outlives the message.
-        let known = messages.iter().map(|message| message.key.clone());
+        let known = messages.iter().map(|message| message.key.clone()).filter(|known| known != key);
         let keys: Vec<String> = std::iter::once(key.to_owned()).chain(known).collect();
         let mut elsewhere = Vec::new();
         for TracedKey { key, inbox } in inboxes(&transaction, &sql, &keys, Some(key)).await? {
@@ -221,7 +221,7 @@ async fn inboxes(
     let (keys, rows_max) = (keys.to_vec(), BATCH * 10);
     transaction.batch_execute("SAVEPOINT inboxes").await.map_err(failed("set a savepoint"))?;
     let looking = async {
-        let settled = typed(&[&keys, &INBOXES_MAX, &rows_max]);
+        let settled = typed(&[&keys, &INBOXES_MAX, &rows_max, &below]);
         let settled = transaction.query_typed(&sql.trace_inboxes, &settled).await?;
         let failing = typed(&[&keys, &below, &INBOXES_MAX, &rows_max]);
         let failing = transaction.query_typed(&sql.trace_failing, &failing).await?;

@@ -99,7 +99,9 @@ impl Operator {
         let adopted_at = stands.first().and_then(|row| row.get::<_, Option<SystemTime>>("adopted_at"));
         if let Some(at) = adopted_at.filter(|at| asked.since.is_none_or(|since| since < *at)) {
             let at = humantime::format_rfc3339_seconds(at);
-            info!("this outbox was a copy until {at}: earlier messages are the original's, and left out");
+            info!(
+                "this outbox was a copy until {at}: earlier messages are left out, the backlog that came with it too"
+            );
         }
         let asked = &Verification { since: asked.since.max(adopted_at), ..asked.clone() };
         let mut comparison = Comparison {
@@ -299,6 +301,7 @@ impl Comparison<'_> {
     ) -> Result<bool, RelayError> {
         let (id, subject, enqueued_at) = (row.get("id"), row.get("subject"), time::enqueued_at(row));
         if self.whole.contains(id) {
+            self.verified.superseded += u64::from(self.altered.contains(id));
             return Ok(false);
         }
         let problem = if self.altered.contains(id) {

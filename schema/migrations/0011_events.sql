@@ -204,6 +204,8 @@ BEGIN
     RAISE EXCEPTION 'a rate of % messages a second is not above 0 and finite', $3
       USING ERRCODE = 'OB011', HINT = 'Leave it out for a pause.';
   END IF;
+  -- One after the other: two of the same messages would insert one row twice.
+  PERFORM FROM {schema}.outbox FOR NO KEY UPDATE;
   DELETE FROM {schema}.pause
   WHERE pause.kind = $1 AND pause.value = $2 OR pause.ends_at <= clock_timestamp();
   RETURN QUERY

@@ -314,9 +314,11 @@ CREATE FUNCTION {schema}.adopt(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '10s' AS $$
 DECLARE
   place record;
+  earlier text;
 BEGIN
   PERFORM FROM {schema}.lane AS l ORDER BY l.lane FOR UPDATE;
   SELECT * INTO place FROM {schema}.home_here;
+  earlier := coalesce(nullif(place.address, ''), 'a place that no relay has noted');
   IF place.verdict IN ('new', 'here') AND place.rival IS NULL THEN
     RAISE EXCEPTION 'this database is where its outbox lives: there is nothing to adopt'
       USING ERRCODE = 'OB013', HINT = 'See `oncebox status`: it says when relays take an outbox for a copy.';
@@ -345,9 +347,9 @@ BEGIN
       rival_since = NULL, rival_seen_at = NULL;
   INSERT INTO {schema}.audit (operator, note, action, reason)
   VALUES (adopt.operator, adopt.note, 'adopt', CASE
-    WHEN is_moved THEN format('moved here from %s: it stays outbox %s', place.address, identity)
-    WHEN discards THEN format('a copy of %s: now outbox %s; %s messages of the backlog were discarded', place.address, identity, discarded)
-    ELSE format('a copy of %s: now outbox %s; its backlog is sent', place.address, identity)
+    WHEN is_moved THEN format('moved here from %s: it stays outbox %s', earlier, identity)
+    WHEN discards THEN format('a copy of %s: now outbox %s; %s messages of the backlog were discarded', earlier, identity, discarded)
+    ELSE format('a copy of %s: now outbox %s; its backlog is sent', earlier, identity)
   END);
 END $$;
 COMMENT ON FUNCTION {schema}.adopt IS 'For operators: relays may serve this copy of an outbox, as an outbox of its own, or as the original that has moved here.';
@@ -360,13 +362,15 @@ DECLARE
   messages bigint;
 BEGIN
   -- Rows of another cluster compare with its snapshot, as in read_reset.sql.
-  SELECT count(*) INTO messages
+  INSERT INTO {schema}.discarded (lane, id) SELECT m.lane, m.id
   FROM {schema}.lane_cursor AS c
   JOIN {schema}.log AS m ON m.lane = c.lane
   WHERE m.id > c.floor
     AND (m.id > c.high
       OR NOT pg_visible_in_snapshot(m.xact, c.snap)
-        AND (c.target IS NULL OR m.id > c.after OR NOT pg_visible_in_snapshot(m.xact, c.target)));
+        AND (c.target IS NULL OR m.id > c.after OR NOT pg_visible_in_snapshot(m.xact, c.target)))
+  ON CONFLICT DO NOTHING;
+  GET DIAGNOSTICS messages = ROW_COUNT;
   messages := messages + (SELECT count(*) FROM {schema}.parked) + (SELECT count(*) FROM {schema}.delayed);
   INSERT INTO {schema}.cursor (lane, number, floor, high, system_identifier)
   SELECT c.lane, c.number + 1, last.id, last.id, here.system_identifier

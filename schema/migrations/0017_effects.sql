@@ -1,7 +1,7 @@
 -- Leased mode as functions, for handlers in any language with effects outside the database:
--- claim_leased, renew_lease, begin_effect, begin_effect_again, end_effect; 0018_endings.sql goes on.
--- As the statements of leased mode in oncebox-claims, which say why the locks are right. Each call
--- must be committed before its caller goes on: where one was not, the next says so.
+-- claim_leased, renew_lease, begin_effect, begin_effect_again, end_effect; 0018_endings.sql goes
+-- on. As the statements of leased mode in oncebox-claims, which say why the locks are right. Each
+-- call must be committed before its caller goes on: where one was not, the next says so.
 
 DROP FUNCTION {schema}.register_scope(text, interval, interval, text);
 

@@ -1,9 +1,9 @@
 -- Leased mode as functions, continued: how a claim ends (finish_leased, release_leased,
 -- bury_leased). And the snoozes of every mode.
 
--- Replaces a claim by how it ended, as end.sql of oncebox-claims; false when the lease is lost. The
--- effects of a key that is given up are kept, with an epoch that no owner has: its next claim counts
--- from 1 again.
+-- Replaces a claim by how it ended, as end.sql of oncebox-claims; false when the lease is lost.
+-- The effects of a key that is given up are kept, with an epoch that no owner has: its next claim
+-- counts from 1 again.
 CREATE FUNCTION {schema}.end_leased(
   scope text, tenant text, key text, owner uuid, epoch bigint, status text, outcome bytea
 ) RETURNS boolean
@@ -54,8 +54,9 @@ BEGIN
   IF EXISTS (
     SELECT
     FROM {schema}.inbox_effect AS e
+    JOIN {schema}.inbox_claim AS c USING (scope, tenant, key, epoch)
     WHERE e.scope = finish_leased.scope AND e.tenant = finish_leased.tenant AND e.key = finish_leased.key
-      AND e.state = 'started' AND e.epoch = finish_leased.epoch
+      AND e.state = 'started' AND c.owner = finish_leased.owner AND c.epoch = finish_leased.epoch
   ) THEN
     RAISE EXCEPTION 'an effect of key "%" that this claim began has not ended', left(finish_leased.key, 300)
       USING ERRCODE = 'OB010', HINT = 'end_effect() first, or release_leased() when nobody knows whether it happened.';

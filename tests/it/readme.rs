@@ -13,11 +13,12 @@ use oncebox_tests::TestEnv;
 
 use crate::relay::process::program;
 
-const DOCUMENTS: [&str; 20] = [
+const DOCUMENTS: [&str; 21] = [
     "README.md",
     "CONTRIBUTING.md",
     "docs/producing.md",
     "docs/consuming.md",
+    "docs/effects.md",
     "docs/install.md",
     "docs/operations.md",
     "docs/commands.md",

@@ -11,3 +11,7 @@ pub struct Producing;
 #[doc = include_str!("../../docs/consuming.md")]
 #[derive(Debug)]
 pub struct Consuming;
+
+#[doc = include_str!("../../docs/effects.md")]
+#[derive(Debug)]
+pub struct Effects;

@@ -106,7 +106,7 @@ impl Trace {
             output::print(&unasked)?;
             let problem = format!(
                 "no message has the key {:?} or one below it{}: it was never enqueued, its transaction has not \
-                 committed, or it was deleted after the retention time",
+                 committed, it was cancelled while it was delayed, or it was deleted after the retention time",
                 self.key,
                 meant.map(|key| format!(" (there is {key:?})")).unwrap_or_default()
             );

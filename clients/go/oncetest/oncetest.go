@@ -61,9 +61,13 @@ func Message(key string, payload any) oncebox.Message {
 
 // RunUntilFinal runs a message again as JetStream would, without its pauses, until it has ended.
 func RunUntilFinal(ctx context.Context, inbox *oncebox.Inbox, handler oncebox.Handler, message oncebox.Message) (oncebox.Verdict, error) {
+	return untilFinal(func() (oncebox.Verdict, error) { return inbox.Run(ctx, handler, message) })
+}
+
+func untilFinal(run func() (oncebox.Verdict, error)) (oncebox.Verdict, error) {
 	var failure error
 	for range 20 {
-		verdict, err := inbox.Run(ctx, handler, message)
+		verdict, err := run()
 		if err == nil && verdict.Name != "retry" && verdict.Name != "in_flight" {
 			return verdict, nil
 		}

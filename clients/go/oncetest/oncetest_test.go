@@ -101,3 +101,56 @@ func TestAHandlerThroughCrashes(t *testing.T) {
 		}
 	}
 }
+
+func TestALeasedHandlerThroughCrashesAtEachStatement(t *testing.T) {
+	for _, isBad := range []bool{false, true} {
+		database := template.Database(t)
+		own := oncetest.Pool(t, database)
+		charges := map[string]int{} // at a provider that charges at each call
+		effect := oncebox.Effect[string]{
+			Step: "charge",
+			Call: func(_ context.Context, key string) (string, error) {
+				charges[key]++
+				return "receipt", nil
+			},
+			IsProviderIdempotent: isBad,
+		}
+		if !isBad {
+			effect.Reconcile = func(_ context.Context, key string) (string, oncebox.Found, error) {
+				if charges[key] > 0 {
+					return "receipt", oncebox.Happened, nil
+				}
+				return "", oncebox.Absent, nil
+			}
+		}
+		wrong := oncetest.LeasedCrashes{
+			Inbox: func(pool *pgxpool.Pool) *oncebox.Inbox {
+				return oncebox.NewInbox(pool, "leased:test", oncebox.InboxOptions{})
+			},
+			Payload: func(string) any { return map[string]int{"cents": 7} },
+			Handler: oncebox.Leased{
+				Handle: func(ctx context.Context, lease *oncebox.Lease, _ oncebox.Message) (any, error) {
+					return effect.Do(ctx, lease)
+				},
+				Finish: func(ctx context.Context, tx pgx.Tx, message oncebox.Message, _ any) error {
+					_, err := tx.Exec(ctx, "INSERT INTO charge (key, cents) VALUES ($1, 7)", message.Key)
+					return err
+				},
+			},
+			Effects: func(key string) string {
+				var cents int64
+				if err := own.QueryRow(context.Background(), "SELECT sum(cents)::bigint FROM charge WHERE key = $1", key).Scan(&cents); err != nil {
+					t.Fatal(err)
+				}
+				return fmt.Sprintf("%d cents, %d charges", cents, charges[key+":charge"])
+			},
+		}.Run(t, database)
+		expected := []string(nil)
+		if isBad {
+			expected = []string{"crash-before-statement-3: 7 cents, 2 charges instead of 7 cents, 1 charges"}
+		}
+		if !reflect.DeepEqual(wrong, expected) {
+			t.Errorf("%q", wrong)
+		}
+	}
+}

@@ -241,6 +241,9 @@ impl Order {
             return Err(Problem::Bad("rate: how many messages a second?".to_owned()));
         }
         if dry_run {
+            if self.verb != Verb::Resume {
+                operator.check_pause(&of).await.map_err(refused)?;
+            }
             return Ok(None);
         }
         match self.verb {
@@ -260,5 +263,9 @@ fn done<T>(result: Result<T, oncebox_connect::error::RelayError>) -> Result<Opti
 
 #[expect(clippy::needless_pass_by_value, reason = "it is given to map_err")]
 fn refused(error: oncebox_connect::error::RelayError) -> Problem {
-    Problem::Away(error_chain(&error))
+    let text = error_chain(&error);
+    match error {
+        oncebox_connect::error::RelayError::Pause(_) => Problem::Conflict(text),
+        _ => Problem::Away(text),
+    }
 }

@@ -55,11 +55,14 @@ pub(crate) struct PastAttempts {
     pub(crate) failures: u64,
     /// Runs that began and left no trace: did one end its process?
     pub(crate) untraced: u64,
+    /// What is left of its pause: until then it is not run, and nothing is recorded.
+    pub(crate) rest: Duration,
 }
 
 impl PastAttempts {
     fn of(row: &Columns) -> Self {
-        Self { failures: row.number(0).unwrap_or(0), untraced: row.number(1).unwrap_or(0) }
+        let number = |column| row.number(column).unwrap_or(0);
+        Self { failures: number(0), untraced: number(1), rest: Duration::from_millis(number(2)) }
     }
 
     /// How many attempts there were. The first run without a trace had others beside it, so it

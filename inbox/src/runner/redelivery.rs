@@ -13,7 +13,7 @@
 //! either: many run at once, and all of them die with the one that kills. So those that were at
 //! work then run one at a time the next time, and only the one that kills is counted.
 
-use std::ops::Deref;
+use std::{ops::Deref, time::Duration};
 
 use oncebox_claims::{backoff::Backoff, failure::text, identity::Identity};
 use oncebox_schema::Driver;
@@ -36,6 +36,9 @@ enum Begun {
     Run(Option<IsolationPermit>),
     /// It has to run alone, and another such message is at work.
     Busy,
+    /// The pause that an earlier run has asked for is not over: its consumer was made again, which
+    /// forgets pauses.
+    Rests(Duration),
     Exhausted,
 }
 
@@ -47,6 +50,9 @@ impl<D: Driver> Inbox<D> {
             let begun = self.records.begin_run(scope, identity, received, permit.is_some()).await?;
             // The key has ended, or is in flight: the claim will tell which.
             let Some(past) = begun else { return Ok(Begun::Run(permit)) };
+            if !past.rest.is_zero() {
+                return Ok(Begun::Rests(past.rest));
+            }
             if past.are_exhausted(limit) {
                 return Ok(Begun::Exhausted);
             }
@@ -71,8 +77,8 @@ impl<D: Driver> Inbox<D> {
     }
 
     /// Records that runs of these messages begin, as far as they were delivered before. Returns for
-    /// each message whether it has to run by itself: a run of it left no trace, or it has no
-    /// attempt left.
+    /// each message whether it has to run by itself: a run of it left no trace, its pause is not
+    /// over, or it has no attempt left.
     pub(super) async fn begin_together(
         &self,
         deliveries: &[Delivery<&Received, D>],
@@ -92,11 +98,12 @@ impl<D: Driver> Inbox<D> {
         for (place, past) in again.into_iter().zip(begun) {
             // The key has ended, or is in flight: the claim will tell which.
             let Some(past) = past else { continue };
-            if past.untraced == 0 {
+            if past.untraced == 0 && past.rest.is_zero() {
                 deliveries[place].received.begun.set(true);
             }
-            by_itself[place] =
-                past.untraced > 0 || past.are_exhausted(self.shared.settings.retries.attempts_max);
+            by_itself[place] = past.untraced > 0
+                || !past.rest.is_zero()
+                || past.are_exhausted(self.shared.settings.retries.attempts_max);
         }
         Ok(by_itself)
     }
@@ -126,6 +133,10 @@ impl<D: Driver> Inbox<D> {
                         let (scope, key) = (&self.shared.settings.scope, identity.key.as_str());
                         debug!(scope, key, "the message waits until it may run alone");
                         return Err((received, Ok(Verdict::InFlight)));
+                    }
+                    Ok(Begun::Rests(after)) => {
+                        let reason = "the pause after its last run is not over".to_owned();
+                        return Err((received, Ok(Verdict::Retry { after, reason })));
                     }
                     Err(error) => return Err((received, Err(error))),
                 }

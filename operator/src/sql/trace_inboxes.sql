@@ -1,6 +1,8 @@
 -- How keys stand in the inboxes of this database.
--- $1: the keys; $2: inboxes (of each scope and tenant one) to look at, at most; $3: rows at most.
--- Index: inbox_pkey, from one scope and tenant to the next, then each key in each. Locking: none.
+-- $1: the keys; $2: inboxes (of each scope and tenant one) to look at, at most; $3: rows at most;
+-- $4: a key, NULL = none: dead ones below it too, whose messages may be from elsewhere.
+-- Index: inbox_pkey, from one scope and tenant to the next, then each key in each, and the range
+-- below $4. Locking: none.
 WITH RECURSIVE looked_at AS (
   (
     SELECT i.scope, i.tenant, 1 AS place
@@ -21,13 +23,31 @@ WITH RECURSIVE looked_at AS (
   WHERE h.place < $2
 )
 SELECT f.key::text AS key, f.scope::text AS scope, f.tenant::text AS tenant, f.status::text AS status, f.created_at
-FROM looked_at AS h
-CROSS JOIN unnest($1::text[]) AS k (key)
-CROSS JOIN LATERAL (
-  SELECT i.key, i.scope, i.tenant, i.status, i.created_at
-  FROM {schema}.inbox AS i
-  WHERE i.scope = h.scope AND i.tenant = h.tenant AND i.key = k.key
-  OFFSET 0
+FROM (
+  SELECT f.*
+  FROM looked_at AS h
+  CROSS JOIN unnest($1::text[]) AS k (key)
+  CROSS JOIN LATERAL (
+    SELECT i.key, i.scope, i.tenant, i.status, i.created_at
+    FROM {schema}.inbox AS i
+    WHERE i.scope = h.scope AND i.tenant = h.tenant AND i.key = k.key
+    OFFSET 0
+  ) AS f
+  UNION ALL
+  SELECT f.*
+  FROM looked_at AS h
+  CROSS JOIN LATERAL (
+    SELECT i.key, i.scope, i.tenant, i.status, i.created_at
+    FROM {schema}.inbox AS i
+    WHERE i.scope = h.scope
+      AND i.tenant = h.tenant
+      AND i.key > $4::text || ':'
+      AND i.key < $4::text || ';'
+      AND i.key <> ALL ($1::text[])
+      AND i.status = 'dead'
+    ORDER BY i.key
+    LIMIT $3
+  ) AS f
 ) AS f
 ORDER BY f.key, f.scope, f.tenant
 LIMIT $3

@@ -84,6 +84,7 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
             "see `oncebox outbox dead list`",
         ));
     }
+    found.extend(dead(status));
     found.extend(status.pauses.iter().map(paused).map(Finding::mild));
     let others = status.parked_reasons.iter().filter(|group| group.cause.as_deref() != Some("paused"));
     found.extend(others.map(|group| {
@@ -105,6 +106,20 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
     found.extend(behind.map(Finding::mild));
     found.sort_by_key(|finding| !finding.holds_delivery);
     found
+}
+
+/// Dead messages that hold nothing back: of those that do, a finding each is there already.
+fn dead(status: &Status) -> Option<Finding> {
+    let others = status.dead - status.blocked_keys;
+    (others > 0).then(|| {
+        let more = if status.blocked_keys > 0 { "more message" } else { "message" };
+        let least = if status.dead >= 100_000 { "at least " } else { "" };
+        Finding::new(
+            format!("{least}{} {} dead: relays send {} no more", counted(others, more), for_one(others, "is", "are"), for_one(others, "it", "them")),
+            "see why with `oncebox outbox dead list`, mend the cause, then `oncebox outbox dead retry --all`, or give them up: \
+             `oncebox outbox dead discard`",
+        )
+    })
 }
 
 /// Relays send nothing, so that it does not matter how NATS stands.

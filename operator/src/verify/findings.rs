@@ -83,6 +83,8 @@ pub struct Verified {
     pub missing: u64,
     /// Settled messages that are in the stream, but in no copy as they were enqueued.
     pub different: u64,
+    /// Settled messages that are in the stream as they were enqueued, and altered besides.
+    pub superseded: u64,
     /// Settled messages that are not in the stream, which may have let them go.
     pub unproven: u64,
     /// Copies beyond the first of their message; deliberate replays do not count.

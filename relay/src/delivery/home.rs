@@ -123,7 +123,9 @@ impl Why {
                 "`oncebox adopt` makes it an outbox of its own, or says that it has moved here",
             ),
             Self::Asking(place) => (
-                format!("the last relay of this outbox served it elsewhere, at {place}"),
+                format!(
+                    "this is another database than the last relay of this outbox served, which was {place}"
+                ),
                 "the relay asks over NATS whether another one serves it there, and goes on when none does",
             ),
             Self::Rival(address) => (

@@ -163,7 +163,7 @@ impl Fault {
                     .to_owned(),
             ),
             "moved" => (
-                format!("the last relay of this outbox served it elsewhere: {detail}"),
+                format!("this is another database than the last relay of this outbox served, which was {detail}"),
                 "relays send nothing until they know that the original is gone",
                 "start a relay: it asks over NATS whether another one serves the original, and goes on if none does; if it \
                  may not ask, or you know: `oncebox adopt --move`"

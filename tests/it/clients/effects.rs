@@ -1,29 +1,33 @@
 //! Effects outside the database, in each language: the cashiers of the READMEs are killed, and
 //! suspended for longer than their leases, while the gateway refuses, loses answers and hangs, and
-//! every message is published three times. Each order is charged, paid out and booked once.
+//! every message is published three times. Each order is charged, paid out and booked once. And
+//! each answer of the database and of a provider has its end.
 
 use std::{net::TcpListener, time::Duration};
 
 use async_nats::HeaderMap;
-use oncebox_tests::{Program, is_settled};
+use oncebox_tests::{Program, TestEnv, is_settled};
 use serde_json::{Value, json};
-use tokio::time::{sleep, timeout};
+use tokio::{
+    process::Command,
+    time::{sleep, timeout},
+};
 
 use super::shop::{Programs, Shop, lines};
 use crate::relay::process::get;
 
 /// Defines the test of each client.
 macro_rules! clients {
-    ($($client:ident),*) => {$(
+    ($($client:ident: $cashier:ident),*) => {$(
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $client() {
             if let Some(programs) = Programs::of(stringify!($client)) {
-                pay_once(programs).await;
+                pay_once(programs, stringify!($cashier)).await;
             }
         }
     )*};
 }
-clients!(python);
+clients!(python: cashier, typescript: cashier, go: paying);
 
 const LIMIT: Duration = Duration::from_secs(240);
 const ORDERS: u64 = 60;
@@ -31,7 +35,7 @@ const KILLS: usize = 46;
 /// The numbers of orders that are too expensive: the gateway declines them.
 const DECLINED: [u64; 2] = [13, 31];
 
-async fn pay_once(programs: Programs) {
+async fn pay_once(programs: Programs, cashier: &str) {
     let shop = Shop::new(programs).await;
     let client = shop.env.pg().await;
     client.batch_execute(include_str!("../../../examples/src/cashier/schema.sql")).await.unwrap();
@@ -41,12 +45,14 @@ async fn pay_once(programs: Programs) {
     let environment = [
         ("DATABASE_URL", shop.env.database_url().to_owned()),
         ("NATS_URL", shop.nats.url()),
+        ("STREAM", "ORDERS".to_owned()),
+        ("SUBJECT_PREFIX", String::new()),
         ("GATEWAY", address),
         ("LEASE_SECONDS", "1".to_owned()),
     ];
     let mut cashiers = Vec::new();
     for _ in 0..3 {
-        let cashier = Program::start_file(&shop.programs.file("cashier"), &[], &environment).await;
+        let cashier = Program::start_file(&shop.programs.file(cashier), &[], &environment).await;
         cashiers.push(cashier.unwrap());
     }
     publish(&shop).await;
@@ -117,4 +123,51 @@ async fn trouble(shop: &Shop, cashiers: &mut [Program]) {
             kills += 1;
         }
     }
+}
+
+/// For each message the calls of its provider, the questions, the rows of its last writes, the
+/// effects that are remembered, and how its runs ended.
+const GO: &str = r#"begun: 1 calls, 0 asks, 1 rows, 0 effects: handled "receipt of begun:pay" | replayed "receipt of begun:pay"
+done: 1 calls, 0 asks, 1 rows, 0 effects: retry as it was told | handled "receipt of done:pay"
+rejected: 1 calls, 0 asks, 0 rows, 1 effects: dead effect "pay" was rejected: card declined
+remembered: 1 calls, 0 asks, 0 rows, 1 effects: retry as it was told | dead effect "pay" was rejected: card declined
+happened: 1 calls, 1 asks, 1 rows, 0 effects: retry the outcome of effect "pay" is unknown: connection reset | handled "found happened:pay"
+early: 1 calls, 1 asks, 0 rows, 1 effects: retry the outcome of effect "pay" is unknown: connection reset | retry the outcome of effect "pay" is unknown: the provider knows nothing of it, but a call settles within 1m0s
+early: 1 calls, 1 asks, 1 rows, 0 effects: handled "receipt of early:pay"
+unknown: 1 calls, 2 asks, 0 rows, 1 effects: retry the outcome of effect "pay" is unknown: connection reset | retry the outcome of effect "pay" is unknown: the provider cannot tell yet | dead delivery limit of 3 reached: the outcome of effect "pay" is unknown: the provider cannot tell yet
+no-answer: 1 calls, 1 asks, 0 rows, 1 effects: retry the outcome of effect "pay" is unknown: connection reset | retry the outcome of effect "pay" is unknown: out of order
+never: 1 calls, 1 asks, 0 rows, 1 effects: retry the outcome of effect "pay" is unknown: connection reset | dead effect "pay" was rejected: unknown card
+not-sent: 1 calls, 0 asks, 0 rows, 0 effects: retry effect "pay" failed: connection refused
+not-sent: 1 calls, 0 asks, 1 rows, 0 effects: handled "receipt of not-sent:pay"
+idempotent: 3 calls, 0 asks, 1 rows, 0 effects: retry the outcome of effect "pay" is unknown: connection reset | retry the outcome of effect "pay" is unknown: connection refused | handled "receipt of idempotent:pay"
+own: 1 calls, 0 asks, 1 rows, 0 effects: handled "receipt of own:pay"
+unsaid: 0 calls, 0 asks, 0 rows, 0 effects: retry effect "pay": it needs Call, and either Reconcile or IsProviderIdempotent
+twice: 1 calls, 0 asks, 0 rows, 1 effects: retry effect "pay": it was done already, or is under way: each effect of a run needs a step of its own
+swallowed: 1 calls, 1 asks, 1 rows, 0 effects: retry the handler went on after an effect; the outcome of effect "pay" is unknown | handled "done"
+panics: 0 calls, 1 asks, 1 rows, 0 effects: retry the outcome of effect "pay" is unknown: the handler panicked: as it was told | handled "found panics:pay"
+snoozed: 0 calls, 0 asks, 0 rows, 0 effects: retry snoozed: the ledger is closed | dead snoozed for too long, 24h0m0s: snoozed: the ledger is closed
+lost: 0 calls, 0 asks, 0 rows, 0 effects: in_flight
+fenced: 1 calls, 0 asks, 0 rows, 1 effects: in_flight
+conflict: 1 calls, 0 asks, 1 rows, 0 effects: handled "receipt of conflict:pay"
+commits: 1 calls, 0 asks, 0 rows, 1 effects: dead the handler sent COMMIT by itself, which stays, and then failed: the handler ended the transaction by itself
+mismatch: 0 calls, 0 asks, 0 rows, 0 effects: dead the key was used before with another payload: mismatch
+owner: handled
+owner: in_flight
+suspended: 2 calls, 1 rows
+"#;
+
+#[tokio::test]
+async fn each_answer_has_its_end_in_go_and_a_suspended_owner_calls_and_writes_nothing() {
+    let Some(programs) = Programs::of("go") else { return };
+    let env = TestEnv::new().await;
+    let mut program = Command::new(programs.file("effects"));
+    program.env("DATABASE_URL", env.database_url()).kill_on_drop(true);
+    let output = timeout(LIMIT, program.output()).await.expect("the program ends").unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), GO, "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_payment_is_made_once_by_cashiers_in_python_and_rust_that_die_or_hang() {
+    let Some(programs) = Programs::of("python") else { return };
+    pay_once(Some(&programs.file("paying"))).await;
 }

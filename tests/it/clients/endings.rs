@@ -36,6 +36,26 @@ async fn go() {
     assert_eq!(lines(&env.pg().await, sent).await, [r"a o \x31", r"b \xff", r"c \x33"]);
 }
 
+/// Runs, failures and snoozes of a message that waits for an hour, after three strict consumers.
+const RESTARTED: &str = "fails: 1 runs, 1 failures, 0 snoozes
+snoozed: 1 runs, 0 failures, 1 snoozes
+snoozes: retry, false, asked: snoozed: the ledger is closed
+snoozes: dead, true, snoozed for too long, 1s: asked: snoozed: the ledger is closed
+small: consumer small needs 2 connections at least, and MaxConns of the pool is 1: make it larger
+waits: true
+";
+
+#[tokio::test]
+async fn a_restart_of_go_keeps_pauses_and_a_pool_that_is_too_small_is_told() {
+    let Some(programs) = Programs::of("go") else { return };
+    let env = TestEnv::new().await;
+    let mut program = Command::new(programs.file("restarting"));
+    program.env("DATABASE_URL", env.database_url()).env("NATS_URL", env.nats_url()).kill_on_drop(true);
+    let output = timeout(LIMIT, program.output()).await.expect("the program ends").unwrap();
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), RESTARTED, "{log}");
+}
+
 #[tokio::test]
 async fn a_new_durable_of_go_begins_now_and_passes_over_delete_markers() {
     let Some(programs) = Programs::of("go") else { return };

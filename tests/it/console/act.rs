@@ -254,6 +254,12 @@ async fn sagas_pauses_and_replays_are_acted_on() {
         let job = confirm(&console, fields).await;
         assert_eq!(end(&console, &job).await, json!({ "done": told }), "{fields}");
     }
+    // Refused before it begins, not in the job.
+    client.batch_execute("SELECT oncebox.enqueue('k', 'orders.placed', 'p')").await.unwrap();
+    let (path, typed) = ("/api/v1/databases/shop/act", [("content-type", "application/json")]);
+    let unseen = json!({ "kind": "pauses", "action": "pause", "subject": "ordres.placed" }).to_string();
+    let refused = console.ask("POST", path, &typed, &unseen).await;
+    assert!(refused.status == 409 && refused.body.contains("there are orders.placed"), "{}", refused.body);
     let job = confirm(&console, "kind=pauses&action=resume&subject=%3E").await;
     assert!(end(&console, &job).await["failed"].as_str().unwrap().contains("not paused"));
     let actions = "SELECT string_agg(action, ' ' ORDER BY id) FROM oncebox.audit";

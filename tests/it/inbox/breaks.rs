@@ -11,7 +11,7 @@ use crate::{
     inbox::{
         consumer::{Running, consumer, publish},
         support::{
-            Does, Job, LIMIT, builder, count, dead_letters, effects, environment, insert, message,
+            Does, Job, LIMIT, builder, count, dead_letters, effects, environment, insert, message, rested,
             stream_environment,
         },
     },
@@ -82,7 +82,10 @@ async fn poison_that_is_alone_ends_as_well() {
     let inbox = builder(&env).attempts_max(3).build().unwrap();
     for n in [1002, 1999] {
         let (handler, key) = (poisoned(), format!("k{n}"));
-        let run = async |delivery| inbox.run(&handler, &message(&key, n).deliveries(delivery)).await;
+        let run = async |delivery| {
+            rested(&env).await;
+            inbox.run(&handler, &message(&key, n).deliveries(delivery)).await
+        };
         let first = run(1).await;
         assert!(matches!(first, Err(Error::Unavailable(..))), "{first:?}");
         for attempt in 1..=2 {
@@ -115,6 +118,7 @@ async fn an_outage_of_what_all_need_costs_no_attempt() {
         })
     });
     for delivery in 1..=ROUNDS {
+        rested(&env).await;
         for n in 0..MESSAGES {
             let ended = inbox.run(&away, &message(&format!("k{n}"), n).deliveries(delivery)).await;
             let is_spared = match &ended {
@@ -126,6 +130,7 @@ async fn an_outage_of_what_all_need_costs_no_attempt() {
         }
     }
     assert_eq!(dead_letters(&env).await.len(), 0);
+    rested(&env).await;
     for n in 0..MESSAGES {
         let back = inbox.run(&Does::effect(), &message(&format!("k{n}"), n).deliveries(ROUNDS + 1)).await;
         assert!(matches!(back, Ok(Verdict::Handled(_))), "{back:?}");

@@ -8,7 +8,9 @@ use oncebox_tests::{TestEnv, eventually};
 use tokio::time::timeout;
 
 use crate::{
-    inbox::support::{Does, Job, LIMIT, SCOPE, builder, count, effects, environment, inbox, insert, message},
+    inbox::support::{
+        Does, Job, LIMIT, SCOPE, builder, count, effects, environment, inbox, insert, message, rested,
+    },
     leased::support::{Pays, builder as leased_builder},
 };
 
@@ -88,6 +90,7 @@ async fn a_failure_is_recorded_with_reason_place_and_due_time_in_each_mode() {
         let under_lease =
             Pays::new(|_, _| Box::pin(async { Err(format!("no ledger {}", "ä".repeat(600)).into()) }));
         for failures in 1..=2 {
+            rested(&env).await;
             let failing = stored("k", 1, 7).deliveries(u64::try_from(failures).unwrap());
             match mode {
                 "batch" => {
@@ -148,6 +151,9 @@ async fn a_message_that_failed_and_then_succeeds_has_no_row() {
     .await
     .unwrap();
     let again = stored("k", 1, 7).deliveries(2);
+    let early = inbox.run(&LeavesItsRole, &again).await.unwrap();
+    assert!(matches!(early, Verdict::Retry { after, .. } if after > LONG / 3), "its pause holds: {early:?}");
+    rested(&env).await;
     let handled = inbox.run(&LeavesItsRole, &again).await.unwrap();
     assert!(matches!(handled, Verdict::Handled(_)), "{handled:?}");
     assert_eq!((count(&env, "oncebox.inbox_attempt").await, effects(&env).await), (0, 1));

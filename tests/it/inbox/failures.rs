@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use crate::inbox::support::{
     Does, SCOPE, Silent, builder, count, dead_letters, effects, environment, inbox, insert, message,
-    replayed, tried,
+    replayed, rested, tried,
 };
 
 #[tokio::test]
@@ -90,6 +90,7 @@ async fn the_delivery_limit_ends_a_message() {
         let verdict = inbox.run(&failing, &message("k", 7).deliveries(delivery)).await.unwrap();
         let Verdict::Retry { after, reason } = verdict else { panic!("{verdict:?}") };
         assert!(after > Duration::ZERO && reason == "no luck");
+        rested(&env).await;
     }
     let verdict = inbox.run(&failing, &message("k", 7).deliveries(3)).await.unwrap();
     assert_eq!(verdict, Verdict::Dead { reason: "delivery limit of 3 reached: no luck".to_owned() });

@@ -8,6 +8,7 @@ use std::{
 
 use oncebox_inbox::{HandlerError, Order, Outcome};
 use oncebox_tests::{TestEnv, eventually};
+use tokio::time::Instant;
 
 use crate::inbox::{
     consumer::{Running, consumer, publish},
@@ -108,6 +109,49 @@ async fn strict_order_survives_the_death_of_processes() {
     for process in processes {
         process.stop().await;
     }
+}
+
+/// JetStream forgets a pause with the consumer that a takeover deletes: restarts would use up the
+/// attempts of a message that waits for its next one.
+#[tokio::test]
+async fn a_pause_holds_through_takeovers() {
+    let pause = Duration::from_secs(6);
+    let env = stream_environment().await;
+    publish_lines(&env, 0, 8).await;
+    let runs: Arc<Mutex<Vec<Instant>>> = Arc::default();
+    let start = async || {
+        let runs = Arc::clone(&runs);
+        let fails_once = Does::new(move |cx, job| {
+            let is_first = job.n == 0 && {
+                let mut runs = runs.lock().unwrap();
+                runs.push(Instant::now());
+                runs.len() == 1
+            };
+            Box::pin(async move {
+                if is_first {
+                    return Err(HandlerError::message("not yet"));
+                }
+                Ok(Outcome::done(insert(cx, &job).await?))
+            })
+        });
+        let inbox = builder(&env).attempts_max(3).backoff(pause, pause).build().unwrap();
+        Running::start(consumer(&env).await.order(Order::Strict), inbox, fails_once)
+    };
+    for _ in 0..3 {
+        let process = start().await;
+        eventually("the others of its line wait, other lines do not", LIMIT, async || {
+            (effects(&env).await == 6).then_some(())
+        })
+        .await;
+        process.stop().await;
+    }
+    let process = start().await;
+    eventually("all effects", LIMIT, async || (effects(&env).await == 8).then_some(())).await;
+    process.stop().await;
+    let runs = runs.lock().unwrap();
+    assert_eq!(runs.len(), 2, "once for each attempt");
+    assert!(runs[1] - runs[0] >= pause / 2, "after its pause: {:?}", runs[1] - runs[0]);
+    assert_in_order(&lines(&env).await);
 }
 
 /// A recreated consumer counts deliveries from 1 again, so takeovers are counted instead.

@@ -9,7 +9,7 @@ use oncebox_tests::Log;
 use tokio_postgres::types::Type;
 
 use crate::{
-    inbox::support::{Does, builder, environment, message, tried},
+    inbox::support::{Does, builder, environment, message, rested, tried},
     leased::support::Pays,
 };
 
@@ -39,6 +39,7 @@ async fn details_of_an_sql_error_are_neither_stored_nor_logged() {
             })
         });
         for delivery in 1..=2 {
+            rested(&env).await;
             let ended = inbox.run(&handler, &message(key, 7).deliveries(delivery)).await.unwrap();
             let told = format!("{ended:?}");
             assert!(told.contains("card_number_key") && !told.contains(SECRET), "{told}");

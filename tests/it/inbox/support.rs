@@ -125,6 +125,13 @@ pub(crate) async fn tried(env: &TestEnv, key: &str, failures: i64) {
     env.pg().await.execute(sql, &[&SCOPE, &key, &failures]).await.unwrap();
 }
 
+/// Moves the database's clock past all pauses, instead of waiting.
+pub(crate) async fn rested(env: &TestEnv) {
+    let sql = "UPDATE oncebox.inbox_attempt SET due_at = clock_timestamp() WHERE due_at > clock_timestamp();
+               UPDATE oncebox.inbox_snooze SET due_at = clock_timestamp() WHERE due_at > clock_timestamp()";
+    env.pg().await.batch_execute(sql).await.unwrap();
+}
+
 /// Gives every message up.
 pub(crate) fn gives_up() -> Does {
     Does::new(|_, _| Box::pin(async { Ok(Outcome::Dead("no use".to_owned())) }))

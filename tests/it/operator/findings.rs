@@ -21,7 +21,7 @@ async fn dead_letters_of_inboxes_hold_something_up_and_a_trace_sees_them() {
     enqueue(&pg, &env.subject("taken.a"), "m-", 0..3, 0).await;
     drain(&mut connect(&values).await.worker()).await;
     assert_eq!(findings(&status(url).await), [""; 0]);
-    for (key, status) in [("m-0", "dead"), ("m-1", "completed")] {
+    for (key, status) in [("m-0", "dead"), ("m-1", "completed"), ("m-0:elsewhere", "dead")] {
         let sql = "INSERT INTO oncebox.inbox (scope, tenant, key, fingerprint, status)
                    VALUES ('mail:receipt', '', $1::text, sha256(''), $2::text)";
         pg.execute(sql, &[&key, &status]).await.unwrap();
@@ -43,6 +43,9 @@ async fn dead_letters_of_inboxes_hold_something_up_and_a_trace_sees_them() {
     let traced: Value = serde_json::from_str(&run_ok(url, &["trace", "m-0", "--json"]).await).unwrap();
     let message = &traced["messages"][0];
     assert_eq!((&message["state"], &message["inboxes"][0]["status"]), (&json!("settled"), &json!("dead")));
+    assert_eq!(message["inboxes"].as_array().unwrap().len(), 1, "once: {message}");
+    let elsewhere = &traced["inboxes"][0];
+    assert_eq!((&elsewhere["key"], &elsewhere["status"]), (&json!("m-0:elsewhere"), &json!("dead")));
     let lines = async |key: &str| run_ok(url, &["trace", key]).await;
     assert!(lines("m-0").await.contains("dead letter in mail:receipt"));
     assert!(lines("m-1").await.contains("completed in mail:receipt"));

@@ -131,7 +131,8 @@ async fn what_is_blocked_and_set_aside_is_told_with_its_remedy() {
     );
     assert_finds(&told, &["ordering key k is blocked", "outbox dead retry --key 'first'", "no stream takes"]);
     assert_finds(&told, &["7 set aside", &env.subject("lost.b"), "create a stream"]);
-    assert_eq!(findings(&told).len(), 2, "{told}");
+    assert_finds(&told, &["1 more message is dead: relays send it no more", "outbox dead list"]);
+    assert_eq!(findings(&told).len(), 3, "{told}");
     let table = run_ok(env.database_url(), &["status"]).await;
     assert!(table.starts_with("what holds delivery up") && table.contains("\nSCHEMA "), "{table}");
     assert!(table.lines().any(|line| line == "dead            2"), "{table}");

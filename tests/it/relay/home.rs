@@ -140,6 +140,11 @@ async fn a_copy_under_another_name_is_silent_until_it_is_adopted_as_its_own() {
     let row = client(&url).await.query_one(sql, &[]).await.unwrap();
     assert_eq!(row.get::<_, &str>(0), "mina");
     assert!(row.get::<_, &str>(1).contains("3 messages of the backlog were discarded"), "{row:?}");
+    let (_, text) = command(&url, &["trace", "due-0"]).await;
+    assert!(text.contains("discarded") && !text.contains("settled"), "{text}");
+    let replay = ["outbox", "replay", "--key", "due-0", "--request", "again", "--dry-run"];
+    let (_, text) = command(&url, &replay).await;
+    assert!(text.contains("0 messages"), "given up is given up: {text}");
     let (code, text) = command(&url, &["adopt", "--move"]).await;
     assert!(code != 0 && text.contains("nothing to adopt"), "{text}");
     relay.signal("TERM").await;

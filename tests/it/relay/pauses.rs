@@ -22,6 +22,28 @@ async fn pause(env: &TestEnv, arguments: &[&str]) -> String {
     run_ok(env.database_url(), &[&["outbox"], arguments].concat()).await
 }
 
+/// Two operators have one thought.
+#[tokio::test]
+async fn pauses_of_the_same_messages_at_once_follow_each_other() {
+    let env = TestEnv::new().await;
+    let (first, second, watcher) = (env.pg().await, env.pg().await, env.pg().await);
+    let pause =
+        "SELECT oncebox.pause_delivery('subject', 'a.b', $1, '{a.b}', NULL, 'mina', NULL, NULL, NULL)";
+    first.batch_execute("BEGIN").await.unwrap();
+    first.execute(pause, &[&None::<f64>]).await.unwrap();
+    let throttled = tokio::spawn(async move { second.execute(pause, &[&Some(5.0)]).await });
+    eventually("it waits", LIMIT, async || {
+        let waiting =
+            "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%pause_delivery%'";
+        watcher.query_opt(waiting, &[]).await.unwrap().map(drop)
+    })
+    .await;
+    first.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(throttled.await.unwrap().unwrap(), 1);
+    let rate: f64 = first.query_one("SELECT rate FROM oncebox.pause", &[]).await.unwrap().get(0);
+    assert!((rate - 5.0).abs() < 0.1, "the later one holds: {rate}");
+}
+
 #[tokio::test]
 async fn a_paused_subject_waits_in_order_through_kills_of_all_relays_and_others_go_on() {
     let env = TestEnv::new().await;
