@@ -71,6 +71,19 @@ test("a missing stream and missing tables name the command that makes them, in t
   await narrow.end();
 });
 
+test("who waits for a connection of the pool says so, and which setting is too small", async () => {
+  const narrow = new Pool({ connectionString: process.env.DATABASE_URL, max: 1 });
+  const held = await narrow.connect();
+  const said = Promise.withResolvers<string>();
+  const registering = new Inbox(narrow, "starting:waits", { log: { info() {}, warn: said.resolve } }).register();
+  const late = setTimeout(() => said.reject(new Error("nothing was said")), 15_000);
+  const text = await said.promise.finally(() => held.release());
+  assert.match(text, /scope starting:waits: waits for a connection of the pool for 10 seconds: are all 1 in use \(then set its `max`\)/);
+  clearTimeout(late);
+  await registering;
+  await narrow.end();
+});
+
 test("a marker of the server is passed over, and is no dead letter", async () => {
   await publish("markers", "m1");
   const given = headers();

@@ -2,7 +2,7 @@
 import { randomUUID } from "node:crypto";
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
-import { enqueue, type Handler, Inbox, type Message } from "oncebox";
+import { enqueue, type EffectOptions, type Handler, Inbox, type LeasedContext, type Message } from "oncebox";
 import { crashes, enqueued, Template } from "oncebox/testing";
 import { Client, Pool } from "pg";
 
@@ -67,6 +67,35 @@ for (const [name, isBad, isForgetful, expected] of [
       });
       await own.end();
       assert.deepEqual(wrong, expected.map(([scenario, cents]) => `${scenario}: ${cents} instead of 7`));
+    });
+  });
+}
+
+for (const [name, isBad] of [["good", false], ["bad", true]] as const) {
+  test(`a ${name} handler under a lease dies at each statement and call`, async () => {
+    await template.database(async (url) => {
+      const own = new Pool({ connectionString: url });
+      own.on("error", () => {});
+      const made = "SELECT count(*)::int FROM charge WHERE key = $1";
+      const count = async (key: string) => (await own.query(made, [key])).rows[0].count as number;
+      const insert = (key: string) => own.query("INSERT INTO charge (key) VALUES ($1)", [key]);
+      // A provider that carries out each call, and one that answers a key once.
+      const reconciled: EffectOptions<null> = { reconcile: async (key) => (!isBad && (await count(key)) > 0 ? { happened: null } : "absent") };
+      const wrong = await crashes<null>(url, {
+        inbox: (pool) => new Inbox(pool, "leased", { log, backoffMs: [10, 10] }),
+        payload: () => null,
+        handler: {
+          handle: async (cx: LeasedContext) => {
+            await cx.effect("pay", async (key) => (await insert(key), null), reconciled);
+            await cx.effect("mail", async (key) => void ((await count(key)) > 0 || (await insert(key))), { providerIdempotent: true });
+          },
+          finish: (cx) => cx.client.query("INSERT INTO charge (key) VALUES ($1)", [cx.key]),
+        },
+        effects: async (key) => [await count(`${key}:pay`), await count(`${key}:mail`), await count(key)],
+      });
+      await own.end();
+      const twice = ["behind the call of pay", "before end_effect"].map((place) => `the process dies ${place}: [2,1,1] instead of [1,1,1]`);
+      assert.deepEqual(wrong, isBad ? twice : []);
     });
   });
 }

@@ -144,7 +144,7 @@ mod leased {
     pub(crate) mod crash; // leases that end or are stolen; processes that die or hang at any point
     mod effects; // effects under a lease, and what is known of them afterwards
     mod stolen; // owners whose claim another has taken over: nothing of theirs is written
-    pub(crate) mod gateway; // cashiers that are killed, a gateway that loses answers: paid once
+    mod gateway; // cashiers that are killed, a gateway that loses answers: paid once
 }
 
 mod http {
@@ -191,11 +191,10 @@ mod drivers {
 }
 
 mod clients {
-    mod cashiers; // the cashiers of the READMEs through kills, with a provider that fails
     mod chaos; // their consumers through kills, cuts at COMMIT and copies
     mod conformance; // one table of messages that each consumer ends alike
     mod consumers; // what becomes of the durable that a client pulls from, and of its pulls
-    mod effects; // their effects under a lease: each answer, and cashiers that die
+    mod effects; // calls of a provider under a lease, through kills: the cashier of each README
     mod endings; // handlers, errors and connections that end in odd ways, each with its verdict
     mod failing; // the rows by which operators see failing messages, from each of these consumers
     mod functions; // a loop that calls the SQL functions, as one of these consumers

@@ -8,10 +8,11 @@ import type { Pool, PoolClient } from "pg";
 
 import type { Claim } from "./claim.ts";
 import type { Inbox } from "./inbox.ts";
+import type { LeasedHandler } from "./leased.ts";
 import type { Context, Handler, Message, Verdict } from "./message.ts";
 import { count, handling } from "./spans.ts";
 import { ended, fingerprint, messageId } from "./text.ts";
-import { checkOpen, handled, type Own, type Run, step, TimedOut, within } from "./transaction.ts";
+import { checkOpen, type Own, type Run, TimedOut } from "./database.ts";
 import { query, type Row, SESSION, together } from "./wire.ts";
 
 /** After so many milliseconds no other handler of a batch begins: its locks must not be held for long. */
@@ -69,13 +70,18 @@ interface Outcome {
 /** Runs a handler for batches of messages of an inbox. */
 export class Batch<T> {
   readonly inbox: Inbox<T>;
-  readonly #each: Handler<T>;
+  readonly #each: Handler<T> | LeasedHandler<T>;
   readonly #set: SetHandler<T> | undefined;
 
-  constructor(inbox: Inbox<T>, handler: Handler<T> | undefined, set?: SetHandler<T>) {
+  constructor(inbox: Inbox<T>, handler: Handler<T> | LeasedHandler<T> | undefined, set?: SetHandler<T>) {
     this.inbox = inbox;
     this.#set = set;
     this.#each = handler ?? (async (cx, data) => (await this.#all(cx, [{ data, key: cx.key, tenant: cx.tenant, message: cx.message }]))[0]);
+  }
+
+  /** Whether its handlers run under leases, each message by itself. */
+  get isLeased(): boolean {
+    return typeof this.#each !== "function";
   }
 
   /** Handles these messages, and answers each; an error means what it does for `Inbox.run`. */
@@ -127,21 +133,22 @@ export class Batch<T> {
   /** Handles messages in one transaction. Any other error than `Failed` says that nothing was attempted. */
   async #together(claims: Claims<T>): Promise<Outcome> {
     const { inbox } = this;
+    const { database } = inbox;
     // Without a connection nothing was attempted, so nothing is counted.
-    const client = await inbox.connect();
+    const client = await database.connect();
     const run: Run = {};
     try {
-      return await within(client, run, inbox.options.stepTimeoutMs, async () => {
-        const outcome = await this.#step(client, () => this.#claim(client, run, claims));
+      return await database.within(client, run, async () => {
+        const outcome = await database.step(client, () => this.#claim(client, run, claims));
         const fresh = [...claims.keys()].filter((place) => !outcome.answers.has(place) && !outcome.alone.includes(place));
         if (fresh.length === 0) {
-          await this.#step(client, () => query(client, "ROLLBACK"));
+          await database.step(client, () => query(client, "ROLLBACK"));
           return outcome;
         }
         const todo: Claims<T> = new Map(fresh.map((place) => [place, claims.get(place)!]));
         const endings = this.#set === undefined ? await this.#handleEach(client, todo) : await this.#handleSet(client, todo);
         outcome.left = fresh.filter((place) => !endings.has(place));
-        await this.#step(client, () => this.#settle(client, run, claims, endings, [...outcome.left, ...outcome.givenBack]));
+        await database.step(client, () => this.#settle(client, run, claims, endings, [...outcome.left, ...outcome.givenBack]));
         endings.forEach(({ reply, status }, place) => outcome.answers.set(place, { name: status === "rejected" ? "rejected" : "handled", reply, after: 0 }));
         return outcome;
       });
@@ -155,20 +162,16 @@ export class Batch<T> {
     }
   }
 
-  #step<R>(client: PoolClient, work: () => Promise<R>): Promise<R> {
-    return step(client, this.inbox.options.stepTimeoutMs, work);
-  }
-
   /** Begins the transaction and claims the keys, at once. Their guard fails every COMMIT before that of `#settle`. */
   async #claim(client: PoolClient, run: Run, claims: Claims<T>): Promise<Outcome> {
     const of = [...claims.values()].map(([claim]) => claim);
-    const limit = this.inbox.options.handlerTimeoutMs + ROUND_MS + 5000;
+    const limit = this.inbox.database.handlerTimeoutMs + ROUND_MS + 5000;
     const [, rows] = await together(client, [
       { text: "BEGIN ISOLATION LEVEL READ COMMITTED" },
       {
         text: `SELECT place::text, answer, outcome::text, CASE WHEN place = 1 THEN ${SESSION} END,
                  CASE WHEN place = 1 THEN set_config('statement_timeout', $7, true) END
-               FROM ${this.inbox.call("claim_batch")}($1, $2::text[], $3::text[], $4::bytea[], $5::bigint[], make_interval(secs => $6::float8))`,
+               FROM ${this.inbox.database.of("claim_batch")}($1, $2::text[], $3::text[], $4::bytea[], $5::bigint[], make_interval(secs => $6::float8))`,
         values: [
           ...[this.inbox.scope, of.map(({ tenant }) => tenant), of.map(({ key }) => key), of.map(({ message }) => fingerprint(message))],
           ...[of.map(({ message }) => messageId(message)), String(limit / 1000), `${limit}ms`],
@@ -197,10 +200,9 @@ export class Batch<T> {
       if (endings.size > 0 && performance.now() > until) {
         break;
       }
-      const handle = (own: Own) => this.#each({ ...own, key: key!, tenant, message }, data);
-      const run = () => handled(client, this.inbox.pool, this.inbox.options.handlerTimeoutMs, handle);
+      const handle = (own: Own) => (this.#each as Handler<T>)({ ...own, key: key!, tenant, message }, data);
       try {
-        const result = await handling(this.inbox.scope, key!, message, run);
+        const result = await handling(this.inbox.scope, key!, message, () => this.inbox.database.handle(client, handle));
         checkOpen(client);
         endings.set(place, ended(result));
       } catch (error) {
@@ -212,8 +214,7 @@ export class Batch<T> {
 
   async #handleSet(client: PoolClient, claims: Claims<T>): Promise<Endings> {
     const entries = [...claims.values()].map(([{ key, tenant, message }, data]) => ({ data, key: key!, tenant, message }));
-    const run = (own: Own) => this.#all(own, entries);
-    const results = await handled(client, this.inbox.pool, this.inbox.options.handlerTimeoutMs, run);
+    const results = await this.inbox.database.handle(client, (own) => this.#all(own, entries));
     checkOpen(client);
     const end = (place: number, n: number) => {
       try {
@@ -249,7 +250,7 @@ export class Batch<T> {
         values: [run.session],
       },
       {
-        text: `SELECT ${this.inbox.call("settle_batch")}($1, $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[])::text`,
+        text: `SELECT ${this.inbox.database.of("settle_batch")}($1, $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[])::text`,
         values: [
           ...[this.inbox.scope, ends.map(({ tenant }) => tenant), ends.map(({ key }) => key)],
           ...[stored.map(([, { text }]) => text), stored.map(([, { status }]) => status)],

@@ -1,12 +1,13 @@
+import type { Run } from "./database.ts";
 import { single } from "./headers.ts";
 import { checkKey } from "./keys.ts";
 import type { Message } from "./message.ts";
-import type { Run } from "./transaction.ts";
 
 /** A message, its key, and the run under way. */
 export interface Claim extends Run {
   message: Message;
   tenant: string;
+  /** Null if it has none. */
   key: string | null;
   /** Whether the handler was called. */
   hasRun?: boolean;
@@ -21,7 +22,16 @@ export class Unreadable extends Error {
   }
 }
 
-export function keyOf(message: Message, names = ["Idempotency-Key", "x-idempotency-key"]): string {
+/** The claim of a message; throws `Unreadable`. */
+export function claimed(message: Message, { tenantHeader, keyHeaders }: { tenantHeader?: string; keyHeaders?: string[] }): Claim {
+  try {
+    return { message, tenant: tenantOf(message, tenantHeader), key: keyOf(message, keyHeaders) };
+  } catch (problem) {
+    throw new Unreadable({ message, tenant: "", key: null }, (problem as Error).message);
+  }
+}
+
+function keyOf(message: Message, names = ["Idempotency-Key", "x-idempotency-key"]): string {
   for (const name of names) {
     const key = single(message.headers, name);
     if (key !== undefined) {
@@ -31,13 +41,17 @@ export function keyOf(message: Message, names = ["Idempotency-Key", "x-idempoten
   throw new RangeError(`no key: none of the headers ${names.join(", ")} is present`);
 }
 
-export function tenantOf(message: Message, header: string | undefined): string {
+function tenantOf(message: Message, header: string | undefined): string {
   if (header === undefined) {
     return "";
   }
   const tenant = single(message.headers, header) ?? "";
-  if (tenant === "" || Buffer.byteLength(tenant) > 255 || /[\u0000-\u001f\u007f-\u009f]/.test(tenant)) {
+  if (!isTenant(tenant)) {
     throw new RangeError(`tenant header ${header} is not 1 to 255 bytes without control characters`);
   }
   return tenant;
+}
+
+export function isTenant(tenant: string): boolean {
+  return tenant !== "" && Buffer.byteLength(tenant) <= 255 && !/[\u0000-\u001f\u007f-\u009f]/.test(tenant);
 }

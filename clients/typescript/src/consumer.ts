@@ -3,6 +3,7 @@ import type { JetStreamClient } from "@nats-io/jetstream";
 import { Batch, type SetHandler } from "./batch.ts";
 import { Durable } from "./durable.ts";
 import type { Inbox } from "./inbox.ts";
+import type { LeasedHandler } from "./leased.ts";
 import type { Handler } from "./message.ts";
 import { heldMax, Pump } from "./pump.ts";
 import { line } from "./errors.ts";
@@ -64,7 +65,7 @@ export class Consumer {
    * Consumes until `stop` is aborted, or until SIGTERM or SIGINT if `stop` is left out, and then waits
    * for the running handlers. Throws when it cannot go on, or when handlers do not end in time.
    */
-  async run<T>(inbox: Inbox<T>, handler: Handler<T>, stop: AbortSignal = onSignals()): Promise<void> {
+  async run<T>(inbox: Inbox<T>, handler: Handler<T> | LeasedHandler<T>, stop: AbortSignal = onSignals()): Promise<void> {
     await this.#run(new Batch(inbox, handler), stop);
   }
 
@@ -77,6 +78,9 @@ export class Consumer {
     const { filterSubject, start, ackWaitMs, order, ...limits } = this.#options;
     const [{ inbox }, isStrict] = [batch, order === "strict"];
     const connections = limits.concurrency + (isStrict ? 1 : 0);
+    if (batch.isLeased && limits.batch > 1) {
+      throw new RangeError(`a batch of ${limits.batch} messages shares a transaction, and a handler under a lease has none: leave \`batch\` out`);
+    }
     inbox.check(isStrict ? 2 : 1, connections);
     const name = `consumer ${this.#durable} of stream ${this.#stream}`;
     const what = [`scope ${inbox.scope}`, `filter ${filterSubject ?? ">"}`, `order ${order}`];

@@ -3,8 +3,9 @@
 import { KIND } from "./message.ts";
 
 /** The word of a handler, also when a library has wrapped it. */
-export function found<E>(error: unknown, kind: "Dead" | "Reject" | "RetryAfter"): E | undefined {
-  return causes(error).find((one) => isKind(one, kind)) as E | undefined;
+export function found<E>(error: unknown, kind: "Dead" | "Reject" | "RetryAfter" | "Snooze" | "Rejected" | "NotSent" | "LeaseLost" | "Unavailable"): E | undefined {
+  // What a provider's client has thrown decides nothing.
+  return causes(error, (one) => isKind(one, "OutcomeUnknown")).find((one) => isKind(one, kind)) as E | undefined;
 }
 
 export function isKind(value: unknown, kind: string): boolean {
@@ -12,10 +13,13 @@ export function isKind(value: unknown, kind: string): boolean {
 }
 
 /** An error, its causes, and the errors of a group; at most twenty. */
-function causes(error: unknown): unknown[] {
+function causes(error: unknown, isLast: (one: unknown) => boolean = () => false): unknown[] {
   const all = new Set([error]);
   // What is added meanwhile is visited, too.
   for (const one of all) {
+    if (isLast(one)) {
+      continue;
+    }
     try {
       // The last three are those of TypeORM and Prisma.
       const { cause, errors, driverError, originalError, meta } = (one ?? {}) as Record<string, any>;
@@ -58,6 +62,11 @@ export function isUseless(error: unknown): boolean {
 /** Whether PostgreSQL has answered with this error, and the transaction has not committed. */
 export function isOfPostgres(error: unknown): boolean {
   return typeof (error as { severity?: unknown } | null)?.severity === "string";
+}
+
+/** PostgreSQL could not be asked: the connection was dead, the server is another one now, or has no room. */
+export function isAway(error: unknown): boolean {
+  return isUseless(error) || hasState(error, /^53/) || !isOfPostgres(error);
 }
 
 /** An error and its causes in a line, as it is stored. Of an error of validation the fields, and no text, which may quote the payload. */

@@ -6,9 +6,12 @@
  */
 export { type Entry, type SetContext, type SetHandler } from "./batch.ts";
 export { Consumer, received, type ConsumerOptions } from "./consumer.ts";
+export { type Call, type EffectOptions, NotSent, OutcomeUnknown, type Reconciled, Rejected } from "./effect.ts";
 export { Inbox, type InboxOptions } from "./inbox.ts";
 export { checkKey, partKey, rootKey, stepKey, undoKey } from "./keys.ts";
-export { Dead, Reject, RetryAfter, type Verdict, type Context, type Handler, type Message, type Origin } from "./message.ts";
+export { Dead, Reject, RetryAfter, Snooze, type Verdict, type Context, type Handler, type Message, type Origin } from "./message.ts";
+export { LeaseLost } from "./lease.ts";
+export { type LeasedContext, type LeasedHandler } from "./leased.ts";
 export { type Transaction } from "./library.ts";
 export { cancelDelayed, enqueue, enqueueAll, type Outgoing } from "./outbox.ts";
 export { type Action, Barrier, type Compensation, Replier } from "./saga.ts";

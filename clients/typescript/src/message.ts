@@ -59,17 +59,36 @@ export class RetryAfter extends Error {
   readonly ms: number;
   /** Throws unless `ms` is a number of at least 0. */
   constructor(ms: number) {
-    if (typeof ms !== "number" || !(ms >= 0)) {
-      throw new RangeError(`a retry after ${ms} ms: that is no number of at least 0`);
-    }
-    super(`the handler asked for a retry after ${ms} ms`);
+    super(`the handler asked for a retry after ${pause(ms)} ms`);
     this.ms = ms;
   }
 }
 
-/** The result of running a message. All but `retry` and `in_flight` are final, and committed. */
+/**
+ * Thrown by a handler that cannot deal with a message now, which is not the message's fault: it is rolled back and
+ * run again after so many milliseconds, 100 to an hour. That is no attempt, for `snoozeMaxMs` at most.
+ */
+export class Snooze extends Error {
+  readonly [KIND] = "Snooze";
+  override readonly name = "Snooze";
+  readonly ms: number;
+  /** Throws unless `ms` is a number of at least 0. The reason is for operators. */
+  constructor(ms: number, reason: string) {
+    super(reason);
+    this.ms = Math.min(Math.max(pause(ms), 100), 3_600_000);
+  }
+}
+
+function pause(ms: number): number {
+  if (typeof ms !== "number" || !(ms >= 0)) {
+    throw new RangeError(`a retry after ${ms} ms: that is no number of at least 0`);
+  }
+  return ms;
+}
+
+/** The result of running a message. All but `retry`, `snoozed` and `in_flight` are final, and committed. */
 export interface Verdict {
-  name: "handled" | "replayed" | "rejected" | "dead" | "mismatch" | "in_flight" | "retry";
+  name: "handled" | "replayed" | "rejected" | "dead" | "mismatch" | "in_flight" | "retry" | "snoozed";
   /** The handler's reply, also when an earlier run gave it. */
   reply?: unknown;
   reason?: string;

@@ -95,7 +95,7 @@ export class Pump<T> {
   async #begin(): Promise<Session | undefined> {
     const { inbox } = this.#batch;
     const tookOver = this.#limits.isStrict && (this.#lead?.lost.aborted ?? true);
-    await inbox.register().catch((error: unknown) => {
+    await inbox.register(this.#batch.isLeased ? "lease" : "transaction").catch((error: unknown) => {
       throw remedied(error);
     });
     if (tookOver) {
@@ -231,7 +231,7 @@ export class Pump<T> {
       answer = { name: "in_flight", after: backoffMs[0] };
     }
     const { name, after } = answer;
-    if (name === "in_flight" || name === "retry") {
+    if (name === "in_flight" || name === "retry" || name === "snoozed") {
       if (held.orderingKey !== undefined) {
         // A failed run counts like a delivery.
         given.deliveries! += name === "retry" ? 1 : 0;
@@ -265,7 +265,7 @@ export class Pump<T> {
     const { graceMs } = this.#limits;
     // Nothing waits for handlers that are still running then; when the process ends, PostgreSQL
     // rolls them back.
-    const late = sleep(graceMs + this.#batch.inbox.options.stepTimeoutMs, undefined, { ref: false }).then(() => {
+    const late = sleep(graceMs + this.#batch.inbox.database.stepTimeoutMs, undefined, { ref: false }).then(() => {
       throw new Error(`consumer ${this.#durable.wanted.durable}: handlers go on after the grace of its drain`);
     });
     await Promise.race([Promise.all(this.#running), late]);

@@ -10,30 +10,25 @@ import { Readable } from "node:stream";
 import { setTimeout as sleep } from "node:timers/promises";
 import type { Pool, PoolClient } from "pg";
 
+import { isTenant } from "./claim.ts";
+import { commit, Database, type DatabaseOptions, type Own, rollBack, type Run, TimedOut } from "./database.ts";
 import { isConflict, line, stacks } from "./errors.ts";
-import { Handle } from "./handle.ts";
 import { rootKey } from "./keys.ts";
 import { type Answer, Misuse, Problem } from "./problem.ts";
-import { ask, commit, rollBack, type Run, step, TimedOut, within } from "./transaction.ts";
-import { close, prepared, query, quoted, SESSION } from "./wire.ts";
+import { close, query, SESSION } from "./wire.ts";
 
 const SAFE = ["GET", "HEAD", "OPTIONS", "TRACE"];
 
 /** The claim of a request's key, and the transaction that it is claimed in. */
-export interface Claim {
-  client: PoolClient;
-  /** A pool whose every connection is `client`, for libraries that want a pool. */
-  pool: Pool;
+export interface Claim extends Own {
   /** The root of the keys of the request's messages: `stepKey(claim.key, "ship")`. */
   key: string;
   tenant: string;
   /** Set it to have the writes committed with a 4xx, too. */
   keepsWrites: boolean;
-  /** Aborted when the handler takes longer than it may. */
-  signal: AbortSignal;
 }
 
-export interface RequestOptions<R> {
+export interface RequestOptions<R> extends DatabaseOptions {
   /** The service's name; with method and route it is the scope of a key. Never rename it. */
   scope: string;
   /**
@@ -59,15 +54,10 @@ export interface RequestOptions<R> {
   /** How long a repeated request waits for the first one, before it is answered with 409. Default: 1.5 seconds. */
   inFlightWaitMs?: number;
   retryAfterSeconds?: number;
-  /** Default: 1 minute. */
-  handlerTimeoutMs?: number;
-  /** How long each step before and after the handler may take. Default: 30 seconds. */
-  stepTimeoutMs?: number;
   /** How long a response is kept at least; null is for ever. Default: 1 day. */
   retentionMs?: number | null;
   /** Where your API's documentation is, for a `Link` in the layer's own answers. */
   documentation?: string;
-  schema?: string;
   log?: Pick<Console, "warn" | "error">;
 }
 
@@ -102,22 +92,19 @@ export function claim(request: object): Claim {
 
 /** The layer behind the middlewares. */
 export class Requests<R extends object> {
-  readonly options: Required<Omit<RequestOptions<R>, "tenant" | "content" | "route" | "documentation">> & RequestOptions<R>;
-  readonly #pool: Pool;
-  readonly #schema: string;
+  readonly options: Required<Omit<RequestOptions<R>, "tenant" | "content" | "route" | "documentation" | keyof DatabaseOptions>> & RequestOptions<R>;
+  readonly #database: Database;
   readonly #registered = new Map<string, Promise<unknown>>();
 
   constructor(pool: Pool, options: RequestOptions<R>) {
-    this.#pool = pool;
-    this.#schema = quoted(options.schema ?? "oncebox");
     this.options = {
       ...{ credentials: options.tenant === null ? ["authorization", "cookie"] : [], passesWithoutKey: false },
       ...{ notStored: [401, 403, 408, 409, 425, 429], keptHeaders: ["content-type", "location", "etag", "link"] },
       ...{ requestBodyMax: 256 << 10, responseBodyMax: 256 << 10, inFlightWaitMs: 1500, retryAfterSeconds: 1 },
-      ...{ handlerTimeoutMs: 60_000, stepTimeoutMs: 30_000, retentionMs: 86_400_000, schema: "oncebox", log: console },
+      ...{ retentionMs: 86_400_000, log: console },
       ...options,
     };
-    prepared(pool, this.options.stepTimeoutMs, (error) => this.options.log.warn(`scope ${options.scope}: an idle connection broke: ${line(error)}`));
+    this.#database = new Database(pool, options.scope, options, (text) => this.options.log.warn(text));
   }
 
   /** Whether a request passes without a claim; throws a Problem if it has no valid key. */
@@ -165,7 +152,7 @@ export class Requests<R extends object> {
   #identify({ request, method, url, rawHeaders, route, body }: Asked<R>): Pending {
     const { tenant: tenantOf, scope, content, credentials } = this.options;
     const tenant = tenantOf === null ? "" : (this.#own("tenant", () => tenantOf(request)) ?? "");
-    if (tenantOf !== null && (tenant === "" || Buffer.byteLength(tenant) > 255 || /[\u0000-\u001f\u007f-\u009f]/.test(tenant))) {
+    if (tenantOf !== null && !isTenant(tenant)) {
       throw new Problem("tenant-missing");
     }
     if (route === undefined) {
@@ -189,11 +176,11 @@ export class Requests<R extends object> {
     await this.#register(pending.scope);
     const [deadline, clientKey] = [Date.now() + this.options.inFlightWaitMs, pending.key];
     for (;;) {
-      const client = await this.#pool.connect();
-      const answer = await within(client, pending, this.options.stepTimeoutMs, async () => {
+      const client = await this.#database.connect();
+      const answer = await this.#database.within(client, pending, async () => {
         const stored = await this.#look(client, pending, clientKey);
         if (stored !== null || pending.xid === undefined) {
-          await this.#step(client, () => query(client, "ROLLBACK"));
+          await this.#database.step(client, () => query(client, "ROLLBACK"));
           return stored;
         }
         return await this.#handle(request, client, pending, clientKey, handle);
@@ -210,10 +197,7 @@ export class Requests<R extends object> {
 
   /** Says once in this process that a route exists. */
   async #register(scope: string): Promise<void> {
-    const seconds = this.options.retentionMs === null ? null : String(this.options.retentionMs / 1000);
-    const text = `SELECT ${this.#schema}.register_scope($1, make_interval(secs => $2::float8), kind => 'http')::text`;
-    const register = async () => await ask(await this.#pool.connect(), this.options.stepTimeoutMs, text, [scope, seconds]);
-    const registered = this.#registered.get(scope) ?? register();
+    const registered = this.#registered.get(scope) ?? this.#database.register(scope, this.options.retentionMs, { kind: "http" });
     this.#registered.set(scope, registered);
     await registered.catch((error) => {
       this.#registered.delete(scope);
@@ -223,12 +207,12 @@ export class Requests<R extends object> {
 
   /** The stored response of the key. Without one the key is claimed, or another request works on it. */
   async #look(client: PoolClient, pending: Pending, clientKey: string): Promise<Answer | null> {
-    const limit = `${this.options.handlerTimeoutMs + 5000}ms`;
+    const limit = `${this.#database.handlerTimeoutMs + 5000}ms`;
     const text = `SELECT answer, key, status::text, headers::text, encode(body, 'hex'), pg_current_xact_id_if_assigned()::text, ${SESSION},
         set_config('idle_in_transaction_session_timeout', $1, true), set_config('statement_timeout', $1, true)
-      FROM ${this.#schema}.claim_request($2, $3, $4,
-        ${this.#schema}.request_fingerprint($5, $6, $7, $8::text::jsonb, $9, $10::bytea))`;
-    const rows = await this.#step(client, async () => {
+      FROM ${this.#database.of("claim_request")}($2, $3, $4,
+        ${this.#database.of("request_fingerprint")}($5, $6, $7, $8::text::jsonb, $9, $10::bytea))`;
+    const rows = await this.#database.step(client, async () => {
       // The mark tells claim_request() that somebody will commit.
       await query(client, "BEGIN ISOLATION LEVEL READ COMMITTED DEFERRABLE");
       return await query(client, text, [limit, pending.scope, pending.tenant, clientKey, ...pending.content]);
@@ -255,19 +239,18 @@ export class Requests<R extends object> {
 
   /** Has the request handled, and stores its answer with its writes, alone, or not at all. */
   async #handle(request: R, client: PoolClient, pending: Pending, clientKey: string, handle: (claim: Claim) => Promise<Answer>): Promise<Answer> {
-    const limit = this.options.handlerTimeoutMs;
-    const timeout = new AbortController();
-    const timer = setTimeout(() => timeout.abort(new TimedOut(`the handler takes longer than ${limit} ms`)), limit);
-    const given = new Handle(client, this.#pool);
-    const own: Claim = { client: given.client, pool: given.pool, key: pending.key, tenant: pending.tenant, keepsWrites: false, signal: timeout.signal };
-    claims.set(request, own);
+    let keeps = () => false;
+    const run = (given: Own) => {
+      const own: Claim = { ...given, key: pending.key, tenant: pending.tenant, keepsWrites: false };
+      claims.set(request, own);
+      keeps = () => own.keepsWrites;
+      return handle(own);
+    };
     try {
-      const late = new Promise<never>((_, reject) => timeout.signal.addEventListener("abort", () => reject(timeout.signal.reason)));
-      const answer = await Promise.race([handle(own), late]);
-      given.revoke();
+      const answer = await this.#database.handle(client, run);
       answer.headers = [...answer.headers.filter(([name]) => name !== "idempotent-replayed"), ["idempotent-replayed", "false"]];
       const isStored = answer.status < 500 && !this.options.notStored.includes(answer.status);
-      if (isStored && (answer.status < 400 || own.keepsWrites)) {
+      if (isStored && (answer.status < 400 || keeps())) {
         await this.#commit(client, pending, answer);
         return answer;
       }
@@ -275,9 +258,6 @@ export class Requests<R extends object> {
       return isStored ? await this.#reject(client, pending, clientKey, answer, isBack) : answer;
     } catch (error) {
       throw this.#problem(client, pending, error);
-    } finally {
-      given.revoke();
-      clearTimeout(timer);
     }
   }
 
@@ -296,7 +276,7 @@ export class Requests<R extends object> {
 
   /** Returns whether the connection is still of use. */
   async #rollBack(client: PoolClient, pending: Pending): Promise<boolean> {
-    const isSpoiled = await this.#step(client, () => rollBack(client, pending)).catch(() => null);
+    const isSpoiled = await this.#database.step(client, () => rollBack(client, pending)).catch(() => null);
     if (isSpoiled !== false) {
       // So that within() closes the connection.
       pending.sessionThen = "changed";
@@ -309,8 +289,8 @@ export class Requests<R extends object> {
     const kept = [...new Set(names)].flatMap((wanted) => headers.filter(([name]) => name.toLowerCase() === wanted));
     const values = [pending.scope, pending.tenant, pending.key, status >= 400, status, JSON.stringify(kept)];
     const stored = body.length <= this.options.responseBodyMax ? body : null;
-    const settle = { text: `SELECT ${this.#schema}.settle_request($1, $2, $3, $4, $5, $6::text::jsonb, $7)::text`, values: [...values, stored] };
-    await this.#step(client, () => commit(client, pending, [settle], false));
+    const settle = { text: `SELECT ${this.#database.of("settle_request")}($1, $2, $3, $4, $5, $6::text::jsonb, $7)::text`, values: [...values, stored] };
+    await this.#database.step(client, () => commit(client, pending, [settle], false));
   }
 
   #problem(client: PoolClient, pending: Pending, error: unknown): Problem {
@@ -328,9 +308,6 @@ export class Requests<R extends object> {
     return new Problem(error instanceof TimedOut ? "too-slow" : "failed");
   }
 
-  #step<T>(client: PoolClient, work: () => Promise<T>): Promise<T> {
-    return step(client, this.options.stepTimeoutMs, work);
-  }
 }
 
 /** A route as all languages write it: `/orders/{id}` for `/orders/:id`. */

@@ -4,12 +4,16 @@ import type { Counter, Histogram, MeterProvider, UpDownCounter } from "@opentele
 
 import { found } from "./errors.ts";
 import type { Message } from "./message.ts";
-import { TimedOut } from "./transaction.ts";
+import { TimedOut } from "./database.ts";
 
 const api = installed();
 
-/** Runs a handler in a child of the span that the message's `traceparent` names; an error says why it left no effect. */
-export async function handling<R>(scope: string, key: string, message: Message, run: () => Promise<R>): Promise<R> {
+/**
+ * Runs a handler; if it rejects its message with an error, that is its result. It is a child of the span that the
+ * message's `traceparent` names; an error says why it left no effect.
+ */
+export async function handling<R>(scope: string, key: string, message: Message, handle: () => Promise<R>): Promise<R> {
+  const run = () => handle().catch((error: unknown) => found<R>(error, "Reject") ?? Promise.reject(error));
   if (api === undefined) {
     return await run();
   }
@@ -26,8 +30,10 @@ export async function handling<R>(scope: string, key: string, message: Message, 
     try {
       return await run();
     } catch (error) {
-      // The text of an error may quote the payload.
-      quietly(() => span.setStatus({ code: api.SpanStatusCode.ERROR }).setAttribute("error.type", cause(error)));
+      if (found(error, "Snooze") === undefined) {
+        // The text of an error may quote the payload.
+        quietly(() => span.setStatus({ code: api.SpanStatusCode.ERROR }).setAttribute("error.type", cause(error)));
+      }
       throw error;
     } finally {
       quietly(() => span.end());

@@ -15,7 +15,7 @@ import type { PoolClient } from "pg";
 
 import { type Durable, Refused } from "./durable.ts";
 import type { Inbox } from "./inbox.ts";
-import { step } from "./transaction.ts";
+import { step } from "./database.ts";
 import { close, query } from "./wire.ts";
 
 /** How long a statement may take with which a leader sees whether it still leads. */
@@ -51,8 +51,8 @@ export class Lead {
 
   /** Waits until no other process consumes; undefined once `stop` is aborted. */
   static async won(inbox: Inbox<any>, { wanted: { stream, durable } }: Durable, stop: AbortSignal): Promise<Lead | undefined> {
-    const text = `SELECT ${inbox.call("lead_consumer")}($1, $2, $3)::text`;
-    const lead = new Lead(await inbox.connect());
+    const text = `SELECT ${inbox.database.of("lead_consumer")}($1, $2, $3)::text`;
+    const lead = new Lead(await inbox.database.connect());
     const over = AbortSignal.any([stop, lead.lost]);
     try {
       await lead.#ask("BEGIN ISOLATION LEVEL READ COMMITTED");
@@ -117,12 +117,12 @@ export async function continued(inbox: Inbox<any>, durable: Durable, tookOver: b
     return [await durable.open(), place];
   }
   const next = found ? nextSequence(found, state.last_seq)
-    : Number(await inbox.ask(`SELECT ${inbox.call("consumer_place")}($1, $2, $3)::text`, [stream, name, created]));
+    : Number(await inbox.database.ask("consumer_place", { stream, durable: name, stream_created: created }));
   if (next === 0) {
     return [await durable.open(), { delivered: 0, firstDeliveries: 0, deliveredBefore: 0 }];
   }
-  const text = `SELECT ${inbox.call("continue_consumer")}($1, $2, $3, $4, $5)::text`;
-  const takeovers = await inbox.ask(text, [stream, name, created, String(next), tookOver]);
+  const place = { stream, durable: name, stream_created: created, next_sequence: String(next), took_over: tookOver };
+  const takeovers = await inbox.database.ask("continue_consumer", place);
   if (found !== undefined) {
     await manager.consumers.delete(stream, name);
   }

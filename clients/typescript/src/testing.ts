@@ -10,6 +10,7 @@ import { Client, Pool, type PoolClient } from "pg";
 
 import { collected } from "./headers.ts";
 import type { Inbox } from "./inbox.ts";
+import type { LeasedHandler } from "./leased.ts";
 import { rowsOf, type Transaction } from "./library.ts";
 import type { Handler, Message, Verdict } from "./message.ts";
 import { toJson } from "./outbox.ts";
@@ -48,10 +49,10 @@ export function message(key: string, payload: unknown, more: Partial<Message> = 
 }
 
 /** Runs a message again as JetStream would, without its pauses, until it has ended. */
-export async function runUntilFinal<T>(inbox: Inbox<T>, handler: Handler<T>, given: Message, runsMax = 20): Promise<Verdict> {
+export async function runUntilFinal<T>(inbox: Inbox<T>, handler: Handler<T> | LeasedHandler<T>, given: Message, runsMax = 20): Promise<Verdict> {
   for (let run = 0; run < runsMax; run++) {
     const verdict = await inbox.run(handler, given).catch(() => null);
-    if (verdict !== null && verdict.name !== "retry" && verdict.name !== "in_flight") {
+    if (verdict !== null && !["retry", "snoozed", "in_flight"].includes(verdict.name)) {
       return verdict;
     }
     await sleep(20);
@@ -63,7 +64,7 @@ export async function runUntilFinal<T>(inbox: Inbox<T>, handler: Handler<T>, giv
 export interface Crashes<T> {
   /** Makes the inbox on a pool, whose connections are cut. */
   inbox: (pool: Pool) => Inbox<T>;
-  handler: Handler<T>;
+  handler: Handler<T> | LeasedHandler<T>;
   /** Of the message with this key. */
   payload: (key: string) => T;
   /** What was done for this key. */
@@ -72,70 +73,127 @@ export interface Crashes<T> {
 
 /**
  * Runs a handler through duplicates, crashes, a lost commit and races; returns in which it did not have its effects
- * once. Each scenario has a key of its own.
+ * once. Each scenario has a key of its own. Under a lease the process dies before and behind each statement and each
+ * call of a provider, whose calls settle at once.
  */
 export async function crashes<T>(url: string, { inbox: inboxOn, handler, payload, effects }: Crashes<T>): Promise<string[]> {
-  const pool = new Pool({ connectionString: url, max: 4 });
-  const lost = losing(pool);
-  const inbox = inboxOn(pool);
-  const again = (given: Message) => runUntilFinal(inbox, handler, given);
+  const pools: Pool[] = [];
+  const inboxAs = (life: Life) => {
+    const pool = new Pool({ connectionString: url, max: 4 });
+    pools.push(pool);
+    living(pool, life);
+    return inboxOn(pool);
+  };
+  const calm = new Life();
+  const [inbox, isLeased] = [inboxAs(calm), typeof handler !== "function"];
+  const handlerAs = (life: Life) => (typeof handler === "function" ? handler : dying(handler, life));
+  const again = (given: Message) => runUntilFinal(inbox, handlerAs(calm), given, 1000);
+  const beforeCommit = async (given: Message) => {
+    const last: Handler<T> = async (cx, data) => {
+      await (handler as Handler<T>)(cx, data);
+      await cx.client.query("SELECT pg_terminate_backend(pg_backend_pid())");
+    };
+    await inbox.run(last, given);
+    await again(given);
+  };
+  const lostCommit = async (given: Message) => {
+    const losing = new Life("behind COMMIT");
+    await inboxAs(losing).run(handlerAs(losing), given).catch(() => null);
+    if (!losing.hasEnded) {
+      throw new Error("the inbox has other connections than those of the given pool");
+    }
+    await again(given);
+  };
   const scenarios: Record<string, (given: Message) => Promise<unknown>> = {
     calm: again,
     duplicate: async (given) => [await again(given), await again(given), await again(given)],
-    "crash-before-commit": async (given) => {
-      const dying: Handler<T> = async (cx, data) => {
-        await handler(cx, data);
-        await cx.client.query("SELECT pg_terminate_backend(pg_backend_pid())");
-      };
-      await inbox.run(dying, given);
-      await again(given);
-    },
+    ...(isLeased ? {} : { "crash-before-commit": beforeCommit }),
     // The process dies before it acknowledges, so another one gets the message again.
     "crash-after-commit": async (given) => [await again(given), await again({ ...given, deliveries: 2 })],
-    "lost-commit": async (given) => {
-      lost.isArmed = true;
-      await inbox.run(handler, given);
-      if (lost.isArmed) {
-        throw new Error("the inbox has other connections than those of the given pool");
-      }
-      await again(given);
-    },
+    "lost-commit": lostCommit,
     "concurrent-pair": async (given) => await Promise.all([again(given), again(given)]),
   };
+  const wrong: string[] = [];
+  let expected = "";
+  const check = async (key: string, name: string) => {
+    const found = JSON.stringify(await effects(key));
+    expected ||= found;
+    if (found !== expected) {
+      wrong.push(`${name}: ${found} instead of ${expected}`);
+    }
+  };
   try {
-    const wrong: string[] = [];
-    let expected = "";
     for (const [name, scenario] of Object.entries(scenarios)) {
       await scenario(message(name, payload(name)));
-      const found = JSON.stringify(await effects(name));
-      expected ||= found;
-      if (found !== expected) {
-        wrong.push(`${name}: ${found} instead of ${expected}`);
-      }
+      await check(name, name);
+    }
+    for (let at = 0, hasEnded = isLeased; hasEnded; at++) {
+      const [key, life] = [`dies-${at}`, new Life(at)];
+      await inboxAs(life).run(handlerAs(life), message(key, payload(key))).catch(() => null);
+      await again(message(key, payload(key)));
+      await check(key, `the process dies ${life.place}`);
+      hasEnded = life.hasEnded;
     }
     return wrong;
   } finally {
-    await pool.end();
+    await Promise.all(pools.map((pool) => pool.end()));
   }
 }
 
-/** Once armed, the answer to the next COMMIT of this pool is lost, though it is done. */
-function losing(pool: Pool): { isArmed: boolean } {
-  const state = { isArmed: false };
+/** The life of a process, which ends at the first place of this name, or at a place of this number. */
+class Life {
+  readonly #end: string | number | undefined;
+  #places = 0;
+  /** Where it has come to. */
+  place = "";
+  hasEnded = false;
+
+  constructor(end?: string | number) {
+    this.#end = end;
+  }
+
+  async pass<R>(what: string, work: () => Promise<R>): Promise<R> {
+    this.#reach(`before ${what}`);
+    const result = await work();
+    this.#reach(`behind ${what}`);
+    return result;
+  }
+
+  #reach(place: string): void {
+    if (!this.hasEnded) {
+      this.place = place;
+      this.hasEnded = this.#end === place || this.#end === this.#places++;
+    }
+    if (this.hasEnded) {
+      throw new Error(`the process has died ${this.place}`);
+    }
+  }
+}
+
+/** Lets the connections of a pool end with a life. */
+function living(pool: Pool, life: Life): void {
   pool.on("connect", (client) => {
     const original = client.query.bind(client) as (...given: unknown[]) => Promise<unknown>;
-    const patched = async (...given: unknown[]) => {
-      const result = await original(...given);
-      if (state.isArmed && (given[0] as { text?: string }).text === "COMMIT") {
-        state.isArmed = false;
-        close(client as PoolClient);
-        throw new Error("the answer to COMMIT was lost");
-      }
-      return result;
+    const query = async (...given: unknown[]) => {
+      const text = (given[0] as { text?: string }).text ?? String(given[0]);
+      const what = /"\."?([a-z_]+)"?\(/.exec(text)?.[1] ?? text.trim().split(/\s+/, 2).join(" ");
+      return await life.pass(what, () => original(...given)).catch((error) => {
+        life.hasEnded && close(client as PoolClient);
+        throw error;
+      });
     };
-    Object.assign(client, { query: patched });
+    Object.assign(client, { query });
   });
-  return state;
+}
+
+/** A handler under a short lease, the calls of whose providers end with a life. */
+function dying<T>(handler: LeasedHandler<T>, life: Life): LeasedHandler<T> {
+  const handle: LeasedHandler<T>["handle"] = (cx, data) => {
+    const effect: typeof cx.effect = (step, call, options) =>
+      cx.effect(step, (...given) => life.pass(`the call of ${step}`, () => call(...given)), { ...options, settlesWithinMs: 0 });
+    return handler.handle({ ...cx, effect }, data);
+  };
+  return { leaseMs: 200, handle, ...(handler.finish && { finish: (cx, reply) => handler.finish!(cx, reply) }) };
 }
 
 /** A database with the schema of Oncebox and your own tables, of which each test gets a copy within milliseconds. */

@@ -12,8 +12,9 @@ export function messageId(message: Message): string | null {
   return /^[0-9]{1,18}$/.exec(message.headers["oncebox-id"] ?? "")?.[0] ?? null;
 }
 
-export function origin({ origin }: Message): [string, string, string] | [null, null, null] {
-  return origin ? [origin.stream, String(origin.sequence), origin.storedAt] : [null, null, null];
+/** Where a message is stored, as arguments of functions. */
+export function place({ origin }: Message): Record<"stream" | "stream_sequence" | "stored_at", string | null> {
+  return { stream: origin?.stream ?? null, stream_sequence: origin ? String(origin.sequence) : null, stored_at: origin?.storedAt ?? null };
 }
 
 export function headers({ headers }: Message): string {
@@ -29,20 +30,20 @@ export function sha256(parts: Uint8Array[]): Buffer {
   return hash("sha256", Buffer.concat(parts), "buffer");
 }
 
-/** The reply as JSON. One that has none, or is too long, would be so at each attempt: the message is given up. */
-function stringified(reply: unknown): string {
+/** A value as JSON. One that has none, or is too long, would be so at each attempt: the message is given up. */
+export function stringified(reply: unknown, what = "the handler's reply"): string {
   let text: string | undefined;
   try {
     text = JSON.stringify(reply);
   } catch (error) {
-    throw new Dead(`the handler's reply has no JSON: ${line(error)}`);
+    throw new Dead(`${what} has no JSON: ${line(error)}`);
   }
   if (text === undefined) {
-    throw new Dead(`the handler's reply has no JSON: it is a ${typeof reply}`);
+    throw new Dead(`${what} has no JSON: it is a ${typeof reply}`);
   }
   const length = Buffer.byteLength(text);
   if (length > REPLY_MAX) {
-    throw new Dead(`the handler's reply is ${length} bytes of JSON; the limit is ${REPLY_MAX} bytes (1 MiB)`);
+    throw new Dead(`${what} is ${length} bytes of JSON; the limit is ${REPLY_MAX} bytes (1 MiB)`);
   }
   return text;
 }

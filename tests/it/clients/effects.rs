@@ -165,9 +165,3 @@ async fn each_answer_has_its_end_in_go_and_a_suspended_owner_calls_and_writes_no
     let output = timeout(LIMIT, program.output()).await.expect("the program ends").unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), GO, "{}", String::from_utf8_lossy(&output.stderr));
 }
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_payment_is_made_once_by_cashiers_in_python_and_rust_that_die_or_hang() {
-    let Some(programs) = Programs::of("python") else { return };
-    pay_once(Some(&programs.file("paying"))).await;
-}

@@ -18,7 +18,7 @@ macro_rules! typescript {
         )*}
     };
 }
-typescript!(orms, uploads, measured, refusing, wrapped, starting);
+typescript!(orms, uploads, measured, refusing, wrapped, starting, restarting, leased);
 
 async fn pass(client: &str, program: &str) {
     let Some(programs) = Programs::of(client) else { return };
