@@ -72,7 +72,7 @@ async fn pay_once(programs: Programs, cashier: &str) {
     for trouble in ["refused", "lost", "late"] {
         assert!(books[trouble].as_u64().unwrap() >= 5, "{trouble}: the gateway has failed: {books}");
     }
-    let booked = "SELECT order_id::text FROM settlement ORDER BY order_id";
+    let booked = "SELECT order_id::text FROM settlement AS s ORDER BY s.order_id";
     let expected: Vec<String> = paid.iter().map(u64::to_string).collect();
     assert_eq!(lines(&client, booked).await, expected, "each order is booked once");
     let ended = "SELECT status || ' ' || count(*) FROM oncebox.inbox GROUP BY status ORDER BY status";
