@@ -344,6 +344,10 @@ BEGIN
   ) THEN
     RETURN 'run';
   END IF;
+  IF "oncebox".pause_left(begin_attempt.scope, begin_attempt.key, begin_attempt.tenant, begin_attempt.stream,
+                         begin_attempt.stream_sequence, begin_attempt.stored_at) > 0.02 THEN
+    RETURN 'wait';
+  END IF;
   SELECT a.failures, a.begun INTO past
   FROM "oncebox".inbox_attempt AS a
   WHERE a.scope = begin_attempt.scope AND a.tenant = begin_attempt.tenant AND a.key = begin_attempt.key AND a.message = copy;
@@ -366,7 +370,7 @@ BEGIN
   RETURN 'run';
 END $$;
 
-COMMENT ON FUNCTION oncebox.begin_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, subject text, attempts_max bigint, is_alone boolean) IS 'Records, in a transaction of its own before the claim, that a message which was delivered before is run again; attempt_failed(), forget_attempts() or cancel_attempt() ends it. Answers run (claim it), alone (an earlier run left no trace: wait until no other such message runs in this process, and call again with is_alone), dead (its runs end their processes, or attempts_max is reached: bury it).';
+COMMENT ON FUNCTION oncebox.begin_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, subject text, attempts_max bigint, is_alone boolean) IS 'Records, in a transaction of its own before the claim, that a message which was delivered before is run again; attempt_failed(), forget_attempts() or cancel_attempt() ends it. Answers run (claim it), wait (its pause is not over: ask for it again after pause_left() seconds), alone (an earlier run left no trace: wait until no other such message runs in this process, and call again with is_alone), dead (its runs end their processes, or attempts_max is reached: bury it).';
 
 CREATE FUNCTION oncebox.begin_effect(scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text DEFAULT ''::text, OUT answer text, OUT result json, OUT reason text, OUT age interval, OUT is_own boolean) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2763,6 +2767,24 @@ BEGIN
   );
   RETURN NULL;
 END $$;
+
+CREATE FUNCTION oncebox.pause_left(scope text, key text, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS double precision
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  SELECT least(coalesce(greatest(extract(epoch FROM max(p.due_at) - clock_timestamp()), 0), 0), 86400)::double precision
+  FROM (
+    SELECT a.due_at
+    FROM "oncebox".inbox_attempt AS a
+    WHERE a.scope = $1 AND a.tenant = $3 AND a.key = $2 AND a.message = "oncebox".inbox_copy($4, $5, $6)
+    UNION ALL
+    SELECT z.due_at
+    FROM "oncebox".inbox_snooze AS z
+    WHERE z.scope = $1 AND z.tenant = $3 AND z.key = $2 AND z.message = "oncebox".inbox_copy($4, $5, $6)
+  ) AS p
+$_$;
+
+COMMENT ON FUNCTION oncebox.pause_left(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) IS 'How many seconds of a message''s pause are left, a day at most: its last run failed, or was snoozed.';
 
 CREATE FUNCTION oncebox.prune_inbox(first_block bigint, end_block bigint, only_count boolean, by text, note text, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
@@ -5945,6 +5967,9 @@ REVOKE ALL ON FUNCTION oncebox.pause_delivery(kind text, value text, rate double
 GRANT ALL ON FUNCTION oncebox.pause_delivery(kind text, value text, rate double precision, subjects text[], ordering_key text, by text, note text, ends_at timestamp with time zone, seconds double precision) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.pause_event() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.pause_left(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.pause_left(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.prune_inbox(first_block bigint, end_block bigint, only_count boolean, by text, note text, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.prune_inbox(first_block bigint, end_block bigint, only_count boolean, by text, note text, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) TO oncebox_operator;

@@ -145,6 +145,26 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.settle_batch IS 'Ends a batch, right before COMMIT: stores replies and rejections (a key that just completes need not be named), and gives the released keys back, whose handlers have not run.';
 
+-- What is left of the pause that an earlier run of a message has asked for; JetStream forgets it
+-- with its consumer.
+CREATE FUNCTION {schema}.pause_left(
+  scope text, key text, tenant text DEFAULT '', stream text DEFAULT NULL, stream_sequence bigint DEFAULT NULL,
+  stored_at timestamptz DEFAULT NULL
+) RETURNS double precision
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT least(coalesce(greatest(extract(epoch FROM max(p.due_at) - clock_timestamp()), 0), 0), 86400)::double precision
+  FROM (
+    SELECT a.due_at
+    FROM {schema}.inbox_attempt AS a
+    WHERE a.scope = $1 AND a.tenant = $3 AND a.key = $2 AND a.message = {schema}.inbox_copy($4, $5, $6)
+    UNION ALL
+    SELECT z.due_at
+    FROM {schema}.inbox_snooze AS z
+    WHERE z.scope = $1 AND z.tenant = $3 AND z.key = $2 AND z.message = {schema}.inbox_copy($4, $5, $6)
+  ) AS p
+$$;
+COMMENT ON FUNCTION {schema}.pause_left IS 'How many seconds of a message''s pause are left, a day at most: its last run failed, or was snoozed.';
+
 -- Records that a message which was delivered before is run again, as begin.sql of oncebox-inbox. If
 -- the process dies during this run, the record stays and shows it. The first such run had others
 -- beside it, of which each may have ended the process, so it proves nothing; from then on the
@@ -175,6 +195,10 @@ BEGIN
   ) THEN
     RETURN 'run';
   END IF;
+  IF {schema}.pause_left(begin_attempt.scope, begin_attempt.key, begin_attempt.tenant, begin_attempt.stream,
+                         begin_attempt.stream_sequence, begin_attempt.stored_at) > 0.02 THEN
+    RETURN 'wait';
+  END IF;
   SELECT a.failures, a.begun INTO past
   FROM {schema}.inbox_attempt AS a
   WHERE a.scope = begin_attempt.scope AND a.tenant = begin_attempt.tenant AND a.key = begin_attempt.key AND a.message = copy;
@@ -196,7 +220,7 @@ BEGIN
       due_at = CASE WHEN a.begun >= 2 THEN NULL ELSE a.due_at END;
   RETURN 'run';
 END $$;
-COMMENT ON FUNCTION {schema}.begin_attempt IS 'Records, in a transaction of its own before the claim, that a message which was delivered before is run again; attempt_failed(), forget_attempts() or cancel_attempt() ends it. Answers run (claim it), alone (an earlier run left no trace: wait until no other such message runs in this process, and call again with is_alone), dead (its runs end their processes, or attempts_max is reached: bury it).';
+COMMENT ON FUNCTION {schema}.begin_attempt IS 'Records, in a transaction of its own before the claim, that a message which was delivered before is run again; attempt_failed(), forget_attempts() or cancel_attempt() ends it. Answers run (claim it), wait (its pause is not over: ask for it again after pause_left() seconds), alone (an earlier run left no trace: wait until no other such message runs in this process, and call again with is_alone), dead (its runs end their processes, or attempts_max is reached: bury it).';
 
 -- Takes begin_attempt() back: the run made no attempt.
 CREATE FUNCTION {schema}.cancel_attempt(

@@ -173,6 +173,7 @@ BEGIN
         text, text, text, text, bigint, timestamptz, text, text, double precision, double precision),
       {schema}.begin_attempt(text, text, text, text, bigint, timestamptz, text, bigint, boolean),
       {schema}.cancel_attempt(text, text, text, text, bigint, timestamptz),
+      {schema}.pause_left(text, text, text, text, bigint, timestamptz),
       {schema}.lead_consumer(text, text, text, interval), {schema}.consumer_place(text, text, text),
       {schema}.continue_consumer(text, text, text, bigint, boolean),
       {schema}.forget_attempts(text, text, text),

@@ -46,6 +46,37 @@ async fn nothing_is_committed_before_the_batch_is_settled() {
     client.batch_execute("ROLLBACK").await.unwrap();
 }
 
+/// A restart has the message delivered at once.
+#[tokio::test]
+async fn a_run_does_not_begin_before_the_pause_of_the_last_one_is_over() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    client.batch_execute("SELECT oncebox.register_scope('t:batch')").await.unwrap();
+    let text = async |sql: &str| {
+        let sql = format!("SELECT oncebox.{sql}::text");
+        client.query_one(&sql, &[]).await.unwrap().get::<_, String>(0)
+    };
+    for pauses in [
+        "attempt_failed('t:batch', 'a', pause => 60, pause_max => 60)",
+        "snooze('t:batch', 'b', '60 s', 'x')",
+    ] {
+        text(pauses).await;
+    }
+    for key in ["a", "b"] {
+        assert_eq!(text(&format!("begin_attempt('t:batch', '{key}')")).await, "wait");
+        let left: f64 = text(&format!("pause_left('t:batch', '{key}')")).await.parse().unwrap();
+        assert!((50.0..=60.0).contains(&left), "{left}");
+    }
+    let begun = "SELECT coalesce(sum(begun), 0)::bigint FROM oncebox.inbox_attempt";
+    assert_eq!(client.query_one(begun, &[]).await.unwrap().get::<_, i64>(0), 0, "nothing is recorded");
+    let past =
+        "UPDATE oncebox.inbox_attempt SET due_at = now(); UPDATE oncebox.inbox_snooze SET due_at = now()";
+    client.batch_execute(past).await.unwrap();
+    for key in ["a", "b"] {
+        assert_eq!(text(&format!("begin_attempt('t:batch', '{key}')")).await, "run");
+    }
+}
+
 #[tokio::test]
 async fn wrong_calls_are_refused() {
     let env = TestEnv::new().await;
