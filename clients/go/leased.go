@@ -100,9 +100,7 @@ func (in *Inbox) runLeased(ctx context.Context, message Message) (Verdict, error
 	case err != nil:
 		return Verdict{}, fmt.Errorf("claim the key: %w", err)
 	case answer.Name == "mismatch":
-		key := message.Key
-		message.Key = "" // bury() has no key of a leased scope
-		return in.bury(ctx, message, fmt.Sprintf("%s: %s", mismatch, key), "")
+		return in.bury(ctx, message, mismatch, "")
 	case answer.Name != "new":
 		return answer, nil
 	case lease.Attempts > in.options.AttemptsMax:

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import random
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Awaitable, Callable
 
@@ -303,9 +303,7 @@ async def _answered(inbox: Any, handler: LeasedHandler, claim: Claim, won: Lease
     if not isinstance(won, Lease):
         if won is None or won.name != "mismatch":
             return won or Verdict("in_flight", after=inbox.life.pause())
-        # Under a lease bury() takes no key whose claim is not the caller's.
-        letter = await inbox.life.bury(replace(claim, key=None), f"{MISMATCH}: {claim.key}")
-        return letter._replace(name="mismatch")
+        return await inbox.life.bury(claim, MISMATCH)
     if won.attempts > won.attempts_max:
         return await won.bury(claim, NO_TRACE)
     try:
