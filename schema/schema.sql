@@ -475,7 +475,9 @@ BEGIN
       DELETE FROM "oncebox".inbox AS i
       WHERE i.scope = bury.scope AND i.tenant = bury.tenant AND i.key = bury.key AND i.xmin = bury.committed_by::xid;
     END IF;
+    answer := "oncebox".look_up_leased(bury.scope, bury.tenant, bury.key, fingerprint);
     FOR attempt IN 1 .. 3 LOOP
+      EXIT WHEN answer IS NOT NULL;
       INSERT INTO "oncebox".inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
       SELECT s.scope, bury.tenant, bury.key, fingerprint, bury.message_id, 'dead', convert_to(kept, 'UTF8')
       FROM "oncebox".inbox_scope AS s
@@ -493,7 +495,6 @@ BEGIN
         SELECT l.answer INTO answer
         FROM "oncebox".look_up_key(bury.scope, bury.tenant, bury.key, fingerprint, lock) AS l;
       END IF;
-      EXIT WHEN answer IS NOT NULL;
     END LOOP;
   END IF;
   IF bury.key IS NULL OR answer IN ('new', 'mismatch') THEN
@@ -595,7 +596,7 @@ BEGIN
   RETURN true;
 END $$;
 
-COMMENT ON FUNCTION oncebox.bury_leased(scope text, key text, owner uuid, epoch bigint, payload bytea, reason text, subject text, headers jsonb, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint) IS 'Gives a message up: ends its claim as dead and records the dead letter, in a transaction of its own. The records of its effects stay, so that a retry calls none of them again. False: the lease is lost, and nothing is written. A message that has no claim is buried with bury() where its key is not valid; a mismatch is recorded by it too.';
+COMMENT ON FUNCTION oncebox.bury_leased(scope text, key text, owner uuid, epoch bigint, payload bytea, reason text, subject text, headers jsonb, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint) IS 'Gives a message up: ends its claim as dead and records the dead letter, in a transaction of its own. The records of its effects stay, so that a retry calls none of them again. False: the lease is lost, and nothing is written. Call bury() for a mismatch, and for a message without a valid key.';
 
 CREATE FUNCTION oncebox.cancel_attempt(scope text, key text, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS void
     LANGUAGE sql SECURITY DEFINER
@@ -2445,6 +2446,29 @@ BEGIN
       answer := 'in_flight';
     END IF;
   END IF;
+END $$;
+
+CREATE FUNCTION oncebox.look_up_leased(scope text, tenant text, key text, fingerprint bytea) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  claimed bytea;
+  answer text;
+BEGIN
+  IF NOT EXISTS (SELECT FROM "oncebox".inbox_scope AS s WHERE s.scope = look_up_leased.scope AND s.mode = 'lease') THEN
+    RETURN NULL;
+  END IF;
+  SELECT c.fingerprint INTO claimed
+  FROM "oncebox".inbox_claim AS c
+  WHERE c.scope = look_up_leased.scope AND c.tenant = look_up_leased.tenant AND c.key = look_up_leased.key;
+  SELECT l.answer INTO answer FROM "oncebox".look_up_ended(look_up_leased.scope, look_up_leased.tenant, look_up_leased.key, look_up_leased.fingerprint) AS l;
+  answer := CASE WHEN answer IS NULL AND claimed <> look_up_leased.fingerprint THEN 'mismatch' ELSE answer END;
+  IF answer IS NULL THEN
+    RAISE EXCEPTION 'key "%" of scope "%" has not ended, and is claimed under a lease', look_up_leased.key, look_up_leased.scope
+      USING ERRCODE = 'OB010', HINT = 'Claim it with claim_leased(), and give it up with bury_leased().';
+  END IF;
+  RETURN answer;
 END $$;
 
 CREATE FUNCTION oncebox.loss_event() RETURNS trigger
@@ -5938,6 +5962,8 @@ GRANT ALL ON FUNCTION oncebox.list_delayed(of_key text, most integer) TO oncebox
 REVOKE ALL ON FUNCTION oncebox.look_up_ended(scope text, tenant text, key text, fingerprint bytea, OUT answer text, OUT outcome bytea, OUT is_expired boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.look_up_key(scope text, tenant text, key text, fingerprint bytea, lock bigint, OUT answer text, OUT outcome bytea) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.look_up_leased(scope text, tenant text, key text, fingerprint bytea) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.loss_event() FROM PUBLIC;
 

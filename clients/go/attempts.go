@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"strconv"
-	"strings"
 	"time"
 )
 
@@ -30,7 +29,7 @@ func (in *Inbox) runAgain(ctx context.Context, handler Handler, message Message)
 	if err == nil && begun == "alone" {
 		// The message that runs now may be the one that ends the process.
 		if !in.suspected.TryLock() {
-			return Verdict{Name: "in_flight", After: in.pause()}, nil
+			return in.later(), nil
 		}
 		defer in.suspected.Unlock()
 		slog.Warn(suspect, "scope", in.scope, "key", message.Key)
@@ -41,9 +40,8 @@ func (in *Inbox) runAgain(ctx context.Context, handler Handler, message Message)
 		return Verdict{}, fmt.Errorf("record that a run begins: %w", err)
 	case begun == "dead":
 		return in.bury(ctx, message, noTrace, "")
-	case begun != "run":
-		rest, err := time.ParseDuration(begun + "s")
-		return Verdict{Name: "retry", Reason: "its pause is not over", After: rest}, err
+	case begun == "wait":
+		return in.rest(ctx, message)
 	}
 	answer, err := in.run(ctx, handler, message)
 	if err != nil || answer.Name == "in_flight" {
@@ -53,23 +51,17 @@ func (in *Inbox) runAgain(ctx context.Context, handler Handler, message Message)
 	return answer, err
 }
 
-// begin records that a run begins, unless the pause of an earlier one is not over: then it answers the
-// seconds that are left. A process that has died, or was restarted, cannot have waited for them.
 func (in *Inbox) begin(ctx context.Context, message Message, isAlone string) (begun string, err error) {
-	given := append(in.named(message, "attempts_max bigint", strconv.FormatInt(in.options.AttemptsMax, 10),
-		"is_alone boolean", isAlone, "subject text", printable(message.Subject)), message.Origin.stored()...)
-	call, values := given.written("begin_attempt")
-	mine := "WHERE scope = $1::text AND key = $2::text AND tenant = $3::text AND message = ''"
-	if last := len(values); message.Origin != nil {
-		// As inbox_copy() has it, of times with the precision of PostgreSQL.
-		mine = strings.Replace(mine, "''", fmt.Sprintf("concat_ws(' ', $%d::text, $%d::bigint,"+
-			" floor(extract(epoch FROM $%d::timestamptz) * 1000000)::bigint)", last-2, last-1, last), 1)
-	}
-	err = in.ask(ctx, &begun, "SELECT CASE WHEN w.rest > 0 THEN w.rest::text ELSE "+call+" END FROM ("+
-		"SELECT extract(epoch FROM max(p.due_at) - clock_timestamp()) AS rest FROM ("+
-		"SELECT due_at FROM {schema}.inbox_attempt "+mine+" UNION ALL SELECT due_at FROM {schema}.inbox_snooze "+mine+
-		") AS p) AS w", values...)
-	return begun, err
+	return in.call(ctx, "begin_attempt", append(in.named(message, "attempts_max bigint", strconv.FormatInt(in.options.AttemptsMax, 10),
+		"is_alone boolean", isAlone, "subject text", printable(message.Subject)), message.Origin.stored()...))
+}
+
+// rest is the answer where the pause of an earlier run is not over: a process that has died, or was
+// restarted, cannot have waited for it.
+func (in *Inbox) rest(ctx context.Context, message Message) (Verdict, error) {
+	left, err := in.call(ctx, "pause_left", append(in.named(message), message.Origin.stored()...))
+	after, _ := strconv.ParseFloat(left, 64)
+	return Verdict{Name: "retry", Reason: "its pause is not over", After: time.Duration(after * float64(time.Second))}, err
 }
 
 // failed counts a failed attempt, and gives the message up when it has reached AttemptsMax.
@@ -164,6 +156,9 @@ func (in *Inbox) pauses() (first, longest time.Duration) {
 	jitter := 0.5 + rand.Float64()/2
 	return time.Duration(jitter * float64(in.options.Backoff)), time.Duration(jitter * float64(in.options.BackoffMax))
 }
+
+// later is the answer where somebody else works on the message.
+func (in *Inbox) later() Verdict { return Verdict{Name: "in_flight", After: in.pause()} }
 
 // pause is a short one, without a failure.
 func (in *Inbox) pause() time.Duration {

@@ -168,7 +168,9 @@ func (c *Consumer) explained(err error, inbox *Inbox) error {
 		return fmt.Errorf("there is no stream %s: make it with `oncebox relay --stream '%s=SUBJECTS'`: %w", c.stream, c.stream, err)
 	case isPostgres && (postgres.Code == "3F000" || postgres.Code == "42883"):
 		return fmt.Errorf("the database has no schema %s of this version: make it with `oncebox migrate --database-url ..`: %w",
-			cmp.Or(inbox.options.Schema, "oncebox"), err)
+			inbox.schema, err)
+	case isPostgres && postgres.Hint != "":
+		return fmt.Errorf("%w: %s", err, postgres.Hint)
 	}
 	return err
 }

@@ -67,7 +67,7 @@ func NotSent(err error) error { return callError{err, false} }
 // Do has the effect, unless it happened before, and returns its result as it is remembered, as JSON.
 // Return its error from the handler; only [ErrRejected] is often worth a look.
 func (e Effect[T]) Do(ctx context.Context, lease *Lease) (result T, err error) {
-	does := effect{lease, e.Step, cmp.Or(e.Timeout, 30*time.Second), e.SettlesWithin, nil, nil}
+	does := effect{lease, e.Step, cmp.Or(e.Timeout, 30*time.Second), e.SettlesWithin, nil, nil, &state{}}
 	does.settles = cmp.Or(does.settles, does.timeout+30*time.Second)
 	if e.Call == nil || (e.Reconcile != nil) == e.IsProviderIdempotent {
 		return result, does.refused("it needs Call, and either Reconcile or IsProviderIdempotent")
@@ -90,6 +90,8 @@ type effect struct {
 	timeout, settles time.Duration
 	call             func(context.Context, string) (any, error)
 	ask              func(context.Context, string) (any, Found, error)
+	// end is the state in which this use of the effect leaves it.
+	end *state
 }
 
 // state is how an effect of this run stands; one that is open may have happened.
@@ -117,12 +119,11 @@ func (e effect) do(ctx context.Context) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer e.put()
-	// Also when the answer gets lost.
-	e.set(state{isBusy: true, isOpen: true})
+	*e.end = state{isOpen: true} // also when an answer gets lost
+	defer func() { e.set(*e.end) }()
 	var answer, result, reason, age, isOwn string
 	err = e.patiently(ctx, "begin_effect", "answer, coalesce(result::text, ''), coalesce(reason, ''),"+
-		" coalesce(extract(epoch FROM age), 0)::text, coalesce(is_own, false)::text", nil, &answer, &result, &reason, &age, &isOwn)
+		" coalesce(extract(epoch FROM age), 0)::text, coalesce(is_own, false)::text", e.arguments(), &answer, &result, &reason, &age, &isOwn)
 	isOpen := false
 	switch {
 	case err != nil:
@@ -130,10 +131,10 @@ func (e effect) do(ctx context.Context) (json.RawMessage, error) {
 	case answer == "lost":
 		return nil, e.lose(takenOver)
 	case answer == "done":
-		e.set(state{isSettled: true})
+		*e.end = state{isSettled: true}
 		return json.RawMessage(result), nil
 	case answer == "rejected":
-		e.set(state{isSettled: true})
+		*e.end = state{isSettled: true}
 		return nil, e.rejected(reason)
 	case answer == "open" && (isOwn != "true" || before.isOpen):
 		old, _ := strconv.ParseFloat(age, 64)
@@ -177,12 +178,7 @@ func (e effect) reconciled(ctx context.Context, key string, age time.Duration) (
 			return nil, false, e.unknown(err)
 		}
 	}
-	var isHeld string
-	err = e.patiently(ctx, "begin_effect_again", "f::text", nil, &isHeld)
-	if err == nil && isHeld != "true" {
-		err = e.lose(takenOver)
-	}
-	return nil, false, err
+	return nil, false, e.holds(ctx, "begin_effect_again")
 }
 
 // settle remembers how a call has ended. isOpen: an earlier one may have had the effect, and that this
@@ -205,15 +201,10 @@ func (e effect) settle(ctx context.Context, value any, failure error, isOpen boo
 	default:
 		return nil, e.unknown(failure)
 	}
-	var isHeld string
-	err := e.patiently(ctx, "end_effect", "f::text", arguments{"status text", status, "result json", result, "reason text", reason}, &isHeld)
-	if err == nil && isHeld != "true" {
-		err = e.lose(takenOver)
-	}
-	if err != nil {
+	if err := e.holds(ctx, "end_effect", "status text", status, "result json", result, "reason text", reason); err != nil {
 		return nil, err
 	}
-	e.set(state{isSettled: status != "absent", isBusy: true})
+	*e.end = state{isSettled: status != "absent"}
 	switch status {
 	case "rejected":
 		return nil, e.rejected(reason.(string))
@@ -227,24 +218,17 @@ func (e effect) rejected(reason string) error {
 	return fmt.Errorf("effect %q %w: %s", e.step, ErrRejected, reason)
 }
 
-// patiently repeats a statement while PostgreSQL is away and the lease lasts. Its success renews it.
-func (e effect) patiently(ctx context.Context, function, columns string, more arguments, answers ...any) error {
-	lease := e.in.leased.Lease
-	call, values := e.named(append(arguments{"lease interval", interval(lease), "step text", e.step}, more...)...).written(function)
-	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		sent := time.Now()
-		err := e.in.read(ctx, lease, "SELECT "+columns+" FROM "+call+" AS f", values, answers...)
-		if err == nil {
-			e.renewed(sent)
-			return nil
-		}
-		if !isConnectionLost(err) && !isConflict(err) {
-			return fmt.Errorf("%s of effect %q: %w", function, e.step, plain{err})
-		}
-		if e.isLost() || !sleep(ctx, pause) {
-			return awayError{fmt.Errorf("%s of effect %q: %w", function, e.step, err)}
-		}
+// holds is held for a function of an effect.
+func (e effect) holds(ctx context.Context, function string, more ...any) error {
+	isHeld, err := e.held(ctx, function, e.arguments(more...)...)
+	if err == nil && !isHeld {
+		err = e.lose(takenOver)
 	}
+	return err
+}
+
+func (e effect) arguments(more ...any) arguments {
+	return append(arguments{"lease interval", interval(e.in.leased.Lease), "step text", e.step}, more...)
 }
 
 // within is a call of the user's for a time. A panic is an error, as of a call whose outcome is unknown.
@@ -266,21 +250,13 @@ func (e effect) take() (before state, err error) {
 	if before = e.effects[e.step]; before.isBusy || before.isSettled {
 		return before, e.refused("it was done already, or is under way: each effect of a run needs a step of its own")
 	}
-	e.effects[e.step] = state{isBusy: true, isOpen: before.isOpen}
+	e.effects[e.step] = state{isBusy: true, isOpen: true}
 	return before, nil
 }
 
 func (e effect) set(now state) {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
-	e.effects[e.step] = now
-}
-
-func (e effect) put() {
-	e.mutex.Lock()
-	defer e.mutex.Unlock()
-	now := e.effects[e.step]
-	now.isBusy = false
 	e.effects[e.step] = now
 }
 

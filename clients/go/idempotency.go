@@ -74,7 +74,7 @@ func ClaimOf(ctx context.Context) *Claim {
 // stored, and the answers of the layer itself, are those of the crate oncebox-http; services of both
 // kinds may answer each other's requests.
 type Idempotency struct {
-	pool       *pgxpool.Pool
+	database
 	options    IdempotencyOptions
 	registered sync.Map
 }
@@ -100,7 +100,7 @@ func NewIdempotency(pool *pgxpool.Pool, options IdempotencyOptions) *Idempotency
 	options.RetryAfter = cmp.Or(options.RetryAfter, time.Second)
 	options.HandlerTimeout = cmp.Or(options.HandlerTimeout, time.Minute)
 	options.Retention = cmp.Or(options.Retention, 24*time.Hour)
-	return &Idempotency{pool: pool, options: options}
+	return &Idempotency{database: database{pool, cmp.Or(options.Schema, "oncebox")}, options: options}
 }
 
 // Handler is the middleware: mux.Handle("POST /orders", layer.Handler(place)). GET, HEAD, OPTIONS and

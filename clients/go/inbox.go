@@ -63,7 +63,7 @@ type run struct {
 
 // Inbox runs handlers once per key, over connections of its pool.
 type Inbox struct {
-	pool    *pgxpool.Pool
+	database
 	scope   string
 	options InboxOptions
 	// suspected is held by the one message that runs although a run of it may have ended its process.
@@ -82,21 +82,17 @@ func NewInbox(pool *pgxpool.Pool, scope string, options InboxOptions) *Inbox {
 	options.BackoffMax = cmp.Or(options.BackoffMax, 5*time.Minute)
 	options.HandlerTimeout = cmp.Or(options.HandlerTimeout, time.Minute)
 	options.SnoozeMax = cmp.Or(options.SnoozeMax, 24*time.Hour)
-	return &Inbox{pool, scope, options, &sync.Mutex{}, nil}
+	return &Inbox{database{pool, cmp.Or(options.Schema, "oncebox")}, scope, options, &sync.Mutex{}, nil}
 }
 
 // Register records the scope and its retention; it fails when the scope is in use in the leased
 // mode.
 func (in *Inbox) Register(ctx context.Context) error {
-	given := arguments{"scope text", in.scope}
-	if in.options.Retention > 0 {
-		given = append(given, "retention interval", interval(in.options.Retention))
-	}
+	mode := "transaction"
 	if in.leased != nil {
-		given = append(given, "mode text", "lease")
+		mode = "lease"
 	}
-	_, err := in.call(ctx, "register_scope", given)
-	return err
+	return in.register(ctx, in.scope, in.options.Retention, "consumer", mode)
 }
 
 // Run handles one message: it runs the handler, or answers a copy from the stored outcome. An error
@@ -144,9 +140,12 @@ func (in *Inbox) run(ctx context.Context, handler Handler, identified Message) (
 		if !isConflict(err) || round == conflictRounds {
 			return in.failed(ctx, identified, err)
 		}
-		time.Sleep(time.Duration(5+rand.IntN(95)) * time.Millisecond)
+		rest()
 	}
 }
+
+// rest lets the other transaction of a conflict go first.
+func rest() { time.Sleep(time.Duration(5+rand.IntN(95)) * time.Millisecond) }
 
 // identify reads tenant and key from the headers.
 func (in *Inbox) identify(message Message) (Message, error) {
@@ -319,31 +318,4 @@ func (in *Inbox) endHolder(ctx context.Context, current *run) {
 	if err != nil {
 		slog.Warn("a statement of the handler may still run", "scope", in.scope, "key", current.Key, "error", err)
 	}
-}
-
-// call calls a function in a transaction of its own, and returns its answer as a text.
-func (in *Inbox) call(ctx context.Context, function string, given arguments) (answer string, err error) {
-	call, values := given.written(function)
-	err = in.ask(ctx, &answer, "SELECT coalesce(("+call+")::text, '')", values...)
-	return answer, err
-}
-
-// ask sends a statement in a transaction of its own, and reads the text that it answers.
-func (in *Inbox) ask(ctx context.Context, answer *string, statement string, parameters ...any) error {
-	return in.read(ctx, stepLimit, statement, parameters, answer)
-}
-
-// read is ask for several texts, within a time.
-func (in *Inbox) read(ctx context.Context, limit time.Duration, statement string, parameters []any, answers ...any) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
-	defer cancel()
-	connection, err := connect(ctx, in.pool)
-	if err != nil {
-		return err
-	}
-	defer connection.Release()
-	if err = connection.QueryRow(ctx, in.sql(statement), parameters...).Scan(answers...); isSpoiling(err) {
-		_ = connection.Conn().Close(canceled())
-	}
-	return err
 }

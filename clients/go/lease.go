@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// renewing renews the lease until it is told to end, which waits for the renewal that is under way. The
-// context ends when the lease is lost, or may be.
+// renewing renews the lease until it is told to end, or for as long as handler and Finish may take: one
+// that hangs loses it. The context ends when the lease is lost.
 func (l *Lease) renewing(ctx context.Context) (working context.Context, end func()) {
 	working, cancel := context.WithCancelCause(ctx)
-	stopped, stop := context.WithCancel(context.WithoutCancel(ctx))
+	stopped, stop := context.WithTimeout(context.WithoutCancel(ctx), 2*l.in.options.HandlerTimeout+endLimit)
 	var renewal sync.WaitGroup
 	renewal.Go(func() {
 		if reason := l.renew(stopped); reason != "" {
@@ -51,7 +51,7 @@ func (l *Lease) renew(ctx context.Context) (lost string) {
 		limit := max(time.Until(until), third)
 		call, values := l.named("lease interval", interval(l.in.leased.Lease)).written("renew_lease")
 		var isHeld string
-		switch err := l.in.read(ctx, limit, "SELECT "+call+"::text", values, &isHeld); {
+		switch err := l.in.readIn(ctx, limit, "SELECT "+call+"::text", values, &isHeld); {
 		case err == nil && isHeld != "true":
 			return takenOver
 		case err == nil:
@@ -99,4 +99,30 @@ func (l *Lease) isLost() bool {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
 	return l.hasLost || time.Now().After(l.until)
+}
+
+// held calls a function that answers whether the lease is held.
+func (l *Lease) held(ctx context.Context, function string, more ...any) (bool, error) {
+	var isHeld string
+	err := l.patiently(ctx, function, "f::text", more, &isHeld)
+	return isHeld == "true", err
+}
+
+// patiently repeats a call while PostgreSQL is away and the lease lasts.
+func (l *Lease) patiently(ctx context.Context, function, columns string, more arguments, answers ...any) error {
+	call, values := l.named(more...).written(function)
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		sent := time.Now()
+		err := l.in.read(ctx, l.in.leased.Lease, "SELECT "+columns+" FROM "+call+" AS f", values, answers...)
+		if err == nil {
+			l.renewed(sent)
+			return nil
+		}
+		if !isConnectionLost(err) && !isConflict(err) {
+			return fmt.Errorf("%s: %w", function, plain{err})
+		}
+		if l.isLost() || !sleep(ctx, pause) {
+			return awayError{fmt.Errorf("%s: %w", function, err)}
+		}
+	}
 }

@@ -90,7 +90,7 @@ func (in *Inbox) runLeased(ctx context.Context, message Message) (Verdict, error
 	lease, answer, err := in.lease(ctx, message, "false")
 	if answer.Name == "alone" {
 		if !in.suspected.TryLock() {
-			return Verdict{Name: "in_flight", After: in.pause()}, nil
+			return in.later(), nil
 		}
 		defer in.suspected.Unlock()
 		slog.Warn(suspect, "scope", in.scope, "key", message.Key)
@@ -100,9 +100,7 @@ func (in *Inbox) runLeased(ctx context.Context, message Message) (Verdict, error
 	case err != nil:
 		return Verdict{}, fmt.Errorf("claim the key: %w", err)
 	case answer.Name == "mismatch":
-		key := message.Key
-		message.Key = "" // bury() has no key of a leased scope
-		return in.bury(ctx, message, fmt.Sprintf("%s: %s", mismatch, key), "")
+		return in.bury(ctx, message, mismatch, "")
 	case answer.Name != "new":
 		return answer, nil
 	case lease.Attempts > in.options.AttemptsMax:
@@ -149,18 +147,17 @@ func (l *Lease) run(ctx context.Context) (Verdict, error) {
 		value, err = handler(ctx, nil, l.Message)
 		return err
 	})
-	open := l.open()
-	if err == nil && open != "" {
-		err = errors.New("the handler went on after an effect")
-	}
 	var end ending
-	if err == nil {
+	if err == nil && l.open() != "" {
+		err = errors.New("the handler went on after an effect")
+	} else if err == nil {
 		end, err = asEnding(value)
 	}
 	for round := 1; err == nil; round++ {
 		if err = l.finish(ctx, working, renewed, end, value); !isConflict(err) || round == conflictRounds {
 			break
 		}
+		rest()
 		working, renewed = l.renewing(ctx)
 		err = nil
 	}
@@ -176,7 +173,7 @@ func (l *Lease) run(ctx context.Context) (Verdict, error) {
 
 // finish has the handler write, and ends the claim in the same transaction.
 func (l *Lease) finish(ctx, working context.Context, renewed func(), end ending, value any) error {
-	current := &transaction{}
+	current, isWritten := &transaction{}, false
 	err := current.within(ctx, l.in.pool, func(step context.Context, connection *pgxpool.Conn) error {
 		tx, err := connection.BeginTx(step, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 		if err == nil {
@@ -196,13 +193,14 @@ func (l *Lease) finish(ctx, working context.Context, renewed func(), end ending,
 		if renewed(); err != nil || l.isLost() {
 			return cmp.Or(err, ErrLeaseLost)
 		}
+		isWritten = true
 		call, values := l.named("outcome json", string(end.reply), "status text", end.status).written("finish_leased")
 		return commit(ctx, tx, current, l.in.sql("SELECT "+call+"::text"), values...)
 	})
 	switch {
 	case code(err) == "OB014":
 		err = l.lose(takenOver)
-	case current.isUnsure:
+	case !current.isBegun, current.isUnsure, isWritten && isSpoiling(err):
 		err = awayError{err}
 	case err != nil:
 		if isCommitted, problem := l.in.hasCommitted(ctx, current); problem != nil {
@@ -216,13 +214,15 @@ func (l *Lease) finish(ctx, working context.Context, renewed func(), end ending,
 
 // failed gives the claim back for another run, or ends it as dead.
 func (l *Lease) failed(ctx context.Context, failure error) (Verdict, error) {
-	inFlight := Verdict{Name: "in_flight", After: l.in.pause()}
 	if l.isLost() || errors.Is(failure, ErrLeaseLost) {
-		return inFlight, nil
+		return l.in.later(), nil
 	}
 	reason := l.explained(reasonOf(failure))
 	if away, isAway := errors.AsType[awayError](failure); isAway {
-		_, _ = l.release(ctx, time.Second, l.in.pause(), reason, "false")
+		// Perhaps it is back already.
+		soon, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		_, _ = l.release(soon, l.in.pause(), reason, "false")
 		return Verdict{}, away
 	}
 	said, _ := errors.AsType[verdict](failure)
@@ -249,8 +249,8 @@ func (l *Lease) failed(ctx context.Context, failure error) (Verdict, error) {
 		first, longest := l.in.pauses()
 		after = grown(first, longest, l.Attempts)
 	}
-	if isHeld, err := l.release(ctx, stepLimit, after, reason, isAttempt); err != nil || isHeld != "true" {
-		return inFlight, err
+	if isHeld, err := l.release(ctx, after, reason, isAttempt); err != nil || !isHeld {
+		return l.in.later(), err
 	}
 	if isAttempt == "true" {
 		// For operators; the claim itself counts.
@@ -262,24 +262,21 @@ func (l *Lease) failed(ctx context.Context, failure error) (Verdict, error) {
 }
 
 // release gives the claim back, to be taken again after a pause.
-func (l *Lease) release(ctx context.Context, limit, pause time.Duration, reason, isAttempt string) (isHeld string, err error) {
-	isUnknown := strconv.FormatBool(l.open() != "")
-	call, values := l.named("pause interval", interval(pause), "reason text", reason, "is_unknown boolean", isUnknown,
-		"is_attempt boolean", isAttempt).written("release_leased")
-	err = l.in.read(ctx, limit, "SELECT "+call+"::text", values, &isHeld)
-	return isHeld, err
+func (l *Lease) release(ctx context.Context, pause time.Duration, reason, isAttempt string) (isHeld bool, err error) {
+	return l.held(ctx, "release_leased", "pause interval", interval(pause), "reason text", reason,
+		"is_unknown boolean", strconv.FormatBool(l.open() != ""), "is_attempt boolean", isAttempt)
 }
 
 // bury ends the claim as dead, with its dead letter.
 func (l *Lease) bury(ctx context.Context, reason string) (Verdict, error) {
 	reason = printable(l.explained(reason))
-	isHeld, err := l.in.call(ctx, "bury_leased", append(l.named("payload bytea", bytea(l.Payload), "reason text", reason, "subject text", l.Subject,
-		"headers jsonb", object(l.Headers), "deliveries bigint", deliveries(l.Message)), l.Origin.stored()...))
+	isHeld, err := l.held(ctx, "bury_leased", append(arguments{"payload bytea", bytea(l.Payload), "reason text", reason, "subject text", l.Subject,
+		"headers jsonb", object(l.Headers), "deliveries bigint", deliveries(l.Message)}, l.Origin.stored()...)...)
 	switch {
 	case err != nil:
 		return Verdict{}, fmt.Errorf("record a dead letter (%s): %w", reason, err)
-	case isHeld != "true":
-		return Verdict{Name: "in_flight", After: l.in.pause()}, nil
+	case !isHeld:
+		return l.in.later(), nil
 	}
 	slog.Warn("dead letter", "scope", l.in.scope, "key", l.Key, "reason", reason)
 	return Verdict{Name: "dead", Reason: reason}, nil

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strconv"
@@ -96,7 +95,7 @@ func (i *Idempotency) answer(p *pending, next http.Handler) (answer, error) {
 		if time.Now().After(deadline) {
 			return answer{}, problem{name: "in-flight"}
 		}
-		time.Sleep(time.Duration(10+rand.IntN(90)) * time.Millisecond)
+		rest()
 	}
 }
 
@@ -105,15 +104,7 @@ func (i *Idempotency) register(ctx context.Context, scope string) error {
 	if _, isRegistered := i.registered.Load(scope); isRegistered {
 		return nil
 	}
-	ctx, cancel := limited(ctx)
-	defer cancel()
-	retention := ""
-	if i.options.Retention > 0 {
-		retention = seconds(i.options.Retention)
-	}
-	var registered string
-	sql := "SELECT {schema}.register_scope($1::text, make_interval(secs => nullif($2::text, '')::float8), kind => 'http')::text"
-	err := i.pool.QueryRow(ctx, inSchema(sql, i.options.Schema), scope, retention).Scan(&registered)
+	err := i.database.register(ctx, scope, i.options.Retention, "http", "transaction")
 	if err == nil {
 		i.registered.Store(scope, true)
 	}
@@ -156,7 +147,7 @@ func (i *Idempotency) look(ctx context.Context, connection *pgxpool.Conn, p *pen
 	limit := fmt.Sprintf("%dms", i.options.HandlerTimeout.Milliseconds()+5000)
 	parameters := append([]any{limit, p.scope, p.tenant, p.clientKey}, i.content(p)...)
 	var name, status, headers, body, xid string
-	err = tx.QueryRow(ctx, inSchema(sql, i.options.Schema), parameters...).
+	err = tx.QueryRow(ctx, i.sql(sql), parameters...).
 		Scan(&name, &p.key, &status, &headers, &body, &xid, &p.session, nil)
 	if err != nil {
 		return tx, nil, err
@@ -288,7 +279,7 @@ func (i *Idempotency) commit(ctx context.Context, tx pgx.Tx, p *pending, given a
 		body = bytea(given.body)
 	}
 	settle := "SELECT {schema}.settle_request($1::text, $2::text, $3::text, $4::text::boolean, $5::text::integer, $6::text::jsonb, $7::bytea)::text"
-	return commit(ctx, tx, &p.transaction, inSchema(settle, i.options.Schema), p.scope, p.tenant, p.key,
+	return commit(ctx, tx, &p.transaction, i.sql(settle), p.scope, p.tenant, p.key,
 		strconv.FormatBool(given.status >= 400), strconv.Itoa(given.status), string(headers), body)
 }
 

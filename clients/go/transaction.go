@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"log/slog"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -39,22 +37,6 @@ type transaction struct {
 	isSpoiled bool
 	// isClosed says that its connection was closed.
 	isClosed bool
-}
-
-// connect waits for a connection of the pool, and says so when that takes long.
-func connect(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
-	defer time.AfterFunc(waitMax, func() {
-		why := "PostgreSQL does not answer"
-		if used, most := pool.Stat().AcquiredConns(), pool.Config().MaxConns; used >= most {
-			why = fmt.Sprintf("all %d connections of the pool are in use: make its MaxConns as large as Concurrency, or larger", most)
-		}
-		slog.Warn("no connection yet", "after", waitMax, "reason", why)
-	}).Stop()
-	connection, err := pool.Acquire(ctx)
-	if err != nil {
-		err = fmt.Errorf("get a connection: %w", err)
-	}
-	return connection, err
 }
 
 // within takes a step with a connection, which is fit for others when it is given back.

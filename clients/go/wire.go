@@ -10,8 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // All that is sent to PostgreSQL for the package itself are texts, which its statements cast, and all
@@ -40,9 +38,6 @@ func object(headers map[string]string) string {
 	return string(text)
 }
 
-// arguments are names of parameters, each with its type, and values in turn.
-type arguments []any
-
 // stored is where a message is stored: NULLs for one that is in no stream.
 func (o *Origin) stored() arguments {
 	if o == nil {
@@ -64,17 +59,6 @@ func messageID(message Message) any {
 // named are the arguments of a key.
 func (in *Inbox) named(message Message, more ...any) arguments {
 	return append(arguments{"scope text", in.scope, "key text", optional(message.Key), "tenant text", message.Tenant}, more...)
-}
-
-// written is a call of a function in the schema, and its values.
-func (given arguments) written(function string) (call string, values []any) {
-	var texts []string
-	for n := 0; n < len(given); n += 2 {
-		name, kind, _ := strings.Cut(given[n].(string), " ")
-		values = append(values, given[n+1])
-		texts = append(texts, fmt.Sprintf("%s => $%d::%s", name, len(values), kind))
-	}
-	return "{schema}." + function + "(" + strings.Join(texts, ", ") + ")", values
 }
 
 // optional is NULL instead of an empty text.
@@ -99,12 +83,6 @@ func deliveries(message Message) string { return strconv.FormatInt(max(message.D
 func reasonOf(err error) string {
 	text := strings.Join(strings.FieldsFunc(fmt.Sprint(err), func(r rune) bool { return r == '\n' }), "; ")
 	return printable(text[:min(len(text), reasonMax)])
-}
-
-func (in *Inbox) sql(text string) string { return inSchema(text, in.options.Schema) }
-
-func inSchema(text, schema string) string {
-	return strings.ReplaceAll(text, "{schema}", pgx.Identifier{cmp.Or(schema, "oncebox")}.Sanitize())
 }
 
 // printable makes a text that PostgreSQL can store: UTF-8 without NUL.

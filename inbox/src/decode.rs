@@ -128,7 +128,10 @@ mod tests {
     fn an_error_of_serde_tells_what_it_expected_and_no_value() {
         for (error, told) in [
             ("invalid type: map, expected i64 at line 1 column 2", Some("invalid type: map, expected i64")),
-            ("invalid type: string \"a, expected b\", expected i64", Some("invalid type: string, expected i64")),
+            (
+                "invalid type: string \"a, expected b\", expected i64",
+                Some("invalid type: string, expected i64"),
+            ),
             ("invalid value: integer `-4111`, expected u8", Some("invalid value: integer, expected u8")),
             ("unknown variant `4111`, expected `A` or `B`", Some("unknown variant, expected `A` or `B`")),
             ("missing field `cents` at line 1 column 2", Some("missing field `cents`")),

@@ -314,3 +314,15 @@ BEGIN
   RETURN 'dead';
 END $$;
 COMMENT ON FUNCTION {schema}.bury_failing IS 'For operators: gives a message up that fails, in either mode of its scope. Answers dead; or replayed, rejected, in_flight, mismatch, when that decides instead.';
+
+-- A reason as the tables take it: 1 to 1000 bytes; `bounded` in oncebox_claims.
+CREATE FUNCTION {schema}.bounded_reason(reason text) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+DECLARE
+  kept text := coalesce(nullif(left(reason, 1000), ''), 'no reason given');
+BEGIN
+  WHILE octet_length(convert_to(kept, 'UTF8')) > 1000 LOOP
+    kept := left(kept, -((octet_length(convert_to(kept, 'UTF8')) - 997) / 4));
+  END LOOP;
+  RETURN kept;
+END $$;

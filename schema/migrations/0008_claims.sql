@@ -247,18 +247,6 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.settle IS 'Stores how a key ended that this transaction has claimed; its copies are answered with the outcome.';
 
--- A reason as the tables take it: 1 to 1000 bytes; `bounded` in oncebox_claims.
-CREATE FUNCTION {schema}.bounded_reason(reason text) RETURNS text
-LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
-DECLARE
-  kept text := coalesce(nullif(left(reason, 1000), ''), 'no reason given');
-BEGIN
-  WHILE octet_length(convert_to(kept, 'UTF8')) > 1000 LOOP
-    kept := left(kept, -((octet_length(convert_to(kept, 'UTF8')) - 997) / 4));
-  END LOOP;
-  RETURN kept;
-END $$;
-
 -- Counts a failed attempt at a message, as failed.sql of oncebox-inbox. The message is told from
 -- its copies by where it is stored. `pause` is the pause in seconds after a first failure,
 -- `pause_max` the longest one: the pause doubles with each failure.
@@ -370,7 +358,9 @@ BEGIN
       DELETE FROM {schema}.inbox AS i
       WHERE i.scope = bury.scope AND i.tenant = bury.tenant AND i.key = bury.key AND i.xmin = bury.committed_by::xid;
     END IF;
+    answer := {schema}.look_up_leased(bury.scope, bury.tenant, bury.key, fingerprint);
     FOR attempt IN 1 .. 3 LOOP
+      EXIT WHEN answer IS NOT NULL;
       INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
       SELECT s.scope, bury.tenant, bury.key, fingerprint, bury.message_id, 'dead', convert_to(kept, 'UTF8')
       FROM {schema}.inbox_scope AS s
@@ -388,7 +378,6 @@ BEGIN
         SELECT l.answer INTO answer
         FROM {schema}.look_up_key(bury.scope, bury.tenant, bury.key, fingerprint, lock) AS l;
       END IF;
-      EXIT WHEN answer IS NOT NULL;
     END LOOP;
   END IF;
   IF bury.key IS NULL OR answer IN ('new', 'mismatch') THEN

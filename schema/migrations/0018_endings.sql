@@ -127,7 +127,29 @@ BEGIN
   WHERE a.scope = bury_leased.scope AND a.tenant = bury_leased.tenant AND a.key = bury_leased.key;
   RETURN true;
 END $$;
-COMMENT ON FUNCTION {schema}.bury_leased IS 'Gives a message up: ends its claim as dead and records the dead letter, in a transaction of its own. The records of its effects stay, so that a retry calls none of them again. False: the lease is lost, and nothing is written. A message that has no claim is buried with bury() where its key is not valid; a mismatch is recorded by it too.';
+COMMENT ON FUNCTION {schema}.bury_leased IS 'Gives a message up: ends its claim as dead and records the dead letter, in a transaction of its own. The records of its effects stay, so that a retry calls none of them again. False: the lease is lost, and nothing is written. Call bury() for a mismatch, and for a message without a valid key.';
+
+-- Answers for a key of a leased scope that bury() is called with: NULL in a scope of the other mode.
+CREATE FUNCTION {schema}.look_up_leased(scope text, tenant text, key text, fingerprint bytea) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  claimed bytea;
+  answer text;
+BEGIN
+  IF NOT EXISTS (SELECT FROM {schema}.inbox_scope AS s WHERE s.scope = look_up_leased.scope AND s.mode = 'lease') THEN
+    RETURN NULL;
+  END IF;
+  SELECT c.fingerprint INTO claimed
+  FROM {schema}.inbox_claim AS c
+  WHERE c.scope = look_up_leased.scope AND c.tenant = look_up_leased.tenant AND c.key = look_up_leased.key;
+  SELECT l.answer INTO answer FROM {schema}.look_up_ended(look_up_leased.scope, look_up_leased.tenant, look_up_leased.key, look_up_leased.fingerprint) AS l;
+  answer := CASE WHEN answer IS NULL AND claimed <> look_up_leased.fingerprint THEN 'mismatch' ELSE answer END;
+  IF answer IS NULL THEN
+    RAISE EXCEPTION 'key "%" of scope "%" has not ended, and is claimed under a lease', look_up_leased.key, look_up_leased.scope
+      USING ERRCODE = 'OB010', HINT = 'Claim it with claim_leased(), and give it up with bury_leased().';
+  END IF;
+  RETURN answer;
+END $$;
 
 -- As snooze.sql of oncebox-inbox.
 CREATE FUNCTION {schema}.snooze(

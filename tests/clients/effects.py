@@ -124,6 +124,18 @@ async def lost_answers(site):
     await site.age(33)
     names.append((await site.run(charges(provider, **how), message("late"))).name)
     assert (names, len(provider.calls), provider.made) == (["retry"] * 3 + ["handled"], 2, ["late:charge"]), names
+
+    async def odd(key):
+        return {"receipt": key}
+
+    async def cannot_tell(key):
+        return oncebox.Unknown
+
+    for answer, why in ((odd, "reconcile returned a dict, not Happened"), (cannot_tell, "the provider cannot tell yet")):
+        given, how = message(answer.__name__), {"reconcile": answer}
+        await site.run(charges(Provider("loses answers"), **how), given)
+        found = await site.run(charges(Provider(), **how), given)
+        assert found.name == "retry" and why in found.reason, found
     hanging = Provider("hangs")
     assert "no answer within 0.2 s" in (await site.run(charges(hanging, provider_idempotent=True, timeout=0.2), message("hangs"))).reason
 

@@ -124,6 +124,42 @@ async def away(site):
     await site.ask("DELETE FROM charge")
 
 
+async def given_back(site):
+    """A claim is given back also when PostgreSQL is away for a part of the lease, and so is a key that is given up."""
+    call, refused, calls = Database.call, [], []
+
+    async def going(self, function, *given, **named):
+        if function in ("release_leased", "bury_leased") and refused.count(function) < 3:
+            refused.append(function)
+            raise psycopg.OperationalError("PostgreSQL is away")
+        return await call(self, function, *given, **named)
+
+    async def fails(cx, data):
+        raise oncebox.Dead("no use") if cx.key == "dead" else ValueError("as it was told")
+
+    with mock.patch.object(Database, "call", going):
+        assert (await site.run(fails)).name == "retry" and await site.claim() == [("failed", 1)]
+        assert (await site.run(fails, message("dead"))).name == "dead"
+    left = []
+
+    async def leaves(cx, data):
+        left.append(asyncio.create_task(cx.effect("late", late, provider_idempotent=True)))
+        await asyncio.sleep(0)
+
+    async def late(key):
+        calls.append(key)
+
+    async def slow(self, function, *given, **named):
+        row = await call(self, function, *given, **named)
+        await asyncio.sleep(0.3 if function == "begin_effect" else 0)
+        return row
+
+    with mock.patch.object(Database, "call", slow):
+        assert (await site.run(leaves, message("leaves"))).name == "retry"
+        (ended,) = await asyncio.gather(*left, return_exceptions=True)
+    assert isinstance(ended, oncebox.LeaseLost) and calls == [], "what a handler leaves behind calls nothing"
+
+
 async def owner(point):
     """An owner that tells when it is about to call, or to commit, and then sleeps."""
     async with AsyncConnectionPool(URL, min_size=2, max_size=4) as pool:
@@ -176,4 +212,4 @@ async def suspended(site):
 
 if __name__ == "__main__":
     is_owner = sys.argv[1:] in (["call"], ["finish"])
-    asyncio.run(owner(sys.argv[1]) if is_owner else main([own_statement, stolen, away, suspended]))
+    asyncio.run(owner(sys.argv[1]) if is_owner else main([own_statement, stolen, away, given_back, suspended]))

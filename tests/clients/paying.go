@@ -147,9 +147,13 @@ func main() {
 	inbox := oncebox.NewInbox(pool, "cashier-service:settle", oncebox.InboxOptions{
 		AttemptsMax: 1000, Backoff: 200 * time.Millisecond, BackoffMax: time.Second,
 	})
-	consumer := oncebox.NewConsumer(js, os.Getenv("STREAM"), "cashier", oncebox.ConsumerOptions{
+	options := oncebox.ConsumerOptions{
 		FilterSubject: os.Getenv("SUBJECT_PREFIX") + "orders.placed", Concurrency: 4, AckWait: 2 * time.Second,
-	})
+	}
+	if os.Getenv("ORDER") == "strict" {
+		options.Order = oncebox.Strict
+	}
+	consumer := oncebox.NewConsumer(js, os.Getenv("STREAM"), "cashier", options)
 	handler := oncebox.Leased{Handle: oncebox.LeasedJSON(settle), Finish: finish, Lease: time.Duration(seconds) * time.Second}
 	if err := consumer.RunLeased(ctx, inbox, handler); err != nil {
 		log.Fatal(err)

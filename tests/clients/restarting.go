@@ -115,6 +115,12 @@ func main() {
 	inbox := oncebox.NewInbox(small, "small:test", oncebox.InboxOptions{})
 	strict := oncebox.ConsumerOptions{Order: oncebox.Strict}
 	fmt.Println("small:", oncebox.NewConsumer(js, "NONE", "small", strict).Run(ctx, inbox, nil))
+	none := oncebox.ConsumerOptions{}
+	fmt.Println("stream:", oncebox.NewConsumer(js, "NONE", "none", none).Run(ctx, oncebox.NewInbox(large, "none:test", oncebox.InboxOptions{}), nil))
+	fmt.Println("schema:", oncebox.NewConsumer(js, "NONE", "none", none).Run(ctx, oncebox.NewInbox(large, "none:test", oncebox.InboxOptions{Schema: "nowhere"}), nil))
+	fmt.Println("mode:", oncebox.NewConsumer(js, "NONE", "none", none).RunLeased(ctx, oncebox.NewInbox(large, "snoozing:test", oncebox.InboxOptions{}), oncebox.Leased{}))
+	fmt.Println("small:", oncebox.NewConsumer(js, "NONE", "none", none).RunLeased(ctx, inbox, oncebox.Leased{}))
+	fmt.Println("told:", strings.Count(said.String(), "the consumer starts"), strings.Count(said.String(), "the consumer has ended"))
 	taken, err := small.Acquire(ctx)
 	must(err)
 	time.AfterFunc(12*time.Second, taken.Release)

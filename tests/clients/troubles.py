@@ -271,6 +271,10 @@ async def small(client):
             raise AssertionError(f"{pool} was taken")
         except ValueError as error:
             assert "2 connections" in str(error), error
+    stop = asyncio.Event()
+    stop.set()
+    await oncebox.Consumer(client.jetstream(), STREAM, "small", concurrency=3).run(oncebox.Inbox(own, scope="small"), nothing, stop)
+    assert "the pool has 1 connections for 3 workers" in heard.getvalue()
     taken = [await own.acquire()]
     running = asyncio.create_task(oncebox.Inbox(own, scope="troubles:small", step_timeout=1.0).run(nothing, message("small")))
     with mock.patch.object(transaction, "SLOW_POOL", 0.3):

@@ -99,36 +99,48 @@ func (c Crashes) Run(test testing.TB, databaseURL string) (wrong []string) {
 // losing is a pool of which, once armed, the answer to the next COMMIT is lost, though it is done.
 func losing(test testing.TB, databaseURL string) (*pgxpool.Pool, *atomic.Bool) {
 	isArmed := &atomic.Bool{}
+	return cut(test, databaseURL, func(sent []byte) (isCut, isDone bool) {
+		isCut = bytes.Contains(sent, []byte("COMMIT\x00")) && isArmed.CompareAndSwap(true, false)
+		return isCut, true
+	}), isArmed
+}
+
+// cut is a pool whose connections are cut where that is said of what is sent: before it, or when it is
+// done and only its answer is lost.
+func cut(test testing.TB, databaseURL string, where func(sent []byte) (isCut, isDone bool)) *pgxpool.Pool {
 	config, err := pgxpool.ParseConfig(databaseURL)
 	if err != nil {
 		test.Fatal(err)
 	}
-	// So that COMMIT is sent as text.
+	// So that each statement is sent as text, in one piece.
 	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 	dial := config.ConnConfig.DialFunc
 	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
 		connection, err := dial(ctx, network, address)
-		return &losingConn{connection, isArmed}, err
+		return &cutConn{connection, where}, err
 	}
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)
 	if err != nil {
 		test.Fatal(err)
 	}
 	test.Cleanup(pool.Close)
-	return pool, isArmed
+	return pool
 }
 
-type losingConn struct {
+type cutConn struct {
 	net.Conn
-	isArmed *atomic.Bool
+	where func(sent []byte) (isCut, isDone bool)
 }
 
-func (c *losingConn) Write(sent []byte) (int, error) {
-	written, err := c.Conn.Write(sent)
-	if err == nil && bytes.Contains(sent, []byte("COMMIT\x00")) && c.isArmed.CompareAndSwap(true, false) {
-		// The server answers when it has committed.
-		_, _ = c.Conn.Read(make([]byte, 1<<16))
-		err = errors.Join(errors.New("the answer to COMMIT was lost"), c.Conn.Close())
+func (c *cutConn) Write(sent []byte) (int, error) {
+	isCut, isDone := c.where(sent)
+	if !isCut {
+		return c.Conn.Write(sent)
 	}
-	return written, err
+	if isDone {
+		// The server answers when it is done.
+		_, _ = c.Conn.Write(sent)
+		_, _ = c.Conn.Read(make([]byte, 1<<16))
+	}
+	return 0, errors.Join(errors.New("the connection is cut"), c.Conn.Close())
 }

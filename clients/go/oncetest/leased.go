@@ -3,13 +3,10 @@ package oncetest
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"sync/atomic"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"oncebox"
 )
@@ -54,8 +51,20 @@ func (c LeasedCrashes) Run(test testing.TB, databaseURL string) (wrong []string)
 		for place := int64(1); ; place++ {
 			key := fmt.Sprintf("crash-%s-statement-%d", when, place)
 			dying, kill := context.WithCancel(ctx)
-			pool, left := dead(test, databaseURL, when == "after", kill)
+			left := &atomic.Int64{}
 			left.Store(place)
+			pool := cut(test, databaseURL, func(sent []byte) (isCut, isDone bool) {
+				now := left.Load()
+				// Of the protocol: a statement, in one of its forms.
+				if isStatement := bytes.ContainsAny(sent[:1], "PQB"); isStatement && now > 0 {
+					now = left.Add(-1)
+					isDone = now == 0 && when == "after"
+				}
+				if isCut = now <= 0; isCut {
+					kill()
+				}
+				return isCut, isDone
+			})
 			_, _ = c.Inbox(pool).RunLeased(dying, c.Handler, Message(key, c.Payload(key)))
 			hasDied := left.Load() <= 0
 			kill()
@@ -70,49 +79,4 @@ func (c LeasedCrashes) Run(test testing.TB, databaseURL string) (wrong []string)
 		}
 	}
 	return wrong
-}
-
-// dead is a pool all of whose connections end at the statement with this number, before it is sent or
-// after it is done.
-func dead(test testing.TB, databaseURL string, isSent bool, kill func()) (*pgxpool.Pool, *atomic.Int64) {
-	left := &atomic.Int64{}
-	config, err := pgxpool.ParseConfig(databaseURL)
-	if err != nil {
-		test.Fatal(err)
-	}
-	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // one message for each statement
-	dial := config.ConnConfig.DialFunc
-	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-		if left.Load() <= 0 {
-			return nil, errors.New("the process is dead")
-		}
-		connection, err := dial(ctx, network, address)
-		return &dyingConn{connection, left, isSent, kill}, err
-	}
-	pool, err := pgxpool.NewWithConfig(context.Background(), config)
-	if err != nil {
-		test.Fatal(err)
-	}
-	return pool, left
-}
-
-type dyingConn struct {
-	net.Conn
-	left   *atomic.Int64
-	isSent bool
-	kill   func()
-}
-
-func (c *dyingConn) Write(sent []byte) (int, error) {
-	isStatement := bytes.ContainsAny(sent[:1], "PQB")
-	if isStatement && c.left.Add(-1) > 0 || !isStatement && c.left.Load() > 0 {
-		return c.Conn.Write(sent)
-	}
-	if isStatement && c.left.Load() == 0 && c.isSent {
-		// The server answers when it is done.
-		_, _ = c.Conn.Write(sent)
-		_, _ = c.Conn.Read(make([]byte, 1<<16))
-	}
-	c.kill()
-	return 0, errors.Join(errors.New("the process is dead"), c.Conn.Close())
 }

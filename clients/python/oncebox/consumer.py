@@ -21,6 +21,7 @@ from .inbox import Inbox
 from .leader import Leader
 from .leased import LeasedHandler
 from .message import Handler, Message, Verdict
+from .ports import size_of
 from .pull import Lost, Pull, pending
 from .queue import Held, Queue
 
@@ -122,6 +123,10 @@ class _Running:
         text = "consumer %s begins: stream %s, scope %s, filter %s, concurrency %d, batch %d, order %s"
         of = (self.of.durable, self.of.stream, self.inbox.scope, self.of.filter_subject or ">")
         log.info(text, *of, self.of.concurrency, self.of.batch, self.of.order)
+        size, needed = size_of(self.inbox.pool), self.of.concurrency + (self.of.order == "strict")
+        if size is not None and size < needed and self.inbox.lease is None:
+            text = "consumer %s: the pool has %d connections for %d workers, which wait for one another: give it %d, or lower `concurrency`"
+            log.warning(text, self.of.durable, size, self.of.concurrency, needed)
         # Also while it stands by.
         metrics.consumes(self.inbox.scope, False)
         await self._register()

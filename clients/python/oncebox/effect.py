@@ -154,8 +154,10 @@ class Effect:
             return Happened(await self._done(found.result))
         if found is Absent and age >= self.settles_within:
             return found
-        texts = {Absent: f"the provider knows nothing of it, but a call settles within {self.settles_within:g} s", Unknown: "the provider cannot tell yet"}
-        raise self._unknown(texts.get(found) or f"reconcile returned {found!r} in place of Happened(..), Absent or Unknown")
+        if found is Absent:
+            raise self._unknown(f"the provider knows nothing of it, but a call settles within {self.settles_within:g} s")
+        is_odd = found is not Unknown
+        raise self._unknown(f"reconcile returned a {type(found).__name__}, not Happened(..), Absent or Unknown" if is_odd else "the provider cannot tell yet")
 
     async def asked(self, ask: Call) -> Any:
         """What the provider answers. All errors but two leave the outcome unknown, and so does a silence."""

@@ -122,8 +122,8 @@ class Inbox:
                 text = "scope %s, key %s: runs alone, since a run of it left no trace and may have ended its process"
                 log.warning(text, self.scope, claim.key)
                 begun = await self.life.begin(claim, is_alone=True)
-            if begun.startswith("wait "):
-                return Verdict("in_flight", after=float(begun.removeprefix("wait ")))
+            if begun == "wait":
+                return Verdict("in_flight", after=await self.life.pause_left(claim))
             if begun == "dead":
                 return await self.life.bury(claim, NO_TRACE)
             try:

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import random
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Awaitable, Callable
 
@@ -97,23 +97,30 @@ class Lease(Life):
         self._lost = True
         return LeaseLost("the lease is lost; another process may have taken over")
 
-    async def renewing(self, function: str, columns: str = "f::text", **more: Any) -> tuple:
-        """A statement that starts the time of the lease again, repeated while PostgreSQL is away and the lease lasts."""
+    async def patiently(self, function: str, columns: str = "f::text", **more: Any) -> tuple:
+        """A statement of the owner's that may be repeated, and is while PostgreSQL is away and the lease lasts."""
         pause = AGAIN_FIRST
-        while not self._lost:
-            sent = _now()
+        while True:
             try:
-                row = await self.database.call(function, columns, **self.of, lease=timedelta(seconds=self.seconds), **more)
-            except psycopg.OperationalError as error:
+                return await self.database.call(function, columns, **self.of, **more)
+            except psycopg.OperationalError:
                 if _now() >= self.until:
-                    raise _Away(f"{function}: {first_line(error)}") from error
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, AGAIN_LONGEST)
-                continue
-            if row[0] not in ("lost", "false"):
-                self.until = max(self.until, sent + self.seconds)
-            return row
-        raise self.is_lost()
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, AGAIN_LONGEST)
+
+    async def renewing(self, function: str, columns: str = "f::text", **more: Any) -> tuple:
+        """One that starts the time of the lease again, for an effect."""
+        if self._lost:
+            raise self.is_lost()
+        sent = _now()
+        try:
+            row = await self.patiently(function, columns, lease=timedelta(seconds=self.seconds), **more)
+        except psycopg.OperationalError as error:
+            raise _Away(f"{function}: {first_line(error)}") from error
+        if row[0] not in ("lost", "false"):
+            self.until = max(self.until, sent + self.seconds)
+        return row
 
     async def keep(self, work: Awaitable[Any]) -> Any:
         """Does the work, and renews the lease. When the lease is lost, or may be, the work is cancelled wherever it waits."""
@@ -178,19 +185,20 @@ class Lease(Life):
 
     async def release(self, pause: float, reason: str, is_attempt: bool) -> bool:
         more = {"pause": timedelta(seconds=pause), "reason": printable(reason), "is_unknown": bool(self.ledger.open()), "is_attempt": is_attempt}
-        return await self.database.call("release_leased", **self.of, **more) == ("true",)
+        return await self.patiently("release_leased", **more) == ("true",)
 
     async def _release_soon(self, reason: str) -> None:
         """So that the next run need not wait for the end of the lease, if PostgreSQL is back already; no attempt."""
         releasing = asyncio.ensure_future(self.release(self.pause(), reason, is_attempt=False))
         await asyncio.wait([releasing], timeout=RELEASE_MAX)
+        releasing.cancel()
         releasing.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def bury(self, claim: Claim, reason: str, committed_by: str | None = None) -> Verdict:
         """Gives the key up, with the effects that may have happened in the reason; their records stay."""
         reason, message = printable(self._explained(reason)), claim.message
-        (is_held,) = await self.database.call(
-            "bury_leased", **self.of, payload=message.payload, reason=reason, subject=printable(message.subject),
+        (is_held,) = await self.patiently(
+            "bury_leased", payload=message.payload, reason=reason, subject=printable(message.subject),
             headers=Typed("jsonb", headers_of(message)), **claim.place, deliveries=message.deliveries,
         )  # fmt: skip
         if is_held != "true":
@@ -212,7 +220,10 @@ class Lease(Life):
         claim, limit = self.claim, self.inbox.handler_timeout
         try:
             with handling(self.scope, claim.key, claim.message):
-                reply = await self.keep(limited(handler.handle(LeasedContext(self), data), limit))
+                try:
+                    reply = await self.keep(limited(handler.handle(LeasedContext(self), data), limit))
+                finally:
+                    self._lost = True  # for effects that the handler has left behind
             if self.ledger.open():
                 raise RuntimeError("the handler went on after an effect")
             return await self._finished(handler.finish, reply)
@@ -303,9 +314,7 @@ async def _answered(inbox: Any, handler: LeasedHandler, claim: Claim, won: Lease
     if not isinstance(won, Lease):
         if won is None or won.name != "mismatch":
             return won or Verdict("in_flight", after=inbox.life.pause())
-        # Under a lease bury() takes no key whose claim is not the caller's.
-        letter = await inbox.life.bury(replace(claim, key=None), f"{MISMATCH}: {claim.key}")
-        return letter._replace(name="mismatch")
+        return await inbox.life.bury(claim, MISMATCH)
     if won.attempts > won.attempts_max:
         return await won.bury(claim, NO_TRACE)
     try:

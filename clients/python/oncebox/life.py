@@ -8,7 +8,7 @@ import logging
 import random
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -17,21 +17,13 @@ from .causes import cause, first_line, reason_of
 from .database import Database
 from .effect import NotSent, OutcomeUnknown, Rejected
 from .message import Dead, Message, RetryAfter, Snooze, Verdict
-from .sql import Typed, expression
+from .sql import Typed
 from .transaction import Run
 
 log = logging.getLogger("oncebox")
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 # The longest pause that a handler may ask for: a day. A snooze has an hour, so that it notices a gateway that is back.
 RETRY_AFTER_MAX, SNOOZE_SHORTEST, SNOOZE_LONGEST = 86400.0, 0.1, 3600.0
-_MESSAGE = "WITH m AS (SELECT %s::text AS scope, %s::text AS tenant, %s::text AS key, %s::text AS message)"
-# The pause of an earlier run, in another process perhaps, holds for this one, unless the key has ended.
-_BEGIN = (
-    f"{_MESSAGE} SELECT CASE WHEN d.due_at > clock_timestamp() THEN 'wait ' || extract(epoch FROM d.due_at - clock_timestamp()) ELSE $begin END"
-    " FROM (SELECT max(w.due_at) AS due_at FROM (SELECT due_at FROM {schema}.inbox_attempt NATURAL JOIN m"
-    " UNION ALL SELECT due_at FROM {schema}.inbox_snooze NATURAL JOIN m) AS w WHERE NOT EXISTS (SELECT FROM {schema}.inbox NATURAL JOIN m)) AS d"
-)
 # How often a message is run again at once after a conflict with another transaction.
 CONFLICT_ROUNDS = 5
 MISMATCH = "the key was used before with another payload"
@@ -50,14 +42,6 @@ class Claim(Run):
     message: Message
     tenant: str
     key: str | None
-
-    @property
-    def copy(self) -> str:
-        """Which copy of the message, as the function inbox_copy() tells them apart."""
-        if self.message.origin is None:
-            return ""
-        stream, sequence, stored_at = self.message.origin
-        return f"{stream} {sequence} {(stored_at - EPOCH) // timedelta(microseconds=1)}"
 
     @property
     def place(self) -> dict[str, Any]:
@@ -80,13 +64,17 @@ class Life:
         self.database, self.scope, self.attempts_max, self.backoff, self.snooze_max = database, scope, attempts_max, backoff, snooze_max
 
     async def begin(self, claim: Claim, is_alone: bool = False) -> str:
-        """Records that a message is run that was delivered before: `run`, `alone`, `dead`, or `wait` with seconds."""
-        begin, parameters = expression(
+        """Records that a message is run that was delivered before: `run`, `wait`, `alone`, or `dead`."""
+        (answer,) = await self.database.call(
             "begin_attempt", scope=self.scope, key=claim.key, tenant=claim.tenant, **claim.place,
             subject=printable(claim.message.subject), attempts_max=self.attempts_max, is_alone=is_alone,
         )  # fmt: skip
-        (answer,) = await self.database.ask(_BEGIN.replace("$begin", begin), [self.scope, claim.tenant, claim.key, claim.copy, *parameters])
         return answer
+
+    async def pause_left(self, claim: Claim) -> float:
+        """For how many seconds an earlier run, in another process perhaps, wants it to wait."""
+        (seconds,) = await self.database.call("pause_left", scope=self.scope, key=claim.key, tenant=claim.tenant, **claim.place)
+        return float(seconds)
 
     async def cancel(self, claim: Claim) -> None:
         """The run was no attempt. If this fails, the message runs alone once, which counts nothing."""

@@ -276,11 +276,12 @@ def as_psycopg(error: Exception) -> psycopg.Error:
 
 def check_size(source: Any, needed: int, use: str) -> None:
     """Fails when a pool is known to be smaller than this use of it needs."""
-    if (size := _size(source)) is not None and size < needed:
+    if (size := size_of(source)) is not None and size < needed:
         raise ValueError(f"{use} needs {needed} connections at once, and the pool has {size}: make it larger")
 
 
-def _size(source: Any) -> int | None:
+def size_of(source: Any) -> int | None:
+    """How many connections a pool has at most; None when it does not say, or has no limit."""
     if hasattr(source, "get_max_size"):  # asyncpg's
         return source.get_max_size()
     pool = source if hasattr(source, "max_size") else getattr(source, "pool", None)  # an engine's, or Django's

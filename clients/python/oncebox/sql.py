@@ -21,13 +21,9 @@ def named(schema: str, statement: str) -> str:
 
 def called(function: str, columns: str = "f::text", **arguments: Any) -> tuple[str, list]:
     """The statement that calls a function, and its parameters."""
-    call, parameters = expression(function, **arguments)
-    return f"SELECT {columns} FROM {call} AS f", parameters
-
-
-def expression(function: str, **arguments: Any) -> tuple[str, list]:
     places = ", ".join(f"{name} => {'NULL' if value is None else f'%s::{_type(value)}'}" for name, value in arguments.items())
-    return f"{{schema}}.{function}({places})", [_sent(value) for value in arguments.values() if value is not None]
+    parameters = [_sent(value) for value in arguments.values() if value is not None]
+    return f"SELECT {columns} FROM {{schema}}.{function}({places}) AS f", parameters
 
 
 def _type(value: Any) -> str:

@@ -99,8 +99,7 @@ export class Inbox<T = any> {
       const [answer, outcome, reason] = held;
       return answer === "alone" && !isAlone ? await this.#alone(claim, () => this.#underLease(handler, message, true))
         : answer !== "mismatch" ? this.#answered(answer!, outcome, reason)
-        // The function takes no key of a scope with leases.
-        : { ...(await this.#life.bury({ ...claim, key: null }, `${MISMATCH}: ${claim.key}`)), name: "mismatch" };
+        : await this.#life.bury(claim, MISMATCH);
     }
     claim.held = held;
     if (held.attempts > this.options.attemptsMax) {

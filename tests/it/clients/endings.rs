@@ -42,6 +42,14 @@ snoozed: 1 runs, 0 failures, 1 snoozes
 snoozes: retry, false, asked: snoozed: the ledger is closed
 snoozes: dead, true, snoozed for too long, 1s: asked: snoozed: the ledger is closed
 small: consumer small needs 2 connections at least, and MaxConns of the pool is 1: make it larger
+stream: consumer none cannot begin: there is no stream NONE: make it with `oncebox relay --stream 'NONE=SUBJECTS'`: \
+nats: API error: code=404 err_code=10059 description=stream not found
+schema: consumer none cannot begin: the database has no schema nowhere of this version: make it with \
+`oncebox migrate --database-url ..`: ERROR: schema \"nowhere\" does not exist (SQLSTATE 3F000)
+mode: consumer none cannot begin: ERROR: scope \"snoozing:test\" claims its keys in the transaction of their \
+handlers (SQLSTATE OB010): Use another scope, or stop its processes and call change_inbox_mode().
+small: consumer none needs 2 connections at least, and MaxConns of the pool is 1: make it larger
+told: 6 5
 waits: true
 ";
 

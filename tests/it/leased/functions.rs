@@ -214,6 +214,26 @@ async fn of_many_takers_one_has_the_key_and_two_that_vanished_make_it_suspect() 
     assert_eq!(owner.claim_of(PAYLOAD, false).await["attempts"], 3, "a snooze is no attempt");
 }
 
+/// The message with another payload is recorded; one whose claim is open, or that is free, is not
+/// given up by somebody without a claim.
+#[tokio::test]
+async fn a_key_of_another_payload_is_buried_and_no_other() {
+    let (env, one, _) = fresh().await;
+    let mut first = Owner::new(&one, FIRST);
+    let bury = |payload: &str| format!("oncebox.bury('{SCOPE}', 'k', '{payload}', 'used before', 's.t')");
+    let free = first.refused(&bury(PAYLOAD)).await;
+    assert!(free.1.code() == "OB010" && free.0.contains("has not ended"), "{}", free.0);
+    assert_eq!(first.claim().await, "new");
+    assert_eq!(first.refused(&bury(PAYLOAD)).await.1.code(), "OB010", "it is at work");
+    assert_eq!(first.ask(&bury("other")).await, "mismatch");
+    first.ask("oncebox.finish_leased({held})").await;
+    assert_eq!(first.ask(&bury(PAYLOAD)).await, "replayed", "nothing is recorded");
+    assert_eq!(first.ask(&bury("another")).await, "mismatch");
+    assert_eq!(dead_letters(&env).await, ["used before", "used before"]);
+    let keys = "SELECT count(*) FROM oncebox.dead_letter WHERE key = 'k'";
+    assert_eq!(one.query_one(keys, &[]).await.unwrap().get::<_, i64>(0), 2);
+}
+
 /// What one of them has begun, or ended, the other goes on with, or replays.
 #[tokio::test]
 async fn rust_and_sql_share_a_scope() {
