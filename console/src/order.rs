@@ -113,8 +113,11 @@ impl Order {
         let shown = shown.filter(|_| self.parts().len() == 1);
         let command = |part: &Part| {
             let mut words: Vec<String> = self.verb.command().split(' ').map(str::to_owned).collect();
-            let given = part.0.0.iter().flat_map(|(name, value)| [format!("--{name}"), value.clone()]);
-            words.extend(given);
+            for (name, value) in &part.0.0 {
+                words.push(format!("--{name}"));
+                // The others have a value.
+                words.extend(Some(value.clone()).filter(|_| name != "unseen"));
+            }
             if !part.0.0.iter().any(|(name, _)| self.verb.selects(name)) {
                 words.push("--all".to_owned());
             }

@@ -42,6 +42,12 @@ pub enum PauseOf {
 }
 
 impl PauseOf {
+    /// Whether this is what that pause takes.
+    #[must_use]
+    pub fn is(&self, pause: &PauseRow) -> bool {
+        self.names() == (pause.kind.as_str(), pause.value.as_str())
+    }
+
     fn names(&self) -> (&'static str, &str) {
         match self {
             Self::All => ("all", "messages"),

@@ -209,10 +209,10 @@ impl FromStr for Moment {
         // A date alone is its first second, a time without seconds its first one.
         let ends = ["", ":00", "T00:00:00"];
         let whole = ends.iter().find_map(|end| humantime::parse_rfc3339_weak(&format!("{text}{end}")).ok());
-        let time = whole.ok_or_else(|| {
+        let time = whole.ok_or(
             "it is neither a time in UTC, such as 2030-01-31, \"2030-01-31 08:00\" or 2030-01-31T08:00:00Z, nor how long ago, \
              such as 24h"
-        })?;
+        )?;
         Ok(Self::At(time))
     }
 }

@@ -62,7 +62,7 @@ impl fmt::Display for Changed {
         let Self { shown, found } = self;
         write!(
             f,
-            "the set has changed since it was shown: {shown} then, {found} of them now, or another selection; nothing \
+            "the set has changed since it was shown: {shown} then, {found} of them now, or the token is of another selection or command; nothing \
              was done; look again, and confirm what you see then"
         )
     }

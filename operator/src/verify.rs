@@ -260,6 +260,7 @@ impl Comparison<'_> {
             let rows = query(&transaction, "read settled messages", &sql, &parameters).await?;
             drop(transaction);
             let mut absent = Vec::new();
+            self.verified.parked += rows.iter().filter(|row| row.get("is_parked")).count() as u64;
             for row in rows.iter().filter(|row| row.get("is_expected")) {
                 self.verified.messages += 1;
                 if self.is_absent(row, tell).await? {

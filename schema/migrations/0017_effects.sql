@@ -52,9 +52,12 @@ COMMENT ON FUNCTION {schema}.register_scope IS 'Says that a consumer exists, or 
 CREATE FUNCTION {schema}.check_lease(owner uuid, lease interval) RETURNS void
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 BEGIN
-  IF owner IS NULL OR lease IS NULL OR extract(epoch FROM lease) NOT BETWEEN 0.1 AND 3600 THEN
-    RAISE EXCEPTION 'owner % is missing, or lease % is not 100 milliseconds to 1 hour', owner, lease
-      USING ERRCODE = 'OB011', HINT = 'An owner is a new random UUID for each claim; renew the lease every third of its time.';
+  IF owner IS NULL THEN
+    RAISE EXCEPTION 'owner is null' USING ERRCODE = 'OB011', HINT = 'An owner is a new random UUID for each claim.';
+  END IF;
+  IF lease IS NULL OR extract(epoch FROM lease) NOT BETWEEN 0.1 AND 3600 THEN
+    RAISE EXCEPTION 'lease % is not 100 milliseconds to 1 hour', lease
+      USING ERRCODE = 'OB011', HINT = 'Renew it every third of its time.';
   END IF;
 END $$;
 
@@ -215,7 +218,7 @@ BEGIN
     RAISE EXCEPTION 'step % is not 1 to 64 bytes of printable ASCII without spaces', coalesce('"' || left(begin_effect.step, 300) || '"', 'null')
       USING ERRCODE = 'OB011', HINT = 'It names the effect among those of the message, for example "gateway-charge".';
   END IF;
-  PERFORM {schema}.refuse_uncommitted(c.xmin, 'the claim')
+  PERFORM {schema}.refuse_uncommitted(c.xmin, 'the claim, or its renewal,')
   FROM {schema}.inbox_claim AS c
   WHERE c.scope = begin_effect.scope AND c.tenant = begin_effect.tenant AND c.key = begin_effect.key;
   IF NOT {schema}.renew_lease(begin_effect.scope, begin_effect.key, begin_effect.owner, begin_effect.epoch, begin_effect.lease, begin_effect.tenant) THEN
@@ -276,10 +279,13 @@ DECLARE
     WHEN 'rejected' THEN convert_to({schema}.bounded_reason(end_effect.reason), 'UTF8')
   END;
 BEGIN
-  IF end_effect.status IS NULL OR end_effect.status NOT IN ('done', 'rejected', 'absent') OR octet_length(stored) > 1048576 THEN
-    RAISE EXCEPTION 'status % is not "done", "rejected" or "absent", or the result of % bytes is over 1048576 bytes (1 MiB)',
-      coalesce('"' || left(end_effect.status, 300) || '"', 'null'), coalesce(octet_length(stored), 0)
-      USING ERRCODE = 'OB011', HINT = 'absent: it is known that the effect did not happen. Store a large result in a table of your own in finish, and end the effect with a reference.';
+  IF end_effect.status IS NULL OR end_effect.status NOT IN ('done', 'rejected', 'absent') THEN
+    RAISE EXCEPTION 'status % is not "done", "rejected" or "absent"', coalesce('"' || left(end_effect.status, 300) || '"', 'null')
+      USING ERRCODE = 'OB011', HINT = 'absent: it is known that the effect did not happen.';
+  END IF;
+  IF octet_length(stored) > 1048576 THEN
+    RAISE EXCEPTION 'the result is % bytes long; the limit is 1048576 bytes (1 MiB)', octet_length(stored)
+      USING ERRCODE = 'OB011', HINT = 'End the effect with less of it, or with a reference.';
   END IF;
   IF NOT {schema}.renew_lease(end_effect.scope, end_effect.key, end_effect.owner, end_effect.epoch, end_effect.lease, end_effect.tenant) THEN
     RETURN false;
@@ -291,10 +297,23 @@ BEGIN
     DELETE FROM {schema}.inbox_effect AS e
     WHERE e.scope = end_effect.scope AND e.tenant = end_effect.tenant AND e.key = end_effect.key AND e.step = end_effect.step AND e.state = 'started';
   ELSE
-    INSERT INTO {schema}.inbox_effect AS e (scope, tenant, key, step, state, result, epoch)
-    VALUES (end_effect.scope, end_effect.tenant, end_effect.key, end_effect.step, end_effect.status, stored, end_effect.epoch)
-    ON CONFLICT ON CONSTRAINT inbox_effect_pkey DO UPDATE
-    SET state = excluded.state, result = excluded.result, epoch = excluded.epoch;
+    UPDATE {schema}.inbox_effect AS e
+    SET state = end_effect.status, result = stored, epoch = end_effect.epoch
+    WHERE e.scope = end_effect.scope AND e.tenant = end_effect.tenant AND e.key = end_effect.key AND e.step = end_effect.step AND e.state = 'started';
+  END IF;
+  -- Not found: it has ended so before, and its answer was lost.
+  IF NOT FOUND AND (stored IS NOT NULL OR EXISTS (
+    SELECT
+    FROM {schema}.inbox_effect AS e
+    WHERE e.scope = end_effect.scope AND e.tenant = end_effect.tenant AND e.key = end_effect.key AND e.step = end_effect.step
+  )) AND NOT EXISTS (
+    SELECT
+    FROM {schema}.inbox_effect AS e
+    WHERE e.scope = end_effect.scope AND e.tenant = end_effect.tenant AND e.key = end_effect.key AND e.step = end_effect.step
+      AND e.state = end_effect.status AND e.result = stored
+  ) THEN
+    RAISE EXCEPTION 'effect "%" of key "%" has not begun, or has ended otherwise', left(end_effect.step, 300), left(end_effect.key, 300)
+      USING ERRCODE = 'OB010', HINT = 'end_effect() follows once on begin_effect() that answered "begun" or "open".';
   END IF;
   RETURN true;
 END $$;

@@ -48,7 +48,7 @@ BEGIN
       coalesce('"' || left(finish_leased.status, 300) || '"', 'null'), coalesce(octet_length(stored), 0)
       USING ERRCODE = 'OB011', HINT = 'A message that is given up is buried: bury_leased().';
   END IF;
-  PERFORM {schema}.refuse_uncommitted(c.xmin, 'the claim')
+  PERFORM {schema}.refuse_uncommitted(c.xmin, 'the claim, or its renewal,')
   FROM {schema}.inbox_claim AS c
   WHERE c.scope = finish_leased.scope AND c.tenant = finish_leased.tenant AND c.key = finish_leased.key;
   IF EXISTS (
@@ -101,8 +101,17 @@ CREATE FUNCTION {schema}.bury_leased(
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+  open_effects text := (
+    SELECT string_agg(format('"%s"', e.step), ', ' ORDER BY e.step)
+    FROM {schema}.inbox_effect AS e
+    WHERE e.scope = bury_leased.scope AND e.tenant = bury_leased.tenant AND e.key = bury_leased.key AND e.state = 'started'
+  );
   kept text := {schema}.bounded_reason(bury_leased.reason);
 BEGIN
+  -- Also when the last run came to another end: somebody has to find out about these.
+  IF open_effects IS NOT NULL AND strpos(kept, format('effect %s is unknown', open_effects)) = 0 THEN
+    kept := {schema}.bounded_reason(left(kept, 800) || format('; the outcome of effect %s is unknown', left(open_effects, 150)));
+  END IF;
   IF bury_leased.payload IS NULL OR bury_leased.subject IS NULL THEN
     PERFORM {schema}.refuse_null(false, bury_leased.payload IS NOT NULL);
   END IF;
@@ -127,7 +136,7 @@ BEGIN
   WHERE a.scope = bury_leased.scope AND a.tenant = bury_leased.tenant AND a.key = bury_leased.key;
   RETURN true;
 END $$;
-COMMENT ON FUNCTION {schema}.bury_leased IS 'Gives a message up: ends its claim as dead and records the dead letter, in a transaction of its own. The records of its effects stay, so that a retry calls none of them again. False: the lease is lost, and nothing is written. Call bury() for a mismatch, and for a message without a valid key.';
+COMMENT ON FUNCTION {schema}.bury_leased IS 'Gives a message up: ends its claim as dead and records the dead letter, in a transaction of its own. The reason names the effects that may have happened; the records of all stay, so that a retry calls none of them again. False: the lease is lost, and nothing is written. Call bury() for a mismatch, and for a message without a valid key.';
 
 -- Answers for a key of a leased scope that bury() is called with; NULL in a scope of the other
 -- mode.

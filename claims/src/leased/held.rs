@@ -253,15 +253,30 @@ impl HeldClaim {
 
     /// The reason, and which effects may have happened.
     pub fn explained(&self, reason: &str) -> String {
-        match self.0.ledger().open() {
-            Some(open) if reason.contains(&format!("effect {open} is unknown")) => reason.to_owned(),
-            Some(open) => format!("{reason}; the outcome of effect {open} is unknown"),
-            None => reason.to_owned(),
-        }
+        with_open(reason, self.0.ledger().open())
+    }
+
+    /// The reason for which a key is given up, and which effects may have happened, in earlier runs
+    /// too: somebody has to find out about them.
+    ///
+    /// # Errors
+    /// PostgreSQL is away, or refuses.
+    pub async fn explained_in_full(&self, reason: &str) -> Result<String, Error> {
+        let open = self.0.store().open_effects(&self.0.holder().name).await?;
+        Ok(with_open(reason, open))
     }
 
     /// The effects of this run that may have happened and are not settled.
     pub fn open_effects(&self) -> Option<String> {
         self.0.ledger().open()
+    }
+}
+
+fn with_open(reason: &str, open: Option<String>) -> String {
+    match open {
+        Some(open) if !reason.contains(&format!("effect {open} is unknown")) => {
+            format!("{reason}; the outcome of effect {open} is unknown")
+        }
+        _ => reason.to_owned(),
     }
 }

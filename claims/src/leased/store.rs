@@ -89,6 +89,7 @@ pub struct LeasedClaims {
     settle_effect: String,
     forget_effect: String,
     remembered: String,
+    open_effects: String,
     in_flight: String,
     /// Where the steps of effects are written, if anywhere.
     recording: Option<Recording>,
@@ -116,6 +117,7 @@ impl LeasedClaims {
             settle_effect: held(include_str!("sql/settle_effect.sql")),
             forget_effect: held(include_str!("sql/forget_effect.sql")),
             remembered: statement(schema, include_str!("sql/remembered.sql")),
+            open_effects: statement(schema, include_str!("sql/open_effects.sql")),
             in_flight: statement(schema, include_str!("sql/in_flight.sql")),
             recording: None,
             database,

@@ -71,6 +71,9 @@ impl Replay {
         let name = || {
             format!("replay-{}-{}", humantime::format_rfc3339_millis(SystemTime::now()), std::process::id())
         };
+        // A token stands for one replay: what was asked for under its name is left out then.
+        let run = action::Run::new(flags);
+        let confirmed = || run.confirm.map(|token| format!("confirm {token}"));
         Self {
             selection: ReplaySelection {
                 key: text("key"),
@@ -81,9 +84,9 @@ impl Replay {
             },
             since: flags.get_one::<Moment>("since").copied(),
             until: flags.get_one::<Moment>("until").copied(),
-            request: text("request").unwrap_or_else(name),
+            request: text("request").or_else(confirmed).unwrap_or_else(name),
             limit: flags.get_one::<u64>("limit").copied(),
-            run: action::Run::new(flags),
+            run,
         }
     }
 

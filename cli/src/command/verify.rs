@@ -134,6 +134,7 @@ fn summary(verified: &Verified, run: &action::Run, rows: Option<&RowSet>) -> any
         output::messages(verified.messages)
     );
     let others = [
+        (verified.parked, "set aside, to be sent or sent again, and not looked for"),
         (verified.superseded, "altered in one copy, and whole in another"),
         (verified.unproven, "not there, and the stream may have let them go"),
         (verified.copies, "stored more than once"),

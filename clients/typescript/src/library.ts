@@ -45,7 +45,11 @@ export async function rowsOf(transaction: Transaction, text: string, values: unk
   if (!has("query")) {
     throw new TypeError("this is no transaction of pg, Drizzle, Kysely, Prisma, postgres.js or TypeORM: pass the one that your writes go through");
   }
-  if ("queryRunner" in transaction || "manager" in transaction) {
+  if ("manager" in transaction || has("getRepository")) {
+    const runner: any = "isTransactionActive" in transaction ? transaction : (transaction as OfTypeOrm).queryRunner;
+    if (runner?.isTransactionActive !== true) {
+      throw new TypeError("this object of TypeORM is in no transaction: pass the EntityManager that `dataSource.transaction(..)` hands over");
+    }
     return rows(await (transaction as OfTypeOrm).query(text, values));
   }
   return await query(transaction as ClientBase, text, values);

@@ -8,7 +8,7 @@ use oncebox_operator::{
     SagaAction,
 };
 
-use super::{Order, Part, Verb, delayed, failing, messages, sagas};
+use super::{Order, Part, Shown, Verb, delayed, failing, messages, sagas};
 use crate::{html::words::number, problem::Problem};
 
 impl Part {
@@ -49,6 +49,11 @@ impl Part {
             .ok_or_else(|| Problem::Bad(format!("for: {text:?} is not a time such as 15m or 2h")))
     }
 
+    /// No recent message has the subject, and it is right all the same.
+    fn is_unseen(&self) -> bool {
+        self.0.get("unseen").is_some_and(|unseen| matches!(unseen, "1" | "true"))
+    }
+
     /// A time ago is before the end of the rows: of those that are shown and confirmed the same.
     fn replay(&self, now: SystemTime) -> Result<ReplaySelection, Problem> {
         Ok(ReplaySelection {
@@ -65,8 +70,12 @@ impl Part {
         parsed.map_err(|problem: String| Problem::Bad(format!("{name}: {problem}")))
     }
 
-    fn request(&self) -> String {
-        self.0.text("request").unwrap_or_else(|| format!("console-{}", uuid::Uuid::now_v7()))
+    /// The name of a replay's request. Rows that were shown are replayed once: what was asked for
+    /// under the name of their token is left out a second time.
+    fn request(&self, shown: Option<&Shown>) -> String {
+        let confirmed = || shown.map(|token| format!("confirm {token}"));
+        let new = || format!("console-{}", uuid::Uuid::now_v7());
+        self.0.text("request").or_else(confirmed).unwrap_or_else(new)
     }
 }
 
@@ -132,7 +141,10 @@ impl Order {
         match self.verb {
             Verb::Replay => {
                 let selection = part.replay(rows.until())?;
-                operator.find_settled(&selection, &part.request(), None, rows).await.map(drop)
+                operator
+                    .find_settled(&selection, &part.request(self.shown.as_ref()), None, rows)
+                    .await
+                    .map(drop)
             }
             Verb::CancelDelayed => operator.find_delayed(&delayed(&part.0)?, None, rows).await,
             Verb::RetryFailing | Verb::BuryFailing => {
@@ -217,7 +229,8 @@ impl Order {
                     Some(rows) => rows.until(),
                     None => operator.now().await.map_err(refused)?,
                 };
-                let replayed = operator.replay(&part.replay(now)?, &part.request(), None, rows).await;
+                let request = part.request(self.shown.as_ref());
+                let replayed = operator.replay(&part.replay(now)?, &request, None, rows).await;
                 done(replayed.map(|replayed| replayed.messages))
             }
             Verb::Resend => {
@@ -241,7 +254,7 @@ impl Order {
             return Err(Problem::Bad("rate: how many messages a second?".to_owned()));
         }
         if dry_run {
-            if self.verb != Verb::Resume {
+            if self.verb != Verb::Resume && !part.is_unseen() {
                 operator.check_pause(&of).await.map_err(refused)?;
             }
             return Ok(None);
@@ -251,7 +264,7 @@ impl Order {
                 Some(true) => Ok(None),
                 _ => Err(Problem::Conflict(format!("{of} is not paused; nothing was done"))),
             },
-            _ => done(operator.pause(&of, rate, ends, false, config).await).map(|_| None),
+            _ => done(operator.pause(&of, rate, ends, part.is_unseen(), config).await).map(|_| None),
         }
     }
 }

@@ -204,7 +204,7 @@ const ALL: [Words; 17] = [
         past: "paused",
         things: "delivery",
         selectors: OF_PAUSES,
-        others: &["for"],
+        others: &["for", "unseen"],
         consequence: "Relays send none of these messages until the end of the pause, or until somebody resumes them; \
                       all others go on.",
     },
@@ -215,7 +215,7 @@ const ALL: [Words; 17] = [
         past: "throttled",
         things: "delivery",
         selectors: OF_PAUSES,
-        others: &["for"],
+        others: &["for", "unseen"],
         consequence: "Relays send so many of these messages a second, and no more; all others go on.",
     },
     Words {

@@ -82,6 +82,7 @@ fn form(database: &str) -> Markup {
         form.row action=(format!("/db/{database}/act")) method="get" {
             input type="hidden" name="kind" value="pauses";
             @for (name, label) in fields { label { (label) input type="text" name=(name); } }
+            label { input type="checkbox" name="unseen" value="1"; "also a subject that no recent message has" }
             button name="action" value="pause" { "pause" }
             button name="action" value="throttle" { "throttle" }
         }

@@ -130,7 +130,7 @@ impl Run<'_> {
     /// The reason names the effects outside the database that may have happened; their records
     /// stay.
     pub(super) async fn dead_letter<R>(&self, reason: String) -> Result<Verdict<R>, Error> {
-        let reason = bounded(&self.claim.explained(&reason));
+        let reason = bounded(&self.claim.explained_in_full(&reason).await?);
         let inbox = &self.leased.inbox;
         let (database, records) = (&inbox.database, &inbox.records);
         let mut transaction = database.begin().await?;

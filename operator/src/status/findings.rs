@@ -141,8 +141,15 @@ fn full(words: &str) -> Finding {
     Finding { kind: Some(DOWN), ..Finding::new(words, remedy) }
 }
 
-/// The remedy where JetStream refuses for a seal, which ends with no limit.
+/// The remedy where JetStream refuses for a bucket that is gone, or for a seal, which ends with no
+/// limit.
 fn unsealed(reason: &str) -> Option<&'static str> {
+    if reason.contains("object store") && reason.contains("10059") {
+        return Some(
+            "nothing, if a relay runs: it makes its bucket again within a minute, and `oncebox outbox verify` finds what \
+                     was lost with it",
+        );
+    }
     reason.contains("10109").then(|| match reason.contains("object store") {
         true => "name another bucket with --object-store: a seal cannot be undone",
         false => "give the subject to another stream: a seal cannot be undone",

@@ -83,6 +83,8 @@ pub struct Verified {
     pub missing: u64,
     /// Settled messages that are in the stream, but in no copy as they were enqueued.
     pub different: u64,
+    /// Messages that are set aside: they wait to be sent, perhaps again, and were not looked for.
+    pub parked: u64,
     /// Settled messages that are in the stream as they were enqueued, and altered besides.
     pub superseded: u64,
     /// Settled messages that are not in the stream, which may have let them go.

@@ -111,16 +111,15 @@ async fn conform(client: &str, settings: &str) {
     let postgres = env.pg().await;
     postgres.batch_execute(TABLES).await.unwrap();
     postgres.batch_execute(failing::KEEPS).await.unwrap();
-    let locked = env.pg().await;
-    locked.batch_execute(LOCK).await.unwrap();
+    let locked = locked(&env).await;
     let (setting, sent): (Vec<_>, Vec<_>) = sent.into_iter().partition(Sent::changes_its_session);
     let together = ["batch", "set"].contains(&settings);
     let (grouped, sent) = in_groups(settings, sent);
     let unlocked = returns("locked");
     let vectors = if column.reads_headers() { vectors() } else { Vec::new() };
     publish(&env, sent.iter().map(|sent| (own_key(&sent.name), sent))).await;
-    let of_vectors: Vec<_> = vectors.iter().map(|(name, _, headers)| (headers, returns(name))).collect();
-    publish(&env, of_vectors.iter().map(|(headers, sent)| ((*headers).clone(), sent))).await;
+    let named: Vec<Sent> = vectors.iter().map(|(name, ..)| returns(name)).collect();
+    publish(&env, vectors.iter().zip(&named).map(|((.., headers), sent)| (headers.clone(), sent))).await;
     publish(&env, [(own_key("locked"), &unlocked)].into_iter()).await;
     // What is there already comes in batches.
     let Some(mut consumer) = Running::start(&env, client, settings).await else { return };
@@ -184,6 +183,12 @@ fn column(client: &str, settings: &str) -> (Column, Vec<Sent>) {
     let mut sent = sent_to(column);
     sent.retain(|sent| (client, settings) != ("typescript", "leased") || sent.ends != Ends::Parted);
     (column, sent)
+}
+
+async fn locked(env: &TestEnv) -> Client {
+    let locked = env.pg().await;
+    locked.batch_execute(LOCK).await.unwrap();
+    locked
 }
 
 /// Holds the key of a message, as if another process worked on it.

@@ -260,9 +260,18 @@ async fn sagas_pauses_and_replays_are_acted_on() {
     let unseen = json!({ "kind": "pauses", "action": "pause", "subject": "ordres.placed" }).to_string();
     let refused = console.ask("POST", path, &typed, &unseen).await;
     assert!(refused.status == 409 && refused.body.contains("there are orders.placed"), "{}", refused.body);
+    let meant = json!({ "kind": "pauses", "action": "pause", "subject": "ordres.placed", "unseen": true });
+    let taken = console.ask("POST", path, &typed, &meant.to_string()).await;
+    assert_eq!(taken.status, 200, "{}", taken.body);
+    let id = serde_json::from_str::<Value>(&taken.body).unwrap()["id"].clone();
+    end(&console, &format!("/jobs/{id}")).await;
+    client
+        .batch_execute("SELECT oncebox.resume_delivery('subject', 'ordres.placed', 'mina', NULL)")
+        .await
+        .unwrap();
     let job = confirm(&console, "kind=pauses&action=resume&subject=%3E").await;
     assert!(end(&console, &job).await["failed"].as_str().unwrap().contains("not paused"));
     let actions = "SELECT string_agg(action, ' ' ORDER BY id) FROM oncebox.audit";
     let actions: String = client.query_one(actions, &[]).await.unwrap().get(0);
-    assert_eq!(actions, "retry skip abandon pause resume");
+    assert_eq!(actions, "retry skip abandon pause resume pause resume");
 }

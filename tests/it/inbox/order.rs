@@ -148,7 +148,7 @@ async fn a_pause_holds_through_takeovers() {
     let process = start().await;
     eventually("all effects", LIMIT, async || (effects(&env).await == 8).then_some(())).await;
     process.stop().await;
-    let runs = runs.lock().unwrap();
+    let runs = runs.lock().unwrap().clone();
     assert_eq!(runs.len(), 2, "once for each attempt");
     assert!(runs[1] - runs[0] >= pause / 2, "after its pause: {:?}", runs[1] - runs[0]);
     assert_in_order(&lines(&env).await);

@@ -8,7 +8,7 @@ use tokio_postgres::{Client, error::SqlState};
 
 use crate::{
     inbox::support::{SCOPE, count, dead_letters, effects, environment, message, replayed},
-    leased::support::{Mood, Pays, age_effects, expire, leased, receipt, setup},
+    leased::support::{LEASE, Mood, Pays, age_effects, builder, expire, leased, receipt, setup},
 };
 
 /// The payload of `message(_, 7)`.
@@ -152,7 +152,7 @@ async fn what_is_not_committed_is_refused_by_the_next_call() {
     for call in ["oncebox.begin_effect({held}, '1 s', 'charge')", "oncebox.finish_leased({held})"] {
         one.batch_execute("SAVEPOINT s").await.unwrap();
         let (message, code) = first.refused(call).await;
-        assert!(code.code() == "OB010" && message.contains("the claim is not committed"), "{message}");
+        assert!(code.code() == "OB010" && message.contains("the claim, or its renewal, is not committed"), "{message}");
         one.batch_execute("ROLLBACK TO s").await.unwrap();
     }
     one.batch_execute("ROLLBACK").await.unwrap();
@@ -212,6 +212,51 @@ async fn of_many_takers_one_has_the_key_and_two_that_vanished_make_it_suspect() 
         json!(true)
     );
     assert_eq!(owner.claim_of(PAYLOAD, false).await["attempts"], 3, "a snooze is no attempt");
+}
+
+/// An effect of an earlier run may have happened, whatever the last run came to.
+#[tokio::test]
+async fn a_dead_letter_names_open_effects_of_earlier_runs() {
+    let (env, one, _) = fresh().await;
+    let mut first = Owner::new(&one, FIRST);
+    assert_eq!((first.claim().await.as_str(), first.begin().await.as_str()), ("new", "begun"));
+    first.ask("oncebox.release_leased({held}, '0 s', 'no answer', is_unknown => true)").await;
+    assert_eq!(first.claim().await, "new");
+    let bury = format!("oncebox.bury_leased({{held}}, '{PAYLOAD}', 'the customer service is away', 's.t')");
+    assert_eq!(first.ask(&bury).await, json!(true));
+    let named = "the customer service is away; the outcome of effect \"charge\" is unknown";
+    assert_eq!(dead_letters(&env).await, [named]);
+
+    let (env, _, provider) = setup().await;
+    let leased = builder(&env, LEASE);
+    let leased = leased.build().unwrap();
+    provider.mood(Mood::LosesAnswers);
+    let message = message("k", 7);
+    assert!(matches!(leased.run(&Pays::charge(&provider), &message).await.unwrap(), Verdict::Retry { .. }));
+    expire(&env).await;
+    let gives_up = Pays::new(|_, _| Box::pin(async { Ok(Outcome::Dead("no such order".to_owned())) }));
+    leased.run(&gives_up, &message).await.unwrap();
+    assert_eq!(dead_letters(&env).await, ["no such order; the outcome of effect \"charge\" is unknown"]);
+}
+
+#[tokio::test]
+async fn an_effect_ends_once() {
+    let (env, one, _) = fresh().await;
+    let mut first = Owner::new(&one, FIRST);
+    assert_eq!(first.claim().await, "new");
+    let end = |more: &str| format!("oncebox.end_effect({{held}}, '900 ms', 'charge', {more})");
+    assert_eq!(first.refused(&end("'done'")).await.1.code(), "OB010", "it has not begun");
+    assert_eq!(first.ask(&end("'absent'")).await, json!(true), "forgotten before its answer was lost");
+    assert_eq!(first.begin().await, "begun");
+    for _ in 0..2 {
+        assert_eq!(first.ask(&end("'done', '17'")).await, json!(true));
+    }
+    for other in ["'done', '18'", "'rejected', reason => 'no'", "'absent'"] {
+        assert_eq!(first.refused(&end(other)).await.1.code(), "OB010", "{other}");
+    }
+    let known = first.ask("oncebox.begin_effect({held}, '900 ms', 'charge')").await;
+    assert_eq!((&known["answer"], &known["result"]), (&json!("done"), &json!(17)));
+    assert_eq!(count(&env, "oncebox.inbox_effect").await, 1);
 }
 
 /// The message with another payload is recorded; one whose claim is open, or that is free, is not

@@ -83,6 +83,8 @@ async fn messages_that_are_settled_since_a_dry_run_are_not_replayed() {
     drain(&mut worker).await;
     let copies = stored(&stream).await.split_off(8);
     assert!(copies.len() == 5 && copies.iter().all(|copy| copy.key.starts_with("m-")), "{copies:?}");
+    let (code, text) = confirm(url, &replay, &token).await;
+    assert!(code == 1 && text.contains("has changed since it was shown"), "once for each token: {text}");
 
     // A transaction is open while later messages are settled: a dry run shows those before it.
     let mut other = env.pg().await;

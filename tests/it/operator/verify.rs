@@ -39,9 +39,17 @@ impl Found {
 
     fn check(&self, code: i32, counts: &[(&str, u64)]) {
         assert_eq!(self.code, code, "{}", self.summary);
-        for name in
-            ["messages", "missing", "different", "superseded", "unproven", "copies", "unlogged", "resent"]
-        {
+        for name in [
+            "messages",
+            "missing",
+            "different",
+            "parked",
+            "superseded",
+            "unproven",
+            "copies",
+            "unlogged",
+            "resent",
+        ] {
             let expected = counts.iter().find(|(named, _)| *named == name).map_or(0, |(_, count)| *count);
             assert_eq!(self.summary[name], expected, "{name}: {}", self.summary);
         }
@@ -152,7 +160,7 @@ async fn holes_and_altered_messages_are_named_and_sent_again() {
         .await
         .check(0, &[("messages", 60), ("missing", 6), ("different", 2), ("resent", 8)]);
     // While they wait to be sent, nothing is missing.
-    verify(&env, &["--resend"]).await.check(0, &[("messages", 52)]);
+    verify(&env, &["--resend"]).await.check(0, &[("messages", 52), ("parked", 8)]);
     drain(&mut worker).await;
     // Beside the two that a good copy follows.
     verify(&env, &[]).await.check(0, &[("messages", 60), ("superseded", 2)]);

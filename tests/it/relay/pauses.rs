@@ -5,7 +5,11 @@ use std::time::Duration;
 use async_nats::jetstream::{consumer::pull::OrderedConfig, stream::Stream};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use oncebox_tests::{Nats, TestEnv, eventually};
-use tokio::time::{Instant, sleep};
+use serde_json::Value;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
 
 use crate::relay::{
     process::{Process, run, run_ok},
@@ -22,6 +26,34 @@ async fn pause(env: &TestEnv, arguments: &[&str]) -> String {
     run_ok(env.database_url(), &[&["outbox"], arguments].concat()).await
 }
 
+/// A planned pause is no alarm, however few messages it holds, and whatever the pattern looks like.
+#[tokio::test]
+async fn paused_messages_count_as_no_lag() {
+    let env = TestEnv::new().await;
+    let (client, values) = (env.pg().await, values_of(&env));
+    env.stream().await;
+    let relay = Process::relay(&values);
+    let (paused, free) = (env.subject("a.paused"), env.subject("free"));
+    let pattern = env.subject("*.paused");
+    pause(&env, &["pause", "--subject", &pattern, "--unseen"]).await;
+    for n in 0..60 {
+        enqueue(&client, &paused, "p-", n..n + 1, 0).await;
+    }
+    let waits = "SELECT count(*) - (SELECT count(*) FROM oncebox.parked) FROM oncebox.message";
+    assert!(client.query_one(waits, &[]).await.unwrap().get::<_, i64>(0) > 0, "some wait in the log");
+    sleep(Duration::from_secs(4)).await;
+    let lag = async || {
+        let status: Value =
+            serde_json::from_str(&run(env.database_url(), &["status", "--json"]).await.1).unwrap();
+        status["lag_seconds"].as_f64().unwrap()
+    };
+    assert!(lag().await < 1.0, "{}", lag().await);
+    relay.kill().await;
+    enqueue(&client, &free, "f-", 0..32, 0).await;
+    sleep(Duration::from_secs(2)).await;
+    assert!(lag().await >= 1.0, "others count");
+}
+
 /// Two operators have one thought.
 #[tokio::test]
 async fn pauses_of_the_same_messages_at_once_follow_each_other() {
@@ -31,7 +63,8 @@ async fn pauses_of_the_same_messages_at_once_follow_each_other() {
         "SELECT oncebox.pause_delivery('subject', 'a.b', $1, '{a.b}', NULL, 'mina', NULL, NULL, NULL)";
     first.batch_execute("BEGIN").await.unwrap();
     first.execute(pause, &[&None::<f64>]).await.unwrap();
-    let throttled = tokio::spawn(async move { second.execute(pause, &[&Some(5.0)]).await });
+    let mut throttled = JoinSet::new();
+    throttled.spawn(async move { second.execute(pause, &[&Some(5.0)]).await });
     eventually("it waits", LIMIT, async || {
         let waiting =
             "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%pause_delivery%'";
@@ -39,7 +72,7 @@ async fn pauses_of_the_same_messages_at_once_follow_each_other() {
     })
     .await;
     first.batch_execute("COMMIT").await.unwrap();
-    assert_eq!(throttled.await.unwrap().unwrap(), 1);
+    assert_eq!(throttled.join_next().await.unwrap().unwrap().unwrap(), 1);
     let rate: f64 = first.query_one("SELECT rate FROM oncebox.pause", &[]).await.unwrap().get(0);
     assert!((rate - 5.0).abs() < 0.1, "the later one holds: {rate}");
 }

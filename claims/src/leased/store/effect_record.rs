@@ -101,6 +101,12 @@ impl LeasedClaims {
         self.execute("forget an effect", &self.forget_effect, &parameters).await
     }
 
+    /// The effects of a key that may have happened, for a reason; also those of earlier runs.
+    pub(in crate::leased) async fn open_effects(&self, name: &Name) -> Result<Option<String>, Error> {
+        let row = self.query("read the open effects", &self.open_effects, &name.parameters()).await?;
+        Ok(row.and_then(|row| row.get(0)))
+    }
+
     /// The result of a step, if there is one.
     pub(in crate::leased) async fn remembered(
         &self,
