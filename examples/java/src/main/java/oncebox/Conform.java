@@ -150,7 +150,7 @@ public final class Conform {
         var limits = new Inbox.Settings("conform:test", 3, Duration.ofMillis(400), Duration.ofSeconds(2), Duration.ofSeconds(3));
         var inbox = new Inbox(pool, limits, handler::handle);
         inbox.register();
-        int batch = settings.equals("batch") ? 16 : 1;
+        int batch = settings.equals("batch") || settings.equals("set") ? 16 : 1;
         var consumer = new Consumer.Settings(System.getenv("STREAM"), "conform", null, "Tenant", 3, batch);
         Service.run(new Consumer(Service.nats(System.getenv("NATS_URL")), consumer, inbox));
     }

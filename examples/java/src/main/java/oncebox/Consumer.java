@@ -36,8 +36,14 @@ public final class Consumer {
      * @param tenantHeader null, if all messages belong to one tenant
      * @param workers how many transactions there are at once
      * @param batch how many messages share one, at most 64; 1 if your handler locks rows for long
+     * @param ackWait of a durable consumer that is not there yet: messages of a dead process come again after it
      */
-    public record Settings(String stream, String durable, String filter, String tenantHeader, int workers, int batch) {
+    public record Settings(String stream, String durable, String filter, String tenantHeader, int workers, int batch,
+            Duration ackWait) {
+        public Settings(String stream, String durable, String filter, String tenantHeader, int workers, int batch) {
+            this(stream, durable, filter, tenantHeader, workers, batch, Duration.ofSeconds(30));
+        }
+
         public Settings {
             if (workers < 1 || workers > 64 || batch < 1 || batch > 64) {
                 throw new IllegalArgumentException("workers " + workers + " and batch " + batch + " are not within 1 to 64");
@@ -47,7 +53,7 @@ public final class Consumer {
 
     private final Connection nats;
     private final Settings settings;
-    private final Inbox inbox;
+    private final Runner inbox;
     private final Set<io.nats.client.Message> held = ConcurrentHashMap.newKeySet();
     private final CountDownLatch ended;
     private final ScheduledExecutorService progress = Executors.newSingleThreadScheduledExecutor(task -> {
@@ -58,7 +64,7 @@ public final class Consumer {
     private volatile boolean isStopping;
     private volatile boolean isInTrouble;
 
-    public Consumer(Connection nats, Settings settings, Inbox inbox) {
+    public Consumer(Connection nats, Settings settings, Runner inbox) {
         this.nats = nats;
         this.settings = settings;
         this.inbox = inbox;
@@ -106,7 +112,7 @@ public final class Consumer {
                 throw error;
             }
             var made = ConsumerConfiguration.builder().durable(settings.durable).ackPolicy(AckPolicy.Explicit);
-            made.filterSubject(settings.filter);
+            made.ackWait(settings.ackWait).filterSubject(settings.filter);
             found = management.addOrUpdateConsumer(settings.stream, made.build()).getConsumerConfiguration();
         }
         if (found.getAckPolicy() != AckPolicy.Explicit || found.getMaxDeliver() > 0 || found.isHeadersOnly()) {

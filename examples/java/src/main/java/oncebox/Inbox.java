@@ -14,7 +14,7 @@ import oncebox.Transactions.Ended;
 import oncebox.Transactions.How;
 
 /** Runs a handler once for each key, over the functions of docs/consuming.md, "In other languages". */
-public final class Inbox {
+public final class Inbox implements Runner {
     private static final int CONFLICTS_MAX = 5;
     private static final int REASON_MAX = 1000;
     private static final String PLACE = "tenant => ?, stream => ?, stream_sequence => ?, stored_at => ?";
@@ -51,8 +51,8 @@ public final class Inbox {
         return settings.limit.multipliedBy(messages).plusSeconds(10);
     }
 
-    /** Runs a message. Null: it has ended, acknowledge it. Else it must come again after this pause. */
-    Duration run(Message m) throws SQLException, InterruptedException {
+    @Override
+    public Duration run(Message m) throws SQLException, InterruptedException {
         if (m.key() == null) {
             return bury(m, m.refusal(), null);
         }
@@ -96,7 +96,7 @@ public final class Inbox {
 
     private Duration refused(Message m, String answer) throws SQLException {
         if (answer.equals("dead")) {
-            return bury(m, "delivery limit of " + settings.attemptsMax + " reached, or its runs have ended their process", null);
+            return bury(m, "delivery limit of " + settings.attemptsMax + " reached: its last runs left no trace, as if they had ended their process", null);
         }
         if (answer.equals("alone")) {
             return settings.pause;
@@ -147,7 +147,7 @@ public final class Inbox {
     }
 
     /** A message that was tried before has ended. */
-    private Duration forget(Message m, boolean isBegun) throws SQLException {
+    Duration forget(Message m, boolean isBegun) throws SQLException {
         if (isBegun) {
             Sql.committed(pool, "oncebox.forget_attempts(?, ?, tenant => ?)", settings.scope, m.key(), m.tenant());
         }
@@ -165,18 +165,28 @@ public final class Inbox {
             first = longest = Math.max(0, retry.pause.toMillis() / 1000.0);
         }
         String reason = reason(error);
-        String failures = Sql.committed(pool, "oncebox.attempt_failed(?, ?, " + PLACE + ", reason => ?, subject => ?,"
-                + " pause => ?, pause_max => ?)", settings.scope, m.key(), m.tenant(), m.stream(), m.sequence(), m.storedAt(),
-                reason, m.subject(), first, longest);
-        long count = Long.parseLong(failures);
+        long count = count(m, reason, first, longest);
         if (count >= settings.attemptsMax) {
             return bury(m, "delivery limit of " + settings.attemptsMax + " reached: " + reason, null);
         }
         return seconds(Math.min(first * Math.pow(2, Math.min(count - 1, 30)), longest));
     }
 
+    /** Counts a failed attempt, and shows it to operators; how many have failed. */
+    long count(Message m, String reason, double first, double longest) throws SQLException {
+        return Long.parseLong(Sql.committed(pool, "oncebox.attempt_failed(?, ?, " + PLACE + ", reason => ?, subject => ?,"
+                + " pause => ?, pause_max => ?)", settings.scope, m.key(), m.tenant(), m.stream(), m.sequence(), m.storedAt(),
+                reason, m.subject(), first, longest));
+    }
+
+    /** A pause behind so many attempts, of which half is chance. */
+    static Duration pause(Settings settings, int attempts) {
+        double first = settings.pause.toMillis() / 1000.0 * ThreadLocalRandom.current().nextDouble(0.5, 1);
+        return seconds(Math.min(first * Math.pow(2, Math.min(attempts - 1, 30)), settings.pauseMax.toMillis() / 1000.0));
+    }
+
     /** Records a dead letter, unless a copy was handled meanwhile. One without a valid key has none there. */
-    private Duration bury(Message m, String reason, String committedBy) throws SQLException {
+    Duration bury(Message m, String reason, String committedBy) throws SQLException {
         boolean isKeyless = m.key() == null;
         String call = "oncebox.bury(?, ?::text, ?, reason => ?, subject => ?, headers => jsonb_object(?::text[], ?::text[]), "
                 + PLACE + ", deliveries => ?, committed_by => ?::text::xid8)";
@@ -203,8 +213,8 @@ public final class Inbox {
         }
     }
 
-    /** Runs messages that nobody has tried in one transaction; returns those that need one of their own. */
-    List<Message> runBatch(List<Message> messages) {
+    @Override
+    public List<Message> runBatch(List<Message> messages) {
         together.readLock().lock();
         try {
             return transactions.batch(messages, longest(messages.size()));

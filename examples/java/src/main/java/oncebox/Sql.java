@@ -60,18 +60,23 @@ final class Sql {
      * Runs a function in a transaction of its own that is committed, also where autocommit is off,
      * and asks PostgreSQL whether it is: a COMMIT that a framework keeps back is an error here.
      */
-    static String committed(DataSource pool, String call, Object... parameters) throws SQLException {
+    static String[] committedRow(DataSource pool, String columns, String call, Object... parameters) throws SQLException {
         return using(pool, connection -> {
-            String[] row = row(connection, "SELECT " + call + "::text, pg_current_xact_id()::text", parameters);
+            String[] row = row(connection, "SELECT " + columns + ", pg_current_xact_id()::text FROM " + call, parameters);
             connection.commit();
-            String status = row(connection, "SELECT pg_xact_status(?::text::xid8)", row[1])[0];
+            String status = row(connection, "SELECT pg_xact_status(?::text::xid8)", row[row.length - 1])[0];
             connection.rollback();
             if (!"committed".equals(status)) {
                 throw new SQLException("COMMIT has no effect, the transaction is " + status
-                        + ": give the inbox a DataSource whose connections nobody else commits, outside of any transaction");
+                        + ": give the inbox a DataSource of its own, outside of the framework's transactions");
             }
-            return row[0];
+            return row;
         });
+    }
+
+    /** The same for a function that returns one value. */
+    static String committed(DataSource pool, String call, Object... parameters) throws SQLException {
+        return committedRow(pool, "answer::text", call + " AS answer", parameters)[0];
     }
 
     /** Whether a transaction is "committed" or "aborted"; "in progress" when that is not known in time. */
