@@ -1,5 +1,7 @@
 //! One table of messages for the consumers in every language: each must end each message alike.
 
+mod program;
+
 use std::fs;
 
 use oncebox_tests::{Program, TestEnv, eventually};
@@ -29,6 +31,7 @@ conform! {
     python: plain, spoiled, batch, set, leased;
     typescript: plain, spoiled, batch, set;
     go: plain, simple_protocol, exec, types, batch, set;
+    java: plain, manual_commit;
     rust: plain, spoiled;
     sqlx: plain, spoiled;
     sea_orm: plain, spoiled;
@@ -71,7 +74,10 @@ impl Running {
         if let Some(running) = inbox::Running::start(env, name, settings).await {
             return Some(Self::Here(running));
         }
-        let program = Programs::of(name)?.file("conform");
+        let program = match program::given() {
+            Some(program) if name == program::NAME => program,
+            _ => Programs::of(name)?.file("conform"),
+        };
         let environment = [
             ("DATABASE_URL", env.database_url().to_owned()),
             ("NATS_URL", env.nats_url().to_owned()),
@@ -105,7 +111,7 @@ impl Running {
 
 /// Sends all messages to a consumer of this client, and compares how they end.
 async fn conform(client: &str, settings: &str) {
-    let column = if settings == "leased" { Column::Leased } else { Column::of(client) };
+    let column = if settings == "leased" { Column::Leased } else { program::column(client) };
     let env = TestEnv::new().await;
     let stream = env.stream().await;
     let postgres = env.pg().await;
