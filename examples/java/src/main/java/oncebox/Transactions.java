@@ -23,7 +23,7 @@ import org.postgresql.PGConnection;
 final class Transactions {
     private static final int REPLY_MAX = 1 << 20;
     /** Settings of a session that the next handler must not meet changed. */
-    private static final String STATE = "concat_ws(' ', current_user, session_user, current_setting('search_path'),"
+    static final String STATE = "concat_ws(' ', current_user, session_user, current_setting('search_path'),"
             + " current_setting('default_transaction_read_only'), current_setting('TimeZone'))";
     private static final String XID = "coalesce(pg_current_xact_id_if_assigned()::text, 'none')";
     private static final String CLAIM = "SET TRANSACTION DEFERRABLE; SELECT answer, " + XID + ", " + STATE
