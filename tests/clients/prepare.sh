@@ -135,7 +135,7 @@ java_client() {
   cp -r examples/java/pom.xml examples/java/src "$directory"
   local build="mvn --quiet --batch-mode --file $directory/pom.xml package"
   $build --offline >/dev/null 2>&1 || $build || left_out "Maven cannot build examples/java"
-  for program in Conform Payment Cashier; do
+  for program in Conform Payment Cashier Serving; do
     wrapper "${program,,}" "java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp $directory/target/classes:$directory/target/lib/* oncebox.$program"
   done
 }
