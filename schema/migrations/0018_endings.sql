@@ -129,7 +129,8 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.bury_leased IS 'Gives a message up: ends its claim as dead and records the dead letter, in a transaction of its own. The records of its effects stay, so that a retry calls none of them again. False: the lease is lost, and nothing is written. Call bury() for a mismatch, and for a message without a valid key.';
 
--- Answers for a key of a leased scope that bury() is called with: NULL in a scope of the other mode.
+-- Answers for a key of a leased scope that bury() is called with; NULL in a scope of the other
+-- mode.
 CREATE FUNCTION {schema}.look_up_leased(scope text, tenant text, key text, fingerprint bytea) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -2,7 +2,7 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { jetstream } from "@nats-io/jetstream";
 import { connect } from "@nats-io/transport-node";
-import { Consumer, Dead, enqueue, Inbox, Reject, RetryAfter, type Context } from "oncebox";
+import { Consumer, Dead, enqueue, Inbox, Reject, RetryAfter, type Context, type LeasedContext } from "oncebox";
 import pg from "pg";
 
 interface Told {
@@ -37,8 +37,31 @@ async function late(cx: Context): Promise<void> {
   }
 }
 
-async function handle(cx: Context, { name, sql, do: action, reply }: Told): Promise<unknown> {
-  await log.query("INSERT INTO run (name, deliveries) VALUES ($1, $2)", [name, cx.message.deliveries]);
+const note = (cx: Context | LeasedContext, name: string) => log.query("INSERT INTO run (name, deliveries) VALUES ($1, $2)", [name, cx.message.deliveries]);
+
+async function handle(cx: Context, told: Told): Promise<unknown> {
+  await note(cx, told.name);
+  await write(cx, told);
+  return await end(cx, told);
+}
+
+/** Under a lease, all that a message with statements does is among the last writes, as in the Rust handler of this mode. */
+const leased = {
+  handle: async (cx: LeasedContext, told: Told) => {
+    await note(cx, told.name);
+    return told.sql.length === 0 ? await end(cx, told) : reply(told);
+  },
+  finish: async (cx: Context) => {
+    const told: Told = JSON.parse(Buffer.from(cx.message.payload).toString());
+    await write(cx, told);
+    return told.sql.length === 0 ? undefined : await end(cx, told);
+  },
+};
+
+const reply = (told: Told) => (told.reply ? { did: told.name } : undefined);
+
+/** What a handler does through its transaction. */
+async function write(cx: Context, { name, sql, do: action }: Told): Promise<void> {
   await cx.client.query("INSERT INTO effect (name) VALUES ($1)", [name]);
   for (const text of sql) {
     await cx.client.query(text).catch((error) => {
@@ -48,24 +71,11 @@ async function handle(cx: Context, { name, sql, do: action, reply }: Told): Prom
     });
   }
   switch (action) {
-    case "reject":
-      return new Reject("no");
-    case "dead":
-      throw new Dead("no use");
-    case "fail":
-      throw new Error("as it was told");
-    case "panic":
-      throw "as it was told";
-    case "retry":
-      throw new RetryAfter(700);
     case "conflict":
       if (!lost.has(name)) {
         lost.add(name);
         await cx.client.query("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$");
       }
-      break;
-    case "hang":
-      await sleep(60_000, undefined, { ref: false });
       break;
     case "late":
       void late(cx);
@@ -80,6 +90,23 @@ async function handle(cx: Context, { name, sql, do: action, reply }: Told): Prom
           throw new Error(`enqueue returns ${id}`);
         }
       }
+  }
+}
+
+async function end(cx: Context | LeasedContext, told: Told): Promise<unknown> {
+  switch (told.do) {
+    case "reject":
+      return new Reject("no");
+    case "dead":
+      throw new Dead("no use");
+    case "fail":
+      throw new Error("as it was told");
+    case "panic":
+      throw "as it was told";
+    case "retry":
+      throw new RetryAfter(700);
+    case "hang":
+      await sleep(60_000, undefined, { ref: false });
       break;
     case "pool":
       await exhausted.connect();
@@ -96,7 +123,7 @@ async function handle(cx: Context, { name, sql, do: action, reply }: Told): Prom
     case "odd-pause":
       throw new RetryAfter(cx.message.deliveries === 1 ? Number.NaN : ("5" as unknown as number));
   }
-  return reply ? { did: name } : undefined;
+  return reply(told);
 }
 
 const types = { getTypeParser: () => () => "spoiled" };
@@ -127,6 +154,6 @@ if (process.env.SETTINGS === "set") {
     return results;
   });
 } else {
-  await consumer.run(inbox, handle);
+  await consumer.run(inbox, process.env.SETTINGS === "leased" ? leased : handle);
 }
 process.exit();

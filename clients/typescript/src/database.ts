@@ -1,4 +1,7 @@
-/** The connections of a pool, as inboxes and the HTTP layer use them: each wait has a bound, a broken session is closed. */
+/**
+ * The connections of a pool, as inboxes and the HTTP layer use them: each wait has a bound, a
+ * broken session is closed.
+ */
 import type { Pool, PoolClient } from "pg";
 
 import { hasState, isOfPostgres, isUseless, line } from "./errors.ts";
@@ -21,8 +24,8 @@ export interface DatabaseOptions {
   /** How long a handler may take. Default: 1 minute. */
   handlerTimeoutMs?: number;
   /**
-   * How long each step before and after the handler may take; then its connection is closed. It is the pool's
-   * `connectionTimeoutMillis` too, where that is not set. Default: 30 seconds.
+   * How long each step before and after the handler may take; then its connection is closed. It is
+   * the pool's `connectionTimeoutMillis` too, where that is not set. Default: 30 seconds.
    */
   stepTimeoutMs?: number;
   /** The PostgreSQL schema with the tables. Default: `oncebox`. */
@@ -48,7 +51,10 @@ export interface Own {
   signal: AbortSignal;
 }
 
-/** For a handler's transaction, which PostgreSQL ends when the process does not: takes `Database.limit`. */
+/**
+ * For a handler's transaction, which PostgreSQL ends when the process does not: takes
+ * `Database.limit`.
+ */
 export const LIMITS = "set_config('idle_in_transaction_session_timeout', $1, true), set_config('statement_timeout', $1, true)";
 
 export class TimedOut extends Error {
@@ -140,7 +146,10 @@ export class Database {
     }
   }
 
-  /** The life of a claim in one transaction: `claim` answers undefined where there is work to do, which commits. Else it is rolled back. */
+  /**
+   * The life of a claim in one transaction: `claim` answers undefined where there is work to do,
+   * which commits. Else it is rolled back.
+   */
   async life<A>(client: PoolClient, run: Run, claim: () => Promise<A | undefined>, work: () => Promise<A>): Promise<A> {
     return await this.within(client, run, async () => {
       const answer = await this.step(client, claim);
@@ -157,7 +166,10 @@ export class Database {
     return step(client, this.stepTimeoutMs, work);
   }
 
-  /** Runs a handler, whose client is revoked when it ends. If it takes longer than it may, its connection is to be closed. */
+  /**
+   * Runs a handler, whose client is revoked when it ends. If it takes longer than it may, its
+   * connection is to be closed.
+   */
   async handle<R>(client: PoolClient, work: (own: Own) => Promise<R>, limitMs = this.handlerTimeoutMs, outer?: AbortSignal): Promise<R> {
     const handle = new Handle(client, this.pool);
     try {
@@ -168,7 +180,9 @@ export class Database {
   }
 }
 
-/** Waits for work that may take so long, unless `outer` is aborted; `late` says what took longer. */
+/**
+ * Waits for work that may take so long, unless `outer` is aborted; `late` says what took longer.
+ */
 export async function limited<R>(limitMs: number, late: string, work: (signal: AbortSignal) => Promise<R>, outer?: AbortSignal): Promise<R> {
   const timeout = new AbortController();
   const timer = setTimeout(() => timeout.abort(new TimedOut(late)), limitMs);
@@ -188,7 +202,10 @@ export async function step<R>(client: PoolClient, limitMs: number, work: () => P
   return await work().finally(() => clearTimeout(timer));
 }
 
-/** Rolls back what is open. Returns whether the handler has changed the session for all later messages. */
+/**
+ * Rolls back what is open. Returns whether the handler has changed the session for all later
+ * messages.
+ */
 export async function rollBack(client: PoolClient, run: Run): Promise<boolean> {
   const [, [[session]]] = (await together(client, [{ text: "ROLLBACK" }, { text: `SELECT ${SESSION}` }])) as [unknown, [[string]]];
   return run.session !== undefined && session !== run.session;

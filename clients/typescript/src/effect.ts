@@ -1,8 +1,10 @@
 /**
- * Effects outside the database: each is recorded before its provider is called, and remembered after.
+ * Effects outside the database: each is recorded before its provider is called, and remembered
+ * after.
  *
- * The next run goes on behind the last effect that is known. One that an earlier run began, and whose outcome nobody
- * knows, is asked about, or called again where its provider answers one key once.
+ * The next run goes on behind the last effect that is known. One that an earlier run began, and
+ * whose outcome nobody knows, is asked about, or called again where its provider answers one key
+ * once.
  */
 import { found, line } from "./errors.ts";
 import { limited } from "./database.ts";
@@ -11,7 +13,10 @@ import type { Lease, Step } from "./lease.ts";
 import { KIND } from "./message.ts";
 import { stringified } from "./text.ts";
 
-/** Thrown by a call whose effect did not happen and never will, as when a card is declined: remembered, and thrown to the handler. */
+/**
+ * Thrown by a call whose effect did not happen and never will, as when a card is declined:
+ * remembered, and thrown to the handler.
+ */
 export class Rejected extends Error {
   readonly [KIND] = "Rejected";
   override readonly name = "Rejected";
@@ -36,15 +41,27 @@ export type Reconciled<R> = { happened: R } | "absent" | "unknown";
 export interface EffectOptions<R> {
   /** Asks the provider, by the derived key, whether the effect happened; it changes nothing. */
   reconcile?: (key: string, signal: AbortSignal) => Promise<Reconciled<R>>;
-  /** Calls with one key have one effect and one answer, for longer than a message may come again: then it is called again. */
+  /**
+   * Calls with one key have one effect and one answer, for longer than a message may come again:
+   * then it is called again.
+   */
   providerIdempotent?: boolean;
-  /** How long the call, and the question, may take; then the outcome is unknown. Default: 30 seconds. */
+  /**
+   * How long the call, and the question, may take; then the outcome is unknown. Default: 30
+   * seconds.
+   */
   timeoutMs?: number;
-  /** For how long after its beginning a call may take effect: until then "absent" is unknown. Default: `timeoutMs` and 30 seconds. */
+  /**
+   * For how long after its beginning a call may take effect: until then "absent" is unknown.
+   * Default: `timeoutMs` and 30 seconds.
+   */
   settlesWithinMs?: number;
 }
 
-/** Calls a provider with the derived key, `key:step`. Any error but `Rejected` and `NotSent` leaves the outcome unknown. */
+/**
+ * Calls a provider with the derived key, `key:step`. Any error but `Rejected` and `NotSent` leaves
+ * the outcome unknown.
+ */
 export type Call<R> = (key: string, signal: AbortSignal) => Promise<R>;
 
 /** Has an effect once, and returns its result as JSON has it, in this run and in later ones. */
@@ -126,7 +143,10 @@ class Effect<R> {
     return { happened: await this.#settled(Promise.resolve(answer.happened), true) };
   }
 
-  /** Remembers how a call has ended. `isOpen`: an earlier one may have had the effect, and that this one failed says nothing about it. */
+  /**
+   * Remembers how a call has ended. `isOpen`: an earlier one may have had the effect, and that this
+   * one failed says nothing about it.
+   */
   async #settled(call: Promise<R>, isOpen: boolean): Promise<R> {
     let result: R | null;
     try {

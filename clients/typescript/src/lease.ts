@@ -1,4 +1,7 @@
-/** The right to work on a key, for a time that is renewed meanwhile; and which effects its run has begun. */
+/**
+ * The right to work on a key, for a time that is renewed meanwhile; and which effects its run has
+ * begun.
+ */
 import { randomUUID } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
 
@@ -11,7 +14,10 @@ import type { Query, Row } from "./wire.ts";
 
 const OVER = "the handler has ended: await all effects before it returns";
 
-/** Thrown by an effect, and by the run: another process may have taken the key over, so nothing is called or written any more. */
+/**
+ * Thrown by an effect, and by the run: another process may have taken the key over, so nothing is
+ * called or written any more.
+ */
 export class LeaseLost extends Error {
   readonly [KIND] = "LeaseLost";
   override readonly name = "LeaseLost";
@@ -39,7 +45,9 @@ export class Lease {
   readonly #lost = new AbortController();
   readonly #steps = new Map<string, Step>();
   #isOver = false;
-  /** Not later than the end of the lease in the database: each renewal counts from when it was sent. */
+  /**
+   * Not later than the end of the lease in the database: each renewal counts from when it was sent.
+   */
   #until: number;
 
   private constructor(database: Database, name: Record<"scope" | "key" | "owner" | "epoch" | "tenant", string>, ms: number, attempts: number, since: number) {
@@ -47,7 +55,10 @@ export class Lease {
     [this.key, this.attempts] = [name.key, attempts];
   }
 
-  /** Claims a key, or says why not: answer, outcome and reason of `claim_leased`. The claim is committed. */
+  /**
+   * Claims a key, or says why not: answer, outcome and reason of `claim_leased`. The claim is
+   * committed.
+   */
   static async claimed(database: Database, scope: string, { message, tenant, key }: Claim, ms: number, isAlone: boolean): Promise<Lease | Row> {
     const [owner, since] = [randomUUID(), performance.now()];
     const given = { scope, key, payload: message.payload, owner, lease: seconds(ms), tenant, message_id: messageId(message), is_alone: isAlone };
@@ -73,7 +84,10 @@ export class Lease {
     this.signal.throwIfAborted();
   }
 
-  /** Renews the lease at each third of its time while the work is done, which has to end when `signal` is aborted. */
+  /**
+   * Renews the lease at each third of its time while the work is done, which has to end when
+   * `signal` is aborted.
+   */
   async keep<R>(work: () => Promise<R>): Promise<R> {
     const done = new AbortController();
     void this.#renew(done.signal);
@@ -97,7 +111,10 @@ export class Lease {
     this.#isOver = true;
   }
 
-  /** Takes an effect in hand, unless it is settled or in somebody's hands: its result would be the first one's. */
+  /**
+   * Takes an effect in hand, unless it is settled or in somebody's hands: its result would be the
+   * first one's.
+   */
   take(name: string): Step {
     const step = this.#steps.get(name) ?? { state: "idle", isBusy: false };
     const why = this.#isOver ? OVER
@@ -121,7 +138,10 @@ export class Lease {
     return open === "" || reason.includes(`effect ${open} is unknown`) ? reason : `${reason}; the outcome of effect ${open} is unknown`;
   }
 
-  /** A statement that begins the lease's time again; it is repeated while PostgreSQL is away and the lease lasts. Throws when it is lost. */
+  /**
+   * A statement that begins the lease's time again; it is repeated while PostgreSQL is away and the
+   * lease lasts. Throws when it is lost.
+   */
   async fenced(columns: string, name: string, given: Record<string, unknown>): Promise<Row> {
     for (let failures = 1; ; failures++) {
       this.signal.throwIfAborted();

@@ -1,8 +1,10 @@
 /**
- * A message whose handler has effects outside the database: its key is claimed first, under a lease.
+ * A message whose handler has effects outside the database: its key is claimed first, under a
+ * lease.
  *
- * The handler has no transaction. When it has returned, the claim ends together with its last writes. If it fails,
- * the claim is released for another run, which goes on behind the effects that are known.
+ * The handler has no transaction. When it has returned, the claim ends together with its last
+ * writes. If it fails, the claim is released for another run, which goes on behind the effects that
+ * are known.
  */
 import { setTimeout as sleep } from "node:timers/promises";
 
@@ -30,22 +32,29 @@ export interface LeasedContext {
   /** Aborted when the lease is lost, or the handler takes longer than it may. */
   signal: AbortSignal;
   /**
-   * Has an effect outside the database once, and returns its result as JSON has it. `step` names it among those of
-   * the message, the same in every run. An unknown outcome needs `reconcile`, or `providerIdempotent: true`.
+   * Has an effect outside the database once, and returns its result as JSON has it. `step` names it
+   * among those of the message, the same in every run. An unknown outcome needs `reconcile`, or
+   * `providerIdempotent: true`.
    */
   effect<R>(step: string, call: Call<R>, options: EffectOptions<R>): Promise<R>;
 }
 
 /** Handles messages with effects outside the database, under a lease. */
 export interface LeasedHandler<T> {
-  /** How long a claim lasts without being renewed, which happens at each third of it. Default: 20 seconds. */
+  /**
+   * How long a claim lasts without being renewed, which happens at each third of it. Default: 20
+   * seconds.
+   */
   leaseMs?: number;
   /**
-   * Handles one message, without a transaction. The code between the effects depends on nothing but the message and
-   * the results of effects. Its result, which may be a `Reject`, is the reply.
+   * Handles one message, without a transaction. The code between the effects depends on nothing but
+   * the message and the results of effects. Its result, which may be a `Reject`, is the reply.
    */
   handle(cx: LeasedContext, data: T): Promise<unknown>;
-  /** Writes in the transaction that ends the claim. May run again after a conflict, or in a later run. */
+  /**
+   * Writes in the transaction that ends the claim. May run again after a conflict, or in a later
+   * run.
+   */
   finish?(cx: Context, reply: any): Promise<unknown>;
 }
 

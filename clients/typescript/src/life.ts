@@ -1,4 +1,7 @@
-/** The life of a message beside its handler's transaction: its attempts, pauses and snoozes, and its end as a dead letter. */
+/**
+ * The life of a message beside its handler's transaction: its attempts, pauses and snoozes, and its
+ * end as a dead letter.
+ */
 import { setTimeout as sleep } from "node:timers/promises";
 
 import type { Claim } from "./claim.ts";
@@ -24,13 +27,18 @@ export class Life {
     [this.#database, this.#scope, this.#options] = [database, scope, options];
   }
 
-  /** The answer to a message that failed, or was snoozed, in whatever process, and is not due yet. */
+  /**
+   * The answer to a message that failed, or was snoozed, in whatever process, and is not due yet.
+   */
   async early(claim: Claim): Promise<Verdict | undefined> {
     const left = 1000 * Number((claim.message.deliveries ?? 1) < 2 ? 0 : await this.#ask("pause_left", claim, {}));
     return left > 0 ? { name: "in_flight", after: left } : undefined;
   }
 
-  /** Says that a message which was delivered before is run again. If the process ends meanwhile, the record shows it. */
+  /**
+   * Says that a message which was delivered before is run again. If the process ends meanwhile, the
+   * record shows it.
+   */
   begin(claim: Claim, isAlone: boolean): Promise<string | null> {
     return this.#ask("begin_attempt", claim, { subject: claim.message.subject, attempts_max: this.#options.attemptsMax, is_alone: isAlone });
   }
@@ -111,7 +119,10 @@ export class Life {
     return { name: "in_flight", after: Math.min(...this.#options.backoffMs) * (0.5 + Math.random() / 2) };
   }
 
-  /** Gives a message up whose connection may have been closed: PostgreSQL notices that a moment later. */
+  /**
+   * Gives a message up whose connection may have been closed: PostgreSQL notices that a moment
+   * later.
+   */
   async #buryClosed(claim: Claim, reason: string): Promise<Verdict> {
     let answer = await this.bury(claim, reason);
     for (let round = 0; round < ROUNDS && answer.name === "in_flight" && claim.held === undefined; round++) {

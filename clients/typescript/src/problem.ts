@@ -1,4 +1,7 @@
-/** The answers of the HTTP layer itself, `application/problem+json`: those of the crate oncebox-http. */
+/**
+ * The answers of the HTTP layer itself, `application/problem+json`: those of the crate oncebox-
+ * http.
+ */
 
 /** A whole response. The characters of a header's value are the bytes that are sent. */
 export interface Answer {
@@ -31,7 +34,10 @@ const PROBLEMS = {
   "set-up-wrongly": [500, "The server is set up wrongly", "Nothing was done."],
 } as const satisfies Record<string, readonly [status: number, title: string, detail: string]>;
 
-/** The service uses the layer in a way that could do a request twice: nothing is done, and the log says what to change. */
+/**
+ * The service uses the layer in a way that could do a request twice: nothing is done, and the log
+ * says what to change.
+ */
 export class Misuse extends Error {
   override readonly name = "Misuse";
 }

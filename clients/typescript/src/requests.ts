@@ -1,9 +1,10 @@
 /**
- * Answers a repeated request from its stored response: the middlewares for Express and Fastify stand on this.
+ * Answers a repeated request from its stored response: the middlewares for Express and Fastify
+ * stand on this.
  *
- * A request's key is claimed in the transaction that the handler writes through, and the response is stored in
- * it. Which responses are stored, and the answers of the layer itself, are those of the crate oncebox-http;
- * services of both kinds may answer each other's requests.
+ * A request's key is claimed in the transaction that the handler writes through, and the response
+ * is stored in it. Which responses are stored, and the answers of the layer itself, are those of
+ * the crate oncebox-http; services of both kinds may answer each other's requests.
  */
 import type { IncomingHttpHeaders, IncomingMessage } from "node:http";
 import { Readable } from "node:stream";
@@ -32,8 +33,8 @@ export interface RequestOptions<R> extends DatabaseOptions {
   /** The service's name; with method and route it is the scope of a key. Never rename it. */
   scope: string;
   /**
-   * The user's id, by your authentication before this layer; without one the answer is 403. With null all
-   * requests belong to one tenant, and a repeated request must have the same credentials.
+   * The user's id, by your authentication before this layer; without one the answer is 403. With
+   * null all requests belong to one tenant, and a repeated request must have the same credentials.
    */
   tenant: ((request: R) => string | null | undefined) | null;
   /** Default without a tenant: authorization and cookie, else none. */
@@ -51,7 +52,10 @@ export interface RequestOptions<R> extends DatabaseOptions {
   /** Bytes. Default: 256 KiB each. */
   requestBodyMax?: number;
   responseBodyMax?: number;
-  /** How long a repeated request waits for the first one, before it is answered with 409. Default: 1.5 seconds. */
+  /**
+   * How long a repeated request waits for the first one, before it is answered with 409. Default:
+   * 1.5 seconds.
+   */
   inFlightWaitMs?: number;
   retryAfterSeconds?: number;
   /** How long a response is kept at least; null is for ever. Default: 1 day. */
@@ -118,7 +122,10 @@ export class Requests<R extends object> {
     return clientKey(rawHeaders) === undefined;
   }
 
-  /** Answers a request: by its stored response, a problem, or the answer of the handler, which it then stores. */
+  /**
+   * Answers a request: by its stored response, a problem, or the answer of the handler, which it
+   * then stores.
+   */
   async run(asked: Asked<R>, handle: (claim: Claim) => Promise<Answer>): Promise<Answer> {
     try {
       return await this.#run(asked, this.#identify(asked), handle);
@@ -202,7 +209,9 @@ export class Requests<R extends object> {
     });
   }
 
-  /** The stored response of the key. Without one the key is claimed, or another request works on it. */
+  /**
+   * The stored response of the key. Without one the key is claimed, or another request works on it.
+   */
   async #look(client: PoolClient, pending: Pending, clientKey: string): Promise<Answer | null> {
     const text = `SELECT answer, key, status::text, headers::text, encode(body, 'hex'), pg_current_xact_id_if_assigned()::text, ${SESSION},
         ${LIMITS}
@@ -257,7 +266,10 @@ export class Requests<R extends object> {
     }
   }
 
-  /** Stores a no, without the handler's writes. Unless that works, the client does not get it: a copy that comes later could be done. */
+  /**
+   * Stores a no, without the handler's writes. Unless that works, the client does not get it: a
+   * copy that comes later could be done.
+   */
   async #reject(client: PoolClient, pending: Pending, clientKey: string, answer: Answer, isBack: boolean): Promise<Answer> {
     const stored = isBack ? await this.#look(client, pending, clientKey) : null;
     if (stored !== null) {
@@ -345,7 +357,10 @@ function valuesOf(rawHeaders: string[], wanted: string): string[] {
   return rawHeaders.filter((_, n) => n % 2 === 1 && rawHeaders[n - 1]!.toLowerCase() === wanted);
 }
 
-/** The client's key. A header that comes several times must say the same each time: nobody can know which one the client means. */
+/**
+ * The client's key. A header that comes several times must say the same each time: nobody can know
+ * which one the client means.
+ */
 function clientKey(rawHeaders: string[]): string | undefined {
   const [first, ...others] = new Set(valuesOf(rawHeaders, "idempotency-key"));
   if (first === undefined) {

@@ -1,4 +1,7 @@
-/** Spans and metrics of handlers, where the package @opentelemetry/api is installed: those of docs/metrics.md. */
+/**
+ * Spans and metrics of handlers, where the package @opentelemetry/api is installed: those of
+ * docs/metrics.md.
+ */
 import { createRequire } from "node:module";
 import type { Counter, Histogram, MeterProvider, Span, UpDownCounter } from "@opentelemetry/api";
 
@@ -9,8 +12,8 @@ import { TimedOut } from "./database.ts";
 const api = installed();
 
 /**
- * Runs a handler; if it rejects its message with an error, that is its result. It is a child of the span that the
- * message's `traceparent` names; an error says why it left no effect.
+ * Runs a handler; if it rejects its message with an error, that is its result. It is a child of the
+ * span that the message's `traceparent` names; an error says why it left no effect.
  */
 export async function handling<R>(scope: string, key: string, message: Message, handle: () => Promise<R>): Promise<R> {
   const run = () => handle().catch((error: unknown) => found<R>(error, "Reject") ?? Promise.reject(error));
@@ -64,7 +67,9 @@ function instruments() {
 }
 let known: { provider: MeterProvider; messages: Counter; seconds: Histogram; running: UpDownCounter } | undefined;
 
-/** The headers of a message that is enqueued in a span: the span goes with it, unless they name one. */
+/**
+ * The headers of a message that is enqueued in a span: the span goes with it, unless they name one.
+ */
 export function withContext(headers: Record<string, string>): Record<string, string> {
   const given = { ...headers };
   if (api !== undefined && !Object.keys(given).some((name) => name.toLowerCase() === "traceparent")) {
@@ -91,7 +96,9 @@ function cause(error: unknown): string {
   return isTold ?? (error instanceof Error ? error.name : typeof error);
 }
 
-/** Without an `await` at the top of the module, which would keep programs from `require("oncebox")`. */
+/**
+ * Without an `await` at the top of the module, which would keep programs from `require("oncebox")`.
+ */
 function installed(): typeof import("@opentelemetry/api") | undefined {
   try {
     return createRequire(import.meta.url)("@opentelemetry/api");

@@ -30,7 +30,10 @@ export function sha256(parts: Uint8Array[]): Buffer {
   return hash("sha256", Buffer.concat(parts), "buffer");
 }
 
-/** A value as JSON. One that has none, or is too long, would be so at each attempt: the message is given up. */
+/**
+ * A value as JSON. One that has none, or is too long, would be so at each attempt: the message is
+ * given up.
+ */
 export function stringified(reply: unknown, what = "the handler's reply"): string {
   let text: string | undefined;
   try {
@@ -48,7 +51,10 @@ export function stringified(reply: unknown, what = "the handler's reply"): strin
   return text;
 }
 
-/** How a key ends whose handler has returned this: the verdict, and its status and reply as they are stored. */
+/**
+ * How a key ends whose handler has returned this: the verdict, and its status and reply as they are
+ * stored.
+ */
 export function ended(result: unknown): { verdict: Verdict; status: string; text: string } {
   const isReject = isKind(result, "Reject");
   const reply = (isReject ? (result as Reject).reply : result) ?? null;

@@ -12,7 +12,7 @@ use tokio_postgres::Client;
 use super::{
     failing::{self, recovers},
     inbox,
-    scenarios::{Column, Ends, Sent, documented, returns, sent_to},
+    scenarios::{Ends, Sent, documented, returns},
     shop::{LIMIT, Programs, lines, publish_raw, repository},
 };
 
@@ -29,7 +29,7 @@ macro_rules! conform {
 }
 conform! {
     python: plain, spoiled, batch, set, leased;
-    typescript: plain, spoiled, batch, set;
+    typescript: plain, spoiled, batch, set, leased;
     go: plain, simple_protocol, exec, types, batch, set;
     java: plain, manual_commit;
     rust: plain, spoiled;
@@ -111,7 +111,7 @@ impl Running {
 
 /// Sends all messages to a consumer of this client, and compares how they end.
 async fn conform(client: &str, settings: &str) {
-    let column = if settings == "leased" { Column::Leased } else { program::column(client) };
+    let (column, sent) = program::column(client, settings);
     let env = TestEnv::new().await;
     let stream = env.stream().await;
     let postgres = env.pg().await;
@@ -119,7 +119,7 @@ async fn conform(client: &str, settings: &str) {
     postgres.batch_execute(failing::KEEPS).await.unwrap();
     let locked = env.pg().await;
     locked.batch_execute(LOCK).await.unwrap();
-    let (setting, sent): (Vec<_>, Vec<_>) = sent_to(column).into_iter().partition(Sent::changes_its_session);
+    let (setting, sent): (Vec<_>, Vec<_>) = sent.into_iter().partition(Sent::changes_its_session);
     let together = ["batch", "set"].contains(&settings);
     let (grouped, sent) = in_groups(settings, sent);
     let unlocked = returns("locked");

@@ -151,7 +151,7 @@ lost: 0 calls, 0 asks, 0 rows, 0 effects: in_flight
 fenced: 1 calls, 0 asks, 0 rows, 1 effects: in_flight
 conflict: 1 calls, 0 asks, 1 rows, 0 effects: handled "receipt of conflict:pay"
 commits: 1 calls, 0 asks, 0 rows, 1 effects: dead the handler sent COMMIT by itself, which stays, and then failed: the handler ended the transaction by itself
-mismatch: 0 calls, 0 asks, 0 rows, 0 effects: dead the key was used before with another payload: mismatch
+mismatch: 0 calls, 0 asks, 0 rows, 0 effects: mismatch the key was used before with another payload
 owner: handled
 owner: in_flight
 suspended: 2 calls, 1 rows

@@ -5,7 +5,7 @@ use std::{env, fs, path::PathBuf};
 use serde_json::Value;
 
 use crate::clients::{
-    scenarios::{Column, endings},
+    scenarios::{Column, Ends, Sent, endings, sent_to},
     shop::repository,
 };
 
@@ -17,11 +17,21 @@ pub(super) fn given() -> Option<PathBuf> {
     env::var_os("ONCEBOX_TEST_PROGRAM").map(PathBuf::from)
 }
 
-/// The column that a consumer must agree with. A program says it by itself.
-pub(super) fn column(client: &str) -> Column {
-    if client != NAME {
-        return Column::of(client);
-    }
+/// The column of a consumer with these settings, and its messages. TypeScript refuses a handler's
+/// COMMIT in each mode, which the column of the leased mode does not say.
+pub(super) fn column(client: &str, settings: &str) -> (Column, Vec<Sent>) {
+    let column = match (client, settings) {
+        (_, "leased") => Column::Leased,
+        (NAME, _) => told(),
+        _ => Column::of(client),
+    };
+    let mut sent = sent_to(column);
+    sent.retain(|sent| (client, settings) != ("typescript", "leased") || sent.ends != Ends::Parted);
+    (column, sent)
+}
+
+/// A program says by itself which column it must agree with.
+fn told() -> Column {
     let like = env::var("ONCEBOX_TEST_PROGRAM_LIKE").unwrap_or_else(|_| Column::Functions.name().to_owned());
     let names = Column::ALL.map(Column::name);
     let found = Column::ALL.into_iter().find(|column| column.name() == like);
