@@ -15,7 +15,9 @@ import oncebox.Lease.NotSent;
 import oncebox.Lease.Question;
 import oncebox.Lease.Rejected;
 
-/** Charges a card and pays out, at a gateway of another company, then books both: docs/effects.md. */
+/**
+ * Charges a card and pays out, at a gateway of another company, then books both: docs/effects.md.
+ */
 public final class Cashier implements Effects.Leased {
     private static final Duration TIMEOUT = Duration.ofSeconds(1);
     private static final Duration SETTLES = Duration.ofSeconds(4);

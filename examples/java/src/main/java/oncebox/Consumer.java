@@ -36,7 +36,8 @@ public final class Consumer {
      * @param tenantHeader null, if all messages belong to one tenant
      * @param workers how many transactions there are at once
      * @param batch how many messages share one, at most 64; 1 if your handler locks rows for long
-     * @param ackWait of a durable consumer that is not there yet: messages of a dead process come again after it
+     * @param ackWait of a durable consumer that is not there yet: messages of a dead process come
+     *     again after it
      */
     public record Settings(String stream, String durable, String filter, String tenantHeader, int workers, int batch,
             Duration ackWait) {
@@ -61,6 +62,7 @@ public final class Consumer {
         thread.setDaemon(true);
         return thread;
     });
+    private volatile boolean isStarted;
     private volatile boolean isStopping;
     private volatile boolean isInTrouble;
 
@@ -76,12 +78,15 @@ public final class Consumer {
         long third = Math.max(100, durable().getAckWait().toMillis() / 3);
         // Else JetStream would deliver a message again while its handler works.
         progress.scheduleAtFixedRate(() -> held.forEach(this::inProgress), third, third, TimeUnit.MILLISECONDS);
+        isStarted = true;
         for (int worker = 0; worker < settings.workers; worker++) {
             new Thread(this::work, "consumer " + worker).start();
         }
     }
 
-    /** Ends when all workers have: after stop(), or because the client of NATS is closed for good. */
+    /**
+     * Ends when all workers have: after stop(), or because the client of NATS is closed for good.
+     */
     public void await() throws InterruptedException {
         ended.await();
         if (!isStopping) {
@@ -89,9 +94,15 @@ public final class Consumer {
         }
     }
 
-    /** Finishes the messages under way and gives the others back; false, if that takes longer than the grace. */
+    /**
+     * Finishes the messages under way and gives the others back; false, if that takes longer than
+     * the grace.
+     */
     public boolean stop(Duration grace) throws InterruptedException {
         isStopping = true;
+        if (!isStarted) {
+            return true;
+        }
         boolean isDrained = ended.await(grace.toMillis(), TimeUnit.MILLISECONDS);
         progress.shutdownNow();
         try {
@@ -158,7 +169,9 @@ public final class Consumer {
         return messages;
     }
 
-    /** New messages share a transaction; all others, and all of a batch that failed, get one each. */
+    /**
+     * New messages share a transaction; all others, and all of a batch that failed, get one each.
+     */
     private void deal(List<io.nats.client.Message> received) throws InterruptedException {
         Map<Message, io.nats.client.Message> sources = new IdentityHashMap<>();
         List<Message> alone = new ArrayList<>();

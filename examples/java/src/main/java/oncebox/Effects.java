@@ -19,7 +19,9 @@ import oncebox.Handler.RetryAfter;
 public final class Effects implements Runner {
     private static final int CONFLICTS_MAX = 5;
 
-    /** What you write. Between two effects its code must depend on the message and on results alone. */
+    /**
+     * What you write. Between two effects its code must depend on the message and on results alone.
+     */
     public interface Leased {
         /** Has no transaction and no connection: its effects go through the lease. */
         Outcome handle(Lease lease, Message message) throws Exception;

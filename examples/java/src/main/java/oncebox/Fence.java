@@ -7,7 +7,10 @@ import java.sql.Connection;
 import java.sql.SQLException;
 import java.util.Set;
 
-/** The connection as its handler sees it: it cannot be committed, and is of no use after the handler's end. */
+/**
+ * The connection as its handler sees it: it cannot be committed, and is of no use after the
+ * handler's end.
+ */
 final class Fence {
     private static final Set<String> ENDS = Set.of("commit", "setAutoCommit", "abort");
     private final Connection inner;

@@ -7,13 +7,17 @@ import java.time.Duration;
 @FunctionalInterface
 public interface Handler {
     /**
-     * Writes through this connection, and leaves COMMIT and ROLLBACK to the inbox: return to commit,
-     * throw to roll back. Recover from an error of PostgreSQL with a savepoint. It may run again as
-     * long as it has not returned. Any exception but these below is an attempt that failed.
+     * Writes through this connection, and leaves COMMIT and ROLLBACK to the inbox: return to
+     * commit, throw to roll back. Recover from an error of PostgreSQL with a savepoint. It may run
+     * again as long as it has not returned. Any exception but these below is an attempt that
+     * failed.
      */
     Outcome handle(Connection connection, Message message) throws Exception;
 
-    /** How a handler is done; its writes are committed with it, and copies are answered with its JSON. */
+    /**
+     * How a handler is done; its writes are committed with it, and copies are answered with its
+     * JSON.
+     */
     record Outcome(String json, boolean isRejected) {
         public static Outcome done() {
             return new Outcome(null, false);

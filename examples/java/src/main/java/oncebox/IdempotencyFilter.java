@@ -23,9 +23,9 @@ import oncebox.Problem.Refused;
 import org.postgresql.PGConnection;
 
 /**
- * Has a request with an Idempotency-Key done once, and answers each repetition of it alike: the key is
- * claimed in the transaction that the handler writes through, and the response stored in it. When
- * anything is not known, nothing is done and the client is told to ask again.
+ * Has a request with an Idempotency-Key done once, and answers each repetition of it alike: the key
+ * is claimed in the transaction that the handler writes through, and the response stored in it.
+ * When anything is not known, nothing is done and the client is told to ask again.
  */
 public final class IdempotencyFilter implements HttpHandler {
     private static final System.Logger LOG = System.getLogger("oncebox");
@@ -42,21 +42,28 @@ public final class IdempotencyFilter implements HttpHandler {
     private static final String SETTLE = "SELECT oncebox.settle_request(?, ?, ?, ?, ?, ?::text::jsonb, ?), " + Transactions.STATE;
 
     /**
-     * @param tenant the user's id, by your authentication before this layer; without one the answer is 403
+     * @param tenant the user's id, by your authentication before this layer; without one the
+     *     answer is 403
      * @param inFlightWait how long a copy waits for the first request
      * @param limit how long a handler may take
-     * @param documentation the address of your API's, for a Link in the layer's own answers; null for none
+     * @param documentation the address of your API's, for a Link in the layer's own answers; null
+     *     for none
      */
     public record Settings(String scope, String route, Function<HttpExchange, String> tenant, int requestMax, int responseMax,
             Duration inFlightWait, Duration limit, String documentation) {}
 
-    /** @param key the root of the keys of messages that you enqueue: oncebox.step_key(key, 'ship') */
+    /**
+     * @param key the root of the keys of messages that you enqueue: oncebox.step_key(key, 'ship')
+     */
     public record Request(HttpExchange exchange, String key, String tenant, byte[] body) {}
 
     /** @param keepsWrites whether a 4xx commits what the handler has written, too */
     public record Response(int status, List<String[]> headers, byte[] body, boolean keepsWrites) {}
 
-    /** What you write: it leaves COMMIT and ROLLBACK to the layer. An exception is a 500 that is not stored. */
+    /**
+     * What you write: it leaves COMMIT and ROLLBACK to the layer. An exception is a 500 that is not
+     * stored.
+     */
     @FunctionalInterface
     public interface Service {
         Response handle(Connection connection, Request request) throws Exception;
@@ -170,7 +177,10 @@ public final class IdempotencyFilter implements HttpHandler {
         return key.toString();
     }
 
-    /** Goes on until the key is claimed, or done, or the wait is over; also when the client goes away. */
+    /**
+     * Goes on until the key is claimed, or done, or the wait is over; also when the client goes
+     * away.
+     */
     private Response answer(Pending p) throws Exception {
         if (!registered.contains(p.scope)) {
             Sql.committed(pool, "oncebox.register_scope(?, retention => interval '24 hours', kind => 'http')", p.scope);

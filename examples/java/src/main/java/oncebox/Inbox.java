@@ -13,14 +13,17 @@ import oncebox.Handler.RetryAfter;
 import oncebox.Transactions.Ended;
 import oncebox.Transactions.How;
 
-/** Runs a handler once for each key, over the functions of docs/consuming.md, "In other languages". */
+/**
+ * Runs a handler once for each key, over the functions of docs/consuming.md, "In other languages".
+ */
 public final class Inbox implements Runner {
     private static final int CONFLICTS_MAX = 5;
     private static final int REASON_MAX = 1000;
     private static final String PLACE = "tenant => ?, stream => ?, stream_sequence => ?, stored_at => ?";
 
     /**
-     * @param pause before the second run of a message; it doubles with each failure, up to the longest
+     * @param pause before the second run of a message; it doubles with each failure, up to the
+     *     longest
      * @param limit how long a handler may take; its connection is closed then
      */
     public record Settings(String scope, int attemptsMax, Duration pause, Duration pauseMax, Duration limit) {
@@ -80,7 +83,10 @@ public final class Inbox implements Runner {
         }
     }
 
-    /** Records that a message which was delivered before is run again, so that one which ends its process is found. */
+    /**
+     * Records that a message which was delivered before is run again, so that one which ends its
+     * process is found.
+     */
     private String begin(Message m, boolean isAlone) throws SQLException {
         try {
             return Sql.committed(pool, "oncebox.begin_attempt(?, ?, " + PLACE + ", subject => ?, attempts_max => ?, is_alone => ?)",
@@ -185,7 +191,10 @@ public final class Inbox implements Runner {
         return seconds(Math.min(first * Math.pow(2, Math.min(attempts - 1, 30)), settings.pauseMax.toMillis() / 1000.0));
     }
 
-    /** Records a dead letter, unless a copy was handled meanwhile. One without a valid key has none there. */
+    /**
+     * Records a dead letter, unless a copy was handled meanwhile. One without a valid key has none
+     * there.
+     */
     Duration bury(Message m, String reason, String committedBy) throws SQLException {
         boolean isKeyless = m.key() == null;
         String call = "oncebox.bury(?, ?::text, ?, reason => ?, subject => ?, headers => jsonb_object(?::text[], ?::text[]), "

@@ -13,7 +13,9 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import javax.sql.DataSource;
 
-/** A claim for a time, through which a handler has effects outside of the database: docs/effects.md. */
+/**
+ * A claim for a time, through which a handler has effects outside of the database: docs/effects.md.
+ */
 public final class Lease {
     private static final ExecutorService CALLS = Executors.newCachedThreadPool(task -> {
         Thread thread = new Thread(task, "call");
@@ -27,7 +29,10 @@ public final class Lease {
         String with(String key) throws Exception;
     }
 
-    /** Asks the provider about an earlier call: JSON if it happened, {@code ABSENT}, or {@code UNKNOWN}. */
+    /**
+     * Asks the provider about an earlier call: JSON if it happened, {@code ABSENT}, or {@code
+     * UNKNOWN}.
+     */
     @FunctionalInterface
     public interface Question {
         String ABSENT = new String("absent");

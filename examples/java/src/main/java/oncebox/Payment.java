@@ -48,7 +48,8 @@ public final class Payment {
     }
 
     public static void main(String[] arguments) throws Exception {
-        // Also right with autocommit off, as Spring Boot's spring.datasource.hikari.auto-commit=false has it.
+        // Also right with autocommit off, as Spring Boot's spring.datasource.hikari.auto-
+        // commit=false has it.
         var pool = Service.pool(System.getenv("DATABASE_URL"), 8, false);
         var nats = Service.nats(System.getenv("NATS_URL"));
         var inbox = new Inbox(pool, Inbox.Settings.of("payment-service:charge"), Payment::charge);

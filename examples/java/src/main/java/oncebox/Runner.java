@@ -9,7 +9,10 @@ public interface Runner {
     /** Null: the message has ended, acknowledge it. Else it must come again after this pause. */
     Duration run(Message message) throws SQLException, InterruptedException;
 
-    /** Runs messages that nobody has tried in one transaction; returns those that need one of their own. */
+    /**
+     * Runs messages that nobody has tried in one transaction; returns those that need one of their
+     * own.
+     */
     default List<Message> runBatch(List<Message> messages) {
         return messages;
     }

@@ -17,7 +17,10 @@ final class Service {
 
     private Service() {}
 
-    /** A pool for a URL as of psql, postgres://user:password@host:port/database?application_name=name. */
+    /**
+     * A pool for a URL as of psql,
+     * postgres://user:password@host:port/database?application_name=name.
+     */
     static HikariDataSource pool(String url, int size, boolean isAutoCommit) {
         URI uri = URI.create(url);
         var config = new HikariConfig();

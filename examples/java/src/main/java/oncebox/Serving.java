@@ -15,7 +15,10 @@ import java.util.concurrent.Executors;
 import oncebox.IdempotencyFilter.Request;
 import oncebox.IdempotencyFilter.Response;
 
-/** A shop behind the HTTP layer, whose handler does as the header x-do says, as that of each language does. */
+/**
+ * A shop behind the HTTP layer, whose handler does as the header x-do says, as that of each
+ * language does.
+ */
 public final class Serving {
     private static final String INSERT = "INSERT INTO effect (key, n, line) VALUES (?, ?, ?) RETURNING id";
 

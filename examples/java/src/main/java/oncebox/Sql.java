@@ -79,7 +79,10 @@ final class Sql {
         return committedRow(pool, "answer::text", call + " AS answer", parameters)[0];
     }
 
-    /** Whether a transaction is "committed" or "aborted"; "in progress" when that is not known in time. */
+    /**
+     * Whether a transaction is "committed" or "aborted"; "in progress" when that is not known in
+     * time.
+     */
     static String status(DataSource pool, String xid) throws SQLException {
         for (long end = System.nanoTime() + UNKNOWN_MAX.toNanos();; pause()) {
             String status = using(pool, connection -> {
@@ -117,7 +120,8 @@ final class Sql {
     static void giveBack(Connection connection, boolean isFit) {
         try {
             if (!isFit) {
-                // Its locks go now, and not only when PostgreSQL notices that the connection is gone.
+                // Its locks go now, and not only when PostgreSQL notices that the connection is
+                // gone.
                 connection.setNetworkTimeout(Runnable::run, ROLLBACK_MAX_MS);
                 connection.rollback();
             }

@@ -39,7 +39,9 @@ final class Transactions {
     /** How a transaction has ended. AWAY: the handler has not run. */
     enum How { DONE, LATER, FAILED, LOST_COMMIT, AWAY }
 
-    /** @param xid of the transaction that has claimed the key, which a handler may have committed */
+    /**
+     * @param xid of the transaction that has claimed the key, which a handler may have committed
+     */
     record Ended(How how, Throwable error, String xid) {}
 
     private final DataSource pool;
@@ -84,7 +86,8 @@ final class Transactions {
             isFit = state.equals(claim[2]);
             return new Ended(How.DONE, null, xid);
         } catch (Exception | Error error) {
-            // The claim refuses a key that is none; any other error of it is no fault of the message.
+            // The claim refuses a key that is none; any other error of it is no fault of the
+            // message.
             boolean isKeyless = how == How.AWAY && Inbox.state(error).equals("OB002");
             return new Ended(isKeyless ? How.FAILED : how, error, xid);
         } finally {
@@ -102,7 +105,10 @@ final class Transactions {
         };
     }
 
-    /** Stores the outcome, if there is one, in the transaction of the claim; returns the session's state. */
+    /**
+     * Stores the outcome, if there is one, in the transaction of the claim; returns the session's
+     * state.
+     */
     private String settle(Connection connection, Message m, String xid, Outcome outcome) throws Exception {
         check(outcome);
         if (outcome.json() == null && !outcome.isRejected()) {
@@ -127,7 +133,10 @@ final class Transactions {
         }
     }
 
-    /** Without a reply the claim has stored how the key ended: if this is its transaction, COMMIT is all. */
+    /**
+     * Without a reply the claim has stored how the key ended: if this is its transaction, COMMIT is
+     * all.
+     */
     private static String stillIn(Connection connection, String xid) throws SQLException {
         String[] now = Sql.row(connection, CHECK);
         if (!now[0].equals(xid)) {
@@ -140,7 +149,10 @@ final class Transactions {
         return new SQLException("the handler ended the transaction by itself", cause);
     }
 
-    /** Runs the handler within its limit. After it, nothing that it does reaches PostgreSQL any more. */
+    /**
+     * Runs the handler within its limit. After it, nothing that it does reaches PostgreSQL any
+     * more.
+     */
     private Outcome handle(Connection connection, Message m) throws Exception {
         Fence fence = new Fence(connection);
         Future<Outcome> running = threads.submit(() -> handler.handle(fence.connection(), m));
@@ -162,7 +174,10 @@ final class Transactions {
         }
     }
 
-    /** Handles messages in one transaction; returns those that are to be run by themselves, all if one fails. */
+    /**
+     * Handles messages in one transaction; returns those that are to be run by themselves, all if
+     * one fails.
+     */
     List<Message> batch(List<Message> messages, Duration limit) {
         Connection connection = null;
         boolean isFit = false;
@@ -182,7 +197,8 @@ final class Transactions {
                 } else if (claim[1].equals("new")) {
                     Outcome outcome = handle(connection, m);
                     check(outcome);
-                    // Now: the next handler must not write in a transaction that this one has begun.
+                    // Now: the next handler must not write in a transaction that this one has
+                    // begun.
                     state = stillIn(connection, claim[2]);
                     if (outcome.json() != null || outcome.isRejected()) {
                         replying.add(m);
