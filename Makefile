@@ -25,10 +25,10 @@ endif
 BIN := $(or $(CARGO_TARGET_DIR),target)
 
 # The clients in other languages, each a folder with its README's programs, ready to run.
-CLIENTS := $(addprefix .dev/clients/,python typescript go)
+CLIENTS := $(addprefix .dev/clients/,python typescript go java)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo model faults torture soak chaos test both suite-oldest suite-newest bench bench-works up down ci fmt lint outside schema servers prometheus redis \
+.PHONY: help demo model conformance faults torture soak chaos test both suite-oldest suite-newest bench bench-works up down ci fmt lint outside schema servers prometheus redis \
 	browser screenshots build dist dist-works docs rehearsal
 
 help: ## List these targets.
@@ -71,6 +71,11 @@ both: build
 	@$(MAKE) --no-print-directory servers prometheus redis .dev/python $(CLIENTS) browser
 	@cargo test --workspace --no-run --quiet
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going suite-oldest suite-newest
+
+conformance: servers ## Run the table of messages against PROGRAM=./my-consumer, LIKE=functions or another column: docs/conformance.md.
+	$(if $(PROGRAM),,$(error PROGRAM is missing: make conformance PROGRAM=./my-consumer))
+	ONCEBOX_TEST_PROGRAM=$(abspath $(PROGRAM)) ONCEBOX_TEST_PROGRAM_LIKE=$(or $(LIKE),functions) \
+		cargo test -p oncebox-tests --test it -- clients::conformance::program --nocapture
 
 model: ## Check the specification exhaustively within its bounds, and that each mutant is rejected.
 	cargo test -p oncebox-model
@@ -193,7 +198,7 @@ LINTER := PYTHONPATH=.dev/linters python3 .dev/linters/bin
 
 # A client whose toolchain is neither there nor to be had is left out, and tried again the next time.
 .SECONDEXPANSION:
-$(CLIENTS): .dev/clients/%: tests/clients/prepare.sh docs/testing.md $$(wildcard tests/clients/*.* tests/clients/documented/* tests/clients/spans/* tests/clients/orms/* tests/clients/libraries/*) $$(shell find clients/$$* -type f $$(addprefix -not -path ,'*/node_modules/*' '*/dist/*' '*/__pycache__/*'))
+$(CLIENTS): .dev/clients/%: tests/clients/prepare.sh docs/testing.md $$(wildcard tests/clients/*.* tests/clients/documented/* tests/clients/spans/* tests/clients/orms/* tests/clients/libraries/*) $$(shell find $$(wildcard clients/$$* examples/$$*) -type f $$(addprefix -not -path ,'*/node_modules/*' '*/dist/*' '*/__pycache__/*' '*/target/*'))
 	tests/clients/prepare.sh $* $@
 
 build:

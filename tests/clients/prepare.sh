@@ -6,7 +6,7 @@
 # toolchain that is missing, or too old, is installed into .dev/toolchains. Where that fails, the
 # directory has a file LEFT_OUT instead, which says why; with ONCEBOX_TEST_CLIENTS=required it is an
 # error.
-# Usage: prepare.sh python|typescript|go DIRECTORY
+# Usage: prepare.sh python|typescript|go|java DIRECTORY
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 language=$1 directory=$(realpath -m "$2") root=$PWD
@@ -122,12 +122,31 @@ go_client() {
   )
 }
 
+# The loop over the SQL functions, of which each program is a class. Maven asks nobody for what it has had before.
+java_client() {
+  if ! command -v javac >/dev/null || ! command -v mvn >/dev/null; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+      apt-get -qq install --no-install-recommends default-jdk-headless maven >/dev/null || true
+    fi
+  fi
+  if ! command -v javac >/dev/null || ! command -v mvn >/dev/null; then
+    left_out "there is no javac or no mvn on this machine (Debian: default-jdk-headless, maven)"
+  fi
+  cp -r examples/java/pom.xml examples/java/src "$directory"
+  local build="mvn --quiet --batch-mode --file $directory/pom.xml package"
+  $build --offline >/dev/null 2>&1 || $build || left_out "Maven cannot build examples/java"
+  for program in Conform Payment Cashier Serving; do
+    wrapper "${program,,}" "java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp $directory/target/classes:$directory/target/lib/* oncebox.$program"
+  done
+}
+
 rm -rf "$directory"
 mkdir -p "$directory" .dev/toolchains
 trap '[ $? = 0 ] || rm -rf "$directory"' EXIT
 case $language in
 python | typescript) "$language" ;;
 go) go_client ;;
+java) java_client ;;
 *) echo "no client for $language" >&2 && exit 2 ;;
 esac
 touch "$directory"

@@ -1,5 +1,7 @@
 //! One table of messages for the consumers in every language: each must end each message alike.
 
+mod program;
+
 use std::fs;
 
 use oncebox_tests::{Program, TestEnv, eventually};
@@ -10,7 +12,7 @@ use tokio_postgres::Client;
 use super::{
     failing::{self, recovers},
     inbox,
-    scenarios::{Column, Ends, Sent, documented, returns, sent_to},
+    scenarios::{Ends, Sent, documented, returns},
     shop::{LIMIT, Programs, lines, publish_raw, repository},
 };
 
@@ -29,6 +31,7 @@ conform! {
     python: plain, spoiled, batch, set, leased;
     typescript: plain, spoiled, batch, set, leased;
     go: plain, simple_protocol, exec, types, batch, set;
+    java: plain, manual_commit;
     rust: plain, spoiled;
     sqlx: plain, spoiled;
     sea_orm: plain, spoiled;
@@ -71,7 +74,10 @@ impl Running {
         if let Some(running) = inbox::Running::start(env, name, settings).await {
             return Some(Self::Here(running));
         }
-        let program = Programs::of(name)?.file("conform");
+        let program = match program::given() {
+            Some(program) if name == program::NAME => program,
+            _ => Programs::of(name)?.file("conform"),
+        };
         let environment = [
             ("DATABASE_URL", env.database_url().to_owned()),
             ("NATS_URL", env.nats_url().to_owned()),
@@ -105,7 +111,7 @@ impl Running {
 
 /// Sends all messages to a consumer of this client, and compares how they end.
 async fn conform(client: &str, settings: &str) {
-    let (column, sent) = column(client, settings);
+    let (column, sent) = program::column(client, settings);
     let env = TestEnv::new().await;
     let stream = env.stream().await;
     let postgres = env.pg().await;
@@ -174,15 +180,6 @@ async fn conform(client: &str, settings: &str) {
     }
     assert!(wrong.is_empty(), "{client}, {settings}:\n{}\n{}", wrong.join("\n"), consumer.log());
     consumer.stop().await;
-}
-
-/// The column of these settings, and its messages. TypeScript refuses a handler's COMMIT in each
-/// mode, which the column of the leased mode does not say.
-fn column(client: &str, settings: &str) -> (Column, Vec<Sent>) {
-    let column = if settings == "leased" { Column::Leased } else { Column::of(client) };
-    let mut sent = sent_to(column);
-    sent.retain(|sent| (client, settings) != ("typescript", "leased") || sent.ends != Ends::Parted);
-    (column, sent)
 }
 
 async fn locked(env: &TestEnv) -> Client {

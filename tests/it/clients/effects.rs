@@ -27,7 +27,7 @@ macro_rules! clients {
         }
     )*};
 }
-clients!(python: cashier, typescript: cashier, go: paying);
+clients!(python: cashier, typescript: cashier, go: paying, java: cashier);
 
 const LIMIT: Duration = Duration::from_secs(240);
 const ORDERS: u64 = 60;

@@ -39,7 +39,7 @@ macro_rules! clients {
         }
     )*};
 }
-clients!(python, typescript, go);
+clients!(python, typescript, go, java);
 
 /// It kills twice beside others, which proves nothing, and three times alone.
 const CRASHES_MAX: usize = 5;

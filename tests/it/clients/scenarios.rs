@@ -1,7 +1,7 @@
 //! Messages that every consumer must end alike, in each language, over each driver and with each
 //! setting of its pool; and requests, whose handlers do the same.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// A column of the documents: consumers that end every message alike.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,12 +20,27 @@ pub(super) enum Column {
 }
 
 impl Column {
+    pub(super) const ALL: [Self; 7] = [Python, TypeScript, Go, Rust, Leased, Functions, Http];
+
+    /// Its name in `schema/vectors/endings.json`.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Python => "python",
+            TypeScript => "typescript",
+            Go => "go",
+            Rust => "rust",
+            Leased => "leased",
+            Functions => "functions",
+            Http => "http",
+        }
+    }
+
     /// Of a consumer that the tests know by this name.
     pub(super) fn of(client: &str) -> Self {
         match client {
             "python" => Python,
             "typescript" => TypeScript,
-            "go" => Go,
+            "go" | "java" => Go,
             "leased" => Leased,
             "functions" => Functions,
             _ => Rust,
@@ -115,6 +130,17 @@ impl Ends {
             Self::Parted => "part",
             Self::Unkept => "gone",
             Self::Never(reason) => reason,
+        }
+    }
+
+    /// As the vectors have it.
+    fn json(self) -> Value {
+        match self {
+            Self::Done(runs) => json!({ "end": self.word(), "runs": runs }),
+            Self::Dead(reason) => json!({ "end": "dead", "reason": reason }),
+            Self::Fails(reason, pause) => json!({ "end": "attempt", "reason": reason, "pause_ms": pause }),
+            Self::Never(reason) => json!({ "end": "never", "reason": reason }),
+            _ => json!({ "end": self.word() }),
         }
     }
 }
@@ -228,18 +254,29 @@ pub(super) fn returns(name: &str) -> Sent {
     Sent { name: name.to_owned(), payload, replies: false, sets: false, ends: Ends::Done(1) }
 }
 
+/// All scenarios, for programs in any language: `schema/vectors/endings.json`.
+pub(super) fn endings() -> Value {
+    let scenario = |scenario: &Scenario| {
+        let sent = |replies: &bool| scenario.sent(scenario.ends, *replies).payload;
+        let payloads: Vec<Value> = scenario.replies.iter().map(sent).collect();
+        let end = |column: Column| (column.name().to_owned(), scenario.ends(column).json());
+        let ends: Map<String, Value> = Column::ALL.into_iter().map(end).collect();
+        json!({ "says": format!("the handler {}", scenario.says), "payloads": payloads, "ends": ends })
+    };
+    SCENARIOS.iter().map(scenario).collect()
+}
+
 /// The tables of the documents.
 pub(super) fn documented() -> String {
     let words =
         WORDS.iter().map(|(ends, message, request)| format!("| {} | {message} | {request} |\n", ends.word()));
-    let columns = [Python, TypeScript, Go, Rust, Leased, Functions, Http];
     let rows = SCENARIOS.iter().map(|scenario| {
-        let cells = columns.iter().map(|column| format!(" {} |", scenario.ends(*column).word()));
+        let cells = Column::ALL.iter().map(|column| format!(" {} |", scenario.ends(*column).word()));
         format!("| {} |{}\n", scenario.says, cells.collect::<String>())
     });
     format!(
         "| | a message | an HTTP request |\n|---|---|---|\n{}\n\
-         | the handler | Python | TypeScript | Go | Rust | leased | SQL | HTTP |\n|---|---|---|---|---|---|---|---|\n{}",
+         | the handler | Python | TypeScript | Go, Java | Rust | leased | SQL | HTTP |\n|---|---|---|---|---|---|---|---|\n{}",
         words.collect::<String>(),
         rows.collect::<String>()
     )

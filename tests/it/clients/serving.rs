@@ -48,6 +48,7 @@ sites! {
     express: "typescript", "express";
     fastify: "typescript", "fastify";
     go: "go", "net/http";
+    java: "java", "httpserver";
 }
 
 fn brief(reply: &Reply) -> (u16, &str) {

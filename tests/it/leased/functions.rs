@@ -152,7 +152,10 @@ async fn what_is_not_committed_is_refused_by_the_next_call() {
     for call in ["oncebox.begin_effect({held}, '1 s', 'charge')", "oncebox.finish_leased({held})"] {
         one.batch_execute("SAVEPOINT s").await.unwrap();
         let (message, code) = first.refused(call).await;
-        assert!(code.code() == "OB010" && message.contains("the claim, or its renewal, is not committed"), "{message}");
+        assert!(
+            code.code() == "OB010" && message.contains("the claim, or its renewal, is not committed"),
+            "{message}"
+        );
         one.batch_execute("ROLLBACK TO s").await.unwrap();
     }
     one.batch_execute("ROLLBACK").await.unwrap();
