@@ -66,6 +66,19 @@ test("express: a router on a path with parameters is no scope for each user, unl
   assert.deepEqual(rows, [{ scope: "refusing POST /named/{user}/pay" }]);
 });
 
+test("express: the root of a router is its mount's path, as a NestJS controller has it", async () => {
+  const [app, router] = [express(), express.Router()];
+  router.post("/", once, act);
+  app.use("/mounted", router);
+  await listening(app, async (url) => {
+    for (const path of ["/mounted", "/mounted/"]) {
+      assert.equal((await ask(url + path)).status, 201, path);
+    }
+  });
+  const { rows } = await pool.query("SELECT scope FROM oncebox.inbox_scope WHERE scope LIKE '%/mounted%'");
+  assert.deepEqual(rows, [{ scope: "refusing POST /mounted" }]);
+});
+
 test("express: a tenant function that throws is no outage, and a scope that is too long is none", async () => {
   const app = express();
   const tenant = () => { throw new Error("as it was told"); };

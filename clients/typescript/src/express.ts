@@ -75,7 +75,8 @@ function mounted({ baseUrl = "", route }: ExpressRequest): string {
   if (known.size > MOUNTS_MAX) {
     throw new Misuse(`the router of ${route!.path} is mounted on a path with parameters, such as ${baseUrl}: give the layer a \`route\``);
   }
-  return `${baseUrl}${route!.path}`;
+  // A router's "/" is the path of its mount: `/orders`, as every other language has it.
+  return `${baseUrl}${route!.path}`.replace(/(?<=.)\/$/, "");
 }
 
 /** The answer of the handlers behind, which write to this response. */

@@ -17,7 +17,9 @@ use tokio_postgres::Config;
 use crate::{
     inbox::{
         consumer::{Running, consumer, publish},
-        support::{Does, LIMIT, SCOPE, builder, count, effects, insert, message, stream_environment},
+        support::{
+            Does, LIMIT, SCOPE, builder, count, effects, insert, message, rested, stream_environment,
+        },
     },
     leased::support::Pays,
     relay::{
@@ -295,6 +297,7 @@ async fn a_trace_shows_where_a_message_fails_until_it_succeeds() {
     let inbox = patient(&consumers);
     let (handler, mended) = mendable();
     for delivery in 1..=2 {
+        rested(&consumers).await;
         for key in ["order-1", "order-1:pay"] {
             let failing = message(key, 2).deliveries(delivery);
             assert!(matches!(inbox.run(&handler, &failing).await, Ok(Verdict::Retry { .. })));
@@ -327,6 +330,7 @@ async fn a_trace_shows_where_a_message_fails_until_it_succeeds() {
     // The message's own row names the database.
     assert!(both.contains(&format!("failing in {SCOPE}, ")), "{both}");
     mended.store(true, SeqCst);
+    rested(&consumers).await;
     for key in ["order-1", "order-1:pay"] {
         inbox.run(&handler, &message(key, 2).deliveries(3)).await.unwrap();
     }
