@@ -96,9 +96,8 @@ public final class Cashier implements Effects.Leased {
         var limits = new Inbox.Settings("cashier-service:settle", 1000, Duration.ofMillis(200), Duration.ofSeconds(1), Duration.ofMinutes(1));
         var lease = Duration.ofSeconds(Long.parseLong(System.getenv("LEASE_SECONDS")));
         var effects = new Effects(pool, limits, lease, new Cashier());
-        effects.register();
         String filter = System.getenv().getOrDefault("SUBJECT_PREFIX", "") + "orders.placed";
         var settings = new Consumer.Settings(System.getenv("STREAM"), "cashier", filter, null, 4, 1, Duration.ofSeconds(2));
-        Service.run(new Consumer(Service.nats(System.getenv("NATS_URL")), settings, effects));
+        Service.run(effects, new Consumer(Service.nats(System.getenv("NATS_URL")), settings, effects));
     }
 }

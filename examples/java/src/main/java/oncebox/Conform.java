@@ -149,9 +149,8 @@ public final class Conform {
         var handler = new Conform(Service.pool(url, 4, true), exhausted);
         var limits = new Inbox.Settings("conform:test", 3, Duration.ofMillis(400), Duration.ofSeconds(2), Duration.ofSeconds(3));
         var inbox = new Inbox(pool, limits, handler::handle);
-        inbox.register();
         int batch = settings.equals("batch") || settings.equals("set") ? 16 : 1;
         var consumer = new Consumer.Settings(System.getenv("STREAM"), "conform", null, "Tenant", 3, batch);
-        Service.run(new Consumer(Service.nats(System.getenv("NATS_URL")), consumer, inbox));
+        Service.run(inbox, new Consumer(Service.nats(System.getenv("NATS_URL")), consumer, inbox));
     }
 }

@@ -53,7 +53,7 @@ public final class Effects implements Runner {
         });
     }
 
-    /** When a process starts. */
+    @Override
     public void register() throws SQLException {
         Sql.committed(pool, "oncebox.register_scope(?, retention => interval '30 days', mode => 'lease')", settings.scope());
     }

@@ -44,7 +44,7 @@ public final class Inbox implements Runner {
         transactions = new Transactions(pool, settings, handler);
     }
 
-    /** When a process starts; it also finds a pool whose COMMIT has no effect. */
+    @Override
     public void register() throws SQLException {
         Sql.committed(pool, "oncebox.register_scope(?, retention => interval '30 days')", settings.scope);
     }

@@ -53,8 +53,7 @@ public final class Payment {
         var pool = Service.pool(System.getenv("DATABASE_URL"), 8, false);
         var nats = Service.nats(System.getenv("NATS_URL"));
         var inbox = new Inbox(pool, Inbox.Settings.of("payment-service:charge"), Payment::charge);
-        inbox.register();
         var settings = new Consumer.Settings("ORDERS", "payment", "orders.placed", null, 4, 64);
-        Service.run(new Consumer(nats, settings, inbox));
+        Service.run(inbox, new Consumer(nats, settings, inbox));
     }
 }
