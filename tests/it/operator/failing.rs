@@ -17,9 +17,7 @@ use tokio_postgres::Config;
 use crate::{
     inbox::{
         consumer::{Running, consumer, publish},
-        support::{
-            Does, LIMIT, SCOPE, builder, count, effects, insert, message, rested, stream_environment,
-        },
+        support::{Does, LIMIT, SCOPE, builder, count, effects, insert, message, rested, stream_environment},
     },
     leased::support::Pays,
     relay::{
