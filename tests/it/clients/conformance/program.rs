@@ -32,7 +32,8 @@ pub(super) fn column(client: &str, settings: &str) -> (Column, Vec<Sent>) {
 
 /// A program says by itself which column it must agree with.
 fn told() -> Column {
-    let like = env::var("ONCEBOX_TEST_PROGRAM_LIKE").unwrap_or_else(|_| Column::Functions.name().to_owned());
+    let like = env::var_os("ONCEBOX_TEST_PROGRAM_LIKE").and_then(|like| like.into_string().ok());
+    let like = like.unwrap_or_else(|| Column::Functions.name().to_owned());
     let names = Column::ALL.map(Column::name);
     let found = Column::ALL.into_iter().find(|column| column.name() == like);
     found.unwrap_or_else(|| panic!("ONCEBOX_TEST_PROGRAM_LIKE is {like:?}, and none of {names:?}"))
