@@ -1,8 +1,7 @@
 -- How far each lane is behind, at the same cost for any backlog. Returns the age of the oldest
--- message due in seconds (0 when nothing is, or an operator has paused it: a lane whose front is
--- paused holds no other messages for long), how many messages are due, and whether that number is
+-- message due in seconds (0 when nothing is, or an operator has paused the first 100 of the lane),
+-- how many messages are due, and whether that number is
 -- exact, as it is up to 10,000 in all lanes together. Above that it is estimated: rows above high
--- from samples of 32 parts of their ids, late ones as far as they were looked at. Due are the rows
 -- that cursor.rs names: rows above high; of those up to high the rows that snap does not see, and
 -- during a drain up to `after` the rows that its target does not see either. In a lane of another
 -- cluster every row has been committed.
@@ -163,7 +162,7 @@ SELECT
   s.lane,
   coalesce(
     extract(epoch FROM clock_timestamp())
-      - extract(epoch FROM least(CASE WHEN NOT fresh.is_paused THEN fresh.created_at END, o.created_at)),
+      - extract(epoch FROM least(fresh.created_at, o.created_at)),
     0
   )::float8 AS lag_seconds,
   CASE WHEN b.is_exact THEN coalesce(c.messages, 0) ELSE coalesce(p.messages, 0) END + coalesce(l.messages, 0) AS backlog_messages,
@@ -175,25 +174,29 @@ LEFT JOIN sampled AS p ON p.lane = s.lane
 LEFT JOIN late AS l ON l.lane = s.lane
 LEFT JOIN oldest AS o ON o.lane = s.lane
 LEFT JOIN LATERAL (
-  SELECT
-    m.created_at,
-    EXISTS (
-      SELECT
-      FROM {schema}.pause AS h
-      WHERE h.rate IS NULL
-        AND h.ends_at > clock_timestamp()
-        AND (m.ordering_key = h.ordering_key OR EXISTS (
-          SELECT
-          FROM unnest(h.subjects) AS p (pattern)
-          -- A pattern of NATS as a regular expression: all but its wildcards is escaped.
-          WHERE m.subject COLLATE "C" ~ (
-            '^' || replace(replace(regexp_replace(p.pattern, '([^A-Za-z0-9*>])', '\\\1', 'g'), '*', '[^.]+'), '>', '.+') || '$'
-          )
-        ))
-    ) AS is_paused
-  FROM {schema}.{log} AS m
-  WHERE m.lane = s.lane AND m.id > s.high
-  ORDER BY m.id
+  SELECT x.created_at
+  FROM (
+    SELECT m.id, m.created_at, m.subject, m.ordering_key
+    FROM {schema}.{log} AS m
+    WHERE m.lane = s.lane AND m.id > s.high
+    ORDER BY m.id
+    LIMIT 100
+  ) AS x
+  WHERE NOT EXISTS (
+    SELECT
+    FROM {schema}.pause AS h
+    WHERE h.rate IS NULL
+      AND h.ends_at > clock_timestamp()
+      AND (x.ordering_key = h.ordering_key OR EXISTS (
+        SELECT
+        FROM unnest(h.subjects) AS p (pattern)
+        -- A pattern of NATS as a regular expression: all but its wildcards is escaped.
+        WHERE x.subject COLLATE "C" ~ (
+          '^' || replace(replace(regexp_replace(p.pattern, '([^A-Za-z0-9*>])', '\\\1', 'g'), '*', '[^.]+'), '>', '.+') || '$'
+        )
+      ))
+  )
+  ORDER BY x.id
   LIMIT 1
 ) AS fresh ON true
 ORDER BY s.lane
