@@ -2,6 +2,7 @@
 -- message due in seconds (0 when nothing is, or an operator has paused the first 100 of the lane),
 -- how many messages are due, and whether that number is
 -- exact, as it is up to 10,000 in all lanes together. Above that it is estimated: rows above high
+-- from samples of 32 parts of their ids, late ones as far as they were looked at. Due are the rows
 -- that cursor.rs names: rows above high; of those up to high the rows that snap does not see, and
 -- during a drain up to `after` the rows that its target does not see either. In a lane of another
 -- cluster every row has been committed.
