@@ -7,6 +7,7 @@
 //! | `BACKLOG` | 10000000 | 10000 to 100000000 | the large backlog of `scale` |
 //! | `ROWS` | 3000000 | 10000 to 100000000 | the history of `growth` |
 //! | `DURATION_SECONDS` | 20 | 1 to 3600 | the length of each round of a timed measurement |
+//! | `DBOS_PYTHON` | none | a path | a Python with dbos 3.4 and psycopg-pool, for the peer of `saga` |
 //!
 //! The published table uses the defaults. `ITERATIONS=1 MESSAGES=3000 DURATION_SECONDS=1` is the
 //! smoke test: it proves that every measurement works, and nothing about speed.
@@ -32,6 +33,8 @@ pub(crate) struct Config {
     pub(crate) rows: usize,
     /// How long each round of a timed measurement lasts.
     pub(crate) duration: Duration,
+    /// The Python that runs the peer of `saga`, if one is given.
+    pub(crate) dbos_python: Option<String>,
     /// The measurements, in this order.
     pub(crate) measurements: Vec<Measurement>,
 }
@@ -154,6 +157,7 @@ fn parse(
     let backlog = number("BACKLOG", DEFAULT_BACKLOG, 10_000..=100_000_000);
     let rows = number("ROWS", DEFAULT_ROWS, 10_000..=100_000_000);
     let seconds = number("DURATION_SECONDS", DEFAULT_SECONDS, 1..=3_600);
+    let dbos_python = given("DBOS_PYTHON");
     let mut measurements = Vec::new();
     for argument in arguments {
         match Measurement::ALL.into_iter().find(|known| known.to_string() == argument) {
@@ -169,7 +173,7 @@ fn parse(
     }
     if mistakes.is_empty() {
         let duration = Duration::from_secs(seconds as u64);
-        Ok(Config { rounds, messages, backlog, rows, duration, measurements })
+        Ok(Config { rounds, messages, backlog, rows, duration, dbos_python, measurements })
     } else {
         Err(mistakes.join("; "))
     }

@@ -96,6 +96,8 @@ const FIGURES: &[Figure] = &[
     figure("saga_postgres_percent", "PostgreSQL then, % of a core", Goal::None),
     figure("saga_cost_ratio", "orchestrator / its transactions by hand", Goal::AtMost(1.5)),
     figure("saga_latency_ratio", "an idle saga / its six messages", Goal::AtMost(3.0)),
+    figure("saga_peer_rate_ratio", "sagas / workflows of DBOS Transact", Goal::AtLeast(2.0)),
+    figure("saga_peer_latency_ratio", "an idle saga / an idle workflow of DBOS", Goal::None),
     figure("saga_finished_ratio", "sagas, a million finished / none", Goal::AtLeast(0.95)),
     figure("saga_running_ratio", "sagas, 100,000 running / none", Goal::AtLeast(0.95)),
     figure("delayed_drain_ratio", "drain, delayed messages / ordinary", Goal::AtLeast(0.5)),

@@ -8,6 +8,7 @@
 mod cost;
 mod flow;
 mod led;
+mod peer;
 
 use std::time::Duration;
 

@@ -10,7 +10,6 @@ mod start;
 
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use oncebox_claims::database::{Parameter, Ready, statement};
 use oncebox_schema::Transaction;
 use oncebox_schema::{Key, SchemaName};
@@ -197,25 +196,29 @@ impl Store {
         advance: &Ready<'_>,
         instances: impl Iterator<Item = (&Instance, &str)>,
     ) -> Result<Result<(), Changed>, Error> {
-        let writing = instances.map(async |(instance, data)| {
-            let (state, due_in) = (instance.state().as_str(), instance.due_in());
-            let (direction, reason) = (instance.progress.direction.as_str(), instance.reason());
-            let (can_be_late, steps) = (instance.late_in.is_some(), StepColumns::changed(instance));
-            let mut parameters: Vec<Parameter<'_>> = vec![
-                (&instance.id, Type::INT8),
-                (&instance.revision, Type::INT8),
-                (&state, Type::TEXT),
-                (&direction, Type::TEXT),
-                (&reason, Type::TEXT),
-                (&data, Type::TEXT),
-                (&can_be_late, Type::BOOL),
-                (&due_in, Type::FLOAT8),
-            ];
-            parameters.extend(steps.parameters());
-            advance.query(transaction, &parameters).await
-        });
-        let written = join_all(writing).await.into_iter().collect::<Result<Vec<_>, _>>()?;
-        Ok(if written.iter().all(|rows| rows.len() == 1) { Ok(()) } else { Err(Changed) })
+        let (instances, data): (Vec<&Instance>, Vec<&str>) = instances.unzip();
+        let steps = StepColumns::changed(instances.iter().copied());
+        let ids = column(&instances, |one| one.id);
+        let revisions = column(&instances, |one| one.revision);
+        let states = column(&instances, |one| one.state().as_str());
+        let directions = column(&instances, |one| one.progress.direction.as_str());
+        let reasons = column(&instances, |one| one.reason());
+        let can_be_late = column(&instances, |one| one.late_in.is_some());
+        let due_in = column(&instances, |one| one.due_in());
+        let mut parameters: Vec<Parameter<'_>> = vec![
+            (&ids, Type::INT8_ARRAY),
+            (&revisions, Type::INT8_ARRAY),
+            (&states, Type::TEXT_ARRAY),
+            (&directions, Type::TEXT_ARRAY),
+            (&reasons, Type::TEXT_ARRAY),
+            (&data, Type::TEXT_ARRAY),
+            (&can_be_late, Type::BOOL_ARRAY),
+            (&due_in, Type::FLOAT8_ARRAY),
+            (&steps.owners, Type::INT8_ARRAY),
+        ];
+        parameters.extend(steps.parameters());
+        let written = advance.query(transaction, &parameters).await?;
+        Ok(if written.len() == instances.len() { Ok(()) } else { Err(Changed) })
     }
 
     pub(crate) async fn quarantine(

@@ -26,7 +26,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Order, REPLIES, SCOPE, definition, subject};
+use super::{Order, REPLIES, SCOPE, definition, peer, subject};
 use crate::{
     backends,
     config::Config,
@@ -50,8 +50,13 @@ const EFFECT: &str = include_str!("../sql/effect.sql");
 /// Takes all rounds.
 pub(super) async fn measure(servers: &Servers, config: &Config, report: &mut Report) -> Result<()> {
     let sagas = (config.messages / MESSAGES_PER_SAGA).max(WARM_UP);
-    let mut rounds = Vec::new();
+    let (mut rounds, mut peers) = (Vec::new(), Vec::new());
     for _ in 0..config.rounds {
+        if let Some(python) = &config.dbos_python {
+            let (rate, alone) = peer::measure(servers, python, sagas, config.duration).await?;
+            tracing::info!("peer: {rate:.0}/s; alone {alone:.1} ms");
+            peers.push((rate, alone));
+        }
         let site = Site::start(servers).await?;
         let round = Box::pin(site.round(servers, config, sagas)).await;
         let ended = site.stop(servers).await;
@@ -67,6 +72,13 @@ pub(super) async fn measure(servers: &Servers, config: &Config, report: &mut Rep
         rounds.push(round);
     }
     let of = |value: fn(&Round) -> f64| median(rounds.iter().map(value));
+    if !peers.is_empty() {
+        let (rate, alone) =
+            (median(peers.iter().map(|peer| peer.0)), median(peers.iter().map(|peer| peer.1)));
+        report.add("saga_peer_rate_ratio", of(|round| round.rate) / rate, format!("DBOS {rate:.0}/s"));
+        let behind = format!("DBOS {alone:.1} ms, in one process");
+        report.add("saga_peer_latency_ratio", of(|round| round.saga) / alone, behind);
+    }
     let behind = format!("{sagas} started at once by {STARTERS} workers");
     report.add("saga_rate", of(|round| round.rate), behind);
     report.rate("saga", of(|round| round.rate));

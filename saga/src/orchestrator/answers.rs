@@ -59,7 +59,7 @@ impl Handler for Replies {
     async fn handle_set(&self, set: Set<'_, Unread>) -> Result<Vec<Outcome<()>>, HandlerError> {
         let answers: Result<Vec<_>, _> = set.iter().map(|(cx, _)| answer_of(cx.message())).collect();
         let answers = answers.map_err(HandlerError::message)?;
-        if !self.engine.receive_all(set.transaction(), &answers).await? {
+        if !Box::pin(self.engine.receive_all(set.transaction(), &answers)).await? {
             return Err(HandlerError::message("one of these answers has to be dealt with by itself"));
         }
         Ok(answers.iter().map(|_| Outcome::done(())).collect())

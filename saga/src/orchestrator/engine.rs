@@ -263,7 +263,8 @@ impl Engine {
             self.store.ready_to_advance(transaction).await.map_err(failed("prepare a statement"))?;
         let sagas = async {
             let instances = advanced.iter().map(|one| (&one.instance, one.data.as_str()));
-            let written = self.store.advance(transaction, &advance, instances).await;
+            // Boxed because futures of statements are large, and three lie side by side here.
+            let written = Box::pin(self.store.advance(transaction, &advance, instances)).await;
             let written = written.map_err(failed("write sagas"))?;
             written.map_err(|_| Error::Retry(advanced[0].instance.key.clone()))
         };

@@ -11,6 +11,8 @@ use crate::{
 
 /// Rows of steps, column by column, as a statement takes them.
 pub(super) struct StepColumns<'a> {
+    /// The sagas' ids.
+    pub(super) owners: Vec<i64>,
     names: Vec<&'a str>,
     states: Vec<&'static str>,
     attempts: Vec<i32>,
@@ -25,10 +27,12 @@ pub(super) struct StepColumns<'a> {
 }
 
 impl<'a> StepColumns<'a> {
-    /// The rows of an instance that are to be written.
-    pub(super) fn changed(instance: &'a Instance) -> Self {
-        let rows: Vec<StepRow<'a>> = instance.changed.iter().map(|at| StepRow::new(instance, at)).collect();
+    /// The rows of instances that are to be written.
+    pub(super) fn changed(instances: impl IntoIterator<Item = &'a Instance>) -> Self {
+        let row = |instance: &'a Instance| instance.changed.iter().map(move |at| StepRow::new(instance, at));
+        let rows: Vec<StepRow<'a>> = instances.into_iter().flat_map(row).collect();
         Self {
+            owners: column(&rows, |row| row.owner),
             names: column(&rows, |row| row.name),
             states: column(&rows, |row| row.state),
             attempts: column(&rows, |row| row.attempt),
@@ -63,6 +67,7 @@ impl<'a> StepColumns<'a> {
 
 /// The row of a step that was sent.
 struct StepRow<'a> {
+    owner: i64,
     name: &'a str,
     state: &'static str,
     attempt: i32,
@@ -83,6 +88,7 @@ impl<'a> StepRow<'a> {
         let undo = commands.undo.as_ref();
         let number = |attempt: u32| i32::try_from(attempt).unwrap_or(i32::MAX);
         Self {
+            owner: instance.id,
             name: &instance.process.graph().nodes[at].name,
             state: step.state.as_str(),
             attempt: number(step.attempt),

@@ -33,7 +33,7 @@ impl Store {
         instance: &Instance,
         beginning: &Beginning<'_>,
     ) -> Result<Option<i64>, Error> {
-        let (graph, steps) = (instance.process.graph(), StepColumns::changed(instance));
+        let (graph, steps) = (instance.process.graph(), StepColumns::changed([instance]));
         let (name, key, fingerprint) = (graph.name(), instance.key.as_str(), graph.fingerprint());
         let (version, due_in) = (i32::from(graph.version()), instance.due_in());
         let mut parameters: Vec<Parameter<'_>> = vec![
