@@ -86,7 +86,7 @@ typescript() {
     cd with-libraries
     npm ci --no-audit --no-fund --loglevel=error
     ../node_modules/.bin/tsc --noEmit --ignoreConfig --module nodenext --target es2024 --strict --types node \
-      --skipLibCheck ./*.ts
+      --allowImportingTsExtensions --skipLibCheck ./*.ts
   )
   wrapper keys "$(command -v node) --test $directory/test/keys.test.ts"
   wrapper documented "$(command -v node) --test $directory/documents/charge.test.ts"
