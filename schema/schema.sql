@@ -937,6 +937,34 @@ BEGIN
   RETURN true;
 END $$;
 
+CREATE FUNCTION oncebox.check_saga_data(type text, plan jsonb, data jsonb) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  field record;
+  found jsonb;
+BEGIN
+  IF jsonb_typeof(data) IS DISTINCT FROM 'object' THEN
+    RAISE EXCEPTION 'saga "%" starts with data of type %, not with an object', type, coalesce(jsonb_typeof(data), 'NULL')
+      USING ERRCODE = 'OB011';
+  END IF;
+  FOR field IN
+    SELECT f.path, f.name, f.kind, f.is_required
+    FROM jsonb_to_recordset(plan -> 'data') AS f (path jsonb, name text, kind text, is_required boolean)
+  LOOP
+    found := nullif(data #> ARRAY(SELECT jsonb_array_elements_text(field.path)), 'null');
+    IF found IS NULL AND field.is_required THEN
+      RAISE EXCEPTION 'saga "%" starts without field % in its data', type, field.name
+        USING ERRCODE = 'OB011', HINT = format('Its file asks for it, of type %s.', field.kind);
+    ELSIF found IS NOT NULL AND jsonb_typeof(found) <> (CASE field.kind WHEN 'integer' THEN 'number' ELSE field.kind END)
+          OR field.kind = 'integer' AND (found #>> '{}')::numeric % 1 <> 0 THEN
+      RAISE EXCEPTION 'saga "%" starts with a field % that is not of type %', type, field.name, field.kind
+        USING ERRCODE = 'OB011';
+    END IF;
+  END LOOP;
+END $$;
+
 CREATE FUNCTION oncebox.check_stored_at(stored_at timestamp with time zone) RETURNS boolean
     LANGUAGE plpgsql STABLE PARALLEL SAFE
     AS $$
@@ -2945,6 +2973,41 @@ BEGIN
       ELSE 'BEGIN DEFERRABLE (or SET TRANSACTION DEFERRABLE first), claim(), the writes of the handler, settle(), COMMIT. Where a driver commits each statement by itself, a claim would be lost.' END;
 END $$;
 
+CREATE FUNCTION oncebox.register_saga(fingerprint text, type text, version integer, graph jsonb, plan jsonb DEFAULT NULL::jsonb, scope text DEFAULT NULL::text, reply_to text DEFAULT NULL::text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  others bigint;
+BEGIN
+  IF register_saga.plan IS NOT NULL THEN
+    PERFORM pg_advisory_xact_lock(hashtextextended('"oncebox" saga ' || register_saga.type, 0));
+    SELECT count(*) INTO others
+    FROM "oncebox".saga AS s
+    WHERE s.finished_at IS NULL AND s.type = register_saga.type
+      AND (s.version = register_saga.version AND s.fingerprint <> register_saga.fingerprint OR s.scope <> register_saga.scope);
+    IF others > 0 THEN
+      RAISE EXCEPTION 'saga "%", version %: another definition of it, or another orchestrator, has % in flight', register_saga.type,
+        register_saga.version, others
+        USING ERRCODE = 'OB015', HINT = 'Give a changed file a new version, and run both until the sagas of the old one have finished.';
+    END IF;
+    UPDATE "oncebox".saga_definition AS d
+    SET plan = NULL
+    WHERE d.type = register_saga.type AND d.plan IS NOT NULL AND d.fingerprint <> register_saga.fingerprint
+      AND (d.version = register_saga.version OR d.scope <> register_saga.scope);
+  END IF;
+  INSERT INTO "oncebox".saga_definition AS d (fingerprint, type, version, graph, plan, scope, reply_to)
+  VALUES (register_saga.fingerprint, register_saga.type, register_saga.version, register_saga.graph, register_saga.plan,
+          CASE WHEN register_saga.plan IS NOT NULL THEN register_saga.scope END,
+          CASE WHEN register_saga.plan IS NOT NULL THEN register_saga.reply_to END)
+  ON CONFLICT ON CONSTRAINT saga_definition_pkey DO UPDATE
+  SET plan = excluded.plan, scope = excluded.scope, reply_to = excluded.reply_to
+  WHERE excluded.plan IS NOT NULL
+    AND (d.plan, d.scope, d.reply_to) IS DISTINCT FROM (excluded.plan, excluded.scope, excluded.reply_to);
+END $$;
+
+COMMENT ON FUNCTION oncebox.register_saga(fingerprint text, type text, version integer, graph jsonb, plan jsonb, scope text, reply_to text) IS 'For orchestrators: writes a graph down, and for a file the plan by which start_saga() starts its sagas. Error OB015 when sagas are in flight that began with another file under this version.';
+
 CREATE FUNCTION oncebox.register_scope(scope text, retention interval DEFAULT NULL::interval, dead_letter_retention interval DEFAULT NULL::interval, kind text DEFAULT 'consumer'::text, mode text DEFAULT 'transaction'::text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3008,6 +3071,34 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.release_leased(scope text, key text, owner uuid, epoch bigint, pause interval, reason text, is_unknown boolean, is_attempt boolean, tenant text) IS 'Gives a claim back that did not end: anybody may claim the key after the pause. is_unknown: an effect may have happened; is_attempt false: the run does not count. What its effects have done stays remembered. False: the lease is lost.';
+
+CREATE FUNCTION oncebox.render_payload(template jsonb, document jsonb) RETURNS jsonb
+    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  path text[];
+  found jsonb;
+BEGIN
+  IF template ? 'value' THEN
+    RETURN template -> 'value';
+  ELSIF template ? 'from' THEN
+    path := ARRAY(SELECT jsonb_array_elements_text(template -> 'from'));
+    found := document #> path;
+    IF template ? 'default' THEN
+      RETURN coalesce(nullif(found, 'null'), template -> 'default');
+    ELSIF found IS NULL THEN
+      RAISE EXCEPTION 'there is nothing at /%', array_to_string(path, '/')
+        USING ERRCODE = 'OB011', HINT = 'The file of the saga reads it there. Start the saga with this field.';
+    END IF;
+    RETURN found;
+  ELSIF template ? 'array' THEN
+    RETURN (SELECT coalesce(jsonb_agg("oncebox".render_payload(e.value, document) ORDER BY e.ordinality), '[]')
+            FROM jsonb_array_elements(template -> 'array') WITH ORDINALITY AS e);
+  END IF;
+  RETURN (SELECT coalesce(jsonb_object_agg(f.key, "oncebox".render_payload(f.value, document)), '{}')
+          FROM jsonb_each(template -> 'object') AS f);
+END $$;
 
 CREATE FUNCTION oncebox.renew_lease(scope text, key text, owner uuid, epoch bigint, lease interval, tenant text DEFAULT ''::text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -3967,32 +4058,79 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.snooze(scope text, key text, pause interval, reason text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, longest interval) IS 'Records, after its rollback, that a handler wants a message again after a pause, which is no attempt. False: it has been snoozed for longer than longest, so bury it.';
 
-CREATE FUNCTION oncebox.start_saga(type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision, due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[], undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[], undo_payloads bytea[], reasons text[], late_steps_in double precision[]) RETURNS SETOF bigint
-    LANGUAGE sql SECURITY DEFINER
+CREATE FUNCTION oncebox.start_saga(type text, business_id text, data jsonb, version integer DEFAULT NULL::integer) RETURNS TABLE(id bigint, key text, is_new boolean)
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $_$
-  WITH started AS (
-    INSERT INTO "oncebox".saga AS s (type, business_id, key, version, fingerprint, data, began_with, deadline_at, due_at,
-                                scope)
-    SELECT $1, $2, $3, $4, $5, $6::text::jsonb, $10::bytea,
-           clock_timestamp() + make_interval(secs => $7), clock_timestamp() + make_interval(secs => $8), $9
-    ON CONFLICT DO NOTHING
-    RETURNING s.id
-  ),
-  sent AS (
-    INSERT INTO "oncebox".saga_step (saga_id, step, state, attempt, undo_attempt, in_doubt, subject, payload,
-                                    undo_subject, undo_payload, reason, deadline_at, sent_at)
-    SELECT s.id, g.step, g.state, g.attempt, g.undo_attempt, g.in_doubt, g.subject, g.payload, g.undo_subject,
-           g.undo_payload, left(g.reason, 250), clock_timestamp() + make_interval(secs => g.late_in), clock_timestamp()
-    FROM started AS s
-    CROSS JOIN unnest($11::text[], $12::text[], $13::integer[], $14::integer[], $15::boolean[], $16::text[], $17::bytea[], $18::text[],
-                $19::bytea[], $20::text[], $21::float8[])
-      AS g (step, state, attempt, undo_attempt, in_doubt, subject, payload, undo_subject, undo_payload, reason, late_in)
-  )
-  SELECT s.id FROM started AS s
-$_$;
+    AS $$
+#variable_conflict use_column
+DECLARE
+  saga_key text := "oncebox".step_key("oncebox".root_key(start_saga.business_id), start_saga.type);
+  document jsonb := jsonb_build_object('data', start_saga.data, 'replies', '{}'::jsonb);
+  began_with bytea := sha256(convert_to(start_saga.data::text, 'UTF8'));
+  definition record;
+  first record;
+  standing record;
+  new_id bigint;
+BEGIN
+  IF saga_key IS NULL THEN
+    RAISE EXCEPTION 'type or business_id is null' USING ERRCODE = 'OB002';
+  END IF;
+  PERFORM pg_advisory_xact_lock_shared(hashtextextended('"oncebox" saga ' || start_saga.type, 0));
+  SELECT d.* INTO definition
+  FROM "oncebox".saga_definition AS d
+  WHERE d.type = start_saga.type AND d.plan IS NOT NULL AND (start_saga.version IS NULL OR d.version = start_saga.version)
+  ORDER BY d.version DESC
+  LIMIT 1;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'there is no file of saga "%"%', start_saga.type, coalesce(format(', version %s', start_saga.version), '')
+      USING ERRCODE = 'OB015', HINT = 'Run `oncebox saga apply FILE`, or `oncebox saga run FILE`. A saga of a program in Rust is started by it.';
+  END IF;
+  IF current_setting('transaction_isolation') <> 'read committed' THEN
+    -- An older snapshot may show a file that was replaced: this fails then.
+    PERFORM FROM "oncebox".saga_definition AS d WHERE d.fingerprint = definition.fingerprint FOR SHARE;
+  END IF;
+  PERFORM "oncebox".check_saga_data(start_saga.type, definition.plan, start_saga.data);
+  IF octet_length(saga_key) + 1 + (definition.plan ->> 'longest_step')::integer + octet_length(':#4294967295:undo:reply') > 255 THEN
+    RAISE EXCEPTION 'key "%" is too long for those of the commands', saga_key
+      USING ERRCODE = 'OB002', HINT = 'Use a shorter business id.';
+  END IF;
+  SELECT array_agg(c ->> 'step' ORDER BY o) AS steps, array_agg(c ->> 'subject' ORDER BY o) AS subjects,
+         array_agg(convert_to("oncebox".render_payload(c -> 'payload', document)::text, 'UTF8') ORDER BY o) AS payloads,
+         array_agg((c ->> 'late_in')::float8 ORDER BY o) AS late_in, min((c ->> 'late_in')::float8) AS soonest,
+         count(*)::integer AS total
+  INTO first
+  FROM jsonb_array_elements(definition.plan -> 'first') WITH ORDINALITY AS e (c, o);
+  new_id := (SELECT w FROM "oncebox".write_saga(
+    start_saga.type, start_saga.business_id, saga_key, definition.version, definition.fingerprint, document::text,
+    (definition.plan ->> 'late_in')::float8, least(first.soonest, (definition.plan ->> 'late_in')::float8), definition.scope,
+    began_with, first.steps, array_fill('sent'::text, ARRAY[first.total]), array_fill(1, ARRAY[first.total]),
+    array_fill(0, ARRAY[first.total]), array_fill(false, ARRAY[first.total]), first.subjects, first.payloads,
+    array_fill(NULL::text, ARRAY[first.total]), array_fill(NULL::bytea, ARRAY[first.total]),
+    array_fill(NULL::text, ARRAY[first.total]), first.late_in) AS w);
+  IF new_id IS NULL THEN
+    SELECT * INTO standing
+    FROM "oncebox".find_saga(start_saga.type, start_saga.business_id, saga_key, began_with);
+    IF NOT FOUND THEN
+      RAISE EXCEPTION 'saga "%" changed or went away meanwhile', saga_key
+        USING ERRCODE = '40001', HINT = 'Run the transaction again.';
+    ELSIF NOT standing.is_same_id OR NOT standing.is_same_data THEN
+      RAISE EXCEPTION 'saga "%" is there already, and began with other data or another business id', standing.saga_key
+        USING ERRCODE = 'OB016', HINT = 'A business id names one saga of its type. Never use it for anything else.';
+    END IF;
+    RETURN QUERY SELECT standing.id, standing.saga_key, false;
+    RETURN;
+  END IF;
+  FOR i IN 1 .. first.total LOOP
+    IF "oncebox".enqueue("oncebox".step_key(saga_key, first.steps[i]), first.subjects[i], first.payloads[i],
+                        jsonb_build_object('Oncebox-Reply-To', definition.reply_to)) IS NULL THEN
+      RAISE EXCEPTION 'command "%:%" was sent before, for a saga that is gone', saga_key, first.steps[i]
+        USING ERRCODE = 'OB016', HINT = 'Start this one with a business id that was never used.';
+    END IF;
+  END LOOP;
+  RETURN QUERY SELECT new_id, saga_key, true;
+END $$;
 
-COMMENT ON FUNCTION oncebox.start_saga(type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision, due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[], undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[], undo_payloads bytea[], reasons text[], late_steps_in double precision[]) IS 'For producers that start sagas, which start.sql of oncebox-saga calls: writes a saga and its first steps down, without a right to read or change those of others. Returns its id; no row when its business id has one.';
+COMMENT ON FUNCTION oncebox.start_saga(type text, business_id text, data jsonb, version integer) IS 'Start a saga of a file in this transaction: it exists, and its first commands are sent, when this commits. Once for each business id: with the same data it returns the one that is there, and is_new is false. version: that of the file, NULL for the newest. Error OB015 when no file of the type is applied, OB016 when the business id began with other data or was used before.';
 
 CREATE FUNCTION oncebox.step_key(key text, step text) RETURNS text
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
@@ -4433,6 +4571,33 @@ BEGIN
     PERFORM pg_notify('oncebox', '');
   END IF;
 END $$;
+
+CREATE FUNCTION oncebox.write_saga(type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision, due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[], undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[], undo_payloads bytea[], reasons text[], late_steps_in double precision[]) RETURNS SETOF bigint
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  WITH started AS (
+    INSERT INTO "oncebox".saga AS s (type, business_id, key, version, fingerprint, data, began_with, deadline_at, due_at,
+                                scope)
+    SELECT $1, $2, $3, $4, $5, $6::text::jsonb, $10::bytea,
+           clock_timestamp() + make_interval(secs => $7), clock_timestamp() + make_interval(secs => $8), $9
+    ON CONFLICT DO NOTHING
+    RETURNING s.id
+  ),
+  sent AS (
+    INSERT INTO "oncebox".saga_step (saga_id, step, state, attempt, undo_attempt, in_doubt, subject, payload,
+                                    undo_subject, undo_payload, reason, deadline_at, sent_at)
+    SELECT s.id, g.step, g.state, g.attempt, g.undo_attempt, g.in_doubt, g.subject, g.payload, g.undo_subject,
+           g.undo_payload, left(g.reason, 250), clock_timestamp() + make_interval(secs => g.late_in), clock_timestamp()
+    FROM started AS s
+    CROSS JOIN unnest($11::text[], $12::text[], $13::integer[], $14::integer[], $15::boolean[], $16::text[], $17::bytea[], $18::text[],
+                $19::bytea[], $20::text[], $21::float8[])
+      AS g (step, state, attempt, undo_attempt, in_doubt, subject, payload, undo_subject, undo_payload, reason, late_in)
+  )
+  SELECT s.id FROM started AS s
+$_$;
+
+COMMENT ON FUNCTION oncebox.write_saga(type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision, due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[], undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[], undo_payloads bytea[], reasons text[], late_steps_in double precision[]) IS 'For producers that start sagas, which start.sql of oncebox-saga and start_saga() call: writes a saga and its first steps down, without a right to read or change those of others. Returns its id; no row when its business id has one.';
 
 CREATE FUNCTION oncebox.written_by(row_xmin xid) RETURNS xid8
     LANGUAGE sql
@@ -5214,7 +5379,7 @@ CREATE TABLE oncebox.migration (
     oldest_program integer
 );
 
-COMMENT ON TABLE oncebox.migration IS 'version 18, oldest program 14';
+COMMENT ON TABLE oncebox.migration IS 'version 19, oldest program 14';
 
 COMMENT ON COLUMN oncebox.migration.oldest_program IS 'Programs that were built for this version and later ones work with the schema as it is after this migration.';
 
@@ -5392,12 +5557,22 @@ CREATE TABLE oncebox.saga_definition (
     type text NOT NULL COLLATE pg_catalog."C",
     version integer NOT NULL,
     graph jsonb NOT NULL,
-    registered_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+    registered_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    plan jsonb,
+    scope text COLLATE pg_catalog."C",
+    reply_to text COLLATE pg_catalog."C",
+    CONSTRAINT saga_definition_plan CHECK (((plan IS NULL) OR ((scope IS NOT NULL) AND (reply_to IS NOT NULL))))
 );
 
-COMMENT ON TABLE oncebox.saga_definition IS 'The graphs that orchestrators had when they started, for operators to look at; nothing is decided by them.';
+COMMENT ON TABLE oncebox.saga_definition IS 'The graphs that orchestrators had when they started, for operators to look at, and the plans by which start_saga() starts sagas of files.';
 
 COMMENT ON COLUMN oncebox.saga_definition.graph IS 'An array of steps: name, after (names), is_pivot, subject, compensation (a subject or null).';
+
+COMMENT ON COLUMN oncebox.saga_definition.plan IS 'Of a file: the fields of the data, and the first commands. NULL: a program starts these sagas, or another file has replaced this one.';
+
+COMMENT ON COLUMN oncebox.saga_definition.scope IS 'With a plan: the scope of the orchestrator that leads the sagas.';
+
+COMMENT ON COLUMN oncebox.saga_definition.reply_to IS 'With a plan: the subject that participants answer to.';
 
 CREATE TABLE oncebox.saga_event (
     id bigint NOT NULL,
@@ -5736,6 +5911,8 @@ CREATE INDEX receipt_at ON oncebox.receipt USING btree (at);
 
 CREATE INDEX replay_turn ON oncebox.replay USING btree (turn);
 
+CREATE UNIQUE INDEX saga_definition_start ON oncebox.saga_definition USING btree (type, version) WHERE (plan IS NOT NULL);
+
 CREATE INDEX saga_due_at ON oncebox.saga USING btree (due_at) WHERE (due_at IS NOT NULL);
 
 CREATE INDEX saga_event_key ON oncebox.saga_event USING btree (key, id);
@@ -5843,6 +6020,8 @@ REVOKE ALL ON FUNCTION oncebox.check_message(key text, subject text, ordering_ke
 REVOKE ALL ON FUNCTION oncebox.check_ordering_key(ordering_key text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.check_payload(payload bytea) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.check_saga_data(type text, plan jsonb, data jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.check_stored_at(stored_at timestamp with time zone) FROM PUBLIC;
 
@@ -6041,11 +6220,16 @@ REVOKE ALL ON FUNCTION oncebox.refuse_uncommitted(row_xmin xid, what text) FROM 
 
 REVOKE ALL ON FUNCTION oncebox.refuse_unmarked() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION oncebox.register_saga(fingerprint text, type text, version integer, graph jsonb, plan jsonb, scope text, reply_to text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.register_saga(fingerprint text, type text, version integer, graph jsonb, plan jsonb, scope text, reply_to text) TO oncebox_consumer;
+
 REVOKE ALL ON FUNCTION oncebox.register_scope(scope text, retention interval, dead_letter_retention interval, kind text, mode text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.register_scope(scope text, retention interval, dead_letter_retention interval, kind text, mode text) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.release_leased(scope text, key text, owner uuid, epoch bigint, pause interval, reason text, is_unknown boolean, is_attempt boolean, tenant text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.release_leased(scope text, key text, owner uuid, epoch bigint, pause interval, reason text, is_unknown boolean, is_attempt boolean, tenant text) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.render_payload(template jsonb, document jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.renew_lease(scope text, key text, owner uuid, epoch bigint, lease interval, tenant text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.renew_lease(scope text, key text, owner uuid, epoch bigint, lease interval, tenant text) TO oncebox_consumer;
@@ -6116,9 +6300,9 @@ GRANT ALL ON FUNCTION oncebox.skip_saga_step_as(saga_id bigint, step text, by te
 REVOKE ALL ON FUNCTION oncebox.snooze(scope text, key text, pause interval, reason text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, longest interval) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.snooze(scope text, key text, pause interval, reason text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, longest interval) TO oncebox_consumer;
 
-REVOKE ALL ON FUNCTION oncebox.start_saga(type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision, due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[], undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[], undo_payloads bytea[], reasons text[], late_steps_in double precision[]) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.start_saga(type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision, due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[], undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[], undo_payloads bytea[], reasons text[], late_steps_in double precision[]) TO oncebox_producer;
-GRANT ALL ON FUNCTION oncebox.start_saga(type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision, due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[], undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[], undo_payloads bytea[], reasons text[], late_steps_in double precision[]) TO oncebox_consumer;
+REVOKE ALL ON FUNCTION oncebox.start_saga(type text, business_id text, data jsonb, version integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.start_saga(type text, business_id text, data jsonb, version integer) TO oncebox_producer;
+GRANT ALL ON FUNCTION oncebox.start_saga(type text, business_id text, data jsonb, version integer) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.step_key(key text, step text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.step_key(key text, step text) TO oncebox_producer;
@@ -6181,6 +6365,10 @@ REVOKE ALL ON FUNCTION oncebox.undo_key(key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.undo_key(key text) TO oncebox_producer;
 
 REVOKE ALL ON FUNCTION oncebox.wake_relay() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.write_saga(type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision, due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[], undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[], undo_payloads bytea[], reasons text[], late_steps_in double precision[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.write_saga(type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision, due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[], undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[], undo_payloads bytea[], reasons text[], late_steps_in double precision[]) TO oncebox_producer;
+GRANT ALL ON FUNCTION oncebox.write_saga(type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision, due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[], undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[], undo_payloads bytea[], reasons text[], late_steps_in double precision[]) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.written_by(row_xmin xid) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.written_by(row_xmin xid) TO oncebox_relay;
@@ -6355,7 +6543,7 @@ GRANT SELECT(changed_at) ON TABLE oncebox.saga TO oncebox_relay;
 GRANT SELECT(finished_at) ON TABLE oncebox.saga TO oncebox_relay;
 
 GRANT SELECT ON TABLE oncebox.saga_definition TO oncebox_operator;
-GRANT SELECT,INSERT ON TABLE oncebox.saga_definition TO oncebox_consumer;
+GRANT SELECT ON TABLE oncebox.saga_definition TO oncebox_consumer;
 
 GRANT SELECT ON TABLE oncebox.saga_event TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.saga_event TO oncebox_consumer;

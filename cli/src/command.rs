@@ -62,6 +62,9 @@ enum Action {
     Enqueue(enqueue::Enqueue),
     Dev(Box<dev::Dev>),
     Sagas(saga::Sagas),
+    LeadSagas(saga::Lead, Box<Config>),
+    ApplySagas(saga::Lead),
+    StartSaga(saga::Start),
     Resend(losses::Resend),
     Verify(verify::Verify, Box<Config>),
     Adopt(adopt::Adopt),
@@ -81,8 +84,8 @@ enum Action {
 pub(crate) enum Refusal {
     Clap(clap::Error),
     Config(ConfigError),
-    /// A document was asked for: here it is.
-    Document(Vec<u8>),
+    /// A document was asked for: here it is, with the exit code.
+    Document(Vec<u8>, u8),
 }
 
 impl Refusal {
@@ -91,7 +94,7 @@ impl Refusal {
         match self {
             Self::Clap(error) => drop(error.print()),
             // An error here means that the reader, such as `head`, has closed the pipe.
-            Self::Document(text) => drop(std::io::stdout().write_all(text)),
+            Self::Document(text, _) => drop(std::io::stdout().write_all(text)),
             Self::Config(error) => {
                 eprintln!("the configuration is wrong:");
                 for mistake in &error.0 {
@@ -104,7 +107,7 @@ impl Refusal {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Clap(error) if !error.use_stderr() => 0,
-            Self::Document(_) => 0,
+            Self::Document(_, code) => *code,
             Self::Clap(_) | Self::Config(_) => super::BAD_CONFIGURATION,
         }
     }
@@ -184,7 +187,7 @@ fn parser() -> clap::Command {
                 .subcommand(scope::command(connection))
                 .subcommand(prune::of_inboxes(connection())),
         )
-        .subcommand(saga::command(connection))
+        .subcommand(saga::command(connection, options(FOR_BOTH).collect()))
         .subcommand(events::command(connection))
         .subcommands(document::commands());
     help::complete(program.mut_subcommands(databases::with_databases))
@@ -215,7 +218,10 @@ impl Command {
             flags = inner;
         }
         if let Some(text) = document::write(path[0], flags, parser()) {
-            return Err(Refusal::Document(text));
+            return Err(Refusal::Document(text, 0));
+        }
+        if let Some((text, code)) = saga::write(&path, flags) {
+            return Err(Refusal::Document(text, code));
         }
         // Other commands have a --stream of their own: the one that they are about.
         let declares = ["relay", "doctor", "dev"].contains(&path[0]);
@@ -228,7 +234,7 @@ impl Command {
         if let Some(written) =
             (path == ["migrate"]).then(|| migrate::write(flags, sources.values())).flatten()
         {
-            return Err(written.map_or_else(Refusal::Config, Refusal::Document));
+            return Err(written.map_or_else(Refusal::Config, |text| Refusal::Document(text, 0)));
         }
         Self::new(&path, flags, sources).map_err(Refusal::Config)
     }
@@ -265,7 +271,7 @@ impl Command {
             ["console"] if sources.has("nats-url") => &[][..],
             ["inbox", "failing", name] if failing::Failing::new(name, flags).needs_nats() => FOR_BOTH,
             ["inbox", "dead", name] if dead_letters::DeadLetters::new(name, flags).publishes() => FOR_BOTH,
-            ["outbox", "verify"] => FOR_BOTH,
+            ["outbox", "verify"] | ["saga", "run"] => FOR_BOTH,
             ["outbox", "pause" | "throttle"] if pause::Pauses::names_stream(flags) => FOR_BOTH,
             ["outbox", "prune"] => FOR_PRUNE,
             _ => FOR_DATABASE,
@@ -319,6 +325,9 @@ impl Command {
                 Action::Enqueue(enqueue::Enqueue::new(flags).map_err(|mistake| ConfigError(vec![mistake]))?)
             }
             (["events", name], _) => Action::Events(events::Events::new(name, flags)),
+            (["saga", "run"], Some(config)) => Action::LeadSagas(saga::Lead::new(flags)?, config),
+            (["saga", "apply"], _) => Action::ApplySagas(saga::Lead::new(flags)?),
+            (["saga", "start"], _) => Action::StartSaga(saga::Start::new(flags)),
             (["saga", name], _) => Action::Sagas(saga::Sagas::new(name, flags)),
             (other, _) => unreachable!("{other:?} is a command, and each has its line here"),
         };
@@ -349,6 +358,9 @@ impl Command {
             Action::Resend(resend) => resend.run(&self.outbox).await,
             Action::Replay(replay) => replay.run(&self.outbox).await,
             Action::Sagas(sagas) => sagas.run(&self.outbox).await,
+            Action::LeadSagas(lead, config) => lead.run(&config).await,
+            Action::ApplySagas(lead) => lead.apply(&self.outbox).await,
+            Action::StartSaga(start) => start.run(&self.outbox).await,
             Action::Status(status, config) => return status.run(&self.outbox, config.as_deref()).await,
             Action::Doctor(doctor, config) => return doctor.run(&config).await,
             Action::Verify(verify, config) => return verify.run(&config).await,

@@ -63,6 +63,8 @@ pub struct Definition<D> {
 pub(crate) struct Inner<D> {
     pub(crate) graph: Graph,
     pub(crate) steps: Vec<Code<D>>,
+    /// How SQL starts an instance, as JSON, if the definition is a file.
+    pub(crate) plan: Option<String>,
 }
 
 impl<D> Clone for Definition<D> {
@@ -146,6 +148,6 @@ impl<D: Serialize + DeserializeOwned + Send + Sync + 'static> DefinitionBuilder<
             }
         }
         let graph = checked(&self.name, self.version, &drafts, self.deadline)?;
-        Ok(Definition { inner: Arc::new(Inner { graph, steps }) })
+        Ok(Definition { inner: Arc::new(Inner { graph, steps, plan: None }) })
     }
 }

@@ -135,6 +135,12 @@ impl Graph {
         Self { name, version, fingerprint, nodes, deadline: None }
     }
 
+    /// The graph of a file, in which more than the shape belongs to the version.
+    pub(crate) fn of_file(mut self, fingerprint: String) -> Self {
+        self.fingerprint = fingerprint;
+        self
+    }
+
     /// The names of the steps, in the order of the definition.
     pub fn steps(&self) -> impl Iterator<Item = &str> {
         self.nodes.iter().map(|node| node.name.as_str())
@@ -181,8 +187,10 @@ impl Graph {
         text
     }
 
-    /// The steps as JSON, for those who have no definition at hand.
-    pub(crate) fn json(&self) -> String {
+    /// The steps as JSON, for those who have no definition at hand: an array of objects with name,
+    /// after (names), is_pivot, subject and compensation (a subject or null).
+    #[must_use]
+    pub fn json(&self) -> String {
         let shown: Vec<Shown<'_>> = self.nodes.iter().map(|node| self.shown(node)).collect();
         serde_json::to_string(&shown).expect("names and subjects are text")
     }

@@ -22,6 +22,8 @@ use crate::{
 /// A definition with any type of data.
 pub(crate) trait Registered: Send + Sync {
     fn graph(&self) -> &Graph;
+    /// How SQL starts an instance, as JSON, if the definition is a file.
+    fn plan(&self) -> Option<&str>;
     /// The data of an instance, as it is stored.
     fn open(self: Arc<Self>, data: &str) -> Result<Box<dyn Process>, Unreadable>;
 }
@@ -42,6 +44,10 @@ struct Opened<D> {
 impl<D: Serialize + DeserializeOwned + Send + Sync + 'static> Registered for Inner<D> {
     fn graph(&self) -> &Graph {
         &self.graph
+    }
+
+    fn plan(&self) -> Option<&str> {
+        self.plan.as_deref()
     }
 
     fn open(self: Arc<Self>, data: &str) -> Result<Box<dyn Process>, Unreadable> {

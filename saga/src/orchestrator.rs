@@ -2,6 +2,7 @@
 
 mod answers;
 mod engine;
+mod set;
 mod timers;
 
 use std::{collections::HashMap, fmt, path::PathBuf, sync::Arc, time::Duration};
@@ -17,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::{
-    Counts, Definition, Error,
+    Counts, Definition, Error, SagaFile,
     counts::add,
     definition::Inner,
     error::{NO_JSON, failed},
@@ -34,6 +35,8 @@ const BUSINESS_ID: &str = "the business id";
 /// How long one answer may take, which takes milliseconds. A process that is suspended in the midst
 /// of one keeps its saga, and the answer, five seconds longer at most.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// How many answers of different sagas one transaction takes, if so many are there.
+const ANSWERS_MAX: usize = 64;
 const RETENTION_MIN: Duration = Duration::from_secs(1);
 
 /// Starts sagas, and leads them on as their participants answer. Cheap to clone.
@@ -44,6 +47,7 @@ const RETENTION_MIN: Duration = Duration::from_secs(1);
 pub struct Orchestrator {
     engine: Arc<Engine>,
     is_pooled: bool,
+    leaves_missing: bool,
     retention: Option<Duration>,
     trace_file: Option<PathBuf>,
 }
@@ -63,6 +67,7 @@ pub struct OrchestratorBuilder {
     definitions: Vec<Arc<dyn Registered>>,
     retention: Option<Duration>,
     is_pooled: bool,
+    leaves_missing: bool,
     trace_file: Option<PathBuf>,
 }
 
@@ -94,6 +99,7 @@ impl Orchestrator {
             definitions: Vec::new(),
             retention: None,
             is_pooled: false,
+            leaves_missing: false,
             trace_file: None,
         }
     }
@@ -173,16 +179,25 @@ impl Orchestrator {
             .collect()
         };
         let (missing, of_others) = (told(true), told(false));
-        if !missing.is_empty() {
+        if !missing.is_empty() && !self.leaves_missing {
             return Err(Error::InFlight(missing));
         }
-        if !of_others.is_empty() {
-            warn!(
-                "sagas are left to other processes, which have their definitions: {}",
-                of_others.join(", ")
-            );
+        let left: Vec<String> = missing.into_iter().chain(of_others).collect();
+        if !left.is_empty() {
+            warn!("sagas wait for a process that has their definitions: {}", left.join(", "));
         }
-        store.register(client, opening.graphs()).await.map_err(failed("write the graphs down"))
+        self.register(client).await
+    }
+
+    /// Writes the graphs down for operators, and what starts a saga of a [file](SagaFile) in SQL.
+    ///
+    /// # Errors
+    /// Sagas are in flight that began with another file under the same name and version; or
+    /// PostgreSQL refused.
+    pub async fn register(&self, client: &Client) -> Result<(), Error> {
+        let Engine { store, opening, schema, .. } = &*self.engine;
+        check_version(client, schema).await?;
+        store.register(client, opening).await.map_err(failed("write the definitions down"))
     }
 
     /// Runs until `shutdown` is cancelled: takes answers from `replies`, which consumes the subject
@@ -212,7 +227,7 @@ impl Orchestrator {
         // The first that ends takes the others along.
         let ends = shutdown.child_token();
         let answers = async {
-            let ended = replies.run(replies_inbox, self.replies(), ends.clone()).await;
+            let ended = replies.batch(ANSWERS_MAX).run(replies_inbox, self.replies(), ends.clone()).await;
             ends.cancel();
             ended.map_err(Error::from)
         };
@@ -282,6 +297,19 @@ impl OrchestratorBuilder {
         definition: &Definition<D>,
     ) -> Self {
         self.definitions.push(Arc::clone(&definition.inner) as Arc<dyn Registered>);
+        self
+    }
+
+    /// A saga that a file defines: the function `start_saga` in SQL starts it, in any language.
+    pub fn file(mut self, file: &SagaFile) -> Self {
+        self.definitions.push(file.registered());
+        self
+    }
+
+    /// Sagas in flight whose definition this process has not wait until one has it, with a warning
+    /// in the log. Default: [`Orchestrator::run`] fails.
+    pub fn leave_missing(mut self) -> Self {
+        self.leaves_missing = true;
         self
     }
 
@@ -368,7 +396,7 @@ impl OrchestratorBuilder {
             counters: Arc::default(),
             recording,
         };
-        let Self { retention, is_pooled, trace_file, .. } = self;
-        Ok(Orchestrator { engine: Arc::new(engine), retention, is_pooled, trace_file })
+        let Self { retention, is_pooled, leaves_missing, trace_file, .. } = self;
+        Ok(Orchestrator { engine: Arc::new(engine), is_pooled, leaves_missing, retention, trace_file })
     }
 }

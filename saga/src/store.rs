@@ -33,6 +33,7 @@ pub(crate) struct Store {
     refuse_start: String,
     find_started: String,
     lock: String,
+    lock_all: String,
     read_locked_steps: String,
     read_locked_events: String,
     limit: String,
@@ -89,6 +90,7 @@ impl Store {
             refuse_start: sql(include_str!("store/sql/refuse_start.sql")),
             find_started: sql(include_str!("store/sql/find_started.sql")),
             lock: sql(include_str!("store/sql/lock.sql")),
+            lock_all: sql(include_str!("store/sql/lock_all.sql")),
             read_locked_steps: sql(include_str!("store/sql/read_locked_steps.sql")),
             read_locked_events: sql(include_str!("store/sql/read_locked_events.sql")),
             limit: sql(include_str!("store/sql/limit.sql")),
@@ -128,6 +130,20 @@ impl Store {
         // In this order, here and below: the first error says why, the others only that the
         // transaction is aborted.
         Ok(opening.open(&sagas?, &steps?, &events?)?.pop())
+    }
+
+    /// Locks and reads the sagas with these keys; those that are not there are left out.
+    pub(crate) async fn lock_all(
+        &self,
+        transaction: &Transaction,
+        keys: &[&str],
+        opening: &Opening,
+    ) -> Result<Vec<(String, Found)>, Error> {
+        let keys: [Parameter<'_>; 1] = [(&keys, Type::TEXT_ARRAY)];
+        let lock_all = Ready::new(transaction, &self.lock_all, self.is_pooled).await?;
+        let rows = lock_all.query(transaction, &keys).await?;
+        let keys = rows.iter().map(|row| row.try_get("key")).collect::<Result<Vec<String>, _>>()?;
+        Ok(keys.into_iter().zip(self.read(transaction, rows, opening).await?).collect())
     }
 
     /// Locks and reads sagas that are due, and that nobody else has. A process that hangs loses
@@ -276,17 +292,18 @@ impl Store {
         Ok((row.try_get("sagas")?, row.try_get("orphans")?))
     }
 
-    pub(crate) async fn register<'a>(
-        &self,
-        client: &impl GenericClient,
-        graphs: impl Iterator<Item = &'a Graph>,
-    ) -> Result<(), Error> {
-        let graphs: Vec<&Graph> = graphs.collect();
-        let parameters: [Parameter<'_>; 4] = [
+    /// Writes the graphs down, and the plans of those that are files.
+    pub(crate) async fn register(&self, client: &impl GenericClient, opening: &Opening) -> Result<(), Error> {
+        let graphs: Vec<&Graph> = opening.graphs().collect();
+        let plans: Vec<Option<&str>> = opening.definitions.values().map(|one| one.plan()).collect();
+        let parameters: [Parameter<'_>; 7] = [
             (&column(&graphs, |graph| graph.fingerprint()), Type::TEXT_ARRAY),
             (&column(&graphs, |graph| graph.name()), Type::TEXT_ARRAY),
             (&column(&graphs, |graph| i32::from(graph.version())), Type::INT4_ARRAY),
             (&column(&graphs, |graph| graph.json()), Type::TEXT_ARRAY),
+            (&plans, Type::TEXT_ARRAY),
+            (&opening.scope, Type::TEXT),
+            (&opening.reply_to.as_str(), Type::TEXT),
         ];
         client.query_typed(&self.register, &parameters).await?;
         Ok(())
@@ -323,7 +340,7 @@ fn column<'a, R, T>(rows: &'a [R], value: impl Fn(&'a R) -> T) -> Vec<T> {
 }
 
 impl State {
-    fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Running => "running",
             Self::Compensating => "compensating",

@@ -57,9 +57,17 @@ CREATE TABLE {schema}.saga_definition (
   version       integer NOT NULL,
   graph         jsonb NOT NULL,
   registered_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-  CONSTRAINT saga_definition_pkey PRIMARY KEY (fingerprint)
+  plan          jsonb,
+  scope         text COLLATE "C",
+  reply_to      text COLLATE "C",
+  CONSTRAINT saga_definition_pkey PRIMARY KEY (fingerprint),
+  CONSTRAINT saga_definition_plan CHECK (plan IS NULL OR scope IS NOT NULL AND reply_to IS NOT NULL)
 );
-COMMENT ON TABLE {schema}.saga_definition IS 'The graphs that orchestrators had when they started, for operators to look at; nothing is decided by them.';
+CREATE UNIQUE INDEX saga_definition_start ON {schema}.saga_definition (type, version) WHERE plan IS NOT NULL;
+COMMENT ON TABLE {schema}.saga_definition IS 'The graphs that orchestrators had when they started, for operators to look at, and the plans by which start_saga() starts sagas of files.';
+COMMENT ON COLUMN {schema}.saga_definition.plan IS 'Of a file: the fields of the data, and the first commands. NULL: a program starts these sagas, or another file has replaced this one.';
+COMMENT ON COLUMN {schema}.saga_definition.scope IS 'With a plan: the scope of the orchestrator that leads the sagas.';
+COMMENT ON COLUMN {schema}.saga_definition.reply_to IS 'With a plan: the subject that participants answer to.';
 COMMENT ON COLUMN {schema}.saga_definition.graph IS 'An array of steps: name, after (names), is_pivot, subject, compensation (a subject or null).';
 
 -- A row for each step whose command was sent; the others are pending.
@@ -358,43 +366,3 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   RETURNING NULL::text AS command, NULL::boolean AS is_discarded
 $$;
 COMMENT ON FUNCTION {schema}.abandon_saga_as IS 'For operators: abandon_saga(), recorded. No row where it has finished.';
-
-CREATE FUNCTION {schema}.start_saga(
-  type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision,
-  due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[],
-  undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[],
-  undo_payloads bytea[], reasons text[], late_steps_in double precision[]
-) RETURNS SETOF bigint
-LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  WITH started AS (
-    INSERT INTO {schema}.saga AS s (type, business_id, key, version, fingerprint, data, began_with, deadline_at, due_at,
-                                scope)
-    SELECT $1, $2, $3, $4, $5, $6::text::jsonb, $10::bytea,
-           clock_timestamp() + make_interval(secs => $7), clock_timestamp() + make_interval(secs => $8), $9
-    ON CONFLICT DO NOTHING
-    RETURNING s.id
-  ),
-  sent AS (
-    INSERT INTO {schema}.saga_step (saga_id, step, state, attempt, undo_attempt, in_doubt, subject, payload,
-                                    undo_subject, undo_payload, reason, deadline_at, sent_at)
-    SELECT s.id, g.step, g.state, g.attempt, g.undo_attempt, g.in_doubt, g.subject, g.payload, g.undo_subject,
-           g.undo_payload, left(g.reason, 250), clock_timestamp() + make_interval(secs => g.late_in), clock_timestamp()
-    FROM started AS s
-    CROSS JOIN unnest($11::text[], $12::text[], $13::integer[], $14::integer[], $15::boolean[], $16::text[], $17::bytea[], $18::text[],
-                $19::bytea[], $20::text[], $21::float8[])
-      AS g (step, state, attempt, undo_attempt, in_doubt, subject, payload, undo_subject, undo_payload, reason, late_in)
-  )
-  SELECT s.id FROM started AS s
-$$;
-COMMENT ON FUNCTION {schema}.start_saga IS 'For producers that start sagas, which start.sql of oncebox-saga calls: writes a saga and its first steps down, without a right to read or change those of others. Returns its id; no row when its business id has one.';
-
-CREATE FUNCTION {schema}.find_saga(type text, business_id text, key text, began_with bytea) RETURNS TABLE (id bigint, saga_key text, is_same_id boolean, is_same_data boolean)
-LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT s.id, s.key, s.type = $1 AND s.business_id = $2 AS is_same_id,
-         s.began_with = $4::bytea AS is_same_data
-  FROM {schema}.saga AS s
-  WHERE (s.type = $1 AND s.business_id = $2) OR s.key = $3
-  ORDER BY is_same_id DESC
-  LIMIT 1
-$$;
-COMMENT ON FUNCTION {schema}.find_saga IS 'For producers that start sagas: the saga that has a business id, or a key, without its data.';

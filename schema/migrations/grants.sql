@@ -42,7 +42,8 @@ BEGIN
       TO "{name}_producer";
     -- Who starts a saga; its data are not for every producer.
     GRANT EXECUTE ON FUNCTION
-      {schema}.start_saga(
+      {schema}.start_saga(text, text, jsonb, integer),
+      {schema}.write_saga(
         text, text, text, integer, text, text, double precision, double precision, text, bytea, text[], text[], integer[],
         integer[], boolean[], text[], bytea[], text[], bytea[], text[], double precision[]),
       {schema}.find_saga(text, text, text, bytea)
@@ -205,14 +206,16 @@ BEGIN
       TO "{name}_consumer";
     -- Orchestrators of sagas, which are producers too.
     GRANT EXECUTE ON FUNCTION
-      {schema}.start_saga(
+      {schema}.start_saga(text, text, jsonb, integer),
+      {schema}.write_saga(
         text, text, text, integer, text, text, double precision, double precision, text, bytea, text[], text[], integer[],
         integer[], boolean[], text[], bytea[], text[], bytea[], text[], double precision[]),
       {schema}.find_saga(text, text, text, bytea)
       TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE ON {schema}.saga, {schema}.saga_step TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.saga_event TO "{name}_consumer";
-    GRANT SELECT, INSERT ON {schema}.saga_definition TO "{name}_consumer";
+    GRANT SELECT ON {schema}.saga_definition TO "{name}_consumer";
+    GRANT EXECUTE ON FUNCTION {schema}.register_saga(text, text, integer, jsonb, jsonb, text, text) TO "{name}_consumer";
     GRANT EXECUTE ON FUNCTION {schema}.sweep_sagas(interval, integer) TO "{name}_consumer";
   END IF;
 END $$;

@@ -166,6 +166,8 @@ mod saga {
     mod choreography; // services that react to each other's events, as processes
     pub(crate) mod shop; // the definition that the tests of the orchestrator share
     mod orchestrator; // sagas event by event: forward, backward, early, late, twice
+    mod files; // sagas of files, started in SQL
+    mod lead; // the commands that check, test, apply and lead them
     mod stuck; // what waits for an operator: stuck, given up
     mod quarantine; // what puts a saga into quarantine, and gets it out
     mod deaths; // deaths of commands, published by real inboxes: which of them count

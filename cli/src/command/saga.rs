@@ -1,4 +1,4 @@
-//! `oncebox saga list | show | graph | retry | skip | abandon`.
+//! `oncebox saga`: look at sagas, help them, and lead those of files.
 
 use anyhow::{Context as _, anyhow, ensure};
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command};
@@ -10,10 +10,13 @@ use tokio::task::JoinSet;
 
 use super::{action, output};
 
+mod file;
+mod lead;
 mod mermaid;
 mod svg;
 mod text;
 
+pub(super) use lead::{Lead, Start};
 pub(super) use text::steps;
 
 const SELECTORS: [&str; 3] = ["key", "type", "state"];
@@ -35,7 +38,7 @@ pub(crate) enum Form {
     Svg,
 }
 
-pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> Command {
+pub(super) fn command(connection: impl Fn() -> Vec<Arg>, for_both: Vec<Arg>) -> Command {
     let limit = Arg::new("limit")
         .long("limit")
         .value_name("N")
@@ -60,11 +63,20 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> Command {
         "Give sagas up as they stand: what is delayed is cancelled, nothing more is sent or undone",
     );
     Command::new("saga")
-        .about("Look at business processes over several services; help those that are stuck")
+        .about("Lead business processes over several services; look at them, and help those that are stuck")
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommands([list, show(), graph(), retry, skip, abandon])
+        .subcommands([list, show(), graph(), retry, skip, abandon, lead::start(), lead::apply()])
         .mut_subcommands(|inner| inner.args(connection()))
+        .subcommand(lead::run().args(for_both))
+        .subcommands(file::commands())
+}
+
+/// The text of a command that needs no server, and its exit code.
+pub(super) fn write(path: &[&str], flags: &ArgMatches) -> Option<(Vec<u8>, u8)> {
+    let [group, name] = path else { return None };
+    let (text, code) = (*group == "saga").then(|| file::write(name, flags)).flatten()?;
+    Some((text.into_bytes(), code))
 }
 
 fn show() -> Command {

@@ -232,6 +232,25 @@ impl Server {
             .map_err(|error| error.at(config.nats_target()))
     }
 
+    /// JetStream over a connection that reconnects by itself, for consumers; the first attempt has
+    /// to succeed within a time.
+    pub async fn connect_lasting(
+        config: &Config,
+        name: &str,
+        within: Duration,
+    ) -> Result<jetstream::Context, RelayError> {
+        let server = Self::new(config, name.to_owned());
+        let unreachable = |error: ConnectionError| error.at(config.nats_target());
+        let urls: Vec<&str> = config.nats.url.split(',').collect();
+        let options = server.options().map_err(unreachable)?.max_reconnects(None);
+        let connected = timeout(within, options.connect(urls)).await.map_err(|elapsed| {
+            RelayError::NatsUnreachable { target: config.nats_target(), source: elapsed.into() }
+        })?;
+        let client = connected.map_err(|error| unreachable(error.into()))?;
+        let api = config.nats.api.as_str();
+        Ok(jetstream::ContextBuilder::new().api_prefix(api).build(client))
+    }
+
     fn next<'a>(&self, urls: &[&'a str]) -> &'a str {
         urls[self.turn.fetch_add(1, Relaxed) % urls.len()]
     }

@@ -26,6 +26,15 @@ pub struct SagaDefinition {
     pub graph: Vec<SagaGraphStep>,
 }
 
+impl SagaDefinition {
+    /// A definition that is not in a database, with its steps as JSON.
+    #[must_use]
+    pub fn of_file(saga_type: &str, version: i32, graph: &str) -> Self {
+        let graph = serde_json::from_str(graph).unwrap_or_default();
+        Self { saga_type: saga_type.to_owned(), version, registered_at: SystemTime::UNIX_EPOCH, graph }
+    }
+}
+
 impl Operator {
     /// The definitions of this name, all if none is given, and of this version; the newest version
     /// first. 1,000 at most.

@@ -45,7 +45,7 @@ pub enum Mistake {
     /// A step does not say who takes its commands, or in a way that no inbox can be called.
     #[error(
         "step \"{step}\": {scope:?} is not the scope of its participant's inbox, 1 to {SCOPE_BYTES_MAX} bytes without \
-         control characters: say scope(..), and compensation_scope(..) where that is another"
+         control characters; a compensation may have a scope of its own"
     )]
     Scope {
         /// The step.
@@ -54,7 +54,7 @@ pub enum Mistake {
         scope: String,
     },
     /// Neither a compensation nor that none is needed.
-    #[error("step \"{0}\" has neither compensation(..) nor no_compensation(): say which")]
+    #[error("step \"{0}\" has neither a compensation nor no_compensation: say which")]
     Unsaid(String),
     /// Two pivots.
     #[error("\"{0}\" and \"{1}\" are both pivots; after one there is no way back already")]
@@ -79,6 +79,28 @@ pub enum Mistake {
     /// The deadline of the whole is of no time, or of more than a year.
     #[error("its deadline is not 1 millisecond to 365 days")]
     OverallDeadline,
+}
+
+impl Mistake {
+    /// The step that has to be mended, if it is one.
+    pub(crate) fn step(&self) -> Option<&str> {
+        match self {
+            Self::StepName(step)
+            | Self::Duplicate(step)
+            | Self::Undefined { step, .. }
+            | Self::Unreachable(step)
+            | Self::Subject { step, .. }
+            | Self::Scope { step, .. }
+            | Self::Unsaid(step)
+            | Self::TwoPivots(_, step)
+            | Self::BesidePivot { step, .. }
+            | Self::CompensationAfterPivot(step)
+            | Self::Deadline(step)
+            | Self::Attempts(step) => Some(step),
+            Self::Cycle(steps) => steps.first().map(String::as_str),
+            Self::Name | Self::StepCount(_) | Self::OverallDeadline => None,
+        }
+    }
 }
 
 /// A definition that cannot work, with everything that is wrong with it.

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use oncebox_inbox::{
-    Context, Decode, DecodeError, Handler, HandlerError, KeySource, Outcome, Received as Message,
+    Context, Decode, DecodeError, Handler, HandlerError, KeySource, Outcome, Received as Message, Set,
 };
 use oncebox_schema::Key;
 
@@ -52,6 +52,17 @@ impl Handler for Replies {
             Ok(incoming) => finish(self.engine.receive(cx.transaction(), &incoming, true).await?),
             Err(problem) => Ok(Outcome::dead(problem)),
         }
+    }
+
+    const TAKES_SETS: bool = true;
+
+    async fn handle_set(&self, set: Set<'_, Unread>) -> Result<Vec<Outcome<()>>, HandlerError> {
+        let answers: Result<Vec<_>, _> = set.iter().map(|(cx, _)| answer_of(cx.message())).collect();
+        let answers = answers.map_err(HandlerError::message)?;
+        if !self.engine.receive_all(set.transaction(), &answers).await? {
+            return Err(HandlerError::message("one of these answers has to be dealt with by itself"));
+        }
+        Ok(answers.iter().map(|_| Outcome::done(())).collect())
     }
 }
 

@@ -14,6 +14,7 @@ use crate::{
     counts::{Counters, add},
     definition::Unreadable,
     error::failed,
+    graph::Graph,
     instance::{Instance, Registered, Waiting},
     progress::{Answer, Command, Event, State, Verdict},
     recording,
@@ -160,13 +161,10 @@ impl Engine {
         incoming: &Incoming<'_>,
     ) -> Result<Received, Error> {
         let Address { step, is_undo, attempt, .. } = &incoming.address;
-        let graph = instance.process.graph();
-        let Some(at) = graph.step(step).filter(|at| !is_undo || graph.nodes[*at].compensation.is_some())
-        else {
+        let Some(command) = command_of(instance.process.graph(), &incoming.address) else {
             let what = if *is_undo { "step that is compensated" } else { "step" };
             return Ok(Received::Refused(format!("saga \"{}\" has no {what} \"{step}\"", instance.key)));
         };
-        let command = Command { step: at, is_undo: *is_undo, attempt: *attempt };
         let event = Event::Answered(command, incoming.answer.clone());
         let (id, key) = (instance.id, instance.key.clone());
         let applied = instance.apply(&event, incoming.payload);
@@ -346,6 +344,13 @@ impl Engine {
             None => Ok(()),
         }
     }
+}
+
+/// The command that an answer is to, if the definition has it.
+pub(super) fn command_of(graph: &Graph, address: &Address) -> Option<Command> {
+    let Address { step, is_undo, attempt, .. } = address;
+    let step = graph.step(step).filter(|at| !is_undo || graph.nodes[*at].compensation.is_some())?;
+    Some(Command { step, is_undo: *is_undo, attempt: *attempt })
 }
 
 /// Whether a saga is the matter, and not the database: refused once, it is refused again.

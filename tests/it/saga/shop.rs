@@ -72,9 +72,14 @@ pub(crate) fn orchestrator(definitions: &[&Definition<OrderData>]) -> Orchestrat
 
 impl Shop {
     pub(crate) async fn new(more: &[&str]) -> Self {
-        let (env, order) = (TestEnv::new().await, order(1, more));
-        let (client, orchestrator) = (env.pg().await, orchestrator(&[&order]));
-        Self { env, client, order, orchestrator, told: 0 }
+        let order = order(1, more);
+        Self { order: order.clone(), ..Self::led_by(orchestrator(&[&order])).await }
+    }
+
+    /// A shop whose sagas are those of this orchestrator.
+    pub(crate) async fn led_by(orchestrator: Orchestrator) -> Self {
+        let env = TestEnv::new().await;
+        Self { client: env.pg().await, env, order: order(1, &[]), orchestrator, told: 0 }
     }
 
     pub(crate) async fn start(&mut self, id: &str, data: &OrderData) -> Result<Started, Error> {

@@ -86,7 +86,7 @@ const RIGHTS: &[(&str, &str)] = &[
     ("o", "SELECT * FROM oncebox.retry_saga_as(9, NULL, 'mina', NULL)"),
     (
         "pc",
-        "SELECT oncebox.start_saga('t', 'b', 'k', 1, 'f', '{}', NULL, 1, 's', '', '{s}', '{sent}', '{1}', '{0}', '{f}', '{s}',
+        "SELECT oncebox.write_saga('t', 'b', 'k', 1, 'f', '{}', NULL, 1, 's', '', '{s}', '{sent}', '{1}', '{0}', '{f}', '{s}',
                 '{p}', '{NULL}', '{NULL}', '{NULL}', '{NULL}')",
     ),
     ("pc", "SELECT * FROM oncebox.find_saga('t', 'b', 'k', '')"),

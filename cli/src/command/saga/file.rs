@@ -1,0 +1,147 @@
+//! `oncebox saga check | test | schema`: files of sagas, without any server.
+
+use std::fmt::Write as _;
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use oncebox_operator::{SagaDefinition, SagaDrawing};
+use oncebox_saga::{FileMistake, SagaFile, Scenarios};
+use serde_json::json;
+
+use super::{super::action, flag, svg};
+
+/// Exit code when a file is wrong, or a scenario ends otherwise.
+const WRONG: u8 = 1;
+
+pub(super) fn commands() -> [Command; 3] {
+    let scenarios = Arg::new("scenarios").value_name("SCENARIOS").required(true).num_args(1..);
+    [
+        Command::new("check")
+            .about("Check files of sagas: every mistake with its line, or what they define")
+            .arg(files())
+            .arg(flag("mermaid", "Draw it, as a flowchart for Mermaid").conflicts_with_all(["json", "svg"]))
+            .arg(flag("svg", "Draw it, as an SVG picture").conflicts_with("json"))
+            .arg(action::json()),
+        Command::new("test")
+            .about("Run scenarios through a saga, with the decisions of production, and show the way of each")
+            .arg(Arg::new("file").value_name("FILE").required(true).help("The saga"))
+            .arg(scenarios.help("Files of scenarios"))
+            .arg(action::json()),
+        Command::new("schema").about("Print the JSON Schema of these files, for editors"),
+    ]
+}
+
+pub(super) fn files() -> Arg {
+    let files = Arg::new("file").value_name("FILE").required(true).num_args(1..).action(ArgAction::Append);
+    files.help("Files that define sagas, one each")
+}
+
+/// A file that was read, as it is called.
+pub(super) struct Named {
+    pub(super) path: String,
+    pub(super) saga: SagaFile,
+}
+
+/// Reads files, all of them.
+///
+/// # Errors
+/// All mistakes in them, as lines.
+pub(super) fn read_all(flags: &ArgMatches) -> Result<Vec<Named>, Vec<String>> {
+    let (mut all, mut mistakes): (Vec<Named>, _) = (Vec::new(), Vec::new());
+    for path in flags.get_many::<String>("file").into_iter().flatten() {
+        match text(path).and_then(|text| SagaFile::parse(&text)) {
+            Ok(saga) => {
+                let name = |saga: &SagaFile| (saga.graph().name().to_owned(), saga.graph().version());
+                if let Some(other) = all.iter().find(|other| name(&other.saga) == name(&saga)) {
+                    let (name, version) = name(&saga);
+                    let other = &other.path;
+                    mistakes.push(format!("{path}: saga {name:?}, version {version}, is in {other} too"));
+                }
+                all.push(Named { path: path.clone(), saga });
+            }
+            Err(found) => mistakes.extend(found.iter().map(|mistake| place(path, mistake))),
+        }
+    }
+    if mistakes.is_empty() { Ok(all) } else { Err(mistakes) }
+}
+
+fn place(path: &str, mistake: &FileMistake) -> String {
+    format!("{path}:{}: {}", mistake.line, mistake.problem)
+}
+
+fn text(path: &str) -> Result<String, Vec<FileMistake>> {
+    std::fs::read_to_string(path)
+        .map_err(|error| vec![FileMistake::of_file(format!("cannot be read: {error}"))])
+}
+
+/// The text of a command that needs no server, and its exit code.
+pub(super) fn write(name: &str, flags: &ArgMatches) -> Option<(String, u8)> {
+    match name {
+        "check" => Some(check(flags)),
+        "test" => Some(test(flags)),
+        "schema" => Some((SagaFile::SCHEMA.to_owned(), 0)),
+        _ => None,
+    }
+}
+
+fn check(flags: &ArgMatches) -> (String, u8) {
+    let all = match read_all(flags) {
+        Ok(all) => all,
+        Err(mistakes) if flags.get_flag("json") => {
+            return (lines(mistakes.iter().map(|mistake| json!({ "mistake": mistake }))), WRONG);
+        }
+        Err(mistakes) => return (mistakes.join("\n") + "\n", WRONG),
+    };
+    let shown = all.iter().map(|Named { path, saga }| {
+        let graph = saga.graph();
+        let steps: Vec<&str> = graph.steps().collect();
+        if flags.get_flag("mermaid") {
+            graph.mermaid()
+        } else if flags.get_flag("svg") {
+            let definition = SagaDefinition::of_file(graph.name(), i32::from(graph.version()), &graph.json());
+            svg::draw(&SagaDrawing::of_definition(&definition))
+        } else if flags.get_flag("json") {
+            lines([json!({ "file": path, "saga": graph.name(), "version": graph.version(), "steps": steps })])
+        } else {
+            let (name, version, count) = (graph.name(), graph.version(), steps.len());
+            let plural = if count == 1 { "" } else { "s" };
+            format!("{path}: saga {name:?}, version {version}, {count} step{plural}: {}\n", steps.join(", "))
+        }
+    });
+    (shown.collect(), 0)
+}
+
+fn test(flags: &ArgMatches) -> (String, u8) {
+    let saga = match read_all(flags).map(|mut all| all.remove(0).saga) {
+        Ok(saga) => saga,
+        Err(mistakes) => return (mistakes.join("\n") + "\n", WRONG),
+    };
+    let (mut shown, mut code) = (String::new(), 0);
+    for path in flags.get_many::<String>("scenarios").into_iter().flatten() {
+        let outcomes = match text(path).and_then(|text| Scenarios::parse(&text, &saga)) {
+            Ok(scenarios) => scenarios.run(&saga),
+            Err(mistakes) => {
+                shown.extend(mistakes.iter().map(|mistake| place(path, mistake) + "\n"));
+                code = WRONG;
+                continue;
+            }
+        };
+        if outcomes.iter().any(|outcome| outcome.problem.is_some()) {
+            code = WRONG;
+        }
+        if flags.get_flag("json") {
+            shown += &lines(outcomes.iter().map(|outcome| json!(outcome)));
+            continue;
+        }
+        for outcome in outcomes {
+            let word = if outcome.problem.is_some() { "FAILED" } else { "ok" };
+            let _ = writeln!(shown, "{word}: {} ({})", outcome.name, outcome.ended);
+            outcome.path.iter().for_each(|line| shown += &format!("  {line}\n"));
+            outcome.problem.iter().for_each(|problem| shown += &format!("  {problem}\n"));
+        }
+    }
+    (shown, code)
+}
+
+fn lines(all: impl IntoIterator<Item = serde_json::Value>) -> String {
+    all.into_iter().map(|one| format!("{one}\n")).collect()
+}
