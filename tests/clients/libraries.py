@@ -130,6 +130,22 @@ async def found(key):
         return await (await connection.execute(sql, [key, f"{key}:out"])).fetchone()
 
 
+async def started(connection):
+    """The saga of tests/clients/order.toml, in the transaction that is kept; then a no, which ends the one that is lost."""
+    first = await oncebox.start_saga(connection, "order", WHAT, {"order": 1})
+    again = await oncebox.start_saga(connection, "order", WHAT, {"order": 1})
+    assert (first.key, first.is_new, again) == (f"{WHAT}:order", True, first._replace(is_new=False))
+
+
+async def refused(connection, start=oncebox.start_saga):
+    for business_id, data, reason in ((WHAT, {"order": 2}, "used"),):
+        try:
+            started = start(connection, "order", business_id, data)
+            raise AssertionError(await started if asyncio.iscoroutine(started) else started)
+        except oncebox.SagaRefused as no:
+            assert no.reason == reason and "OB0" not in str(no), no
+
+
 async def enqueued(connection, commit, rollback):
     """In a transaction of the user's: committed with it, or not at all; one by one and many at once."""
     for key, end in ((f"{WHAT}-kept", commit), (f"{WHAT}-lost", rollback)):
@@ -137,6 +153,7 @@ async def enqueued(connection, commit, rollback):
         many = [oncebox.Outgoing(f"{key}:#{n}", "a.b", {"n": n}) for n in range(3)]
         assert all(await oncebox.enqueue_all(connection, many))
         assert await oncebox.enqueue_all(connection, many) == [None, None, None]
+        await (started(connection) if end is commit else refused(connection))
         await end()
         assert await found(key) == (0, int(end is commit))
 
@@ -147,6 +164,10 @@ def enqueued_blocking(connection, commit, rollback):
         many = [oncebox.Outgoing(f"{key}:#{n}", "a.b", {"n": n}) for n in range(3)]
         assert all(oncebox.sync.enqueue_all(connection, many))
         assert oncebox.sync.cancel_delayed(connection, "none") is False
+        if end is commit:
+            oncebox.sync.wait(started(connection))
+        else:
+            oncebox.sync.wait(refused(connection, oncebox.sync.start_saga))
         end()
         assert asyncio.run(found(key)) == (0, int(end is commit))
 
@@ -172,6 +193,7 @@ async def asyncpg():
                 await transaction.start()
                 assert await oncebox.enqueue(connection, f"{WHAT}-{key}:out", "a.b", b"1", not_before=None)
                 assert await oncebox.enqueue_all(connection, [oncebox.Outgoing(f"{WHAT}-{key}:#1", "a.b", 1)])
+                await (started(connection) if key == "kept" else refused(connection))
                 await (transaction.commit() if key == "kept" else transaction.rollback())
                 assert await found(f"{WHAT}-{key}") == (0, int(key == "kept"))
         await runs(pool, through_async(lambda connection, sql: connection.execute(sql)))
@@ -210,7 +232,9 @@ def django():
             with transaction.atomic():
                 assert oncebox.sync.enqueue(connection, f"{WHAT}-{key}:out", "a.b", {"n": 1})
                 if key == "lost":
+                    oncebox.sync.wait(refused(connection, oncebox.sync.start_saga))
                     raise Refused
+                oncebox.sync.wait(started(connection))
         except Refused:
             pass
         assert asyncio.run(found(f"{WHAT}-{key}")) == (0, int(key == "kept"))
