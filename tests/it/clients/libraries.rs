@@ -2,9 +2,7 @@
 //! Python also the HTTP layer around routers, mounts, files and background tasks, and how errors
 //! count.
 
-use std::env::current_exe;
-
-use oncebox_tests::{Program, TestEnv, eventually};
+use oncebox_tests::{Program, TestEnv, eventually, oncebox};
 use tokio::{process::Command, time::timeout};
 
 use super::shop::{LIMIT, Programs, lines, repository};
@@ -24,11 +22,10 @@ typescript!(orms, uploads, measured, refusing, wrapped, starting, restarting, le
 
 /// The saga of tests/clients/order.toml may be started.
 async fn saga_may_start(env: &TestEnv) {
-    let program = current_exe().unwrap().ancestors().nth(2).expect("target/debug/deps").join("oncebox");
-    let mut apply = Command::new(program);
-    apply.args(["saga", "apply"]).arg(repository().join("tests/clients/order.toml"));
-    let output = apply.env("DATABASE_URL", env.database_url()).output().await.unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let file = repository().join("tests/clients/order.toml").display().to_string();
+    let environment = [("DATABASE_URL", env.database_url())];
+    let (code, _, problem) = oncebox(&["saga", "apply", &file], &environment).await.unwrap();
+    assert_eq!(code, 0, "{problem}");
 }
 
 async fn pass(client: &str, program: &str) {
