@@ -192,12 +192,11 @@ impl Orchestrator {
     /// Writes the graphs down for operators, and what starts a saga of a [file](SagaFile) in SQL.
     ///
     /// # Errors
-    /// Sagas are in flight that began with another file under the same name and version; or
-    /// PostgreSQL refused.
+    /// Sagas are in flight that began with another file under this name and version.
     pub async fn register(&self, client: &Client) -> Result<(), Error> {
-        let Engine { store, opening, schema, .. } = &*self.engine;
-        check_version(client, schema).await?;
-        store.register(client, opening).await.map_err(failed("write the definitions down"))
+        check_version(client, &self.engine.schema).await?;
+        let written = self.engine.store.register(client, &self.engine.opening).await;
+        written.map_err(failed("write the definitions down"))
     }
 
     /// Runs until `shutdown` is cancelled: takes answers from `replies`, which consumes the subject
@@ -218,10 +217,8 @@ impl Orchestrator {
         dead_letters: Option<Consumer>,
         shutdown: CancellationToken,
     ) -> Result<(), Error> {
-        let client =
-            pool.get().await.map_err(|problem| Error::Invalid(format!("no connection: {problem}")))?;
-        self.check(&client).await?;
-        drop(client);
+        let client = pool.get().await;
+        self.check(&*client.map_err(|problem| Error::Invalid(format!("no connection: {problem}")))?).await?;
         let replies_inbox = self.inbox(&pool, "replies", None)?;
         let letters_inbox = self.inbox(&pool, "dead-letters", Some(DeadLetters::key()))?;
         // The first that ends takes the others along.
@@ -232,8 +229,8 @@ impl Orchestrator {
             ended.map_err(Error::from)
         };
         let deaths = async {
-            let Some(consumer) = dead_letters else { return Ok(()) };
-            let ended = consumer.run(letters_inbox, self.dead_letters(), ends.clone()).await;
+            let Some(letters) = dead_letters else { return Ok(()) };
+            let ended = letters.run(letters_inbox, self.dead_letters(), ends.clone()).await;
             ends.cancel();
             ended.map_err(Error::from)
         };
@@ -300,14 +297,14 @@ impl OrchestratorBuilder {
         self
     }
 
-    /// A saga that a file defines: the function `start_saga` in SQL starts it, in any language.
+    /// A saga that a file defines; `start_saga` in SQL starts it, in any language.
     pub fn file(mut self, file: &SagaFile) -> Self {
         self.definitions.push(file.registered());
         self
     }
 
-    /// Sagas in flight whose definition this process has not wait until one has it, with a warning
-    /// in the log. Default: [`Orchestrator::run`] fails.
+    /// Sagas in flight without a definition here wait until a process has it, with a warning in the
+    /// log. Default: [`Orchestrator::run`] fails.
     pub fn leave_missing(mut self) -> Self {
         self.leaves_missing = true;
         self

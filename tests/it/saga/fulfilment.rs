@@ -54,6 +54,9 @@ async fn each_order_is_fulfilled_or_undone_whoever_is_killed() {
         usize::try_from(client.query_one(sql, &[&state]).await.unwrap().get::<_, i64>(0)).unwrap()
     };
     eventually("every saga has ended", LIMIT, async || {
+        for process in shops.iter_mut().chain(&mut site.participants) {
+            supervise(process).await;
+        }
         (count("completed").await + count("compensated").await == ORDERS).then_some(())
     })
     .await;

@@ -76,7 +76,7 @@ const RIGHTS: &[(&str, &str)] = &[
     ("co", "SELECT * FROM oncebox.saga_definition"),
     (
         "c",
-        "INSERT INTO oncebox.saga_definition (fingerprint, type, version, graph) VALUES ('f', 't', 1, '[]')",
+        "SELECT oncebox.register_saga('f', 't', 1, '[]')",
     ),
     ("", "DELETE FROM oncebox.saga"),
     ("c", "SELECT oncebox.sweep_sagas('1 day', 10)"),
