@@ -137,13 +137,12 @@ async def started(connection):
     assert (first.key, first.is_new, again) == (f"{WHAT}:order", True, first._replace(is_new=False))
 
 
-async def refused(connection, start=oncebox.start_saga):
-    for business_id, data, reason in ((WHAT, {"order": 2}, "used"),):
-        try:
-            started = start(connection, "order", business_id, data)
-            raise AssertionError(await started if asyncio.iscoroutine(started) else started)
-        except oncebox.SagaRefused as no:
-            assert no.reason == reason and "OB0" not in str(no), no
+async def refused(connection, start=oncebox.start_saga, type="order", business_id=WHAT, data={"order": 2}, reason="used"):
+    try:
+        started = start(connection, type, business_id, data)
+        raise AssertionError(await started if asyncio.iscoroutine(started) else started)
+    except oncebox.SagaRefused as no:
+        assert no.reason == reason, no
 
 
 async def enqueued(connection, commit, rollback):
@@ -213,6 +212,9 @@ def psycopg_sync():
     with ConnectionPool(URL, min_size=1, max_size=3) as pool:
         with pool.connection() as connection:
             enqueued_blocking(connection, connection.commit, connection.rollback)
+            for wrong, reason in (({"business_id": "a b"}, "business_id"), ({"data": {}}, "data"), ({"type": "none"}, "definition")):
+                oncebox.sync.wait(refused(connection, oncebox.sync.start_saga, reason=reason, **{"business_id": "other", **wrong}))
+                connection.rollback()
         asyncio.run(runs(pool, through_blocking(lambda connection, sql: connection.execute(sql))))
 
 

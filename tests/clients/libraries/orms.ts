@@ -66,8 +66,11 @@ for (const [name, transaction] of Object.entries(producers)) {
       const ids = await enqueueAll(tx, [...many, { ...message, payload: { order: "ä" } }]);
       assert.deepEqual(ids.map((id) => typeof id), ["bigint", "bigint", "bigint", "object"]);
     });
-    const refused = transaction((tx) => startSaga(tx, "order", `saga-${prefix}`, { order: 2 }).then(() => {}));
-    await assert.rejects(refused, (error) => error instanceof SagaRefused && error.reason === "used");
+    const starts = [["order", `saga-${prefix}`, 2, "used"], ["order", "a b", 1, "businessId"], ["order", "other", "one", "data"], ["none", "other", 1, "definition"]] as const;
+    for (const [type, id, order, reason] of starts) {
+      const refused = transaction((tx) => startSaga(tx, type, id, { order }).then(() => {}));
+      await assert.rejects(refused, (error) => error instanceof SagaRefused && error.reason === reason);
+    }
     const error = await transaction(async (tx, write) => {
       await write(`${prefix}-back`);
       await enqueue(tx, { key: `${prefix}-back`, subject: "orders.placed", payload: {} });

@@ -82,10 +82,7 @@ func produce(ctx context.Context, url string) {
 			if isKept {
 				must(start(ctx, tx, library))
 				must(tx.Commit())
-				other, err := database.BeginTx(ctx, nil)
-				must(err)
-				refuse(ctx, other, library)
-				must(other.Rollback())
+				refuse(ctx, database, library)
 			} else {
 				must(tx.Rollback())
 			}
@@ -132,11 +129,21 @@ func start(ctx context.Context, tx oncebox.SQLTransaction, library string) error
 	return nil
 }
 
-// refuse starts it with other data, which aborts the transaction.
-func refuse(ctx context.Context, tx oncebox.SQLTransaction, library string) {
-	_, err := oncebox.StartSagaSQL(ctx, tx, oncebox.Start{Type: "order", BusinessID: library, Data: map[string]int{"order": 2}})
-	if refused, isRefused := errors.AsType[*oncebox.SagaRefused](err); !isRefused || refused.Reason != "used" {
-		log.Fatalf("%s: a business id that was used: %v", library, err)
+// refuse starts sagas that cannot start, each of which aborts its transaction.
+func refuse(ctx context.Context, database *sql.DB, library string) {
+	for reason, start := range map[string]oncebox.Start{
+		"used":        {Type: "order", BusinessID: library, Data: map[string]any{"order": 2}},
+		"business_id": {Type: "order", BusinessID: "a b", Data: map[string]any{"order": 1}},
+		"data":        {Type: "order", BusinessID: "other", Data: map[string]any{"order": "one"}},
+		"definition":  {Type: "none", BusinessID: "other", Data: map[string]any{"order": 1}},
+	} {
+		tx, err := database.BeginTx(ctx, nil)
+		must(err)
+		_, err = oncebox.StartSagaSQL(ctx, tx, start)
+		if refused, isRefused := errors.AsType[*oncebox.SagaRefused](err); !isRefused || refused.Reason != reason {
+			log.Fatalf("%s: not refused because of %s: %v", library, reason, err)
+		}
+		must(tx.Rollback())
 	}
 }
 
