@@ -103,6 +103,12 @@ func (e effect) unknown(err error) error {
 	return fmt.Errorf("the outcome of effect %q is unknown: %w", e.step, plain{err})
 }
 
+// settlingError says that an earlier call may still arrive for this time: a wait, and no attempt.
+type settlingError struct {
+	error
+	after time.Duration
+}
+
 // plain is an error of a provider's client, which decides nothing about the message.
 type plain struct{ error }
 
@@ -171,6 +177,7 @@ func (e effect) reconciled(ctx context.Context, key string, age time.Duration) (
 			return result, true, err
 		case err == nil && found == Absent && age < e.settles:
 			err = fmt.Errorf("the provider knows nothing of it, but a call settles within %s", e.settles)
+			return nil, false, settlingError{e.unknown(err), e.settles - age}
 		case err == nil && found != Absent:
 			err = errors.New("the provider cannot tell yet")
 		}

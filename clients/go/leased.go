@@ -226,6 +226,7 @@ func (l *Lease) failed(ctx context.Context, failure error) (Verdict, error) {
 		return Verdict{}, away
 	}
 	said, _ := errors.AsType[verdict](failure)
+	settling, isSettling := errors.AsType[settlingError](failure)
 	after := min(said.after, retryAfterMax)
 	isAttempt := "true"
 	switch {
@@ -243,6 +244,9 @@ func (l *Lease) failed(ctx context.Context, failure error) (Verdict, error) {
 			return l.bury(ctx, answer.Reason)
 		}
 		after = answer.After
+	case isSettling:
+		isAttempt, after = "false", min(settling.after, l.in.options.BackoffMax)
+		slog.Info("the call of an effect may still arrive", "scope", l.in.scope, "key", l.Key, "after", after, "reason", reason)
 	case l.Attempts >= l.in.options.AttemptsMax:
 		return l.bury(ctx, fmt.Sprintf("delivery limit of %d reached: %s", l.in.options.AttemptsMax, reason))
 	case said.kind != "retry":

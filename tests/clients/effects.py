@@ -120,10 +120,11 @@ async def lost_answers(site):
     assert (await site.run(charges(provider))).name == "handled" and (provider.calls, provider.lookups) == (["k:charge"], 1)
     provider = Provider("loses requests")
     how = {"reconcile": provider.find, "timeout": 2.0}  # settles within 32 s
-    names = [(await site.run(charges(provider, **how), message("late"))).name for _ in range(3)]
+    names = [(await site.run(charges(provider, **how), message("late"))).name for _ in range(6)]
+    assert ("unknown", 1) in await site.claim(), "a wait is no attempt"
     await site.age(33)
     names.append((await site.run(charges(provider, **how), message("late"))).name)
-    assert (names, len(provider.calls), provider.made) == (["retry"] * 3 + ["handled"], 2, ["late:charge"]), names
+    assert (names, len(provider.calls), provider.made) == (["retry"] * 6 + ["handled"], 2, ["late:charge"]), names
 
     async def odd(key):
         return {"receipt": key}

@@ -97,6 +97,8 @@ if (process.argv[2] !== "owner") {
     provider.mood = "works";
     const early = await inbox.run(charges(provider, { settlesWithinMs: 60_000 }), message("request"));
     assert.match(early.reason!, /knows nothing of it, but a call settles within 60000 ms/);
+    const { rows } = await pool.query("SELECT attempts FROM oncebox.inbox_claim WHERE key = 'request'");
+    assert.deepEqual(rows, [{ attempts: 1 }], "a wait is no attempt");
     assert.equal((await inbox.run(charges(provider), message("request"))).name, "handled");
     assert.equal(provider.calls.filter((key) => key === "request:charge").length, 2);
     await endsOnce("request", provider);

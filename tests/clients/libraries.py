@@ -130,6 +130,21 @@ async def found(key):
         return await (await connection.execute(sql, [key, f"{key}:out"])).fetchone()
 
 
+async def started(connection):
+    """The saga of tests/clients/order.toml, in the transaction that is kept; then a no, which ends the one that is lost."""
+    first = await oncebox.start_saga(connection, "order", WHAT, {"order": 1})
+    again = await oncebox.start_saga(connection, "order", WHAT, {"order": 1})
+    assert (first.key, first.is_new, again) == (f"{WHAT}:order", True, first._replace(is_new=False))
+
+
+async def refused(connection, start=oncebox.start_saga, type="order", business_id=WHAT, data={"order": 2}, reason="used"):
+    try:
+        started = start(connection, type, business_id, data)
+        raise AssertionError(await started if asyncio.iscoroutine(started) else started)
+    except oncebox.SagaRefused as no:
+        assert no.reason == reason, no
+
+
 async def enqueued(connection, commit, rollback):
     """In a transaction of the user's: committed with it, or not at all; one by one and many at once."""
     for key, end in ((f"{WHAT}-kept", commit), (f"{WHAT}-lost", rollback)):
@@ -137,6 +152,7 @@ async def enqueued(connection, commit, rollback):
         many = [oncebox.Outgoing(f"{key}:#{n}", "a.b", {"n": n}) for n in range(3)]
         assert all(await oncebox.enqueue_all(connection, many))
         assert await oncebox.enqueue_all(connection, many) == [None, None, None]
+        await (started(connection) if end is commit else refused(connection))
         await end()
         assert await found(key) == (0, int(end is commit))
 
@@ -147,6 +163,10 @@ def enqueued_blocking(connection, commit, rollback):
         many = [oncebox.Outgoing(f"{key}:#{n}", "a.b", {"n": n}) for n in range(3)]
         assert all(oncebox.sync.enqueue_all(connection, many))
         assert oncebox.sync.cancel_delayed(connection, "none") is False
+        if end is commit:
+            oncebox.sync.wait(started(connection))
+        else:
+            oncebox.sync.wait(refused(connection, oncebox.sync.start_saga))
         end()
         assert asyncio.run(found(key)) == (0, int(end is commit))
 
@@ -172,6 +192,7 @@ async def asyncpg():
                 await transaction.start()
                 assert await oncebox.enqueue(connection, f"{WHAT}-{key}:out", "a.b", b"1", not_before=None)
                 assert await oncebox.enqueue_all(connection, [oncebox.Outgoing(f"{WHAT}-{key}:#1", "a.b", 1)])
+                await (started(connection) if key == "kept" else refused(connection))
                 await (transaction.commit() if key == "kept" else transaction.rollback())
                 assert await found(f"{WHAT}-{key}") == (0, int(key == "kept"))
         await runs(pool, through_async(lambda connection, sql: connection.execute(sql)))
@@ -191,6 +212,9 @@ def psycopg_sync():
     with ConnectionPool(URL, min_size=1, max_size=3) as pool:
         with pool.connection() as connection:
             enqueued_blocking(connection, connection.commit, connection.rollback)
+            for wrong, reason in (({"business_id": "a b"}, "business_id"), ({"data": {}}, "data"), ({"type": "none"}, "definition")):
+                oncebox.sync.wait(refused(connection, oncebox.sync.start_saga, reason=reason, **{"business_id": "other", **wrong}))
+                connection.rollback()
         asyncio.run(runs(pool, through_blocking(lambda connection, sql: connection.execute(sql))))
 
 
@@ -210,7 +234,9 @@ def django():
             with transaction.atomic():
                 assert oncebox.sync.enqueue(connection, f"{WHAT}-{key}:out", "a.b", {"n": 1})
                 if key == "lost":
+                    oncebox.sync.wait(refused(connection, oncebox.sync.start_saga))
                     raise Refused
+                oncebox.sync.wait(started(connection))
         except Refused:
             pass
         assert asyncio.run(found(f"{WHAT}-{key}")) == (0, int(key == "kept"))

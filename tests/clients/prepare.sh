@@ -14,7 +14,7 @@ language=$1 directory=$(realpath -m "$2") root=$PWD
 # The blocks of a page that begin with a comment like "# order.py: ...", each as the file that it names.
 # Usage: programs PAGE FOLDER
 programs() {
-  awk '/^```(python|ts|go)$/ { getline; on = $2 ~ /^[a-z_.]+\.(py|ts|go):$/; name = $2; sub(":", "", name); file = folder "/" name }
+  awk '/^```(python|ts|go|toml)$/ { getline; on = $2 ~ /^[a-z_.]+\.(py|ts|go|toml):$/; name = $2; sub(":", "", name); file = folder "/" name }
        /^```$/ { on = 0 }
        on { print > file }' folder="$2" "$1"
 }
@@ -25,6 +25,12 @@ documented() {
   echo "CREATE TABLE charge (id text PRIMARY KEY, cents bigint)" >"$directory/documents/schema.sql"
   programs docs/testing.md "$directory/documents"
   rm "$directory"/documents/containers*
+}
+
+# The participants of the tutorial on sagas, and the file that leads them.
+participants() {
+  mkdir "$directory/saga"
+  programs docs/tutorials/saga.md "$directory/saga"
 }
 
 # An executable that becomes another program.
@@ -61,10 +67,12 @@ left_out() {
 python() {
   programs clients/python/README.md "$directory"
   documented
+  participants
   local run="env PYTHONPATH=$root/.dev/python:$root/clients/python $(command -v python3)"
   for file in "$directory"/*.py tests/clients/*.py; do
     wrapper "$(basename "$file" .py)" "$run $(realpath "$file")"
   done
+  wrapper stock "$run $directory/saga/stock.py"
   wrapper documented "$run -m pytest -q -p no:cacheprovider $directory/documents"
 }
 
@@ -77,17 +85,19 @@ typescript() {
   cp -r tests/clients/libraries "$directory/with-libraries"
   programs clients/typescript/README.md "$directory"
   documented
+  participants
   (
     cd "$directory"
     npm ci --no-audit --no-fund --loglevel=error
     node_modules/.bin/tsc --noEmit --ignoreConfig --module nodenext --target es2024 --strict --types node \
-      --allowImportingTsExtensions ./*.ts test/*.ts documents/*.ts
+      --allowImportingTsExtensions ./*.ts test/*.ts documents/*.ts saga/*.ts
     # In a folder of its own, since users need not install them. It finds pg above it.
     cd with-libraries
     npm ci --no-audit --no-fund --loglevel=error
     ../node_modules/.bin/tsc --noEmit --ignoreConfig --module nodenext --target es2024 --strict --types node \
-      --skipLibCheck ./*.ts
+      --allowImportingTsExtensions --skipLibCheck ./*.ts
   )
+  wrapper charging "$(command -v node) $directory/saga/payment.ts"
   wrapper keys "$(command -v node) --test $directory/test/keys.test.ts"
   wrapper documented "$(command -v node) --test $directory/documents/charge.test.ts"
   for file in "$directory"/*.ts "$directory"/with-libraries/*.ts; do
@@ -100,6 +110,8 @@ go_client() {
   programs clients/go/README.md "$directory"
   documented
   cp tests/clients/*.go "$directory"
+  participants
+  mv "$directory/saga/shipping.go" "$directory"
   cp -r tests/clients/spans tests/clients/orms "$directory"
   mv "$directory/traced.go" "$directory/spans"
   mv "$directory/measured.go" "$directory/orms"

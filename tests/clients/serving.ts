@@ -1,4 +1,5 @@
 // A shop behind the HTTP layer, whose handler does as the header x-do says: see tests/it/clients/serving.rs.
+// libraries/frameworks.ts has the frameworks that users of the package need not install.
 import { randomUUID } from "node:crypto";
 import express from "express";
 import fastify from "fastify";
@@ -14,7 +15,7 @@ interface Made {
 }
 
 const INSERT = "INSERT INTO effect (key, n, line) VALUES ($1, $2, $3) RETURNING id";
-const pool = new Pool({ connectionString: process.env.DATABASE_URL, max: 4 });
+export const pool = new Pool({ connectionString: process.env.DATABASE_URL, max: 4 });
 const { request_body_max, response_body_max, in_flight_wait, handler_timeout, documentation } = JSON.parse(process.env.SETTINGS ?? "{}");
 const defined = <T extends object>(options: T): T => Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined)) as T;
 const seconds = (value?: number) => (value === undefined ? undefined : 1000 * value);
@@ -23,13 +24,13 @@ const tenant = ({ headers }: { headers: Record<string, unknown> }) => {
   const value = (headers["x-tenant"] as string | undefined) ?? "main";
   return /^[ -~]*$/.test(value) ? value : null;
 };
-const options: RequestOptions<any> = defined({
+export const options: RequestOptions<any> = defined({
   ...{ scope: "shop", tenant, documentation, requestBodyMax: request_body_max, responseBodyMax: response_body_max },
   ...{ inFlightWaitMs: seconds(in_flight_wait), handlerTimeoutMs: seconds(handler_timeout) },
 } as RequestOptions<any>);
 
 /** Each run has a number, which no rollback takes back. */
-async function act(own: Claim, headers: Record<string, unknown>, body: string): Promise<Made> {
+export async function act(own: Claim, headers: Record<string, unknown>, body: string): Promise<Made> {
   const { client } = own;
   const { rows: [{ run }] } = await client.query("SELECT nextval('run') AS run");
   const n = /^-?[0-9]+$/.test(body) ? Number(body) : null;
@@ -82,7 +83,7 @@ async function act(own: Claim, headers: Record<string, unknown>, body: string): 
   return { status: 201, headers: made, body: `{"z" : 1.0,\n\t"id":${id}, "a":"\\u00e9" }\n` };
 }
 
-const port = Number(process.env.PORT);
+export const port = Number(process.env.PORT);
 if (process.argv[2] === "express") {
   const app = express();
   const once = idempotency(pool, options);
@@ -97,7 +98,7 @@ if (process.argv[2] === "express") {
   app.put("/orders", once, handler);
   app.post("/orders/:id/items", once, handler);
   app.listen(port, "127.0.0.1");
-} else {
+} else if (process.argv[2] === "fastify") {
   const app = fastify();
   app.addContentTypeParser("*", { parseAs: "string" }, (_, body, done) => done(null, body));
   await app.register(plugin, { pool, ...options });

@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import subprocess
 import uuid
 from pathlib import Path
 
+import nats
 import oncebox
 import psycopg
 import pytest
@@ -132,6 +134,63 @@ def test_a_leased_handler_through_crashes_at_each_statement(database_url, is_bad
     else:
         # Before and after the claim, two statements and the call of the effect, and COMMIT; and one run to the end.
         assert wrong == [] and count == 4 + 11, (wrong, count)
+
+
+SAGA = """
+name = "order"
+version = 1
+[data]
+"/order" = "integer"
+[[step]]
+name = "reserve"
+subject = "{0}.do.reserve"
+scope = "reserve"
+no_compensation = true
+payload = {{ from = "/data" }}
+"""
+
+
+def test_a_flow_until_all_is_done_and_what_is_left(database_url, tmp_path):
+    async def test():
+        program, nats_url, name = os.environ["ONCEBOX"], os.environ["NATS_URL"], f"flow{uuid.uuid4().hex[:8]}"
+        client = await nats.connect(nats_url)
+        replier, done = oncebox.Replier(f"{name}.replies"), []
+
+        async def charge(cx, order):
+            done.append(cx.key)
+            if order.get("order") == 13:
+                raise oncebox.Dead("a bad number")
+            if cx.message.subject.endswith(".placed"):
+                await oncebox.enqueue(cx.connection, oncebox.step_key(cx.key, "ship"), f"{name}.do.shipped", {})
+            await replier.reply(cx)
+
+        def flow(pool):
+            consumer = oncebox.Consumer(client.jetstream(), name, "charge", filter_subject=f"{name}.do.>", concurrency=2)
+            inbox = oncebox.Inbox(pool, scope="reserve")
+            flow = testing.Flow(database_url, nats_url, streams=[f"{name}={name}.>"], program=program)
+            return flow.consumer(f"{name}/charge", lambda stop: consumer.run(inbox, charge, stop))
+
+        file = tmp_path / "order.toml"
+        file.write_text(SAGA.format(name))
+        leads = [program, "saga", "run", str(file), "--reply-to", f"{name}.replies"]
+        apply = [program, "saga", "apply", str(file), "--reply-to", f"{name}.replies", "--database-url", database_url]
+        subprocess.run(apply, check=True, stdout=subprocess.DEVNULL)
+        async with AsyncConnectionPool(database_url, min_size=1, max_size=4) as pool:
+            async with pool.connection() as connection:
+                await oncebox.enqueue(connection, "k", f"{name}.do.placed", {})
+                await oncebox.start_saga(connection, "order", "4711", {"order": 1})
+            await flow(pool).consumer(f"{name}/oncebox-saga-replies", leads).run_until_quiet(30)
+            assert {"k", "k:ship", "4711:order:reserve"} <= set(done), done
+            async with pool.connection() as connection:
+                assert await (await connection.execute("SELECT state FROM oncebox.saga")).fetchall() == [("completed",)]
+                await oncebox.enqueue(connection, "bad", f"{name}.do.placed", {"order": 13})
+            with pytest.raises(testing.FlowError, match="bad.*a bad number"):
+                await flow(pool).run_until_quiet(30)
+            with pytest.raises(testing.FlowError, match="the consumer .*/lame has ended .1.: .*is needed"):
+                await flow(pool).consumer(f"{name}/lame", ["sh", "-c", "echo its stream is needed >&2; exit 1"]).run_until_quiet(30)
+        await client.close()
+
+    asyncio.run(test())
 
 
 if __name__ == "__main__":

@@ -2,8 +2,14 @@
 import { randomUUID } from "node:crypto";
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
-import { enqueue, type EffectOptions, type Handler, Inbox, type LeasedContext, type Message } from "oncebox";
-import { crashes, enqueued, message, Template } from "oncebox/testing";
+import { execFileSync } from "node:child_process";
+import { mkdtempSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { jetstream } from "@nats-io/jetstream";
+import { connect } from "@nats-io/transport-node";
+import { Consumer, Dead, enqueue, Replier, startSaga, stepKey, type Context, type EffectOptions, type Handler, Inbox, type LeasedContext, type Message } from "oncebox";
+import { crashes, enqueued, Flow, FlowError, message, Template } from "oncebox/testing";
 import { Client, Pool } from "pg";
 
 let template: Template;
@@ -101,3 +107,54 @@ for (const [name, isBad] of [["good", false], ["bad", true]] as const) {
     });
   });
 }
+
+const SAGA = (name: string) => `
+name = "order"
+version = 1
+[data]
+"/order" = "integer"
+[[step]]
+name = "reserve"
+subject = "${name}.do.reserve"
+scope = "reserve"
+no_compensation = true
+payload = { from = "/data" }
+`;
+
+test("a flow until all is done, and what is left", async () => {
+  const [program, natsUrl, name] = [process.env.ONCEBOX!, process.env.NATS_URL!, `flow${randomUUID().slice(0, 8)}`];
+  const [connection, replier, done] = [await connect({ servers: natsUrl }), new Replier([`${name}.replies`]), new Set<string>()];
+  const file = join(mkdtempSync(join(tmpdir(), "flow-")), "order.toml");
+  writeFileSync(file, SAGA(name));
+  const charge = async (cx: Context, { order }: { order?: number }) => {
+    done.add(cx.key);
+    if (order === 13) {
+      throw new Dead("a bad number");
+    }
+    if (cx.message.subject.endsWith(".placed")) {
+      await enqueue(cx.client, { key: stepKey(cx.key, "ship"), subject: `${name}.do.shipped`, payload: {} });
+    }
+    await replier.reply(cx, undefined);
+  };
+  await template.database(async (url) => {
+    const pool = new Pool({ connectionString: url, max: 6 });
+    const flow = () => {
+      const consumer = new Consumer(jetstream(connection), name, "charge", { filterSubject: `${name}.do.>`, concurrency: 2 });
+      const inbox = new Inbox<{ order?: number }>(pool, "reserve", { log });
+      return new Flow(url, natsUrl, { streams: [`${name}=${name}.>`], program }).consumer(`${name}/charge`, (stop) => consumer.run(inbox, charge, stop));
+    };
+    const answers = ["--reply-to", `${name}.replies`];
+    execFileSync(program, ["saga", "apply", file, ...answers, "--database-url", url]);
+    await enqueue(pool as any, { key: "k", subject: `${name}.do.placed`, payload: {} });
+    assert.equal((await startSaga(pool as any, "order", "4711", { order: 1 })).key, "4711:order");
+    await flow().consumer(`${name}/oncebox-saga-replies`, [program, "saga", "run", file, ...answers]).runUntilQuiet(30_000);
+    assert.deepEqual([...done].sort(), ["4711:order:reserve", "k", "k:ship"]);
+    assert.deepEqual((await pool.query("SELECT state FROM oncebox.saga")).rows, [{ state: "completed" }]);
+    await enqueue(pool as any, { key: "bad", subject: `${name}.do.placed`, payload: { order: 13 } });
+    await assert.rejects(flow().runUntilQuiet(30_000), (error) => error instanceof FlowError && /bad.*a bad number/.test(error.message));
+    const lame = flow().consumer(`${name}/lame`, ["sh", "-c", "echo its stream is needed >&2; exit 1"]).runUntilQuiet(30_000);
+    await assert.rejects(lame, /the consumer .*\/lame has ended \(1\): .*is needed/);
+    await pool.end();
+  });
+  await connection.close();
+});

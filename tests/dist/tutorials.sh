@@ -15,7 +15,7 @@ fi
 cat "$ROOT/tests/servers.txt" "$ROOT/clients/python/requirements.txt" |
     sed -n 's/\[.*\]//; s/^\([a-z][^ ;]*==[^ ;]*\).*/\1/p' >versions.txt
 export PIP_CONSTRAINT=$PWD/versions.txt PIP_DISABLE_PIP_VERSION_CHECK=1
-for language in ${LANGUAGES:-python typescript go}; do
+for language in ${LANGUAGES:-python typescript go saga}; do
     begun=$SECONDS
     mkdir "$language"
     (cd "$language" && python3 "$ROOT/tests/dist/tutorial.py" "$ROOT/docs/tutorials/$language.md")

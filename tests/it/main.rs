@@ -207,6 +207,7 @@ mod clients {
     mod ordering; // the order of a key, in a process and through processes that die
     mod producing; // payloads arrive as their producers gave them, now or at their time
     mod requests; // the same for requests, over the HTTP layer
+    mod sagas; // the tutorial on sagas, whose participants are killed
     mod scenarios; // that table
     mod serving; // one table of requests that the HTTP layers of all frameworks answer alike
     mod sites; // the shops behind these layers

@@ -40,6 +40,14 @@ class OutcomeUnknown(Exception):
     """Raised by `cx.effect`: the effect may have happened, and the next run finds out. Pass it on."""
 
 
+class Settling(OutcomeUnknown):
+    """An earlier call may still arrive for so many seconds: a wait, and no attempt."""
+
+    def __init__(self, text: str, seconds: float):
+        super().__init__(text)
+        self.seconds = seconds
+
+
 class LeaseLost(Exception):
     """Raised by `cx.effect`: another process may work on the message. Nothing may be called or written any more."""
 
@@ -155,7 +163,8 @@ class Effect:
         if found is Absent and age >= self.settles_within:
             return found
         if found is Absent:
-            raise self._unknown(f"the provider knows nothing of it, but a call settles within {self.settles_within:g} s")
+            why = f"the provider knows nothing of it, but a call settles within {self.settles_within:g} s"
+            raise Settling(str(self._unknown(why)), self.settles_within - age)
         is_odd = found is not Unknown
         raise self._unknown(f"reconcile returned a {type(found).__name__}, not Happened(..), Absent or Unknown" if is_odd else "the provider cannot tell yet")
 

@@ -15,7 +15,7 @@ import psycopg
 
 from .causes import cause, first_line, reason_of
 from .database import Database
-from .effect import NotSent, OutcomeUnknown, Rejected
+from .effect import NotSent, OutcomeUnknown, Rejected, Settling
 from .message import Dead, Message, RetryAfter, Snooze, Verdict
 from .sql import Typed
 from .transaction import Run
@@ -94,6 +94,10 @@ class Life:
             return await self.bury(claim, first_line(told).removeprefix(f"{type(told).__name__}: "))
         if isinstance(told, Snooze):
             return await self._snooze(claim, told)
+        if isinstance(told, Settling):
+            after = min(told.seconds, self.backoff[1])
+            log.info("scope %s, key %s: again in %.1f s: %s", self.scope, claim.key, after, told)
+            return await self.rest(claim, Verdict("retry", None, reason, after), is_attempt=False)
         told = told if isinstance(told, RetryAfter) else None
         # The pause doubles with each failure.
         jitter = random.uniform(0.5, 1.0)

@@ -1,14 +1,51 @@
-"""Taking part in a saga: the barrier before actions and compensations, and answers to commands."""
+"""Sagas: starting one, the barrier before a participant's actions and compensations, and its answers."""
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
+from .causes import first_line, sqlstate
 from .headers import matches, single
 from .keys import check_key, step_key
 from .message import Context, Reject
-from .outbox import enqueue
+from .outbox import enqueue, to_json
 from .sql import Typed, called, named
-from .wire import execute
+from .wire import execute, rows
+
+# Why a saga is not started, by the SQLSTATE.
+_REFUSALS = {"OB002": "business_id", "OB011": "data", "OB015": "definition", "OB016": "used"}
+
+
+class Started(NamedTuple):
+    """A saga: its id, its key, such as `4711:order`, and whether this call has started it."""
+
+    id: int
+    key: str
+    is_new: bool
+
+
+class SagaRefused(Exception):
+    """Raised by `start_saga`; the transaction is aborted. `reason` is `business_id` (it cannot be part of a key),
+    `data` (the definition does not read them), `definition` (none of this type is registered) or `used`
+    (the business id has been used before, with other data or for another saga)."""
+
+    def __init__(self, reason: str, text: str):
+        super().__init__(text)
+        self.reason = reason
+
+
+async def start_saga(connection: Any, type: str, business_id: str, data: Any, *, schema: str = "oncebox") -> Started:
+    """Starts a saga of a registered definition in the caller's transaction; the connection is one of those that
+    `enqueue` takes, and data are sent as JSON. The same start again returns the same saga."""
+    statement, parameters = called(
+        "start_saga", "id::text, key, is_new::text", type=type, business_id=business_id, data=Typed("jsonb", to_json(data).decode())
+    )
+    try:
+        [(id, key, is_new)] = await rows(connection, named(schema, statement), parameters)
+    except Exception as error:
+        if (reason := _REFUSALS.get(sqlstate(error) or "")) is None:
+            raise
+        raise SagaRefused(reason, f"saga {type} of {business_id} is not started: {first_line(error)}") from error
+    return Started(int(id), key, is_new == "true")
 
 
 class Action(StrEnum):

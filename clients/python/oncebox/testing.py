@@ -17,6 +17,7 @@ import psycopg
 from . import effect, leased
 from . import inbox as inboxes
 from .database import Database
+from .flow import Flow, FlowError
 from .inbox import Inbox
 from .leased import LeasedHandler
 from .message import Context, Handler, Message, Verdict

@@ -32,6 +32,8 @@ export class NotSent extends Error {
 export class OutcomeUnknown extends Error {
   readonly [KIND] = "OutcomeUnknown";
   override readonly name = "OutcomeUnknown";
+  /** For how long an earlier call may still arrive: a wait, and no attempt. */
+  settlesInMs?: number;
 }
 
 /** What a provider says of an effect whose outcome is unknown. */
@@ -135,7 +137,8 @@ class Effect<R> {
       return undefined;
     }
     if (answer === "absent") {
-      throw this.#unknown(new Error(`the provider knows nothing of it, but a call settles within ${settlesMs} ms`));
+      const early = this.#unknown(new Error(`the provider knows nothing of it, but a call settles within ${settlesMs} ms`));
+      throw Object.assign(early, { settlesInMs: settlesMs - ageMs });
     }
     if (answer == null || typeof answer !== "object" || !("happened" in answer)) {
       throw this.#unknown(new Error("the provider cannot tell yet"));

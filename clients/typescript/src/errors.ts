@@ -3,7 +3,7 @@
 import { KIND } from "./message.ts";
 
 /** The word of a handler, also when a library has wrapped it. */
-export function found<E>(error: unknown, kind: "Dead" | "Reject" | "RetryAfter" | "Snooze" | "Rejected" | "NotSent" | "LeaseLost" | "Unavailable"): E | undefined {
+export function found<E>(error: unknown, kind: "Dead" | "Reject" | "RetryAfter" | "Snooze" | "Rejected" | "NotSent" | "LeaseLost" | "OutcomeUnknown" | "Unavailable"): E | undefined {
   // What a provider's client has thrown decides nothing.
   return causes(error, (one) => isKind(one, "OutcomeUnknown")).find((one) => isKind(one, kind)) as E | undefined;
 }

@@ -14,4 +14,4 @@ export { LeaseLost } from "./lease.ts";
 export { type LeasedContext, type LeasedHandler } from "./leased.ts";
 export { type Transaction } from "./library.ts";
 export { cancelDelayed, enqueue, enqueueAll, type Outgoing } from "./outbox.ts";
-export { type Action, Barrier, type Compensation, Replier } from "./saga.ts";
+export { type Action, Barrier, type Compensation, Replier, SagaRefused, type Started, startSaga } from "./saga.ts";

@@ -6,6 +6,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 
 import type { Claim } from "./claim.ts";
 import type { Database } from "./database.ts";
+import type { OutcomeUnknown } from "./effect.ts";
 import { found, line, stacks } from "./errors.ts";
 import type { InboxOptions } from "./inbox.ts";
 import type { Dead, RetryAfter, Snooze, Verdict } from "./message.ts";
@@ -64,6 +65,10 @@ export class Life {
       return await this.#snooze(claim, snooze);
     }
     const [reason, jitter] = [held?.explained(line(failure)) ?? line(failure), 0.5 + Math.random() / 2];
+    const settlesInMs = found<OutcomeUnknown>(failure, "OutcomeUnknown")?.settlesInMs;
+    if (held !== undefined && settlesInMs !== undefined) {
+      return await this.#settling(claim, held, reason, Math.min(settlesInMs, this.#options.backoffMs[1]));
+    }
     let [first, longest] = this.#options.backoffMs.map((ms) => ms * jitter) as [number, number];
     if (retry !== undefined) {
       first = longest = Math.min(retry.ms, RETRY_AFTER_MAX);
@@ -84,6 +89,15 @@ export class Life {
     const told = (retry === undefined && stacks(failure)) || reason;
     this.warn(claim, `attempt ${attempts} failed, again in ${Math.round(after(attempts))} ms: ${told}`);
     return { name: "retry", reason, after: after(attempts) };
+  }
+
+  /** An earlier call may still arrive: the run was no attempt. */
+  async #settling({ key }: Claim, held: NonNullable<Claim["held"]>, reason: string, ms: number): Promise<Verdict> {
+    if (!(await held.release(ms, reason, false))) {
+      return this.later();
+    }
+    this.#options.log.info(`scope ${this.#scope}, key ${key}: again in ${Math.round(ms)} ms: ${reason}`);
+    return { name: "retry", reason, after: ms };
   }
 
   async #record(claim: Claim, reason: string, first: number, longest: number): Promise<number> {

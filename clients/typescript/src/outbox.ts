@@ -22,6 +22,7 @@ export interface Outgoing<T = unknown> {
  *
  * Returns the message's id, or null when the same message is already enqueued; the same key with
  * another subject or payload is an error with `code` OB001. A payload that has no JSON is a TypeError.
+ * The id is a bigint, which `JSON.stringify` refuses: put `String(id)` into a response.
  */
 export async function enqueue<T>(transaction: Transaction, message: Outgoing<T>): Promise<bigint | null> {
   const { headers = {}, orderingKey = null, notBefore, schema = "oncebox" } = message;

@@ -348,8 +348,9 @@ export async function whole(stream: AsyncIterable<Uint8Array>, max: number): Pro
   return Buffer.concat(chunks);
 }
 
-/** Parsers of uploads, such as multer, pipe the request itself, which the layer has read. */
+/** Parsers of uploads, such as multer, pipe the request itself, which the layer has read; Hono takes `rawBody`. */
 export function offer(request: IncomingMessage, body: Buffer): void {
+  Object.assign(request, { rawBody: body });
   request.pipe = (into, options) => Readable.from([body]).pipe(into, options);
 }
 

@@ -1,11 +1,53 @@
-/** Taking part in a saga: the barrier before actions and compensations, and answers to commands. */
-import { isKind } from "./errors.ts";
+/** Sagas: starting one, the barrier before a participant's actions and compensations, and its answers. */
+import { hasState, isKind, line } from "./errors.ts";
 import { single } from "./headers.ts";
 import { stepKey } from "./keys.ts";
+import { rowsOf, type Transaction } from "./library.ts";
 import type { Context, Reject } from "./message.ts";
-import { enqueue } from "./outbox.ts";
+import { enqueue, toJson } from "./outbox.ts";
 import { matches } from "./text.ts";
 import { query, quoted } from "./wire.ts";
+
+/** A saga: its id, its key, such as `4711:order`, and whether this call has started it. */
+export interface Started {
+  id: bigint;
+  key: string;
+  isNew: boolean;
+}
+
+/** Why a saga is not started, by the SQLSTATE. */
+const REFUSALS = { OB002: "businessId", OB011: "data", OB015: "definition", OB016: "used" } as const;
+
+/**
+ * Thrown by `startSaga`; the transaction is aborted. `reason` is `businessId` (it cannot be part of a key), `data`
+ * (the definition does not read them), `definition` (none of this type is registered) or `used` (the business id
+ * has been used before, with other data or for another saga).
+ */
+export class SagaRefused extends Error {
+  override readonly name = "SagaRefused";
+  readonly reason: (typeof REFUSALS)[keyof typeof REFUSALS];
+
+  constructor(reason: SagaRefused["reason"], message: string, options?: ErrorOptions) {
+    super(message, options);
+    this.reason = reason;
+  }
+}
+
+/**
+ * Starts a saga of a registered definition in the caller's transaction, which is one of those that `enqueue` takes.
+ * The data are sent as JSON. The same start again returns the same saga.
+ */
+export async function startSaga(transaction: Transaction, type: string, businessId: string, data: unknown, schema = "oncebox"): Promise<Started> {
+  const call = `${quoted(schema)}.start_saga(type => $1::text, business_id => $2::text, data => $3::text::jsonb)`;
+  try {
+    const [row] = await rowsOf(transaction, `SELECT id::text AS id, key, is_new::text AS is_new FROM ${call}`, [type, businessId, toJson(data).toString()]);
+    const [id, key, isNew] = row!;
+    return { id: BigInt(id!), key: key!, isNew: isNew === "true" };
+  } catch (error) {
+    const reason = Object.entries(REFUSALS).find(([state]) => hasState(error, RegExp(`^${state}$`)))?.[1];
+    throw reason === undefined ? error : new SagaRefused(reason, `saga ${type} of ${businessId} is not started: ${line(error)}`, { cause: error });
+  }
+}
 
 /**
  * The decision for an action: have the effect; it had it before, so answer as you did then; or never act, and

@@ -16,6 +16,8 @@ import type { Handler, Message, Verdict } from "./message.ts";
 import { toJson } from "./outbox.ts";
 import { close, quoted } from "./wire.ts";
 
+export { Flow, FlowError, type FlowOptions, type Running } from "./flow.ts";
+
 /** A message that this transaction has enqueued. */
 export interface Enqueued {
   key: string;

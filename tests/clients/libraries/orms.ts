@@ -8,7 +8,7 @@ import { Kysely, PostgresDialect } from "kysely";
 import pg from "pg";
 import postgres from "postgres";
 import { DataSource, EntitySchema } from "typeorm";
-import { cancelDelayed, enqueue, enqueueAll, Inbox, type Context, type Transaction } from "../dist/index.js";
+import { cancelDelayed, enqueue, enqueueAll, Inbox, SagaRefused, startSaga, type Context, type Transaction } from "../dist/index.js";
 import { poolOf, sqlOf } from "../dist/postgres-js.js";
 
 const url = process.env.DATABASE_URL!;
@@ -60,9 +60,17 @@ for (const [name, transaction] of Object.entries(producers)) {
       assert.equal(typeof (await enqueue(tx, later)), "bigint");
       assert.equal(await cancelDelayed(tx, later.key), true);
       const many = [2, 3, 4].map((n) => ({ key: `${prefix}-${n}`, subject: "orders.placed", payload: new Uint8Array([123, 125]) }));
+      const saga = await startSaga(tx, "order", `saga-${prefix}`, { order: 1 });
+      assert.deepEqual([saga.key, saga.isNew, typeof saga.id], [`saga-${prefix}:order`, true, "bigint"]);
+      assert.deepEqual(await startSaga(tx, "order", `saga-${prefix}`, { order: 1 }), { ...saga, isNew: false });
       const ids = await enqueueAll(tx, [...many, { ...message, payload: { order: "ä" } }]);
       assert.deepEqual(ids.map((id) => typeof id), ["bigint", "bigint", "bigint", "object"]);
     });
+    const starts = [["order", `saga-${prefix}`, 2, "used"], ["order", "a b", 1, "businessId"], ["order", "other", "one", "data"], ["none", "other", 1, "definition"]] as const;
+    for (const [type, id, order, reason] of starts) {
+      const refused = transaction((tx) => startSaga(tx, type, id, { order }).then(() => {}));
+      await assert.rejects(refused, (error) => error instanceof SagaRefused && error.reason === reason);
+    }
     const error = await transaction(async (tx, write) => {
       await write(`${prefix}-back`);
       await enqueue(tx, { key: `${prefix}-back`, subject: "orders.placed", payload: {} });

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"log"
 	"os"
@@ -79,7 +80,9 @@ func produce(ctx context.Context, url string) {
 				log.Fatal("enqueued already")
 			}
 			if isKept {
+				must(start(ctx, tx, library))
 				must(tx.Commit())
+				refuse(ctx, database, library)
 			} else {
 				must(tx.Rollback())
 			}
@@ -89,16 +92,58 @@ func produce(ctx context.Context, url string) {
 	tx := database.MustBegin()
 	_, err := oncebox.EnqueueSQL(ctx, tx, outgoing("sqlx"))
 	must(err)
+	must(start(ctx, tx, "sqlx"))
 	must(tx.Commit())
+	connection, err := pgx.Connect(ctx, url)
+	must(err)
+	must(pgx.BeginFunc(ctx, connection, func(tx pgx.Tx) error {
+		started, err := oncebox.StartSaga(ctx, tx, oncebox.Start{Type: "order", BusinessID: "pgx", Data: map[string]int{"order": 1}})
+		if err == nil && !started.IsNew {
+			err = errors.New("started before")
+		}
+		return err
+	}))
+	must(connection.Close(ctx))
 	orm, err := gorm.Open(postgres.Open(url), &gorm.Config{PrepareStmt: true, Logger: logger.Discard})
 	must(err)
 	must(orm.Transaction(func(tx *gorm.DB) error {
 		transaction := tx.Statement.ConnPool.(oncebox.SQLTransaction)
-		_, err := oncebox.EnqueueSQL(ctx, transaction, outgoing("gorm"))
-		return err
+		if _, err := oncebox.EnqueueSQL(ctx, transaction, outgoing("gorm")); err != nil {
+			return err
+		}
+		return start(ctx, transaction, "gorm")
 	}))
 	if _, isTransaction := orm.Statement.ConnPool.(oncebox.SQLTransaction); isTransaction {
 		log.Fatal("GORM outside of a transaction is taken for one")
+	}
+}
+
+// start starts the saga of tests/clients/order.toml twice, which is one.
+func start(ctx context.Context, tx oncebox.SQLTransaction, library string) error {
+	for _, isNew := range []bool{true, false} {
+		started, err := oncebox.StartSagaSQL(ctx, tx, oncebox.Start{Type: "order", BusinessID: library, Data: map[string]int{"order": 1}})
+		if err != nil || started.Key != library+":order" || started.IsNew != isNew || started.ID == 0 {
+			return fmt.Errorf("%s started %v: %w", library, started, err)
+		}
+	}
+	return nil
+}
+
+// refuse starts sagas that cannot start, each of which aborts its transaction.
+func refuse(ctx context.Context, database *sql.DB, library string) {
+	for reason, start := range map[string]oncebox.Start{
+		"used":        {Type: "order", BusinessID: library, Data: map[string]any{"order": 2}},
+		"business_id": {Type: "order", BusinessID: "a b", Data: map[string]any{"order": 1}},
+		"data":        {Type: "order", BusinessID: "other", Data: map[string]any{"order": "one"}},
+		"definition":  {Type: "none", BusinessID: "other", Data: map[string]any{"order": 1}},
+	} {
+		tx, err := database.BeginTx(ctx, nil)
+		must(err)
+		_, err = oncebox.StartSagaSQL(ctx, tx, start)
+		if refused, isRefused := errors.AsType[*oncebox.SagaRefused](err); !isRefused || refused.Reason != reason {
+			log.Fatalf("%s: not refused because of %s: %v", library, reason, err)
+		}
+		must(tx.Rollback())
 	}
 }
 

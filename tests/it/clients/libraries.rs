@@ -2,10 +2,10 @@
 //! Python also the HTTP layer around routers, mounts, files and background tasks, and how errors
 //! count.
 
-use oncebox_tests::{Program, TestEnv, eventually};
+use oncebox_tests::{Program, TestEnv, eventually, oncebox};
 use tokio::{process::Command, time::timeout};
 
-use super::shop::{LIMIT, Programs, lines};
+use super::shop::{LIMIT, Programs, lines, repository};
 
 /// Defines the tests of TypeScript, each a program that is a test of its own.
 macro_rules! typescript {
@@ -20,9 +20,18 @@ macro_rules! typescript {
 }
 typescript!(orms, uploads, measured, refusing, wrapped, starting, restarting, leased);
 
+/// The saga of tests/clients/order.toml may be started.
+async fn saga_may_start(env: &TestEnv) {
+    let file = repository().join("tests/clients/order.toml").display().to_string();
+    let environment = [("DATABASE_URL", env.database_url())];
+    let (code, _, problem) = oncebox(&["saga", "apply", &file], &environment).await.unwrap();
+    assert_eq!(code, 0, "{problem}");
+}
+
 async fn pass(client: &str, program: &str) {
     let Some(programs) = Programs::of(client) else { return };
     let env = TestEnv::new().await;
+    saga_may_start(&env).await;
     let mut command = Command::new(programs.file(program));
     command.env("DATABASE_URL", env.database_url()).env("NATS_URL", env.nats_url()).kill_on_drop(true);
     let output = timeout(LIMIT, command.output()).await.expect("it ends").unwrap();
@@ -34,6 +43,7 @@ async fn pass(client: &str, program: &str) {
 async fn go() {
     let Some(programs) = Programs::of("go") else { return };
     let env = TestEnv::new().await;
+    saga_may_start(&env).await;
     let client = env.pg().await;
     let table = "CREATE TABLE effects (id bigserial PRIMARY KEY, library text NOT NULL, amounts bigint[])";
     client.batch_execute(table).await.unwrap();
@@ -52,7 +62,11 @@ async fn go() {
     let effects = lines(&client, "SELECT library FROM effects ORDER BY id").await;
     assert_eq!(effects, ["stdlib sent", "pq sent", "gorm", "sqlc", "sqlx"]);
     let sent = lines(&client, "SELECT key FROM oncebox.message ORDER BY id").await;
-    assert_eq!(sent, ["stdlib:sent", "pq:sent", "sqlx:sent", "gorm:sent", "behind-gorm:sent"]);
+    let enqueued: Vec<_> = sent.iter().filter(|key| key.ends_with(":sent")).collect();
+    assert_eq!(enqueued, ["stdlib:sent", "pq:sent", "sqlx:sent", "gorm:sent", "behind-gorm:sent"]);
+    let started: Vec<_> = sent.iter().filter(|key| key.ends_with(":reserve")).collect();
+    let commands = ["stdlib", "pq", "sqlx", "pgx", "gorm"].map(|library| format!("{library}:order:reserve"));
+    assert_eq!(started, commands.iter().collect::<Vec<_>>());
     assert_eq!(lines(&client, "SELECT key FROM oncebox.dead_letter").await, ["commits:handle"]);
 }
 
@@ -104,6 +118,7 @@ macro_rules! python {
             let env = TestEnv::new().await;
             env.pg().await.batch_execute("CREATE TABLE charge (id text, cents bigint)").await.unwrap();
             env.stream().await;
+            saga_may_start(&env).await;
             let environment = [
                 ("DATABASE_URL", env.database_url().to_owned()),
                 ("NATS_URL", env.nats_url().to_owned()),

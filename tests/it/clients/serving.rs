@@ -47,6 +47,8 @@ sites! {
     fastapi: "python", "fastapi";
     express: "typescript", "express";
     fastify: "typescript", "fastify";
+    nest: "typescript", "nest";
+    hono: "typescript", "hono";
     go: "go", "net/http";
     java: "java", "httpserver";
 }

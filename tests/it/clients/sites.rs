@@ -63,7 +63,8 @@ impl Site {
             });
             let environment =
                 [("DATABASE_URL", url), ("PORT", port.to_string()), ("SETTINGS", settings.to_string())];
-            let file = programs.file("serving");
+            let has_own = matches!(framework, "nest" | "hono");
+            let file = programs.file(if has_own { "frameworks" } else { "serving" });
             let program = Program::start_file(&file, &[framework], &environment).await.unwrap();
             let address = SocketAddr::from(([127, 0, 0, 1], port));
             (address, programs.commit(), Serving::Program(Box::new((program, env))))

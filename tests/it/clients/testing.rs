@@ -29,10 +29,11 @@ async fn pass(programs: Programs) {
     let path = format!("{}:/usr/bin:/bin", program.parent().unwrap().display());
     // The helpers' own tests, and those of docs/testing.md.
     for (file, ends) in
-        [("testing", ["6 passed", "pass 6", "PASS"]), ("documented", ["3 passed", "pass 1", "PASS"])]
+        [("testing", ["7 passed", "pass 7", "PASS"]), ("documented", ["3 passed", "pass 1", "PASS"])]
     {
         let mut testing = Command::new(programs.file(file));
-        testing.env("DATABASE_URL", env.database_url()).env("ONCEBOX", &program).env("PATH", &path);
+        testing.env("DATABASE_URL", env.database_url()).env("NATS_URL", env.nats_url());
+        testing.env("ONCEBOX", &program).env("PATH", &path);
         let output =
             timeout(LIMIT, testing.kill_on_drop(true).output()).await.expect("the tests end").unwrap();
         let said = [output.stdout, output.stderr].concat();

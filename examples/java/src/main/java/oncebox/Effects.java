@@ -195,6 +195,12 @@ public final class Effects implements Runner {
         if (isUnknown && !reason.contains("is unknown")) {
             reason += "; the outcome of effect \"" + lease.open() + "\" is unknown";
         }
+        if (error instanceof Lease.Settling early) {
+            Duration left = early.left.compareTo(settings.pauseMax()) < 0 ? early.left : settings.pauseMax();
+            lease.held("oncebox.release_leased(?, ?, ?, ?, ? * interval '1 ms', ?, is_unknown => true, is_attempt => false, tenant => ?)",
+                    left.toMillis(), reason, m.tenant());
+            return left;
+        }
         boolean isLast = attempts >= settings.attemptsMax();
         if (isLast || error instanceof Dead || error instanceof Lease.Rejected) {
             String why = isLast ? "delivery limit of " + settings.attemptsMax() + " reached: " + reason : reason;

@@ -146,7 +146,9 @@ public final class Lease {
         if (wasOpen && question != null) {
             String found = ask(step, timeout, question, key);
             if (found == Question.ABSENT && Double.parseDouble(begun[3]) < settlesWithin.toMillis() / 1000.0) {
-                throw unknown(step, "the provider knows nothing of it, but a call settles within " + settlesWithin.toMillis() + " ms", null);
+                String why = "the provider knows nothing of it, but a call settles within " + settlesWithin.toMillis() + " ms";
+                throw new Settling(unknown(step, why, null).getMessage(),
+                        settlesWithin.minusMillis((long) (1000 * Double.parseDouble(begun[3]))));
             }
             if (found == null || found == Question.UNKNOWN) {
                 throw unknown(step, "the provider cannot tell yet", null);
@@ -217,6 +219,17 @@ public final class Lease {
     private Lost lost() {
         isLost = true;
         return new Lost();
+    }
+
+    /** An earlier call may still arrive for this time: a wait, and no attempt. */
+    static final class Settling extends IllegalStateException {
+        private static final long serialVersionUID = 1;
+        final Duration left;
+
+        Settling(String text, Duration left) {
+            super(text);
+            this.left = left;
+        }
     }
 
     private static Rejected rejected(String step, String reason) {
