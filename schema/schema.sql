@@ -6148,6 +6148,7 @@ REVOKE ALL ON FUNCTION oncebox.inbox_copy(stream text, stream_sequence bigint, s
 REVOKE ALL ON FUNCTION oncebox.inbox_fingerprint(payload bytea) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.inbox_lock(scope text, tenant text, key text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.inbox_lock(scope text, tenant text, key text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.is_own(row_xmin xid) FROM PUBLIC;
 
@@ -6338,9 +6339,17 @@ GRANT SELECT(tenant) ON TABLE oncebox.inbox_claim TO oncebox_operator;
 
 GRANT SELECT(key) ON TABLE oncebox.inbox_claim TO oncebox_operator;
 
+GRANT SELECT(owner) ON TABLE oncebox.inbox_claim TO oncebox_operator;
+
 GRANT SELECT(state) ON TABLE oncebox.inbox_claim TO oncebox_operator;
 
 GRANT SELECT(lease_until) ON TABLE oncebox.inbox_claim TO oncebox_operator;
+
+GRANT SELECT(attempts) ON TABLE oncebox.inbox_claim TO oncebox_operator;
+
+GRANT SELECT(reason) ON TABLE oncebox.inbox_claim TO oncebox_operator;
+
+GRANT SELECT(created_at) ON TABLE oncebox.inbox_claim TO oncebox_operator;
 
 GRANT SELECT ON TABLE oncebox.inbox_scope TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.inbox_scope TO oncebox_operator;
@@ -6416,6 +6425,18 @@ GRANT SELECT,INSERT,DELETE ON TABLE oncebox.inbox_batch TO oncebox_consumer;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_effect TO oncebox_consumer;
 
+GRANT SELECT(scope) ON TABLE oncebox.inbox_effect TO oncebox_operator;
+
+GRANT SELECT(tenant) ON TABLE oncebox.inbox_effect TO oncebox_operator;
+
+GRANT SELECT(key) ON TABLE oncebox.inbox_effect TO oncebox_operator;
+
+GRANT SELECT(step) ON TABLE oncebox.inbox_effect TO oncebox_operator;
+
+GRANT SELECT(state) ON TABLE oncebox.inbox_effect TO oncebox_operator;
+
+GRANT SELECT(started_at) ON TABLE oncebox.inbox_effect TO oncebox_operator;
+
 GRANT SELECT ON TABLE oncebox.inbox_snooze TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_snooze TO oncebox_consumer;
 
@@ -6433,6 +6454,16 @@ GRANT SELECT ON TABLE oncebox.lane_cursor TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.lane_cursor TO oncebox_operator;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.late_receipt TO oncebox_relay;
+
+GRANT SELECT(lane) ON TABLE oncebox.late_receipt TO oncebox_operator;
+
+GRANT SELECT(id) ON TABLE oncebox.late_receipt TO oncebox_operator;
+
+GRANT SELECT(replay) ON TABLE oncebox.late_receipt TO oncebox_operator;
+
+GRANT SELECT(stream) ON TABLE oncebox.late_receipt TO oncebox_operator;
+
+GRANT SELECT(sequence) ON TABLE oncebox.late_receipt TO oncebox_operator;
 
 GRANT SELECT ON TABLE oncebox.message_0 TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.message_0 TO oncebox_operator;

@@ -26,6 +26,7 @@ mod scope;
 mod status;
 mod trace;
 mod verify;
+mod why;
 
 use std::io::{IsTerminal as _, Write as _};
 
@@ -73,6 +74,8 @@ enum Action {
     Scope(scope::Scope),
     /// Holds where to look.
     Trace(trace::Trace, Vec<trace::Place>),
+    /// The same, with the whole configuration where NATS is configured.
+    Why(why::Why, Vec<trace::Place>),
     Databases(databases::Databases),
     Console(console::Console),
     /// Holds the whole configuration if NATS is configured.
@@ -161,6 +164,7 @@ fn parser() -> clap::Command {
         )
         .subcommand(migrate::command(connection()))
         .subcommand(status::command(options(FOR_STATUS).collect()))
+        .subcommand(why::command(options(FOR_STATUS).collect()))
         .subcommand(trace::command(connection()))
         .subcommand(doctor::command(options(&[]).collect()).after_help(secrets_help()))
         .subcommand(adopt::command(connection()))
@@ -267,7 +271,7 @@ impl Command {
     fn one(path: &[&str], flags: &ArgMatches, sources: Sources) -> Result<Self, ConfigError> {
         let needs = match path {
             ["relay" | "doctor"] => &[][..],
-            ["status"] if sources.has("nats-url") => FOR_STATUS,
+            ["status" | "why"] if sources.has("nats-url") => FOR_STATUS,
             ["console"] if sources.has("nats-url") => &[][..],
             ["inbox", "failing", name] if failing::Failing::new(name, flags).needs_nats() => FOR_BOTH,
             ["inbox", "dead", name] if dead_letters::DeadLetters::new(name, flags).publishes() => FOR_BOTH,
@@ -299,6 +303,10 @@ impl Command {
             }
             (["trace"], _) => {
                 Action::Trace(trace::Trace::new(flags, sources.values())?, vec![databases::lone(&outbox)])
+            }
+            (["why"], whole) => {
+                let place = trace::Place { whole, ..databases::lone(&outbox) };
+                Action::Why(why::Why::new(flags, sources.values())?, vec![place])
             }
             (["adopt"], _) => Action::Adopt(adopt::Adopt::new(flags)),
             (["migrate"], _) => Action::Migrate(migrate::Migrate::new(flags)),
@@ -365,6 +373,7 @@ impl Command {
             Action::Doctor(doctor, config) => return doctor.run(&config).await,
             Action::Verify(verify, config) => return verify.run(&config).await,
             Action::Trace(trace, places) => return trace.run(places).await,
+            Action::Why(why, places) => return why.run(places).await,
             Action::Console(console) => console.run().await,
             Action::Databases(_) => unreachable!("each of them is a command of its own"),
             Action::Adopt(adopt) => adopt.run(&self.outbox).await,

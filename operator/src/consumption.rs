@@ -24,17 +24,18 @@ pub(crate) fn consumption(survey: &Survey, subjects: &[RecentSubject]) -> Vec<Ob
         let of_stream = survey.consumers.iter().filter(|consumer| consumer.stream == stream.name);
         unconsumed(stream).or_else(|| uncovered(stream, &Vec::from_iter(of_stream), subjects))
     });
-    let of_stream = |consumer: &ConsumerStatus| {
-        let stream = survey.streams.iter().find(|stream| stream.name == consumer.stream)?;
-        without_match(stream, consumer)
-    };
-    let consumers = survey.consumers.iter().filter_map(|consumer| {
-        of_stream(consumer)
-            .or_else(|| paused(consumer))
-            .or_else(|| full(consumer))
-            .or_else(|| forsaken(consumer))
-    });
+    let consumers = survey.consumers.iter().filter_map(|consumer| of_consumer(survey, consumer));
     streams.chain(consumers).take(LISTED_MAX).collect()
+}
+
+/// The obstacle between a consumer and its messages, if there is one.
+pub(crate) fn of_consumer(survey: &Survey, consumer: &ConsumerStatus) -> Option<Obstacle> {
+    let stream = survey.streams.iter().find(|stream| stream.name == consumer.stream);
+    stream
+        .and_then(|stream| without_match(stream, consumer))
+        .or_else(|| paused(consumer))
+        .or_else(|| full(consumer))
+        .or_else(|| forsaken(consumer))
 }
 
 fn unconsumed(stream: &StreamStatus) -> Option<Obstacle> {

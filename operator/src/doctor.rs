@@ -125,7 +125,7 @@ pub async fn examine(config: &Config) -> Examination {
     }
     let subjects = examination.postgres.iter().flat_map(|facts| &facts.subjects);
     let subjects: Vec<String> = subjects.map(|subject| subject.subject.clone()).collect();
-    match survey::look(config, "oncebox doctor", &subjects).await {
+    match survey::look(config, "oncebox doctor", &subjects, true).await {
         Ok(mut survey) => {
             note_payload_max(config, &mut survey).await;
             examination.nats = Some(survey);

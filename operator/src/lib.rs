@@ -43,6 +43,7 @@ mod sweep;
 mod time;
 mod trace;
 mod verify;
+mod why;
 
 use std::time::SystemTime;
 
@@ -92,8 +93,12 @@ pub use self::{
     survey::{ConsumerStatus, StreamStatus, Survey},
     sweep::Swept,
     time::Rfc3339,
-    trace::{Trace, TracedFailure, TracedInbox, TracedKey, TracedMessage, TracedParking, TracedReplay},
+    trace::{
+        Trace, TracedEffect, TracedFailure, TracedInbox, TracedKey, TracedLease, TracedMessage,
+        TracedParking, TracedReplay, TracedSnooze,
+    },
     verify::{AlteredCopy, Difference, UnloggedCopy, Verification, VerificationFinding, Verified},
+    why::{Explained, Looked, Outcome, Passed, Remedy, Why, WhySource, explain},
 };
 use self::{pace::Pace, statements::Statements};
 

@@ -2,6 +2,7 @@
 
 use std::time::SystemTime;
 
+use oncebox_relay::facts::covers;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
@@ -32,6 +33,16 @@ pub struct PauseRow {
     /// Until when; `None` until somebody resumes it.
     #[serde(with = "Rfc3339Option")]
     pub ends_at: Option<SystemTime>,
+}
+
+impl PauseRow {
+    /// Whether it is about a message.
+    pub(crate) fn takes(&self, subject: &str, ordering_key: Option<&str>) -> bool {
+        match &self.subjects {
+            Some(patterns) => patterns.iter().any(|pattern| covers(pattern, subject)),
+            None => ordering_key == Some(&self.value),
+        }
+    }
 }
 
 pub(crate) fn pause_row(row: &Row) -> PauseRow {

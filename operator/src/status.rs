@@ -1,7 +1,7 @@
 //! How the outbox of a schema stands: how far behind, which relays work, which obstacles hold it
 //! up.
 
-mod findings;
+pub(crate) mod findings;
 mod query;
 
 use std::time::SystemTime;

@@ -93,8 +93,7 @@ pub struct StreamStatus {
     /// Whether it keeps a message only until its consumers have it, and none without consumers:
     /// retention by interest.
     pub drops_unconsumed: bool,
-    /// Whether it has messages of other streams, or under other subjects than they were published
-    /// to.
+    /// Whether it has messages of other streams, or under subjects they were not published to.
     pub copies_others: bool,
     /// How many consumers it has.
     pub consumers: usize,
@@ -146,11 +145,16 @@ impl StreamStatus {
     }
 }
 
-/// Connects, looks, and hangs up.
+/// Connects, looks, and hangs up; to ask for rights takes half a second.
 ///
 /// # Errors
 /// NATS cannot be reached, or does not let us in.
-pub(crate) async fn look(config: &Config, name: &str, subjects: &[String]) -> Result<Survey, RelayError> {
+pub(crate) async fn look(
+    config: &Config,
+    name: &str,
+    subjects: &[String],
+    asks_for_rights: bool,
+) -> Result<Survey, RelayError> {
     let deadline = Instant::now() + LOOK_TIMEOUT;
     let connection = Server::connect_once(config, name, LOOK_TIMEOUT).await?;
     let info = connection.client.server_info();
@@ -163,7 +167,13 @@ pub(crate) async fn look(config: &Config, name: &str, subjects: &[String]) -> Re
     };
     let context = connection.jetstream(REQUEST_TIMEOUT);
     let mut looker = Looker { config, connection: &connection, context, survey: &mut survey };
-    if timeout_at(deadline, looker.look(subjects)).await.is_err() {
+    let looking = async {
+        if asks_for_rights {
+            looker.look_for_right_to_ask().await;
+        }
+        looker.look(subjects).await;
+    };
+    if timeout_at(deadline, looking).await.is_err() {
         let problem = format!("JetStream did not answer everything within {LOOK_TIMEOUT:?}");
         survey.unasked.push(problem);
     }
@@ -187,7 +197,6 @@ struct Answer {
 
 impl Looker<'_> {
     async fn look(&mut self, subjects: &[String]) {
-        self.look_for_right_to_ask().await;
         // The content does not matter, and async-nats cannot decode the answer of nats-server 2.9.
         let account = async {
             match self.context.request("INFO", &()).await {
@@ -341,8 +350,8 @@ fn is_denial(problem: &str) -> bool {
 }
 
 fn status(info: &Info, declared: Option<&StreamTable>) -> StreamStatus {
-    let StreamConfig { max_messages, max_bytes, max_age, .. } = info.config;
     let config = &info.config;
+    let StreamConfig { max_messages, max_bytes, max_age, .. } = *config;
     let limit = |count: i64| u64::try_from(count).ok().filter(|count| *count > 0);
     let (messages_max, bytes_max) = (limit(max_messages), limit(max_bytes));
     let (messages, bytes) = (info.state.messages, info.state.bytes);

@@ -71,3 +71,8 @@ impl JsonSchema for Rfc3339Option {
         Option::<Rfc3339>::json_schema(generator)
     }
 }
+
+/// A time to the second, for people.
+pub(crate) fn text(time: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(with_text(time)).to_string()
+}

@@ -1,28 +1,28 @@
 //! Where a message and its steps are, and the saga that sends them.
 
+mod inboxes;
+
 use std::time::SystemTime;
 
 use oncebox_connect::{error::RelayError, postgres::typed};
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::{Row, Transaction, error::SqlState};
+use tokio_postgres::{Row, error::SqlState};
 
+use self::inboxes::inboxes;
+pub use self::inboxes::{TracedEffect, TracedFailure, TracedInbox, TracedKey, TracedLease, TracedSnooze};
 use super::{
-    AuditRow, BATCH, Operator,
+    AuditRow, Operator,
     audit::audit_row,
     failed,
-    failing::failures,
     parked::parking_state,
     query,
     sagas::SagaProgress,
-    statements::Statements,
     time::{Rfc3339, Rfc3339Option, enqueued_at},
 };
 
 /// Rows of the audit table that a trace holds, at most.
 const AUDIT_MAX: i64 = 1_000;
-/// Inboxes that are looked into, at most.
-const INBOXES_MAX: i64 = 100;
 
 /// A message, the messages of the steps below its key, and the actions of operators on them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -79,54 +79,6 @@ pub struct TracedMessage {
     pub inboxes: Vec<TracedInbox>,
 }
 
-/// A key of a message from elsewhere, and how it stands in an inbox.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-#[non_exhaustive]
-pub struct TracedKey {
-    /// The key.
-    pub key: String,
-    /// How it stands.
-    #[serde(flatten)]
-    pub inbox: TracedInbox,
-}
-
-/// How a key stands in an inbox.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-#[non_exhaustive]
-pub struct TracedInbox {
-    /// The database that it is in, where several are looked into and the message is in another.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub database: Option<String>,
-    /// Whose inbox: `service:handler`.
-    pub scope: String,
-    /// Whose key; empty where there is only one tenant.
-    pub tenant: String,
-    /// `completed`, `rejected` or `dead`: given up, there may be a dead letter; or `failing`.
-    pub status: String,
-    /// When the inbox settled it.
-    #[serde(with = "Rfc3339Option")]
-    pub settled_at: Option<SystemTime>,
-    /// How it fails, while it does.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub failure: Option<TracedFailure>,
-}
-
-/// How a message fails in an inbox.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-#[non_exhaustive]
-pub struct TracedFailure {
-    /// How many attempts have failed.
-    pub failures: i64,
-    /// Why the last one failed.
-    pub reason: String,
-    /// When it failed.
-    #[serde(with = "Rfc3339")]
-    pub failed_at: SystemTime,
-    /// When the message is delivered again; `None` when its consumer has not said.
-    #[serde(with = "Rfc3339Option")]
-    pub next_at: Option<SystemTime>,
-}
-
 /// How a message is set aside.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
@@ -135,6 +87,9 @@ pub struct TracedParking {
     pub attempts: i32,
     /// Why it is set aside.
     pub reason: String,
+    /// The reason as a word that does not change, such as `no-stream`; `None` for a message that
+    /// was enqueued with an id below the floor of its lane.
+    pub cause: Option<String>,
     /// Since when.
     #[serde(with = "Rfc3339")]
     pub parked_at: SystemTime,
@@ -211,61 +166,11 @@ impl Operator {
     }
 }
 
-/// Under a savepoint: a role that may not look into inboxes still sees the rest.
-async fn inboxes(
-    transaction: &Transaction<'_>,
-    sql: &Statements,
-    keys: &[String],
-    below: Option<&str>,
-) -> Result<Vec<TracedKey>, RelayError> {
-    let (keys, rows_max) = (keys.to_vec(), BATCH * 10);
-    transaction.batch_execute("SAVEPOINT inboxes").await.map_err(failed("set a savepoint"))?;
-    let looking = async {
-        let settled = typed(&[&keys, &INBOXES_MAX, &rows_max, &below]);
-        let settled = transaction.query_typed(&sql.trace_inboxes, &settled).await?;
-        let failing = typed(&[&keys, &below, &INBOXES_MAX, &rows_max]);
-        let failing = transaction.query_typed(&sql.trace_failing, &failing).await?;
-        Ok(settled.iter().map(settled_key).chain(failing.iter().map(failing_key)).collect())
-    };
-    match looking.await {
-        Ok(found) => Ok(found),
-        Err(error) if tokio_postgres::Error::code(&error) == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
-            let back = transaction.batch_execute("ROLLBACK TO SAVEPOINT inboxes").await;
-            back.map(|()| Vec::new()).map_err(failed("go back to a savepoint"))
-        }
-        Err(error) => Err(failed("look into the inboxes")(error)),
-    }
-}
-
-fn settled_key(row: &Row) -> TracedKey {
-    let settled_at = row.get("created_at");
-    TracedKey { key: row.get("key"), inbox: inbox(row, row.get("status"), settled_at, None) }
-}
-
-fn failing_key(row: &Row) -> TracedKey {
-    let failure = TracedFailure {
-        failures: failures(row),
-        reason: row.get("reason"),
-        failed_at: row.get("failed_at"),
-        next_at: row.get("due_at"),
-    };
-    TracedKey { key: row.get("key"), inbox: inbox(row, "failing".to_owned(), None, Some(failure)) }
-}
-
-fn inbox(
-    row: &Row,
-    status: String,
-    settled_at: Option<SystemTime>,
-    failure: Option<TracedFailure>,
-) -> TracedInbox {
-    let (scope, tenant) = (row.get("scope"), row.get("tenant"));
-    TracedInbox { database: None, scope, tenant, status, settled_at, failure }
-}
-
 fn traced_message(row: &Row) -> TracedMessage {
     let parked = row.get::<_, Option<i32>>("attempts").map(|attempts| TracedParking {
         attempts,
         reason: row.get("error"),
+        cause: row.get("cause"),
         parked_at: row.get("parked_at"),
         next_attempt_at: row.get("next_attempt_at"),
         died_at: row.get("dead_at"),

@@ -7,10 +7,10 @@
 //! for each id. Such a message is missing unless the stream may have let it go:
 //! `verify/absence.rs`.
 
-mod absence;
+pub(crate) mod absence;
 mod findings;
 mod id_set;
-mod reader;
+pub(crate) mod reader;
 
 use std::{
     collections::HashMap,
@@ -81,7 +81,7 @@ impl Operator {
     ) -> Result<Verified, RelayError> {
         // Before the stream is looked at: the stream should hold each message that is settled now.
         let stands = self.query("read the lanes", &self.sql.verify_stands, &[]).await?;
-        let reader = Reader::connect(config, &asked.stream).await?;
+        let reader = Reader::connect(config, &asked.stream, "oncebox outbox verify").await?;
         let problem =
             |problem: &str| RelayError::Verify { stream: asked.stream.clone(), problem: problem.to_owned() };
         let expression = match &asked.subject {

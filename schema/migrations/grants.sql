@@ -150,7 +150,13 @@ BEGIN
     GRANT SELECT ON {schema}.inbox_scope, {schema}.inbox_snooze, {schema}.inbox_attempt, {schema}.relay,
       {schema}.dead_letter, {schema}.inbox
       TO "{name}_operator";
-    GRANT SELECT (scope, tenant, key, state, lease_until) ON {schema}.inbox_claim TO "{name}_operator";
+    -- Claims and effects that have not ended: not the results of effects.
+    GRANT SELECT (scope, tenant, key, owner, state, lease_until, attempts, reason, created_at)
+      ON {schema}.inbox_claim TO "{name}_operator";
+    GRANT SELECT (scope, tenant, key, step, state, started_at) ON {schema}.inbox_effect TO "{name}_operator";
+    -- Where a stream stored a message, and which session is at work on its key.
+    GRANT SELECT (lane, id, replay, stream, sequence) ON {schema}.late_receipt TO "{name}_operator";
+    GRANT EXECUTE ON FUNCTION {schema}.inbox_lock(text, text, text) TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.change_inbox_mode(text, text, text, text),
       {schema}.change_scope(text, interval, interval, text, text, text) TO "{name}_operator";
   END IF;

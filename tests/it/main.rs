@@ -220,7 +220,7 @@ mod clients {
 }
 
 mod operator {
-    mod status; // how the outbox stands, and what holds it up
+    pub(crate) mod status; // how the outbox stands, and what holds it up
     pub(crate) mod status_nats; // NATS in a status: streams, and what there holds delivery up
     mod consumers; // the consumers behind the streams: those that get no messages, and why
     pub(crate) mod inboxes; // failing, dead and snoozed messages, in a status and in metrics
@@ -248,6 +248,16 @@ mod operator {
     mod collector; // an OTLP collector
     mod traces; // spans from producer to consumer, and a collector that is away
     pub(crate) mod telemetry; // a relay and an inbox at work, scraped by a real Prometheus
+}
+
+mod why {
+    pub(crate) mod support; // the command, and the remedy that it names
+    mod outbox; // before a relay sends it: transactions, relays, pauses, locks, delays, the schema
+    mod aside; // parked, behind another, dead, discarded
+    mod streams; // NATS and its streams: away, missing, closed, full, with losses
+    mod consumers; // consumers that get no messages, and those that do
+    mod inboxes; // failing, snoozed, leased and dead messages; handlers at work; sagas
+    mod places; // several messages, several databases, roles, the console
 }
 
 mod console {

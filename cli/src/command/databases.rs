@@ -18,12 +18,13 @@ use super::{
     output,
     status::{self, Looked, Status},
     trace::{Place, Trace},
+    why::Why,
 };
 
 /// The time for one look at one database.
 pub(super) const LOOK_MAX: Duration = Duration::from_secs(20);
 /// The last words of commands that only look, and that have little to read.
-const LOOKS: [&str; 8] = ["console", "status", "trace", "doctor", "list", "show", "graph", "pauses"];
+const LOOKS: [&str; 9] = ["console", "status", "trace", "why", "doctor", "list", "show", "graph", "pauses"];
 
 /// A command on several databases.
 pub(crate) struct Databases {
@@ -87,6 +88,7 @@ pub(super) fn command(path: &[&str], flags: &ArgMatches, sources: &Sources) -> R
     }
     let action = match path {
         ["trace"] => Action::Trace(Trace::new(flags, &values)?, places(commands)),
+        ["why"] => Action::Why(Why::new(flags, &values)?, places(commands)),
         ["console"] => console(commands),
         _ => Action::Databases(Databases { commands, looks, json: has(flags, "json") }),
     };
@@ -113,7 +115,14 @@ fn waits(flags: &ArgMatches) -> bool {
 }
 
 fn places(commands: Vec<(String, Command)>) -> Vec<Place> {
-    commands.into_iter().map(|(database, command)| Place { database, config: command.outbox }).collect()
+    let place = |(database, command): (String, Command)| {
+        let whole = match command.action {
+            Action::Why(_, places) => places.into_iter().next().and_then(|place| place.whole),
+            _ => None,
+        };
+        Place { database, config: command.outbox, whole, is_named: true }
+    };
+    commands.into_iter().map(place).collect()
 }
 
 /// One console for all of them.
@@ -264,5 +273,5 @@ fn report(all: Vec<Ended>, json: bool, before: &str) -> anyhow::Result<(u8, bool
 
 /// The databases of a command that no file names: one.
 pub(super) fn lone(config: &OutboxConfig) -> Place {
-    Place { database: config.postgres_target(), config: config.clone() }
+    Place { database: config.postgres_target(), config: config.clone(), whole: None, is_named: false }
 }

@@ -25,6 +25,11 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
     ("oncebox doctor --config /etc/oncebox.toml", "Check both servers against a relay's configuration"),
     ("oncebox status", "Backlog, lag, relays, and what holds delivery up"),
     ("oncebox status --watch 5", "Look again every five seconds"),
+    (
+        "oncebox why order-4711",
+        "Why a message is not there yet: the first thing that holds it, and its remedy",
+    ),
+    ("oncebox why order-4711 --json", "The same for programs"),
     ("oncebox trace order-4711", "Where a message and those of its steps are"),
     ("oncebox adopt --discard-backlog --by mina", "Make a copied database an outbox of its own"),
     ("oncebox adopt --move --note INC-7", "The original has moved here: go on under its identity"),
@@ -110,7 +115,10 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
 /// Exit codes, those of sysexits.h where it has one.
 pub(super) const EXIT_CODES: &[(&str, &str)] = &[
     ("0", "It was done."),
-    ("1", "It failed; or doctor found something that must be mended, or verify something missing."),
+    (
+        "1",
+        "It failed; or doctor found something that must be mended, verify something missing, or why something that holds a message.",
+    ),
     ("64", "The configuration is wrong; every mistake is listed."),
     ("69", "A server cannot be reached, or not with TLS as configured."),
     ("77", "A server refuses the login, or PostgreSQL has no such database."),

@@ -4,7 +4,7 @@ mod text;
 
 use anyhow::Context as _;
 use clap::{Arg, ArgAction, ArgMatches};
-use oncebox_connect::config::{ConfigError, OutboxConfig, Sources, Values};
+use oncebox_connect::config::{Config, ConfigError, OutboxConfig, Sources, Values};
 use oncebox_operator::{Operator, PlacedTrace, Stamp, look_elsewhere, together};
 use oncebox_schema::Key;
 use tokio::task::JoinSet;
@@ -24,13 +24,29 @@ pub(crate) struct Trace {
 pub(crate) struct Place {
     pub(super) database: String,
     pub(super) config: OutboxConfig,
+    /// The whole configuration, for a command that asks NATS as well.
+    pub(super) whole: Option<Box<Config>>,
+    /// Whether a configuration file names it.
+    pub(super) is_named: bool,
 }
 
 /// A database that has answered, to be asked again.
-struct Opened {
-    operator: Operator,
-    _tasks: JoinSet<()>,
-    placed: PlacedTrace,
+pub(super) struct Opened {
+    pub(super) operator: Operator,
+    pub(super) _tasks: JoinSet<()>,
+    pub(super) placed: PlacedTrace,
+    pub(super) place: Place,
+}
+
+/// The answers of databases.
+pub(super) struct Asked {
+    pub(super) opened: Vec<Opened>,
+    /// A line for each that gave none.
+    pub(super) unasked: String,
+    /// The exit code that follows.
+    pub(super) code: u8,
+    /// Only one was asked.
+    pub(super) is_alone: bool,
 }
 
 pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
@@ -40,35 +56,52 @@ pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
         .value_parser(clap::value_parser!(u32).range(1..=100_000))
         .default_value("1000")
         .help("Messages below the key at most; 1 to 100000");
-    let also = Arg::new("also")
+    clap::Command::new("trace")
+        .about("Show where a message is, those of the steps below its key, and the saga that sends them")
+        .arg(key())
+        .arg(limit)
+        .arg(also())
+        .arg(action::json().help("Print one JSON document"))
+        .args(connection)
+}
+
+pub(super) fn key() -> Arg {
+    let key = Arg::new("key").value_name("KEY").required(true).value_parser(parse);
+    key.help("A key, of a message or above those of messages")
+}
+
+pub(super) fn also() -> Arg {
+    Arg::new("also")
         .long("also")
         .value_name("URL")
         .action(ArgAction::Append)
-        .help("Another database to look into, of a service that takes part; may be given several times");
-    let key = Arg::new("key").value_name("KEY").required(true).value_parser(parse);
-    clap::Command::new("trace")
-        .about("Show where a message is, those of the steps below its key, and the saga that sends them")
-        .arg(key.help("A key, of a message or above those of messages"))
-        .arg(limit)
-        .arg(also)
-        .arg(action::json().help("Print one JSON document"))
-        .args(connection)
+        .help("Another database to look into, of a service that takes part; may be given several times")
+}
+
+/// The key that was given, and the other databases.
+///
+/// # Errors
+/// Another database is not one that can be connected to.
+pub(super) fn given(flags: &ArgMatches, values: &Values) -> Result<(String, Vec<OutboxConfig>), ConfigError> {
+    let also = flags.get_many::<String>("also").into_iter().flatten().map(|url| {
+        let mut values = values.clone();
+        values.insert("database-url", url.clone());
+        values.remove("database-url-file");
+        OutboxConfig::from_sources(&Sources::from(&values))
+    });
+    let key = flags.get_one::<Key>("key").map(|key| key.as_str().to_owned()).unwrap_or_default();
+    Ok((key, also.collect::<Result<_, _>>()?))
 }
 
 impl Trace {
     /// # Errors
     /// Another database is not one that can be connected to.
     pub(super) fn new(flags: &ArgMatches, values: &Values) -> Result<Self, ConfigError> {
-        let also = flags.get_many::<String>("also").into_iter().flatten().map(|url| {
-            let mut values = values.clone();
-            values.insert("database-url", url.clone());
-            values.remove("database-url-file");
-            OutboxConfig::from_sources(&Sources::from(&values))
-        });
+        let (key, also) = given(flags, values)?;
         Ok(Self {
-            key: flags.get_one::<Key>("key").map(|key| key.as_str().to_owned()).unwrap_or_default(),
+            key,
             steps_max: flags.get_one::<u32>("limit").copied().unwrap_or(1_000),
-            also: also.collect::<Result<_, _>>()?,
+            also,
             json: flags.get_flag("json"),
         })
     }
@@ -76,33 +109,10 @@ impl Trace {
     /// Returns the exit code: of several databases some may be out of reach.
     pub(super) async fn run(self, mut places: Vec<Place>) -> anyhow::Result<u8> {
         places.extend(self.also.iter().map(databases::lone));
-        let looked = together(places.into_iter().map(|place| {
-            let (key, steps_max) = (self.key.clone(), self.steps_max);
-            async move {
-                let (database, target) = (place.database.clone(), place.config.postgres_target());
-                (database, databases::in_time(target, open(place, key, steps_max)).await)
-            }
-        }));
-        let (mut opened, mut unasked, mut code) = (Vec::new(), String::new(), 0);
-        let looked = looked.await;
-        let is_alone = looked.len() == 1;
-        for (database, looked) in looked {
-            match looked {
-                Ok(one) => opened.push(one),
-                Err(error) if is_alone => return Err(error),
-                Err(error) => {
-                    code = code.max(crate::exit_code(&error));
-                    unasked += &databases::unasked(&database, &error, self.json);
-                }
-            }
-        }
+        let asked = ask(places, &self.key, self.steps_max, self.json).await?;
+        let Asked { mut opened, unasked, code, is_alone } = asked;
         if !opened.iter().any(|one| one.placed.trace.is_known()) {
-            let mut meant = None;
-            for Opened { operator, .. } in &mut opened {
-                if meant.is_none() {
-                    meant = operator.meant(&self.key).await?;
-                }
-            }
+            let meant = meant(&mut opened, &self.key).await?;
             output::print(&unasked)?;
             let problem = format!(
                 "no message has the key {:?} or one below it{}: it was never enqueued, its transaction has not \
@@ -120,7 +130,7 @@ impl Trace {
                 "there are more below this key; see them with a higher --limit"
             );
         }
-        let tasks_and = |Opened { operator, _tasks, placed }: Opened| (_tasks, (operator, placed));
+        let tasks_and = |Opened { operator, _tasks, placed, .. }: Opened| (_tasks, (operator, placed));
         let (_tasks, mut opened): (Vec<_>, Vec<_>) = opened.into_iter().map(tasks_and).unzip();
         let silent = look_elsewhere(&mut opened, databases::LOOK_MAX).await;
         if let Some((_, error)) = silent.into_iter().next() {
@@ -137,12 +147,50 @@ impl Trace {
     }
 }
 
-async fn open(Place { database, config }: Place, key: String, steps_max: u32) -> anyhow::Result<Opened> {
-    let mut tasks = JoinSet::new();
-    let operator = Operator::connect(&config, Stamp::default(), &mut tasks).await;
+/// Asks all databases at once; of several, some may not answer.
+///
+/// # Errors
+/// The only one did not answer.
+pub(super) async fn ask(places: Vec<Place>, key: &str, steps_max: u32, json: bool) -> anyhow::Result<Asked> {
+    let looked = together(places.into_iter().map(|place| async move {
+        let (database, target) = (place.database.clone(), place.config.postgres_target());
+        (database, databases::in_time(target, open(place, key, steps_max)).await)
+    }));
+    let looked = looked.await;
+    let is_alone = looked.len() == 1;
+    let mut asked = Asked { opened: Vec::new(), unasked: String::new(), code: 0, is_alone };
+    for (database, looked) in looked {
+        match looked {
+            Ok(one) => asked.opened.push(one),
+            Err(error) if is_alone => return Err(error),
+            Err(error) => {
+                asked.code = asked.code.max(crate::exit_code(&error));
+                asked.unasked += &databases::unasked(&database, &error, json);
+            }
+        }
+    }
+    Ok(asked)
+}
+
+/// The key that was meant, where a `:` stands in the client's own.
+///
+/// # Errors
+/// PostgreSQL refused or went away.
+pub(super) async fn meant(opened: &mut [Opened], key: &str) -> anyhow::Result<Option<String>> {
+    for Opened { operator, .. } in opened {
+        if let Some(meant) = operator.meant(key).await? {
+            return Ok(Some(meant));
+        }
+    }
+    Ok(None)
+}
+
+async fn open(place: Place, key: &str, steps_max: u32) -> anyhow::Result<Opened> {
+    let (mut tasks, database) = (JoinSet::new(), place.database.clone());
+    let operator = Operator::connect(&place.config, Stamp::default(), &mut tasks).await;
     let mut operator = operator.with_context(|| format!("look into {database}"))?;
-    let trace = operator.trace(&key, steps_max).await?;
-    Ok(Opened { operator, _tasks: tasks, placed: PlacedTrace { database, trace } })
+    let trace = operator.trace(key, steps_max).await?;
+    Ok(Opened { operator, _tasks: tasks, placed: PlacedTrace { database, trace }, place })
 }
 
 /// A whole key; a client's own text is answered with the key that it has become.

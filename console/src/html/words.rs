@@ -64,11 +64,11 @@ pub(crate) fn count(count: i64, class: &str) -> Markup {
 pub(crate) fn state(word: &str) -> Markup {
     let class = match word {
         "well" | "settled" | "completed" | "done" | "sent again" => "good",
-        "running" | "due" | "delayed" | "sent" | "reported" | "note" => "calm",
-        "parked" | "waiting" | "failing" | "compensating" | "undoing" | "look" | "warning"
-        | "being sent again" => "warn",
+        "running" | "due" | "delayed" | "sent" | "reported" | "note" | "on its way" | "leased" => "calm",
+        "parked" | "waiting" | "failing" | "compensating" | "undoing" | "look" | "warning" | "snoozed"
+        | "unknown" | "being sent again" => "warn",
         "dead" | "stuck" | "quarantined" | "failed" | "undo-failed" | "needs somebody" | "problem"
-        | "away" => "bad",
+        | "held" | "away" => "bad",
         _ => "quiet",
     };
     html! { span.badge.(class) { (word) } }

@@ -1,12 +1,15 @@
 //! `/key`: a key's way over all databases.
 
 mod timeline;
+mod why;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use maud::{Markup, html};
-use oncebox_connect::error::error_chain;
-use oncebox_operator::{PlacedTrace, TracedMessage, look_elsewhere, together};
+use oncebox_connect::error::{RelayError, error_chain};
+use oncebox_operator::{
+    Explained, Looked, PlacedTrace, TracedMessage, WhySource, explain, look_elsewhere, together,
+};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -16,7 +19,7 @@ use crate::{
     fleet::{ANSWER_MAX, Database, Fleet, Turn},
     html::{
         layout::key_link,
-        words::{self, empty, state},
+        words::{self, empty, state, time_or},
     },
     problem::Problem,
     view::View,
@@ -24,6 +27,9 @@ use crate::{
 
 /// Messages below a key, at most.
 const STEPS_MAX: u32 = 100;
+
+/// The longest time for each question that says why a message is not there.
+const WHY_MAX: Duration = Duration::from_secs(2);
 
 /// The answers of all databases.
 pub(crate) struct Asked {
@@ -40,23 +46,43 @@ pub(crate) struct Asked {
 #[schemars(rename = "KeyTrace")]
 pub(crate) struct Way {
     key: String,
+    /// Why its messages are not there yet: an answer for each.
+    why: Vec<Explained>,
     databases: Vec<PlacedTrace>,
     meant: Option<String>,
     unasked: Vec<String>,
 }
 
+/// Databases that have answered, to be asked again.
+struct Gathered<'a> {
+    fleet: &'a Fleet,
+    opened: Vec<(Turn<'a>, PlacedTrace)>,
+    meant: Option<String>,
+    unasked: Vec<String>,
+    /// A connection that was cut off may still be at work.
+    cut_off: Vec<String>,
+}
+
 pub(crate) async fn load(ask: Arc<Ask>) -> Result<Way, Problem> {
     let key = ask.query.text("key").ok_or_else(|| Problem::Bad("key: which one?".to_owned()))?;
-    let Asked { found, meant, unasked } = traces(&ask.console.fleet, &key, STEPS_MAX).await;
-    Ok(Way { key, databases: found, meant, unasked })
+    let mut gathered = gather(&ask.console.fleet, &key, STEPS_MAX).await;
+    let mut why = gathered.explain(&key).await;
+    let Asked { found, meant, unasked } = gathered.finish().await;
+    if let (Some(meant), Some(answer)) = (&meant, why.first_mut()) {
+        answer.mean(meant);
+    }
+    Ok(Way { key, why, databases: found, meant, unasked })
 }
 
 /// Asks all databases at once.
 pub(crate) async fn traces(fleet: &Fleet, key: &str, steps_max: u32) -> Asked {
+    gather(fleet, key, steps_max).await.finish().await
+}
+
+async fn gather<'a>(fleet: &'a Fleet, key: &str, steps_max: u32) -> Gathered<'a> {
     let traces: Vec<_> = fleet.databases.iter().map(|database| trace(database, key, steps_max)).collect();
-    let traced = together(traces).await;
     let (mut opened, mut unasked) = (Vec::new(), Vec::new());
-    for traced in traced {
+    for traced in together(traces).await {
         match traced {
             Ok(one) => opened.push(one),
             Err(problem) => unasked.push(problem.text().to_owned()),
@@ -73,19 +99,40 @@ pub(crate) async fn traces(fleet: &Fleet, key: &str, steps_max: u32) -> Asked {
             }
         }
     }
-    for (name, error) in look_elsewhere(&mut opened, ANSWER_MAX).await {
-        unasked.push(format!("{name}: {}", error_chain(&error)));
-        cut_off.push(name);
-    }
-    let mut found = Vec::new();
-    for (turn, placed) in opened {
-        // A connection that was cut off may still be at work.
-        if !cut_off.contains(&placed.database) {
-            turn.keep().await;
+    let silent = look_elsewhere(&mut opened, ANSWER_MAX).await;
+    let mut gathered = Gathered { fleet, opened, meant, unasked, cut_off };
+    gathered.note_silent(silent);
+    gathered
+}
+
+impl Gathered<'_> {
+    fn note_silent(&mut self, silent: Vec<(String, RelayError)>) {
+        for (name, error) in silent {
+            self.unasked.push(format!("{name}: {}", error_chain(&error)));
+            self.cut_off.push(name);
         }
-        found.extend(placed.trace.is_known().then_some(placed));
     }
-    Asked { found, meant, unasked }
+
+    async fn explain(&mut self, key: &str) -> Vec<Explained> {
+        let config = |placed: &PlacedTrace| self.fleet.find(&placed.database).ok()?.member.config.as_ref();
+        let source =
+            |(_, placed): &(Turn<'_>, PlacedTrace)| WhySource { config: config(placed), is_named: true };
+        let sources: Vec<WhySource<'_>> = self.opened.iter().map(source).collect();
+        let Looked { why, silent, .. } = explain(key, &mut self.opened, &sources, WHY_MAX).await;
+        self.note_silent(silent);
+        why.answers
+    }
+
+    async fn finish(self) -> Asked {
+        let mut found = Vec::new();
+        for (turn, placed) in self.opened {
+            if !self.cut_off.contains(&placed.database) {
+                turn.keep().await;
+            }
+            found.extend(placed.trace.is_known().then_some(placed));
+        }
+        Asked { found, meant: self.meant, unasked: self.unasked }
+    }
 }
 
 async fn trace<'a>(
@@ -108,11 +155,10 @@ impl View for Way {
         html! {
             @for problem in &self.unasked { p.problem role="alert" { (problem) } }
             @if let Some(meant) = &self.meant { p.told { "Did you mean the key " (key_link(meant)) "?" } }
+            h2 { "Why it is not there yet" }
+            (why::show(ask, &self.why))
             @if self.databases.is_empty() {
-                (empty(
-                    "No database that answered knows this key: the message was never enqueued, its transaction has not \
-                     committed, or it was deleted after the retention time."
-                ))
+                (empty("No database that answered knows this key."))
             } @else {
                 h2 { "Messages" }
                 (self.messages(ask))
@@ -124,6 +170,7 @@ impl View for Way {
                     p.quiet { "This role may not read the audit table of every database." }
                 }
             }
+            (words::command(&["oncebox", "why", &self.key]))
             (words::command(&["oncebox", "trace", &self.key]))
         }
     }
@@ -195,6 +242,9 @@ fn row(ask: &Ask, database: &str, message: &TracedMessage) -> Markup {
                         @if !inbox.tenant.is_empty() { " of " (inbox.tenant) }
                         @if let Some(database) = &inbox.database { ", " (database) }
                         @if let Some(failure) = &inbox.failure { ": " (failure.failures) " failures, " (failure.reason) }
+                        @if let Some(snooze) = &inbox.snooze { " until " (time_or(snooze.until, "?")) ": " (snooze.reason) }
+                        @if let Some(lease) = &inbox.lease { " until " (time_or(lease.until, "?")) }
+                        @for effect in &inbox.effects { ", effect " (effect.step) " " (effect.state) }
                     }
                 }
             }

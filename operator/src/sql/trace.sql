@@ -55,6 +55,7 @@ SELECT
   END AS next_attempt_at,
   p.dead_at,
   p.error,
+  p.cause,
   p.replay AS parked_replay,
   r.number AS replay,
   r.cancelled IS NOT DISTINCT FROM r.number AS is_cancelled,
@@ -86,7 +87,7 @@ CROSS JOIN LATERAL (
   ) AS is_discarded
 ) AS d
 LEFT JOIN LATERAL (
-  SELECT q.parked_at, q.attempts, q.next_attempt_at, q.dead_at, q.error, q.replay, q.waits_for
+  SELECT q.parked_at, q.attempts, q.next_attempt_at, q.dead_at, q.error, q.cause, q.replay, q.waits_for
   FROM {schema}.parked AS q
   WHERE q.lane = f.lane AND q.id = f.id
   OFFSET 0

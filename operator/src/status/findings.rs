@@ -143,7 +143,7 @@ fn full(words: &str) -> Finding {
 
 /// The remedy where JetStream refuses for a bucket that is gone, or for a seal, which ends with no
 /// limit.
-fn unsealed(reason: &str) -> Option<&'static str> {
+pub(crate) fn unsealed(reason: &str) -> Option<&'static str> {
     if reason.contains("object store") && reason.contains("10059") {
         return Some(
             "nothing, if a relay runs: it makes its bucket again within a minute, and `oncebox outbox verify` finds what \
@@ -175,7 +175,7 @@ pub(crate) fn nats_away(problem: &str) -> Finding {
 }
 
 /// Findings about pauses.
-fn paused(pause: &PauseRow) -> Finding {
+pub(crate) fn paused(pause: &PauseRow) -> Finding {
     let PauseRow { kind, value, rate, reason, paused_by, database_user, .. } = pause;
     let action = rate.map_or("paused".to_owned(), |rate| format!("throttled to {rate} messages/s"));
     let by = paused_by.as_ref().unwrap_or(database_user);
@@ -192,7 +192,7 @@ fn paused(pause: &PauseRow) -> Finding {
 }
 
 /// Findings about streams that lost delivered messages.
-fn lost(loss: &LossStatus) -> Finding {
+pub(crate) fn lost(loss: &LossStatus) -> Finding {
     let remedy = format!(
         "have them sent again: `oncebox outbox resend --stream {}`, --dry-run to count them first",
         loss.stream
@@ -267,7 +267,7 @@ fn no_relay(status: &Status) -> Option<Finding> {
     })
 }
 
-fn locked(holder: &Holder, relay_name: &str) -> Option<Finding> {
+pub(crate) fn locked(holder: &Holder, relay_name: &str) -> Option<Finding> {
     let ours = |name: &str| name == relay_name || name == "oncebox operator" || name.ends_with(" operator");
     let is_ours = holder.application_name.as_deref().is_some_and(ours);
     let is_short = holder.transaction_seconds.is_none_or(|seconds| seconds < PASS_SECONDS);
@@ -289,7 +289,7 @@ fn locked(holder: &Holder, relay_name: &str) -> Option<Finding> {
 }
 
 /// Due, not locked, a relay there, and yet nothing moves.
-fn stalled(status: &Status) -> Option<Finding> {
+pub(crate) fn stalled(status: &Status) -> Option<Finding> {
     let is_locked = |lane: &LaneStatus| status.locks.iter().any(|lock| lock.lanes.contains(&lane.lane));
     let settled = status.lanes.iter().map(|lane| lane.settled_seconds).fold(f64::INFINITY, f64::min);
     let due = status.lanes.iter().filter(|lane| !is_locked(lane)).map(|lane| lane.lag_seconds);
@@ -329,7 +329,7 @@ fn restored(lanes: &[LaneStatus]) -> Option<Finding> {
     })
 }
 
-fn name(holder: &Holder) -> String {
+pub(crate) fn name(holder: &Holder) -> String {
     let mut text = match (holder.pid, &holder.prepared) {
         (Some(pid), _) => format!("pid {pid}"),
         (None, Some(prepared)) => format!("the prepared transaction {prepared:?}"),
@@ -344,14 +344,14 @@ fn name(holder: &Holder) -> String {
     text
 }
 
-fn since(holder: &Holder) -> String {
+pub(crate) fn since(holder: &Holder) -> String {
     let state = holder.state.as_ref().map(|state| format!(", {state}")).unwrap_or_default();
     let seconds =
         holder.transaction_seconds.map(|seconds| format!(", its transaction open for {seconds:.0} s"));
     state + &seconds.unwrap_or_default()
 }
 
-fn end(holder: &Holder) -> String {
+pub(crate) fn end(holder: &Holder) -> String {
     match (holder.pid, &holder.prepared) {
         (Some(pid), _) => format!("SELECT pg_terminate_backend({pid})"),
         (None, Some(prepared)) => format!("ROLLBACK PREPARED '{}'", prepared.replace('\'', "''")),

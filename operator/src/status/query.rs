@@ -148,7 +148,7 @@ impl Status {
     /// NATS cannot be reached, or does not let us in.
     pub async fn ask_nats(&self, config: &Config) -> Result<Survey, String> {
         let subjects: Vec<String> = self.subjects.iter().map(|subject| subject.subject.clone()).collect();
-        survey::look(config, "oncebox status", &subjects).await.map_err(|error| error_chain(&error))
+        survey::look(config, "oncebox status", &subjects, true).await.map_err(|error| error_chain(&error))
     }
 
     /// Adds such an answer, also one that is some seconds old, and the obstacles to delivery that

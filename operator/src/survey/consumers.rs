@@ -26,6 +26,10 @@ pub struct ConsumerStatus {
     pub pending: u64,
     /// Messages delivered and not acknowledged.
     pub unacknowledged: u64,
+    /// The highest sequence of its stream that it has delivered.
+    pub delivered_sequence: u64,
+    /// All up to this sequence of its stream are acknowledged.
+    pub acknowledged_sequence: u64,
     /// With so many (`max_ack_pending`) it delivers no further message.
     pub unacknowledged_max: Option<u64>,
     /// Messages of those that it has delivered more than once.
@@ -120,6 +124,8 @@ struct Config {
 
 #[derive(Default, Deserialize)]
 struct Place {
+    #[serde(default)]
+    stream_seq: u64,
     last_active: Option<String>,
 }
 
@@ -143,6 +149,8 @@ impl Info {
             filters: filters.filter(|filter| !filter.is_empty()).collect(),
             pending: self.num_pending,
             unacknowledged: self.num_ack_pending,
+            delivered_sequence: self.delivered.stream_seq,
+            acknowledged_sequence: self.ack_floor.stream_seq,
             unacknowledged_max: u64::try_from(max_ack_pending).ok().filter(|most| *most > 0),
             redelivered: self.num_redelivered,
             created_seconds: age(Some(&self.created)).unwrap_or_default(),

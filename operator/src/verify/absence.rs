@@ -7,20 +7,20 @@ const SKEW_MAX: Duration = Duration::from_secs(10);
 
 /// The messages that a stream lets go by its configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LettingGo {
+pub(crate) struct LettingGo {
     /// Consumed messages (a work queue, retention by interest), or messages that a publisher rolls
     /// up.
-    pub(super) consumed: bool,
+    pub(crate) consumed: bool,
     /// The oldest of a subject, when that has too many.
-    pub(super) of_subjects: bool,
+    pub(crate) of_subjects: bool,
     /// Messages that were stored before this time, by age or by size of the stream; `None` when no
     /// such message has gone, or none may.
-    pub(super) before: Option<SystemTime>,
+    pub(crate) before: Option<SystemTime>,
 }
 
 /// The verdict on a message that a stream does not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Absence {
+pub(crate) enum Absence {
     /// The stream must hold the message.
     Missing,
     /// The stream may have let it go.
@@ -32,7 +32,7 @@ pub(super) enum Absence {
 impl LettingGo {
     /// The verdict on an absent message that was enqueued at this time, and so stored then or
     /// later.
-    pub(super) fn judge(&self, enqueued_at: SystemTime) -> Absence {
+    pub(crate) fn judge(&self, enqueued_at: SystemTime) -> Absence {
         let may_be_too_old = self.before.is_some_and(|before| enqueued_at < before + SKEW_MAX);
         if self.consumed || may_be_too_old {
             Absence::Unproven
@@ -47,7 +47,7 @@ impl LettingGo {
 impl Absence {
     /// The verdict by the time when the stream stored its last message of the subject: a message
     /// makes place only for newer ones.
-    pub(super) fn with_last_of_subject(enqueued_at: SystemTime, last_at: Option<SystemTime>) -> Self {
+    pub(crate) fn with_last_of_subject(enqueued_at: SystemTime, last_at: Option<SystemTime>) -> Self {
         match last_at {
             Some(last_at) if last_at + SKEW_MAX >= enqueued_at => Self::Unproven,
             _ => Self::Missing,

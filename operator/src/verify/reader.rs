@@ -42,25 +42,25 @@ const ALL: &str = ">";
 
 /// A stream, as it was when the reader was made.
 #[derive(Debug)]
-pub(super) struct Reader {
+pub(crate) struct Reader {
     connection: Connection,
     stream: Stream<()>,
     /// The sequence of the first message; one above the last where there is none.
-    pub(super) first: u64,
+    pub(crate) first: u64,
     /// The last sequence that was given out.
-    pub(super) last: u64,
-    pub(super) subjects: Vec<String>,
-    pub(super) lets_go: LettingGo,
+    pub(crate) last: u64,
+    pub(crate) subjects: Vec<String>,
+    pub(crate) lets_go: LettingGo,
     /// It stores messages under other subjects than those they are published to.
-    pub(super) maps_subjects: bool,
+    pub(crate) maps_subjects: bool,
     concurrent: usize,
 }
 
 impl Reader {
     /// # Errors
     /// NATS cannot be reached, does not let us in, or has no such stream.
-    pub(super) async fn connect(config: &Config, name: &str) -> Result<Self, RelayError> {
-        let connection = Server::connect_once(config, "oncebox outbox verify", CONNECT_TIMEOUT).await?;
+    pub(crate) async fn connect(config: &Config, name: &str, command: &str) -> Result<Self, RelayError> {
+        let connection = Server::connect_once(config, command, CONNECT_TIMEOUT).await?;
         let failed = |problem| RelayError::Verify { stream: name.to_owned(), problem };
         let found = stream_info(&connection, name).await.map_err(failed)?;
         let found = found.ok_or_else(|| failed("there is no such stream".to_owned()))?;
@@ -94,7 +94,7 @@ impl Reader {
 
     /// The messages from a sequence on, some of them, and the sequence to go on with; `None` at the
     /// end.
-    pub(super) async fn page(&self, from: u64) -> Result<(Vec<StreamMessage>, Option<u64>), String> {
+    pub(crate) async fn page(&self, from: u64) -> Result<(Vec<StreamMessage>, Option<u64>), String> {
         let to = self.last.min(from.saturating_add(PAGE - 1));
         let (next, bytes) = (AtomicU64::new(from), AtomicUsize::new(0));
         let asked = (from..=to)
@@ -120,7 +120,7 @@ impl Reader {
     }
 
     /// The sequence of the first message that was stored at a time or later.
-    pub(super) async fn seek(&self, time: SystemTime) -> Result<u64, String> {
+    pub(crate) async fn seek(&self, time: SystemTime) -> Result<u64, String> {
         let (mut low, mut high) = (self.first, self.last.saturating_add(1));
         while low < high {
             let middle = low + (high - low) / 2;
@@ -133,14 +133,14 @@ impl Reader {
     }
 
     /// When the last message of a subject was stored.
-    pub(super) async fn last_of_subject(&self, subject: &str) -> Result<Option<SystemTime>, String> {
+    pub(crate) async fn last_of_subject(&self, subject: &str) -> Result<Option<SystemTime>, String> {
         let last = self.ask(|| self.stream.get_last_raw_message_by_subject(subject));
         let last = unless_denied(&self.connection, last).await?;
         Ok(last.map(|message| message.time.into()))
     }
 
     /// Whether the object that is the payload of a message is there.
-    pub(super) async fn has_object(&self, object: &[String; 3]) -> Result<bool, String> {
+    pub(crate) async fn has_object(&self, object: &[String; 3]) -> Result<bool, String> {
         unless_denied(&self.connection, has_object(&self.connection, object, QUESTION_TIMEOUT)).await
     }
 

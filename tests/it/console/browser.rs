@@ -48,6 +48,8 @@ fn pages() -> Vec<(&'static str, &'static str)> {
         ("database", "/db/shop"),
         ("find", "/find?q=order-1"),
         ("key", "/key?key=order-1"),
+        ("why", "/key?key=lost-1"),
+        ("why-unknown", "/key?key=nobody"),
         ("parked", "/db/shop/set-aside"),
         ("dead", "/db/shop/set-aside?kind=dead"),
         ("failing", "/db/shop/set-aside?kind=failing"),

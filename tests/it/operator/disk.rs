@@ -11,9 +11,12 @@ use super::{
     doctor::{doctor, text_of},
     status::{assert_finds, status},
 };
-use crate::relay::{
-    process::run,
-    support::{client, fresh_stream, stream_config},
+use crate::{
+    relay::{
+        process::run,
+        support::{client, fresh_stream, stream_config},
+    },
+    why::support::{assert_held, why},
 };
 
 /// A file system of 64 MB, which ends with this value.
@@ -67,6 +70,7 @@ async fn a_full_disk_of_postgresql_is_found_and_named_until_there_is_room() {
     assert_eq!(run(&url, &["status"]).await.0, 0, "nothing waits");
     assert_eq!(status(&url).await["full_disk"], serde_json::Value::Null);
 
+    pg.execute("SELECT oncebox.enqueue('before', 's', 'p')", &[]).await.unwrap();
     disk.fill();
     let large = "SELECT oncebox.enqueue('k', 's', string_agg(sha256(int4send(n)), '')) FROM generate_series(1, 30000) AS n";
     let refused = pg.execute(large, &[]).await.unwrap_err();
@@ -77,6 +81,8 @@ async fn a_full_disk_of_postgresql_is_found_and_named_until_there_is_room() {
     assert!(code == 1 && words.iter().all(|word| first.contains(word)), "{text}{log}");
     let seen = serde_json::from_str(&run(&url, &["status", "--json"]).await.1).unwrap();
     assert_finds(&seen, &[words[0], words[1], "make room"]);
+    let (_, told) = why(&url, "", &["before"]).await;
+    assert_held(&told["answers"][0], "postgres", &words, &["make room"]);
     let (code, seen) = doctor(&url, env.nats_url(), &[]).await;
     let found = text_of(&seen, "disk-full");
     assert!(code == 1 && found.contains(words[1]) && found.contains("make room"), "{seen}");

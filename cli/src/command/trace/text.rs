@@ -134,5 +134,19 @@ fn stand(inbox: &TracedInbox) -> String {
         let next = next_at.map(|at| format!(", next at {}", time(at))).unwrap_or_default();
         format!(": {}{next}, {reason}", counted(failures, "failure"))
     });
-    format!("{status} in {}{tenant}{database}{}", inbox.scope, failure.unwrap_or_default())
+    let mut text = format!("{status} in {}{tenant}{database}{}", inbox.scope, failure.unwrap_or_default());
+    if let Some(snooze) = &inbox.snooze {
+        let until = snooze.until.map(time).unwrap_or_default();
+        text += &format!(" until {until}, {}: {}", counted(snooze.times, "time"), snooze.reason);
+    }
+    if let Some(lease) = &inbox.lease {
+        let until = lease.until.map(time).unwrap_or_default();
+        let owner = lease.owner.as_deref().unwrap_or("?");
+        text += &format!(" by {owner} until {until}, attempt {}", lease.attempts);
+        text += &lease.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    }
+    for effect in &inbox.effects {
+        text += &format!(", effect {} {} at {}", effect.step, effect.state, time(effect.started_at));
+    }
+    text
 }

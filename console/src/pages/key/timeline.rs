@@ -106,7 +106,24 @@ fn of_inbox<'a>(database: &'a str, key: &'a str, inbox: &'a TracedInbox) -> Vec<
     if let Some(failure) = &inbox.failure {
         let more = format!("{scope}, {}: {}", counted(failure.failures, "time"), failure.reason);
         events.push(event(failure.failed_at, "failing", more));
-        events.extend(failure.next_at.map(|at| event(at, "next attempt", scope)));
+        events.extend(failure.next_at.map(|at| event(at, "next attempt", scope.clone())));
+    }
+    if let Some(snooze) = &inbox.snooze {
+        let more = format!("{scope}, {}: {}", counted(snooze.times, "time"), snooze.reason);
+        events.push(event(snooze.since, "snoozed", more));
+        events.extend(snooze.until.map(|at| event(at, "next attempt", scope.clone())));
+    }
+    if let Some(lease) = &inbox.lease {
+        let owner = lease.owner.as_deref().unwrap_or("?");
+        events.push(event(lease.since, "claimed", format!("{scope}, by process {owner}")));
+        events.extend(lease.until.map(|at| event(at, "end of the lease", scope.clone())));
+    }
+    for effect in &inbox.effects {
+        events.push(event(
+            effect.started_at,
+            "effect",
+            format!("{scope}, {}: {}", effect.step, effect.state),
+        ));
     }
     events
 }

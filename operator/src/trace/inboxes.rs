@@ -1,0 +1,236 @@
+//! How keys stand in the inboxes of a database.
+
+use std::time::SystemTime;
+
+use oncebox_connect::{error::RelayError, postgres::typed};
+use schemars::JsonSchema;
+use serde::Serialize;
+use tokio_postgres::{Row, Transaction, error::SqlState};
+
+use crate::{
+    BATCH, failed,
+    failing::failures,
+    statements::Statements,
+    time::{Rfc3339, Rfc3339Option},
+};
+
+/// Inboxes that are looked into, at most.
+const INBOXES_MAX: i64 = 100;
+
+/// A key of a message from elsewhere, and how it stands in an inbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[non_exhaustive]
+pub struct TracedKey {
+    /// The key.
+    pub key: String,
+    /// How it stands.
+    #[serde(flatten)]
+    pub inbox: TracedInbox,
+}
+
+/// How a key stands in an inbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[non_exhaustive]
+pub struct TracedInbox {
+    /// The database that it is in, where several are looked into and the message is in another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub database: Option<String>,
+    /// Whose inbox: `service:handler`.
+    pub scope: String,
+    /// Whose key; empty where there is only one tenant.
+    pub tenant: String,
+    /// `completed`, `rejected` or `dead`: given up, there may be a dead letter; or `failing`,
+    /// `snoozed`, `leased` (a process works on it), or `unknown`: an effect outside the database
+    /// may have happened, and the next attempt finds out.
+    pub status: String,
+    /// When the inbox settled it.
+    #[serde(with = "Rfc3339Option")]
+    pub settled_at: Option<SystemTime>,
+    /// How it fails, while it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<TracedFailure>,
+    /// Until when its handler has put it off, while it has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snooze: Option<TracedSnooze>,
+    /// Its claim under a lease, while it is not settled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease: Option<TracedLease>,
+    /// Its effects outside the database that the inbox remembers, the oldest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub effects: Vec<TracedEffect>,
+}
+
+/// A message that its handler has put off.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[non_exhaustive]
+pub struct TracedSnooze {
+    /// Why, in the handler's words.
+    pub reason: String,
+    /// When it is delivered again.
+    #[serde(with = "Rfc3339Option")]
+    pub until: Option<SystemTime>,
+    /// Since when it has been put off again and again.
+    #[serde(with = "Rfc3339")]
+    pub since: SystemTime,
+    /// How often.
+    pub times: i64,
+}
+
+/// A claim under a lease that has not ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[non_exhaustive]
+pub struct TracedLease {
+    /// The process that has, or had, it.
+    pub owner: Option<String>,
+    /// Nobody else may claim the key before: the end of the lease, or of the pause after a failure.
+    #[serde(with = "Rfc3339Option")]
+    pub until: Option<SystemTime>,
+    /// When the key was first claimed.
+    #[serde(with = "Rfc3339")]
+    pub since: SystemTime,
+    /// How many attempts have begun.
+    pub attempts: i64,
+    /// Why the last attempt failed, or its effect is unknown.
+    pub reason: Option<String>,
+}
+
+/// An effect outside the database.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[non_exhaustive]
+pub struct TracedEffect {
+    /// Its step.
+    pub step: String,
+    /// `started`: it may have happened; `done`: it has; `rejected`: it never will.
+    pub state: String,
+    /// When it began.
+    #[serde(with = "Rfc3339")]
+    pub started_at: SystemTime,
+}
+
+/// How a message fails in an inbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[non_exhaustive]
+pub struct TracedFailure {
+    /// How many attempts have failed.
+    pub failures: i64,
+    /// Why the last one failed.
+    pub reason: String,
+    /// When it failed.
+    #[serde(with = "Rfc3339")]
+    pub failed_at: SystemTime,
+    /// When the message is delivered again; `None` when its consumer has not said.
+    #[serde(with = "Rfc3339Option")]
+    pub next_at: Option<SystemTime>,
+}
+
+/// Under a savepoint: a role that may not look into inboxes still sees the rest.
+pub(super) async fn inboxes(
+    transaction: &Transaction<'_>,
+    sql: &Statements,
+    keys: &[String],
+    below: Option<&str>,
+) -> Result<Vec<TracedKey>, RelayError> {
+    let (keys, rows_max) = (keys.to_vec(), BATCH * 10);
+    transaction.batch_execute("SAVEPOINT inboxes").await.map_err(failed("set a savepoint"))?;
+    let looking = async {
+        let settled = typed(&[&keys, &INBOXES_MAX, &rows_max, &below]);
+        let settled = transaction.query_typed(&sql.trace_inboxes, &settled).await?;
+        let others = typed(&[&keys, &below, &INBOXES_MAX, &rows_max]);
+        let failing = transaction.query_typed(&sql.trace_failing, &others).await?;
+        let open = transaction.query_typed(&sql.trace_open, &others).await?;
+        let mut found: Vec<TracedKey> = settled.iter().map(settled_key).collect();
+        failing.iter().for_each(|row| add_failure(&mut found, row));
+        open.iter().for_each(|row| add_open(&mut found, row));
+        Ok(found)
+    };
+    match looking.await {
+        Ok(found) => Ok(found),
+        Err(error) if tokio_postgres::Error::code(&error) == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+            let back = transaction.batch_execute("ROLLBACK TO SAVEPOINT inboxes").await;
+            back.map(|()| Vec::new()).map_err(failed("go back to a savepoint"))
+        }
+        Err(error) => Err(failed("look into the inboxes")(error)),
+    }
+}
+
+fn settled_key(row: &Row) -> TracedKey {
+    let mut traced = key(row, row.get("status"));
+    traced.inbox.settled_at = row.get("created_at");
+    traced
+}
+
+/// Of a key with several copies the newest failure counts.
+fn add_failure(found: &mut Vec<TracedKey>, row: &Row) {
+    let failure = TracedFailure {
+        failures: failures(row),
+        reason: row.get("reason"),
+        failed_at: row.get("failed_at"),
+        next_at: row.get("due_at"),
+    };
+    let inbox = of_row(found, row, "failing");
+    if inbox.failure.as_ref().is_none_or(|known| known.failed_at <= failure.failed_at) {
+        inbox.failure = Some(failure);
+    }
+}
+
+/// A lease says more than a failure, and a snooze more than both.
+fn add_open(found: &mut Vec<TracedKey>, row: &Row) {
+    let state: &str = row.get("state");
+    let (since, until, times) = (row.get("since"), row.get("until"), row.get("times"));
+    match row.get("kind") {
+        "effect" => {
+            let (step, state) = (row.get("step"), state.to_owned());
+            let inbox = of_row(found, row, if state == "started" { "unknown" } else { "failing" });
+            inbox.effects.push(TracedEffect { step, state, started_at: since });
+        }
+        "lease" => {
+            let status = match state {
+                "running" => "leased",
+                "unknown" => "unknown",
+                _ => "failing",
+            };
+            let inbox = of_row(found, row, status);
+            if inbox.settled_at.is_none() && inbox.status != "snoozed" {
+                inbox.status = status.to_owned();
+            }
+            let (owner, reason) = (row.get("owner"), row.get("reason"));
+            inbox.lease = Some(TracedLease { owner, until, since, attempts: times, reason });
+        }
+        _ => {
+            let inbox = of_row(found, row, "snoozed");
+            if inbox.settled_at.is_none() {
+                inbox.status = "snoozed".to_owned();
+            }
+            inbox.snooze = Some(TracedSnooze { reason: row.get("reason"), until, since, times });
+        }
+    }
+}
+
+/// The inbox that a row is of; one that is not known yet gets this status.
+fn of_row<'a>(found: &'a mut Vec<TracedKey>, row: &Row, status: &str) -> &'a mut TracedInbox {
+    let new = key(row, status.to_owned());
+    let is_same = |known: &TracedKey| {
+        known.key == new.key && known.inbox.scope == new.inbox.scope && known.inbox.tenant == new.inbox.tenant
+    };
+    let place = found.iter().position(is_same).unwrap_or_else(|| {
+        found.push(new);
+        found.len() - 1
+    });
+    &mut found[place].inbox
+}
+
+fn key(row: &Row, status: String) -> TracedKey {
+    let (scope, tenant) = (row.get("scope"), row.get("tenant"));
+    let inbox = TracedInbox {
+        database: None,
+        scope,
+        tenant,
+        status,
+        settled_at: None,
+        failure: None,
+        snooze: None,
+        lease: None,
+        effects: Vec::new(),
+    };
+    TracedKey { key: row.get("key"), inbox }
+}

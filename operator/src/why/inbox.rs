@@ -1,0 +1,257 @@
+//! The way through inboxes: handlers, leases, effects, dead letters; and sagas.
+
+use oncebox_connect::words::counted;
+
+use super::{
+    Case, End, Outcome, Passed, Remedy,
+    facts::{Inboxes, Running},
+    stream,
+};
+use crate::{
+    TracedInbox, TracedKey,
+    sagas::SagaProgress,
+    time::text,
+    trace::{TracedEffect, TracedLease},
+};
+
+/// The end that an inbox says; `None` when none has the key, or all that have it have handled it.
+pub(super) fn judge(case: &Case<'_>, passed: &mut Vec<Passed>) -> Option<End> {
+    let key = case.message.key.as_str();
+    let database = &case.placed.database;
+    for inbox in case.message.inboxes.iter().filter(|inbox| is_handled(inbox)) {
+        let what = format!("{} by {}{}", inbox.status, inbox.scope, of(inbox));
+        passed.push(Passed { station: "inbox", what, at: inbox.settled_at });
+    }
+    let mut open: Vec<&TracedInbox> =
+        case.message.inboxes.iter().filter(|inbox| !is_handled(inbox)).collect();
+    open.sort_by_key(|inbox| gravity(&inbox.status));
+    let found =
+        open.first().map(|inbox| held(key, inbox, inbox.database.as_ref().unwrap_or(database), case.inboxes));
+    let running = || case.inboxes.running.iter().find(|running| running.key == key).map(at_work);
+    let end = found.or_else(running)?;
+    // An attempt that is overdue waits for its consumer.
+    let is_due = open.first().is_some_and(|inbox| is_overdue(inbox, case));
+    if is_due {
+        let behind = stream::judge(case, passed);
+        if behind.outcome == Outcome::Held {
+            return Some(behind);
+        }
+    } else {
+        stream::note(case, passed);
+    }
+    Some(end)
+}
+
+/// The end of a key whose message is in none of the databases.
+pub(super) fn of_lone(traced: &TracedKey, database: &String, inboxes: &Inboxes) -> End {
+    let inbox = &traced.inbox;
+    match is_handled(inbox) {
+        true => {
+            let at = inbox.settled_at.map(|at| format!(" at {}", text(at))).unwrap_or_default();
+            let what =
+                format!("{} by {}{at}; its message is from another database", inbox.status, inbox.scope);
+            End::new("end", Outcome::Done, what)
+        }
+        false => held(&traced.key, inbox, database, inboxes),
+    }
+}
+
+fn is_handled(inbox: &TracedInbox) -> bool {
+    ["completed", "rejected"].contains(&inbox.status.as_str())
+}
+
+/// The gravest first.
+fn gravity(status: &str) -> usize {
+    const ORDER: [&str; 6] = ["dead", "unknown", "failing", "snoozed", "open", "leased"];
+    ORDER.iter().position(|known| *known == status).unwrap_or(ORDER.len())
+}
+
+/// Whether its time has come, by the database's clock.
+fn is_overdue(inbox: &TracedInbox, case: &Case<'_>) -> bool {
+    let next = match inbox.status.as_str() {
+        "failing" | "unknown" | "leased" => inbox
+            .lease
+            .as_ref()
+            .and_then(|lease| lease.until)
+            .or(inbox.failure.as_ref().and_then(|failure| failure.next_at)),
+        _ => None,
+    };
+    next.zip(case.status().at).is_some_and(|(next, now)| next <= now)
+}
+
+fn of(inbox: &TracedInbox) -> String {
+    let tenant = if inbox.tenant.is_empty() { String::new() } else { format!(" of tenant {}", inbox.tenant) };
+    let database = inbox.database.as_ref().map(|database| format!(" in {database}")).unwrap_or_default();
+    tenant + &database
+}
+
+fn held(key: &str, inbox: &TracedInbox, database: &String, inboxes: &Inboxes) -> End {
+    let scope = inbox.scope.as_str();
+    let who = format!("the inbox of {scope}{}", of(inbox));
+    let effects = effects(&inbox.effects);
+    let end = match inbox.status.as_str() {
+        "dead" => dead(key, inbox, &who, inboxes),
+        "snoozed" => snoozed(key, inbox, &who),
+        "leased" => leased(inbox, &who),
+        "unknown" => {
+            let next = inbox.lease.as_ref().and_then(|lease| lease.until);
+            let next =
+                next.map(|at| format!("; {who} may look again from {} on", text(at))).unwrap_or_default();
+            let reason = inbox.lease.as_ref().and_then(|lease| lease.reason.clone());
+            let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
+            let what = format!("an effect outside the database may have happened{effects}{reason}{next}");
+            let remedy = Remedy::words(
+                "none is needed while a process of this inbox runs: its next attempt finds out",
+            );
+            return End::held("effect", what, remedy.at(Some(database)));
+        }
+        _ => failing(key, inbox, &who),
+    };
+    let remedy = end.remedy.map(|remedy| remedy.at(Some(database)));
+    End { what: end.what + &effects, remedy, ..end }
+}
+
+/// The effects that have begun and not ended.
+fn effects(all: &[TracedEffect]) -> String {
+    let open = all.iter().filter(|effect| effect.state == "started");
+    let open = open.map(|effect| format!("{} began at {}", effect.step, text(effect.started_at)));
+    let open: Vec<String> = open.collect();
+    if open.is_empty() { String::new() } else { format!("; open effects: {}", open.join(", ")) }
+}
+
+fn dead(key: &str, inbox: &TracedInbox, who: &str, inboxes: &Inboxes) -> End {
+    let is_it = |letter: &&crate::DeadLetter| {
+        letter.key.as_deref() == Some(key) && letter.scope == inbox.scope && letter.tenant == inbox.tenant
+    };
+    let letter = inboxes.letters.iter().map(|(_, letter)| letter).find(is_it);
+    let at = inbox.settled_at.map(|at| format!(" at {}", text(at))).unwrap_or_default();
+    match letter {
+        Some(letter) => {
+            let count = counted(letter.deliveries, "delivery").replace("deliverys", "deliveries");
+            let what = format!("{who} gave it up{at}, after {count}: {}", letter.reason);
+            let fields = [
+                ("kind", "dead-letters"),
+                ("action", "retry"),
+                ("key", key),
+                ("scope", inbox.scope.as_str()),
+            ];
+            End::held(
+                "inbox",
+                what,
+                Remedy::action(
+                    "mend the cause, then have it handled again",
+                    "oncebox inbox dead retry",
+                    &fields,
+                ),
+            )
+        }
+        None => {
+            let what = format!(
+                "{who} gave it up{at}, and its dead letter was discarded, or cannot be read by this role"
+            );
+            let remedy = Remedy::words("have its producer enqueue it again, under another key");
+            End { remedy: Some(remedy), ..End::new("inbox", Outcome::GivenUp, what) }
+        }
+    }
+}
+
+fn snoozed(key: &str, inbox: &TracedInbox, who: &str) -> End {
+    let (mut until, mut more) = (String::new(), String::new());
+    if let Some(snooze) = &inbox.snooze {
+        until = snooze.until.map(text).unwrap_or_default();
+        more =
+            format!(" ({} since {}): {}", counted(snooze.times, "time"), text(snooze.since), snooze.reason);
+    }
+    let fields = [("kind", "replays"), ("action", "replay"), ("key", key)];
+    let what =
+        format!("none is needed: it is delivered again at {until}; to have a copy of it handled at once");
+    End::held(
+        "inbox",
+        format!("{who} has snoozed it until {until}{more}"),
+        Remedy::action(what, "oncebox outbox replay", &fields),
+    )
+}
+
+fn leased(inbox: &TracedInbox, who: &str) -> End {
+    let Some(TracedLease { owner, until, since, attempts, .. }) = &inbox.lease else {
+        return End::new("inbox", Outcome::OnItsWay, format!("{who} has claimed it"));
+    };
+    let until = until.map(text).unwrap_or_default();
+    let owner = owner.as_deref().unwrap_or("?");
+    let what = format!(
+        "{who} works on it since {}, in attempt {attempts}: process {owner} has the lease until {until}; if it dies, another \
+         takes over then",
+        text(*since)
+    );
+    End::new("inbox", Outcome::OnItsWay, what)
+}
+
+fn failing(key: &str, inbox: &TracedInbox, who: &str) -> End {
+    let what = match (&inbox.failure, &inbox.lease) {
+        (Some(failure), _) => {
+            let next = failure
+                .next_at
+                .map(|at| format!("; it is delivered again at {}", text(at)))
+                .unwrap_or_default();
+            format!(
+                "{who} failed it {}, last at {}: {}{next}",
+                counted(failure.failures, "time"),
+                text(failure.failed_at),
+                failure.reason
+            )
+        }
+        (None, Some(lease)) => {
+            let reason = lease.reason.as_deref().unwrap_or("unknown");
+            let next = lease
+                .until
+                .map(|at| format!("; it is claimed again from {} on", text(at)))
+                .unwrap_or_default();
+            format!("{who} failed it in attempt {}: {reason}{next}", lease.attempts)
+        }
+        (None, None) => format!("{who} remembers effects of an earlier attempt at it"),
+    };
+    if inbox.failure.is_none() {
+        return End::held(
+            "inbox",
+            what,
+            Remedy::words("mend the cause; its consumer tries it again by itself"),
+        );
+    }
+    let fields = [("kind", "failing"), ("action", "retry"), ("key", key), ("scope", inbox.scope.as_str())];
+    let words = "mend the cause; its consumer tries it again by itself, or at once";
+    End::held("inbox", what, Remedy::action(words, "oncebox inbox failing retry", &fields))
+}
+
+/// A handler in a transaction leaves no row while it runs.
+fn at_work(running: &Running) -> End {
+    let Running { scope, pid, application_name, seconds, .. } = running;
+    let name = application_name.as_ref().filter(|name| !name.is_empty());
+    let name = name.map(|name| format!(" ({name})")).unwrap_or_default();
+    let since =
+        seconds.map(|seconds| format!(", its transaction open for {seconds:.0} s")).unwrap_or_default();
+    End::new("inbox", Outcome::OnItsWay, format!("the handler of {scope} runs: pid {pid}{name}{since}"))
+}
+
+/// The end of a saga that goes on; `None` for one that has finished.
+pub(super) fn of_saga(progress: &SagaProgress) -> Option<End> {
+    let saga = &progress.saga;
+    if saga.finished_at.is_some() {
+        return None;
+    }
+    let reason = saga.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    let what = format!("the saga {} is {}{reason}", saga.saga_type, saga.state);
+    if !["stuck", "quarantined"].contains(&saga.state.as_str()) {
+        let waits =
+            progress.steps.iter().filter(|step| step.answered_at.is_none()).map(|step| step.step.as_str());
+        let waits: Vec<&str> = waits.collect();
+        let more =
+            if waits.is_empty() { String::new() } else { format!(", and waits for {}", waits.join(", ")) };
+        return Some(End::new("saga", Outcome::OnItsWay, what + &more));
+    }
+    let fields = [("kind", "sagas"), ("action", "retry"), ("key", saga.key.as_str())];
+    Some(End::held(
+        "saga",
+        what,
+        Remedy::action("mend the cause, then have it go on", "oncebox saga retry", &fields),
+    ))
+}
