@@ -13,6 +13,7 @@ mod dead_letters;
 mod delayed;
 mod dev;
 mod failing;
+mod logging;
 mod losses;
 mod migrate;
 mod output;
@@ -28,12 +29,13 @@ mod trace;
 mod verify;
 mod why;
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
 
 use clap::{Arg, ArgMatches};
 use oncebox_connect::config::{Config, ConfigError, NamedConfig, OPTIONS, OutboxConfig, Sources, Values};
 use oncebox_operator::ParkedKind;
-use tracing_subscriber::EnvFilter;
+
+pub(crate) use logging::start_logging;
 
 /// The command with its arguments, checked.
 pub(crate) struct Command {
@@ -390,17 +392,4 @@ impl Command {
 
 fn set_aside(kind: ParkedKind, name: &str, flags: &ArgMatches) -> Action {
     Action::Parked(parked::Asked::new(kind, name, flags))
-}
-
-/// Logs go to standard error; standard output is for data.
-pub(crate) fn start_logging(command: &Command) {
-    let filter = Config::log_filter(&command.values);
-    let filter = EnvFilter::builder().parse_lossy(filter);
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if command.outbox.log_json() {
-        return lines.json().flatten_event(true).init();
-    }
-    // Colours are for people; a log file full of escape codes is for nobody.
-    let colours = std::io::stderr().is_terminal();
-    lines.with_ansi(colours).init();
 }
