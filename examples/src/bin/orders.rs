@@ -1,5 +1,6 @@
-//! The order service as a process: `orders ADDRESS` takes orders over HTTP and leads them through
-//! the participants, until SIGTERM or Ctrl-C. Run as many as you like.
+//! The order service as a process: `orders ADDRESS [--file]` takes orders over HTTP and leads them
+//! through the participants, until SIGTERM or Ctrl-C. Run as many as you like. With `--file` the
+//! file `src/fulfilment/order.toml` says how, else a definition in Rust.
 //!
 //! `DATABASE_URL` names a database with Oncebox (`oncebox migrate`); `NATS_URL`, `STREAM` and
 //! `SUBJECT_PREFIX` say where the messages are.
@@ -11,13 +12,17 @@
 
 use std::{io::IsTerminal, time::Duration};
 
-use anyhow::{Context, Result};
-use oncebox_examples::{config, fulfilment::orders};
+use anyhow::{Context, Result, bail};
+use oncebox_examples::{
+    config,
+    fulfilment::orders::{self, Leading},
+};
 use oncebox_inbox::Consumer;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
+const USAGE: &str = "usage: orders ADDRESS [--file]";
 const CONCURRENCY: usize = 16;
 const DRAIN_LIMIT: Duration = Duration::from_secs(20);
 
@@ -26,11 +31,15 @@ async fn main() -> Result<()> {
     let filter = EnvFilter::new(config::variable("LOG").as_deref().unwrap_or("info"));
     let colours = std::io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
-    let address = std::env::args().nth(1).context("usage: orders ADDRESS")?;
+    let address = std::env::args().nth(1).context(USAGE)?;
     let url = config::required("DATABASE_URL")?;
-    let definition = orders::definition()?;
-    let orchestrator = orders::orchestrator(&definition)?;
-    let (router, layer) = orders::router(config::pool(&url, 8)?, orchestrator.clone(), definition)?;
+    let leading = match std::env::args().nth(2).as_deref() {
+        None => Leading::Code(orders::definition()?),
+        Some("--file") => Leading::File(orders::file()?),
+        Some(other) => bail!("{other:?}: {USAGE}"),
+    };
+    let orchestrator = orders::orchestrator(&leading)?;
+    let (router, layer) = orders::router(config::pool(&url, 8)?, orchestrator.clone(), leading)?;
     layer.check().await?;
 
     let nats = config::nats().await?;

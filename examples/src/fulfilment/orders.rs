@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use axum::{Json, Router, extract::State, http::StatusCode, routing::post};
 use deadpool_postgres::Pool;
 use oncebox_http::{Claim, IdempotencyLayer};
-use oncebox_saga::{Definition, Orchestrator, Step};
+use oncebox_saga::{Definition, FileMistake, Orchestrator, SagaFile, Step};
 use serde::Deserialize;
 use tracing::error;
 
@@ -29,10 +29,19 @@ pub struct NewOrder {
     pub city: String,
 }
 
+/// Who says how an order is led.
+#[derive(Clone, Debug)]
+pub enum Leading {
+    /// A definition in Rust.
+    Code(Definition<Order>),
+    /// The file `order.toml`, which says the same.
+    File(SagaFile),
+}
+
 #[derive(Clone)]
 struct Shop {
     orchestrator: Orchestrator,
-    definition: Definition<Order>,
+    leading: Leading,
 }
 
 /// Reserve, charge, ship. Until the parcel is on its way everything can be undone.
@@ -54,12 +63,28 @@ pub fn definition() -> Result<Definition<Order>> {
     Ok(definition)
 }
 
+/// The file that says the same.
+///
+/// # Errors
+/// The file has mistakes.
+pub fn file() -> Result<SagaFile> {
+    let text = include_str!("order.toml").replace("subject = \"", &format!("subject = \"{}", subject("")));
+    let told =
+        |mistakes: Vec<FileMistake>| mistakes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    SagaFile::parse(&text).map_err(|mistakes| anyhow!("order.toml: {}", told(mistakes)))
+}
+
 /// The orchestrator of these sagas.
 ///
 /// # Errors
 /// It is set up with values that cannot work.
-pub fn orchestrator(definition: &Definition<Order>) -> Result<Orchestrator> {
-    Ok(Orchestrator::builder(subject("fulfilment.replies").parse()?).definition(definition).build()?)
+pub fn orchestrator(leading: &Leading) -> Result<Orchestrator> {
+    let builder = Orchestrator::builder(subject("fulfilment.replies").parse()?);
+    Ok(match leading {
+        Leading::Code(definition) => builder.definition(definition),
+        Leading::File(file) => builder.file(file),
+    }
+    .build()?)
 }
 
 /// The HTTP service, and its layer: drain that one at the end.
@@ -69,12 +94,28 @@ pub fn orchestrator(definition: &Definition<Order>) -> Result<Orchestrator> {
 pub fn router(
     pool: Pool,
     orchestrator: Orchestrator,
-    definition: Definition<Order>,
+    leading: Leading,
 ) -> Result<(Router, IdempotencyLayer)> {
     let layer = IdempotencyLayer::builder(pool).scope("order-service").single_tenant().build()?;
-    let shop = Shop { orchestrator, definition };
+    let shop = Shop { orchestrator, leading };
     let router = Router::new().route("/orders", post(take)).route_layer(layer.clone()).with_state(shop);
     Ok((router, layer))
+}
+
+impl Shop {
+    async fn start(&self, claim: &Claim, order: &Order) -> Result<()> {
+        match &self.leading {
+            Leading::Code(definition) => {
+                self.orchestrator.start(claim.transaction(), definition, &order.id, order).await?;
+            }
+            Leading::File(file) => {
+                let (name, data) = (file.graph().name(), serde_json::to_string(order)?);
+                let sql = include_str!("start.sql");
+                claim.transaction().query_one(sql, &[&name, &order.id, &data]).await?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The saga, its first command and this response are committed together. A repeated request gets
@@ -88,9 +129,8 @@ async fn take(
         return Err(StatusCode::UNPROCESSABLE_ENTITY);
     }
     let order = Order { id: claim.key().to_string(), item, count, cents, city };
-    let started = shop.orchestrator.start(claim.transaction(), &shop.definition, &order.id, &order).await;
-    match started {
-        Ok(_) => Ok((StatusCode::ACCEPTED, Json(order))),
+    match shop.start(&claim, &order).await {
+        Ok(()) => Ok((StatusCode::ACCEPTED, Json(order))),
         Err(problem) => {
             error!("take an order: {problem:#}");
             // Rolled back, and free to be tried again with the same key.

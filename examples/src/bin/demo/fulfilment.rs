@@ -34,10 +34,14 @@ const STANDSTILL_LIMIT: Duration = Duration::from_secs(60);
 
 /// True when the books balance.
 pub(crate) async fn run(servers: &mut Servers, orders: usize, fraud: Option<Fraud>) -> Result<bool> {
-    let mut site = Site::start(servers, orders).await?;
+    // Both lead by the same decisions, and each in every second run.
+    let by_file = fastrand::bool();
+    let mut site = Site::start(servers, orders, by_file).await?;
     println!(
-        "{orders} orders over HTTP from {CUSTOMERS} customers, or what they order in {} s; each a saga: reserve, charge, ship",
-        ORDERING_MAX.as_secs()
+        "{orders} orders over HTTP from {CUSTOMERS} customers, or what they order in {} s; each a saga: reserve, charge, \
+         ship, led by {}",
+        ORDERING_MAX.as_secs(),
+        if by_file { "the file order.toml" } else { "a definition in Rust" }
     );
     let (started, progress, mut deaths) = (Instant::now(), Progress::default(), Deaths::default());
     let (addresses, pool) = (site.addresses.clone(), site.shop.clone());

@@ -52,7 +52,8 @@ fn free_port() -> Result<u16> {
 }
 
 impl Site {
-    pub(crate) async fn start(servers: &Servers, orders: usize) -> Result<Self> {
+    /// `by_file` says whether a file leads the orders, or a definition in Rust.
+    pub(crate) async fn start(servers: &Servers, orders: usize, by_file: bool) -> Result<Self> {
         let tables = [
             ("shop", String::new()),
             ("inventory", inventory::SCHEMA.to_owned() + &customers::stocking(orders)),
@@ -75,7 +76,8 @@ impl Site {
             Process::start(name, servers, "participant", &[service], environment)
         };
         let shop = |name: &str, address: &str| {
-            Process::start(name, servers, "orders", &[address], environment(servers, "shop"))
+            let arguments = if by_file { &[address, "--file"][..] } else { &[address] };
+            Process::start(name, servers, "orders", arguments, environment(servers, "shop"))
         };
         let listen = vec![("GATEWAY_LISTEN", gateway.clone())];
         Ok(Self {
