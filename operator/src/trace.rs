@@ -11,7 +11,6 @@ use super::{
     AuditRow, BATCH, Operator,
     audit::audit_row,
     failed,
-    failing::failures,
     parked::parking_state,
     query,
     sagas::SagaProgress,
@@ -244,7 +243,7 @@ fn settled_key(row: &Row) -> TracedKey {
 
 fn failing_key(row: &Row) -> TracedKey {
     let failure = TracedFailure {
-        failures: failures(row),
+        failures: row.get("failures"),
         reason: row.get("reason"),
         failed_at: row.get("failed_at"),
         next_at: row.get("due_at"),
