@@ -140,7 +140,7 @@ func (in *Inbox) forgetAttempts(ctx context.Context, message Message, answer Ver
 func (in *Inbox) bury(ctx context.Context, message Message, reason, committedBy string) (answer Verdict, err error) {
 	reason = printable(reason)
 	name, err := in.call(ctx, "bury", append(in.named(message, "payload bytea", bytea(message.Payload), "reason text", reason,
-		"subject text", message.Subject, "headers jsonb", object(message.Headers), "message_id bigint", messageID(message),
+		"subject text", message.Subject, "headers jsonb", storedHeaders(message), "message_id bigint", messageID(message),
 		"deliveries bigint", deliveries(message), "committed_by xid8", optional(committedBy)), message.Origin.stored()...))
 	if err != nil {
 		return Verdict{}, fmt.Errorf("record a dead letter (%s): %w", reason, err)

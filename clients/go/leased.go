@@ -275,7 +275,7 @@ func (l *Lease) release(ctx context.Context, pause time.Duration, reason, isAtte
 func (l *Lease) bury(ctx context.Context, reason string) (Verdict, error) {
 	reason = printable(l.explained(reason))
 	isHeld, err := l.held(ctx, "bury_leased", append(arguments{"payload bytea", bytea(l.Payload), "reason text", reason, "subject text", l.Subject,
-		"headers jsonb", object(l.Headers), "deliveries bigint", deliveries(l.Message)}, l.Origin.stored()...)...)
+		"headers jsonb", storedHeaders(l.Message), "deliveries bigint", deliveries(l.Message)}, l.Origin.stored()...)...)
 	switch {
 	case err != nil:
 		return Verdict{}, fmt.Errorf("record a dead letter (%s): %w", reason, err)

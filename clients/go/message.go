@@ -21,6 +21,9 @@ type Message struct {
 	Origin *Origin
 	// Deliveries counts from 1.
 	Deliveries int64
+	// sent are the headers with their names and values as they came, for a dead letter; if it is nil,
+	// Headers has them.
+	sent map[string][]string
 	// Key and Tenant are set for the handler.
 	Key, Tenant string
 }

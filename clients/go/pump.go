@@ -242,7 +242,7 @@ func Received(message jetstream.Msg) (Message, error) {
 	return Message{
 		Subject: printable(message.Subject()), Payload: message.Data(), Headers: collected(message.Headers()),
 		Origin:     &Origin{metadata.Stream, metadata.Sequence.Stream, metadata.Timestamp},
-		Deliveries: int64(metadata.NumDelivered),
+		Deliveries: int64(metadata.NumDelivered), sent: message.Headers(),
 	}, nil
 }
 

@@ -38,6 +38,26 @@ func object(headers map[string]string) string {
 	return string(text)
 }
 
+// storedHeaders are a message's headers as all inboxes store them: a name that occurs more than once
+// has an array.
+func storedHeaders(message Message) string {
+	if message.sent == nil {
+		return object(message.Headers)
+	}
+	clean := make(map[string]any, len(message.sent))
+	for name, values := range message.sent {
+		texts := make([]string, len(values))
+		for n, value := range values {
+			texts[n] = printable(value)
+		}
+		if clean[printable(name)] = any(texts); len(texts) == 1 {
+			clean[printable(name)] = texts[0]
+		}
+	}
+	text, _ := json.Marshal(clean) // texts have JSON
+	return string(text)
+}
+
 // stored is where a message is stored: NULLs for one that is in no stream.
 func (o *Origin) stored() arguments {
 	if o == nil {

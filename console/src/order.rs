@@ -186,7 +186,7 @@ pub(crate) fn letters(fields: &Fields) -> Result<DeadLetterSelection, Problem> {
         scope: fields.text("scope"),
         subject: subject(fields)?,
         reason: fields.text("reason"),
-        after: 0,
+        ..DeadLetterSelection::default()
     })
 }
 
@@ -256,7 +256,7 @@ mod tests {
         let many = "&id=7".repeat(101);
         check(&format!("kind=dead&action=retry{many}"), Err("more than 100 rows"));
         check("kind=dead&action=retry&id=7&id=8", Ok(2));
-        check("kind=failing&action=bury&id=[\"s\",\"\",\"k\",\"\"]", Ok(1));
+        check("kind=failing&action=bury&id=[\"s\",\"\",\"k\"]", Ok(1));
         check("kind=failing&action=bury&id=7", Err("id:"));
         check("kind=replays&action=replay&since=24h&until=2030-01-31T08:00:00Z", Ok(1));
         check("kind=replays&action=replay&until=yesterday", Err("until:"));

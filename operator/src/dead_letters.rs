@@ -259,9 +259,9 @@ impl Operator {
         let DeadLetterSelection { id, key, scope, .. } = selection;
         let subject = selection.subject.as_ref().map(|pattern| pattern.expression());
         let reason = selection.reason.as_ref().map(|reason| reason.to_lowercase());
-        let DeadLetterSelection { reason_is, subject_is, .. } = selection;
-        let parameters: [&dyn Parameter; 9] =
-            [&after, &BATCH, id, key, scope, &subject, &reason, reason_is, subject_is];
+        let DeadLetterSelection { reason_is, subject_is, no_key, .. } = selection;
+        let parameters: [&dyn Parameter; 10] =
+            [&after, &BATCH, id, key, scope, &subject, &reason, reason_is, subject_is, no_key];
         self.query("look at dead letters", &self.sql.letters, &parameters).await
     }
 }

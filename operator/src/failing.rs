@@ -22,7 +22,7 @@ pub use act::FailingDone;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct FailingMessage {
-    /// Its id, which every command takes: scope, tenant, key and copy.
+    /// Its id, which every command takes: scope, tenant and key.
     pub id: String,
     /// Whose handler fails: `service:handler`.
     pub scope: String,
@@ -32,11 +32,11 @@ pub struct FailingMessage {
     pub key: String,
     /// Its subject.
     pub subject: Option<String>,
-    /// The stream that it is in; `None` when it came from elsewhere.
+    /// The stream that the copy is in which failed last; `None` when it came from elsewhere.
     pub stream: Option<String>,
     /// Its place there.
     pub stream_sequence: Option<i64>,
-    /// How many attempts have failed.
+    /// How many attempts at it, and at its copies, have failed.
     pub failures: i64,
     /// Why the last one failed.
     pub reason: String,
@@ -46,10 +46,10 @@ pub struct FailingMessage {
     /// When it is delivered again; `None` when its consumer has not said.
     #[serde(with = "Rfc3339Option")]
     pub due_at: Option<SystemTime>,
-    /// Tells its copies apart.
+    /// Which copy failed last.
     #[serde(skip)]
     message: String,
-    /// When its row was written.
+    /// When the row of its first copy was written.
     #[serde(skip)]
     first_at: SystemTime,
     /// Whether the time of its next delivery has come.
@@ -60,8 +60,8 @@ pub struct FailingMessage {
 impl FailingMessage {
     /// Its place in the list, for the page behind it.
     #[must_use]
-    pub fn place(&self) -> [String; 4] {
-        [&self.scope, &self.tenant, &self.key, &self.message].map(Clone::clone)
+    pub fn place(&self) -> [String; 3] {
+        [&self.scope, &self.tenant, &self.key].map(Clone::clone)
     }
 }
 
@@ -130,27 +130,25 @@ impl Operator {
     /// The selected ones of a page, and where the next one begins.
     async fn look_at_failing(
         &self,
-        Place([scope, tenant, key, message]): &Place,
+        Place([scope, tenant, key]): &Place,
         selection: &FailingSelection,
     ) -> Result<(Vec<FailingMessage>, Option<Place>), RelayError> {
         let (subject, reason) = (selection.expression(), selection.part_of_reason());
         let FailingSelection { reason_is, subject_is, .. } = selection;
         let of = |place: usize| selection.id.as_ref().map(|FailingId(id)| id[place].as_str());
         let meant_scope = of(0).or(selection.scope.as_deref());
-        let (meant_tenant, meant_copy) = (of(1), of(3));
+        let meant_tenant = of(1);
         let meant_key = of(2).or(selection.key.as_deref());
-        let parameters: [&dyn Parameter; 13] = [
+        let parameters: [&dyn Parameter; 11] = [
             scope,
             tenant,
             key,
-            message,
             &BATCH,
             &meant_key,
             &meant_scope,
             &subject,
             &reason,
             &meant_tenant,
-            &meant_copy,
             reason_is,
             subject_is,
         ];
@@ -163,19 +161,12 @@ impl Operator {
 
 /// Behind which row a page begins.
 #[derive(Debug)]
-struct Place([String; 4]);
+struct Place([String; 3]);
 
 impl Place {
     fn of(row: &Row) -> Self {
-        Self(["scope", "tenant", "key", "message"].map(|column| row.get(column)))
+        Self(["scope", "tenant", "key"].map(|column| row.get(column)))
     }
-}
-
-/// How many attempts have failed: those that are recorded, and runs that left no trace but for the
-/// first, and for the one that begins.
-pub(super) fn failures(row: &Row) -> i64 {
-    let untraced = row.get::<_, i64>("begun").saturating_sub(2).max(0);
-    row.get::<_, i64>("failures").saturating_add(untraced)
 }
 
 fn failing_message(row: &Row) -> FailingMessage {
@@ -187,7 +178,7 @@ fn failing_message(row: &Row) -> FailingMessage {
         subject: row.get("subject"),
         stream: row.get("stream"),
         stream_sequence: row.get("stream_sequence"),
-        failures: failures(row),
+        failures: row.get("failures"),
         reason: row.get("reason"),
         failed_at: row.get("failed_at"),
         due_at: row.get("due_at"),

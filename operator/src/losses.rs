@@ -1,13 +1,13 @@
 //! Losses of streams after their acknowledgement: their state, and their repair by hand.
 
-use std::time::SystemTime;
+use std::{collections::BTreeMap, time::SystemTime};
 
 use oncebox_connect::{error::RelayError, postgres::Parameter, words::counted};
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::{Operator, query, time::Rfc3339};
+use super::{Operator, query, shown::RowSet, time::Rfc3339};
 
 /// A stream's loss of messages that it had acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -73,10 +73,35 @@ impl LossStatus {
 }
 
 impl Operator {
+    /// Takes into the set each loss of a stream that relays have reported and nobody has had sent
+    /// again; returns how many messages come into question. `None` when there is no such loss. A
+    /// loss that is found later changes the set: its lane is sent again as a whole.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn find_losses(
+        &self,
+        stream: &str,
+        since: Option<SystemTime>,
+        rows: &mut RowSet,
+    ) -> Result<Option<u64>, RelayError> {
+        let lost = self.lost(stream, since).await?;
+        let until = rows.until();
+        lost.values().flatten().for_each(|loss| rows.add(loss, until));
+        let mut messages = 0;
+        for lane in lost.keys() {
+            let parameters: [&dyn Parameter; 3] = [lane, &stream, &since];
+            let found = self.query("count what was lost", &self.sql.count_lost, &parameters).await?;
+            messages += counted_by(&found);
+        }
+        Ok((!lost.is_empty()).then_some(messages))
+    }
+
     /// Has the relays send again the messages that a stream acknowledged and then lost, as far as
-    /// relays have reported the loss; returns how many messages come into question. A dry run only
-    /// counts them. If the stream still has some of them, it answers that they are duplicates,
-    /// within its window.
+    /// relays have reported the loss; returns how many messages come into question, `None` when
+    /// nothing is reported. With a set, leaves alone the lanes with a loss that is not in it. If
+    /// the stream still has some of the messages, it answers that they are duplicates, within its
+    /// window.
     ///
     /// With `since`, leaves out messages settled before the last milestone that is older than
     /// `since`: for a stream that was made anew on purpose.
@@ -88,24 +113,39 @@ impl Operator {
         &mut self,
         stream: &str,
         since: Option<SystemTime>,
-        dry_run: bool,
+        only: Option<&RowSet>,
     ) -> Result<Option<u64>, RelayError> {
-        let rows = self.query("find what was lost", &self.sql.lost_lanes, &[&stream]).await?;
-        if rows.is_empty() {
-            return Ok(None);
-        }
+        let mut lost = self.lost(stream, since).await?;
+        lost.retain(|_, losses| only.is_none_or(|rows| losses.iter().all(|loss| rows.has(loss))));
         let (sql, stamp) = (self.sql.clone(), self.stamp.clone());
         let mut messages = 0;
-        for lane in rows.iter().map(|row| row.get::<_, i16>(0)) {
+        for lane in lost.keys() {
             let transaction = self.begin().await?;
-            let parameters: [&dyn Parameter; 5] = [&lane, &stream, &since, &stamp.operator, &stamp.note];
-            let rows = match dry_run {
-                true => query(&transaction, "count what was lost", &sql.count_lost, &parameters[..3]).await?,
-                false => query(&transaction, "send again what was lost", &sql.resend, &parameters).await?,
-            };
-            messages += rows.first().map_or(0, |row| row.get::<_, i64>("messages").unsigned_abs());
+            let parameters: [&dyn Parameter; 5] = [lane, &stream, &since, &stamp.operator, &stamp.note];
+            let done = query(&transaction, "send again what was lost", &sql.resend, &parameters).await?;
             transaction.commit().await.map_err(super::failed("commit"))?;
+            messages += counted_by(&done);
         }
-        Ok(Some(messages))
+        Ok((!lost.is_empty()).then_some(messages))
     }
+
+    /// The losses of each lane, with the time that the operator gave: another one is another set.
+    async fn lost(
+        &self,
+        stream: &str,
+        since: Option<SystemTime>,
+    ) -> Result<BTreeMap<i16, Vec<String>>, RelayError> {
+        let since = since.map(humantime::format_rfc3339_micros);
+        let since = since.map(|since| format!(" since {since}")).unwrap_or_default();
+        let mut lost: BTreeMap<i16, Vec<String>> = BTreeMap::new();
+        for row in self.query("find what was lost", &self.sql.find_lost, &[&stream]).await? {
+            let loss = format!("{stream} {}{since}", row.get::<_, &str>("loss"));
+            lost.entry(row.get("lane")).or_default().push(loss);
+        }
+        Ok(lost)
+    }
+}
+
+fn counted_by(rows: &[Row]) -> u64 {
+    rows.first().map_or(0, |row| row.get::<_, i64>("messages").unsigned_abs())
 }

@@ -60,7 +60,8 @@ impl Operator {
         if after.dead_letters.is_some_and(|letters| !letters.is_empty()) {
             let letters = self.dead_letters(&DeadLetterSelection::default(), NAMED_MAX).await?;
             given_up.extend(letters.iter().map(|letter| {
-                let key = letter.key.as_deref().unwrap_or("a message without a key");
+                let key = letter.key.clone();
+                let key = key.unwrap_or_else(|| format!("a message without a key (letter {})", letter.id));
                 format!("{key} on {} is a dead letter of {}: {}", letter.subject, letter.scope, letter.reason)
             }));
         }

@@ -76,6 +76,8 @@ pub struct DeadLetterSelection {
     pub id: Option<i64>,
     /// Letters with this key: of each scope and tenant one.
     pub key: Option<String>,
+    /// Letters without a key: no other part but the id tells them apart.
+    pub no_key: bool,
     /// Letters of this scope.
     pub scope: Option<String>,
     /// Letters whose subject matches.
@@ -119,12 +121,12 @@ pub struct FailingSelection {
     /// Messages behind this place, where a page begins: [`FailingMessage::place`].
     ///
     /// [`FailingMessage::place`]: crate::FailingMessage::place
-    pub after: [String; 4],
+    pub after: [String; 3],
 }
 
-/// Scope, tenant, key and copy of a failing message: a JSON array as text.
+/// Scope, tenant and key of a failing message: a JSON array as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FailingId(pub(crate) [String; 4]);
+pub struct FailingId(pub(crate) [String; 3]);
 
 impl FromStr for FailingId {
     type Err = String;

@@ -38,7 +38,7 @@ statements!(
     count_old,
     prune_segment,
     losses,
-    lost_lanes,
+    find_lost,
     count_lost,
     resend,
     verify_stands,

@@ -202,6 +202,7 @@ mod clients {
     mod functions; // a loop that calls the SQL functions, as one of these consumers
     mod inbox; // the Rust inboxes as some of these consumers
     mod killer; // a message that ends its process is found, and given up
+    mod letters; // dead letters that are retried: their headers come back as they were
     mod libraries; // producers and handlers through the libraries that teams use
     pub(crate) mod large; // payloads that they fetch from the Object Store
     mod ordering; // the order of a key, in a process and through processes that die

@@ -12,7 +12,7 @@ use oncebox_connect::{
     error::RelayError,
     words::{counted, for_one},
 };
-use oncebox_operator::{Operator, Progress, RowSet, Shown, Stamp};
+use oncebox_operator::{Moment, Operator, Progress, RowSet, Shown, Stamp};
 use serde_json::json;
 use tokio::{task::JoinSet, time::Instant};
 
@@ -68,6 +68,12 @@ pub(super) fn rate() -> Arg {
 pub(super) fn messages_a_second(text: &str) -> Result<f64, String> {
     let parsed = text.parse().ok().filter(|rate| (0.001..=1e6).contains(rate));
     parsed.ok_or_else(|| "it is not a number of messages a second, 0.001 to 1000000".to_owned())
+}
+
+/// An option that takes a moment: all have one parser, and one text of what it reads.
+pub(super) fn moment(name: &'static str, help: &str) -> Arg {
+    let arg = Arg::new(name).long(name).value_name("TIME").value_parser(clap::value_parser!(Moment));
+    arg.help(format!("{help}: in UTC, 2030-01-31 or 2030-01-31T08:00:00Z, or how long ago, 24h"))
 }
 
 /// A text of so many bytes.

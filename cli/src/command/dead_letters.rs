@@ -13,9 +13,10 @@ use super::{
     output::{self, time},
 };
 
-const SELECTORS: [&str; 7] = ["id", "key", "scope", "subject", "reason", "reason-is", "subject-is"];
+const SELECTORS: [&str; 8] = ["id", "key", "no-key", "scope", "subject", "reason", "reason-is", "subject-is"];
 
-const NOTHING: &str = "no dead letter is selected; see `oncebox inbox dead list`";
+const NOTHING: &str = "no dead letter is selected; see `oncebox inbox dead list`, and with --no-key those of messages \
+                       without a valid key: --id names one";
 
 /// The arguments of the command.
 pub(crate) enum DeadLetters {
@@ -75,11 +76,13 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>, both_servers: Vec<Arg>)
         )
 }
 
-fn selection() -> [Arg; 7] {
+fn selection() -> [Arg; 8] {
     let text = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
+    let no_key = Arg::new("no-key").long("no-key").action(ArgAction::SetTrue).conflicts_with("key");
     [
         text("id", "ID", "The letter with this id").value_parser(clap::value_parser!(i64).range(1..)),
         text("key", "KEY", "Letters with this key, of any scope and tenant"),
+        no_key.help("Letters of messages that had no valid key"),
         text("scope", "SCOPE", "Letters of this consumer: service:handler"),
         text("subject", "PATTERN", "Letters with this subject; * is one token, a last > one or more")
             .value_parser(clap::value_parser!(SubjectPattern)),
@@ -99,6 +102,7 @@ impl DeadLetters {
         let selection = DeadLetterSelection {
             id: flags.get_one::<i64>("id").copied(),
             key: text("key"),
+            no_key: flags.get_flag("no-key"),
             scope: text("scope"),
             subject: flags.get_one::<SubjectPattern>("subject").cloned(),
             reason: text("reason"),
@@ -192,7 +196,7 @@ fn list(letters: &[DeadLetter]) -> String {
             [
                 letter.id.to_string(),
                 letter.scope.clone(),
-                letter.key.clone().unwrap_or_default(),
+                letter.key.clone().unwrap_or_else(|| format!("none: --id {}", letter.id)),
                 letter.subject.clone(),
                 letter.deliveries.to_string(),
                 time(letter.died_at),
@@ -210,7 +214,7 @@ fn details(opened: &DeadLetterDetails) -> String {
     let mut rows = vec![
         line("scope", letter.scope.clone()),
         line("tenant", letter.tenant.clone()),
-        line("key", letter.key.clone().unwrap_or_default()),
+        line("key", letter.key.clone().unwrap_or_else(|| format!("none: act on it with --id {}", letter.id))),
         line("the key is now", opened.key_status.clone().unwrap_or_else(|| "free".to_owned())),
         line("subject", letter.subject.clone()),
         line("stream", origin.map(|(stream, number)| format!("{stream} {number}")).unwrap_or_default()),

@@ -20,11 +20,9 @@ pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
     clap::Command::new("resend")
         .about("Have the relays send again what a stream lost after it had acknowledged it")
         .arg(text("stream", "NAME", "The stream that a relay reported; see `oncebox status`").required(true))
-        .arg(
-            text("since", "TIME", "Not what was settled long before this time, in UTC: 2030-01-31T08:00:00Z")
-                .value_parser(clap::value_parser!(Moment)),
-        )
+        .arg(action::moment("since", "Not what was settled long before this time"))
         .args(run)
+        .arg(action::confirm())
         .args(connection)
 }
 
@@ -41,10 +39,25 @@ impl Resend {
         let Self { stream, since, run } = self;
         let mut tasks = JoinSet::new();
         let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
-        let now = operator.now().await?;
+        let mut rows = run.rows(&operator, "outbox resend").await?;
+        // A time ago is before the end of the set: of a dry run and of its confirmation the same.
+        let now = match &rows {
+            Some(rows) => rows.until(),
+            None => operator.now().await?,
+        };
         let since = since.map(|since| since.at(now));
-        match operator.resend(&stream, since, run.dry_run).await? {
-            Some(messages) => run.report("resend", "asked the relays to send again", messages),
+        let mut messages = None;
+        if let Some(rows) = &mut rows {
+            messages = operator.find_losses(&stream, since, rows).await?;
+            run.check(rows)?;
+        }
+        if !run.dry_run {
+            messages = operator.resend(&stream, since, rows.as_ref()).await?;
+        }
+        match messages {
+            Some(messages) => {
+                run.report_rows("resend", "asked the relays to send again", messages, rows.as_ref())
+            }
             None => Err(anyhow::anyhow!(
                 "no relay has reported that stream {stream:?} lost anything that is not sent again already; nothing \
                  was done"

@@ -5,14 +5,13 @@ use std::time::{Duration, SystemTime};
 use anyhow::ensure;
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command};
 use oncebox_connect::config::{Config, OutboxConfig};
-use oncebox_operator::{Ends, Operator, PauseOf, PauseRow, Stamp, SubjectPattern};
+use oncebox_operator::{Ends, Moment, Operator, PauseOf, PauseRow, Stamp, SubjectPattern};
 use serde_json::json;
 use tokio::task::JoinSet;
 
 use super::{
     action,
     output::{self, time},
-    replay,
 };
 
 const SELECTORS: [&str; 4] = ["all", "subject", "stream", "ordering-key"];
@@ -65,12 +64,22 @@ fn selection() -> [Arg; 4] {
     ]
 }
 
+/// A moment that is given as a time.
+fn instant(text: &str) -> Result<SystemTime, String> {
+    match text.parse()? {
+        Moment::At(time) => Ok(time),
+        Moment::Ago(_) => {
+            Err("it is no time in UTC, such as 2030-01-31T08:00:00Z; how long, --for takes".to_owned())
+        }
+    }
+}
+
 fn ends() -> [Arg; 2] {
     let after = Arg::new("for").long("for").value_name("TIME").value_parser(duration);
-    let at = Arg::new("until").long("until").value_name("TIME").value_parser(replay::instant);
+    let at = Arg::new("until").long("until").value_name("TIME").value_parser(instant);
     [
         after.help("End by itself after this time: 90s, 15m, 2h"),
-        at.conflicts_with("for").help("End by itself at this time, in UTC: 2030-01-31T08:00:00Z"),
+        at.conflicts_with("for").help("End by itself then: in UTC, 2030-01-31 or 2030-01-31T08:00:00Z"),
     ]
 }
 

@@ -23,7 +23,6 @@ pub(crate) struct Replay {
 
 pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> clap::Command {
     let text = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
-    let time = |name, help| text(name, "TIME", help).value_parser(clap::value_parser!(Moment));
     let id = |name, help| text(name, "ID", help).value_parser(clap::value_parser!(i64).range(1..));
     let all = Arg::new("all").long("all").action(ArgAction::SetTrue).help("Every settled message");
     clap::Command::new("replay")
@@ -33,11 +32,8 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> clap::Command {
             text("subject", "PATTERN", "Messages with this subject; * is one token, a last > one or more")
                 .value_parser(clap::value_parser!(SubjectPattern)),
         )
-        .arg(time(
-            "since",
-            "Messages enqueued then or later: a time in UTC such as 2030-01-31T08:00:00Z, or 24h ago as 24h",
-        ))
-        .arg(time("until", "Messages enqueued before that"))
+        .arg(action::moment("since", "Messages enqueued then or later"))
+        .arg(action::moment("until", "Messages enqueued earlier"))
         .arg(id("from-id", "Messages with this id (header Oncebox-Id) or a higher one"))
         .arg(id("to-id", "Messages with this id or a lower one"))
         .arg(all.conflicts_with_all(SELECTORS))
@@ -56,13 +52,6 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> clap::Command {
         .args_conflicts_with_subcommands(true)
         .subcommand_negates_reqs(true)
         .subcommands(parked::of_replays(connection))
-}
-
-/// A time in UTC.
-pub(super) fn instant(text: &str) -> Result<SystemTime, String> {
-    humantime::parse_rfc3339_weak(text).map_err(|_| {
-        "it is not a time in UTC, such as 2030-01-31T08:00:00Z or \"2030-01-31 08:00:00\"".to_owned()
-    })
 }
 
 impl Replay {

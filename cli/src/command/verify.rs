@@ -34,10 +34,7 @@ pub(super) fn command(options: Vec<Arg>) -> clap::Command {
             text("subject", "PATTERN", "What the stream should hold [default: what it takes]")
                 .value_parser(clap::value_parser!(SubjectPattern)),
         )
-        .arg(
-            text("since", "TIME", "Messages enqueued then or later, in UTC: 2030-01-31T08:00:00Z")
-                .value_parser(clap::value_parser!(Moment)),
-        )
+        .arg(action::moment("since", "Messages enqueued then or later"))
         .arg(resend.help("Have the relays send again what is missing or different, under the same ids"))
         .args(run)
         .arg(action::confirm().requires("resend"))

@@ -8,11 +8,11 @@ class Every(dict):
 
     def __init__(self, headers: Mapping[str, str], raw: bytes):
         super().__init__(headers)
-        self.values_of: dict[str, list[str]] = {}
+        self.sent: dict[str, list[str]] = {}
         for line in raw.split(b"\r\n")[1:]:
             name, colon, value = line.decode(errors="replace").partition(":")
             if colon:
-                self.values_of.setdefault(name.lower(), []).append(value.strip(" \t"))
+                self.sent.setdefault(name, []).append(value.strip(" \t"))
 
 
 def keep_all(client: Any) -> None:
@@ -31,10 +31,15 @@ def keep_all(client: Any) -> None:
 
 def of(headers: Mapping[str, str] | None) -> dict[str, str]:
     """Names in lower case; the different values of one name are the lines of its text."""
-    values_of = getattr(headers, "values_of", None)
-    if values_of is None:
-        values_of = {name.lower(): [value] for name, value in (headers or {}).items()}
+    values_of: dict[str, list[str]] = {}
+    for name, values in sent(headers).items():
+        values_of.setdefault(name.lower(), []).extend(values)
     return {name: "\n".join(dict.fromkeys(values)) for name, values in values_of.items()}
+
+
+def sent(headers: Mapping[str, str] | None) -> dict[str, list[str]]:
+    """The names as they came, and each value of each."""
+    return getattr(headers, "sent", None) or {name: [value] for name, value in (headers or {}).items()}
 
 
 def single(headers: Mapping[str, str], name: str) -> str | None:

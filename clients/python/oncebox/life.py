@@ -164,7 +164,11 @@ class Life:
 
 
 def headers_of(message: Message) -> str:
-    return json.dumps({printable(name): printable(value) for name, value in message.headers.items()})
+    """As all inboxes store them: a name that occurs more than once has an array."""
+    headers = message.headers if message.sent_headers is None else message.sent_headers
+    values_of = {name: [values] if isinstance(values, str) else values for name, values in headers.items()}
+    texts = {printable(name): [printable(value) for value in values] for name, values in values_of.items()}
+    return json.dumps({name: values[0] if len(values) == 1 else values for name, values in texts.items()})
 
 
 def printable(text: str) -> str:

@@ -23,6 +23,8 @@ class Message:
     headers: Mapping[str, str] = field(default_factory=dict)
     origin: Origin | None = None
     deliveries: int = 1
+    # The headers with their names and values as they came, for a dead letter; `None`: `headers` has them.
+    sent_headers: Mapping[str, str | list[str]] | None = field(default=None, repr=False)
 
     @property
     def id(self) -> int | None:

@@ -137,4 +137,4 @@ def received(msg: Msg) -> Message:
     words = _words(msg)
     stored_at = EPOCH + timedelta(microseconds=int(words[7]) // 1000)
     origin = Origin(words[2], int(words[5]), stored_at)
-    return Message(msg.subject, msg.data, headers.of(msg.headers), origin, int(words[4]))
+    return Message(msg.subject, msg.data, headers.of(msg.headers), origin, int(words[4]), headers.sent(msg.headers))

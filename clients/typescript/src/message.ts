@@ -16,6 +16,8 @@ export interface Message {
   subject: string;
   payload: Uint8Array;
   headers: Record<string, string>;
+  /** The headers with their names and values as they came, for a dead letter; absent: `headers` has them. */
+  sentHeaders?: Record<string, string[]>;
   /** Where the message is stored; absent for a message that is in no stream. */
   origin?: Origin;
   /** Counts from 1. */

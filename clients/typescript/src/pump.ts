@@ -288,8 +288,10 @@ export class Pump<T> {
 /** Makes the message that an inbox takes. */
 export function received(message: JsMsg): Message {
   let headers: Record<string, string> = {};
+  let sentHeaders: Record<string, string[]> = {};
   try {
-    headers = collected(message.headers ?? []);
+    sentHeaders = Object.fromEntries(message.headers ?? []);
+    headers = collected(Object.entries(sentHeaders));
   } catch {
     // nats.js reads no header of a message that has a name with a blank or the like, as other clients
     // can send. So the message has no key, and becomes a dead letter; else it would come for ever.
@@ -299,7 +301,7 @@ export function received(message: JsMsg): Message {
   const seconds = new Date(Number(microseconds / 1_000_000n) * 1000).toISOString().slice(0, 19);
   const storedAt = `${seconds}.${String(microseconds % 1_000_000n).padStart(6, "0")}Z`;
   const origin = { stream, sequence: streamSequence, storedAt };
-  return { subject: message.subject, payload: message.data, headers, origin, deliveries: deliveryCount };
+  return { subject: message.subject, payload: message.data, headers, sentHeaders, origin, deliveries: deliveryCount };
 }
 
 /** Whether PostgreSQL or JetStream refused for a reason that does not go away: a wrong argument, a missing grant. */

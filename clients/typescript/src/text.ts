@@ -17,8 +17,11 @@ export function place({ origin }: Message): Record<"stream" | "stream_sequence" 
   return { stream: origin?.stream ?? null, stream_sequence: origin ? String(origin.sequence) : null, stored_at: origin?.storedAt ?? null };
 }
 
-export function headers({ headers }: Message): string {
-  const pairs = Object.entries(headers).map(([name, value]) => [printable(name), printable(value)]);
+export function headers({ headers, sentHeaders }: Message): string {
+  const pairs = Object.entries<string | string[]>(sentHeaders ?? headers).map(([name, several]) => {
+    const values = [several].flat().map(printable);
+    return [printable(name), values.length === 1 ? values[0] : values];
+  });
   return JSON.stringify(Object.fromEntries(pairs));
 }
 

@@ -35,6 +35,10 @@ impl Part {
         })
     }
 
+    fn stream(&self) -> String {
+        self.0.text("stream").unwrap_or_default()
+    }
+
     fn pause(&self) -> Result<PauseOf, Problem> {
         let stream = || self.0.text("stream").map(PauseOf::Stream);
         let ordering_key = || self.0.text("ordering-key").map(PauseOf::OrderingKey);
@@ -82,7 +86,8 @@ impl Part {
 /// The things that an order would change.
 pub(crate) enum Counted {
     Rows(RowSet),
-    Things(u64),
+    /// Losses of a stream, and the number of messages that come into question.
+    Losses(RowSet, u64),
     /// It is one.
     One,
 }
@@ -91,17 +96,17 @@ impl Counted {
     pub(crate) fn count(&self) -> Option<u64> {
         match self {
             Self::Rows(rows) => Some(rows.count()),
-            Self::Things(count) => Some(*count),
+            Self::Losses(_, messages) => Some(*messages),
             Self::One => None,
         }
     }
 
     pub(crate) fn into_rows(self) -> Option<RowSet> {
-        if let Self::Rows(rows) = self { Some(rows) } else { None }
+        if let Self::Rows(rows) | Self::Losses(rows, _) = self { Some(rows) } else { None }
     }
 
     pub(crate) fn rows(&self) -> Option<&RowSet> {
-        if let Self::Rows(rows) = self { Some(rows) } else { None }
+        if let Self::Rows(rows) | Self::Losses(rows, _) = self { Some(rows) } else { None }
     }
 }
 
@@ -115,19 +120,23 @@ impl Order {
                 _ => RowSet::new(operator, action, shown).await,
             };
             let mut rows = rows.map_err(refused)?;
+            if self.verb == Verb::Resend {
+                let mut messages = 0;
+                for part in self.parts() {
+                    let found = operator.find_losses(&part.stream(), None, &mut rows).await;
+                    messages += found.map_err(refused)?.unwrap_or_default();
+                }
+                return Ok(Counted::Losses(rows, messages));
+            }
             for part in self.parts() {
                 self.find(&part, operator, &mut rows).await?;
             }
             return Ok(Counted::Rows(rows));
         }
-        let mut sum = 0;
         for part in self.parts() {
-            match self.act(&part, operator, None, None, true).await? {
-                Some(count) => sum += count,
-                None => return Ok(Counted::One),
-            }
+            self.check_pause(&part, operator).await?;
         }
-        Ok(Counted::Things(sum))
+        Ok(Counted::One)
     }
 
     async fn find(&self, part: &Part, operator: &Operator, rows: &mut RowSet) -> Result<(), Problem> {
@@ -166,7 +175,7 @@ impl Order {
     ) -> Result<(String, Option<u64>), Problem> {
         let mut sum = 0;
         for part in self.parts() {
-            match self.act(&part, operator, config, rows, false).await? {
+            match self.act(&part, operator, config, rows).await? {
                 Some(count) => sum += count,
                 None => return Ok((format!("{} {}", self.verb.past(), self.verb.things()), None)),
             }
@@ -189,7 +198,6 @@ impl Order {
         operator: &mut Operator,
         config: Option<&Config>,
         rows: Option<&RowSet>,
-        dry_run: bool,
     ) -> Result<Option<u64>, Problem> {
         if let Some(action) = Part::parked(self.verb) {
             return done(operator.act(action, &messages(&part.0)?, None, rows).await);
@@ -234,11 +242,29 @@ impl Order {
                 done(replayed.map(|replayed| replayed.messages))
             }
             Verb::Resend => {
-                let stream = part.0.text("stream").unwrap_or_default();
-                done(operator.resend(&stream, None, dry_run).await.map(Option::unwrap_or_default))
+                let resent = operator.resend(&part.stream(), None, rows).await;
+                done(resent.map(Option::unwrap_or_default))
             }
-            _ => self.pause(part, operator, config, dry_run).await,
+            _ => self.pause(part, operator, config).await,
         }
+    }
+
+    fn throttle(&self) -> Result<Option<f64>, Problem> {
+        match self.rate.filter(|_| self.verb == Verb::Throttle) {
+            None if self.verb == Verb::Throttle => {
+                Err(Problem::Bad("rate: how many messages a second?".to_owned()))
+            }
+            rate => Ok(rate),
+        }
+    }
+
+    /// Whether it means deliveries that there are, before anybody is asked to confirm it.
+    async fn check_pause(&self, part: &Part, operator: &mut Operator) -> Result<(), Problem> {
+        let (of, _, _) = (part.pause()?, part.ends()?, self.throttle()?);
+        if self.verb != Verb::Resume && !part.is_unseen() {
+            operator.check_pause(&of).await.map_err(refused)?;
+        }
+        Ok(())
     }
 
     async fn pause(
@@ -246,19 +272,8 @@ impl Order {
         part: &Part,
         operator: &mut Operator,
         config: Option<&Config>,
-        dry_run: bool,
     ) -> Result<Option<u64>, Problem> {
-        let (of, ends) = (part.pause()?, part.ends()?);
-        let rate = self.rate.filter(|_| self.verb == Verb::Throttle);
-        if self.verb == Verb::Throttle && rate.is_none() {
-            return Err(Problem::Bad("rate: how many messages a second?".to_owned()));
-        }
-        if dry_run {
-            if self.verb != Verb::Resume && !part.is_unseen() {
-                operator.check_pause(&of).await.map_err(refused)?;
-            }
-            return Ok(None);
-        }
+        let (of, ends, rate) = (part.pause()?, part.ends()?, self.throttle()?);
         match self.verb {
             Verb::Resume => match done(operator.resume(&of).await)? {
                 Some(true) => Ok(None),

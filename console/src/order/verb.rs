@@ -295,13 +295,14 @@ impl Verb {
 
     /// Whether it changes rows that can be shown first, and nothing else.
     pub(crate) fn has_rows(self) -> bool {
-        !matches!(self, Self::Resend | Self::Pause | Self::Throttle | Self::Resume)
+        !matches!(self, Self::Pause | Self::Throttle | Self::Resume)
     }
 
     /// Whether a limit of changes a second means something.
     pub(crate) fn has_rate(self) -> bool {
-        let is_of_sagas = matches!(self, Self::RetrySagas | Self::SkipStep | Self::AbandonSagas);
-        (self.has_rows() && !is_of_sagas) || self == Self::Throttle
+        let is_at_once =
+            matches!(self, Self::RetrySagas | Self::SkipStep | Self::AbandonSagas | Self::Resend);
+        (self.has_rows() && !is_at_once) || self == Self::Throttle
     }
 
     pub(super) fn selects(self, field: &str) -> bool {

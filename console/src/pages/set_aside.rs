@@ -103,7 +103,7 @@ pub(crate) async fn load(ask: Arc<Ask>) -> Result<SetAside, Problem> {
 }
 
 /// The place of a failing message, as the address has it.
-fn place(text: &str) -> Result<[String; 4], Problem> {
+fn place(text: &str) -> Result<[String; 3], Problem> {
     serde_json::from_str(text).map_err(|_| Problem::Bad("after: that is no place in the list".to_owned()))
 }
 
@@ -325,7 +325,7 @@ impl SetAside {
             @if ask.may_act() { td {
                 input type="checkbox" name="id" value=(row.id) aria-label=(format!("Choose {name}"));
             } }
-            td.long { @match row.key { Some(key) => (key_link(key)), None => span.quiet { "none" } } }
+            td.long { @match row.key { Some(key) => (key_link(key)), None => a href=(link) { "none: letter " (row.id) } } }
             td { (state(row.state)) }
             td.long { (row.subject) }
             td.long { (row.owner) }

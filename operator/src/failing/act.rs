@@ -107,8 +107,7 @@ impl Operator {
         to_retry: bool,
         set: &mut RowSet,
     ) -> Result<FailingDone, RelayError> {
-        let (mut found, mut page, mut last) =
-            (FailingDone::default(), Some(Place(selection.after.clone())), None);
+        let (mut found, mut page) = (FailingDone::default(), Some(Place(selection.after.clone())));
         let limit = limit.unwrap_or(u64::MAX);
         while let Some(after) = page.filter(|_| found.all() < limit) {
             let (messages, next) = self.look_at_failing(&after, selection).await?;
@@ -117,7 +116,7 @@ impl Operator {
                     break;
                 }
                 set.add(&name(&message), message.first_at);
-                if set.has(&name(&message)) && last.replace(owner(&message)) != Some(owner(&message)) {
+                if set.has(&name(&message)) {
                     let is_busy = to_retry && message.is_due;
                     *(if is_busy { &mut found.busy } else { &mut found.done }) += 1;
                 }
@@ -136,18 +135,13 @@ impl Operator {
         act: Act,
     ) -> Result<FailingDone, RelayError> {
         let resender = Resender::connect(config).await?;
-        let (mut found, mut page, mut last) =
-            (FailingDone::default(), Some(Place(selection.after.clone())), None);
+        let (mut found, mut page) = (FailingDone::default(), Some(Place(selection.after.clone())));
         let limit = limit.unwrap_or(u64::MAX);
         while let Some(after) = page.filter(|_| found.all() < limit) {
             let (messages, next) = self.look_at_failing(&after, selection).await?;
             for message in messages {
                 if found.all() == limit {
                     return Ok(found);
-                }
-                // Its copies have the same fate.
-                if last.replace(owner(&message)) == Some(owner(&message)) {
-                    continue;
                 }
                 if only.is_some_and(|only| !only.has(&name(&message))) {
                     continue;
@@ -279,13 +273,9 @@ fn refused(key: &str, source: Box<dyn Error + Send + Sync>) -> RelayError {
     RelayError::Failing { key: key.to_owned(), source }
 }
 
-/// A key's name in a set; its copies share it.
+/// A key's name in a set.
 fn name(message: &FailingMessage) -> String {
-    owner(message).join("\0")
-}
-
-fn owner(message: &FailingMessage) -> [String; 3] {
-    [message.scope.clone(), message.tenant.clone(), message.key.clone()]
+    message.place().join("\0")
 }
 
 /// Which copy a stored message is, as inboxes name it: `inbox/src/records.rs`.

@@ -1,7 +1,8 @@
 -- Look at dead letters of inboxes in the order of their ids, and say which of them are selected.
 -- $1: after this id; $2: letters to look at, at most; $3: an id; $4: a key; $5: a scope; $6:
 --   regular expression of a subject;
--- $7: part of the reason, in lower case; $8: its first line; $9: a subject; NULL selects all.
+-- $7: part of the reason, in lower case; $8: its first line; $9: a subject; NULL selects all; $10:
+--   whether only those without a key.
 -- Index: dead_letter_pkey. Locking: none: retry_letter.sql and discard_letters.sql lock the
 -- letter's row.
 SELECT
@@ -24,6 +25,7 @@ SELECT
     AND ($7::text IS NULL OR strpos(lower(d.reason), $7) > 0)
     AND ($8::text IS NULL OR split_part(translate(d.reason, E'\r', E'\n'), E'\n', 1) = $8)
     AND ($9::text IS NULL OR d.subject = $9)
+    AND (NOT $10::boolean OR d.key IS NULL)
   ) IS TRUE AS selected
 FROM {schema}.dead_letter AS d
 WHERE d.id > $1

@@ -44,7 +44,18 @@ found AS (
     LIMIT $4
   ) AS f
 )
-SELECT f.key, f.scope, f.tenant, f.failures, f.begun, f.reason, f.failed_at, f.due_at
+-- A message and its copies are one, as in failing.sql.
+SELECT DISTINCT ON (f.key, f.scope, f.tenant)
+  f.key,
+  f.scope,
+  f.tenant,
+  least(
+    sum(f.failures + greatest(f.begun::numeric - 2, 0)) OVER (PARTITION BY f.key, f.scope, f.tenant),
+    9223372036854775807
+  )::bigint AS failures,
+  f.reason,
+  f.failed_at,
+  f.due_at
 FROM found AS f
 WHERE f.failed_at IS NOT NULL
   AND NOT EXISTS (
@@ -52,5 +63,5 @@ WHERE f.failed_at IS NOT NULL
     FROM {schema}.inbox AS i
     WHERE i.scope = f.scope AND i.tenant = f.tenant AND i.key = f.key
   )
-ORDER BY f.key, f.scope, f.tenant, f.message
+ORDER BY f.key, f.scope, f.tenant, f.failed_at DESC
 LIMIT $4

@@ -9,7 +9,6 @@ use tokio_postgres::{Row, Transaction, error::SqlState};
 
 use crate::{
     BATCH, failed,
-    failing::failures,
     statements::Statements,
     time::{Rfc3339, Rfc3339Option},
 };
@@ -162,7 +161,7 @@ fn settled_key(row: &Row) -> TracedKey {
 /// Of a key with several copies the newest failure counts.
 fn add_failure(found: &mut Vec<TracedKey>, row: &Row) {
     let failure = TracedFailure {
-        failures: failures(row),
+        failures: row.get("failures"),
         reason: row.get("reason"),
         failed_at: row.get("failed_at"),
         next_at: row.get("due_at"),

@@ -1,4 +1,5 @@
-//! A token of a dry run confirms the sagas and the settled messages that it showed, and no other.
+//! A token of a dry run confirms the sagas, settled messages and losses that it showed, and no
+//! other.
 
 use oncebox_tests::TestEnv;
 use serde_json::Value;
@@ -6,7 +7,7 @@ use serde_json::Value;
 use super::sagas::SAGAS;
 use crate::relay::{
     process::{run, run_ok},
-    support::{connect, drain, enqueue, stored, values_of},
+    support::{connect, drain, enqueue, fresh_stream, stored, stream_config, values_of},
 };
 
 /// The token of a dry run, and the number of things that it showed.
@@ -103,4 +104,42 @@ async fn messages_that_are_settled_since_a_dry_run_are_not_replayed() {
     assert!(code == 0 && text.contains("replay 8 messages") && text.contains("3 rows came since"), "{text}");
     let kept = "SELECT count(*) FROM oncebox.parked WHERE key IN ('held', 'behind-0', 'behind-1')";
     assert_eq!(client.query_one(kept, &[]).await.unwrap().get::<_, i64>(0), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lane_that_has_lost_more_since_a_dry_run_is_left_alone() {
+    let env = TestEnv::new().await;
+    let (client, url) = (env.pg().await, env.database_url());
+    let config = stream_config(env.name(), &env.subject(">"));
+    fresh_stream(env.nats_url(), config.clone()).await;
+    let relay = connect(&values_of(&env)).await;
+    let mut worker = relay.worker();
+    enqueue(&client, &env.subject("a"), "m-", 0..5, 1).await;
+    drain(&mut worker).await;
+    assert_eq!(relay.recovery().run_once().await.unwrap(), 0, "nothing is lost yet");
+    fresh_stream(env.nats_url(), config).await;
+    assert!(relay.recovery().run_once().await.unwrap() > 0);
+
+    let resend = ["outbox", "resend", "--stream", env.name()];
+    let (token, messages) = dry(url, &resend, "messages").await;
+    assert_eq!(messages, 5);
+    let other = confirm(url, &[&resend[..], &["--since", "1h"]].concat(), &token).await;
+    assert!(other.0 == 1 && other.1.contains("has changed since it was shown"), "{other:?}");
+    let more = "INSERT INTO oncebox.loss (lane, stream, number, kind, sequence, lost_sequence, floor, high, snap)
+                SELECT lane, stream, number + 1, kind, sequence, lost_sequence, floor, high, snap FROM oncebox.loss";
+    client.batch_execute(more).await.unwrap();
+    let (code, text) = confirm(url, &resend, &token).await;
+    assert!(code == 1 && text.contains("1 then, 2 of them now"), "{text}");
+    assert_eq!(drain(&mut worker).await, 0, "nothing was done");
+    let of_relays = "DELETE FROM oncebox.loss WHERE number > (SELECT min(number) FROM oncebox.loss)";
+    client.batch_execute(of_relays).await.unwrap();
+
+    let since = [&resend[..], &["--since", "1h"]].concat();
+    let (token, _) = dry(url, &since, "messages").await;
+    let (code, text) = confirm(url, &since, &token).await;
+    assert!(code == 0 && text.contains("asked the relays to send again 5 messages"), "{text}");
+    let sent = "SELECT count(*) FROM oncebox.loss WHERE resending_at IS NOT NULL";
+    assert_eq!(client.query_one(sent, &[]).await.unwrap().get::<_, i64>(0), 1);
+    let (code, text) = confirm(url, &since, &token).await;
+    assert!(code == 1 && text.contains("has changed since it was shown"), "once for each token: {text}");
 }

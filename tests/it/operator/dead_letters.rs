@@ -75,6 +75,7 @@ async fn lists(env: &TestEnv) {
     assert_eq!(list(url, &["--reason", "%"]).await, [""; 0], "no wildcard");
     assert_eq!(list(url, &["--scope", SCOPE, "--id", "1"]).await, ["k0"]);
     assert_eq!(list(url, &["--scope", "tests"]).await, [""; 0]);
+    assert_eq!(list(url, &["--no-key"]).await, [""; 0]);
     let table = run_ok(url, &["inbox", "dead", "list", "--key", "k2"]).await;
     assert!(table.starts_with("ID ") && table.contains(SCOPE) && table.lines().count() == 2, "{table}");
 }
@@ -211,6 +212,13 @@ async fn a_mismatch_that_is_retried_leaves_the_settled_key_as_it_is() {
     eventually("letters", LIMIT, async || (count(&env, "oncebox.dead_letter").await == 4).then_some(()))
         .await;
     assert_eq!(list(env.database_url(), &[]).await.len(), 4);
+    // It is found without its id, and the list names the option with which it is acted on.
+    assert_eq!(list(env.database_url(), &["--no-key"]).await, ["-"]);
+    let table = run_ok(env.database_url(), &["inbox", "dead", "list", "--no-key"]).await;
+    let id = table.lines().nth(1).unwrap().split_whitespace().next().unwrap();
+    assert!(table.contains(&format!("none: --id {id}")), "{table}");
+    let nothing = run(env.database_url(), &["inbox", "dead", "discard", "--key", "gone"]).await;
+    assert!(nothing.0 == 1 && nothing.2.contains("--no-key"), "{nothing:?}");
     let (code, output, log) = retry(&env, &["--subject", &env.subject("b")]).await;
     assert_eq!((code, output.as_str()), (0, "retried 2 messages\n"), "{log}");
     eventually("and again", LIMIT, async || (inbox.counts().mismatched == 4).then_some(())).await;

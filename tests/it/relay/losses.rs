@@ -8,25 +8,23 @@ mod late;
 mod restored;
 mod slow;
 mod two_streams;
-
 use std::{collections::BTreeSet, ops::Range, time::Duration};
 
 use async_nats::jetstream::{
     self,
     stream::{RetentionPolicy, Stream},
 };
-use oncebox_operator::{Operator, ReplaySelection, Severity, Stamp, Status, examine};
+use oncebox_operator::{Operator, ReplaySelection, RowSet, Severity, Stamp, Status, examine};
 use oncebox_relay::{Config, Values};
 use oncebox_tests::{Nats, TestEnv, eventually};
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
 
-use foreign::publish_foreign;
-
 use crate::relay::support::{
     LIMIT, Running, assert_delivered, await_messages, connect, count, drain, enqueue, fresh_stream, stored,
     stream_config, turn_the_ring, values, with,
 };
+use foreign::publish_foreign;
 
 /// A receipt without the id of its message can only be judged by its sequence.
 const WITHOUT_PROBE: &str = "
@@ -59,25 +57,28 @@ impl Broker {
     }
 }
 
+async fn operator(values: &Values, tasks: &mut JoinSet<()>) -> Operator {
+    Operator::connect(Config::from_values(values).unwrap().outbox(), Stamp::default(), tasks).await.unwrap()
+}
+
 async fn status(values: &Values) -> Status {
-    let config = Config::from_values(values).unwrap();
-    let mut tasks = JoinSet::new();
-    let mut operator = Operator::connect(config.outbox(), Stamp::default(), &mut tasks).await.unwrap();
-    operator.status().await.unwrap()
+    operator(values, &mut JoinSet::new()).await.status().await.unwrap()
 }
 
 async fn replay(values: &Values, request: &str, limit: u64) -> u64 {
-    let config = Config::from_values(values).unwrap();
-    let mut tasks = JoinSet::new();
-    let mut operator = Operator::connect(config.outbox(), Stamp::default(), &mut tasks).await.unwrap();
-    operator.replay(&ReplaySelection::default(), request, Some(limit), None).await.unwrap().messages
+    let (selection, mut tasks) = (ReplaySelection::default(), JoinSet::new());
+    let mut operator = operator(values, &mut tasks).await;
+    operator.replay(&selection, request, Some(limit), None).await.unwrap().messages
 }
 
 async fn resend(values: &Values, stream: &str, dry_run: bool) -> Option<u64> {
-    let config = Config::from_values(values).unwrap();
     let mut tasks = JoinSet::new();
-    let mut operator = Operator::connect(config.outbox(), Stamp::default(), &mut tasks).await.unwrap();
-    operator.resend(stream, None, dry_run).await.unwrap()
+    let mut operator = operator(values, &mut tasks).await;
+    let mut rows = RowSet::new(&operator, "outbox resend", None).await.unwrap();
+    match dry_run {
+        true => operator.find_losses(stream, None, &mut rows).await.unwrap(),
+        false => operator.resend(stream, None, None).await.unwrap(),
+    }
 }
 
 async fn number(client: &Client, sql: &str) -> i64 {

@@ -30,7 +30,8 @@ counted AS MATERIALIZED (
   FROM named AS n
   CROSS JOIN LATERAL (
     SELECT
-      count(*) FILTER (WHERE f.goes_on) AS messages,
+      -- A message and its copies are one.
+      count(DISTINCT (f.tenant, f.key)) FILTER (WHERE f.goes_on) AS messages,
       count(*) AS looked_at,
       -- A copy in a stream names the moment at which the stream stored it, in microseconds.
       min(CASE
@@ -41,6 +42,8 @@ counted AS MATERIALIZED (
       (array_agg(f.reason ORDER BY f.failed_at DESC) FILTER (WHERE f.goes_on))[1] AS reason
     FROM (
       SELECT
+        a.tenant,
+        a.key,
         a.message,
         a.failed_at,
         a.reason,

@@ -19,6 +19,10 @@ import oncebox.Transactions.How;
 public final class Inbox implements Runner {
     private static final int CONFLICTS_MAX = 5;
     private static final int REASON_MAX = 1000;
+    /** Of a name that occurs more than once, an array. */
+    private static final String HEADERS = "(SELECT coalesce(jsonb_object_agg(h.name, h.value), '{}') FROM (SELECT p.name, "
+            + "CASE count(*) WHEN 1 THEN to_jsonb(min(p.value)) ELSE jsonb_agg(p.value ORDER BY p.n) END AS value "
+            + "FROM unnest(?::text[], ?::text[]) WITH ORDINALITY AS p (name, value, n) GROUP BY p.name) AS h)";
     private static final String PLACE = "tenant => ?, stream => ?, stream_sequence => ?, stored_at => ?";
 
     /**
@@ -197,10 +201,12 @@ public final class Inbox implements Runner {
      */
     Duration bury(Message m, String reason, String committedBy) throws SQLException {
         boolean isKeyless = m.key() == null;
-        String call = "oncebox.bury(?, ?::text, ?, reason => ?, subject => ?, headers => jsonb_object(?::text[], ?::text[]), "
-                + PLACE + ", deliveries => ?, committed_by => ?::text::xid8)";
-        String[] names = m.headers().keySet().toArray(String[]::new);
-        String[] values = m.headers().values().toArray(String[]::new);
+        String call = "oncebox.bury(?, ?::text, ?, reason => ?, subject => ?, headers => " + HEADERS
+                + ", " + PLACE + ", deliveries => ?, committed_by => ?::text::xid8)";
+        var pairs = m.headers().entrySet().stream().flatMap(
+                header -> header.getValue().stream().map(value -> new String[] {header.getKey(), value})).toList();
+        String[] names = pairs.stream().map(pair -> pair[0]).toArray(String[]::new);
+        String[] values = pairs.stream().map(pair -> pair[1]).toArray(String[]::new);
         try {
             String answer = Sql.committed(pool, call, settings.scope, m.key(), m.payload(), reason, m.subject(), names, values,
                     m.tenant(), m.stream(), m.sequence(), m.storedAt(), m.deliveries(), committedBy);

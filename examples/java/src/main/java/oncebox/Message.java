@@ -13,7 +13,7 @@ import java.util.TreeMap;
  *
  * @param key null if there is none; then {@code refusal} says why
  */
-public record Message(String key, String refusal, String tenant, String subject, byte[] payload, Map<String, String> headers,
+public record Message(String key, String refusal, String tenant, String subject, byte[] payload, Map<String, List<String>> headers,
         long deliveries, String stream, long sequence, OffsetDateTime storedAt) {
     private static final List<String> KEYS = List.of("Idempotency-Key", "x-idempotency-key");
     private static final int HEADERS_MAX = 12_000;
@@ -44,7 +44,7 @@ public record Message(String key, String refusal, String tenant, String subject,
         byte[] payload = received.getData() == null ? new byte[0] : received.getData();
         // PostgreSQL keeps microseconds, and each delivery must have the same.
         var storedAt = place.timestamp().toOffsetDateTime().truncatedTo(ChronoUnit.MICROS);
-        return new Message(key, refusal, tenant, received.getSubject(), payload, shown(received.getHeaders()),
+        return new Message(key, refusal, tenant, received.getSubject(), payload, kept(received.getHeaders()),
                 place.deliveredCount(), place.getStream(), place.streamSequence(), storedAt);
     }
 
@@ -69,16 +69,15 @@ public record Message(String key, String refusal, String tenant, String subject,
         return found;
     }
 
-    /** The headers as a dead letter shows them: none, if PostgreSQL could not keep them. */
-    private static Map<String, String> shown(Headers headers) {
-        Map<String, String> shown = new TreeMap<>();
+    /** The headers as a dead letter keeps them, with each value of each: none, if PostgreSQL could not keep them. */
+    private static Map<String, List<String>> kept(Headers headers) {
+        Map<String, List<String>> kept = new TreeMap<>();
         int size = 0;
         for (String name : headers == null ? List.<String>of() : headers.keySet()) {
-            String value = String.join(", ", headers.get(name));
-            shown.put(name, value);
-            size += name.length() + value.length() + 6;
+            kept.put(name, headers.get(name));
+            size += name.length() + String.join("", headers.get(name)).length() + 6;
         }
-        boolean isOdd = shown.toString().indexOf('\0') >= 0;
-        return isOdd || size > HEADERS_MAX ? Map.of() : shown;
+        boolean isOdd = kept.toString().indexOf('\0') >= 0;
+        return isOdd || size > HEADERS_MAX ? Map.of() : kept;
     }
 }
