@@ -8,7 +8,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::graph::{Draft, Graph, InvalidDefinition, checked};
 pub use step::Step;
-pub(crate) use step::{Code, Unreadable};
+pub(crate) use step::{Code, Make, Unreadable};
 
 /// A kind of business process: its steps, and the data `D` that an instance carries along. Cheap to
 /// clone.

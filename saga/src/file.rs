@@ -27,7 +27,7 @@ pub use self::{
     scenario::{Outcome, Scenarios},
 };
 use crate::{
-    definition::{Code, Inner, Unreadable},
+    definition::{Code, Inner, Make, Unreadable},
     graph::{Graph, Node, checked},
     instance::Registered,
 };
@@ -210,7 +210,7 @@ fn plan(graph: &Graph, data: &Fields, steps: &[StepOfFile]) -> String {
 
 fn code(step: StepOfFile) -> Code<Document> {
     let StepOfFile { payload, undo, reply, draft, .. } = step;
-    let made = |template: Template| -> Box<dyn Fn(&Document) -> Result<Vec<u8>, Unreadable> + Send + Sync> {
+    let made = |template: Template| -> Make<Document> {
         Box::new(move |document| Ok(template.render(document)?.into_bytes()))
     };
     let (done, refused) = (draft.name.clone(), draft.name);

@@ -13,7 +13,8 @@ use crate::{
 /// How long an answer may take, unless the step says otherwise.
 const DEADLINE: Duration = Duration::from_secs(3600);
 
-type Make<D> = Box<dyn Fn(&D) -> Result<Vec<u8>, Unreadable> + Send + Sync>;
+/// Makes a payload.
+pub(crate) type Make<D> = Box<dyn Fn(&D) -> Result<Vec<u8>, Unreadable> + Send + Sync>;
 type Learn<D> = Box<dyn Fn(&mut D, &[u8]) -> Result<(), Unreadable> + Send + Sync>;
 
 /// Why an instance cannot go on: in words, without its data.
