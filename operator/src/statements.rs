@@ -66,6 +66,7 @@ statements!(
     trace_failing,
     trace_open,
     trace_sagas,
+    why_letters,
     why_running,
     why_stored,
     name_session,

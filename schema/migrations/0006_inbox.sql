@@ -23,7 +23,7 @@ CREATE TABLE {schema}.dead_letter (
   id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   scope           text COLLATE "C" NOT NULL,
   tenant          text NOT NULL,
-  key             text,
+  key             text COLLATE "C",
   subject         text NOT NULL,
   headers         jsonb NOT NULL,
   payload         bytea NOT NULL,
@@ -39,6 +39,8 @@ CREATE TABLE {schema}.dead_letter (
   CONSTRAINT dead_letter_once UNIQUE (scope, stream, stream_sequence, stored_at)
 );
 COMMENT ON TABLE {schema}.dead_letter IS 'Messages that a consumer gave up on, whole, with the reason.';
+-- The letters of a key, which `oncebox why` looks for.
+CREATE INDEX dead_letter_key ON {schema}.dead_letter (key) WHERE key IS NOT NULL;
 COMMENT ON COLUMN {schema}.dead_letter.key IS 'NULL when the message has no valid key.';
 COMMENT ON COLUMN {schema}.dead_letter.fingerprint IS 'That of the key, for a payload that stays in the Object Store, where the headers say; NULL when the payload is here.';
 COMMENT ON COLUMN {schema}.dead_letter.stored_at IS 'When the stream stored the message: a recreated stream counts its sequence from 1 again.';

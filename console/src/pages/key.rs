@@ -155,7 +155,7 @@ impl View for Way {
         html! {
             @for problem in &self.unasked { p.problem role="alert" { (problem) } }
             @if let Some(meant) = &self.meant { p.told { "Did you mean the key " (key_link(meant)) "?" } }
-            h2 { "Why it is not there yet" }
+            h2 { (why::title(&self.why)) }
             (why::show(ask, &self.why))
             @if self.databases.is_empty() {
                 (empty("No database that answered knows this key."))

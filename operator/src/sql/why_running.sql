@@ -1,31 +1,22 @@
 -- Sessions that have the lock of a key at this moment: their handlers are at work on it, each in
 -- its own transaction.
--- $1: the keys; $2: inboxes at most; $3: rows at most. Of tenants, those of a failed attempt, and
--- the only one.
--- Index: inbox_scope_pkey, inbox_attempt_pkey; pg_locks has a row for each lock. Locking: none.
+-- $1, $2: the keys, each with a tenant; $3: inboxes at most; $4: rows at most.
+-- Index: inbox_scope_pkey; pg_locks has a row for each lock. Locking: none.
 WITH scoped AS MATERIALIZED (
   SELECT s.scope
   FROM {schema}.inbox_scope AS s
   WHERE s.kind = 'consumer'
   ORDER BY s.scope
-  LIMIT $2
+  LIMIT $3
 ),
 claimed AS MATERIALIZED (
-  SELECT s.scope, t.tenant, k.key, {schema}.inbox_lock(s.scope, t.tenant, k.key) AS lock
+  SELECT s.scope, k.key, {schema}.inbox_lock(s.scope, k.tenant, k.key) AS lock
   FROM scoped AS s
-  CROSS JOIN unnest($1::text[]) AS k (key)
-  CROSS JOIN LATERAL (
-    SELECT '' AS tenant
-    UNION
-    SELECT a.tenant
-    FROM {schema}.inbox_attempt AS a
-    WHERE a.scope = s.scope AND a.tenant > '' AND a.key = k.key
-  ) AS t
+  CROSS JOIN unnest($1::text[], $2::text[]) AS k (key, tenant)
 )
 SELECT
   c.key,
   c.scope,
-  c.tenant,
   l.pid,
   a.application_name,
   extract(epoch FROM clock_timestamp() - a.xact_start)::float8 AS seconds
@@ -37,5 +28,5 @@ JOIN pg_locks AS l
     AND (l.classid::bigint << 32) | l.objid::bigint = c.lock
 JOIN pg_database AS d ON d.oid = l.database AND d.datname = current_database()
 LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
-ORDER BY c.key, c.scope, c.tenant
-LIMIT $3
+ORDER BY c.key, c.scope
+LIMIT $4

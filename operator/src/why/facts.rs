@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use super::copy::Stored;
 use crate::{
     TracedMessage,
-    dead_letters::DeadLetter,
     pause_row::PauseRow,
     status::{RecentSubject, Status},
 };
@@ -24,7 +23,16 @@ pub(super) struct Look {
 #[derive(Default)]
 pub(super) struct Inboxes {
     pub(super) running: Vec<Running>,
-    pub(super) letters: Vec<(String, DeadLetter)>,
+    pub(super) letters: Vec<Letter>,
+}
+
+/// A dead letter.
+pub(super) struct Letter {
+    pub(super) key: String,
+    pub(super) scope: String,
+    pub(super) tenant: String,
+    pub(super) deliveries: i64,
+    pub(super) reason: String,
 }
 
 /// A session that runs a handler in a transaction.

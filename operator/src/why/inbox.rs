@@ -4,7 +4,7 @@ use oncebox_connect::words::counted;
 
 use super::{
     Case, End, Outcome, Passed, Remedy,
-    facts::{Inboxes, Running},
+    facts::{Inboxes, Letter, Running},
     stream,
 };
 use crate::{
@@ -120,10 +120,9 @@ fn effects(all: &[TracedEffect]) -> String {
 }
 
 fn dead(key: &str, inbox: &TracedInbox, who: &str, inboxes: &Inboxes) -> End {
-    let is_it = |letter: &&crate::DeadLetter| {
-        letter.key.as_deref() == Some(key) && letter.scope == inbox.scope && letter.tenant == inbox.tenant
-    };
-    let letter = inboxes.letters.iter().map(|(_, letter)| letter).find(is_it);
+    let is_it =
+        |letter: &&Letter| letter.key == key && letter.scope == inbox.scope && letter.tenant == inbox.tenant;
+    let letter = inboxes.letters.iter().find(is_it);
     let at = inbox.settled_at.map(|at| format!(" at {}", text(at))).unwrap_or_default();
     match letter {
         Some(letter) => {

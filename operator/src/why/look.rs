@@ -17,12 +17,12 @@ use tokio_postgres::Row;
 
 use super::{
     Case, Explained, Why, copy,
-    facts::{Inboxes, Look, Running},
+    facts::{Inboxes, Letter, Look, Running},
     finish, inbox, outbox, walk,
 };
 use crate::{
-    DeadLetterSelection, Operator, PlacedTrace, TracedMessage, dead_letters::DeadLetter, disk::full_disk,
-    everywhere::within, obstacles::Expected, query, status::findings::findings, survey,
+    Operator, PlacedTrace, TracedMessage, disk::full_disk, everywhere::within, obstacles::Expected, query,
+    status::findings::findings, survey,
 };
 
 /// Subjects that NATS is asked about, and messages ahead of others that are looked at, at most.
@@ -32,8 +32,6 @@ const HEADS_MAX: usize = 20;
 const KEYS_MAX: usize = 100;
 const INBOXES_MAX: i64 = 100;
 const ROWS_MAX: i64 = 100;
-/// Dead letters of one key that are looked at.
-const LETTERS_MAX: usize = 10;
 
 /// How a database, and NATS behind it, is asked.
 #[derive(Clone, Copy, Debug, Default)]
@@ -87,8 +85,7 @@ pub async fn explain<O: BorrowMut<Operator>>(
     for (database, looked) in join_all(looks).await {
         match looked {
             Ok((look, inboxes)) => {
-                let letters = inboxes.letters.into_iter().map(|letter| (database.clone(), letter));
-                all.letters.extend(letters);
+                all.letters.extend(inboxes.letters);
                 all.running.extend(inboxes.running);
                 found.push(look);
             }
@@ -105,13 +102,17 @@ pub async fn explain<O: BorrowMut<Operator>>(
     Looked { why: Why { key: key.to_owned(), answers, is_cut }, silent, is_nats_away }
 }
 
-/// The questions of inboxes are asked for these keys.
-fn keys_of<O>(opened: &[(O, PlacedTrace)]) -> Vec<String> {
-    let of = |(_, placed): &(O, PlacedTrace)| {
-        let messages = placed.trace.messages.iter().map(|message| message.key.clone());
-        messages.chain(placed.trace.inboxes.iter().map(|traced| traced.key.clone())).collect::<Vec<_>>()
-    };
-    let keys: BTreeSet<String> = opened.iter().flat_map(of).collect();
+/// The questions of inboxes are asked for these keys, each with its tenants: of a message that no
+/// inbox knows, the only one.
+fn keys_of<O>(opened: &[(O, PlacedTrace)]) -> Vec<(String, String)> {
+    let mut keys = BTreeSet::new();
+    for (_, PlacedTrace { trace, .. }) in opened {
+        for message in &trace.messages {
+            let tenants = message.inboxes.iter().map(|inbox| inbox.tenant.clone());
+            keys.extend(tenants.chain([String::new()]).map(|tenant| (message.key.clone(), tenant)));
+        }
+        keys.extend(trace.inboxes.iter().map(|traced| (traced.key.clone(), traced.inbox.tenant.clone())));
+    }
     keys.into_iter().take(KEYS_MAX).collect()
 }
 
@@ -156,32 +157,31 @@ async fn look(
 }
 
 /// Handlers at work, and dead letters; nothing when this role may not look.
-async fn inboxes(operator: &mut Operator, keys: &[String]) -> Result<FoundInboxes, RelayError> {
+async fn inboxes(operator: &mut Operator, keys: &[(String, String)]) -> Result<Inboxes, RelayError> {
     let sql = operator.sql.clone();
+    let (keys, tenants): (Vec<String>, Vec<String>) = keys.iter().cloned().unzip();
     let transaction = operator.begin().await?;
-    let parameters: [&dyn Parameter; 3] = [&keys, &INBOXES_MAX, &ROWS_MAX];
-    let running = match query(&transaction, "find running handlers", &sql.why_running, &parameters).await {
-        Ok(rows) => rows.iter().map(running).collect(),
-        Err(RelayError::Denied(_)) => return Ok(FoundInboxes::default()),
-        Err(error) => return Err(error),
+    let looking = async {
+        let of_locks: [&dyn Parameter; 4] = [&keys, &tenants, &INBOXES_MAX, &ROWS_MAX];
+        let found = query(&transaction, "find running handlers", &sql.why_running, &of_locks).await?;
+        let letters = query(&transaction, "find dead letters", &sql.why_letters, &[&keys, &ROWS_MAX]).await?;
+        let (running, letters) = (found.iter().map(running).collect(), letters.iter().map(letter).collect());
+        Ok(Inboxes { running, letters })
     };
-    drop(transaction);
-    let mut letters = Vec::new();
-    for key in keys {
-        let selection = DeadLetterSelection { key: Some(key.clone()), ..DeadLetterSelection::default() };
-        match operator.dead_letters(&selection, LETTERS_MAX).await {
-            Ok(found) => letters.extend(found),
-            Err(RelayError::Denied(_)) => break,
-            Err(error) => return Err(error),
-        }
+    match looking.await {
+        Err(RelayError::Denied(_)) => Ok(Inboxes::default()),
+        looked => looked,
     }
-    Ok(FoundInboxes { running, letters })
 }
 
-#[derive(Default)]
-struct FoundInboxes {
-    running: Vec<Running>,
-    letters: Vec<DeadLetter>,
+fn letter(row: &Row) -> Letter {
+    Letter {
+        key: row.get("key"),
+        scope: row.get("scope"),
+        tenant: row.get("tenant"),
+        deliveries: row.get("deliveries"),
+        reason: row.get("reason"),
+    }
 }
 
 fn running(row: &Row) -> Running {

@@ -21,6 +21,7 @@ use crate::{
     },
     operator::sagas::SAGAS,
     relay::{
+        plans::pages,
         process::run_ok,
         support::{connect, drain},
     },
@@ -133,6 +134,24 @@ async fn a_dead_letter_is_handled_by_the_remedy() {
     done(&scene).await;
     running.stop().await;
     run_ok(scene.env.database_url(), &["trace", "order-1"]).await;
+}
+
+/// The statement reads a few pages, however many letters there are.
+#[tokio::test]
+async fn the_letters_of_a_key_are_found_among_many() {
+    let scene = Scene::new().await;
+    let many = "INSERT INTO oncebox.dead_letter (scope, tenant, key, subject, headers, payload, deliveries, reason)
+                SELECT 'mail', '', 'k-' || n, 's', '{}', '', 5, 'no account' FROM generate_series(1, 20000) AS n";
+    scene.pg.batch_execute(many).await.unwrap();
+    let sql = scene.env.schema.sql(include_str!("../../../operator/src/sql/why_letters.sql"));
+    scene.pg.batch_execute("SET enable_seqscan = off; SET enable_bitmapscan = off").await.unwrap();
+    let keys = ["k-7".to_owned(), "k-19999".to_owned(), "none".to_owned()];
+    let found = scene.pg.query(&sql, &[&keys.as_slice(), &100_i64]).await.unwrap();
+    assert_eq!(found.len(), 2);
+    let explained = format!("EXPLAIN (ANALYZE, BUFFERS) {sql}");
+    let plan = scene.pg.query(&explained, &[&keys.as_slice(), &100_i64]).await.unwrap();
+    let plan: Vec<String> = plan.iter().map(|row| row.get(0)).collect();
+    assert!(pages(&plan) < 30, "{}", plan.join("\n"));
 }
 
 #[tokio::test]

@@ -15,6 +15,11 @@ use crate::{
 /// Messages that nothing holds and that stand open.
 const WELL_SHOWN_MAX: usize = 3;
 
+pub(super) fn title(answers: &[Explained]) -> &'static str {
+    let is_done = |answer: &Explained| answer.outcome == Outcome::Done;
+    if answers.iter().all(is_done) { "It is there" } else { "Why it is not there yet" }
+}
+
 pub(super) fn show(ask: &Ask, answers: &[Explained]) -> Markup {
     let is_well = |answer: &&Explained| matches!(answer.outcome, Outcome::Done | Outcome::OnItsWay);
     let (well, held): (Vec<&Explained>, Vec<&Explained>) = answers.iter().partition(is_well);
