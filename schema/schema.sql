@@ -4192,7 +4192,7 @@ CREATE TABLE oncebox.dead_letter (
     id bigint NOT NULL,
     scope text NOT NULL COLLATE pg_catalog."C",
     tenant text NOT NULL,
-    key text,
+    key text COLLATE pg_catalog."C",
     subject text NOT NULL,
     headers jsonb NOT NULL,
     payload bytea NOT NULL,
@@ -5862,6 +5862,8 @@ ALTER TABLE ONLY oncebox.throttle
 CREATE INDEX audit_key ON oncebox.audit USING btree (key);
 
 CREATE INDEX barrier_changed_at ON oncebox.barrier USING btree (barrier, changed_at);
+
+CREATE INDEX dead_letter_key ON oncebox.dead_letter USING btree (key) WHERE (key IS NOT NULL);
 
 CREATE INDEX delayed_due ON oncebox.delayed USING btree (not_before, id);
 

@@ -271,17 +271,7 @@ impl Command {
 
     /// The command on one database.
     fn one(path: &[&str], flags: &ArgMatches, sources: Sources) -> Result<Self, ConfigError> {
-        let needs = match path {
-            ["relay" | "doctor"] => &[][..],
-            ["status" | "why"] if sources.has("nats-url") => FOR_STATUS,
-            ["console"] if sources.has("nats-url") => &[][..],
-            ["inbox", "failing", name] if failing::Failing::new(name, flags).needs_nats() => FOR_BOTH,
-            ["inbox", "dead", name] if dead_letters::DeadLetters::new(name, flags).publishes() => FOR_BOTH,
-            ["outbox", "verify"] | ["saga", "run"] => FOR_BOTH,
-            ["outbox", "pause" | "throttle"] if pause::Pauses::names_stream(flags) => FOR_BOTH,
-            ["outbox", "prune"] => FOR_PRUNE,
-            _ => FOR_DATABASE,
-        };
+        let needs = needs(path, flags, &sources);
         let hidden = sources.hidden().to_vec();
         let sources = sources.only(|option| needs.is_empty() || is_meant(needs, option));
         let config = match is_meant(needs, "nats-url") || needs.is_empty() {
@@ -387,6 +377,21 @@ impl Command {
             Action::Migrate(migrate) => migrate.run(&self.outbox).await,
         }
         .map(|()| 0)
+    }
+}
+
+/// The options that a command takes; none of them stands for all.
+fn needs(path: &[&str], flags: &ArgMatches, sources: &Sources) -> &'static [&'static str] {
+    match path {
+        ["relay" | "doctor"] => &[][..],
+        ["status" | "why"] if sources.has("nats-url") => FOR_STATUS,
+        ["console"] if sources.has("nats-url") => &[][..],
+        ["inbox", "failing", name] if failing::Failing::new(name, flags).needs_nats() => FOR_BOTH,
+        ["inbox", "dead", name] if dead_letters::DeadLetters::new(name, flags).publishes() => FOR_BOTH,
+        ["outbox", "verify"] | ["saga", "run"] => FOR_BOTH,
+        ["outbox", "pause" | "throttle"] if pause::Pauses::names_stream(flags) => FOR_BOTH,
+        ["outbox", "prune"] => FOR_PRUNE,
+        _ => FOR_DATABASE,
     }
 }
 

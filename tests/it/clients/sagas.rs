@@ -32,7 +32,8 @@ async fn each_order_is_whole_or_undone_while_its_participants_are_killed() {
         return;
     };
     let (environs, nats) = (TestEnv::new().await, Nats::start().await.unwrap());
-    let sagas = env::var("ONCEBOX_TEST_SAGAS").map_or(SAGAS, |number| number.parse().unwrap());
+    let sagas =
+        env::var_os("ONCEBOX_TEST_SAGAS").map_or(SAGAS, |number| number.to_str().unwrap().parse().unwrap());
     let client = environs.pg().await;
     let stock = format!(
         "CREATE TABLE stock (item text PRIMARY KEY, free int); INSERT INTO stock VALUES ('book', {sagas})"

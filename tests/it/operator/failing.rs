@@ -98,6 +98,20 @@ async fn lists(env: &TestEnv) {
     assert_eq!((&counted["messages"], &counted["reason"]), (&4.into(), &REASON.into()));
 }
 
+/// The original and its copy are one message in the list, and in each count.
+async fn copies_are_one(url: &str) {
+    assert_eq!(list(url, &[]).await, ["k0", "k2", "k4", "k6"]);
+    let one = run_ok(url, &["inbox", "failing", "list", "--key", "k0", "--json"]).await;
+    let one: Value = serde_json::from_str(&one).unwrap();
+    assert_eq!((&one["failures"], &one["stream_sequence"]), (&2.into(), &9.into()), "{one}");
+    let counted = run_ok(url, &["inbox", "failing", "list", "--by-reason", "--json"]).await;
+    assert_eq!(serde_json::from_str::<Value>(&counted).unwrap()["messages"], 4);
+    let status: Value = serde_json::from_str(&run_ok(url, &["status", "--json"]).await).unwrap();
+    assert_eq!(status["inboxes"][0]["failing"], 4, "{status}");
+    let trace = run_ok(url, &["trace", "k0"]).await;
+    assert!(trace.matches("failing in").count() == 1 && trace.contains(": 2 failures"), "{trace}");
+}
+
 /// Everything that an operator does with messages that fail.
 #[tokio::test]
 async fn failing_messages_are_listed_retried_and_buried() {
@@ -123,17 +137,7 @@ async fn failing_messages_are_listed_retried_and_buried() {
     let (output, _) = act(&env, "retry", &["--key", "k0", "--by", "mina", "--note", "INC-7"]).await;
     assert_eq!(output, "retried 1 message\n");
     rows(&env, 5).await;
-    // The original and its copy are one message, here and in each count.
-    assert_eq!(list(url, &[]).await, ["k0", "k2", "k4", "k6"]);
-    let one = run_ok(url, &["inbox", "failing", "list", "--key", "k0", "--json"]).await;
-    let one: Value = serde_json::from_str(&one).unwrap();
-    assert_eq!((&one["failures"], &one["stream_sequence"]), (&2.into(), &9.into()), "{one}");
-    let counted = run_ok(url, &["inbox", "failing", "list", "--by-reason", "--json"]).await;
-    assert_eq!(serde_json::from_str::<Value>(&counted).unwrap()["messages"], 4);
-    let status: Value = serde_json::from_str(&run_ok(url, &["status", "--json"]).await).unwrap();
-    assert_eq!(status["inboxes"][0]["failing"], 4, "{status}");
-    let trace = run_ok(url, &["trace", "k0"]).await;
-    assert!(trace.matches("failing in").count() == 1 && trace.contains(": 2 failures"), "{trace}");
+    copies_are_one(url).await;
     mended.store(true, SeqCst);
     let (output, log) = act(&env, "retry", &["--scope", SCOPE, "--limit", "2"]).await;
     assert_eq!(output, "retried 2 messages\n", "{log}");

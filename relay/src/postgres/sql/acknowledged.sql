@@ -18,7 +18,9 @@ SELECT
 FROM {schema}.lane_cursor AS c
 CROSS JOIN LATERAL jsonb_each(c.acknowledged) AS a
 LEFT JOIN LATERAL (
-  SELECT t.created, t.subjects, CASE WHEN t.checked_at <= statement_timestamp() THEN t.checked_at END AS checked_at
+  -- A time that cannot be one would fail this statement, and with it all delivery.
+  SELECT t.created, t.subjects,
+         CASE WHEN t.checked_at BETWEEN '2000-01-01' AND statement_timestamp() THEN t.checked_at END AS checked_at
   FROM {schema}.stream AS t
   WHERE t.name = a.key
 ) AS s ON true
