@@ -158,6 +158,8 @@ async fn read(stream: &Stream) -> Result<Vec<Stored>, Box<dyn Error>> {
             }
             // Of another publisher in the test.
             None if msg_id == key => key,
+            // A row with a key that no function writes, in a test that spoils tables.
+            None if key.is_empty() => msg_id.clone(),
             None => return Err(format!("no id of ours: {msg_id}").into()),
         };
         Ok(Stored {
