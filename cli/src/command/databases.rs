@@ -158,6 +158,11 @@ fn choose(
             "`oncebox {words}` draws one picture: choose one with --database: {known}"
         )]);
     }
+    if path == ["saga", "run"] && many > 1 {
+        return Err(vec![format!(
+            "`oncebox {words}` leads the sagas of one database: choose one with --database: {known}"
+        )]);
+    }
     if waits(flags) && many > 1 {
         return Err(vec![format!(
             "`oncebox {words} --until-quiet` waits for one database: choose one with --database: {known}"

@@ -92,6 +92,12 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
         "Go on: somebody has sent the parcel by hand",
     ),
     ("oncebox saga abandon --key 4711:order --note INC-7", "Give one up as it stands"),
+    ("oncebox saga check order.toml", "Every mistake in a file of a saga, with its line"),
+    ("oncebox saga test order.toml order.scenarios.toml", "The way of each scenario, without a server"),
+    ("oncebox saga schema > saga.schema.json", "The format of these files, for an editor"),
+    ("oncebox saga apply order.toml", "Programs can start its sagas from now on"),
+    ("oncebox saga run order.toml --reply-to sagas.replies", "Lead them, until a signal"),
+    ("oncebox saga start order 4711 '{\"order\": 4711, \"cents\": 995}'", "Start one by hand"),
     ("oncebox outbox resend --stream ORDERS --dry-run", "How many messages a stream may have lost"),
     (
         "oncebox outbox verify --stream ORDERS --since 2030-01-31T08:00:00Z",

@@ -48,7 +48,7 @@ impl Handler for Replies {
     type Reply = ();
 
     async fn handle(&self, cx: Context<'_>, _: Unread) -> Result<Outcome<()>, HandlerError> {
-        match answer_of(cx.message()) {
+        match answer_of(cx.key(), cx.message()) {
             Ok(incoming) => finish(self.engine.receive(cx.transaction(), &incoming, true).await?),
             Err(problem) => Ok(Outcome::dead(problem)),
         }
@@ -57,7 +57,8 @@ impl Handler for Replies {
     const TAKES_SETS: bool = true;
 
     async fn handle_set(&self, set: Set<'_, Unread>) -> Result<Vec<Outcome<()>>, HandlerError> {
-        let answers: Result<Vec<_>, _> = set.iter().map(|(cx, _)| answer_of(cx.message())).collect();
+        let answers: Result<Vec<_>, _> =
+            set.iter().map(|(cx, _)| answer_of(cx.key(), cx.message())).collect();
         let answers = answers.map_err(HandlerError::message)?;
         if !Box::pin(self.engine.receive_all(set.transaction(), &answers)).await? {
             return Err(HandlerError::message("one of these answers has to be dealt with by itself"));
@@ -100,12 +101,19 @@ fn finish(received: Received) -> Result<Outcome<()>, HandlerError> {
 }
 
 /// The answer in a message's headers; else the reason why the message is none.
-fn answer_of(message: &Message) -> Result<Incoming<'_>, String> {
+fn answer_of<'m>(key: &Key, message: &'m Message) -> Result<Incoming<'m>, String> {
     let header = |name: &str| {
         message.header_value(name).ok_or_else(|| format!("not an answer: header {name} is missing"))
     };
-    let key = header(IN_REPLY_TO)?;
-    let address = key.parse::<Key>().ok().and_then(|key| Address::parse(&key));
+    let command = header(IN_REPLY_TO)?;
+    // A participant that answers one command in the name of another would move the wrong step.
+    if let Some(answered) = key.as_str().strip_suffix(":reply").filter(|answered| *answered != command) {
+        return Err(format!(
+            "the answer contradicts itself: its key is that of the answer to \"{answered}\", and header {IN_REPLY_TO} \
+             names \"{command}\"; mend the participant that sent it"
+        ));
+    }
+    let address = command.parse::<Key>().ok().and_then(|key| Address::parse(&key));
     let Some(address) = address else {
         return Err(format!("not an answer: header {IN_REPLY_TO} is not the key of a saga's command"));
     };

@@ -101,7 +101,7 @@ async fn give_up(programs: Programs) {
     for (reason, expected) in reasons.iter().zip(expected) {
         assert!(reason.contains(expected), "{reasons:?}");
     }
-    let kept = "SELECT key FROM oncebox.dead_letter WHERE payload <> '' OR NOT headers ? 'oncebox-object'";
+    let kept = "SELECT key FROM oncebox.dead_letter WHERE payload <> '' OR NOT headers ? 'Oncebox-Object'";
     assert_eq!(lines(&client, kept).await, [""; 0], "each has the reference, and none the payload");
 }
 

@@ -170,3 +170,15 @@ async fn a_leader_that_cannot_start_says_what_is_missing() {
     let (code, _, log) = oncebox(&["saga", "apply", wrong.path()], &environment).await.unwrap();
     assert!(code == 64 && log.contains(":3: the file: version is 1 to 65535"), "{log}");
 }
+
+/// The page's own file and scenarios, as a reader copies them.
+#[tokio::test]
+async fn the_page_has_a_file_and_scenarios_that_work() {
+    let page = include_str!("../../../docs/saga-files.md");
+    let blocks: Vec<&str> =
+        page.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    let saga = Written::new("page.toml", blocks[0]);
+    let scenarios = Written::new("page-scenarios.toml", blocks[1]);
+    let (code, output, _) = oncebox(&["saga", "test", saga.path(), scenarios.path()], NOTHING).await.unwrap();
+    assert_eq!(code, 0, "{output}");
+}

@@ -62,9 +62,7 @@ async fn a_stream_that_drops_it_has_it_replayed() {
     drain(&mut connect(&scene.values).await.worker()).await;
     assert_eq!(scene.stream.get_info().await.unwrap().state.messages, 1);
 
-    let other = Consumer { filter_subject: scene.env.subject("taken.b"), ..durable("charge") };
-    let scene = stored(|config| Config { retention: RetentionPolicy::Interest, ..config }, Some(other)).await;
-    scene.stream.delete_consumer("charge").await.ok();
+    let scene = stored(|config| Config { retention: RetentionPolicy::Interest, ..config }, None).await;
     let consumer = Consumer { filter_subject: scene.env.subject("taken.b"), ..durable("other") };
     scene.stream.create_consumer(consumer).await.unwrap();
     scene
@@ -108,6 +106,10 @@ async fn a_consumer_that_takes_other_subjects_holds_it() {
     scene.stream.create_consumer(other).await.unwrap();
     let none = ["no consumer of the stream takes the subject", scene.taken.as_str()];
     scene.assert_held("order-1", "consumer", &none, &["have its consumer take this subject"]).await;
+    if Nats::version().unwrap() < (2, 10) {
+        // It refuses a filter that matches no subject of the stream.
+        return;
+    }
     let wrong = Consumer { filter_subject: "elsewhere.>".to_owned(), ..durable("charge") };
     scene.stream.create_consumer(wrong).await.unwrap();
     let wrong = ["takes elsewhere.>, and no subject of its stream matches"];
