@@ -158,11 +158,14 @@ async fn a_leader_that_cannot_start_says_what_is_missing() {
     assert!(code == 1 && log.contains("no stream takes the answers") && log.contains("--stream"), "{log}");
     let (code, output, _) = oncebox(&["saga", "apply", file.path()], &environment).await.unwrap();
     assert_eq!((code, &*output), (0, "applied \"order\", version 1\n"));
-    let start = ["saga", "start", "order", "o-1", r#"{"order": 17, "cents": 5}"#];
+    let start = ["saga", "start", "order", "o-1", r#"{"order": 17, "cents": 1234567890123456789012}"#];
     for said in ["started o-1:order\n", "was started before: o-1:order\n"] {
         let (code, output, _) = oncebox(&start, &environment).await.unwrap();
         assert_eq!((code, &*output), (0, said));
     }
+    let sent = "SELECT convert_from(payload, 'UTF8') FROM oncebox.message WHERE key = 'o-1:order:pay'";
+    let sent: String = env.pg().await.query_one(sent, &[]).await.unwrap().get(0);
+    assert!(sent.contains("1234567890123456789012"), "no digit is lost: {sent}");
     let start = ["saga", "start", "order", "o-2", r#"{"order": 17}"#];
     let (code, _, log) = oncebox(&start, &environment).await.unwrap();
     assert!(code == 1 && log.contains("without field /cents"), "{log}");

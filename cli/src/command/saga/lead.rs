@@ -12,7 +12,7 @@ use oncebox_connect::{
 use oncebox_inbox::Consumer;
 use oncebox_saga::Orchestrator;
 use oncebox_schema::Subject;
-use serde_json::Value;
+use serde::de::IgnoredAny;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -59,8 +59,10 @@ pub(super) fn start() -> Command {
         .arg(version.help("The version of the file [default: the newest that was applied]"))
 }
 
-fn json(text: &str) -> Result<Value, String> {
-    serde_json::from_str(text).map_err(|error| format!("it is not JSON: {error}"))
+/// The text itself is passed on: read as a value, its numbers would lose digits.
+fn json(text: &str) -> Result<String, String> {
+    let read = serde_json::from_str::<IgnoredAny>(text).map_err(|error| format!("it is not JSON: {error}"));
+    read.map(|_| text.to_owned())
 }
 
 /// The options by which all processes of one orchestrator are the same.
@@ -90,7 +92,7 @@ pub(crate) struct Lead {
 pub(crate) struct Start {
     saga_type: String,
     id: String,
-    data: Value,
+    data: String,
     version: Option<i32>,
 }
 
@@ -198,9 +200,8 @@ fn durable(scope: &str) -> String {
 impl Start {
     pub(crate) fn new(flags: &ArgMatches) -> Self {
         let text = |name| flags.get_one::<String>(name).cloned().unwrap_or_default();
-        let data = flags.get_one::<Value>("data").cloned().unwrap_or_default();
         let version = flags.get_one::<i32>("version").copied();
-        Self { saga_type: text("type"), id: text("id"), data, version }
+        Self { saga_type: text("type"), id: text("id"), data: text("data"), version }
     }
 
     pub(crate) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
@@ -208,8 +209,7 @@ impl Start {
         let client = connect_postgres(config, &mut tasks).await?;
         oncebox_schema::check_version(&client, config.schema()).await?;
         let sql = config.schema().sql(include_str!("start.sql"));
-        let data = self.data.to_string();
-        let rows = client.query(&sql, &[&self.saga_type, &self.id, &data, &self.version]).await?;
+        let rows = client.query(&sql, &[&self.saga_type, &self.id, &self.data, &self.version]).await?;
         let row = rows.first();
         ensure!(row.is_some(), "PostgreSQL returned no saga");
         let (key, is_new): (String, bool) =
