@@ -112,7 +112,7 @@ impl Program {
         Ok(())
     }
 
-    /// The most bytes of memory it has been resident with, in all its lives, as of the last
+    /// The most bytes of memory it has had beside the pages of its file, in all its lives, as of the last
     /// [`Program::check`].
     #[must_use]
     pub fn memory_peak(&self) -> u64 {
@@ -137,11 +137,15 @@ impl Program {
         self.guardian.pid()
     }
 
-    /// The kernel's own high-water mark of this life.
+    /// The kernel's own high-water mark of this life, less the pages of its file: of a program that is
+    /// not optimised these are most of it, and they grow with its code, whatever it does.
     fn resident_peak(&self) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.guardian.pid()?)).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-        line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kilobytes| kilobytes * 1024)
+        let kilobytes = |name: &str| -> Option<u64> {
+            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim().strip_suffix(" kB")?.parse().ok()
+        };
+        Some(kilobytes("VmHWM:")?.saturating_sub(kilobytes("RssFile:")?) * 1024)
     }
 
     /// The end of it.
