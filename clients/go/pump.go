@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -18,6 +19,8 @@ import (
 const (
 	// How long one pull request waits for messages; a drain may have to wait for it as long.
 	pull = time.Second
+	// One worker tries so often while PostgreSQL does not answer.
+	tryAgain = 500 * time.Millisecond
 	// Without a strict order, a message is held for so long at most; then others of its ordering key go
 	// on.
 	holdMax = time.Hour
@@ -31,12 +34,15 @@ type pump struct {
 	queue  *queue
 	// place is nil unless the order is strict. Then the pump ends when a delivery is missing.
 	place *place
+	// isAway is set while PostgreSQL does not answer. Then the worker that has the turn tries, and no other.
+	isAway atomic.Bool
+	turn   sync.Mutex
 }
 
 func (c *Consumer) pump(batch *batch, source jetstream.Consumer, place *place) *pump {
 	// Those that are worked on, and as many again, so that no worker waits.
 	most := max(16, 2*c.options.Concurrency*max(c.options.Batch, 2))
-	return &pump{c, batch, source, newQueue(most), place}
+	return &pump{Consumer: c, batch: batch, source: source, queue: newQueue(most), place: place}
 }
 
 // run pulls until the context ends or, with a strict order, until something is lost, and waits for the
@@ -51,7 +57,9 @@ func (p *pump) run(ctx, working context.Context) error {
 	for range p.options.Concurrency {
 		workers.Go(func() {
 			for messages := p.queue.take(ctx, p.options.Batch); messages != nil; messages = p.queue.take(ctx, p.options.Batch) {
-				p.handle(working, messages)
+				if !p.isAway.Load() || p.awaitAnswer(ctx, working, messages) {
+					p.handle(working, messages)
+				}
 			}
 		})
 	}
@@ -62,6 +70,20 @@ func (p *pump) run(ctx, working context.Context) error {
 		p.giveBack()
 	}
 	return err
+}
+
+// awaitAnswer handles the messages when it is this worker's turn, if PostgreSQL is still away then. It says
+// whether it has answered another worker meanwhile.
+func (p *pump) awaitAnswer(ctx, working context.Context, messages []*held) bool {
+	p.turn.Lock()
+	defer p.turn.Unlock()
+	if !p.isAway.Load() {
+		return true
+	}
+	if sleep(ctx, tryAgain) {
+		p.handle(working, messages)
+	}
+	return false
 }
 
 // keep says that the held messages are worked on, so that they are not delivered again meanwhile. One
@@ -187,6 +209,7 @@ func (p *pump) handle(ctx context.Context, messages []*held) {
 // behind it wait, others by JetStream.
 func (p *pump) settle(message *held, answer result) {
 	received := message.received
+	p.isAway.Store(answer.err != nil)
 	if answer.err != nil {
 		slog.Error("the message could not be handled now, will retry", "consumer", p.durable, "reason", answer.err)
 		answer.Verdict = Verdict{Name: "retry", After: p.batch.options.Backoff}

@@ -65,14 +65,19 @@ fn unconsumed(stream: &StreamStatus) -> Option<Obstacle> {
 }
 
 /// A stream by interest stores no message that none of its consumers takes, and acknowledges it all
-/// the same.
+/// the same; a work queue keeps it for ever.
 fn uncovered(
     stream: &StreamStatus,
     consumers: &[&ConsumerStatus],
     subjects: &[RecentSubject],
 ) -> Option<Obstacle> {
-    // Not all consumers are listed where there are many, or where other streams copy this one.
-    if !stream.drops_unconsumed || stream.copies_others || consumers.len() != stream.consumers {
+    // Not all consumers are listed where there are many, or where other streams copy this one. A
+    // work queue may be filled before its first consumer is there.
+    if !stream.deletes_acknowledged
+        || stream.copies_others
+        || consumers.len() != stream.consumers
+        || consumers.is_empty()
+    {
         return None;
     }
     let is_taken = |subject: &str| {
@@ -85,6 +90,15 @@ fn uncovered(
     let mut named = lost[..count.min(NAMED_MAX)].join(", ");
     if count > NAMED_MAX {
         named.push_str(&format!(" and {} more", count - NAMED_MAX));
+    }
+    if !stream.drops_unconsumed {
+        return Some(obstacle(
+            "subject-unconsumed",
+            format!("no consumer of the work queue {} takes {named}", stream.name),
+            "these messages reach no service and stay, until the stream is full",
+            "have a consumer take the subject; if you have moved one away from it, those that it had not acknowledged come to \
+             it all the same",
+        ));
     }
     Some(obstacle(
         "subject-unconsumed",
@@ -306,10 +320,11 @@ mod tests {
 
     #[test]
     fn a_subject_that_no_consumer_of_an_interest_stream_takes_is_named() {
-        let found = |drops_unconsumed, filters: &[&str]| {
+        let found = |(deletes_acknowledged, drops_unconsumed), filters: &[&str]| {
             let stream = StreamStatus {
                 name: "S".into(),
                 subjects: vec!["orders.>".into()],
+                deletes_acknowledged,
                 drops_unconsumed,
                 consumers: 1,
                 ..StreamStatus::default()
@@ -324,11 +339,13 @@ mod tests {
                 recent.map(|subject| RecentSubject { subject: subject.into(), messages: 1, bytes_max: 9 });
             consumption(&survey, &recent).into_iter().map(|found| found.what).collect::<Vec<_>>()
         };
-        let only = found(true, &["orders.placed"]);
+        let (limits, queue, interest) = ((false, false), (true, false), (true, true));
+        let only = found(interest, &["orders.placed"]);
         assert!(only.len() == 1 && only[0].ends_with("no consumer takes orders.paid"), "{only:?}");
-        assert_eq!(found(false, &["orders.placed"]), Vec::<String>::new(), "it keeps all");
-        assert_eq!(found(true, &["orders.*"]), Vec::<String>::new());
-        assert_eq!(found(true, &[]), Vec::<String>::new());
+        assert_eq!(found(queue, &["orders.placed"]), ["no consumer of the work queue S takes orders.paid"]);
+        assert_eq!(found(limits, &["orders.placed"]), Vec::<String>::new(), "it keeps all");
+        assert_eq!(found(interest, &["orders.*"]), Vec::<String>::new());
+        assert_eq!(found(queue, &[]), Vec::<String>::new());
     }
 
     #[test]

@@ -29,6 +29,9 @@ pub use self::facts::{DatabaseFacts, InboxFacts};
 /// The largest payload that the relay sends in its message, and not by a bucket.
 const INLINE_BYTES_MAX: u64 = 8 * 1024 * 1024;
 
+/// So full, or fuller, is worth a word.
+const FILLED: f64 = 0.8;
+
 /// How grave a diagnosis is; the gravest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]

@@ -7,27 +7,27 @@
 mod consumers;
 mod copies;
 mod fed;
+mod stream;
 
 use std::{collections::BTreeSet, time::Duration};
 
-use async_nats::jetstream::{
-    self, ErrorCode,
-    response::Response,
-    stream::{Config as StreamConfig, DiscardPolicy, Info, RetentionPolicy, StorageType},
-};
+use async_nats::jetstream::{self, ErrorCode, response::Response, stream::Info};
 use oncebox_connect::{
     clock::{Reading, Skew},
-    config::{Config, Policy, StreamTable},
+    config::{Config, Policy},
     error::{RelayError, error_chain},
     nats::{Connection, HOME_SUBJECTS, Server, unless_denied},
 };
-use oncebox_relay::facts::covers;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize, de::IgnoredAny};
+use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, timeout, timeout_at};
 
-pub use self::consumers::ConsumerStatus;
-use self::{consumers::consumers_of, copies::copies};
+pub use self::{consumers::ConsumerStatus, stream::StreamStatus};
+use self::{
+    consumers::consumers_of,
+    copies::copies,
+    stream::{limit, part, status},
+};
 
 /// How long one request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -64,85 +64,17 @@ pub struct Survey {
     pub missing_streams: Vec<String>,
     /// The clock of the server that answered against this host's; from nats-server 2.10 on.
     pub clock: Option<Skew>,
+    /// The part of the account's room for streams on disk that is used up; None without a limit.
+    pub account_filled: Option<f64>,
+    /// Streams of the configuration that are missing, and that the account refuses: it asks for a
+    /// `max_bytes`, and they have none.
+    pub unlimited_streams: Vec<String>,
     /// Why JetStream is of no use at all.
     pub unusable: Option<String>,
     /// NATS does not let the relay's user ask whether another database has the same outbox.
     pub may_not_find_copies: bool,
     /// The questions that failed, and why.
     pub unasked: Vec<String>,
-}
-
-/// A stream: its limits, and how full it is.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
-#[non_exhaustive]
-pub struct StreamStatus {
-    /// Its name.
-    pub name: String,
-    /// Its subjects.
-    pub subjects: Vec<String>,
-    /// Kept in memory, not on disk.
-    pub is_in_memory: bool,
-    /// Servers that hold it.
-    pub replicas: usize,
-    /// Servers that should hold it and are away.
-    pub offline_replicas: Vec<String>,
-    /// Whether the stream has a leader in its cluster; without a leader it takes no messages.
-    pub has_leader: bool,
-    /// Whether acknowledged messages leave it: retention by interest or as a work queue.
-    pub deletes_acknowledged: bool,
-    /// Whether it keeps a message only until its consumers have it, and none without consumers:
-    /// retention by interest.
-    pub drops_unconsumed: bool,
-    /// Whether it has messages of other streams, or under subjects they were not published to.
-    pub copies_others: bool,
-    /// How many consumers it has.
-    pub consumers: usize,
-    /// A stream of the same account that copies it, if it has no consumers.
-    pub copied_by: Option<String>,
-    /// Which of its messages the server publishes again, and under which subjects, as a template.
-    pub republishes: Option<[String; 2]>,
-    /// A stream that takes them there, if `--expected-stream` is on.
-    pub feeds: Option<String>,
-    /// A full stream refuses new messages; else it drops old ones.
-    pub discards_new: bool,
-    /// The stream acknowledges no messages.
-    pub is_silent: bool,
-    /// The stream is sealed and takes no more messages.
-    pub is_sealed: bool,
-    /// A message cannot replace the older ones of its subject, as an object's description does.
-    pub refuses_rollups: bool,
-    /// How many messages the stream holds at most.
-    pub messages_max: Option<u64>,
-    /// How many bytes the stream holds at most.
-    pub bytes_max: Option<u64>,
-    /// How many messages of one subject the stream holds at most.
-    pub messages_per_subject_max: Option<u64>,
-    /// A subject that is full refuses new messages; else it drops old ones.
-    pub discards_new_per_subject: bool,
-    /// How many bytes one message may have, headers included.
-    pub message_bytes_max: Option<u64>,
-    /// The age at which messages are dropped.
-    pub age_max_seconds: Option<f64>,
-    /// How long the stream recognizes a copy of a message.
-    pub duplicate_window_seconds: f64,
-    /// Messages in it.
-    pub messages: u64,
-    /// Bytes in it.
-    pub bytes: u64,
-    /// The part of its limits that is used up: the fullest of messages and bytes. None without a
-    /// limit.
-    pub filled: Option<f64>,
-    /// The differences from its declaration, field by field.
-    pub differs: Option<String>,
-    /// The relay does not start when something differs.
-    pub is_verified: bool,
-}
-
-impl StreamStatus {
-    /// Whether it takes a subject.
-    pub(crate) fn takes(&self, subject: &str) -> bool {
-        self.subjects.iter().any(|pattern| covers(pattern, subject))
-    }
 }
 
 /// Connects, looks, and hangs up; to ask for rights takes half a second.
@@ -180,6 +112,23 @@ pub(crate) async fn look(
     Ok(survey)
 }
 
+/// What an account uses of its limits; async-nats cannot decode the answer of nats-server 2.9.
+#[derive(Default, Deserialize)]
+struct Account {
+    #[serde(default)]
+    storage: u64,
+    #[serde(default)]
+    limits: AccountLimits,
+}
+
+#[derive(Default, Deserialize)]
+struct AccountLimits {
+    #[serde(default)]
+    max_storage: i64,
+    #[serde(default)]
+    max_bytes_required: bool,
+}
+
 struct Looker<'a> {
     config: &'a Config,
     connection: &'a Connection,
@@ -197,10 +146,13 @@ struct Answer {
 
 impl Looker<'_> {
     async fn look(&mut self, subjects: &[String]) {
-        // The content does not matter, and async-nats cannot decode the answer of nats-server 2.9.
+        let mut limits = Account::default();
         let account = async {
             match self.context.request("INFO", &()).await {
-                Ok(Response::Ok(IgnoredAny)) => Ok(()),
+                Ok(Response::Ok(account)) => {
+                    limits = account;
+                    Ok(())
+                }
                 Ok(Response::Err { error }) => Err(error_chain(&error)),
                 Err(error) => Err(error_chain(&error)),
             }
@@ -216,11 +168,25 @@ impl Looker<'_> {
         for name in self.named() {
             self.look_at(&name).await;
         }
+        self.compare_with(&limits);
         self.set_bucket_apart();
         self.find_streams(subjects).await;
         self.look_at_consumers().await;
         self.look_for_copies().await;
         self.look_for_fed_streams(subjects).await;
+    }
+
+    /// An account's limits refuse streams, and messages once they are used up.
+    fn compare_with(&mut self, Account { storage, limits }: &Account) {
+        self.survey.account_filled = limit(limits.max_storage).map(|most| part(*storage, most));
+        let refused = |name: &&String| {
+            let declared = self.config.streams.iter().find(|stream| stream.name == **name);
+            declared.is_some_and(|stream| stream.policy == Policy::Create && stream.config.max_bytes <= 0)
+        };
+        if limits.max_bytes_required {
+            self.survey.unlimited_streams =
+                self.survey.missing_streams.iter().filter(refused).cloned().collect();
+        }
     }
 
     /// Relays ask each other on a subject of the outbox's. Nobody answers on this one.
@@ -347,54 +313,4 @@ impl Looker<'_> {
 
 fn is_denial(problem: &str) -> bool {
     problem.contains("does not let the relay's user")
-}
-
-fn status(info: &Info, declared: Option<&StreamTable>) -> StreamStatus {
-    let config = &info.config;
-    let StreamConfig { max_messages, max_bytes, max_age, .. } = *config;
-    let limit = |count: i64| u64::try_from(count).ok().filter(|count| *count > 0);
-    let (messages_max, bytes_max) = (limit(max_messages), limit(max_bytes));
-    let (messages, bytes) = (info.state.messages, info.state.bytes);
-    let parts = [(messages, messages_max), (bytes, bytes_max)].into_iter();
-    let parts = parts.filter_map(|(count, most)| Some(part(count, most?)));
-    let offline = info.cluster.iter().flat_map(|cluster| &cluster.replicas).filter(|peer| peer.offline);
-    let differs = declared.and_then(|declared| declared.differences(config));
-    StreamStatus {
-        name: config.name.clone(),
-        subjects: config.subjects.clone(),
-        is_in_memory: config.storage == StorageType::Memory,
-        replicas: config.num_replicas.max(1),
-        offline_replicas: offline.map(|peer| peer.name.clone()).collect(),
-        has_leader: info.cluster.as_ref().is_none_or(|cluster| cluster.leader.is_some()),
-        drops_unconsumed: config.retention == RetentionPolicy::Interest,
-        copies_others: config.mirror.is_some()
-            || config.sources.as_ref().is_some_and(|sources| !sources.is_empty())
-            || config.subject_transform.is_some(),
-        consumers: info.state.consumer_count,
-        copied_by: None,
-        republishes: config.republish.as_ref().map(|again| [again.source.clone(), again.destination.clone()]),
-        feeds: None,
-        deletes_acknowledged: config.retention != RetentionPolicy::Limits,
-        discards_new: config.discard == DiscardPolicy::New,
-        is_silent: config.no_ack,
-        is_sealed: config.sealed,
-        refuses_rollups: !config.allow_rollup,
-        messages_max,
-        bytes_max,
-        messages_per_subject_max: limit(config.max_messages_per_subject),
-        discards_new_per_subject: config.discard_new_per_subject,
-        message_bytes_max: limit(config.max_message_size.into()),
-        age_max_seconds: (!max_age.is_zero()).then_some(max_age.as_secs_f64()),
-        duplicate_window_seconds: config.duplicate_window.as_secs_f64(),
-        messages,
-        bytes,
-        filled: parts.reduce(f64::max),
-        differs,
-        is_verified: declared.is_some_and(|declared| declared.policy == Policy::Verify),
-    }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a share to look at")]
-fn part(count: u64, most: u64) -> f64 {
-    count as f64 / most as f64
 }

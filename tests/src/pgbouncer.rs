@@ -32,6 +32,7 @@ pub struct PgBouncer {
     server: String,
     backends: usize,
     version: (u32, u32),
+    mode: &'static str,
     port: u16,
 }
 
@@ -43,6 +44,14 @@ impl PgBouncer {
     /// `ONCEBOX_TEST_PGBOUNCER` names no file, or it does not start; the error has the end of its
     /// log.
     pub async fn start(url: &str, backends: usize) -> Result<Option<Self>> {
+        Self::start_in(url, backends, "transaction").await
+    }
+
+    /// Like [`PgBouncer::start`], with its `pool_mode`.
+    ///
+    /// # Errors
+    /// As for `start`.
+    pub async fn start_in(url: &str, backends: usize, mode: &'static str) -> Result<Option<Self>> {
         let Some(binary) = find::pgbouncer_binary()? else { return Ok(None) };
         let version = find::version(&binary).context("pgbouncer --version")?;
         let config: tokio_postgres::Config = url.parse().context("the server's URL")?;
@@ -58,7 +67,7 @@ impl PgBouncer {
         let guardian = Guardian::new("pgbouncer", "TERM", Account::for_servers(), |directory| {
             vec![binary.into_os_string(), OsString::from(directory.join("pgbouncer.ini"))]
         })?;
-        let mut pooler = Self { guardian, server, backends, version, port: 0 };
+        let mut pooler = Self { guardian, server, backends, version, mode, port: 0 };
         for _ in 0..PORT_ATTEMPTS {
             // If another process takes the port before the server does, the server ends, and
             // another port is tried.
@@ -93,8 +102,8 @@ impl PgBouncer {
     fn configure(&self) -> Result<()> {
         let text = format!(
             "[databases]\n* = {}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {}\nunix_socket_dir =\n\
-             auth_type = any\npool_mode = transaction\ndefault_pool_size = {}\nmax_client_conn = 200\n",
-            self.server, self.port, self.backends
+             auth_type = any\npool_mode = {}\ndefault_pool_size = {}\nmax_client_conn = 200\n",
+            self.server, self.port, self.mode, self.backends
         );
         let path = self.guardian.directory().join("pgbouncer.ini");
         fs::write(&path, text).context("write pgbouncer.ini")?;

@@ -15,6 +15,9 @@ import { matches } from "./text.ts";
 /** How long one pull waits for messages; a drain may have to wait for it as long. */
 const PULL_MS = 1000;
 
+/** One worker tries so often while PostgreSQL does not answer, so that it is not stormed with connections. */
+const AWAY_MS = 500;
+
 /** A message of another service comes again after so long. */
 const ELSEWHERE_MS = 5000;
 
@@ -54,6 +57,8 @@ export class Pump<T> {
   #lead: Lead | undefined;
   /** When the stream was created whose messages are held. */
   #created: string | undefined;
+  /** While PostgreSQL does not answer, the time from which one worker tries; else 0. */
+  #tryAt = 0;
   /** Between two tries while the consumer cannot be pulled from; 0 when it can. */
   #delay = 0;
 
@@ -187,7 +192,11 @@ export class Pump<T> {
   }
 
   #handOut(): void {
-    const { batch, concurrency } = this.#limits;
+    const { batch } = this.#limits;
+    if (this.#tryAt > Date.now()) {
+      return;
+    }
+    const concurrency = this.#tryAt === 0 ? this.#limits.concurrency : 1;
     while (this.#running.size < concurrency && this.#queue.ready > 0 && !this.#stop.aborted) {
       // A few messages go to workers that have none, rather than into one batch.
       const share = Math.ceil(this.#queue.ready / (concurrency - this.#running.size));
@@ -226,6 +235,13 @@ export class Pump<T> {
   #ended(held: Held<Delivery>, answer: Verdict | Error): void {
     const { log, backoffMs, scope } = { ...this.#batch.inbox.options, scope: this.#batch.inbox.scope };
     const { source, given } = held.message;
+    const isAway = answer instanceof Error;
+    if (isAway && this.#tryAt <= Date.now()) {
+      this.#tryAt = Date.now() + AWAY_MS;
+      setTimeout(() => this.#wake(), AWAY_MS + 1).unref();
+    } else if (!isAway) {
+      this.#tryAt = 0;
+    }
     if (answer instanceof Error) {
       log.warn(`scope ${scope}: the message could not be handled now, will retry: ${line(answer)}`);
       answer = { name: "in_flight", after: backoffMs[0] };

@@ -1,5 +1,6 @@
 //! Conclusions from the facts about PostgreSQL.
 
+use oncebox_connect::words::counted;
 use oncebox_relay::facts::{Explained, Fault, LowIds};
 
 use super::DatabaseFacts;
@@ -8,6 +9,8 @@ use crate::relay_settings::RelaySettings;
 
 const OLDEST: i32 = 15;
 const NEWEST_TESTED: i32 = 18;
+/// A segment of the write-ahead log: a standby that applies all the time is not so far behind.
+const UNAPPLIED_BYTES: i64 = 16 << 20;
 
 pub(super) fn check(plan: &Plan, facts: &DatabaseFacts, found: &mut Vec<Diagnosis>) {
     found.extend(version(facts));
@@ -21,6 +24,8 @@ pub(super) fn check(plan: &Plan, facts: &DatabaseFacts, found: &mut Vec<Diagnosi
     found.extend(low_ids(facts));
     found.extend(durable(facts));
     found.extend(pooled(facts));
+    found.extend(unconfirmed(facts));
+    found.extend(slowly_applied(facts));
     found.extend(deaf(plan, facts));
     found.extend(different(facts));
     found.extend(facts.unasked.iter().map(|problem| {
@@ -192,7 +197,49 @@ fn durable(facts: &DatabaseFacts) -> Option<Diagnosis> {
     })
 }
 
+/// Nothing is committed before so many standbys have it, and they are not there.
+fn unconfirmed(facts: &DatabaseFacts) -> Option<Diagnosis> {
+    let names = &facts.synchronous_standby_names;
+    let is_awaited = !names.is_empty() && !matches!(&*facts.synchronous_commit, "local" | "off");
+    let there = facts.synchronous_standbys.filter(|there| is_awaited && *there < facts.awaited_standbys)?;
+    Some(problem_of(
+        "standbys",
+        format!(
+            "each commit waits for {} of synchronous_standby_names = '{names}', and {there} of them {} connected",
+            counted(facts.awaited_standbys.unsigned_abs(), "standby"),
+            if there == 1 { "is" } else { "are" },
+        ),
+        "producers, relays and consumers hang in COMMIT until another one connects",
+        "start the standby, with its application_name as the list has it; or take it from the list: \
+         `ALTER SYSTEM SET synchronous_standby_names = ...`, then `SELECT pg_reload_conf()`",
+    ))
+}
+
+fn slowly_applied(facts: &DatabaseFacts) -> Option<Diagnosis> {
+    let behind = facts.unapplied_bytes.filter(|bytes| *bytes >= UNAPPLIED_BYTES)?;
+    (facts.synchronous_commit == "remote_apply").then(|| {
+        warning(
+            "standbys",
+            format!(
+                "synchronous_commit is remote_apply, and the slowest standby has {} MiB still to apply",
+                behind >> 20
+            ),
+            "each commit waits until it has: enqueuing, relaying and consuming are as slow as that standby",
+            "see what it does: queries that its max_standby_streaming_delay lets go first, a slow disk, a replay that is \
+             paused (pg_get_wal_replay_pause_state()); or use synchronous_commit = on",
+        )
+    })
+}
+
 fn pooled(facts: &DatabaseFacts) -> Option<Diagnosis> {
+    if let Some(problem) = &facts.transactions_refused {
+        return Some(problem_of(
+            "pooler",
+            format!("a pooler refuses transactions: {problem}"),
+            "no relay, producer or inbox can work through it: each writes in a transaction",
+            "set pool_mode = transaction (or session) in PgBouncer for this database, or give PostgreSQL's own address",
+        ));
+    }
     facts.is_pooled.then(|| {
         note(
             "pooler",

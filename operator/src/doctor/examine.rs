@@ -88,8 +88,17 @@ async fn look(
             facts.is_superuser = row.get("is_superuser");
             facts.is_read_only = row.get("is_read_only");
             facts.fsyncs = row.get("fsyncs");
+            facts.synchronous_commit = row.get("synchronous_commit");
+            facts.synchronous_standby_names = row.get("synchronous_standby_names");
+            facts.awaited_standbys = row.get("awaited_standbys");
+            facts.synchronous_standbys = row.get("synchronous_standbys");
+            facts.unapplied_bytes = row.get("unapplied_bytes");
         }
         Ok(_) => {}
+        // Then no question can be asked, nor can a relay work.
+        Err(problem) if problem.contains("statement pooling") => {
+            return facts.transactions_refused = Some(problem.clone());
+        }
         Err(problem) => facts.unasked.push(format!("the server's settings: {problem}")),
     }
     facts.full_disk = full_disk(client).await;

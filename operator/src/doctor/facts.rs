@@ -29,6 +29,18 @@ pub struct DatabaseFacts {
     pub full_disk: Option<String>,
     /// Whether commits are written to disk.
     pub fsyncs: bool,
+    /// The setting `synchronous_commit`.
+    pub synchronous_commit: String,
+    /// The setting `synchronous_standby_names`.
+    pub synchronous_standby_names: String,
+    /// How many of these a commit waits for.
+    pub awaited_standbys: i64,
+    /// How many of these are connected; None where the role may not see it.
+    pub synchronous_standbys: Option<i64>,
+    /// How far the slowest of these is behind with applying, in bytes.
+    pub unapplied_bytes: Option<i64>,
+    /// Why a transaction of more than one statement is refused: a pooler in statement mode.
+    pub transactions_refused: Option<String>,
     /// The schema of the outbox.
     pub schema: String,
     /// The problem with its version.

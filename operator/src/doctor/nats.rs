@@ -1,6 +1,6 @@
 //! Conclusions from the facts about the NATS server, and the subjects that it takes.
 
-use super::{Diagnosis, INLINE_BYTES_MAX, Plan, note, problem_of, warning};
+use super::{Diagnosis, FILLED, INLINE_BYTES_MAX, Plan, note, problem_of, warning};
 use crate::{status::RecentSubject, survey::Survey};
 
 const OLDEST: [u64; 3] = [2, 9, 10];
@@ -8,6 +8,15 @@ const OLDEST: [u64; 3] = [2, 9, 10];
 pub(super) fn check(plan: &Plan, survey: &Survey, subjects: &[RecentSubject], found: &mut Vec<Diagnosis>) {
     found.extend(version(survey));
     found.extend(max_payload(plan, survey, subjects));
+    found.extend(account_filled(survey));
+    found.extend(survey.unlimited_streams.iter().map(|name| {
+        problem_of(
+            "account",
+            format!("the account takes no stream without max_bytes, and the declaration of {name} has none"),
+            "the relay cannot create it, and messages for it are set aside",
+            format!("give {name} a max_bytes in the relay's configuration"),
+        )
+    }));
     let made = survey.missing_streams.iter().filter(|name| plan.expected.created.contains(name));
     found.extend(made.map(|name| {
         note(
@@ -50,6 +59,17 @@ fn version(survey: &Survey) -> Option<Diagnosis> {
             "use a newer nats-server",
         )
     })
+}
+
+/// Streams refuse messages as if they were full.
+fn account_filled(survey: &Survey) -> Option<Diagnosis> {
+    let filled = survey.account_filled.filter(|filled| *filled >= FILLED)?;
+    Some(warning(
+        "account",
+        format!("the account has used {:.0} % of the disk that it may use", (filled * 100.0).floor()),
+        "when all is used its streams refuse messages: they wait in the outbox until there is room",
+        "raise the account's limit, or shorten the max_age of its streams; `nats account info` shows both",
+    ))
 }
 
 /// Headers count too. The outbox may get messages as large as those that it holds.

@@ -1,6 +1,6 @@
 //! Conclusions from the settings of a stream for the messages of the outbox.
 
-use super::{Diagnosis, INLINE_BYTES_MAX, Plan, Severity, note, problem_of, time, warning};
+use super::{Diagnosis, FILLED, INLINE_BYTES_MAX, Plan, Severity, note, problem_of, time, warning};
 use crate::{
     consumption::replay,
     obstacles::{is_full, wider},
@@ -11,8 +11,6 @@ use oncebox_connect::words::counted;
 
 /// README asks for so much.
 const WINDOW_SECONDS: f64 = 600.0;
-/// So full, or fuller, is worth a word.
-const FILLED: f64 = 0.8;
 /// The part of a limit that is reached is compared in these.
 const SHARE: u128 = 1_000_000;
 
@@ -33,6 +31,7 @@ pub(super) fn check(
     found.extend(message_size(survey, stream, subjects));
     found.extend(filled(stream, subjects));
     found.extend(age(stream));
+    found.extend(markers(stream));
     found.extend(fed(plan, stream));
 }
 
@@ -117,7 +116,10 @@ fn declared(stream: &StreamStatus) -> Option<Diagnosis> {
 fn window(plan: &Plan, stream: &StreamStatus) -> Option<Diagnosis> {
     let (window, resend) = (stream.duplicate_window_seconds, plan.resend.as_secs_f64());
     let what = format!("duplicate_window of stream {} is {}", stream.name, time(window));
-    let remedy = format!("nats stream edit {} --dupe-window 10m", stream.name);
+    let remedy = format!(
+        "nats stream edit {} --dupe-window 10m; nats-server knows the ids of older messages for so long only after a restart",
+        stream.name
+    );
     if window < resend {
         let what = format!("{what}; the relay may send a message again after {}", time(resend));
         let consequence =
@@ -180,7 +182,14 @@ fn discard(stream: &StreamStatus) -> Option<Diagnosis> {
     if stream.discards_new {
         return None;
     }
-    let remedy = format!("nats stream edit {name} --discard new: then the relay waits until there is room");
+    let remedy = if stream.is_scheduling {
+        format!(
+            "move the schedules to a stream of their own, or use `enqueue_at` of Oncebox: a stream with schedules cannot \
+             refuse messages; then: nats stream edit {name} --discard new"
+        )
+    } else {
+        format!("nats stream edit {name} --discard new: then the relay waits until there is room")
+    };
     Some(if stream.messages_max.is_some() || stream.bytes_max.is_some() {
         problem_of(
             "discard",
@@ -293,6 +302,20 @@ fn filled(stream: &StreamStatus, subjects: &[RecentSubject]) -> Option<Diagnosis
             stream.name,
             wider(stream, of_messages)
         ),
+    ))
+}
+
+fn markers(stream: &StreamStatus) -> Option<Diagnosis> {
+    let kept = stream.delete_marker_seconds?;
+    Some(note(
+        "delete-markers",
+        format!(
+            "stream {} puts an empty message in the place of the last of a subject that goes by its age, for {}",
+            stream.name,
+            time(kept)
+        ),
+        "consumers get it as a message: inboxes of Oncebox pass over it, others have to know its header Nats-Marker-Reason",
+        "none is needed where all consumers are inboxes; else make the stream without subject_delete_marker_ttl",
     ))
 }
 

@@ -211,6 +211,33 @@ fn findings_of_postgresql() {
     });
     check(Warning, "fsync", &["power failure"], |_, facts, _| facts.fsyncs = false);
     check(Note, "pooler", &["transaction pooler"], |_, facts, _| facts.is_pooled = true);
+    check(Problem, "pooler", &["not allowed", "pool_mode = transaction"], |_, facts, _| {
+        facts.transactions_refused = Some("not allowed in statement pooling mode".to_owned());
+    });
+    let awaits = |facts: &mut DatabaseFacts, commit: &str, there| {
+        facts.synchronous_commit = commit.to_owned();
+        facts.synchronous_standby_names = "ANY 2 (a, b, c)".to_owned();
+        (facts.awaited_standbys, facts.synchronous_standbys) = (2, there);
+    };
+    check(Problem, "standbys", &["2 standbys", "ANY 2 (a, b, c)", "1 of them is", "hang"], |_, facts, _| {
+        awaits(facts, "on", Some(1));
+    });
+    check(Warning, "standbys", &["17 MiB", "remote_apply"], |_, facts, _| {
+        awaits(facts, "remote_apply", Some(2));
+        facts.unapplied_bytes = Some(17 << 20);
+    });
+    for (commit, there, unapplied) in [
+        ("on", Some(2), 17 << 20),
+        ("remote_apply", Some(2), 15 << 20),
+        ("local", Some(0), 0),
+        ("on", None, 0),
+    ] {
+        let mut seen = healthy();
+        let facts = seen.postgres.as_mut().unwrap();
+        awaits(facts, commit, there);
+        facts.unapplied_bytes = Some(unapplied);
+        assert_eq!(diagnose(&plan(), &seen), [], "{commit} {there:?}");
+    }
     check(Note, "listen", &["250ms", "--poll-max-milliseconds"], |_, facts, _| facts.hears = Some(false));
     check(Warning, "unasked", &["denied"], |_, facts, _| facts.unasked.push("denied".to_owned()));
     check(Warning, "clock", &["PostgreSQL is 9.0 s behind", "NTP"], |_, facts, _| {
@@ -257,6 +284,12 @@ fn findings_of_the_nats_server() {
             survey.subjects_without_stream.push("orders.placed".to_owned());
         },
     );
+    check(Warning, "account", &["85 %", "refuse messages"], |_, _, survey| {
+        survey.account_filled = Some(0.859)
+    });
+    check(Problem, "account", &["without max_bytes", "MADE"], |_, _, survey| {
+        survey.unlimited_streams.push("MADE".into())
+    });
     check(Note, "stream-missing", &["MADE", "creates it"], |_, _, survey| {
         survey.missing_streams.push("MADE".into())
     });

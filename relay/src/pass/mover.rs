@@ -32,7 +32,6 @@ use crate::{
 /// The pause between looks, jittered by half: at most a second. A message whose delay is shorter
 /// may be late by as much.
 const LOOK: Backoff = Backoff { first: Duration::from_millis(666), max: Duration::from_millis(666) };
-const LOOK_MAX: Duration = Duration::from_secs(1);
 /// The pause of a standby, in a fleet of a few relays: it moves only messages that the leader
 /// leaves undone.
 const LOOK_ALONG: Duration = Duration::from_secs(3);
@@ -86,9 +85,11 @@ impl Mover {
                     FAILING.delay(failures)
                 }
             };
+            // Only a standby becomes the leader. One that leads already would not pause at all.
+            let stands_by = matches!(*leader.borrow(), Leader::Another(_));
             tokio::select! {
                 () = sleep(pause) => {}
-                Ok(_) = leader.wait_for(|leader| matches!(leader, Leader::This)), if pause > LOOK_MAX => {}
+                Ok(_) = leader.wait_for(|leader| matches!(leader, Leader::This)), if stands_by => {}
                 () = shutdown.cancelled() => {}
             }
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::pull;
-use oncebox_tests::eventually;
+use oncebox_tests::{Program, eventually};
 use tokio_postgres::Client;
 
 use super::shop::{LIMIT, Programs, Shop, lines};
@@ -73,6 +73,46 @@ pub(super) async fn kill_and_cut_off(programs: Programs) {
         copy.stop().await.unwrap();
     }
     assert_each_effect_once(&client).await;
+}
+
+/// So long both servers are away, one after the other.
+const AWAY: Duration = Duration::from_secs(8);
+/// The connections that a consumer tries in that time at most: a pool of four and a listener, each
+/// about twice a second.
+const TRIES_MAX: u64 = 80;
+
+/// A server that is away is not stormed with connections, least of all by messages that come again.
+pub(super) async fn lose_the_servers(programs: Programs) {
+    let shop = Shop::new(programs).await;
+    let (postgres, database_url) = through_proxy(shop.env.database_url()).await;
+    let (nats, nats_url) = through_proxy(&shop.nats.url()).await;
+    let environment = [("DATABASE_URL", database_url), ("NATS_URL", nats_url)];
+    let file = shop.programs.file("payment");
+    let mut payment = Program::start_file(&file, &[], &environment).await.unwrap();
+    let client = shop.env.pg().await;
+    let charge = async |order: &str| {
+        shop.publish(order, 1, Some(order)).await;
+        let charged = format!("SELECT id FROM charge WHERE id = '{order}'");
+        eventually("it is charged", LIMIT, async || lines(&client, &charged).await.pop()).await;
+    };
+    charge("before").await;
+    for (name, proxy) in [("postgres", &postgres), ("nats", &nats)] {
+        proxy.refuse(true);
+        proxy.cut();
+        for n in 0..20 {
+            shop.publish(&format!("{name}-{n}"), 1, Some(&format!("{name}-{n}"))).await;
+        }
+        let before = proxy.connections();
+        tokio::time::sleep(AWAY).await;
+        let tries = proxy.connections() - before;
+        assert!((1..=TRIES_MAX).contains(&tries), "{name}: {tries} in {AWAY:?}");
+        payment.check().unwrap();
+        proxy.refuse(false);
+        charge(&format!("{name}-is-back")).await;
+    }
+    let all = "SELECT 'all' FROM charge HAVING count(*) = 43 AND count(DISTINCT id) = 43";
+    eventually("all are charged once", LIMIT, async || lines(&client, all).await.pop()).await;
+    payment.stop().await.unwrap();
 }
 
 async fn assert_each_effect_once(client: &Client) {

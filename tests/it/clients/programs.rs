@@ -5,7 +5,7 @@ use oncebox_tests::{TestEnv, eventually};
 use tokio::{process::Command, time::timeout};
 
 use super::{
-    chaos::kill_and_cut_off,
+    chaos::{kill_and_cut_off, lose_the_servers},
     shop::{LIMIT, Programs, Shop, lines, repository},
 };
 use crate::relay::support::{Running, through_proxy, values, with};
@@ -55,6 +55,13 @@ macro_rules! clients {
             async fn killed_and_cut_off_at_commit_each_order_is_charged_once() {
                 if let Some(programs) = Programs::of(stringify!($client)) {
                     super::kill_and_cut_off(programs).await;
+                }
+            }
+
+            #[tokio::test]
+            async fn servers_that_are_away_are_asked_seldom() {
+                if let Some(programs) = Programs::of(stringify!($client)) {
+                    super::lose_the_servers(programs).await;
                 }
             }
         }

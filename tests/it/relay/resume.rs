@@ -44,6 +44,10 @@ async fn after_many_broken_passes_in_a_row_delivery_goes_on_within_a_second() {
     assert!(pauses.iter().any(|pause| *pause < SOON), "{pauses:?}");
 }
 
+/// A relay with one worker makes no more connections in a second while PostgreSQL is away, with
+/// those of its maintenance, its mover of delayed messages and its listener.
+const CONNECTIONS_MAX: f64 = 10.0;
+
 /// How many passes of one worker PostgreSQL failed within AWAY_SECONDS after `trouble` began.
 async fn looks(env: &TestEnv, trouble: impl AsyncFnOnce(&Proxy)) -> f64 {
     let (proxy, url) = through_proxy(env.database_url()).await;
@@ -51,7 +55,11 @@ async fn looks(env: &TestEnv, trouble: impl AsyncFnOnce(&Proxy)) -> f64 {
     let relay = Process::relay(&with(&values_of(env), changes));
     relay.await_log("relay is running").await;
     trouble(&proxy).await;
+    let before = proxy.connections();
     sleep(Duration::from_secs(AWAY_SECONDS.into())).await;
+    let connections = u32::try_from(proxy.connections() - before).map_or(f64::INFINITY, f64::from);
+    let most = CONNECTIONS_MAX * f64::from(AWAY_SECONDS);
+    assert!(connections <= most, "{connections} connections in {AWAY_SECONDS} s");
     relay.metric("oncebox_postgres_errors_total").await
 }
 

@@ -61,11 +61,19 @@ fn findings_of_a_stream() {
     stream(Problem, "duplicate-window", &["1m 30s", "1m 35s", "stored twice"], |s| {
         s.duplicate_window_seconds = 90.0
     });
-    stream(Note, "duplicate-window", &["2m", "--dupe-window 10m"], |s| s.duplicate_window_seconds = 120.0);
+    stream(Note, "duplicate-window", &["2m", "--dupe-window 10m", "after a restart"], |s| {
+        s.duplicate_window_seconds = 120.0
+    });
     stream(Note, "duplicate-window", &["retention", "restart"], |s| s.deletes_acknowledged = true);
     stream(Problem, "discard", &["lost without a trace", "--discard new"], |s| s.discards_new = false);
     stream(Note, "discard", &["no limit now"], |s| {
         (s.discards_new, s.bytes_max, s.filled) = (false, None, None)
+    });
+    stream(Problem, "discard", &["schedules to a stream of their own", "enqueue_at"], |s| {
+        (s.discards_new, s.is_scheduling) = (false, true)
+    });
+    stream(Note, "delete-markers", &["for 2m", "Nats-Marker-Reason"], |s| {
+        s.delete_marker_seconds = Some(120.0)
     });
     stream(Problem, "discard", &["5 messages of a subject"], |s| s.messages_per_subject_max = Some(5));
     stream(Warning, "storage", &["memory"], |s| s.is_in_memory = true);
