@@ -6,7 +6,8 @@
 //! response is complete is not committed.
 
 use std::{
-    mem,
+    fmt, mem,
+    ops::Deref,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -17,10 +18,11 @@ use axum::{
     http::{HeaderValue, Response, request::Parts},
     response::IntoResponse,
 };
-use oncebox_claims::{database::TokioPostgres, identity::Identity};
+use oncebox_claims::{database::TokioPostgres, identity::Identity, leased::Lease};
 use oncebox_schema::{Driver, Key, Transaction};
+use tracing::error;
 
-use crate::{LeasedClaim, problem::Problem};
+use crate::problem::Problem;
 
 const TAKEN_BY_DROP: &str = "taken out by drop alone";
 
@@ -228,9 +230,98 @@ impl<S: Sync, D: Driver> OptionalFromRequestParts<S> for Claim<D> {
     }
 }
 
-impl<D: Driver> std::fmt::Debug for Claim<D> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl<D: Driver> fmt::Debug for Claim<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Claimed { key, tenant, .. } = &*self.claimed;
         f.debug_struct("Claim").field("key", key).field("tenant", tenant).finish_non_exhaustive()
+    }
+}
+
+/// The claim of the request's key, for handlers with effects outside the database: an axum
+/// extractor, which is a [`Lease`].
+///
+/// Use it in routes behind a layer with [`Builder::leased`](crate::Builder::leased). No transaction
+/// is open while the handler runs; each effect goes through [`Lease::effect`], each write to the
+/// database through [`Lease::write`], both once per key. A request that is repeated after a crash,
+/// or after a response that is not stored, goes on after the last of them that is known. It is
+/// refused as [`Claim`](crate::Claim) is.
+///
+/// ```
+/// use axum::http::StatusCode;
+/// use oncebox_http::{CallError, LeasedClaim};
+///
+/// # struct Gateway;
+/// # impl Gateway { async fn charge(&self, _: &str, _: i64) -> Result<String, CallError> { unimplemented!() } }
+/// async fn pay(gateway: &Gateway, claim: LeasedClaim, cents: i64) -> Result<(StatusCode, String), StatusCode> {
+///     let receipt = claim
+///         .effect("charge")
+///         .call(|key| async move { gateway.charge(key.as_str(), cents).await })
+///         .provider_idempotent()   // or .reconcile(..), which asks whether it happened
+///         .await
+///         .map_err(|_| StatusCode::BAD_GATEWAY)?;   // the key is free; its effects are recorded
+///     Ok((StatusCode::CREATED, receipt))
+/// }
+/// ```
+pub struct LeasedClaim {
+    lease: Lease,
+    tenant: Arc<str>,
+}
+
+impl LeasedClaim {
+    pub(crate) fn new(lease: Lease, tenant: &str) -> Self {
+        Self { lease, tenant: tenant.into() }
+    }
+
+    /// The tenant; empty with [`Builder::single_tenant`](crate::Builder::single_tenant).
+    #[must_use]
+    pub fn tenant(&self) -> &str {
+        &self.tenant
+    }
+
+    fn of(parts: &Parts) -> Result<Option<Self>, NoClaim> {
+        match parts.extensions.get::<RequestClaim<TokioPostgres>>() {
+            Some(RequestClaim::WithoutKey) => Ok(None),
+            Some(RequestClaim::Leased(claim)) => Ok(Some(claim.clone())),
+            Some(RequestClaim::Claimed(_)) | None => {
+                error!("a handler extracts a leased claim, but its route has no layer with `leased`");
+                Err(NoClaim::new(Problem::SetUpWrongly, None))
+            }
+        }
+    }
+}
+
+impl Clone for LeasedClaim {
+    fn clone(&self) -> Self {
+        Self { lease: self.lease.clone(), tenant: Arc::clone(&self.tenant) }
+    }
+}
+
+impl Deref for LeasedClaim {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
+        &self.lease
+    }
+}
+
+impl fmt::Debug for LeasedClaim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeasedClaim").field("key", self.lease.key()).finish_non_exhaustive()
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for LeasedClaim {
+    type Rejection = NoClaim;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NoClaim> {
+        Self::of(parts)?.ok_or_else(|| NoClaim::without_key(parts))
+    }
+}
+
+impl<S: Sync> OptionalFromRequestParts<S> for LeasedClaim {
+    type Rejection = NoClaim;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, NoClaim> {
+        Self::of(parts)
     }
 }

@@ -134,10 +134,9 @@ mod single_flight;
 mod stored_response;
 
 pub use builder::Builder;
-pub use claim::{Claim, NoClaim};
+pub use claim::{Claim, LeasedClaim, NoClaim};
 pub use counts::Counts;
 pub use layer::{IdempotencyLayer, Idempotent};
-pub use leased::LeasedClaim;
 /// The items of `oncebox-claims` that handlers and programs need.
 pub use oncebox_claims::{
     Error, HandlerError, InvalidSettings, LockError,

@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use deadpool_postgres::Pool;
 use oncebox_claims::{
     InvalidSettings,
     backoff::Backoff,
@@ -14,7 +15,7 @@ use serde_json::json;
 use crate::{
     Inbox, KeySource, Part,
     identity::TenantSource,
-    inbox::{RetryPolicy, Settings},
+    settings::{RetryPolicy, Settings},
 };
 
 const SCOPE_LENGTH_MAX: usize = 255;
@@ -38,6 +39,21 @@ pub struct Builder<D: Driver = TokioPostgres> {
     trace_file: Option<PathBuf>,
     #[cfg(feature = "redis")]
     gate: Option<crate::Gate>,
+}
+
+impl Inbox {
+    /// Sets up an inbox on connections of this pool. The handler's tables are in the same database.
+    pub fn builder(pool: Pool) -> Builder {
+        Self::over(pool)
+    }
+}
+
+impl<D: Driver> Inbox<D> {
+    /// Sets up an inbox over a driver, on connections of this pool of the driver. The handler's
+    /// tables are in the same database.
+    pub fn over(pool: impl Into<D>) -> Builder<D> {
+        Builder::over(pool.into())
+    }
 }
 
 impl<D: Driver> Builder<D> {

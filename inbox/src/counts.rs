@@ -7,7 +7,7 @@ use std::sync::{
 
 use oncebox_claims::metrics::{ClaimCounters, LeaseCounts, Running, add};
 
-use crate::{Answer, Received, Verdict, duplicate::Causes, metrics::EffectTime};
+use crate::{Answer, Received, Verdict, duplicate::Causes, effect_time::EffectTime};
 
 /// How messages ended, counted since the inbox was built; see
 /// [`Inbox::counts`](crate::Inbox::counts).

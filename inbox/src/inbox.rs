@@ -11,18 +11,16 @@ mod sweep;
 
 use std::{sync::Arc, time::Duration};
 
-use deadpool_postgres::Pool;
 use oncebox_claims::{
     EntityLocks,
-    backoff::Backoff,
     database::{Database, Kind, Mode, TokioPostgres},
     identity::Identity,
     transactional::TransactionalClaims,
 };
-use oncebox_schema::{Driver, Recording};
+use oncebox_schema::Driver;
 use tokio::time::Instant;
 
-use crate::{Builder, Counts, Error, KeySource, Received, identity::TenantSource, records::Records};
+use crate::{Counts, Error, Received, records::Records, settings::Settings};
 
 pub(crate) use broken_runs::Blame;
 use broken_runs::BrokenRuns;
@@ -44,45 +42,7 @@ pub struct Inbox<D: Driver = TokioPostgres> {
     isolation: Isolation,
 }
 
-/// Checked settings of an inbox.
-#[derive(Debug)]
-pub(crate) struct Settings {
-    pub(crate) scope: String,
-    pub(crate) tenant: TenantSource,
-    pub(crate) keys: Vec<KeySource>,
-    pub(crate) retries: RetryPolicy,
-    /// Nothing is suppressed, only reported.
-    pub(crate) is_shadow: bool,
-    pub(crate) mode: Mode,
-    /// Where the steps of messages are written, if anywhere.
-    pub(crate) recording: Option<Recording>,
-    #[cfg(feature = "redis")]
-    pub(crate) gate: Option<crate::Gate>,
-}
-
-/// When a message is tried again, and when it is given up.
-#[derive(Clone, Debug)]
-pub(crate) struct RetryPolicy {
-    pub(crate) attempts_max: u64,
-    pub(crate) backoff: Backoff,
-    /// How long a message may be snoozed in all.
-    pub(crate) snooze_max: Duration,
-}
-
-impl Inbox {
-    /// Sets up an inbox on connections of this pool. The handler's tables are in the same database.
-    pub fn builder(pool: Pool) -> Builder {
-        Self::over(pool)
-    }
-}
-
 impl<D: Driver> Inbox<D> {
-    /// Sets up an inbox over a driver, on connections of this pool of the driver. The handler's
-    /// tables are in the same database.
-    pub fn over(pool: impl Into<D>) -> Builder<D> {
-        Builder::over(pool.into())
-    }
-
     pub(crate) fn new(database: Arc<Database<D>>, settings: Settings) -> Self {
         Self {
             claims: Arc::new(TransactionalClaims::new(Arc::clone(&database))),

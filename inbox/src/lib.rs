@@ -93,6 +93,7 @@ mod counts;
 mod decode;
 mod disposition;
 mod duplicate;
+mod effect_time;
 #[cfg(feature = "redis")]
 mod gate;
 mod handler;
@@ -104,6 +105,7 @@ mod received;
 mod recording;
 mod records;
 mod runner;
+mod settings;
 mod source;
 mod trace;
 

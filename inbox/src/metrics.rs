@@ -1,17 +1,12 @@
 //! The metrics of an inbox.
 
-use std::{sync::Arc, time::SystemTime};
+use std::sync::Arc;
 
-use oncebox_claims::metrics::{Family, Histogram, Times};
+use oncebox_claims::metrics::Family;
 pub(crate) use oncebox_claims::metrics::{Measure, Sample};
 
-use crate::{Counts, Inbox, Leased, Received, duplicate::Cause, inbox::Shared};
+use crate::{Counts, Inbox, Leased, duplicate::Cause, inbox::Shared};
 
-/// The buckets reach from a busy consumer to one that was away for a day.
-const EFFECT_BOUNDS: &[f64] = &[
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0,
-    3600.0, 21600.0, 86400.0,
-];
 const MESSAGES: Family = Family {
     name: "oncebox_inbox_messages_total",
     help: "How messages ended: done, rejected, replayed, in_flight, mismatched, retried, snoozed, dead",
@@ -48,31 +43,6 @@ const CONSUMING: Family = Family {
     name: "oncebox_inbox_consuming",
     help: "1 while a consumer of this process pulls; 0 while it is interrupted, or stands by for another in strict order",
 };
-/// How long messages took from their enqueue to their effect.
-#[derive(Debug)]
-pub(crate) struct EffectTime(Histogram);
-
-impl Default for EffectTime {
-    fn default() -> Self {
-        Self(Histogram::new(EFFECT_BOUNDS))
-    }
-}
-
-impl EffectTime {
-    /// An effect was committed just now. A message that does not say when it was enqueued is left
-    /// out.
-    pub(crate) fn observe(&self, received: &Received) {
-        let enqueued = received.time().and_then(|text| humantime::parse_rfc3339(text).ok());
-        if let Some(enqueued) = enqueued {
-            // With a clock that is behind the producer's, the age would be negative.
-            self.0.add(SystemTime::now().duration_since(enqueued).unwrap_or_default(), 1);
-        }
-    }
-
-    pub(crate) fn times(&self) -> Times {
-        self.0.times()
-    }
-}
 
 impl Measure for Inbox {
     fn scope(&self) -> &str {
@@ -140,19 +110,4 @@ fn outcomes(counts: &Counts) -> [(&'static str, u64); 8] {
 
 fn letters(counts: &Counts) -> [(&'static str, u64); 2] {
     [("published", counts.dead_letters_published), ("failed", counts.dead_letters_failed)]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_time_that_is_missing_unreadable_or_ahead_does_no_harm() {
-        let time = EffectTime::default();
-        time.observe(&Received::new("s", ""));
-        time.observe(&Received::new("s", "").header("Oncebox-Time", "yesterday"));
-        time.observe(&Received::new("s", "").header("Oncebox-Time", "2999-01-01T00:00:00Z"));
-        let times = time.times();
-        assert_eq!((times.buckets[0], times.buckets.iter().sum::<u64>()), (1, 1));
-    }
 }

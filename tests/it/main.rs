@@ -243,7 +243,7 @@ mod operator {
     mod failing; // messages that fail in inboxes: list, retry, bury; in a trace
     mod bucket; // what the doctor says of the bucket for large payloads
     pub(crate) mod doctor; // what oncebox doctor finds on real servers, and that it changes nothing
-    mod surroundings; // what the doctor says of accounts, work queues, schedules, standbys, a pooler in statement mode
+    mod surroundings; // what the doctor says of accounts, work queues, schedules, standbys
     mod republish; // a stream that is fed by another's republish, and refuses
     pub(crate) mod metrics; // the tables of metrics are what scrapes show; what is measured is true
     mod events; // trouble that programs are told of

@@ -112,8 +112,8 @@ impl Program {
         Ok(())
     }
 
-    /// The most bytes of memory it has had beside the pages of its file, in all its lives, as of the last
-    /// [`Program::check`].
+    /// The most bytes of memory it has had beside the pages of its file, in all its lives, as of the
+    /// last [`Program::check`].
     #[must_use]
     pub fn memory_peak(&self) -> u64 {
         self.memory_peak
@@ -137,8 +137,8 @@ impl Program {
         self.guardian.pid()
     }
 
-    /// The kernel's own high-water mark of this life, less the pages of its file: of a program that is
-    /// not optimised these are most of it, and they grow with its code, whatever it does.
+    /// The kernel's own high-water mark of this life, less the pages of its file: of a program that
+    /// is not optimised these are most of it, and they grow with its code, even at rest.
     fn resident_peak(&self) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.guardian.pid()?)).ok()?;
         let kilobytes = |name: &str| -> Option<u64> {

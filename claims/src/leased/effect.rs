@@ -110,11 +110,15 @@ pub trait Reconcile<T>: Send {
     fn ask(self, key: Key) -> impl Future<Output = Option<Result<Reconciled<T>, CallError>>> + Send;
 }
 
-impl<'a> Effect<'a> {
-    pub(super) fn new(lease: &'a Lease, step: &'a str) -> Self {
-        Self { lease, step, timeout: TIMEOUT, settles_within: None }
+impl Lease {
+    /// An effect outside the database, which happens once per key. `step` becomes part of the
+    /// derived key, so each effect of a handler has a step of its own, the same in every run.
+    pub fn effect<'a>(&'a self, step: &'a str) -> Effect<'a> {
+        Effect { lease: self, step, timeout: TIMEOUT, settles_within: None }
     }
+}
 
+impl<'a> Effect<'a> {
     /// How long the call, and the reconciliation, may take; then the outcome is unknown. Default:
     /// 30 seconds.
     pub fn timeout(mut self, limit: Duration) -> Self {

@@ -9,7 +9,6 @@ use oncebox_schema::Key;
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 
-use super::effect::Effect;
 use super::{
     ledger::Ledger,
     store::{Holder, LeasedClaims, Won},
@@ -81,12 +80,6 @@ impl Lease {
     #[must_use]
     pub fn is_taken_over(&self) -> bool {
         self.held.taken_over
-    }
-
-    /// An effect outside the database, which happens once per key. `step` becomes part of the
-    /// derived key, so each effect of a handler has a step of its own, the same in every run.
-    pub fn effect<'a>(&'a self, step: &'a str) -> Effect<'a> {
-        Effect::new(self, step)
     }
 
     pub(super) fn holder(&self) -> &Holder {

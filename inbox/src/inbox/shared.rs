@@ -15,8 +15,7 @@ use oncebox_claims::{
 use oncebox_schema::{Key, SchemaName};
 use tracing::{debug, info, warn};
 
-use super::Settings;
-use crate::{Error, Received, Verdict, counts::Counters, identity};
+use crate::{Error, Received, Verdict, counts::Counters, identity, settings::Settings};
 
 /// Why a message of a known key is not answered.
 pub(crate) const MISMATCH: &str = "the key was used before with another payload";

@@ -5,10 +5,7 @@ use std::{error::Error as StdError, time::Duration};
 use oncebox_claims::{backoff::Backoff, failure::text, identity::Identity, transactional::TransactionId};
 
 use super::failure::Failure;
-use crate::{
-    Error, Inbox,
-    inbox::{Blame, RetryPolicy},
-};
+use crate::{Error, Inbox, inbox::Blame, settings::RetryPolicy};
 use oncebox_schema::Driver;
 
 /// The decision about a message after a failed attempt.

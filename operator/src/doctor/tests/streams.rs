@@ -72,9 +72,7 @@ fn findings_of_a_stream() {
     stream(Problem, "discard", &["schedules to a stream of their own", "enqueue_at"], |s| {
         (s.discards_new, s.is_scheduling) = (false, true)
     });
-    stream(Note, "delete-markers", &["for 2m", "Nats-Marker-Reason"], |s| {
-        s.delete_marker_seconds = Some(120.0)
-    });
+    stream(Note, "delete-markers", &["for 2m", "empty message"], |s| s.delete_marker_seconds = Some(120.0));
     stream(Problem, "discard", &["5 messages of a subject"], |s| s.messages_per_subject_max = Some(5));
     stream(Warning, "storage", &["memory"], |s| s.is_in_memory = true);
     stream(Warning, "replicas", &["cluster C", "--replicas 3"], |s| s.replicas = 1);
