@@ -268,6 +268,7 @@ mod console {
     mod browser; // the pages in a real browser
     mod load; // fifty open pages cost a database what one does
     mod access; // who gets in, under which name, and from which page
+    mod sagas; // sagas in each order, and one with its data, replies and times
     mod act; // actions: counted first, confirmed, done under a name, stopped
     mod api; // the description of the API: each answer fits it
     pub(crate) mod hostile; // texts that would be markup, rows that no program writes, on all pages

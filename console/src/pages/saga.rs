@@ -1,11 +1,12 @@
 //! `/db/NAME/saga`: one saga, with its graph, its steps and its history.
 
+mod bars;
 mod graph;
 
 use std::sync::Arc;
 
 use maud::{Markup, html};
-use oncebox_operator::{SagaDetails, SagaDrawing, SagaStep};
+use oncebox_operator::{Json, SagaDetails, SagaDrawing, SagaStep};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -19,6 +20,9 @@ use crate::{
     problem::Problem,
     view::View,
 };
+
+/// Characters of a text of JSON at most: a browser is slow with megabytes.
+const TEXT_MAX: usize = 100_000;
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "SagaOfDatabase")]
@@ -63,6 +67,8 @@ impl View for One {
                 dt { "Deadline" } dd { (time_or(saga.deadline_at, "none")) }
                 dt { "Finished" } dd { (time_or(saga.finished_at, "not yet")) }
             }
+            h2 { "Times" }
+            (bars::draw(&details.progress))
             h2 { "Steps" }
             (self.steps(ask))
             @if !details.events.is_empty() {
@@ -72,8 +78,16 @@ impl View for One {
                 } }
             }
             @match &details.data {
-                Some(data) => { h2 { "Data" } pre { (serde_json::to_string_pretty(data).unwrap_or_default()) } },
-                None => p.quiet { "Its data is hidden: --show-payloads shows it." },
+                Some(data) => {
+                    h2 { "Data" }
+                    (json("Data", data))
+                    @for reply in &details.replies {
+                        @let (step, outcome) = (&reply.step, &reply.outcome);
+                        h3 { "Reply of " (step) " " (state(outcome)) }
+                        (json(&format!("Reply of {step}"), &reply.payload))
+                    }
+                },
+                None => p.quiet { "Its data and replies are hidden: --show-payloads shows them." },
             }
             @if !details.audit.is_empty() {
                 h2 { "Actions of operators" }
@@ -83,6 +97,18 @@ impl View for One {
                 } } }
             }
             (words::command(&["oncebox", "saga", "show", &saga.key, "--database", &self.database]))
+        }
+    }
+}
+
+/// JSON with a line for each field; its beginning, when it is long.
+fn json(label: &str, value: &Json) -> Markup {
+    let text = value.pretty();
+    let end = text.char_indices().nth(TEXT_MAX).map(|(end, _)| end);
+    html! {
+        pre tabindex="0" role="region" aria-label=(label) { (&text[..end.unwrap_or(text.len())]) }
+        @if end.is_some() {
+            p.quiet { "Only its beginning is shown; the command below with --data --json has all of it." }
         }
     }
 }
