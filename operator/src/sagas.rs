@@ -20,7 +20,7 @@ mod drawing;
 
 pub use self::{
     act::{ActedOn, SagaAction},
-    data::{Json, SagaReply},
+    data::{Json, RefusedAnswer, SagaReply},
     definitions::SagaDefinition,
     drawing::{Drawing as SagaDrawing, Node as SagaNode},
 };
@@ -179,6 +179,8 @@ pub struct SagaDetails {
     pub progress: SagaProgress,
     /// The answers that wait to be applied to it, the oldest 1,000.
     pub events: Vec<SagaEvent>,
+    /// Answers that moved nothing, since they contradict themselves or the saga; the newest 1,000.
+    pub refused: Vec<RefusedAnswer>,
     /// The steps of its definition; `None` when no orchestrator has registered that, or in a form
     /// that this program cannot read.
     pub graph: Option<Vec<SagaGraphStep>>,
@@ -223,6 +225,8 @@ impl Operator {
     pub async fn saga(&self, key: &str, with_data: bool) -> Result<Option<SagaDetails>, RelayError> {
         let Some(progress) = self.saga_progress(&[key.to_owned()]).await?.pop() else { return Ok(None) };
         let events = self.query("read a saga's events", &self.sql.saga_events, &[&key, &BESIDE_MAX]).await?;
+        let refused =
+            self.query("read refused answers", &self.sql.refused_answers, &[&key, &BESIDE_MAX]).await?;
         let keys = vec![key];
         let audit = self.query("read the audit table", &self.sql.trace_audit, &[&keys, &BESIDE_MAX]).await?;
         let details =
@@ -235,6 +239,7 @@ impl Operator {
         Ok(Some(SagaDetails {
             progress,
             events: events.iter().map(saga_event).collect(),
+            refused: refused.iter().map(data::refused_answer).collect(),
             graph: text("graph").and_then(|text| serde_json::from_str(&text).ok()),
             data,
             replies,

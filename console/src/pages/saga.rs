@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::list::{action, why_no_actions};
 use crate::{
     ask::Ask,
+    fields::Fields,
     html::{
         layout::key_link,
         words::{self, state, time, time_or},
@@ -76,6 +77,16 @@ impl View for One {
                 ul { @for event in &details.events {
                     li { (event.kind) " to " (event.step) @if event.is_undo { " (compensation)" } ", " (time(event.created_at)) }
                 } }
+            }
+            @if !details.refused.is_empty() {
+                h2 { "Answers that were refused" }
+                ul { @for one in &details.refused { li {
+                    (time(one.refused_at)) " "
+                    a.key href=(Fields::link(&format!("/db/{}/letter", self.database), &[("id", &one.id.to_string())])) {
+                        (one.key.as_deref().unwrap_or("no key"))
+                    }
+                    " to " (one.command.as_deref().unwrap_or("no command")) ": " (one.reason)
+                } } }
             }
             @match &details.data {
                 Some(data) => {

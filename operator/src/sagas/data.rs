@@ -1,10 +1,14 @@
-//! The data of a saga, and the replies in it, as JSON that keeps every digit of a number.
+//! The data of a saga, and the replies in it, as JSON that keeps every digit of a number; and the
+//! answers that were refused.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{borrow::Cow, collections::BTreeMap, time::SystemTime};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use tokio_postgres::Row;
+
+use crate::time::Rfc3339;
 
 /// JSON as PostgreSQL keeps it: read as a value, its numbers would lose digits.
 #[derive(Clone, Debug, Serialize)]
@@ -21,6 +25,23 @@ pub struct SagaReply {
     pub outcome: String,
     /// The payload of the answer.
     pub payload: Json,
+}
+
+/// An answer that its orchestrator refused, a dead letter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[non_exhaustive]
+pub struct RefusedAnswer {
+    /// The number of the letter.
+    pub id: i64,
+    /// The key of the answer.
+    pub key: Option<String>,
+    /// The command that it names in its header `In-Reply-To`.
+    pub command: Option<String>,
+    /// Why it was refused.
+    pub reason: String,
+    /// When.
+    #[serde(with = "Rfc3339")]
+    pub refused_at: SystemTime,
 }
 
 /// The data of a saga of a file, in the form in which `oncebox-saga` writes it.
@@ -100,6 +121,16 @@ impl JsonSchema for Json {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         true.into()
+    }
+}
+
+pub(super) fn refused_answer(row: &Row) -> RefusedAnswer {
+    RefusedAnswer {
+        id: row.get("id"),
+        key: row.get("key"),
+        command: row.get("command"),
+        reason: row.get("reason"),
+        refused_at: row.get("created_at"),
     }
 }
 

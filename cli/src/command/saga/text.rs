@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use oncebox_operator::{AuditRow, Saga, SagaDetails, SagaReply, SagaStep};
+use oncebox_operator::{AuditRow, RefusedAnswer, Saga, SagaDetails, SagaReply, SagaStep};
 
 use crate::command::output::{self, time};
 
@@ -59,6 +59,15 @@ pub(super) fn details(details: &SagaDetails) -> String {
             .collect();
         text += "\n";
         text += &output::table(["TO BE APPLIED", "STEP", "CAME"], &rows);
+    }
+    if !details.refused.is_empty() {
+        let refused = |one: &RefusedAnswer| {
+            let [key, command] = [&one.key, &one.command].map(|text| text.clone().unwrap_or_default());
+            [time(one.refused_at), key, command, one.reason.clone()]
+        };
+        let rows: Vec<[String; 4]> = details.refused.iter().map(refused).collect();
+        text += "\n";
+        text += &output::table(["REFUSED", "ANSWER", "IN REPLY TO", "REASON"], &rows);
     }
     if !details.audit.is_empty() {
         let rows: Vec<[String; 5]> = details.audit.iter().map(done).collect();
