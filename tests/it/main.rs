@@ -167,6 +167,7 @@ mod saga {
     pub(crate) mod shop; // the definition that the tests of the orchestrator share
     mod orchestrator; // sagas event by event: forward, backward, early, late, twice
     mod contradiction; // answers that contradict themselves or their saga
+    mod sets; // answers that are ready at once: one transaction, and one that is wrong
     mod files; // sagas of files, started in SQL
     mod lead; // the commands that check, test, apply and lead them
     mod stuck; // what waits for an operator: stuck, given up
