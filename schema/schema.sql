@@ -2979,6 +2979,7 @@ CREATE FUNCTION oncebox.register_saga(fingerprint text, type text, version integ
     AS $$
 DECLARE
   others bigint;
+  unheard record;
 BEGIN
   IF register_saga.plan IS NOT NULL THEN
     PERFORM pg_advisory_xact_lock(hashtextextended('"oncebox" saga ' || register_saga.type, 0));
@@ -2990,6 +2991,16 @@ BEGIN
       RAISE EXCEPTION 'saga "%", version %: another definition of it, or another orchestrator, has % in flight', register_saga.type,
         register_saga.version, others
         USING ERRCODE = 'OB015', HINT = 'Give a changed file a new version, and run both until the sagas of the old one have finished.';
+    END IF;
+    SELECT d.reply_to, count(*) AS sagas INTO unheard
+    FROM "oncebox".saga_definition AS d
+    JOIN "oncebox".saga AS s ON s.type = d.type AND s.fingerprint = d.fingerprint
+    WHERE d.fingerprint = register_saga.fingerprint AND d.reply_to <> register_saga.reply_to AND s.finished_at IS NULL
+    GROUP BY d.reply_to;
+    IF FOUND THEN
+      RAISE EXCEPTION 'saga "%", version %: % in flight have participants that answer on subject "%", and not on "%"',
+        register_saga.type, register_saga.version, unheard.sagas, unheard.reply_to, register_saga.reply_to
+        USING ERRCODE = 'OB015', HINT = 'Use this subject, --reply-to ' || unheard.reply_to || ', until they have finished, or a new version of the file on another.';
     END IF;
     UPDATE "oncebox".saga_definition AS d
     SET plan = NULL
@@ -3006,7 +3017,7 @@ BEGIN
     AND (d.plan, d.scope, d.reply_to) IS DISTINCT FROM (excluded.plan, excluded.scope, excluded.reply_to);
 END $$;
 
-COMMENT ON FUNCTION oncebox.register_saga(fingerprint text, type text, version integer, graph jsonb, plan jsonb, scope text, reply_to text) IS 'For orchestrators: writes a graph down, and for a file the plan by which start_saga() starts its sagas. Error OB015 when sagas are in flight that began with another file under this version.';
+COMMENT ON FUNCTION oncebox.register_saga(fingerprint text, type text, version integer, graph jsonb, plan jsonb, scope text, reply_to text) IS 'For orchestrators: writes a graph down, and for a file the plan by which start_saga() starts its sagas. Error OB015 when sagas are in flight that began with another file under this version, or whose answers go to another subject.';
 
 CREATE FUNCTION oncebox.register_scope(scope text, retention interval DEFAULT NULL::interval, dead_letter_retention interval DEFAULT NULL::interval, kind text DEFAULT 'consumer'::text, mode text DEFAULT 'transaction'::text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -5596,7 +5607,7 @@ COMMENT ON COLUMN oncebox.saga_event.key IS 'The key of the saga.';
 
 COMMENT ON COLUMN oncebox.saga_event.is_orphan IS 'No saga had this key when the answer came.';
 
-COMMENT ON COLUMN oncebox.saga_event.scope IS 'Of a death: the scope of the inbox that gave the command up.';
+COMMENT ON COLUMN oncebox.saga_event.scope IS 'The scope of the inbox that an answer or a death comes from; NULL for an answer that does not say.';
 
 ALTER TABLE oncebox.saga_event ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME oncebox.saga_event_id_seq

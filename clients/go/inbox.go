@@ -147,8 +147,9 @@ func (in *Inbox) run(ctx context.Context, handler Handler, identified Message) (
 // rest lets the other transaction of a conflict go first.
 func rest() { time.Sleep(time.Duration(5+rand.IntN(95)) * time.Millisecond) }
 
-// identify reads tenant and key from the headers.
+// identify reads tenant and key from the headers, and sets the scope.
 func (in *Inbox) identify(message Message) (Message, error) {
+	message.Scope = in.scope
 	if header := in.options.TenantHeader; header != "" {
 		tenant, _, err := single(message.Headers, header)
 		if err != nil {

@@ -24,8 +24,8 @@ type Message struct {
 	// sent are the headers with their names and values as they came, for a dead letter; if it is nil,
 	// Headers has them.
 	sent map[string][]string
-	// Key and Tenant are set for the handler.
-	Key, Tenant string
+	// Key, Tenant and Scope, that of the inbox, are set for the handler.
+	Key, Tenant, Scope string
 }
 
 // Origin is the place of a message in a stream.

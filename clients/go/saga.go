@@ -121,9 +121,12 @@ func (r Replier) Reply(ctx context.Context, tx pgx.Tx, message Message, result a
 	if err != nil {
 		return false, err
 	}
+	headers := map[string]string{"Reply-Outcome": word, "In-Reply-To": message.Key}
+	if scope := strings.TrimSpace(message.Scope); scope != "" {
+		headers["Reply-Scope"] = scope
+	}
 	id, err := Enqueue(ctx, tx, Outgoing{
-		Key: key, Subject: subject, Payload: payload, OrderingKey: orderingKey, Schema: r.Schema,
-		Headers: map[string]string{"Reply-Outcome": word, "In-Reply-To": message.Key},
+		Key: key, Subject: subject, Payload: payload, OrderingKey: orderingKey, Schema: r.Schema, Headers: headers,
 	})
 	return id != 0, err
 }

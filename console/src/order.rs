@@ -217,7 +217,7 @@ pub(crate) fn sagas(fields: &Fields) -> SagaSelection {
         key: fields.text("key"),
         saga_type: fields.text("type"),
         state: fields.text("state"),
-        after: 0,
+        ..SagaSelection::default()
     }
 }
 

@@ -163,7 +163,13 @@ fn of_messages(routes: Routes) -> Routes {
                 "Sagas in the order of their beginning; finished ones only with their state, or key",
                 "100 rows",
             )
-            .takes(&[("type", ""), ("state", ""), ("key", ""), AFTER]),
+            .takes(&[
+                ("type", ""),
+                ("state", ""),
+                ("key", ""),
+                ("sort", pages::sagas::SORT),
+                AFTER,
+            ]),
             pages::sagas::load,
         )
         .view(

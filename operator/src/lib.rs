@@ -77,8 +77,8 @@ pub use self::{
     relay_settings::RelaySettings,
     replay::Replayed,
     sagas::{
-        ActedOn, SAGA_STATES, Saga, SagaAction, SagaDefinition, SagaDetails, SagaDrawing, SagaEvent,
-        SagaGraphStep, SagaNode, SagaProgress, SagaSelection, SagaStep,
+        ActedOn, Json, RefusedAnswer, SAGA_STATES, Saga, SagaAction, SagaDefinition, SagaDetails,
+        SagaDrawing, SagaEvent, SagaGraphStep, SagaNode, SagaProgress, SagaReply, SagaSelection, SagaStep,
     },
     scopes::{Keeps, ScopeChange, ScopeSettings},
     selection::{

@@ -14,11 +14,13 @@ use super::{
 };
 
 mod act;
+mod data;
 mod definitions;
 mod drawing;
 
 pub use self::{
     act::{ActedOn, SagaAction},
+    data::{Json, RefusedAnswer, SagaReply},
     definitions::SagaDefinition,
     drawing::{Drawing as SagaDrawing, Node as SagaNode},
 };
@@ -47,6 +49,8 @@ pub struct SagaSelection {
     pub state: Option<String>,
     /// Sagas behind this id, where a page begins; 0 is the first page.
     pub after: i64,
+    /// From the newest to the oldest.
+    pub newest_first: bool,
 }
 
 /// A saga, without its steps.
@@ -72,6 +76,8 @@ pub struct Saga {
     pub reason: Option<String>,
     /// The steps, or compensations, that wait for an operator.
     pub waiting: Vec<String>,
+    /// Those, and the ones that wait for an answer: where the saga is.
+    pub current: Vec<String>,
     /// When it began.
     #[serde(with = "Rfc3339")]
     pub created_at: SystemTime,
@@ -173,12 +179,17 @@ pub struct SagaDetails {
     pub progress: SagaProgress,
     /// The answers that wait to be applied to it, the oldest 1,000.
     pub events: Vec<SagaEvent>,
+    /// Answers that moved nothing, since they contradict themselves or the saga; the newest 1,000.
+    pub refused: Vec<RefusedAnswer>,
     /// The steps of its definition; `None` when no orchestrator has registered that, or in a form
     /// that this program cannot read.
     pub graph: Option<Vec<SagaGraphStep>>,
-    /// Its data, if asked for.
+    /// Its data, if asked for; of a saga of a file that of its start.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub data: Option<serde_json::Value>,
+    pub data: Option<Json>,
+    /// The replies to its commands, with the data; a saga in Rust has them in its data.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub replies: Vec<SagaReply>,
     /// The actions of operators on it, newest first.
     pub audit: Vec<AuditRow>,
 }
@@ -191,12 +202,13 @@ struct Page {
 }
 
 impl Operator {
-    /// Sagas in the order of their ids, `limit` at most.
+    /// Sagas in the order of their ids, that of their beginning, `limit` at most.
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
     pub async fn sagas(&self, selection: &SagaSelection, limit: usize) -> Result<Vec<Saga>, RelayError> {
-        let (mut found, mut after) = (Vec::new(), Some(selection.after));
+        let first = if selection.newest_first && selection.after == 0 { i64::MAX } else { selection.after };
+        let (mut found, mut after) = (Vec::new(), Some(first));
         while let Some(last) = after.filter(|_| found.len() < limit) {
             let page = self.look_sagas(selection, last).await?;
             found.extend(page.selected);
@@ -213,18 +225,24 @@ impl Operator {
     pub async fn saga(&self, key: &str, with_data: bool) -> Result<Option<SagaDetails>, RelayError> {
         let Some(progress) = self.saga_progress(&[key.to_owned()]).await?.pop() else { return Ok(None) };
         let events = self.query("read a saga's events", &self.sql.saga_events, &[&key, &BESIDE_MAX]).await?;
+        let refused =
+            self.query("read refused answers", &self.sql.refused_answers, &[&key, &BESIDE_MAX]).await?;
         let keys = vec![key];
         let audit = self.query("read the audit table", &self.sql.trace_audit, &[&keys, &BESIDE_MAX]).await?;
         let details =
             self.query("read a saga", &self.sql.saga_details, &[&progress.saga.id, &with_data]).await?;
         let text = |column| details.first().and_then(|row| row.get::<_, Option<String>>(column));
+        let (data, replies) = text("data").map(data::parts).unzip();
+        let mut replies: Vec<SagaReply> = replies.unwrap_or_default();
+        let place = |reply: &SagaReply| progress.steps.iter().position(|step| step.step == reply.step);
+        replies.sort_by_key(place);
         Ok(Some(SagaDetails {
             progress,
             events: events.iter().map(saga_event).collect(),
+            refused: refused.iter().map(data::refused_answer).collect(),
             graph: text("graph").and_then(|text| serde_json::from_str(&text).ok()),
-            // Data that cannot be parsed here is shown as text.
-            data: text("data")
-                .map(|text| serde_json::from_str(&text).unwrap_or(serde_json::Value::String(text))),
+            data,
+            replies,
             audit: audit.iter().map(audit_row).collect(),
         }))
     }
@@ -253,9 +271,10 @@ impl Operator {
     }
 
     async fn look_sagas(&self, selection: &SagaSelection, after: i64) -> Result<Page, RelayError> {
-        let SagaSelection { key, saga_type, state, .. } = selection;
+        let SagaSelection { key, saga_type, state, newest_first, .. } = selection;
         let finished = state.as_deref().is_some_and(|state| FINISHED.contains(&state));
-        let parameters: [&dyn Parameter; 6] = [&after, &BATCH, key, saga_type, state, &finished];
+        let parameters: [&dyn Parameter; 7] =
+            [&after, &BATCH, key, saga_type, state, &finished, newest_first];
         let rows = self.query("look at sagas", &self.sql.look_sagas, &parameters).await?;
         let is_full = rows.len() as i64 >= BATCH;
         let next = rows.last().filter(|_| is_full).map(|row| row.get("id"));
@@ -274,6 +293,7 @@ fn saga(row: &Row) -> Saga {
         direction: row.get("direction"),
         reason: row.get("reason"),
         waiting: row.get("waiting"),
+        current: row.get("current"),
         created_at: row.get("created_at"),
         changed_at: row.get("changed_at"),
         deadline_at: row.get("deadline_at"),

@@ -55,6 +55,7 @@ statements!(
     look_sagas,
     saga_steps,
     saga_events,
+    refused_answers,
     saga_details,
     saga_definitions,
     retry_saga,

@@ -23,6 +23,8 @@ pub struct Counts {
     /// Dead letters of commands that no saga here has sent, or that are not those of the step's
     /// participant.
     pub foreign: u64,
+    /// Answers that are none, or that contradict themselves or their saga: dead letters.
+    pub refused: u64,
     /// Sagas that were completed.
     pub completed: u64,
     /// Sagas that were compensated.
@@ -44,6 +46,7 @@ pub(crate) struct Counters {
     pub(crate) late: AtomicU64,
     pub(crate) duplicate: AtomicU64,
     pub(crate) foreign: AtomicU64,
+    pub(crate) refused: AtomicU64,
     pub(crate) completed: AtomicU64,
     pub(crate) compensated: AtomicU64,
     pub(crate) stuck: AtomicU64,
@@ -84,6 +87,7 @@ impl Counters {
             late: value(&self.late),
             duplicate: value(&self.duplicate),
             foreign: value(&self.foreign),
+            refused: value(&self.refused),
             completed: value(&self.completed),
             compensated: value(&self.compensated),
             stuck: value(&self.stuck),

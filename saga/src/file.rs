@@ -85,7 +85,7 @@ impl SagaFile {
         reader.knows(file, &KNOWN);
         let name = reader.needed(file, "name", "\"order\"");
         if file.get("version").is_none() {
-            reader.note(file.line, "the file needs version: version = 1");
+            reader.note_with(file.line, "the file needs version", "version = 1");
         }
         let version = reader.count(file, "version");
         let version = version.and_then(|version| u16::try_from(version).ok().filter(|number| *number > 0));
@@ -145,45 +145,49 @@ fn check_sources(reader: &mut Reader<'_>, graph: &Graph, steps: &[StepOfFile], d
         let payloads = [(Some(&step.payload), false), (step.undo.as_ref(), true)];
         for (template, is_undo) in payloads {
             for source in template.into_iter().flat_map(Template::sources) {
-                if let Some(problem) = doubt(source, (at, is_undo), graph, steps, data) {
+                if let Some((problem, remedy)) = doubt(source, (at, is_undo), graph, steps, data) {
                     let what = if is_undo { "compensation" } else { "payload" };
                     let name = &step.draft.name;
                     let text = format!("step {name:?}: {what}: {}: {problem}", source.pointer);
-                    reader.note(source.line, text);
+                    reader.note_with(source.line, text, remedy);
                 }
             }
         }
     }
 }
 
-/// Why a payload may find nothing where it looks, if so.
+/// Why a payload may find nothing where it looks, if so, and the remedy.
 fn doubt(
     source: &Source,
     (at, is_undo): (usize, bool),
     graph: &Graph,
     steps: &[StepOfFile],
     data: &Fields,
-) -> Option<String> {
-    let give = "declare it, or give a default";
+) -> Option<(String, &'static str)> {
+    const DECLARE: &str = "declare it, or give a default";
     let doubt = match source.pointer.0.as_slice() {
         [first, rest @ ..] if first == "data" => {
-            data.doubt(rest).map(|doubt| format!("in data, {doubt}: {give}"))
+            data.doubt(rest).map(|doubt| (format!("in data, {doubt}"), DECLARE))
         }
         [first, name, rest @ ..] if first == "replies" => {
             let Some(of) = graph.step(name) else {
-                return Some(format!("there is no step {name:?}"));
+                return Some((format!("there is no step {name:?}"), "name a step of this file"));
             };
             if of == at && is_undo {
-                let why = "the step is undone also when its reply never came: give a default";
-                Some(why.to_owned())
+                let why = "the step is undone also when its reply never came";
+                Some((why.to_owned(), "give a default"))
             } else if !graph.nodes[of].descendants.contains(at) {
-                Some(format!("step {name:?} does not come before this one: say after, or give a default"))
+                let why = format!("step {name:?} does not come before this one");
+                Some((why, "say after, or give a default"))
             } else {
                 let doubt = steps[of].reply.doubt(rest);
-                doubt.map(|doubt| format!("in the reply of {name:?}, {doubt}: {give}"))
+                doubt.map(|doubt| (format!("in the reply of {name:?}, {doubt}"), DECLARE))
             }
         }
-        _ => return Some("a place is \"/data/..\" or \"/replies/STEP/..\"".to_owned()),
+        _ => {
+            let why = "it is no place of a saga";
+            return Some((why.to_owned(), "write \"/data/..\" or \"/replies/STEP/..\""));
+        }
     };
     doubt.filter(|_| source.default.is_none())
 }

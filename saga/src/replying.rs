@@ -10,6 +10,8 @@ const REPLY_TO: &str = "Oncebox-Reply-To";
 pub(crate) const OUTCOME: &str = "Reply-Outcome";
 /// The header of an answer with the key of the command that it answers.
 pub(crate) const IN_REPLY_TO: &str = "In-Reply-To";
+/// The header of an answer with the scope of the participant's inbox.
+pub(crate) const SCOPE: &str = "Reply-Scope";
 
 /// Answers commands on the subjects that a participant allows, and on no other: a command says
 /// where its answer goes, so anybody who may send one could otherwise make this service publish
@@ -36,7 +38,7 @@ impl Replier {
     ///
     /// The answer's payload is the reply as JSON, its key the command's with the step `reply`
     /// behind it, its ordering key the command's. The header `Reply-Outcome` says `done` or
-    /// `rejected`, `In-Reply-To` has the command's key.
+    /// `rejected`, `In-Reply-To` has the command's key, `Reply-Scope` the scope of the inbox.
     ///
     /// # Errors
     /// The subject is not allowed or invalid, the key is too long for another step, the reply has
@@ -63,7 +65,8 @@ impl Replier {
         }
         let mut message = Message::json(cx.key().step("reply")?, subject, answer)?
             .header(OUTCOME, word)?
-            .header(IN_REPLY_TO, cx.key().as_str())?;
+            .header(IN_REPLY_TO, cx.key().as_str())?
+            .header(SCOPE, cx.scope().trim())?;
         if let Some(ordering_key) = cx.message().ordering_key() {
             message = message.ordering_key(ordering_key);
         }

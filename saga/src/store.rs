@@ -70,8 +70,10 @@ pub(crate) struct Kept<'a> {
     pub(crate) attempt: u32,
     pub(crate) is_undo: bool,
     pub(crate) payload: &'a [u8],
-    /// Of a death: the scope that it comes from, and the reason.
-    pub(crate) death: Option<(&'a str, &'a str)>,
+    /// The scope that it comes from, if it says so.
+    pub(crate) scope: Option<&'a str>,
+    /// Of a death: the reason.
+    pub(crate) reason: Option<&'a str>,
 }
 
 /// Another transaction has changed a saga that this one holds.
@@ -243,7 +245,6 @@ impl Store {
 
     pub(crate) async fn keep_event(&self, transaction: &Transaction, kept: &Kept<'_>) -> Result<(), Error> {
         let attempt = i32::try_from(kept.attempt).unwrap_or(i32::MAX);
-        let (scope, reason) = kept.death.unzip();
         let parameters: [Parameter<'_>; 9] = [
             (&kept.key.as_str(), Type::TEXT),
             (&kept.is_orphan, Type::BOOL),
@@ -252,8 +253,8 @@ impl Store {
             (&attempt, Type::INT4),
             (&kept.is_undo, Type::BOOL),
             (&kept.payload, Type::BYTEA),
-            (&scope, Type::TEXT),
-            (&reason, Type::TEXT),
+            (&kept.scope, Type::TEXT),
+            (&kept.reason, Type::TEXT),
         ];
         transaction.query_typed(&self.keep_event, &parameters).await?;
         Ok(())

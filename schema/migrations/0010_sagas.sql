@@ -126,7 +126,7 @@ CREATE TABLE {schema}.saga_event (
 COMMENT ON TABLE {schema}.saga_event IS 'Answers that came too early for their saga, and what operators ask for: applied by the next transaction that changes the saga.';
 COMMENT ON COLUMN {schema}.saga_event.key IS 'The key of the saga.';
 COMMENT ON COLUMN {schema}.saga_event.is_orphan IS 'No saga had this key when the answer came.';
-COMMENT ON COLUMN {schema}.saga_event.scope IS 'Of a death: the scope of the inbox that gave the command up.';
+COMMENT ON COLUMN {schema}.saga_event.scope IS 'The scope of the inbox that an answer or a death comes from; NULL for an answer that does not say.';
 CREATE INDEX saga_event_key ON {schema}.saga_event (key, id);
 CREATE INDEX saga_event_orphan ON {schema}.saga_event (created_at) WHERE is_orphan;
 

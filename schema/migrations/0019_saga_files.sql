@@ -51,6 +51,7 @@ CREATE FUNCTION {schema}.register_saga(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   others bigint;
+  unheard record;
 BEGIN
   IF register_saga.plan IS NOT NULL THEN
     PERFORM pg_advisory_xact_lock(hashtextextended('{schema} saga ' || register_saga.type, 0));
@@ -62,6 +63,16 @@ BEGIN
       RAISE EXCEPTION 'saga "%", version %: another definition of it, or another orchestrator, has % in flight', register_saga.type,
         register_saga.version, others
         USING ERRCODE = 'OB015', HINT = 'Give a changed file a new version, and run both until the sagas of the old one have finished.';
+    END IF;
+    SELECT d.reply_to, count(*) AS sagas INTO unheard
+    FROM {schema}.saga_definition AS d
+    JOIN {schema}.saga AS s ON s.type = d.type AND s.fingerprint = d.fingerprint
+    WHERE d.fingerprint = register_saga.fingerprint AND d.reply_to <> register_saga.reply_to AND s.finished_at IS NULL
+    GROUP BY d.reply_to;
+    IF FOUND THEN
+      RAISE EXCEPTION 'saga "%", version %: % in flight have participants that answer on subject "%", and not on "%"',
+        register_saga.type, register_saga.version, unheard.sagas, unheard.reply_to, register_saga.reply_to
+        USING ERRCODE = 'OB015', HINT = 'Use this subject, --reply-to ' || unheard.reply_to || ', until they have finished, or a new version of the file on another.';
     END IF;
     UPDATE {schema}.saga_definition AS d
     SET plan = NULL
@@ -77,7 +88,7 @@ BEGIN
   WHERE excluded.plan IS NOT NULL
     AND (d.plan, d.scope, d.reply_to) IS DISTINCT FROM (excluded.plan, excluded.scope, excluded.reply_to);
 END $$;
-COMMENT ON FUNCTION {schema}.register_saga IS 'For orchestrators: writes a graph down, and for a file the plan by which start_saga() starts its sagas. Error OB015 when sagas are in flight that began with another file under this version.';
+COMMENT ON FUNCTION {schema}.register_saga IS 'For orchestrators: writes a graph down, and for a file the plan by which start_saga() starts its sagas. Error OB015 when sagas are in flight that began with another file under this version, or whose answers go to another subject.';
 
 -- The payload of a command, from the form that saga/src/file/template.rs writes.
 CREATE FUNCTION {schema}.render_payload(template jsonb, document jsonb) RETURNS jsonb

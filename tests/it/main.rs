@@ -161,11 +161,13 @@ mod http {
 mod saga {
     mod barrier; // every order of actions and compensations, one after another and at once
     mod participant; // handlers behind a barrier, in a real inbox, and what they answer
-    mod site; // the order's flow as processes, for the next two
+    pub(crate) mod site; // the order's flow as processes, for the next two
     mod fulfilment; // orders led by sagas, as processes that are killed: their books balance
     mod choreography; // services that react to each other's events, as processes
     pub(crate) mod shop; // the definition that the tests of the orchestrator share
     mod orchestrator; // sagas event by event: forward, backward, early, late, twice
+    mod contradiction; // answers that contradict themselves or their saga
+    mod sets; // answers that are ready at once: one transaction, and one that is wrong
     mod files; // sagas of files, started in SQL
     mod lead; // the commands that check, test, apply and lead them
     mod stuck; // what waits for an operator: stuck, given up
@@ -269,6 +271,7 @@ mod console {
     mod browser; // the pages in a real browser
     mod load; // fifty open pages cost a database what one does
     mod access; // who gets in, under which name, and from which page
+    mod sagas; // sagas in each order, and one with its data, replies and times
     mod act; // actions: counted first, confirmed, done under a name, stopped
     mod api; // the description of the API: each answer fits it
     pub(crate) mod hostile; // texts that would be markup, rows that no program writes, on all pages

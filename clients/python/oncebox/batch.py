@@ -203,7 +203,7 @@ class Batch:
                 break
             try:
                 with lent(connection) as handle, handling(self.inbox.scope, claim.key, claim.message):
-                    context = Context(handle.connection, claim.key, claim.tenant, claim.message)
+                    context = Context(handle.connection, claim.key, claim.tenant, claim.message, self.inbox.scope)
                     reply = await limited(handle.call(self.handler, context, data), self.inbox.handler_timeout)
                 check_open(connection)
                 replies[place] = ended(reply)

@@ -199,7 +199,7 @@ class Inbox:
             async with undone(connection, claim):
                 try:
                     with lent(connection) as handle, handling(self.scope, claim.key, claim.message):
-                        context = Context(handle.connection, claim.key, claim.tenant, claim.message)
+                        context = Context(handle.connection, claim.key, claim.tenant, claim.message, self.scope)
                         reply = await limited(handle.call(handler, context, data), self.handler_timeout)
                 finally:
                     deadline.begin(connection)

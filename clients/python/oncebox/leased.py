@@ -270,7 +270,7 @@ class Lease(Life):
                     deadline.begin(connection, limit)
                     try:
                         with lent(connection) as handle:
-                            context = Context(handle.connection, claim.key, claim.tenant, claim.message)
+                            context = Context(handle.connection, claim.key, claim.tenant, claim.message, self.inbox.scope)
                             await self.keep(limited(handle.call(finish, context, reply), limit))
                     finally:
                         deadline.begin(connection)

@@ -47,6 +47,8 @@ class Context:
     key: str
     tenant: str
     message: Message
+    # The inbox's.
+    scope: str = ""
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,8 @@ class Replier:
             raise ValueError(f"the command asks for its answer on subject {subject}, and {', '.join(self.allowed)} is allowed")
         word, payload = ("rejected", result.reply) if isinstance(result, Reject) else ("done", result)
         headers = {"Reply-Outcome": word, "In-Reply-To": cx.key}
+        if cx.scope.strip():
+            headers["Reply-Scope"] = cx.scope.strip()
         ordering_key = single(cx.message.headers, "oncebox-ordering-key")
         key = step_key(cx.key, "reply")
         sent = await enqueue(cx.connection, key, subject, payload, headers=headers, ordering_key=ordering_key, schema=self.schema)

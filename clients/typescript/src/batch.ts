@@ -200,7 +200,7 @@ export class Batch<T> {
       if (endings.size > 0 && performance.now() > until) {
         break;
       }
-      const handle = (own: Own) => (this.#each as Handler<T>)({ ...own, key: key!, tenant, message }, data);
+      const handle = (own: Own) => (this.#each as Handler<T>)({ ...own, key: key!, tenant, message, scope: this.inbox.scope }, data);
       try {
         const result = await handling(this.inbox.scope, key!, message, () => this.inbox.database.handle(client, handle));
         checkOpen(client);

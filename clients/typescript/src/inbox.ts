@@ -221,7 +221,7 @@ export class Inbox<T = any> {
     [claim.xid, claim.sessionThen, claim.isUnsure, claim.hasRun] = [undefined, undefined, false, false];
     return await database.life(client, claim, () => this.#claim(client, claim), async () => {
       claim.hasRun = true;
-      const run = (own: Own) => handler({ ...own, key: claim.key!, tenant: claim.tenant, message: claim.message }, data);
+      const run = (own: Own) => handler({ ...own, key: claim.key!, tenant: claim.tenant, message: claim.message, scope: this.scope }, data);
       const { verdict, text, status } = ended(await handling(this.scope, claim.key!, claim.message, () => database.handle(client, run)));
       await database.step(client, () => this.#commit(client, claim, text, status));
       return verdict;

@@ -32,6 +32,8 @@ export interface Context {
   key: string;
   tenant: string;
   message: Message;
+  /** That of the inbox. */
+  scope?: string;
   /** Aborted when the handler takes longer than it may. */
   signal: AbortSignal;
 }

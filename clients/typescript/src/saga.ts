@@ -131,7 +131,7 @@ export class Replier {
     const orderingKey = single(cx.message.headers, "oncebox-ordering-key");
     const sent = await enqueue(cx.client, {
       ...{ key: stepKey(cx.key, "reply"), subject, payload: payload ?? null, schema: this.#schema },
-      headers: { "Reply-Outcome": word as string, "In-Reply-To": cx.key },
+      headers: { "Reply-Outcome": word as string, "In-Reply-To": cx.key, ...(cx.scope?.trim() ? { "Reply-Scope": cx.scope.trim() } : {}) },
       ...(orderingKey === undefined ? {} : { orderingKey }),
     });
     return sent !== null;

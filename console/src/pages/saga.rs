@@ -1,17 +1,19 @@
 //! `/db/NAME/saga`: one saga, with its graph, its steps and its history.
 
+mod bars;
 mod graph;
 
 use std::sync::Arc;
 
 use maud::{Markup, html};
-use oncebox_operator::{SagaDetails, SagaDrawing, SagaStep};
+use oncebox_operator::{Json, SagaDetails, SagaDrawing, SagaStep};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::list::{action, why_no_actions};
 use crate::{
     ask::Ask,
+    fields::Fields,
     html::{
         layout::key_link,
         words::{self, state, time, time_or},
@@ -19,6 +21,9 @@ use crate::{
     problem::Problem,
     view::View,
 };
+
+/// Characters of a text of JSON at most: a browser is slow with megabytes.
+const TEXT_MAX: usize = 100_000;
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "SagaOfDatabase")]
@@ -63,6 +68,8 @@ impl View for One {
                 dt { "Deadline" } dd { (time_or(saga.deadline_at, "none")) }
                 dt { "Finished" } dd { (time_or(saga.finished_at, "not yet")) }
             }
+            h2 { "Times" }
+            (bars::draw(&details.progress))
             h2 { "Steps" }
             (self.steps(ask))
             @if !details.events.is_empty() {
@@ -71,9 +78,27 @@ impl View for One {
                     li { (event.kind) " to " (event.step) @if event.is_undo { " (compensation)" } ", " (time(event.created_at)) }
                 } }
             }
+            @if !details.refused.is_empty() {
+                h2 { "Answers that were refused" }
+                ul { @for one in &details.refused { li {
+                    (time(one.refused_at)) " "
+                    a.key href=(Fields::link(&format!("/db/{}/letter", self.database), &[("id", &one.id.to_string())])) {
+                        (one.key.as_deref().unwrap_or("no key"))
+                    }
+                    " to " (one.command.as_deref().unwrap_or("no command")) ": " (one.reason)
+                } } }
+            }
             @match &details.data {
-                Some(data) => { h2 { "Data" } pre { (serde_json::to_string_pretty(data).unwrap_or_default()) } },
-                None => p.quiet { "Its data is hidden: --show-payloads shows it." },
+                Some(data) => {
+                    h2 { "Data" }
+                    (json("Data", data))
+                    @for reply in &details.replies {
+                        @let (step, outcome) = (&reply.step, &reply.outcome);
+                        h3 { "Reply of " (step) " " (state(outcome)) }
+                        (json(&format!("Reply of {step}"), &reply.payload))
+                    }
+                },
+                None => p.quiet { "Its data and replies are hidden: --show-payloads shows them." },
             }
             @if !details.audit.is_empty() {
                 h2 { "Actions of operators" }
@@ -83,6 +108,18 @@ impl View for One {
                 } } }
             }
             (words::command(&["oncebox", "saga", "show", &saga.key, "--database", &self.database]))
+        }
+    }
+}
+
+/// JSON with a line for each field; its beginning, when it is long.
+fn json(label: &str, value: &Json) -> Markup {
+    let text = value.pretty();
+    let end = text.char_indices().nth(TEXT_MAX).map(|(end, _)| end);
+    html! {
+        pre tabindex="0" role="region" aria-label=(label) { (&text[..end.unwrap_or(text.len())]) }
+        @if end.is_some() {
+            p.quiet { "Only its beginning is shown; the command below with --data --json has all of it." }
         }
     }
 }

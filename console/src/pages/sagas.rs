@@ -1,6 +1,6 @@
 //! `/db/NAME/sagas`: sagas by type and state.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 
 use maud::{Markup, html};
 use oncebox_operator::{SAGA_STATES, Saga, SagasWaiting};
@@ -11,11 +11,16 @@ use super::list::{ROWS_MAX, action, filter, more, why_no_actions};
 use crate::{
     ask::Ask,
     fields::Fields,
-    html::words::{self, count, empty, state, time},
+    html::words::{self, count, empty, number, span, state, time},
     order,
     problem::Problem,
     view::View,
 };
+
+/// Sagas that are put in another order than that of their beginning, at most.
+const SORTED_MAX: usize = 10_000;
+pub(crate) const SORT: &str = "business-id, state, age or step; behind a minus from the other end. The newest 10000 \
+                               that match are sorted, for age the oldest, and after is how many to leave out";
 
 #[derive(Serialize, JsonSchema)]
 pub(crate) struct Sagas {
@@ -24,6 +29,8 @@ pub(crate) struct Sagas {
     waiting: Vec<SagasWaiting>,
     sagas: Vec<Saga>,
     after: Option<i64>,
+    /// Whether more match than were sorted.
+    is_capped: bool,
 }
 
 pub(crate) async fn load(ask: Arc<Ask>) -> Result<Sagas, Problem> {
@@ -32,20 +39,79 @@ pub(crate) async fn load(ask: Arc<Ask>) -> Result<Sagas, Problem> {
     if selection.state.as_ref().is_some_and(|state| !SAGA_STATES.contains(&state.as_str())) {
         return Err(Problem::Bad(format!("state: none of {}", SAGA_STATES.join(", "))));
     }
-    selection.after = ask.query.parsed("after")?.unwrap_or_default();
+    let after = ask.query.parsed::<i64>("after")?.unwrap_or_default();
+    let sort = ask.query.get("sort").map(Sort::of).transpose()?;
+    let limit = match &sort {
+        None => {
+            selection.after = after;
+            ROWS_MAX + 1
+        }
+        Some(sort) => {
+            selection.newest_first = !sort.takes_oldest();
+            SORTED_MAX + 1
+        }
+    };
     let mut turn = database.turn().await?;
     let operator = turn.look().await?;
-    let mut sagas = database.answer(operator.sagas(&selection, ROWS_MAX + 1)).await?;
+    let mut sagas = database.answer(operator.sagas(&selection, limit)).await?;
     turn.keep().await;
+    let is_capped = sort.is_some() && sagas.len() > SORTED_MAX;
+    if let Some(sort) = &sort {
+        sagas.truncate(SORTED_MAX);
+        sort.apply(&mut sagas);
+        sagas.drain(..usize::try_from(after).unwrap_or(0).min(sagas.len()));
+    }
     let is_more = sagas.len() > ROWS_MAX;
     sagas.truncate(ROWS_MAX);
     let waiting = database.sample().status.as_ref().map(|status| status.sagas_waiting.clone());
+    let next = match &sort {
+        None => sagas.last().map(|saga| saga.id),
+        Some(_) => i64::try_from(ROWS_MAX).ok().map(|rows| after.max(0) + rows),
+    };
     Ok(Sagas {
         database: database.name().to_owned(),
         waiting: waiting.unwrap_or_default(),
-        after: sagas.last().filter(|_| is_more).map(|saga| saga.id),
+        after: next.filter(|_| is_more),
+        is_capped,
         sagas,
     })
+}
+
+/// An order of sagas.
+struct Sort {
+    by: &'static str,
+    is_reversed: bool,
+}
+
+impl Sort {
+    const ALL: [&str; 4] = ["business-id", "state", "age", "step"];
+
+    fn of(text: &str) -> Result<Self, Problem> {
+        let (name, is_reversed) = text.strip_prefix('-').map_or((text, false), |name| (name, true));
+        let by = Self::ALL.into_iter().find(|by| *by == name);
+        let by =
+            by.ok_or_else(|| Problem::Bad(format!("sort: {text:?} is none of {}", Self::ALL.join(", "))))?;
+        Ok(Self { by, is_reversed })
+    }
+
+    /// The age grows from the newest to the oldest, which come first when it is reversed.
+    fn takes_oldest(&self) -> bool {
+        self.by == "age" && self.is_reversed
+    }
+
+    /// Those that are equal stand in the order of their beginning. The ids grow with that.
+    fn apply(&self, sagas: &mut [Saga]) {
+        let place = |saga: &Saga| SAGA_STATES.iter().position(|state| *state == saga.state);
+        sagas.sort_by(|one, other| {
+            let order = match self.by {
+                "business-id" => one.business_id.cmp(&other.business_id),
+                "state" => place(one).cmp(&place(other)),
+                "age" => other.created_at.cmp(&one.created_at),
+                _ => one.current.cmp(&other.current),
+            };
+            (if self.is_reversed { order.reverse() } else { order }).then(one.id.cmp(&other.id))
+        });
+    }
 }
 
 impl View for Sagas {
@@ -55,7 +121,7 @@ impl View for Sagas {
 
     fn body(&self, ask: &Ask) -> Markup {
         let path = format!("/db/{}/sagas", self.database);
-        let wanted = ask.query.get("state");
+        let (wanted, sort) = (ask.query.get("state"), ask.query.get("sort").unwrap_or_default());
         html! {
             nav aria-label="States" {
                 a href=(path) aria-current=[wanted.is_none().then_some("page")] { "not finished" }
@@ -82,20 +148,29 @@ impl View for Sagas {
                     } }
                 } }
             }
-            (filter(ask, &[("state", wanted.unwrap_or_default())], &[("type", "Type"), ("key", "Key")]))
+            (filter(ask, &[("state", wanted.unwrap_or_default()), ("sort", sort)], &[("type", "Type"), ("key", "Key")]))
             (why_no_actions(ask))
             @if self.sagas.is_empty() {
                 (empty("Sagas stand here from their beginning on: business processes over several services, each with its steps."))
             } @else {
+                @if self.is_capped {
+                    p.quiet {
+                        @if sort == "-age" { "The oldest " } @else { "The newest " }
+                        (number(i64::try_from(SORTED_MAX).unwrap_or(i64::MAX))) " of these are sorted, and the others are not shown here."
+                    }
+                }
                 div.scroll tabindex="0" { table {
                     thead { tr {
-                        th { "Key" } th { "Type" } th { "State" } th { "Waiting steps" } th { "Began" } th { "Changed" } th { "Reason" }
+                        th { "Key" } (head(ask, "business-id", "Business id")) th { "Type" } (head(ask, "state", "State"))
+                        (head(ask, "step", "Current step")) (head(ask, "age", "Age")) th { "Began" } th { "Changed" } th { "Reason" }
                     } }
                     tbody { @for saga in &self.sagas { tr {
                         td.long { a.key href=(Fields::link(&format!("/db/{}/saga", self.database), &[("key", &saga.key)])) { (saga.key) } }
+                        td.long { (saga.business_id) }
                         td { (saga.saga_type) " v" (saga.version) }
                         td { (state(&saga.state)) }
-                        td.long { (saga.waiting.join(", ")) }
+                        td.long { (saga.current.join(", ")) }
+                        td.number { (age(saga)) }
                         td { (time(saga.created_at)) }
                         td { (time(saga.changed_at)) }
                         td.long { (saga.reason.as_deref().unwrap_or_default()) }
@@ -106,4 +181,29 @@ impl View for Sagas {
             (words::command(&["oncebox", "saga", "list", "--database", &self.database]))
         }
     }
+}
+
+/// The head of a column, which sorts by it, and the other way round when it does already.
+fn head(ask: &Ask, by: &str, label: &str) -> Markup {
+    let path = ask.path.split('?').next().unwrap_or_default();
+    let sort = ask.query.get("sort").unwrap_or_default();
+    let (word, next) = match sort {
+        sort if sort == by => (Some("ascending"), format!("-{by}")),
+        sort if sort.strip_prefix('-') == Some(by) => (Some("descending"), by.to_owned()),
+        _ => (None, by.to_owned()),
+    };
+    let kept = ask.query.0.iter().filter(|(name, _)| !["sort", "after"].contains(&name.as_str()));
+    let mut fields: Vec<(&str, &str)> = kept.map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    fields.push(("sort", &next));
+    html! {
+        th aria-sort=[word] {
+            a href=(Fields::link(path, &fields)) { (label) }
+            @match word { Some("ascending") => " ↑", Some(_) => " ↓", None => "" }
+        }
+    }
+}
+
+/// How long ago it began.
+fn age(saga: &Saga) -> String {
+    span(SystemTime::now().duration_since(saga.created_at).unwrap_or_default().as_secs_f64())
 }

@@ -38,6 +38,7 @@ impl<D: Driver> std::fmt::Debug for TransactionOf<'_, D> {
 /// The message of a handler: its key, its tenant, and the whole message as it arrived.
 #[derive(Debug)]
 pub struct MessageContext<'a, D: Driver = TokioPostgres> {
+    pub(crate) scope: &'a str,
     pub(crate) key: &'a Key,
     pub(crate) tenant: &'a str,
     pub(crate) received: &'a Received,
@@ -58,6 +59,12 @@ impl<'a, D: Driver> MessageContext<'a, D> {
     #[must_use]
     pub fn key(&self) -> &'a Key {
         self.key
+    }
+
+    /// The scope of the inbox that handles the message.
+    #[must_use]
+    pub fn scope(&self) -> &'a str {
+        self.scope
     }
 
     /// The tenant; empty with [`Builder::single_tenant`](crate::Builder::single_tenant).

@@ -137,6 +137,7 @@ impl Run<'_> {
     ) -> Option<Finished> {
         let deferred = Deferred::default();
         let message = MessageContext {
+            scope: self.leased.inbox.scope(),
             key: &self.identity.key,
             tenant: &self.identity.tenant,
             received: self.received,

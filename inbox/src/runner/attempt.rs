@@ -119,6 +119,7 @@ impl<D: Driver> Inbox<D> {
         limit: Duration,
     ) -> MessageContext<'a, D> {
         MessageContext {
+            scope: self.scope(),
             key: &delivery.identity.key,
             tenant: &delivery.identity.tenant,
             received: &delivery.received,

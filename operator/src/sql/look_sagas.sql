@@ -1,6 +1,8 @@
--- Look at sagas in the order of their ids, those that have not finished unless others are meant.
--- $1: after this id; $2: sagas to look at, at most; $3: a key, which alone is looked for then; $4:
--- a type; $5: a state; $6: whether finished ones are meant.
+-- Look at sagas in the order of their ids, or from the newest on, those that have not finished
+-- unless others are meant.
+-- $1: after this id, or before it; $2: sagas to look at, at most; $3: a key, which alone is looked
+-- for then; $4: a type; $5: a state; $6: whether finished ones are meant; $7: whether the newest
+-- come first.
 -- Index: saga_key_unique; saga_open, which holds unfinished sagas (each OFFSET 0 keeps the planner
 -- from walking all the finished ones in the order of ids); saga_pkey; saga_step_pkey.
 -- Locking: none; the statements that change a saga look again.
@@ -9,7 +11,7 @@ WITH seen AS MATERIALIZED (
     SELECT s.id, s.type, s.business_id, s.key, s.version, s.state, s.direction, s.reason, s.created_at, s.changed_at,
            s.deadline_at, s.finished_at
     FROM {schema}.saga AS s
-    WHERE $3::text IS NOT NULL AND s.key = $3::text AND s.id > $1
+    WHERE $3::text IS NOT NULL AND s.key = $3::text
   )
   UNION ALL
   (
@@ -22,8 +24,8 @@ WITH seen AS MATERIALIZED (
       WHERE $3::text IS NULL AND NOT $6 AND s.finished_at IS NULL
       OFFSET 0
     ) AS o
-    WHERE o.id > $1
-    ORDER BY o.id
+    WHERE CASE WHEN $7 THEN o.id < $1 ELSE o.id > $1 END
+    ORDER BY CASE WHEN $7 THEN -o.id ELSE o.id END
     LIMIT $2
   )
   UNION ALL
@@ -31,8 +33,17 @@ WITH seen AS MATERIALIZED (
     SELECT s.id, s.type, s.business_id, s.key, s.version, s.state, s.direction, s.reason, s.created_at, s.changed_at,
            s.deadline_at, s.finished_at
     FROM {schema}.saga AS s
-    WHERE $3::text IS NULL AND $6 AND s.id > $1
+    WHERE $3::text IS NULL AND $6 AND NOT $7 AND s.id > $1
     ORDER BY s.id
+    LIMIT $2
+  )
+  UNION ALL
+  (
+    SELECT s.id, s.type, s.business_id, s.key, s.version, s.state, s.direction, s.reason, s.created_at, s.changed_at,
+           s.deadline_at, s.finished_at
+    FROM {schema}.saga AS s
+    WHERE $3::text IS NULL AND $6 AND $7 AND s.id < $1
+    ORDER BY s.id DESC
     LIMIT $2
   )
 )
@@ -56,6 +67,14 @@ SELECT
       AND CASE n.direction WHEN 'forward' THEN t.state IN ('rejected', 'failed') ELSE t.state = 'undo-failed' END
     ORDER BY t.step
   ) AS waiting,
+  ARRAY(
+    SELECT t.step::text
+    FROM {schema}.saga_step AS t
+    WHERE t.saga_id = n.id AND n.finished_at IS NULL
+      AND (t.state IN ('sent', 'undoing') OR n.state = 'stuck'
+        AND CASE n.direction WHEN 'forward' THEN t.state IN ('rejected', 'failed') ELSE t.state = 'undo-failed' END)
+    ORDER BY t.step
+  ) AS current,
   ($4::text IS NULL OR n.type = $4::text) AND ($5::text IS NULL OR n.state = $5::text) AS selected
 FROM seen AS n
-ORDER BY n.id
+ORDER BY CASE WHEN $7 THEN -n.id ELSE n.id END

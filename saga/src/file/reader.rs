@@ -14,21 +14,30 @@ use toml::{
 pub struct FileMistake {
     /// The line; the first is 1.
     pub line: usize,
-    /// What is wrong, and how to mend it.
+    /// What is wrong; it says how to mend it too, unless `remedy` does.
     pub problem: String,
+    /// How to mend it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
 }
 
 impl FileMistake {
+    /// The problem, and behind a colon its remedy.
+    #[must_use]
+    pub fn text(&self) -> String {
+        self.remedy.iter().fold(self.problem.clone(), |text, remedy| text + ": " + remedy)
+    }
+
     /// A mistake of the file as a whole.
     #[must_use]
     pub fn of_file(problem: String) -> Self {
-        Self { line: 1, problem }
+        Self { line: 1, problem, remedy: None }
     }
 }
 
 impl fmt::Display for FileMistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {}: {}", self.line, self.problem)
+        write!(f, "line {}: {}", self.line, self.text())
     }
 }
 
@@ -77,7 +86,11 @@ impl<'t> Reader<'t> {
     }
 
     pub(super) fn note(&mut self, line: usize, problem: impl Into<String>) {
-        self.mistakes.push(FileMistake { line, problem: problem.into() });
+        self.mistakes.push(FileMistake { line, problem: problem.into(), remedy: None });
+    }
+
+    pub(super) fn note_with(&mut self, line: usize, problem: impl Into<String>, remedy: impl Into<String>) {
+        self.mistakes.push(FileMistake { line, problem: problem.into(), remedy: Some(remedy.into()) });
     }
 
     pub(super) fn has_mistakes(&self) -> bool {
@@ -129,7 +142,11 @@ impl<'t> Reader<'t> {
     /// A text that must be there.
     pub(super) fn needed(&mut self, section: &Section<'_>, name: &str, example: &str) -> Option<String> {
         if section.get(name).is_none() {
-            self.note(section.line, format!("{} needs {name}: {name} = {example}", section.name));
+            self.note_with(
+                section.line,
+                format!("{} needs {name}", section.name),
+                format!("{name} = {example}"),
+            );
         }
         self.text(section, name)
     }

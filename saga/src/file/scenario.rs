@@ -68,7 +68,7 @@ impl Scenarios {
             reader.knows(file, &["scenario"]);
             let sections = reader.sections(file, "scenario");
             if sections.is_empty() {
-                reader.note(file.line, "there is nothing to run: write each scenario as [[scenario]]");
+                reader.note_with(file.line, "there is nothing to run", "write each scenario as [[scenario]]");
             }
             Some(Self(sections.into_iter().filter_map(|one| Scenario::read(reader, one, saga)).collect()))
         })
@@ -137,7 +137,7 @@ impl Incoming {
         let step = reader.text(&section, "step");
         match &step {
             None if kind != "deadline" => {
-                reader.note(section.line, "an answer needs step: step = \"pay\"");
+                reader.note_with(section.line, "an answer needs step", "step = \"pay\"");
             }
             Some(step) if saga.graph().step(step).is_none() => {
                 reader.note(section.line, format!("the saga has no step {step:?}"));

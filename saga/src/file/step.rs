@@ -47,7 +47,7 @@ pub(super) fn read_all(reader: &mut Reader<'_>, file: &Section<'_>) -> Vec<StepO
     let mut stages = Stages::default();
     let sections = reader.sections(file, "step");
     if sections.is_empty() {
-        reader.note(file.line, "a saga needs steps: write each as [[step]]");
+        reader.note_with(file.line, "a saga needs steps", "write each as [[step]]");
     }
     sections.into_iter().filter_map(|section| read(reader, section, &mut stages)).collect()
 }
@@ -97,7 +97,11 @@ fn place(reader: &mut Reader<'_>, section: &Section<'_>, name: &str, stages: &mu
     match reader.texts(section, "after") {
         Some(_) if is_parallel => {
             let name = &section.name;
-            reader.note(section.line, format!("{name} says parallel and after: keep after, which says both"));
+            reader.note_with(
+                section.line,
+                format!("{name} says parallel and after"),
+                "keep after, which says both",
+            );
             Vec::new()
         }
         Some(after) => after,
@@ -124,7 +128,11 @@ fn compensation(reader: &mut Reader<'_>, step: &Section<'_>) -> (Undo, Option<St
     };
     if is_unneeded {
         let name = &step.name;
-        reader.note(step.line, format!("{name} has a compensation and no_compensation: remove one of them"));
+        reader.note_with(
+            step.line,
+            format!("{name} has a compensation and no_compensation"),
+            "remove one of them",
+        );
     }
     let Some(section) = reader.section(value, format!("{}: compensation", step.name)) else {
         return (Undo::NotNeeded, None, None);

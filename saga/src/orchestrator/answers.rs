@@ -11,8 +11,9 @@ use oncebox_schema::Key;
 use super::engine::{Engine, Incoming, Received};
 use crate::{
     command::Address,
+    counts::add,
     progress::Answer,
-    replying::{IN_REPLY_TO, OUTCOME},
+    replying::{IN_REPLY_TO, OUTCOME, SCOPE},
 };
 
 /// How long an answer rests that only another process can apply.
@@ -48,10 +49,14 @@ impl Handler for Replies {
     type Reply = ();
 
     async fn handle(&self, cx: Context<'_>, _: Unread) -> Result<Outcome<()>, HandlerError> {
-        match answer_of(cx.key(), cx.message()) {
-            Ok(incoming) => finish(self.engine.receive(cx.transaction(), &incoming, true).await?),
-            Err(problem) => Ok(Outcome::dead(problem)),
+        let received = match answer_of(cx.key(), cx.message()) {
+            Ok(incoming) => self.engine.receive(cx.transaction(), &incoming, true).await?,
+            Err(problem) => Received::Refused(problem),
+        };
+        if matches!(received, Received::Refused(_)) {
+            add(&self.engine.counters.refused);
         }
+        finish(received)
     }
 
     const TAKES_SETS: bool = true;
@@ -122,7 +127,8 @@ fn answer_of<'m>(key: &Key, message: &'m Message) -> Result<Incoming<'m>, String
         "rejected" => Answer::Rejected,
         _ => return Err(format!("not an answer: header {OUTCOME} is neither \"done\" nor \"rejected\"")),
     };
-    Ok(Incoming { address, answer, payload: message.payload(), is_again: message.delivery_count() > 1 })
+    let (scope, is_again) = (message.header_value(SCOPE), message.delivery_count() > 1);
+    Ok(Incoming { address, answer, scope, payload: message.payload(), is_again })
 }
 
 /// Which command died, if it is one that a saga may have sent.
@@ -130,5 +136,5 @@ fn death_of(message: &Message) -> Option<Incoming<'_>> {
     let text = |name: &str| message.header_value(name).unwrap_or_default().trim().to_owned();
     let address = Address::parse(&text("Oncebox-Dead-Key").parse::<Key>().ok()?)?;
     let answer = Answer::Dead { scope: text("Oncebox-Dead-Scope"), reason: text("Oncebox-Dead-Reason") };
-    Some(Incoming { address, answer, payload: b"", is_again: message.delivery_count() > 1 })
+    Some(Incoming { address, answer, scope: None, payload: b"", is_again: message.delivery_count() > 1 })
 }

@@ -39,6 +39,8 @@ pub(super) struct Engine {
 pub(super) struct Incoming<'a> {
     pub(super) address: Address,
     pub(super) answer: Answer,
+    /// The scope of the inbox that answers, if the participant says it.
+    pub(super) scope: Option<&'a str>,
     pub(super) payload: &'a [u8],
     /// It was delivered before, and perhaps could not be applied.
     pub(super) is_again: bool,
@@ -165,6 +167,9 @@ impl Engine {
             let what = if *is_undo { "step that is compensated" } else { "step" };
             return Ok(Received::Refused(format!("saga \"{}\" has no {what} \"{step}\"", instance.key)));
         };
+        if let Some(problem) = contradiction(instance.process.graph(), command, incoming) {
+            return Ok(Received::Refused(problem));
+        }
         let event = Event::Answered(command, incoming.answer.clone());
         let (id, key) = (instance.id, instance.key.clone());
         let applied = instance.apply(&event, incoming.payload);
@@ -314,10 +319,10 @@ impl Engine {
         is_orphan: bool,
     ) -> Result<(), Error> {
         let Address { saga, step, is_undo, attempt } = &incoming.address;
-        let (kind, death) = match &incoming.answer {
-            Answer::Done => ("done", None),
-            Answer::Rejected => ("rejected", None),
-            Answer::Dead { scope, reason } => ("dead", Some((scope.as_str(), reason.as_str()))),
+        let (kind, scope, reason) = match &incoming.answer {
+            Answer::Done => ("done", incoming.scope, None),
+            Answer::Rejected => ("rejected", incoming.scope, None),
+            Answer::Dead { scope, reason } => ("dead", Some(scope.as_str()), Some(reason.as_str())),
         };
         let kept = Kept {
             key: saga,
@@ -327,7 +332,8 @@ impl Engine {
             attempt: *attempt,
             is_undo: *is_undo,
             payload: incoming.payload,
-            death,
+            scope,
+            reason,
         };
         self.store.keep_event(transaction, &kept).await.map_err(failed("keep an answer"))
     }
@@ -352,6 +358,20 @@ pub(super) fn command_of(graph: &Graph, address: &Address) -> Option<Command> {
     let Address { step, is_undo, attempt, .. } = address;
     let step = graph.step(step).filter(|at| !is_undo || graph.nodes[*at].compensation.is_some())?;
     Some(Command { step, is_undo: *is_undo, attempt: *attempt })
+}
+
+/// Why an answer is not that of its step's participant, if it says so: one participant that answers
+/// in the name of another would move the wrong step.
+pub(super) fn contradiction(graph: &Graph, command: Command, incoming: &Incoming<'_>) -> Option<String> {
+    let (node, scope) = (&graph.nodes[command.step], incoming.scope?.trim());
+    let expected = node.scope(command.is_undo);
+    (scope != expected).then(|| {
+        format!(
+            "the answer contradicts its saga: it comes from the inbox \"{scope}\", and the inbox that takes the command \
+             of step \"{}\" is \"{expected}\"; mend the participant, or the scope in the definition",
+            node.name
+        )
+    })
 }
 
 /// Whether a saga is the matter, and not the database: refused once, it is refused again.

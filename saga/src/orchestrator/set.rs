@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use oncebox_schema::Transaction;
 
-use super::engine::{Advanced, Engine, Incoming, command_of};
+use super::engine::{Advanced, Engine, Incoming, command_of, contradiction};
 use crate::{
     Error,
     error::failed,
@@ -65,8 +65,12 @@ impl Engine {
         verdicts: &mut Vec<Verdict>,
     ) -> Option<Option<Advanced>> {
         let mut is_changed = false;
-        for Incoming { address, answer, payload, .. } in answers {
+        for incoming in answers {
+            let Incoming { address, answer, payload, .. } = incoming;
             let command = command_of(instance.process.graph(), address)?;
+            if contradiction(instance.process.graph(), command, incoming).is_some() {
+                return None;
+            }
             let verdict = instance.apply(&Event::Answered(command, answer.clone()), payload).ok()?;
             if verdict == Verdict::Early {
                 return None;

@@ -151,11 +151,19 @@ fn read_event(graph: &Graph, row: &Row) -> Result<Result<Waiting, Unreadable>, E
     };
     let command = Command { step, is_undo: row.try_get("is_undo")?, attempt: number(row, "attempt")? };
     let reason: Option<String> = row.try_get("reason")?;
+    let scope: Option<String> = row.try_get("scope")?;
+    let is_of_another =
+        scope.as_ref().is_some_and(|scope| scope.trim() != graph.nodes[step].scope(command.is_undo));
     let event = match row.try_get("kind")? {
+        // It came before anybody could compare its scope. As a death it would change nothing
+        // either.
+        "done" | "rejected" if is_of_another => {
+            let scope = scope.unwrap_or_default();
+            Event::Answered(command, Answer::Dead { scope, reason: String::new() })
+        }
         "done" => Event::Answered(command, Answer::Done),
         "rejected" => Event::Answered(command, Answer::Rejected),
         "dead" => {
-            let scope: Option<String> = row.try_get("scope")?;
             let (scope, reason) = (scope.unwrap_or_default(), reason.unwrap_or_default());
             Event::Answered(command, Answer::Dead { scope, reason })
         }

@@ -13,16 +13,16 @@ const FULFILMENT: &str = include_str!("../../../examples/src/fulfilment/order.to
 const ORDERS: usize = 36;
 
 /// A file for one test.
-struct Written(PathBuf);
+pub(super) struct Written(PathBuf);
 
 impl Written {
-    fn new(name: &str, text: &str) -> Self {
+    pub(super) fn new(name: &str, text: &str) -> Self {
         let path = std::env::temp_dir().join(format!("oncebox-{}-{name}", std::process::id()));
         fs::write(&path, text).unwrap();
         Self(path)
     }
 
-    fn path(&self) -> &str {
+    pub(super) fn path(&self) -> &str {
         self.0.to_str().unwrap()
     }
 }
@@ -57,6 +57,21 @@ async fn check_shows_a_file_or_every_mistake_with_its_line() {
     ] {
         assert!(output.contains(&line), "{line} in\n{output}");
     }
+    let again =
+        ORDER.replacen("\"/data/order\"", "\"/data/odrer\"", 1).replacen("version = 1", "version = 0", 1);
+    let again = Written::new("check-again.toml", &again);
+    let json = ["saga", "check", "--json", again.path(), wrong.path()];
+    let (code, output, _) = oncebox(&json, NOTHING).await.unwrap();
+    let mistakes: Vec<Value> = output.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |path: &str, line: u64| {
+        let found = mistakes.iter().find(|one| one["file"] == path && one["line"] == line);
+        found.unwrap_or_else(|| panic!("{path}:{line} in {output}"))
+    };
+    assert_eq!((code, &of(again.path(), 3)["problem"]), (1, &"the file: version is 1 to 65535".into()));
+    assert_eq!(of(again.path(), 3)["remedy"], Value::Null);
+    let needs = of(path, 11);
+    assert_eq!(needs["problem"], "step \"reserve\" needs subject");
+    assert!(needs["remedy"].as_str().is_some_and(|remedy| remedy.starts_with("subject = ")), "{needs}");
     let twice = ["saga", "check", good.path(), good.path()];
     let (code, output, _) = oncebox(&twice, NOTHING).await.unwrap();
     assert!(code == 1 && output.contains("is in"), "{output}");
@@ -163,12 +178,27 @@ async fn a_leader_that_cannot_start_says_what_is_missing() {
         let (code, output, _) = oncebox(&start, &environment).await.unwrap();
         assert_eq!((code, &*output), (0, said));
     }
+    // Its participants answer where they were asked to: nobody may stop listening there.
+    let elsewhere = ["--reply-to", &nobody, file.path()];
+    for command in ["apply", "run"] {
+        let (code, _, log) =
+            oncebox(&[&["saga", command], &elsewhere[..]].concat(), &environment).await.unwrap();
+        assert_eq!(code, 1, "{command}: {log}");
+        let said = "1 in flight have participants that answer on subject \"sagas.replies\"";
+        assert!(log.replace("\\\"", "\"").contains(said), "{command}: {log}");
+        assert!(log.contains("--reply-to sagas.replies"), "{command}: {log}");
+    }
     let sent = "SELECT convert_from(payload, 'UTF8') FROM oncebox.message WHERE key = 'o-1:order:pay'";
     let sent: String = env.pg().await.query_one(sent, &[]).await.unwrap().get(0);
     assert!(sent.contains("1234567890123456789012"), "no digit is lost: {sent}");
     let start = ["saga", "start", "order", "o-2", r#"{"order": 17}"#];
     let (code, _, log) = oncebox(&start, &environment).await.unwrap();
     assert!(code == 1 && log.contains("without field /cents"), "{log}");
+    let abandon = ["saga", "abandon", "--all", "--by", "mina"];
+    let (code, _, log) = oncebox(&abandon, &environment).await.unwrap();
+    assert_eq!(code, 0, "{log}");
+    let (code, _, log) = oncebox(&[&["saga", "apply"], &elsewhere[..]].concat(), &environment).await.unwrap();
+    assert_eq!(code, 0, "nobody waits for an answer: {log}");
     let wrong = Written::new("wrong.toml", &ORDER.replace("version = 1", "version = 0"));
     let (code, _, log) = oncebox(&["saga", "apply", wrong.path()], &environment).await.unwrap();
     assert!(code == 64 && log.contains(":3: the file: version is 1 to 65535"), "{log}");

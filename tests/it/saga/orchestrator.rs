@@ -123,25 +123,6 @@ async fn early_answers_wait_and_are_applied_when_their_time_comes() {
     assert_eq!(shop.number(attempts).await, 0, "no run counts as an attempt");
 }
 
-/// A participant that answers in the name of another moves nothing, and an operator sees it.
-#[tokio::test]
-async fn an_answer_whose_key_and_header_disagree_is_a_dead_letter() {
-    let mut shop = Shop::new(&[]).await;
-    shop.start("o-1", &data(500)).await.unwrap();
-    shop.start("o-2", &data(500)).await.unwrap();
-    let before = shop.everything().await;
-    for key in ["o-2:order:reserve:reply", "o-1:order:pay:reply", "o-1:order:reserve:#2:reply"] {
-        let answer = reply("o-1:order:reserve", "done 7", key);
-        let verdict = shop.replies().run(&shop.orchestrator.replies(), &answer).await.unwrap();
-        assert!(refusal(verdict).contains("contradicts itself"), "{key}");
-    }
-    assert_eq!(shop.everything().await, before);
-    let letters = "SELECT count(*) FROM oncebox.dead_letter WHERE scope = 'saga:replies'";
-    assert_eq!(shop.number(letters).await, 3);
-    let answer = reply("o-1:order:reserve", "done 7", "o-1:order:reserve:reply");
-    assert!(is_handled(&shop.replies().run(&shop.orchestrator.replies(), &answer).await.unwrap()));
-}
-
 #[tokio::test]
 async fn copies_of_an_answer_change_nothing() {
     let mut shop = Shop::new(&[]).await;

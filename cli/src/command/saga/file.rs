@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use oncebox_operator::{SagaDefinition, SagaDrawing};
 use oncebox_saga::{FileMistake, SagaFile, Scenarios};
+use serde::Serialize;
 use serde_json::json;
 
 use super::{super::action, flag, svg};
@@ -46,6 +47,21 @@ pub(super) struct Named {
 /// # Errors
 /// All mistakes in them, as lines.
 pub(super) fn read_all(flags: &ArgMatches) -> Result<Vec<Named>, Vec<String>> {
+    let shown = |mistakes: Vec<Placed>| {
+        mistakes.iter().map(|Placed { file, mistake }| place(file, mistake)).collect()
+    };
+    read_each(flags).map_err(shown)
+}
+
+/// A mistake in one of several files.
+#[derive(Serialize)]
+struct Placed {
+    file: String,
+    #[serde(flatten)]
+    mistake: FileMistake,
+}
+
+fn read_each(flags: &ArgMatches) -> Result<Vec<Named>, Vec<Placed>> {
     let (mut all, mut mistakes): (Vec<Named>, _) = (Vec::new(), Vec::new());
     for path in flags.get_many::<String>("file").into_iter().flatten() {
         match text(path).and_then(|text| SagaFile::parse(&text)) {
@@ -54,18 +70,22 @@ pub(super) fn read_all(flags: &ArgMatches) -> Result<Vec<Named>, Vec<String>> {
                 if let Some(other) = all.iter().find(|other| name(&other.saga) == name(&saga)) {
                     let (name, version) = name(&saga);
                     let other = &other.path;
-                    mistakes.push(format!("{path}: saga {name:?}, version {version}, is in {other} too"));
+                    let problem = format!("saga {name:?}, version {version}, is in {other} too");
+                    mistakes.push(Placed { file: path.clone(), mistake: FileMistake::of_file(problem) });
                 }
                 all.push(Named { path: path.clone(), saga });
             }
-            Err(found) => mistakes.extend(found.iter().map(|mistake| place(path, mistake))),
+            Err(found) => {
+                let placed = |mistake| Placed { file: path.clone(), mistake };
+                mistakes.extend(found.into_iter().map(placed));
+            }
         }
     }
     if mistakes.is_empty() { Ok(all) } else { Err(mistakes) }
 }
 
 fn place(path: &str, mistake: &FileMistake) -> String {
-    format!("{path}:{}: {}", mistake.line, mistake.problem)
+    format!("{path}:{}: {}", mistake.line, mistake.text())
 }
 
 fn text(path: &str) -> Result<String, Vec<FileMistake>> {
@@ -84,12 +104,15 @@ pub(super) fn write(name: &str, flags: &ArgMatches) -> Option<(String, u8)> {
 }
 
 fn check(flags: &ArgMatches) -> (String, u8) {
-    let all = match read_all(flags) {
+    let all = match read_each(flags) {
         Ok(all) => all,
         Err(mistakes) if flags.get_flag("json") => {
-            return (lines(mistakes.iter().map(|mistake| json!({ "mistake": mistake }))), WRONG);
+            return (lines(mistakes.iter().map(|mistake| json!(mistake))), WRONG);
         }
-        Err(mistakes) => return (mistakes.join("\n") + "\n", WRONG),
+        Err(mistakes) => {
+            let shown = mistakes.iter().map(|Placed { file, mistake }| place(file, mistake) + "\n");
+            return (shown.collect(), WRONG);
+        }
     };
     let shown = all.iter().map(|Named { path, saga }| {
         let graph = saga.graph();

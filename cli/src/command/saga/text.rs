@@ -1,6 +1,8 @@
 //! Sagas for people.
 
-use oncebox_operator::{AuditRow, Saga, SagaDetails, SagaStep};
+use std::time::{Duration, SystemTime};
+
+use oncebox_operator::{AuditRow, RefusedAnswer, Saga, SagaDetails, SagaReply, SagaStep};
 
 use crate::command::output::{self, time};
 
@@ -12,14 +14,14 @@ pub(super) fn list(sagas: &[Saga]) -> String {
                 saga.key.clone(),
                 format!("{} v{}", saga.saga_type, saga.version),
                 saga.state.clone(),
-                saga.waiting.join(", "),
+                saga.current.join(", "),
                 time(saga.created_at),
                 time(saga.changed_at),
                 saga.reason.clone().unwrap_or_default(),
             ]
         })
         .collect();
-    output::table(["KEY", "TYPE", "STATE", "WAITING", "BEGAN", "CHANGED", "REASON"], &rows)
+    output::table(["KEY", "TYPE", "STATE", "CURRENT STEP", "BEGAN", "CHANGED", "REASON"], &rows)
 }
 
 pub(super) fn details(details: &SagaDetails) -> String {
@@ -37,8 +39,15 @@ pub(super) fn details(details: &SagaDetails) -> String {
         line("deadline", saga.deadline_at.map(time).unwrap_or_default()),
         line("finished", saga.finished_at.map(time).unwrap_or_default()),
     ];
-    rows.extend(details.data.as_ref().map(|data| line("data", data.to_string())));
+    rows.extend(details.data.as_ref().map(|data| line("data", data.text().to_owned())));
     let mut text = output::table(["KEY", &saga.key], &rows) + "\n" + &steps(&details.progress.steps);
+    if !details.replies.is_empty() {
+        let reply =
+            |reply: &SagaReply| [reply.step.clone(), reply.outcome.clone(), reply.payload.text().to_owned()];
+        let rows: Vec<[String; 3]> = details.replies.iter().map(reply).collect();
+        text += "\n";
+        text += &output::table(["REPLY OF", "ANSWER", "REPLY"], &rows);
+    }
     if !details.events.is_empty() {
         let rows: Vec<[String; 3]> = details
             .events
@@ -50,6 +59,15 @@ pub(super) fn details(details: &SagaDetails) -> String {
             .collect();
         text += "\n";
         text += &output::table(["TO BE APPLIED", "STEP", "CAME"], &rows);
+    }
+    if !details.refused.is_empty() {
+        let refused = |one: &RefusedAnswer| {
+            let [key, command] = [&one.key, &one.command].map(|text| text.clone().unwrap_or_default());
+            [time(one.refused_at), key, command, one.reason.clone()]
+        };
+        let rows: Vec<[String; 4]> = details.refused.iter().map(refused).collect();
+        text += "\n";
+        text += &output::table(["REFUSED", "ANSWER", "IN REPLY TO", "REASON"], &rows);
     }
     if !details.audit.is_empty() {
         let rows: Vec<[String; 5]> = details.audit.iter().map(done).collect();
@@ -67,9 +85,12 @@ fn done(row: &AuditRow) -> [String; 5] {
 
 /// A table of steps, each with its compensation.
 pub(in crate::command) fn steps(steps: &[SagaStep]) -> String {
-    let rows: Vec<[String; 8]> = steps
+    let rows: Vec<[String; 9]> = steps
         .iter()
         .map(|step| {
+            let action = took(Some(step.sent_at), step.answered_at);
+            let undo = took(step.undo_sent_at, step.undone_at).map(|took| format!("undo {took}"));
+            let took = action.into_iter().chain(undo).collect::<Vec<_>>().join(", ");
             let [answered, undo_sent, undone] = [step.answered_at, step.undo_sent_at, step.undone_at]
                 .map(|at| at.map(time).unwrap_or_default());
             [
@@ -80,12 +101,19 @@ pub(in crate::command) fn steps(steps: &[SagaStep]) -> String {
                 answered,
                 undo_sent,
                 undone,
+                took,
                 step.reason.clone().unwrap_or_default(),
             ]
         })
         .collect();
-    let heads = ["STEP", "STATE", "ATTEMPT", "SENT", "ANSWERED", "UNDO SENT", "UNDONE", "REASON"];
+    let heads = ["STEP", "STATE", "ATTEMPT", "SENT", "ANSWERED", "UNDO SENT", "UNDONE", "TOOK", "REASON"];
     output::table(heads, &rows)
+}
+
+/// From the newest attempt to its answer.
+fn took(sent: Option<SystemTime>, answered: Option<SystemTime>) -> Option<String> {
+    let took = answered?.duration_since(sent?).unwrap_or_default();
+    Some(humantime::format_duration(Duration::from_millis(took.as_millis().try_into().ok()?)).to_string())
 }
 
 /// The newest attempt at the step, and at its compensation.

@@ -1,0 +1,178 @@
+//! The data of a saga, and the replies in it, as JSON that keeps every digit of a number; and the
+//! answers that were refused.
+
+use std::{borrow::Cow, collections::BTreeMap, time::SystemTime};
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use tokio_postgres::Row;
+
+use crate::time::Rfc3339;
+
+/// JSON as PostgreSQL keeps it: read as a value, its numbers would lose digits.
+#[derive(Clone, Debug, Serialize)]
+#[serde(transparent)]
+pub struct Json(Box<RawValue>);
+
+/// The reply to a command of a saga that a file leads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[non_exhaustive]
+pub struct SagaReply {
+    /// The step.
+    pub step: String,
+    /// `done`, or `rejected` when the participant said no.
+    pub outcome: String,
+    /// The payload of the answer.
+    pub payload: Json,
+}
+
+/// An answer that its orchestrator refused, a dead letter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[non_exhaustive]
+pub struct RefusedAnswer {
+    /// The number of the letter.
+    pub id: i64,
+    /// The key of the answer.
+    pub key: Option<String>,
+    /// The command that it names in its header `In-Reply-To`.
+    pub command: Option<String>,
+    /// Why it was refused.
+    pub reason: String,
+    /// When.
+    #[serde(with = "Rfc3339")]
+    pub refused_at: SystemTime,
+}
+
+/// The data of a saga of a file, in the form in which `oncebox-saga` writes it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    data: Box<RawValue>,
+    replies: BTreeMap<String, Box<RawValue>>,
+    #[serde(default)]
+    refusals: BTreeMap<String, Box<RawValue>>,
+}
+
+impl Json {
+    /// JSON that PostgreSQL has written; the text itself when this program cannot read it.
+    pub(super) fn of(text: String) -> Self {
+        let quoted = |text: &str| serde_json::value::to_raw_value(text).unwrap_or_default();
+        Self(RawValue::from_string(text.clone()).unwrap_or_else(|_| quoted(&text)))
+    }
+
+    /// In one line.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        self.0.get()
+    }
+
+    /// With a line for each field and each element.
+    #[must_use]
+    pub fn pretty(&self) -> String {
+        let (mut pretty, mut depth, mut in_text, mut is_escaped) = (String::new(), 0_usize, false, false);
+        let mut rest = self.0.get().chars().peekable();
+        while let Some(c) = rest.next() {
+            if in_text || c == '"' {
+                in_text = !in_text || is_escaped || c != '"';
+                is_escaped = in_text && c == '\\' && !is_escaped;
+                pretty.push(c);
+                continue;
+            }
+            let line = |depth: usize| format!("\n{}", "  ".repeat(depth));
+            match c {
+                '{' | '[' => {
+                    pretty.push(c);
+                    while rest.next_if(|next| next.is_ascii_whitespace()).is_some() {}
+                    if let Some(end) = rest.next_if(|next| ['}', ']'].contains(next)) {
+                        pretty.push(end);
+                    } else {
+                        depth += 1;
+                        pretty += &line(depth);
+                    }
+                }
+                '}' | ']' => {
+                    depth = depth.saturating_sub(1);
+                    pretty += &line(depth);
+                    pretty.push(c);
+                }
+                ',' => pretty += &format!(",{}", line(depth)),
+                ':' => pretty += ": ",
+                c if c.is_ascii_whitespace() => {}
+                c => pretty.push(c),
+            }
+        }
+        pretty
+    }
+}
+
+impl PartialEq for Json {
+    fn eq(&self, other: &Self) -> bool {
+        self.text() == other.text()
+    }
+}
+
+impl Eq for Json {}
+
+impl JsonSchema for Json {
+    fn schema_name() -> Cow<'static, str> {
+        "Json".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        true.into()
+    }
+}
+
+pub(super) fn refused_answer(row: &Row) -> RefusedAnswer {
+    RefusedAnswer {
+        id: row.get("id"),
+        key: row.get("key"),
+        command: row.get("command"),
+        reason: row.get("reason"),
+        refused_at: row.get("created_at"),
+    }
+}
+
+/// The data that a saga started with, or in Rust has now, and the replies beside it: a saga of a
+/// file keeps them apart, one in Rust makes its data of them.
+pub(super) fn parts(stored: String) -> (Json, Vec<SagaReply>) {
+    let Ok(Document { data, replies, refusals }) = serde_json::from_str(&stored) else {
+        return (Json::of(stored), Vec::new());
+    };
+    let told = |outcome: &'static str| {
+        move |(step, payload)| SagaReply { step, outcome: outcome.to_owned(), payload: Json(payload) }
+    };
+    let replies = replies.into_iter().map(told("done"));
+    (Json(data), replies.chain(refusals.into_iter().map(told("rejected"))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_digit_and_no_text_changes() {
+        let text = r#"{"a": 1234567890123456789012.50, "b": [1, {}, []], "c\"{": "x\\", "d": ", : ["}"#;
+        let pretty = Json::of(text.to_owned()).pretty();
+        let expected = "{\n  \"a\": 1234567890123456789012.50,\n  \"b\": [\n    1,\n    {},\n    []\n  ],\n  \
+                        \"c\\\"{\": \"x\\\\\",\n  \"d\": \", : [\"\n}";
+        assert_eq!(pretty, expected);
+        assert_eq!(Json::of("broken {".to_owned()).text(), "\"broken {\"");
+    }
+
+    #[test]
+    fn replies_are_told_from_data() {
+        let file = r#"{"data": {"n": 1.10}, "replies": {"pay": 7}, "refusals": {"ship": null}}"#;
+        let (data, replies) = parts(file.to_owned());
+        let told: Vec<_> =
+            replies.iter().map(|reply| (&*reply.step, &*reply.outcome, reply.payload.text())).collect();
+        assert_eq!(
+            (data.text(), told),
+            (r#"{"n": 1.10}"#, vec![("pay", "done", "7"), ("ship", "rejected", "null")])
+        );
+        for rust in [r#"{"data": 1}"#, r#"{"data": 1, "replies": {}, "card": 2}"#] {
+            assert_eq!(parts(rust.to_owned()), (Json::of(rust.to_owned()), Vec::new()));
+        }
+    }
+}
