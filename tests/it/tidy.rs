@@ -136,7 +136,7 @@ fn the_program_s_clock_decides_nothing() {
     const REPORTS: [&str; 8] = [
         "operator/src/survey/consumers.rs",
         "relay/src/nats/objects.rs",
-        "inbox/src/metrics.rs",
+        "inbox/src/effect_time.rs",
         "inbox/src/inbox/shared.rs",
         "connect/src/clock.rs",
         "cli/src/command/replay.rs",

@@ -112,8 +112,8 @@ impl Program {
         Ok(())
     }
 
-    /// The most bytes of memory it has had beside the pages of its file, in all its lives, as of the
-    /// last [`Program::check`].
+    /// The most bytes of memory it has had beside the pages of its file, in all its lives; as of
+    /// the last [`Program::check`].
     #[must_use]
     pub fn memory_peak(&self) -> u64 {
         self.memory_peak
