@@ -42,5 +42,6 @@ use oncebox_connect::{backoff, clock, config, error};
 pub use config::{Config, ConfigError, Values};
 pub use error::RelayError;
 pub use relay::Relay;
+pub use serve::http::{Probed, serve_probes};
 pub use serve::systemd::{Systemd, SystemdError};
 pub use supervisor::Supervisor;

@@ -3,6 +3,6 @@
 pub(crate) mod front;
 pub(crate) mod databases;
 pub(crate) mod gauges;
-mod http;
+pub(crate) mod http;
 mod push;
 pub(crate) mod systemd;

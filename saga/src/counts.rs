@@ -2,7 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::progress::{State, Verdict};
+use crate::{
+    orchestrator::watched::Looks,
+    progress::{State, Verdict},
+};
 
 /// The work of an orchestrator since it was built; see
 /// [`Orchestrator::counts`](crate::Orchestrator::counts). A transaction that has to be repeated
@@ -40,6 +43,7 @@ pub struct Counts {
 /// The counters behind [`Counts`].
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
+    pub(crate) looks: Looks,
     pub(crate) started: AtomicU64,
     pub(crate) applied: AtomicU64,
     pub(crate) early: AtomicU64,

@@ -99,5 +99,5 @@ pub use definition::{Definition, DefinitionBuilder, Step};
 pub use error::Error;
 pub use file::{FileMistake, Outcome, SagaFile, Scenarios};
 pub use graph::{Graph, InvalidDefinition, Mistake};
-pub use orchestrator::{Orchestrator, OrchestratorBuilder, Started, Timers};
+pub use orchestrator::{Orchestrator, OrchestratorBuilder, Started, Timers, watched::Watched};
 pub use replying::Replier;

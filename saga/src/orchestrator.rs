@@ -4,6 +4,7 @@ mod answers;
 mod engine;
 mod set;
 mod timers;
+pub(crate) mod watched;
 
 use std::{collections::HashMap, fmt, path::PathBuf, sync::Arc, time::Duration};
 

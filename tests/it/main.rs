@@ -169,6 +169,7 @@ mod saga {
     mod contradiction; // answers that contradict themselves or their saga
     mod sets; // answers that are ready at once: one transaction, and one that is wrong
     mod files; // sagas of files, started in SQL
+    mod health; // probes and metrics of a process that leads sagas
     mod lead; // the commands that check, test, apply and lead them
     mod stuck; // what waits for an operator: stuck, given up
     mod quarantine; // what puts a saga into quarantine, and gets it out

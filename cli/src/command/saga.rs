@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 use super::{action, output};
 
 mod file;
+mod health;
 mod lead;
 mod mermaid;
 mod svg;

@@ -37,7 +37,7 @@ impl Front {
             let listener = bound.map_err(|source| RelayError::Listen { address, source })?;
             let address = listener.local_addr().unwrap_or(address);
             info!(%address, "serving /livez, /readyz and /metrics");
-            tasks.spawn(http::serve(listener, databases.clone(), stop.clone()));
+            tasks.spawn(http::serve_probes(listener, databases.clone(), stop.clone()));
         }
         if let Some((url, every)) = otlp {
             tasks.spawn(push::push(url, every, databases.clone(), over.clone()));

@@ -72,6 +72,7 @@ impl Timers {
                 () = shutdown.cancelled() => return,
                 ended = pass => ended,
             };
+            self.engine.counters.looks.note(ended.is_ok());
             let pause = match ended {
                 Ok((is_more_due, is_more_to_sweep)) => {
                     if is_away {

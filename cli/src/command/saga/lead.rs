@@ -1,6 +1,6 @@
 //! `oncebox saga apply | run | start`: files of sagas, and the sagas that they define.
 
-use std::time::Duration;
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, anyhow, ensure};
 use clap::{Arg, ArgMatches, Command};
@@ -19,8 +19,10 @@ use tokio_util::sync::CancellationToken;
 use super::{
     super::{output, relay},
     file::{Named, files, read_all},
+    health::{Health, serve},
 };
 
+const LISTEN: &str = "Where /livez, /readyz and /metrics are served, such as 0.0.0.0:9465 [default: nowhere]";
 const NATS_MAX: Duration = Duration::from_secs(10);
 
 pub(super) fn apply() -> Command {
@@ -45,6 +47,7 @@ pub(super) fn run() -> Command {
         .arg(option("dead-letters", "SUBJECT", letters))
         .arg(option("retention", "TIME", retention).value_parser(humantime::parse_duration))
         .arg(concurrency)
+        .arg(option("http-listen", "IP:PORT", LISTEN).value_parser(clap::value_parser!(SocketAddr)))
 }
 
 pub(super) fn start() -> Command {
@@ -86,6 +89,7 @@ pub(crate) struct Lead {
     dead_letters: Option<String>,
     concurrency: usize,
     retention: Option<Duration>,
+    listen: Option<SocketAddr>,
 }
 
 /// A saga to be started.
@@ -111,6 +115,7 @@ impl Lead {
             dead_letters: given("dead-letters"),
             concurrency: concurrency as usize,
             retention,
+            listen: flags.try_get_one::<SocketAddr>("http-listen").ok().flatten().copied(),
         })
     }
 
@@ -175,6 +180,18 @@ impl Lead {
         let both = if letters.is_some() { 2 } else { 1 };
         let pool = pool(&config.outbox().database, both * self.concurrency + 1);
         let shutdown = CancellationToken::new();
+        let nats = jetstream.clone();
+        let health = Health {
+            orchestrator: orchestrator.clone(),
+            is_connected: Arc::new(move || Server::is_connected(&nats)),
+        };
+        let served = async {
+            let served = serve(self.listen, health, shutdown.clone()).await;
+            if served.is_err() {
+                shutdown.cancel();
+            }
+            served
+        };
         let ended = async {
             let ended = orchestrator.run(pool, replies, letters, shutdown.clone()).await;
             shutdown.cancel();
@@ -186,8 +203,9 @@ impl Lead {
                 () = shutdown.cancelled() => {}
             }
         };
-        let (ended, ()) = tokio::join!(Box::pin(ended), stopping);
-        Ok(ended?)
+        let (ended, (), served) = tokio::join!(Box::pin(ended), stopping, served);
+        ended?;
+        served
     }
 }
 
