@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -18,6 +19,8 @@ type Start struct {
 	Data any
 	// Schema is "oncebox" when it is empty.
 	Schema string
+	// Version is that of the definition; 0 is the newest.
+	Version int
 }
 
 // Started is a saga.
@@ -63,8 +66,13 @@ func startSaga(start Start, query func(string, ...any) row) (started Started, er
 		return started, fmt.Errorf("encode the data of saga %s of %q: %w", start.Type, start.BusinessID, err)
 	}
 	sql := "SELECT id::text, key, is_new::text FROM {schema}.start_saga(type => $1::text, business_id => $2::text, data => $3::text::jsonb)"
+	parameters := []any{start.Type, start.BusinessID, string(data)}
+	if start.Version != 0 {
+		sql = strings.TrimSuffix(sql, ")") + ", version => $4::text::int)"
+		parameters = append(parameters, strconv.Itoa(start.Version))
+	}
 	var id, isNew string
-	err = query(inSchema(sql, start.Schema), start.Type, start.BusinessID, string(data)).Scan(&id, &started.Key, &isNew)
+	err = query(inSchema(sql, start.Schema), parameters...).Scan(&id, &started.Key, &isNew)
 	if err == nil {
 		started.IsNew = isNew == "true"
 		started.ID, err = strconv.ParseInt(id, 10, 64)

@@ -9,3 +9,9 @@ pub use self::{
     connection::{Connection, ConnectionError, HOME_SUBJECTS, Server},
     question::{QUESTION_TIMEOUT, answer_max, message_max, stream_info, unless_denied},
 };
+
+/// Whether a connection that comes back by itself is there now.
+#[must_use]
+pub fn is_connected(context: &async_nats::jetstream::Context) -> bool {
+    context.client().connection_state() == async_nats::connection::State::Connected
+}

@@ -81,6 +81,8 @@ pub struct Saga {
     /// When it began.
     #[serde(with = "Rfc3339")]
     pub created_at: SystemTime,
+    /// How many milliseconds ago that was, by the clock of PostgreSQL.
+    pub age_ms: i64,
     /// When it changed last.
     #[serde(with = "Rfc3339")]
     pub changed_at: SystemTime,
@@ -295,6 +297,7 @@ fn saga(row: &Row) -> Saga {
         waiting: row.get("waiting"),
         current: row.get("current"),
         created_at: row.get("created_at"),
+        age_ms: row.get("age_ms"),
         changed_at: row.get("changed_at"),
         deadline_at: row.get("deadline_at"),
         finished_at: row.get("finished_at"),

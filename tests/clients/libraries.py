@@ -133,13 +133,13 @@ async def found(key):
 async def started(connection):
     """The saga of tests/clients/order.toml, in the transaction that is kept; then a no, which ends the one that is lost."""
     first = await oncebox.start_saga(connection, "order", WHAT, {"order": 1})
-    again = await oncebox.start_saga(connection, "order", WHAT, {"order": 1})
+    again = await oncebox.start_saga(connection, "order", WHAT, {"order": 1}, version=1)
     assert (first.key, first.is_new, again) == (f"{WHAT}:order", True, first._replace(is_new=False))
 
 
-async def refused(connection, start=oncebox.start_saga, type="order", business_id=WHAT, data={"order": 2}, reason="used"):
+async def refused(connection, start=oncebox.start_saga, type="order", business_id=WHAT, data={"order": 2}, reason="used", version=1):
     try:
-        started = start(connection, type, business_id, data)
+        started = start(connection, type, business_id, data, version=version)
         raise AssertionError(await started if asyncio.iscoroutine(started) else started)
     except oncebox.SagaRefused as no:
         assert no.reason == reason, no
@@ -212,10 +212,22 @@ def psycopg_sync():
     with ConnectionPool(URL, min_size=1, max_size=3) as pool:
         with pool.connection() as connection:
             enqueued_blocking(connection, connection.commit, connection.rollback)
-            for wrong, reason in (({"business_id": "a b"}, "business_id"), ({"data": {}}, "data"), ({"type": "none"}, "definition")):
+            for wrong, reason in (({"business_id": "a b"}, "business_id"), ({"data": {}}, "data"), ({"type": "none"}, "definition"), ({"version": 2}, "definition")):
                 oncebox.sync.wait(refused(connection, oncebox.sync.start_saga, reason=reason, **{"business_id": "other", **wrong}))
                 connection.rollback()
         asyncio.run(runs(pool, through_blocking(lambda connection, sql: connection.execute(sql))))
+    asyncio.run(psycopg_async())
+
+
+async def psycopg_async():
+    import psycopg
+
+    async with await psycopg.AsyncConnection.connect(URL) as connection:
+        first = await oncebox.start_saga(connection, "order", f"{WHAT}-async", {"order": 1}, version=1)
+        assert (first.key, first.is_new) == (f"{WHAT}-async:order", True)
+        await connection.commit()
+        await refused(connection, business_id="other", reason="definition", version=2)
+        await connection.rollback()
 
 
 def django():

@@ -84,7 +84,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	inbox := oncebox.NewInbox(pool, "stock:step", oncebox.InboxOptions{AttemptsMax: 2, Backoff: 100 * time.Millisecond, BackoffMax: 100 * time.Millisecond})
+	inbox := oncebox.NewInbox(pool, "Bücher & Co: the cash desk", oncebox.InboxOptions{AttemptsMax: 2, Backoff: 100 * time.Millisecond, BackoffMax: 100 * time.Millisecond})
 	consumer := oncebox.NewConsumer(js, os.Getenv("STREAM"), "taking", oncebox.ConsumerOptions{Concurrency: 3})
 	if err := consumer.Run(ctx, inbox, oncebox.JSON(take)); err != nil {
 		log.Fatal(err)

@@ -41,7 +41,7 @@ async def handle(cx: oncebox.Context, command: dict):
 async def main():
     client = await nats.connect(os.environ["NATS_URL"], max_reconnect_attempts=-1)
     async with AsyncConnectionPool(os.environ["DATABASE_URL"], min_size=1, max_size=3) as pool:
-        inbox = oncebox.Inbox(pool, scope="stock:step", attempts_max=2, backoff=(0.1, 0.1))
+        inbox = oncebox.Inbox(pool, scope="Bücher & Co: the cash desk", attempts_max=2, backoff=(0.1, 0.1))
         await oncebox.Consumer(client.jetstream(), os.environ["STREAM"], "taking", concurrency=3).run(inbox, handle)
     await client.drain()
 

@@ -45,7 +45,7 @@ async function handle(cx: Context, command: Command) {
 
 const connection = await connect({ servers: process.env.NATS_URL!, maxReconnectAttempts: -1 });
 const pool = new Pool({ connectionString: process.env.DATABASE_URL, max: 3 });
-const inbox = new Inbox<Command>(pool, "stock:step", { attemptsMax: 2, backoffMs: [100, 100] });
+const inbox = new Inbox<Command>(pool, "Bücher & Co: the cash desk", { attemptsMax: 2, backoffMs: [100, 100] });
 await new Consumer(jetstream(connection), process.env.STREAM!, "taking", { concurrency: 3 }).run(inbox, handle);
 await connection.drain();
 await pool.end();

@@ -33,12 +33,14 @@ class SagaRefused(Exception):
         self.reason = reason
 
 
-async def start_saga(connection: Any, type: str, business_id: str, data: Any, *, schema: str = "oncebox") -> Started:
+async def start_saga(connection: Any, type: str, business_id: str, data: Any, *, version: int | None = None, schema: str = "oncebox") -> Started:
     """Starts a saga of a registered definition in the caller's transaction; the connection is one of those that
-    `enqueue` takes, and data are sent as JSON. The same start again returns the same saga."""
-    statement, parameters = called(
-        "start_saga", "id::text, key, is_new::text", type=type, business_id=business_id, data=Typed("jsonb", to_json(data).decode())
-    )
+    `enqueue` takes, and data are sent as JSON. The same start again returns the same saga. The version is that of the
+    definition; without one it is the newest."""
+    arguments = {"type": type, "business_id": business_id, "data": Typed("jsonb", to_json(data).decode())}
+    if version is not None:
+        arguments["version"] = Typed("int", str(version))
+    statement, parameters = called("start_saga", "id::text, key, is_new::text", **arguments)
     try:
         [(id, key, is_new)] = await rows(connection, named(schema, statement), parameters)
     except Exception as error:

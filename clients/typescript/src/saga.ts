@@ -35,12 +35,21 @@ export class SagaRefused extends Error {
 
 /**
  * Starts a saga of a registered definition in the caller's transaction, which is one of those that `enqueue` takes.
- * The data are sent as JSON. The same start again returns the same saga.
+ * The data are sent as JSON. The same start again returns the same saga. The version is that of the definition; without
+ * one it is the newest.
  */
-export async function startSaga(transaction: Transaction, type: string, businessId: string, data: unknown, schema = "oncebox"): Promise<Started> {
-  const call = `${quoted(schema)}.start_saga(type => $1::text, business_id => $2::text, data => $3::text::jsonb)`;
+export async function startSaga(
+  transaction: Transaction,
+  type: string,
+  businessId: string,
+  data: unknown,
+  schema = "oncebox",
+  version?: number,
+): Promise<Started> {
+  const [ofVersion, more] = version === undefined ? ["", []] : [", version => $4::text::int", [String(version)]];
+  const call = `${quoted(schema)}.start_saga(type => $1::text, business_id => $2::text, data => $3::text::jsonb${ofVersion})`;
   try {
-    const [row] = await rowsOf(transaction, `SELECT id::text AS id, key, is_new::text AS is_new FROM ${call}`, [type, businessId, toJson(data).toString()]);
+    const [row] = await rowsOf(transaction, `SELECT id::text AS id, key, is_new::text AS is_new FROM ${call}`, [type, businessId, toJson(data).toString(), ...more]);
     const [id, key, isNew] = row!;
     return { id: BigInt(id!), key: key!, isNew: isNew === "true" };
   } catch (error) {

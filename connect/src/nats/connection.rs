@@ -251,12 +251,6 @@ impl Server {
         Ok(jetstream::ContextBuilder::new().api_prefix(api).build(client))
     }
 
-    /// Whether a connection of [`Server::connect_lasting`] is there now.
-    #[must_use]
-    pub fn is_connected(context: &jetstream::Context) -> bool {
-        context.client().connection_state() == async_nats::connection::State::Connected
-    }
-
     fn next<'a>(&self, urls: &[&'a str]) -> &'a str {
         urls[self.turn.fetch_add(1, Relaxed) % urls.len()]
     }

@@ -1,6 +1,6 @@
 //! `/db/NAME/sagas`: sagas by type and state.
 
-use std::{sync::Arc, time::SystemTime};
+use std::{sync::Arc, time::Duration};
 
 use maud::{Markup, html};
 use oncebox_operator::{SAGA_STATES, Saga, SagasWaiting};
@@ -205,5 +205,5 @@ fn head(ask: &Ask, by: &str, label: &str) -> Markup {
 
 /// How long ago it began.
 fn age(saga: &Saga) -> String {
-    span(SystemTime::now().duration_since(saga.created_at).unwrap_or_default().as_secs_f64())
+    span(Duration::from_millis(saga.age_ms.try_into().unwrap_or(0)).as_secs_f64())
 }

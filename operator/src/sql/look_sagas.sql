@@ -57,6 +57,7 @@ SELECT
   n.direction,
   n.reason,
   n.created_at,
+  floor(1000 * extract(epoch FROM clock_timestamp() - n.created_at))::bigint AS age_ms,
   n.changed_at,
   n.deadline_at,
   n.finished_at,

@@ -32,6 +32,19 @@ const producers: Record<string, (work: (tx: Transaction, write: (id: string) => 
   "drizzle over postgres.js": (work) => drizzledToo.transaction((tx) => work(tx, (id) => tx.insert(charges).values({ id, cents: 1 }))),
   kysely: (work) => kysely.transaction().execute((tx) => work(tx, (id) => tx.insertInto("charge").values({ id, cents: 1 }).execute())),
   typeorm: (work) => typeorm.transaction((tx) => work(tx, (id) => tx.insert(Charges, { id, cents: 1 }))),
+  pg: async (work) => {
+    const client = await pool.connect();
+    try {
+      await client.query("BEGIN");
+      await work(client, (id) => client.query("INSERT INTO charge (id, cents) VALUES ($1, 1)", [id]));
+      return await client.query("COMMIT");
+    } catch (error) {
+      await client.query("ROLLBACK");
+      throw error;
+    } finally {
+      client.release();
+    }
+  },
   "postgres.js": (work) => sql.begin((tx) => work(tx, (id) => tx`INSERT INTO charge (id, cents) VALUES (${id}, 1)`)),
 };
 
@@ -62,13 +75,15 @@ for (const [name, transaction] of Object.entries(producers)) {
       const many = [2, 3, 4].map((n) => ({ key: `${prefix}-${n}`, subject: "orders.placed", payload: new Uint8Array([123, 125]) }));
       const saga = await startSaga(tx, "order", `saga-${prefix}`, { order: 1 });
       assert.deepEqual([saga.key, saga.isNew, typeof saga.id], [`saga-${prefix}:order`, true, "bigint"]);
-      assert.deepEqual(await startSaga(tx, "order", `saga-${prefix}`, { order: 1 }), { ...saga, isNew: false });
+      assert.deepEqual(await startSaga(tx, "order", `saga-${prefix}`, { order: 1 }, undefined, 1), { ...saga, isNew: false });
+      const bare = await startSaga(tx, "order", `saga-${prefix}-1`, { order: 1 }, "oncebox", 1);
+      assert.deepEqual([bare.key, bare.isNew], [`saga-${prefix}-1:order`, true]);
       const ids = await enqueueAll(tx, [...many, { ...message, payload: { order: "ä" } }]);
       assert.deepEqual(ids.map((id) => typeof id), ["bigint", "bigint", "bigint", "object"]);
     });
-    const starts = [["order", `saga-${prefix}`, 2, "used"], ["order", "a b", 1, "businessId"], ["order", "other", "one", "data"], ["none", "other", 1, "definition"]] as const;
-    for (const [type, id, order, reason] of starts) {
-      const refused = transaction((tx) => startSaga(tx, type, id, { order }).then(() => {}));
+    const starts = [["order", `saga-${prefix}`, 2, "used"], ["order", "a b", 1, "businessId"], ["order", "other", "one", "data"], ["none", "other", 1, "definition"], ["order", "other", 1, "definition", 2]] as const;
+    for (const [type, id, order, reason, version] of starts) {
+      const refused = transaction((tx) => startSaga(tx, type, id, { order }, undefined, version).then(() => {}));
       await assert.rejects(refused, (error) => error instanceof SagaRefused && error.reason === reason);
     }
     const error = await transaction(async (tx, write) => {

@@ -97,7 +97,7 @@ func produce(ctx context.Context, url string) {
 	connection, err := pgx.Connect(ctx, url)
 	must(err)
 	must(pgx.BeginFunc(ctx, connection, func(tx pgx.Tx) error {
-		started, err := oncebox.StartSaga(ctx, tx, oncebox.Start{Type: "order", BusinessID: "pgx", Data: map[string]int{"order": 1}})
+		started, err := oncebox.StartSaga(ctx, tx, oncebox.Start{Type: "order", BusinessID: "pgx", Data: map[string]int{"order": 1}, Version: 1})
 		if err == nil && !started.IsNew {
 			err = errors.New("started before")
 		}
@@ -121,7 +121,7 @@ func produce(ctx context.Context, url string) {
 // start starts the saga of tests/clients/order.toml twice, which is one.
 func start(ctx context.Context, tx oncebox.SQLTransaction, library string) error {
 	for _, isNew := range []bool{true, false} {
-		started, err := oncebox.StartSagaSQL(ctx, tx, oncebox.Start{Type: "order", BusinessID: library, Data: map[string]int{"order": 1}})
+		started, err := oncebox.StartSagaSQL(ctx, tx, oncebox.Start{Type: "order", BusinessID: library, Data: map[string]int{"order": 1}, Version: 1})
 		if err != nil || started.Key != library+":order" || started.IsNew != isNew || started.ID == 0 {
 			return fmt.Errorf("%s started %v: %w", library, started, err)
 		}

@@ -6,7 +6,7 @@ use anyhow::{Context as _, anyhow, ensure};
 use clap::{Arg, ArgMatches, Command};
 use oncebox_connect::{
     config::{Config, ConfigError, OutboxConfig},
-    nats::Server,
+    nats::{Server, is_connected},
     postgres::{connect_postgres, pool, shares_backends},
 };
 use oncebox_inbox::Consumer;
@@ -183,7 +183,7 @@ impl Lead {
         let nats = jetstream.clone();
         let health = Health {
             orchestrator: orchestrator.clone(),
-            is_connected: Arc::new(move || Server::is_connected(&nats)),
+            is_connected: Arc::new(move || is_connected(&nats)),
         };
         let served = async {
             let served = serve(self.listen, health, shutdown.clone()).await;

@@ -19,11 +19,8 @@ struct Bar<'a> {
 }
 
 pub(super) fn draw(progress: &SagaProgress) -> Markup {
-    draw_at(progress, SystemTime::now())
-}
-
-fn draw_at(progress: &SagaProgress, now: SystemTime) -> Markup {
     let saga = &progress.saga;
+    let now = saga.created_at + Duration::from_millis(saga.age_ms.try_into().unwrap_or(0));
     let last = saga.finished_at.unwrap_or(now);
     let bars: Vec<Bar<'_>> = progress.steps.iter().flat_map(|step| bars_of(step, saga.changed_at)).collect();
     if bars.is_empty() {
