@@ -132,7 +132,7 @@ func (in *Inbox) run(ctx context.Context, handler Handler, identified Message) (
 			}
 			return answer, fmt.Errorf("claim the key: %w", err)
 		}
-		if isCommitted, problem := in.hasCommitted(ctx, &current.transaction); problem != nil {
+		if isCommitted, problem := in.hasCommitted(ctx, current); problem != nil {
 			return Verdict{}, problem
 		} else if isCommitted {
 			return in.bury(ctx, identified, committed+": "+reasonOf(err), current.xid)
@@ -297,13 +297,16 @@ func (e ending) verdict() Verdict {
 
 // hasCommitted says whether the handler has committed the claim by itself, so that a copy would be
 // answered as handled.
-func (in *Inbox) hasCommitted(ctx context.Context, current *transaction) (bool, error) {
+func (in *Inbox) hasCommitted(ctx context.Context, current *run) (bool, error) {
 	if current.xid == "" || current.isUnsure {
 		return false, nil // the COMMIT may have been ours
 	}
-	var status string
-	err := in.ask(ctx, &status, "SELECT coalesce(pg_xact_status($1::xid8), '')", current.xid)
-	return status == "committed", err
+	// Its row says so. The id alone does not: a server that crashes forgets ids that it has not written to
+	// disk, and gives them to other transactions.
+	var count string
+	err := in.ask(ctx, &count, in.sql("SELECT count(*)::text FROM {schema}.inbox WHERE scope = $1::text AND tenant = $2::text"+
+		" AND key = $3::text AND xmin = $4::text::xid8::xid"), in.scope, current.Tenant, current.Key, current.xid)
+	return count != "0", err
 }
 
 // endHolder ends the session that holds the key, since a statement may go on there although its

@@ -56,8 +56,13 @@ impl Lease {
                 let result = writes(&transaction).await?;
                 if let Err(error) = database.check_open(&mut transaction).await {
                     transaction.close();
-                    let is_committed = store.has_committed(opened).await.map_err(EffectError::from)?;
-                    return Err(of_check(step, is_committed, CommitError::of(error)));
+                    let error = CommitError::of(error);
+                    // Of a lost connection the id tells nothing: a server that crashes forgets ids
+                    // that it has not written to disk, and gives them to other transactions.
+                    let is_known = !matches!(error, CommitError::Lost(_));
+                    let is_committed =
+                        is_known && store.has_committed(opened).await.map_err(EffectError::from)?;
+                    return Err(of_check(step, is_committed, error));
                 }
                 let encoded = encode(&result).map_err(refused)?.unwrap_or_else(|| b"null".to_vec());
                 let settled = store.settle_within(&transaction, holder, step, &encoded).await;

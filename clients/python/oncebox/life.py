@@ -141,8 +141,11 @@ class Life:
         """Whether the handler has committed the claim by itself, so that a copy would be answered as handled."""
         if claim.is_ending and isinstance(failure, psycopg.OperationalError) and failure.sqlstate is None:
             return False  # the COMMIT may have been ours, whose answer got lost
-        (status,) = await self.database.ask("SELECT pg_xact_status(%s::text::xid8)", [claim.xid])
-        return status == "committed"
+        # Its row says so. The id alone does not: a server that crashes forgets ids that it has not written
+        # to disk, and gives them to other transactions.
+        row = "{schema}.inbox WHERE scope = %s AND tenant = %s AND key = %s AND xmin = %s::text::xid8::xid"
+        (count,) = await self.database.ask(f"SELECT count(*)::text FROM {row}", [self.scope, claim.tenant, claim.key, claim.xid])
+        return count != "0"
 
     async def bury(self, claim: Claim, reason: str, committed_by: str | None = None) -> Verdict:
         """Gives the message up, unless a copy decides instead."""

@@ -291,11 +291,14 @@ export class Inbox<T = any> {
   }
 
   /** Whether the handler has committed the claim by itself, so that a copy would be answered as handled. */
-  async #hasCommitted({ xid, isUnsure }: Claim): Promise<boolean> {
+  async #hasCommitted({ tenant, key, xid, isUnsure }: Claim): Promise<boolean> {
     if (xid === undefined || isUnsure === true) {
       return false; // in the second case the COMMIT may have been ours
     }
-    return (await this.database.rows("SELECT pg_xact_status($1::xid8)", [xid]))[0]?.[0] === "committed";
+    // Its row says so. The id alone does not: a server that crashes forgets ids that it has not written to
+    // disk, and gives them to other transactions.
+    const text = `SELECT FROM ${this.database.of("inbox")} WHERE scope = $1 AND tenant = $2 AND key = $3 AND xmin = $4::xid8::xid`;
+    return (await this.database.rows(text, [this.scope, tenant, key, xid])).length > 0;
   }
 
   /** Ends the session that holds the key, since a statement goes on there although its connection is closed. @internal */

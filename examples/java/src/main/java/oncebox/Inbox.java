@@ -133,7 +133,7 @@ public final class Inbox implements Runner {
                     }
                     default -> { }
                 }
-                String status = ended.xid() == null ? "aborted" : Sql.status(pool, ended.xid());
+                String status = ended.xid() == null ? "aborted" : Sql.status(pool, ended.xid(), settings.scope, m.tenant(), m.key());
                 if (!"aborted".equals(status) && !"committed".equals(status)) {
                     return settings.pause;   // Nobody knows yet: its next claim does.
                 }

@@ -80,13 +80,17 @@ final class Sql {
     }
 
     /**
-     * Whether a transaction is "committed" or "aborted"; "in progress" when that is not known in
-     * time.
+     * Whether the transaction that claimed a key is "committed" or "aborted"; "in progress" when
+     * that is not known in time. The row of the key says so: a server that crashes forgets ids of
+     * transactions that it has not written to disk, and gives them to others.
      */
-    static String status(DataSource pool, String xid) throws SQLException {
+    static String status(DataSource pool, String xid, String scope, String tenant, String key) throws SQLException {
         for (long end = System.nanoTime() + UNKNOWN_MAX.toNanos();; pause()) {
             String status = using(pool, connection -> {
-                String found = row(connection, "SELECT pg_xact_status(?::text::xid8)", xid)[0];
+                String found = row(connection, "SELECT CASE WHEN EXISTS (SELECT FROM oncebox.inbox"
+                        + " WHERE scope = ? AND tenant = ? AND key = ? AND xmin = ?::text::xid8::xid) THEN 'committed'"
+                        + " WHEN pg_xact_status(?::text::xid8) = 'in progress' THEN 'in progress' ELSE 'aborted' END",
+                        scope, tenant, key, xid, xid)[0];
                 connection.rollback();
                 return found;
             });
