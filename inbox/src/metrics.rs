@@ -4,6 +4,7 @@ use std::{sync::Arc, time::SystemTime};
 
 use oncebox_claims::metrics::{Family, Histogram, Times};
 pub(crate) use oncebox_claims::metrics::{Measure, Sample};
+use oncebox_schema::Driver;
 
 use crate::{Counts, Inbox, Leased, Received, duplicate::Cause, inbox::Shared};
 
@@ -74,7 +75,7 @@ impl EffectTime {
     }
 }
 
-impl Measure for Inbox {
+impl<D: Driver> Measure for Inbox<D> {
     fn scope(&self) -> &str {
         self.scope()
     }
