@@ -46,8 +46,8 @@ async fn an_absent_effect_is_called_again_only_when_it_has_settled() {
     assert_eq!((provider.calls("k:charge"), provider.effects("k:charge")), (2, 1));
 }
 
-/// The wait for a call that may still arrive is no attempt: with two of them the message is not given
-/// up before the provider may be asked again, and the pause is as long as the wait may last.
+/// The wait for a call that may still arrive is no attempt: with two of them the message is not
+/// given up before the provider may be asked again, and the pause is as long as the wait may last.
 #[tokio::test]
 async fn the_wait_until_a_call_has_settled_is_no_attempt() {
     let (env, _, provider) = setup().await;
