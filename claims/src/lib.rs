@@ -40,4 +40,6 @@ pub mod transactional;
 
 pub use error::{Error, InvalidSettings};
 pub use failure::HandlerError;
+#[doc(hidden)]
+pub use lock::lock_through;
 pub use lock::{EntityLocks, LockError, lock};

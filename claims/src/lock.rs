@@ -79,15 +79,9 @@ impl EntityLocks<'_> {
         transaction: &mut D::Transaction,
         names: impl IntoIterator<Item = N>,
     ) -> Result<(), LockError> {
-        let hashes = hashes(self.schema, names)?;
-        let (begun, limit) = (Instant::now(), self.limit());
-        let values = [Value::Integers(&hashes), Value::Text(Some(&limit))];
-        let taken = D::query(D::connection(transaction), LOCK, &values, self.is_pooled).await;
-        taken.map(drop).map_err(|error| {
-            let is_busy =
-                D::cause(&error).is_some_and(|cause| cause.state() == SqlState::LOCK_NOT_AVAILABLE.code());
-            LockError::new(hashes.len(), begun, is_busy, error.into())
-        })
+        let limit = self.limit();
+        let connection = D::connection(transaction);
+        take_through::<D>(connection, &hashes(self.schema, names)?, Some(&limit), self.is_pooled).await
     }
 
     /// The same over tokio-postgres, whose transaction may be shared.
@@ -133,6 +127,32 @@ pub async fn lock<N: AsRef<str>>(
     names: impl IntoIterator<Item = N>,
 ) -> Result<(), LockError> {
     take(transaction, hashes(schema, names)?, None).await
+}
+
+/// [`lock`] over another driver: for the crates of drivers, which take an open transaction only.
+#[doc(hidden)]
+pub async fn lock_through<D: Driver, N: AsRef<str>>(
+    connection: &mut D::Connection,
+    schema: &SchemaName,
+    names: impl IntoIterator<Item = N>,
+) -> Result<(), LockError> {
+    take_through::<D>(connection, &hashes(schema, names)?, None, false).await
+}
+
+async fn take_through<D: Driver>(
+    connection: &mut D::Connection,
+    hashes: &[i64],
+    limit: Option<&str>,
+    is_pooled: bool,
+) -> Result<(), LockError> {
+    let begun = Instant::now();
+    let values = [Value::Integers(hashes), Value::Text(limit)];
+    let taken = D::query(connection, LOCK, &values, is_pooled).await;
+    taken.map(drop).map_err(|error| {
+        let is_busy =
+            D::cause(&error).is_some_and(|cause| cause.state() == SqlState::LOCK_NOT_AVAILABLE.code());
+        LockError::new(hashes.len(), begun, is_busy, error.into())
+    })
 }
 
 async fn take(

@@ -89,7 +89,8 @@ mod transaction;
 
 use diesel_async::AsyncPgConnection;
 pub use driver::{Diesel, Error};
-use oncebox_outbox::{Message, OpenTransaction, Outbox, Through};
+use oncebox_inbox::LockError;
+use oncebox_outbox::{OpenTransaction, SchemaName, Through};
 pub use transaction::Transaction;
 
 /// A handler's view of its message.
@@ -97,14 +98,32 @@ pub type Context<'a> = oncebox_inbox::Context<'a, Diesel>;
 /// Runs handlers once per key, over a pool of diesel-async's.
 pub type Inbox = oncebox_inbox::Inbox<Diesel>;
 
-impl OpenTransaction<Diesel> for &mut AsyncPgConnection {
-    async fn enqueue(self, outbox: &Outbox, message: &Message) -> Result<Option<i64>, oncebox_outbox::Error> {
-        Through::<Diesel>(self).enqueue(outbox, message).await
+impl<'a> OpenTransaction<Diesel> for &'a mut AsyncPgConnection {
+    type Asked = Through<'a, Diesel>;
+
+    fn asked(self) -> Through<'a, Diesel> {
+        Through(self)
     }
 }
 
-impl OpenTransaction<Diesel> for &mut Transaction {
-    async fn enqueue(self, outbox: &Outbox, message: &Message) -> Result<Option<i64>, oncebox_outbox::Error> {
-        Through::<Diesel>(self).enqueue(outbox, message).await
+impl<'a> OpenTransaction<Diesel> for &'a mut Transaction {
+    type Asked = Through<'a, Diesel>;
+
+    fn asked(self) -> Through<'a, Diesel> {
+        Through(&mut **self)
     }
+}
+
+/// Takes the locks of these entities until the transaction ends, for code outside of handlers: as
+/// [`oncebox_inbox::lock`] over tokio-postgres. Without an open transaction the locks are gone at
+/// once.
+///
+/// # Errors
+/// As there.
+pub async fn lock<N: AsRef<str>>(
+    transaction: &mut AsyncPgConnection,
+    schema: &SchemaName,
+    names: impl IntoIterator<Item = N>,
+) -> Result<(), LockError> {
+    oncebox_inbox::lock_through::<Diesel, _>(transaction, schema, names).await
 }

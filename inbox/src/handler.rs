@@ -19,6 +19,7 @@ pub use context::{Context, Exclusive, MessageContext};
 pub use function::{HandlerFn, handler_fn};
 pub use set::Set;
 pub use stored_answer::StoredAnswer;
+pub use version::one_version;
 
 /// Handles the messages of one scope.
 ///

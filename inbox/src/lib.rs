@@ -120,11 +120,13 @@ pub use disposition::Disposition;
 pub use gate::Gate;
 pub use handler::{
     Answer, Context, Exclusive, Handler, HandlerFn, MessageContext, Outcome, Set, StoredAnswer, Verdict,
-    handler_fn,
+    handler_fn, one_version,
 };
 pub use identity::{Extractor, KeySource, Part};
 pub use inbox::Inbox;
 pub use leased::{Leased, LeasedBuilder, LeasedContext, LeasedHandler};
+#[doc(hidden)]
+pub use oncebox_claims::lock_through;
 /// The parts of `oncebox-claims` that handlers and programs need.
 pub use oncebox_claims::{
     Error, HandlerError, InvalidSettings, LockError,

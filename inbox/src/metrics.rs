@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use oncebox_claims::metrics::Family;
 pub(crate) use oncebox_claims::metrics::{Measure, Sample};
+use oncebox_schema::Driver;
 
 use crate::{Counts, Inbox, Leased, duplicate::Cause, inbox::Shared};
 
@@ -44,7 +45,7 @@ const CONSUMING: Family = Family {
     help: "1 while a consumer of this process pulls; 0 while it is interrupted, or stands by for another in strict order",
 };
 
-impl Measure for Inbox {
+impl<D: Driver> Measure for Inbox<D> {
     fn scope(&self) -> &str {
         self.scope()
     }

@@ -1,13 +1,18 @@
 //! Messages that must not be sent before a time: enqueue, list, cancel.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use serde::{Deserialize, Deserializer};
 use tokio_postgres::{Row, types::Type};
 
-use crate::{Error, InTransaction, Key, Message, Outbox, due::Due, outbox::headers_json};
+use crate::{
+    Error, InTransaction, Key, Message, OpenTransaction, Outbox,
+    due::Due,
+    outbox::{Ask as _, headers_json},
+};
 
 /// A message that waits for its time.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[non_exhaustive]
 pub struct Delayed {
     /// Its key.
@@ -17,8 +22,10 @@ pub struct Delayed {
     /// Its ordering key.
     pub ordering_key: Option<String>,
     /// When it is due.
+    #[serde(deserialize_with = "of_microseconds")]
     pub not_before: SystemTime,
     /// When it was enqueued.
+    #[serde(deserialize_with = "of_microseconds")]
     pub created_at: SystemTime,
 }
 
@@ -29,11 +36,13 @@ impl Outbox {
     ///
     /// # Errors
     /// See [`Error`]; roll the transaction back.
-    pub async fn cancel_delayed(&self, transaction: &impl InTransaction, key: &Key) -> Result<bool, Error> {
-        let rows = transaction
-            .run(&self.statements().cancel_delayed, &[(&key.as_str(), Type::TEXT)], self.is_pooled())
-            .await;
-        rows.and_then(|rows| rows[0].try_get(0)).map_err(|source| self.failed(source))
+    pub async fn cancel_delayed<D>(
+        &self,
+        transaction: impl OpenTransaction<D>,
+        key: &Key,
+    ) -> Result<bool, Error> {
+        let answer = transaction.asked().text(self, &self.statements().cancel_delayed, key, None).await?;
+        Ok(answer == "true")
     }
 
     /// The delayed message with this key, and those of the steps below it, in the order of their
@@ -41,21 +50,18 @@ impl Outbox {
     ///
     /// # Errors
     /// See [`Error`]; roll the transaction back.
-    pub async fn list_delayed(
+    pub async fn list_delayed<D>(
         &self,
-        transaction: &impl InTransaction,
+        transaction: impl OpenTransaction<D>,
         key: &Key,
         most: u16,
     ) -> Result<Vec<Delayed>, Error> {
-        let rows = transaction
-            .run(
-                &self.statements().list_delayed,
-                &[(&key.as_str(), Type::TEXT), (&i32::from(most), Type::INT4)],
-                self.is_pooled(),
-            )
-            .await;
-        let rows = rows.and_then(|rows| rows.iter().map(delayed).collect::<Result<Vec<_>, _>>());
-        rows.map_err(|source| self.failed(source))
+        let listed = &self.statements().list_delayed;
+        let answer = transaction.asked().text(self, listed, key, Some(i64::from(most))).await?;
+        serde_json::from_str(&answer).map_err(|source| {
+            let problem = format!("the list of delayed messages does not decode: {source}");
+            Error::Invalid { problem, source: Some(source.into()) }
+        })
     }
 
     /// Some of these are delayed.
@@ -91,12 +97,9 @@ impl Outbox {
     }
 }
 
-fn delayed(row: &Row) -> Result<Delayed, tokio_postgres::Error> {
-    Ok(Delayed {
-        key: row.try_get("key")?,
-        subject: row.try_get("subject")?,
-        ordering_key: row.try_get("ordering_key")?,
-        not_before: row.try_get("not_before")?,
-        created_at: row.try_get("created_at")?,
-    })
+fn of_microseconds<'de, F: Deserializer<'de>>(from: F) -> Result<SystemTime, F::Error> {
+    let since = i64::deserialize(from)?;
+    let distance = Duration::from_micros(since.unsigned_abs());
+    let time = if since < 0 { UNIX_EPOCH.checked_sub(distance) } else { UNIX_EPOCH.checked_add(distance) };
+    time.ok_or_else(|| serde::de::Error::custom("a time that this system does not know"))
 }

@@ -65,5 +65,5 @@ pub use oncebox_schema::{
     Driver, InTransaction, InvalidSubject, Key, KeyError, SchemaName, Subject, VersionError,
 };
 #[doc(hidden)]
-pub use outbox::Through;
+pub use outbox::{Ask, Direct, Through};
 pub use outbox::{OpenTransaction, Outbox};

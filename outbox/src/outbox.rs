@@ -5,7 +5,7 @@ use std::ops::Range;
 use oncebox_schema::{Driver, SchemaName, Value, VersionError, check_version};
 use tokio_postgres::{Row, types::Type};
 
-use crate::{Error, InTransaction, Message, due::Due, trace};
+use crate::{Error, InTransaction, Key, Message, due::Due, trace};
 
 // One call of `enqueue_all` takes this many messages (the SQL function refuses more) and this many
 // bytes of payload (one statement is held whole in memory, here and in PostgreSQL).
@@ -84,7 +84,7 @@ impl Outbox {
         message: &Message,
     ) -> Result<Option<i64>, Error> {
         message.check()?;
-        let id = transaction.enqueue(self, message).await?;
+        let id = transaction.asked().enqueue(self, message).await?;
         tracing::debug!(key = message.key().as_str(), id, "enqueued");
         Ok(id)
     }
@@ -227,16 +227,56 @@ impl Outbox {
 )]
 pub trait OpenTransaction<D>: Send {
     #[doc(hidden)]
+    type Asked: Ask;
+
+    #[doc(hidden)]
+    fn asked(self) -> Self::Asked;
+}
+
+/// The questions of an outbox to a transaction, over each client library.
+#[doc(hidden)]
+pub trait Ask: Send {
     fn enqueue(
         self,
         outbox: &Outbox,
         message: &Message,
     ) -> impl Future<Output = Result<Option<i64>, Error>> + Send;
+
+    /// The one text that a statement answers with, whose parameters are a key and a number or only
+    /// the key.
+    fn text(
+        self,
+        outbox: &Outbox,
+        sql: &str,
+        key: &Key,
+        number: Option<i64>,
+    ) -> impl Future<Output = Result<String, Error>> + Send;
 }
 
-impl<T: InTransaction> OpenTransaction<()> for &T {
+/// A transaction of tokio-postgres.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Direct<'a, T>(&'a T);
+
+impl<'a, T: InTransaction> OpenTransaction<()> for &'a T {
+    type Asked = Direct<'a, T>;
+
+    fn asked(self) -> Direct<'a, T> {
+        Direct(self)
+    }
+}
+
+impl<T: InTransaction> Ask for Direct<'_, T> {
     async fn enqueue(self, outbox: &Outbox, message: &Message) -> Result<Option<i64>, Error> {
-        outbox.enqueue_in(self, message).await
+        outbox.enqueue_in(self.0, message).await
+    }
+
+    async fn text(self, outbox: &Outbox, sql: &str, key: &Key, number: Option<i64>) -> Result<String, Error> {
+        let name = key.as_str();
+        let parameters = [(&name as _, Type::TEXT), (&number as _, Type::INT8)];
+        let given = &parameters[..1 + usize::from(number.is_some())];
+        let rows = self.0.run(sql, given, outbox.is_pooled).await;
+        rows.and_then(|rows| rows[0].try_get(0)).map_err(|source| outbox.failed(source))
     }
 }
 
@@ -246,9 +286,17 @@ impl<T: InTransaction> OpenTransaction<()> for &T {
 #[derive(Debug)]
 pub struct Through<'a, D: Driver>(pub &'a mut D::Connection);
 
-impl<D: Driver> OpenTransaction<D> for Through<'_, D> {
+impl<D: Driver> Ask for Through<'_, D> {
     async fn enqueue(self, outbox: &Outbox, message: &Message) -> Result<Option<i64>, Error> {
         outbox.enqueue_through::<D>(self.0, message).await
+    }
+
+    async fn text(self, outbox: &Outbox, sql: &str, key: &Key, number: Option<i64>) -> Result<String, Error> {
+        let values = [Value::Text(Some(key.as_str())), Value::Integer(number)];
+        let given = &values[..1 + usize::from(number.is_some())];
+        let row = D::query(self.0, sql, given, outbox.is_pooled).await;
+        let row = row.map_err(|source| Error::from_driver::<D>(&outbox.schema, source))?;
+        Ok(row.as_ref().and_then(|row| row.text(0)).unwrap_or_default().to_owned())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Answers to commands, on the subject that the command names, if the participant allows it.
 
-use oncebox_inbox::{Context, HandlerError, Outcome};
+use oncebox_inbox::{Context, Driver, HandlerError, MessageContext, Outcome};
 use oncebox_outbox::{Message, Outbox, Subject};
 use serde::Serialize;
 
@@ -49,12 +49,26 @@ impl Replier {
         cx: &Context<'_>,
         outcome: &Outcome<R>,
     ) -> Result<bool, HandlerError> {
+        let Some(message) = self.answer(cx, outcome)? else { return Ok(false) };
+        Ok(self.outbox.enqueue(cx.transaction(), &message).await?.is_some())
+    }
+
+    /// The answer of [`Replier::reply`], for a handler over another driver, which enqueues it in
+    /// its transaction: `outbox.enqueue(cx.transaction(), &answer)`. `None` where nothing is sent.
+    ///
+    /// # Errors
+    /// Those of [`Replier::reply`], without PostgreSQL's.
+    pub fn answer<D: Driver, R: Serialize>(
+        &self,
+        cx: &MessageContext<'_, D>,
+        outcome: &Outcome<R>,
+    ) -> Result<Option<Message>, HandlerError> {
         let (word, answer) = match outcome {
             Outcome::Done(answer) => ("done", answer),
             Outcome::Reject(answer) => ("rejected", answer),
-            _ => return Ok(false),
+            _ => return Ok(None),
         };
-        let Some(subject) = cx.message().header_value(REPLY_TO) else { return Ok(false) };
+        let Some(subject) = cx.message().header_value(REPLY_TO) else { return Ok(None) };
         let subject: Subject = subject.parse()?;
         if !self.allowed.iter().any(|pattern| subject.matches(pattern)) {
             let allowed = self.allowed.join(", ");
@@ -70,6 +84,6 @@ impl Replier {
         if let Some(ordering_key) = cx.message().ordering_key() {
             message = message.ordering_key(ordering_key);
         }
-        Ok(self.outbox.enqueue(cx.transaction(), &message).await?.is_some())
+        Ok(Some(message))
     }
 }

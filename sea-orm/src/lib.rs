@@ -69,7 +69,8 @@
 mod driver;
 
 pub use driver::SeaOrm;
-use oncebox_outbox::{Error, Message, OpenTransaction, Outbox, Through};
+use oncebox_inbox::LockError;
+use oncebox_outbox::{OpenTransaction, SchemaName, Through};
 use sea_orm::DatabaseTransaction;
 
 /// A handler's view of its message.
@@ -77,8 +78,23 @@ pub type Context<'a> = oncebox_inbox::Context<'a, SeaOrm>;
 /// Runs handlers once per key, over a connection of `SeaORM`.
 pub type Inbox = oncebox_inbox::Inbox<SeaOrm>;
 
-impl OpenTransaction<SeaOrm> for &mut DatabaseTransaction {
-    async fn enqueue(self, outbox: &Outbox, message: &Message) -> Result<Option<i64>, Error> {
-        Through::<SeaOrm>(self).enqueue(outbox, message).await
+impl<'a> OpenTransaction<SeaOrm> for &'a mut DatabaseTransaction {
+    type Asked = Through<'a, SeaOrm>;
+
+    fn asked(self) -> Through<'a, SeaOrm> {
+        Through(self)
     }
+}
+
+/// Takes the locks of these entities until the transaction ends, for code outside of handlers: as
+/// [`oncebox_inbox::lock`] over tokio-postgres.
+///
+/// # Errors
+/// As there.
+pub async fn lock<N: AsRef<str>>(
+    transaction: &mut DatabaseTransaction,
+    schema: &SchemaName,
+    names: impl IntoIterator<Item = N>,
+) -> Result<(), LockError> {
+    oncebox_inbox::lock_through::<SeaOrm, _>(transaction, schema, names).await
 }

@@ -66,7 +66,8 @@ mod driver;
 pub use driver::Sqlx;
 #[doc(hidden)]
 pub use driver::columns;
-use oncebox_outbox::{Error, Message, OpenTransaction, Outbox, Through};
+use oncebox_inbox::LockError;
+use oncebox_outbox::{OpenTransaction, SchemaName, Through};
 
 /// The transaction that handlers write through.
 pub type Transaction = sqlx::Transaction<'static, sqlx::Postgres>;
@@ -75,8 +76,23 @@ pub type Context<'a> = oncebox_inbox::Context<'a, Sqlx>;
 /// Runs handlers once per key, over a pool of sqlx.
 pub type Inbox = oncebox_inbox::Inbox<Sqlx>;
 
-impl OpenTransaction<Sqlx> for &mut sqlx::Transaction<'_, sqlx::Postgres> {
-    async fn enqueue(self, outbox: &Outbox, message: &Message) -> Result<Option<i64>, Error> {
-        Through::<Sqlx>(self).enqueue(outbox, message).await
+impl<'a> OpenTransaction<Sqlx> for &'a mut sqlx::Transaction<'_, sqlx::Postgres> {
+    type Asked = Through<'a, Sqlx>;
+
+    fn asked(self) -> Through<'a, Sqlx> {
+        Through(&mut **self)
     }
+}
+
+/// Takes the locks of these entities until the transaction ends, for code outside of handlers: as
+/// [`oncebox_inbox::lock`] over tokio-postgres.
+///
+/// # Errors
+/// As there.
+pub async fn lock<N: AsRef<str>>(
+    transaction: &mut sqlx::Transaction<'_, sqlx::Postgres>,
+    schema: &SchemaName,
+    names: impl IntoIterator<Item = N>,
+) -> Result<(), LockError> {
+    oncebox_inbox::lock_through::<Sqlx, _>(transaction, schema, names).await
 }

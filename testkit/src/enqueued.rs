@@ -1,8 +1,12 @@
 //! The messages that a test's own transaction has enqueued.
 
-use std::{collections::BTreeMap, time::SystemTime};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
-use oncebox_schema::SchemaName;
+use oncebox_schema::{Driver, SchemaName};
+use serde::Deserialize;
 use serde_json::{Value, from_slice, from_str};
 use tokio_postgres::{Error, GenericClient};
 
@@ -32,25 +36,55 @@ impl Enqueued {
     }
 }
 
+/// A message as the statement has it.
+#[derive(Deserialize)]
+struct Told {
+    key: String,
+    subject: String,
+    ordering_key: Option<String>,
+    headers: Option<BTreeMap<String, String>>,
+    payload: String,
+    not_before: Option<u64>,
+}
+
 /// The messages that this open transaction has enqueued, in their order. So a test asserts which
 /// messages its code sends, and that it sends no others, and rolls back.
 ///
 /// # Errors
 /// PostgreSQL refuses, for example because this user may not read the log.
 pub async fn enqueued(transaction: &impl GenericClient) -> Result<Vec<Enqueued>, Error> {
-    let sql = include_str!("enqueued.sql").replace("{schema}", &SchemaName::default().to_string());
-    let rows = transaction.query(&sql, &[]).await?;
-    let made = rows.iter().map(|row| {
-        let headers: BTreeMap<String, String> = from_str(row.get(3)).unwrap_or_default();
-        let is_own = |name: &String| !["traceparent", "tracestate"].contains(&name.as_str());
-        Enqueued {
-            key: row.get(0),
-            subject: row.get(1),
-            ordering_key: row.get(2),
-            headers: headers.into_iter().filter(|(name, _)| is_own(name)).collect(),
-            payload: row.get(4),
-            not_before: row.get(5),
-        }
+    let told: String = transaction.query_one(&sql(), &[]).await?.try_get(0)?;
+    Ok(read(&told))
+}
+
+/// The same over another driver: `enqueued_over::<Sqlx>(&mut transaction)`.
+///
+/// # Errors
+/// As [`enqueued`].
+pub async fn enqueued_over<D: Driver>(transaction: &mut D::Connection) -> Result<Vec<Enqueued>, D::Error> {
+    let row = D::query(transaction, &sql(), &[], false).await?;
+    Ok(read(row.as_ref().and_then(|row| row.text(0)).unwrap_or_default()))
+}
+
+fn sql() -> String {
+    include_str!("enqueued.sql").replace("{schema}", &SchemaName::default().to_string())
+}
+
+fn read(told: &str) -> Vec<Enqueued> {
+    let told: Vec<Told> = from_str(told).expect("the statement answers with an array of messages");
+    let is_own = |name: &String| !["traceparent", "tracestate"].contains(&name.as_str());
+    let made = told.into_iter().map(|told| Enqueued {
+        key: told.key,
+        subject: told.subject,
+        ordering_key: told.ordering_key,
+        headers: told.headers.unwrap_or_default().into_iter().filter(|(name, _)| is_own(name)).collect(),
+        payload: of_hexadecimal(&told.payload),
+        not_before: told.not_before.map(|since| UNIX_EPOCH + Duration::from_micros(since)),
     });
-    Ok(made.collect())
+    made.collect()
+}
+
+fn of_hexadecimal(text: &str) -> Vec<u8> {
+    let digit = |digit: u8| u8::try_from(char::from(digit).to_digit(16).unwrap_or(0)).unwrap_or(0);
+    text.as_bytes().chunks_exact(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
 }

@@ -80,7 +80,7 @@ use oncebox_schema::SchemaName;
 use tokio_postgres::{Config, NoTls, config::Host};
 
 use database::{Database, Dump};
-pub use enqueued::{Enqueued, enqueued};
+pub use enqueued::{Enqueued, enqueued, enqueued_over};
 pub use flow::{Flow, FlowError};
 pub use report::{Failure, Report, Scenario};
 pub use saga::{SagaKit, SagaReport};

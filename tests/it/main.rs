@@ -143,6 +143,7 @@ mod leased {
     mod away; // leased mode on a line to PostgreSQL that fails
     pub(crate) mod crash; // leases that end or are stolen; processes that die or hang at any point
     mod effects; // effects under a lease, and what is known of them afterwards
+    mod settling; // calls that may still arrive: when an absent effect is called again
     mod stolen; // owners whose claim another has taken over: nothing of theirs is written
     mod gateway; // cashiers that are killed, a gateway that loses answers: paid once
 }
@@ -192,6 +193,7 @@ mod drivers {
     mod sqlx; // handlers and producers in transactions of sqlx
     mod sea_orm; // the same, of SeaORM
     mod diesel; // the same, of diesel-async
+    mod outside; // code outside of handlers: delayed messages, locks, the messages of a transaction
     mod testkit; // the test kit kills handlers over other drivers
 }
 

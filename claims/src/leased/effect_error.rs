@@ -1,6 +1,6 @@
 //! How effects fail: our knowledge of the outcome decides whether they may be called again.
 
-use std::{error::Error as StdError, fmt};
+use std::{error::Error as StdError, fmt, time::Duration};
 
 use crate::{Error, failure::text};
 
@@ -166,6 +166,15 @@ impl From<Error> for EffectError {
     }
 }
 
+/// The provider knows nothing of a call that may still be on its way.
+#[derive(Debug, thiserror::Error)]
+#[error("the provider knows nothing of it, but a call settles within {within:?}")]
+pub(super) struct Settling {
+    pub(super) within: Duration,
+    /// How much of that is left.
+    pub(super) left: Duration,
+}
+
 /// The meaning of a handler's error for its run, if the error is one of ours, or wraps one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meaning {
@@ -175,6 +184,8 @@ pub enum Meaning {
     LeaseLost,
     /// PostgreSQL did not take a statement of our own.
     Unavailable,
+    /// An earlier call may still arrive for this time: a wait, and no attempt.
+    Settling(Duration),
     /// An effect that failed, or is unknown.
     Other,
 }
@@ -185,7 +196,7 @@ impl fmt::Display for Meaning {
         f.write_str(match self {
             Self::Rejected => "was rejected",
             Self::LeaseLost => "the lease is lost; another process may have taken over",
-            Self::Unavailable | Self::Other => "effect",
+            Self::Unavailable | Self::Settling(_) | Self::Other => "effect",
         })
     }
 }
@@ -206,6 +217,11 @@ impl Meaning {
                 return Some(if is_away { Self::Unavailable } else { Self::Other });
             }
             match error.downcast_ref::<EffectError>() {
+                Some(EffectError::Unknown { source, .. })
+                    if let Some(early) = source.downcast_ref::<Settling>() =>
+                {
+                    return Some(Self::Settling(early.left));
+                }
                 // The error of the provider's client decides nothing here.
                 Some(
                     EffectError::Failed { .. } | EffectError::Unknown { .. } | EffectError::Refused { .. },

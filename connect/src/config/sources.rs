@@ -205,8 +205,16 @@ impl Sources {
 }
 
 impl From<&Values> for Sources {
+    /// A program that has a relay inside gives the names itself, and may misspell one.
     fn from(values: &Values) -> Self {
-        Self { values: values.clone(), ..Self::default() }
+        let misspelt = values.keys().filter(|name| find(name).is_none()).map(|name| {
+            let all = OPTIONS.iter().map(|option| (option.name, option.name.to_owned()));
+            let hint = nearest(name, all).map(|near| format!("; did you mean {near:?}?")).unwrap_or_default();
+            format!("{name:?} is not an option of oncebox{hint}")
+        });
+        let mut mistakes: Vec<String> = misspelt.collect();
+        mistakes.sort_unstable();
+        Self { values: values.clone(), mistakes, ..Self::default() }
     }
 }
 

@@ -123,6 +123,19 @@ fn unknown_environment_names_get_a_suggestion() {
     );
 }
 
+/// A relay inside another program gets its options as values.
+#[test]
+fn unknown_names_of_values_get_a_suggestion() {
+    let all = mistakes(&[("retenton", "7 d"), ("workers", "2"), ("zzzz", "1")]);
+    assert_eq!(
+        all,
+        [
+            "\"retenton\" is not an option of oncebox; did you mean \"retention\"?",
+            "\"zzzz\" is not an option of oncebox"
+        ]
+    );
+}
+
 #[test]
 fn secrets_are_never_shown() {
     let config = Config::from_values(&values(&[("nats-url", "nats://me:secret@n.example:4222")])).unwrap();

@@ -38,12 +38,30 @@ impl Context<'_> {
         sql: &str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<(), HandlerError> {
-        match self.transaction().execute(sql, parameters).await? {
-            1 => Ok(()),
-            0 => Err(HandlerError::conflict("the row's version is no longer the one that was read")),
-            rows => Err(HandlerError::message(format!(
-                "an update of one version changed {rows} rows: does it name the row's key?"
-            ))),
-        }
+        one_version(self.transaction().execute(sql, parameters).await?)
+    }
+}
+
+/// The result of an update of one version that has changed so many rows, as
+/// [`Context::update_version`] has it: for the drivers
+/// whose statements have parameters of their own.
+///
+/// ```
+/// # fn example(rows_affected: u64) -> Result<(), oncebox_inbox::HandlerError> {
+/// // sqlx: query.execute(&mut **cx.transaction()).await?.rows_affected()
+/// oncebox_inbox::one_version(rows_affected)
+/// # }
+/// ```
+///
+/// # Errors
+/// No row was changed: a [conflict](HandlerError::conflict), to be returned. More than one was: the
+/// statement does not name its row, and the message must not be committed.
+pub fn one_version(rows: u64) -> Result<(), HandlerError> {
+    match rows {
+        1 => Ok(()),
+        0 => Err(HandlerError::conflict("the row's version is no longer the one that was read")),
+        rows => Err(HandlerError::message(format!(
+            "an update of one version changed {rows} rows: does it name the row's key?"
+        ))),
     }
 }

@@ -12,7 +12,7 @@ use oncebox_claims::{
     stored::Status,
 };
 use tokio::time::timeout;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::Run;
 use crate::{
@@ -53,10 +53,27 @@ impl Run<'_> {
                 self.release_soon(&error.to_string()).await;
                 return Err(Error::Unavailable(RUN_HANDLER, error.into_source()));
             }
+            Some(Meaning::Settling(left)) => return self.settling(left, &error.to_string()).await,
             None if error.class() == Class::Unavailable => Failure::Broken(RUN_HANDLER, error.into_source()),
             Some(Meaning::Other) | None => Failure::Failed(error.to_string()),
         };
         self.fail(failure).await
+    }
+
+    /// An earlier call may still arrive: the run was a wait, and no attempt.
+    async fn settling<R>(&self, left: Duration, reason: &str) -> Result<Verdict<R>, Error> {
+        let inbox = &self.leased.inbox;
+        let after = left.min(inbox.shared.settings.retries.backoff.max);
+        if !self.claim.snooze(after, reason).await? {
+            return lost(self.claim.lost());
+        }
+        let (scope, key, after_seconds) = (inbox.scope(), self.identity.key.as_str(), after.as_secs_f64());
+        let reason = self.claim.explained(reason);
+        info!(scope, key, after_seconds, "will ask again, which is no attempt: {reason}");
+        inbox.shared.record_release(self.received, &self.identity, self.claim.epoch());
+        let verdict = Verdict::Retry { after, reason };
+        inbox.count(&verdict, self.received, &self.identity);
+        Ok(verdict)
     }
 
     /// Decides whether the message is run again later or becomes a dead letter, and writes that

@@ -34,22 +34,22 @@ use crate::{
 const SHORT: Duration = Duration::from_millis(200);
 const CONNECTIONS: u32 = 4;
 
-fn sqlx(env: &TestEnv) -> sqlx::PgPool {
+pub(super) fn sqlx(env: &TestEnv) -> sqlx::PgPool {
     PgPoolOptions::new().max_connections(CONNECTIONS).connect_lazy(env.database_url()).unwrap()
 }
 
-fn diesel(env: &TestEnv) -> Pool<AsyncPgConnection> {
+pub(super) fn diesel(env: &TestEnv) -> Pool<AsyncPgConnection> {
     let manager = AsyncDieselConnectionManager::new(env.database_url());
     Pool::builder(manager).max_size(CONNECTIONS as usize).build().unwrap()
 }
 
-fn inbox<D: Driver>(driver: D) -> Inbox<D> {
+pub(super) fn inbox<D: Driver>(driver: D) -> Inbox<D> {
     let short = Duration::from_millis(1);
     let builder = Inbox::<D>::over(driver).scope(SCOPE).single_tenant().attempts_max(2);
     builder.backoff(short, short).lock_timeout(SHORT).build().unwrap()
 }
 
-fn message(key: &str, n: i64) -> Received {
+pub(super) fn message(key: &str, n: i64) -> Received {
     Received::new("s.t", serde_json::to_vec(&Job { n }).unwrap()).header("Idempotency-Key", key)
 }
 

@@ -11,9 +11,7 @@ use oncebox_tests::eventually;
 
 use crate::{
     inbox::support::{LIMIT, builder, count, dead_letters, effects, message},
-    leased::support::{
-        Mood, Pays, Provider, age_effects, charge, claim, claimed, receipt, run_until_ended, setup,
-    },
+    leased::support::{Mood, Pays, charge, claim, claimed, receipt, run_until_ended, setup},
 };
 
 /// Neither a retry that charges again, nor a failure for a charge that happened.
@@ -40,59 +38,6 @@ async fn a_lost_answer_is_reconciled_not_repeated() {
     let text = metrics_text([leased.inbox()]);
     let line = "oncebox_inbox_leases_total{scope=\"tests:effect\",event=\"reconciled\"} 1";
     assert!(text.lines().any(|other| other == line), "{text}");
-}
-
-/// One effect, `charge`, of which each call may take so long, and settles when it settles by
-/// default.
-fn charges_within(provider: &Arc<Provider>, timeout: Duration) -> Pays {
-    let provider = Arc::clone(provider);
-    Pays::new(move |cx, _| {
-        let provider = Arc::clone(&provider);
-        Box::pin(async move {
-            let provider = &provider;
-            let call = cx
-                .effect("charge")
-                .timeout(timeout)
-                .call(|key| async move { provider.charge(key.as_str()).await })
-                .reconcile(|key| async move { provider.find(key.as_str()).await });
-            Ok(Outcome::done(call.await?))
-        })
-    })
-}
-
-/// A request may wait on a slow line; a provider that knows nothing of it yet is not called at
-/// once.
-#[tokio::test]
-async fn an_absent_effect_is_called_again_only_when_it_has_settled() {
-    let (env, leased, provider) = setup().await;
-    let handler = charges_within(&provider, Duration::from_secs(30));
-    provider.mood(Mood::LosesRequests);
-    for lookups in 0..3 {
-        let verdict = leased.run(&handler, &message("k", 7)).await.unwrap();
-        assert!(matches!(verdict, Verdict::Retry { .. }), "{verdict:?}");
-        assert_eq!((provider.calls("k:charge"), provider.lookups()), (1, lookups));
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-    age_effects(&env).await;
-    provider.mood(Mood::Works);
-    assert_eq!(run_until_ended(&leased, &handler, &message("k", 7)).await, Verdict::Handled(receipt()));
-    assert_eq!((provider.calls("k:charge"), provider.effects("k:charge")), (2, 1));
-}
-
-/// A call that may take two minutes may take effect for longer than one that may take half of one.
-#[tokio::test]
-async fn an_effect_with_a_long_timeout_settles_later() {
-    let (env, leased, provider) = setup().await;
-    let handler = charges_within(&provider, Duration::from_secs(120));
-    provider.mood(Mood::LosesRequests);
-    for calls in [1, 1, 1, 2] {
-        let verdict = leased.run(&handler, &message("k", 7)).await.unwrap();
-        assert!(matches!(verdict, Verdict::Retry { .. }), "{verdict:?}");
-        assert_eq!(provider.calls("k:charge"), calls);
-        // Twice it counts as under way still, then it is 2 min 30 s old.
-        let older = "UPDATE oncebox.inbox_effect SET started_at = started_at - interval '50 s'";
-        env.pg().await.batch_execute(older).await.unwrap();
-    }
 }
 
 /// A provider that takes the key as its own is called again with the same one, and not asked.
@@ -240,23 +185,6 @@ async fn a_run_with_an_unknown_effect_never_ends_well() {
         "{dead:?}"
     );
     assert_eq!((count(&env, "oncebox.inbox_claim").await, count(&env, "oncebox.inbox_effect").await), (0, 1));
-}
-
-/// Each call has its own time to settle, also the second one.
-#[tokio::test]
-async fn an_effect_that_was_called_again_may_still_settle() {
-    let (env, leased, provider) = setup().await;
-    let handler = charges_within(&provider, Duration::from_secs(30));
-    provider.mood(Mood::LosesRequests);
-    for (round, calls) in [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)] {
-        if round % 2 == 1 {
-            age_effects(&env).await;
-        }
-        let verdict = leased.run(&handler, &message("k", 7)).await.unwrap();
-        assert!(matches!(verdict, Verdict::Retry { .. }), "{round}: {verdict:?}");
-        assert_eq!(provider.calls("k:charge"), calls, "{round}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
 }
 
 /// An operator has a dead message run again: its effects are not forgotten.

@@ -11,7 +11,7 @@ use super::{Effect, ReadyEffect, Reconcile};
 use crate::{
     failure::{bounded, text},
     leased::{
-        effect_error::{CallError, EffectError, Known, Reconciled},
+        effect_error::{CallError, EffectError, Known, Reconciled, Settling},
         ledger::StepGuard,
         store::{Begun, Settled},
     },
@@ -132,9 +132,7 @@ impl Effect<'_> {
             }
             Some(Ok(Reconciled::Absent)) => {
                 let within = self.settled_after();
-                let reason =
-                    format!("the provider knows nothing of it, but a call settles within {within:?}");
-                return Err(unknown(reason.into()));
+                return Err(unknown(Settling { within, left: within.saturating_sub(age) }.into()));
             }
             Some(Ok(Reconciled::Unknown)) => return Err(unknown("the provider cannot tell yet".into())),
             Some(Err(error @ CallError { known: Known::Rejected, .. })) => {
