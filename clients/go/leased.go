@@ -203,9 +203,14 @@ func (l *Lease) finish(ctx, working context.Context, renewed func(), end ending,
 	case !current.isBegun, current.isUnsure, isWritten && isSpoiling(err):
 		err = awayError{err}
 	case err != nil:
-		if isCommitted, problem := l.in.hasCommitted(ctx, current); problem != nil {
+		// Of a lost connection the id tells nothing: a server that crashes gives ids that it has lost to others.
+		if current.isClosed && !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+		var status string
+		if problem := l.in.ask(ctx, &status, "SELECT coalesce(pg_xact_status($1::xid8), '')", current.xid); problem != nil {
 			return awayError{problem}
-		} else if isCommitted {
+		} else if status == "committed" {
 			return GiveUp(committed + ": " + reasonOf(err))
 		}
 	}

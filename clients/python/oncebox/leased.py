@@ -23,7 +23,7 @@ from typing import Any, Awaitable, Callable
 
 import psycopg
 
-from .causes import cause, first_line, is_conflict, reason_of, sqlstate
+from .causes import cause, first_line, is_conflict, is_useless, reason_of, sqlstate
 from .effect import Call, Ledger, LeaseLost, run_effect
 from .life import COMMITTED, CONFLICT_ROUNDS, MISMATCH, NO_TRACE, Claim, Life, Unreadable, headers_of, printable
 from .message import Context, Message, Verdict
@@ -240,6 +240,15 @@ class Lease(Life):
                 if await self.has_committed(claim, error):
                     return await self.bury(claim, f"{COMMITTED}: {reason_of(error)}")
             return await self.failed(claim, error)
+
+    async def has_committed(self, claim: Claim, failure: Exception) -> bool:
+        """Whether the last writes were committed by the handler itself. No row of ours is among them. Of a lost
+        connection the id tells nothing: a server that crashes gives ids that it has lost to others."""
+        lost = cause(failure, psycopg.OperationalError)
+        if is_useless(failure) or (lost is not None and lost.sqlstate is None):
+            return False
+        (status,) = await self.database.ask("SELECT pg_xact_status(%s::text::xid8)", [claim.xid])
+        return status == "committed"
 
     async def _finished(self, finish: Any, reply: Any) -> Verdict:
         """Ends the key, in one transaction with the last writes of the handler."""

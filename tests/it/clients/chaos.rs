@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::pull;
-use oncebox_tests::{Program, eventually};
-use tokio_postgres::Client;
+use oncebox_schema::{Lanes, SchemaName, migrate};
+use oncebox_tests::{Postgres, Program, Stop, eventually};
+use tokio_postgres::{Client, NoTls};
 
 use super::shop::{LIMIT, Programs, Shop, lines};
 use crate::relay::support::through_proxy;
@@ -113,6 +114,58 @@ pub(super) async fn lose_the_servers(programs: Programs) {
     let all = "SELECT 'all' FROM charge HAVING count(*) = 43 AND count(DISTINCT id) = 43";
     eventually("all are charged once", LIMIT, async || lines(&client, all).await.pop()).await;
     payment.stop().await.unwrap();
+}
+
+/// PostgreSQL crashes while a handler runs, and forgets the id of its transaction, which another
+/// one gets and commits. The message is no worse for that.
+pub(super) async fn crash_behind_a_claim(programs: Programs) {
+    let shop = Shop::new(programs).await;
+    let mut postgres = Postgres::start().await.unwrap();
+    let (proxy, url) = through_proxy(&postgres.url("postgres")).await;
+    let mut client = connected(&postgres).await;
+    // What is not committed is not written either.
+    let setting = "ALTER SYSTEM SET wal_writer_delay = '10s'; SELECT pg_reload_conf()";
+    for sql in setting.split("; ").chain(TABLES.split("; ")) {
+        client.batch_execute(sql).await.unwrap();
+    }
+    migrate(&mut client, &SchemaName::default(), Lanes::default()).await.unwrap();
+    let mut payment = shop.payment(&url, "payment").await;
+    shop.publish("first", 1, Some("first")).await;
+    let charged = |order: &str| format!("SELECT id FROM charge WHERE id = '{order}'");
+    eventually("it consumes", LIMIT, async || lines(&client, &charged("first")).await.pop()).await;
+    let locking = connected(&postgres).await;
+    locking.batch_execute("BEGIN; LOCK TABLE charge").await.unwrap();
+    shop.publish("second", 1, Some("second")).await;
+    let waiting = "SELECT w.backend_xid::text FROM pg_stat_activity AS w
+                   WHERE w.wait_event_type = 'Lock' AND w.backend_xid IS NOT NULL AND w.query ~ 'charge'";
+    let xid: i64 = eventually("the handler runs", LIMIT, async || lines(&client, waiting).await.pop())
+        .await
+        .parse()
+        .unwrap();
+    proxy.refuse(true);
+    postgres.restart(Stop::Kill).await.unwrap();
+    proxy.cut();
+    let client = connected(&postgres).await;
+    let next = || async {
+        lines(&client, "SELECT pg_current_xact_id()::text").await.remove(0).parse::<i64>().unwrap()
+    };
+    assert!(next().await <= xid, "the id is forgotten");
+    while next().await <= xid {}
+    proxy.refuse(false);
+    eventually("it is charged", LIMIT, async || lines(&client, &charged("second")).await.pop()).await;
+    let ended =
+        "SELECT concat_ws(' ', (SELECT count(*) FROM charge), (SELECT count(*) FROM oncebox.dead_letter))";
+    assert_eq!(lines(&client, ended).await, ["2 0"]);
+    payment.stop().await.unwrap();
+}
+
+const TABLES: &str = "CREATE TABLE orders (id text PRIMARY KEY, cents bigint NOT NULL); \
+                      CREATE TABLE charge (id text NOT NULL, cents bigint NOT NULL)";
+
+async fn connected(postgres: &Postgres) -> Client {
+    let (client, connection) = tokio_postgres::connect(&postgres.url("postgres"), NoTls).await.unwrap();
+    tokio::task::spawn(connection);
+    client
 }
 
 async fn assert_each_effect_once(client: &Client) {

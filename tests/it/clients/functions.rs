@@ -26,7 +26,9 @@ const REPLY_MAX: usize = 1 << 20;
 const CLAIM: &str = "SELECT answer, pg_current_xact_id_if_assigned()::text
                      FROM oncebox.claim('conform:test', $1, $2, $3)";
 const SETTLE: &str = "SELECT oncebox.settle('conform:test', $1, $2::text::json, $3, $4)";
-const COMMITTED: &str = "SELECT pg_xact_status($1::text::xid8) = 'committed'";
+const COMMITTED: &str =
+    "SELECT EXISTS (SELECT FROM oncebox.inbox WHERE scope = 'conform:test' AND tenant = $1::text
+                                                 AND key = $2::text AND xmin = $3::text::xid8::xid)";
 const FAILED: &str = "SELECT oncebox.attempt_failed('conform:test', $1, $2, $3, $4, timestamptz 'epoch' + $5 * interval '1 microsecond',
                                               $6, $7, $8, $8)";
 const FORGET: &str = "SELECT oncebox.forget_attempts('conform:test', $1, $2)";
@@ -105,7 +107,14 @@ impl Consumer {
             drop(client);
             let client = self.pool.get().await.unwrap();
             let is_committed = match &xid {
-                Some(xid) => client.query_typed_one(COMMITTED, &[(xid, Type::TEXT)]).await?.get(0),
+                Some(xid) => {
+                    let row = [
+                        (&received.tenant as _, Type::TEXT),
+                        (&received.key as _, Type::TEXT),
+                        (xid as _, Type::TEXT),
+                    ];
+                    client.query_typed_one(COMMITTED, &row).await?.get(0)
+                }
                 None => false,
             };
             let reason = match failure {

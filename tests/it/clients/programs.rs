@@ -5,7 +5,7 @@ use oncebox_tests::{TestEnv, eventually};
 use tokio::{process::Command, time::timeout};
 
 use super::{
-    chaos::{kill_and_cut_off, lose_the_servers},
+    chaos::{crash_behind_a_claim, kill_and_cut_off, lose_the_servers},
     shop::{LIMIT, Programs, Shop, lines, repository},
 };
 use crate::relay::support::{Running, through_proxy, values, with};
@@ -62,6 +62,13 @@ macro_rules! clients {
             async fn servers_that_are_away_are_asked_seldom() {
                 if let Some(programs) = Programs::of(stringify!($client)) {
                     super::lose_the_servers(programs).await;
+                }
+            }
+
+            #[tokio::test]
+            async fn the_id_of_a_transaction_that_a_crash_has_lost_tells_nothing() {
+                if let Some(programs) = Programs::of(stringify!($client)) {
+                    super::crash_behind_a_claim(programs).await;
                 }
             }
         }
