@@ -48,7 +48,7 @@ $_$;
 
 COMMENT ON FUNCTION oncebox.abandon_saga_as(saga_id bigint, why text, by text, note text) IS 'For operators: abandon_saga(), recorded. No row where it has finished.';
 
-CREATE FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT discarded bigint) RETURNS record
+CREATE FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT backlog bigint) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET lock_timeout TO '10s'
@@ -64,12 +64,15 @@ BEGIN
     RAISE EXCEPTION 'this database is where its outbox lives: there is nothing to adopt'
       USING ERRCODE = 'OB013', HINT = 'See `oncebox status`: it says when relays take an outbox for a copy.';
   END IF;
-  discarded := 0;
+  backlog := 0;
   IF NOT is_moved THEN
     IF discards THEN
       LOCK TABLE "oncebox".message_0, "oncebox".message_1, "oncebox".message_2, "oncebox".message_3, "oncebox".message_4,
         "oncebox".message_5, "oncebox".message_6, "oncebox".message_7, "oncebox".delayed IN SHARE ROW EXCLUSIVE MODE;
-      discarded := "oncebox".discard_backlog();
+    END IF;
+    backlog := (SELECT count(*) FROM "oncebox".backlog());
+    IF discards THEN
+      PERFORM "oncebox".discard_backlog(adopt.operator, adopt.note);
     END IF;
     UPDATE "oncebox".cursor SET acknowledged = '{}';
     DELETE FROM "oncebox".receipt;
@@ -89,12 +92,12 @@ BEGIN
   INSERT INTO "oncebox".audit (operator, note, action, reason)
   VALUES (adopt.operator, adopt.note, 'adopt', CASE
     WHEN is_moved THEN format('moved here from %s: it stays outbox %s', earlier, identity)
-    WHEN discards THEN format('a copy of %s: now outbox %s; %s messages of the backlog were discarded', earlier, identity, discarded)
-    ELSE format('a copy of %s: now outbox %s; its backlog is sent', earlier, identity)
+    WHEN discards THEN format('a copy of %s: now outbox %s; %s messages of the backlog were discarded', earlier, identity, backlog)
+    ELSE format('a copy of %s: now outbox %s; its backlog is sent: %s messages', earlier, identity, backlog)
   END);
 END $$;
 
-COMMENT ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT discarded bigint) IS 'For operators: relays may serve this copy of an outbox, as an outbox of its own, or as the original that has moved here.';
+COMMENT ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT backlog bigint) IS 'For operators: relays may serve this copy of an outbox, as an outbox of its own, or as the original that has moved here.';
 
 CREATE FUNCTION oncebox.append(ids bigint[], lanes smallint[], keys text[], subjects text[], ordering_keys text[], headers jsonb[], payloads bytea[], is_moved boolean) RETURNS bigint[]
     LANGUAGE plpgsql
@@ -318,6 +321,27 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, reason text, subject text, pause double precision, pause_max double precision) IS 'Counts a failed attempt at a message, after its rollback; returns how many have failed. The rest is for operators: reason, subject, and when it is delivered again, after pause seconds that double with each failure up to pause_max; for a fixed pause both are the same.';
+
+CREATE FUNCTION oncebox.backlog() RETURNS TABLE(lane smallint, id bigint, key text, subject text, action text)
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  -- Rows of another cluster compare with its snapshot, as in read_reset.sql.
+  SELECT m.lane, m.id, m.key, m.subject, 'discard'
+  FROM "oncebox".lane_cursor AS c
+  JOIN "oncebox".log AS m ON m.lane = c.lane
+  WHERE m.id > c.floor
+    AND (m.id > c.high
+      OR NOT pg_visible_in_snapshot(m.xact, c.snap)
+        AND (c.target IS NULL OR m.id > c.after OR NOT pg_visible_in_snapshot(m.xact, c.target)))
+    AND NOT EXISTS (SELECT FROM "oncebox".discarded AS d WHERE d.lane = m.lane AND d.id = m.id)
+  UNION ALL
+  SELECT p.lane, p.id, p.key, p.subject, CASE p.replay WHEN 0 THEN 'discard' ELSE 'cancel' END
+  FROM "oncebox".parked AS p
+  UNION ALL
+  SELECT NULL, d.id, d.key, d.subject, 'cancel'
+  FROM "oncebox".delayed AS d
+$$;
 
 CREATE FUNCTION oncebox.begin_attempt(scope text, key text, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone, subject text DEFAULT NULL::text, attempts_max bigint DEFAULT 20, is_alone boolean DEFAULT false) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1408,24 +1432,17 @@ $_$;
 
 COMMENT ON FUNCTION oncebox.disable_events(kinds text[], by text, note text) IS 'For operators: has kinds of events sent no more. Returns those that were sent before.';
 
-CREATE FUNCTION oncebox.discard_backlog() RETURNS bigint
+CREATE FUNCTION oncebox.discard_backlog(by text, note text) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-DECLARE
-  messages bigint;
 BEGIN
-  -- Rows of another cluster compare with its snapshot, as in read_reset.sql.
-  INSERT INTO "oncebox".discarded (lane, id) SELECT m.lane, m.id
-  FROM "oncebox".lane_cursor AS c
-  JOIN "oncebox".log AS m ON m.lane = c.lane
-  WHERE m.id > c.floor
-    AND (m.id > c.high
-      OR NOT pg_visible_in_snapshot(m.xact, c.snap)
-        AND (c.target IS NULL OR m.id > c.after OR NOT pg_visible_in_snapshot(m.xact, c.target)))
+  INSERT INTO "oncebox".audit (operator, note, action, lane, message_id, key, subject, reason)
+  SELECT discard_backlog.by, discard_backlog.note, b.action, b.lane, b.id, b.key, b.subject, 'the backlog of a copy that was adopted'
+  FROM "oncebox".backlog() AS b;
+  INSERT INTO "oncebox".discarded (lane, id)
+  SELECT b.lane, b.id FROM "oncebox".backlog() AS b WHERE b.action = 'discard'
   ON CONFLICT DO NOTHING;
-  GET DIAGNOSTICS messages = ROW_COUNT;
-  messages := messages + (SELECT count(*) FROM "oncebox".parked) + (SELECT count(*) FROM "oncebox".delayed);
   INSERT INTO "oncebox".cursor (lane, number, floor, high, system_identifier)
   SELECT c.lane, c.number + 1, last.id, last.id, here.system_identifier
   FROM "oncebox".lane_cursor AS c
@@ -1440,9 +1457,6 @@ BEGIN
   SELECT l.lane FROM "oncebox".lane AS l
   ON CONFLICT ON CONSTRAINT reset_pkey DO UPDATE SET snap = excluded.snap;
   DELETE FROM "oncebox".milestone;
-  INSERT INTO "oncebox".discarded (lane, id)
-  SELECT p.lane, p.id FROM "oncebox".parked AS p WHERE p.replay = 0
-  ON CONFLICT DO NOTHING;
   UPDATE "oncebox".replay AS r
   SET cancelled = p.replay
   FROM "oncebox".parked AS p
@@ -1450,7 +1464,6 @@ BEGIN
   DELETE FROM "oncebox".parked;
   PERFORM "oncebox".delete_placeholders((SELECT array_agg(d.id) FROM "oncebox".delayed AS d));
   DELETE FROM "oncebox".delayed;
-  RETURN messages;
 END $$;
 
 CREATE FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) RETURNS SETOF bigint
@@ -3402,6 +3415,13 @@ BEGIN
       lost.snap := later.snap;
     END IF;
   END IF;
+  -- Without a receipt all above the floor is due, and what is due already below it stays so. The
+  -- noted snapshot is younger than the cursor: that alone must not keep the lane where it stands.
+  IF at_number = -1 THEN
+    lost.high := least(stands.high, lost.floor);
+    lost.floor := least(stands.floor, lost.floor);
+    lost.snap := stands.snap;
+  END IF;
   -- A lane that is being sent again already is perhaps further back than this one would be.
   SELECT l.until_floor AS floor, l.until_high AS high, l.until_snap AS snap, l.until_target AS target,
     l.until_after AS after
@@ -3420,7 +3440,7 @@ BEGIN
     until_high = until.high, until_snap = until.snap, until_target = until.target, until_after = until.after
   WHERE l.lane = wanted_lane AND l.stream = wanted_stream AND l.resending_at IS NULL;
   IF stands.high >= greatest(lost.high, lost.floor)
-     AND pg_snapshot_xmax(stands.snap) >= pg_snapshot_xmax(lost.snap) OR at_number = -1 AND since IS NULL THEN
+     AND pg_snapshot_xmax(stands.snap) >= pg_snapshot_xmax(lost.snap) OR at_number = -1 THEN
     INSERT INTO "oncebox".cursor (lane, number, floor, high, snap, system_identifier, acknowledged)
     VALUES (wanted_lane, stands.number + 1, lost.floor, lost.high, lost.snap, stands.system_identifier,
             stands.acknowledged);
@@ -5390,7 +5410,7 @@ CREATE TABLE oncebox.migration (
     oldest_program integer
 );
 
-COMMENT ON TABLE oncebox.migration IS 'version 19, oldest program 14';
+COMMENT ON TABLE oncebox.migration IS 'version 20, oldest program 14';
 
 COMMENT ON COLUMN oncebox.migration.oldest_program IS 'Programs that were built for this version and later ones work with the schema as it is after this migration.';
 
@@ -5968,8 +5988,8 @@ REVOKE ALL ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) FROM PUBLI
 REVOKE ALL ON FUNCTION oncebox.abandon_saga_as(saga_id bigint, why text, by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.abandon_saga_as(saga_id bigint, why text, by text, note text) TO oncebox_operator;
 
-REVOKE ALL ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT discarded bigint) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT discarded bigint) TO oncebox_operator;
+REVOKE ALL ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT backlog bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT backlog bigint) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.append(ids bigint[], lanes smallint[], keys text[], subjects text[], ordering_keys text[], headers jsonb[], payloads bytea[], is_moved boolean) FROM PUBLIC;
 
@@ -5977,6 +5997,8 @@ REVOKE ALL ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text) FR
 
 REVOKE ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, reason text, subject text, pause double precision, pause_max double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, reason text, subject text, pause double precision, pause_max double precision) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.backlog() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.begin_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, subject text, attempts_max bigint, is_alone boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.begin_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, subject text, attempts_max bigint, is_alone boolean) TO oncebox_consumer;
@@ -6075,7 +6097,7 @@ REVOKE ALL ON FUNCTION oncebox.delete_placeholders(ids bigint[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION oncebox.disable_events(kinds text[], by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.disable_events(kinds text[], by text, note text) TO oncebox_operator;
 
-REVOKE ALL ON FUNCTION oncebox.discard_backlog() FROM PUBLIC;
+REVOKE ALL ON FUNCTION oncebox.discard_backlog(by text, note text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) TO oncebox_operator;

@@ -117,6 +117,12 @@ pub enum RelayError {
     /// The messages to pause are not there.
     #[error("pause: {0}; nothing was done")]
     Pause(String),
+    /// The outbox is no copy.
+    #[error(
+        "adopt: this database is where its outbox lives, so there is nothing to adopt, and nothing was done; it may be \
+         adopted already: `oncebox status` says when relays take an outbox for a copy"
+    )]
+    NoCopy,
     /// A failing message could not be fetched or sent: it stays as it is, and those before it are
     /// dealt with.
     #[error("deal with the failing message {key:?}; it and those after it stay as they are")]

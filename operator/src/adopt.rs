@@ -1,9 +1,16 @@
 //! A copy of an outbox, or one that has moved, is adopted: relays may serve it from then on.
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_connect::{
+    error::RelayError,
+    postgres::{Parameter, typed},
+};
 use serde::Serialize;
+use tokio_postgres::error::SqlState;
 
-use super::{Operator, failed, query};
+use super::{Operator, failed};
+
+/// The error of `adopt()` when there is nothing to adopt.
+const NO_COPY: &str = "OB013";
 
 /// What becomes of an outbox that relays take for a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,8 +29,8 @@ pub enum Adoption {
 pub struct Adopted {
     /// Its identity, the first part of each `Nats-Msg-Id`.
     pub outbox: String,
-    /// Messages of the backlog that were discarded.
-    pub discarded: i64,
+    /// Messages that were due, set aside, dead or delayed: given up, or sent. 0 when it has moved.
+    pub backlog: i64,
     /// Where relays have served the same outbox within the last minute. If they go on, those of an
     /// outbox that has moved here fall silent again.
     pub rival: Option<String>,
@@ -42,7 +49,12 @@ impl Operator {
         let (is_moved, discards) = (adoption == Adoption::Moved, adoption == Adoption::WithoutBacklog);
         let transaction = self.begin().await?;
         let parameters: [&dyn Parameter; 4] = [&is_moved, &discards, &stamp.operator, &stamp.note];
-        let row = query(&transaction, "adopt the outbox", &sql, &parameters).await?;
+        let row = match transaction.query_typed(&sql, &typed(&parameters)).await {
+            Err(error) if error.code().map(SqlState::code) == Some(NO_COPY) => {
+                return Err(RelayError::NoCopy);
+            }
+            row => row.map_err(failed("adopt the outbox"))?,
+        };
         match dry_run {
             true => transaction.rollback().await.map_err(failed("take it back"))?,
             false => transaction.commit().await.map_err(failed("commit"))?,
@@ -50,7 +62,7 @@ impl Operator {
         let first = row.first();
         Ok(Adopted {
             outbox: first.map(|row| row.get("identity")).unwrap_or_default(),
-            discarded: first.map_or(0, |row| row.get("discarded")),
+            backlog: first.map_or(0, |row| row.get("backlog")),
             rival: first.and_then(|row| row.get("rival")),
         })
     }

@@ -38,6 +38,7 @@ mod shell;
 mod shown;
 mod statements;
 mod status;
+mod stored;
 mod survey;
 mod sweep;
 mod time;

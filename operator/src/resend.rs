@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, error::Error, str::FromStr, time::Duration};
 use async_nats::{
     HeaderMap,
     header::{HeaderName, HeaderValue, NATS_MESSAGE_ID},
-    jetstream::{self, message::StreamMessage, stream::RawMessageErrorKind},
+    jetstream::{self, message::StreamMessage},
 };
 use oncebox_connect::{
     config::Config,
@@ -16,11 +16,11 @@ use oncebox_connect::{
     nats::{Connection, Server},
 };
 use oncebox_relay::facts::letter_id;
-use oncebox_schema::error_chain;
 use serde_json::Value;
 use tokio::time::timeout;
 
 pub(crate) use self::payload::Payload;
+use crate::stored::{Question, stored};
 
 /// How long JetStream may take to acknowledge one message.
 const ACK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -85,14 +85,11 @@ impl Resender {
     /// The message with this sequence; `None` when its stream has it no more.
     pub(crate) async fn stored(&self, stream: &str, sequence: u64) -> Result<Option<StreamMessage>, Refused> {
         let (context, name) = self.connection.jetstream_of(stream, ACK_TIMEOUT);
-        let stream = context.get_stream_no_info(name).await?;
-        match timeout(ACK_TIMEOUT, stream.get_raw_message(sequence)).await? {
-            Ok(message) => Ok(Some(message)),
-            Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
-            Err(error) => {
-                Err(format!("read sequence {sequence} of stream {name}: {}", error_chain(&error)).into())
-            }
-        }
+        // It judges the name, which an inbox has noted.
+        context.get_stream_no_info(name).await?;
+        let asking = stored(&context, name, Question::At { seq: sequence });
+        let answer = timeout(ACK_TIMEOUT, asking).await?;
+        answer.map_err(|problem| format!("read sequence {sequence} of stream {name}: {problem}").into())
     }
 }
 

@@ -196,6 +196,13 @@ BEGIN
       lost.snap := later.snap;
     END IF;
   END IF;
+  -- Without a receipt all above the floor is due, and what is due already below it stays so. The
+  -- noted snapshot is younger than the cursor: that alone must not keep the lane where it stands.
+  IF at_number = -1 THEN
+    lost.high := least(stands.high, lost.floor);
+    lost.floor := least(stands.floor, lost.floor);
+    lost.snap := stands.snap;
+  END IF;
   -- A lane that is being sent again already is perhaps further back than this one would be.
   SELECT l.until_floor AS floor, l.until_high AS high, l.until_snap AS snap, l.until_target AS target,
     l.until_after AS after
@@ -214,7 +221,7 @@ BEGIN
     until_high = until.high, until_snap = until.snap, until_target = until.target, until_after = until.after
   WHERE l.lane = wanted_lane AND l.stream = wanted_stream AND l.resending_at IS NULL;
   IF stands.high >= greatest(lost.high, lost.floor)
-     AND pg_snapshot_xmax(stands.snap) >= pg_snapshot_xmax(lost.snap) OR at_number = -1 AND since IS NULL THEN
+     AND pg_snapshot_xmax(stands.snap) >= pg_snapshot_xmax(lost.snap) OR at_number = -1 THEN
     INSERT INTO {schema}.cursor (lane, number, floor, high, snap, system_identifier, acknowledged)
     VALUES (wanted_lane, stands.number + 1, lost.floor, lost.high, lost.snap, stands.system_identifier,
             stands.acknowledged);

@@ -51,17 +51,18 @@ impl Adopt {
     pub(super) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
         let mut tasks = JoinSet::new();
         let mut operator = Operator::connect(config, self.run.stamp.clone(), &mut tasks).await?;
-        let Adopted { outbox, discarded, rival, .. } =
-            operator.adopt(self.adoption, self.run.dry_run).await?;
+        let Adopted { outbox, backlog, rival, .. } = operator.adopt(self.adoption, self.run.dry_run).await?;
         let dry_run = self.run.dry_run;
         // A dry run gives an identity that nobody sees again.
         let outbox = (!dry_run || self.adoption == Adoption::Moved).then_some(outbox);
+        let discarded = if self.adoption == Adoption::WithoutBacklog { backlog } else { 0 };
         let text = if self.run.json {
             output::json_lines(&[json!({
-                "action": "adopt", "outbox": outbox, "discarded": discarded, "rival": rival, "dry_run": dry_run,
+                "action": "adopt", "outbox": outbox, "backlog": backlog, "discarded": discarded, "rival": rival,
+                "dry_run": dry_run,
             })])?
         } else {
-            self.text(outbox.as_deref(), discarded)
+            self.text(outbox.as_deref(), backlog)
         };
         output::print(&text)?;
         if let Some(rival) = rival.filter(|_| self.adoption == Adoption::Moved) {
@@ -73,19 +74,19 @@ impl Adopt {
         Ok(())
     }
 
-    fn text(&self, outbox: Option<&str>, discarded: i64) -> String {
+    fn text(&self, outbox: Option<&str>, backlog: i64) -> String {
         let outbox = outbox.map_or("an outbox of its own".to_owned(), |outbox| format!("outbox {outbox}"));
         let is_dry = self.run.dry_run;
-        let given_up =
-            if is_dry { "would be given up" } else { for_one(discarded, "is given up", "are given up") };
+        let of_it = format!("{} of its backlog", counted(backlog, "message"));
         let backlog = match (self.adoption, is_dry) {
             (Adoption::Moved, false) => "it goes on as it was".to_owned(),
             (Adoption::Moved, true) => "it would go on as it was".to_owned(),
-            (Adoption::WithoutBacklog, _) => {
-                format!("{} of its backlog {given_up}", counted(discarded, "message"))
+            (Adoption::WithoutBacklog, false) => {
+                format!("{of_it} {}", for_one(backlog, "is given up", "are given up"))
             }
-            (Adoption::WithBacklog, false) => "its backlog is sent".to_owned(),
-            (Adoption::WithBacklog, true) => "its backlog would be sent".to_owned(),
+            (Adoption::WithoutBacklog, true) => format!("{of_it} would be given up"),
+            (Adoption::WithBacklog, false) => format!("{of_it} {}", for_one(backlog, "is sent", "are sent")),
+            (Adoption::WithBacklog, true) => format!("{of_it} would be sent"),
         };
         match is_dry {
             true => format!("this database would be the home of {outbox}: {backlog}; nothing is changed\n"),

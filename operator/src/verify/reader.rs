@@ -10,19 +10,21 @@ use std::{
 };
 
 use async_nats::jetstream::{
+    Context,
     message::StreamMessage,
-    stream::{DiscardPolicy, LastRawMessageErrorKind, RetentionPolicy, Stream},
+    stream::{DiscardPolicy, RetentionPolicy},
 };
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use oncebox_connect::{
     config::Config,
-    error::{RelayError, error_chain},
+    error::RelayError,
     nats::{Connection, QUESTION_TIMEOUT, Server, answer_max, message_max, stream_info, unless_denied},
 };
 use oncebox_relay::facts::has_object;
 use tokio::time::sleep;
 
 use super::absence::LettingGo;
+use crate::stored::{Question, stored};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Questions under way at once, at most,
@@ -44,7 +46,8 @@ const ALL: &str = ">";
 #[derive(Debug)]
 pub(crate) struct Reader {
     connection: Connection,
-    stream: Stream<()>,
+    context: Context,
+    name: String,
     /// The sequence of the first message; one above the last where there is none.
     pub(crate) first: u64,
     /// The last sequence that was given out.
@@ -65,8 +68,6 @@ impl Reader {
         let found = stream_info(&connection, name).await.map_err(failed)?;
         let found = found.ok_or_else(|| failed("there is no such stream".to_owned()))?;
         let (context, name) = connection.jetstream_of(name, QUESTION_TIMEOUT);
-        let stream = context.get_stream_no_info(name).await;
-        let stream = stream.map_err(|error| failed(error_chain(&error)))?;
         let (config, state) = (&found.config, &found.state);
         let drops_old = config.discard == DiscardPolicy::Old;
         let drops_oldest = drops_old && (config.max_messages > 0 || config.max_bytes > 0);
@@ -82,7 +83,8 @@ impl Reader {
         let concurrent = (ANSWERS_MAX / answer_max(message_max(&connection, &found))).clamp(1, CONCURRENT);
         Ok(Self {
             connection,
-            stream,
+            name: name.to_owned(),
+            context,
             first: state.first_sequence.max(1),
             last: state.last_sequence,
             subjects: config.subjects.clone(),
@@ -134,7 +136,7 @@ impl Reader {
 
     /// When the last message of a subject was stored.
     pub(crate) async fn last_of_subject(&self, subject: &str) -> Result<Option<SystemTime>, String> {
-        let last = self.ask(|| self.stream.get_last_raw_message_by_subject(subject));
+        let last = self.stored(Question::Last { last_by_subj: subject });
         let last = unless_denied(&self.connection, last).await?;
         Ok(last.map(|message| message.time.into()))
     }
@@ -145,25 +147,21 @@ impl Reader {
     }
 
     async fn at(&self, sequence: u64) -> Result<Option<StreamMessage>, String> {
-        let asked = self.ask(|| self.stream.get_raw_message(sequence)).await;
+        let asked = self.stored(Question::At { seq: sequence }).await;
         asked.map_err(|problem| format!("read sequence {sequence}: {problem}"))
     }
 
     async fn next(&self, sequence: u64) -> Result<Option<StreamMessage>, String> {
-        let asking = self.ask(|| self.stream.get_first_raw_message_by_subject(ALL, sequence));
+        let asking = self.stored(Question::Next { seq: sequence, next_by_subj: ALL });
         unless_denied(&self.connection, asking).await
     }
 
-    async fn ask<F>(&self, question: impl Fn() -> F) -> Result<Option<StreamMessage>, String>
-    where
-        F: Future<Output = Result<StreamMessage, async_nats::jetstream::stream::LastRawMessageError>>,
-    {
+    async fn stored(&self, question: Question<'_>) -> Result<Option<StreamMessage>, String> {
         let mut failures = 0;
         loop {
-            match question().await {
-                Ok(message) => return Ok(Some(message)),
-                Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => return Ok(None),
-                Err(error) if failures + 1 == ATTEMPTS => return Err(error_chain(&error)),
+            match stored(&self.context, &self.name, question).await {
+                Ok(answer) => return Ok(answer),
+                Err(problem) if failures + 1 == ATTEMPTS => return Err(problem),
                 Err(_) => failures += 1,
             }
             sleep(PAUSE).await;

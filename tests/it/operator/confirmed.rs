@@ -1,13 +1,16 @@
 //! A token of a dry run confirms the sagas, settled messages and losses that it showed, and no
 //! other.
 
-use oncebox_tests::TestEnv;
+use oncebox_tests::{TestEnv, eventually};
 use serde_json::Value;
 
 use super::sagas::SAGAS;
 use crate::relay::{
     process::{run, run_ok},
-    support::{connect, drain, enqueue, fresh_stream, stored, stream_config, values_of},
+    support::{
+        LIMIT, Running, assert_delivered, await_messages, connect, drain, enqueue, fresh_stream, stored,
+        stream_config, values_of,
+    },
 };
 
 /// The token of a dry run, and the number of things that it showed.
@@ -140,6 +143,38 @@ async fn a_lane_that_has_lost_more_since_a_dry_run_is_left_alone() {
     assert!(code == 0 && text.contains("asked the relays to send again 5 messages"), "{text}");
     let sent = "SELECT count(*) FROM oncebox.loss WHERE resending_at IS NOT NULL";
     assert_eq!(client.query_one(sent, &[]).await.unwrap().get::<_, i64>(0), 1);
+    assert_eq!(drain(&mut worker).await, 5, "the worker sends them");
     let (code, text) = confirm(url, &since, &token).await;
     assert!(code == 1 && text.contains("has changed since it was shown"), "once for each token: {text}");
+}
+
+/// As an operator does it: relays run, and the stream was deleted and made anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_stream_lost_lately_is_sent_again_though_no_milestone_is_as_old_as_that() {
+    let env = TestEnv::new().await;
+    let (client, url) = (env.pg().await, env.database_url());
+    let (config, values) = (stream_config(env.name(), &env.subject(">")), values_of(&env));
+    let stream = fresh_stream(env.nats_url(), config.clone()).await;
+    let relay = Running::start(&values);
+    let mut expected = enqueue(&client, &env.subject("a"), "m-", 0..5, 1).await;
+    await_messages(&stream, 5).await;
+    relay.stop().await;
+    let stream = fresh_stream(env.nats_url(), config).await;
+    let relay = Running::start(&values);
+    let loss = "SELECT FROM oncebox.loss WHERE kind = 'recreated' HAVING count(*) > 0";
+    eventually("the loss is noted", LIMIT, async || client.query_opt(loss, &[]).await.unwrap()).await;
+    expected.extend(enqueue(&client, &env.subject("a"), "n-", 0..1, 1).await);
+    await_messages(&stream, 1).await;
+
+    let resend = ["outbox", "resend", "--stream", env.name(), "--since", "1h"];
+    let (token, messages) = dry(url, &resend, "messages").await;
+    assert!(messages >= 5, "{messages}");
+    let (code, text) = confirm(url, &resend, &token).await;
+    assert!(code == 0 && text.contains("asked the relays to send again"), "{text}");
+    await_messages(&stream, 6).await;
+    assert_delivered(&stored(&stream).await, &expected);
+    relay.stop().await;
+    let verify = ["outbox", "verify", "--stream", env.name(), "--nats-url", env.nats_url()];
+    let (code, text, log) = run(url, &verify).await;
+    assert!(code == 0 && (text + &log).contains("0 missing"), "nothing is missing now");
 }

@@ -142,11 +142,19 @@ async fn a_copy_under_another_name_is_silent_until_it_is_adopted_as_its_own() {
     assert!(row.get::<_, &str>(1).contains("3 messages of the backlog were discarded"), "{row:?}");
     let (_, text) = command(&url, &["trace", "due-0"]).await;
     assert!(text.contains("discarded") && !text.contains("settled"), "{text}");
+    assert!(text.contains("mina") && text.contains("the backlog of a copy that was adopted"), "{text}");
+    let (_, text) = command(&url, &["why", "due-0"]).await;
+    assert!(text.contains("discarded by mina"), "{text}");
+    let acts = "SELECT string_agg(concat_ws(' ', action, key), ', ' ORDER BY key)
+                FROM oncebox.audit WHERE operator = 'mina' AND action <> 'adopt'";
+    let acts: String = client(&url).await.query_one(acts, &[]).await.unwrap().get(0);
+    assert_eq!(acts, "cancel delayed, discard due-0, discard due-1");
     let replay = ["outbox", "replay", "--key", "due-0", "--request", "again", "--dry-run"];
     let (_, text) = command(&url, &replay).await;
     assert!(text.contains("0 messages"), "given up is given up: {text}");
     let (code, text) = command(&url, &["adopt", "--move"]).await;
-    assert!(code != 0 && text.contains("nothing to adopt"), "{text}");
+    assert!(code == 1 && text.contains("nothing to adopt, and nothing was done"), "{text}");
+    assert!(!text.contains("OB013") && text.contains("oncebox status"), "{text}");
     relay.signal("TERM").await;
     assert_eq!(relay.log().matches("Nothing is sent").count(), 1, "{}", relay.log());
     // The original goes on as ever.
@@ -162,8 +170,10 @@ async fn a_copy_in_another_cluster_under_another_name_sends_its_backlog_only_whe
     restore(&other, "staging", &dump(&production.server, "orders").await).await;
     let url = other.url("staging");
     let relay = production.assert_silent(&url, "is a copy").await;
+    let (code, text) = command(&url, &["adopt", "--send-backlog", "--dry-run"]).await;
+    assert!(code == 0 && text.contains("3 messages of its backlog would be sent"), "{text}");
     let (code, text) = command(&url, &["adopt", "--send-backlog"]).await;
-    assert_eq!(code, 0, "{text}");
+    assert!(code == 0 && text.contains("3 messages of its backlog are sent"), "{text}");
     await_messages(&production.stream, 4).await;
     let all = stored(&production.stream).await;
     assert_eq!(assert_delivered(&all, &production.keys), 0);
