@@ -31,7 +31,7 @@ const SUBJECT: (&str, &str) = ("subject", "A subject, or a pattern with * and >"
 
 fn routes() -> Routes {
     let begin = "An action: begins a job, which can be looked at and stopped";
-    of_messages(of_databases(Routes::default()))
+    of_sagas(of_messages(of_databases(Routes::default())))
         .view(
             "/find",
             operation(
@@ -125,7 +125,7 @@ fn of_databases(routes: Routes) -> Routes {
         )
 }
 
-/// Messages and sagas of a database.
+/// Messages of a database.
 fn of_messages(routes: Routes) -> Routes {
     routes
         .view(
@@ -157,28 +157,6 @@ fn of_messages(routes: Routes) -> Routes {
             pages::message::letter,
         )
         .view(
-            "/db/{name}/sagas",
-            operation(
-                "listSagas",
-                "Sagas in the order of their beginning; finished ones only with their state, or key",
-                "100 rows",
-            )
-            .takes(&[
-                ("type", ""),
-                ("state", ""),
-                ("key", ""),
-                ("sort", pages::sagas::SORT),
-                AFTER,
-            ]),
-            pages::sagas::load,
-        )
-        .view(
-            "/db/{name}/saga",
-            operation("getSaga", "One saga with its graph, its steps and its history", "The saga")
-                .needs("key", "string"),
-            pages::saga::load,
-        )
-        .view(
             "/db/{name}/delayed",
             operation("listDelayed", "Messages that wait for their time", "100 rows").takes(&[
                 ("key", ""),
@@ -199,6 +177,33 @@ fn of_messages(routes: Routes) -> Routes {
                 AFTER,
             ]),
             pages::replays::load,
+        )
+}
+
+/// Sagas of a database.
+fn of_sagas(routes: Routes) -> Routes {
+    routes
+        .view(
+            "/db/{name}/sagas",
+            operation(
+                "listSagas",
+                "Sagas in the order of their beginning; finished ones only with their state, or key",
+                "100 rows",
+            )
+            .takes(&[
+                ("type", ""),
+                ("state", ""),
+                ("key", ""),
+                ("sort", pages::sagas::SORT),
+                AFTER,
+            ]),
+            pages::sagas::load,
+        )
+        .view(
+            "/db/{name}/saga",
+            operation("getSaga", "One saga with its graph, its steps and its history", "The saga")
+                .needs("key", "string"),
+            pages::saga::load,
         )
 }
 

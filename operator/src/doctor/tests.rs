@@ -214,6 +214,15 @@ fn findings_of_postgresql() {
     check(Problem, "pooler", &["not allowed", "pool_mode = transaction"], |_, facts, _| {
         facts.transactions_refused = Some("not allowed in statement pooling mode".to_owned());
     });
+    check(Note, "listen", &["250ms", "--poll-max-milliseconds"], |_, facts, _| facts.hears = Some(false));
+    check(Warning, "unasked", &["denied"], |_, facts, _| facts.unasked.push("denied".to_owned()));
+    check(Warning, "clock", &["PostgreSQL is 9.0 s behind", "NTP"], |_, facts, _| {
+        facts.clock = Some(Skew { seconds: -9.0, error_seconds: 1.0 });
+    });
+}
+
+#[test]
+fn standbys_that_commits_wait_for_are_there_and_apply_in_time() {
     let awaits = |facts: &mut DatabaseFacts, commit: &str, there| {
         facts.synchronous_commit = commit.to_owned();
         facts.synchronous_standby_names = "ANY 2 (a, b, c)".to_owned();
@@ -238,11 +247,6 @@ fn findings_of_postgresql() {
         facts.unapplied_bytes = Some(unapplied);
         assert_eq!(diagnose(&plan(), &seen), [], "{commit} {there:?}");
     }
-    check(Note, "listen", &["250ms", "--poll-max-milliseconds"], |_, facts, _| facts.hears = Some(false));
-    check(Warning, "unasked", &["denied"], |_, facts, _| facts.unasked.push("denied".to_owned()));
-    check(Warning, "clock", &["PostgreSQL is 9.0 s behind", "NTP"], |_, facts, _| {
-        facts.clock = Some(Skew { seconds: -9.0, error_seconds: 1.0 });
-    });
 }
 
 #[test]

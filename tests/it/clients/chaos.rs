@@ -122,7 +122,7 @@ pub(super) async fn crash_behind_a_claim(programs: Programs) {
     let shop = Shop::new(programs).await;
     let mut postgres = Postgres::start().await.unwrap();
     let (proxy, url) = through_proxy(&postgres.url("postgres")).await;
-    let mut client = connected(&postgres).await;
+    let mut client = connected(&shop, &postgres).await;
     // What is not committed is not written either.
     let setting = "ALTER SYSTEM SET wal_writer_delay = '10s'; SELECT pg_reload_conf()";
     for sql in setting.split("; ").chain(TABLES.split("; ")) {
@@ -133,7 +133,7 @@ pub(super) async fn crash_behind_a_claim(programs: Programs) {
     shop.publish("first", 1, Some("first")).await;
     let charged = |order: &str| format!("SELECT id FROM charge WHERE id = '{order}'");
     eventually("it consumes", LIMIT, async || lines(&client, &charged("first")).await.pop()).await;
-    let locking = connected(&postgres).await;
+    let locking = connected(&shop, &postgres).await;
     locking.batch_execute("BEGIN; LOCK TABLE charge").await.unwrap();
     shop.publish("second", 1, Some("second")).await;
     let waiting = "SELECT w.backend_xid::text FROM pg_stat_activity AS w
@@ -142,16 +142,16 @@ pub(super) async fn crash_behind_a_claim(programs: Programs) {
         .await
         .parse()
         .unwrap();
-    proxy.refuse(true);
+    // The consumer learns of the crash when all is over, and asks at once.
+    proxy.stall(true);
     postgres.restart(Stop::Kill).await.unwrap();
-    proxy.cut();
-    let client = connected(&postgres).await;
+    let client = connected(&shop, &postgres).await;
     let next = || async {
         lines(&client, "SELECT pg_current_xact_id()::text").await.remove(0).parse::<i64>().unwrap()
     };
     assert!(next().await <= xid, "the id is forgotten");
     while next().await <= xid {}
-    proxy.refuse(false);
+    proxy.stall(false);
     eventually("it is charged", LIMIT, async || lines(&client, &charged("second")).await.pop()).await;
     let ended =
         "SELECT concat_ws(' ', (SELECT count(*) FROM charge), (SELECT count(*) FROM oncebox.dead_letter))";
@@ -162,9 +162,9 @@ pub(super) async fn crash_behind_a_claim(programs: Programs) {
 const TABLES: &str = "CREATE TABLE orders (id text PRIMARY KEY, cents bigint NOT NULL); \
                       CREATE TABLE charge (id text NOT NULL, cents bigint NOT NULL)";
 
-async fn connected(postgres: &Postgres) -> Client {
+async fn connected(shop: &Shop, postgres: &Postgres) -> Client {
     let (client, connection) = tokio_postgres::connect(&postgres.url("postgres"), NoTls).await.unwrap();
-    tokio::task::spawn(connection);
+    shop.env.keep(async move { drop(connection.await) });
     client
 }
 
