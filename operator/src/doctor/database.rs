@@ -210,8 +210,8 @@ fn unconfirmed(facts: &DatabaseFacts) -> Option<Diagnosis> {
             if there == 1 { "is" } else { "are" },
         ),
         "producers, relays and consumers hang in COMMIT until another one connects",
-        "start the standby, with its application_name as the list has it; or take it from the list: \
-         `ALTER SYSTEM SET synchronous_standby_names = ...`, then `SELECT pg_reload_conf()`",
+        "start the standby, with its application_name as the list has it; or have commits wait for none: \
+         `ALTER SYSTEM RESET synchronous_standby_names`, then `SELECT pg_reload_conf()`",
     ))
 }
 

@@ -66,7 +66,7 @@ fn a_payload_finds_its_values_when_they_are_needed() {
     check("{ from = \"/data/order\" }", "{ from = \"data/order\" }", "is no JSON Pointer");
     check("{ from = \"/data/order\" }", "{ from = \"/replies/pay/id\" }", "does not come before");
     check("{ from = \"/data/order\" }", "{ from = \"/replies/paid/id\" }", "there is no step \"paid\"");
-    check("{ from = \"/data/order\" }", "{ from = \"/answers/pay\" }", "a place is");
+    check("{ from = \"/data/order\" }", "{ from = \"/answers/pay\" }", "no place of a saga");
     check("\"/replies/reserve/id\", default = \"\" }", "\"/replies/reserve/id\" }", "its reply never came");
     check("\"/order\" = \"integer\"", "\"/order\" = \"int\"", "\"int\" is not a type");
     check("payload = { from = \"/data\" }", "payload = 1979-05-27", "JSON has no dates");
