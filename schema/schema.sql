@@ -3008,12 +3008,12 @@ BEGIN
     SELECT d.reply_to, count(*) AS sagas INTO unheard
     FROM "oncebox".saga_definition AS d
     JOIN "oncebox".saga AS s ON s.type = d.type AND s.fingerprint = d.fingerprint
-    WHERE d.fingerprint = register_saga.fingerprint AND d.reply_to <> register_saga.reply_to AND s.finished_at IS NULL
+    WHERE d.scope = register_saga.scope AND d.reply_to <> register_saga.reply_to AND s.finished_at IS NULL
     GROUP BY d.reply_to;
     IF FOUND THEN
-      RAISE EXCEPTION 'saga "%", version %: % in flight have participants that answer on subject "%", and not on "%"',
+      RAISE EXCEPTION 'saga "%", version %: % of its orchestrator in flight have participants that answer on subject "%", and not on "%"',
         register_saga.type, register_saga.version, unheard.sagas, unheard.reply_to, register_saga.reply_to
-        USING ERRCODE = 'OB015', HINT = 'Use this subject, --reply-to ' || unheard.reply_to || ', until they have finished, or a new version of the file on another.';
+        USING ERRCODE = 'OB015', HINT = 'Use this subject, --reply-to ' || unheard.reply_to || ', until they have finished: all sagas of an orchestrator share a consumer, which takes one subject.';
     END IF;
     UPDATE "oncebox".saga_definition AS d
     SET plan = NULL
@@ -3415,10 +3415,10 @@ BEGIN
       lost.snap := later.snap;
     END IF;
   END IF;
-  -- Without a receipt all above the floor is due, and what is due already below it stays so. The
-  -- noted snapshot is younger than the cursor: that alone must not keep the lane where it stands.
+  -- Without a receipt all above the noted place is due, and what is due already below it stays so.
+  -- The noted snapshot is younger than the cursor: that alone must not keep the lane in its place.
   IF at_number = -1 THEN
-    lost.high := least(stands.high, lost.floor);
+    lost.high := least(stands.high, lost.high);
     lost.floor := least(stands.floor, lost.floor);
     lost.snap := stands.snap;
   END IF;

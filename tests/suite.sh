@@ -29,7 +29,13 @@ run() {
 # The specification takes both processors for itself: `make model` checks it. The examples in the
 # documentation of the crates need no server: once is enough.
 set -- TARGETS="--workspace --exclude oncebox-model"
-if [ "$version" = oldest ]; then set -- "$1 --tests"; fi
+if [ "$version" = oldest ]; then
+    # Pages in a browser, alerts, and clients that are killed at each statement: what they show does
+    # not depend on the servers' version, and browsers and JVMs keep both processors busy. The newest
+    # servers see all of them, and the oldest all other tests of console and clients.
+    once=(console::browser deploy::alerts clients::effects clients::killer)
+    set -- "$1 --tests" ARGS="${once[*]/#/--skip }"
+fi
 if run "$@"; then
     echo "the suite on the $version servers has passed"
     exit

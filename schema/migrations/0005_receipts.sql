@@ -196,10 +196,10 @@ BEGIN
       lost.snap := later.snap;
     END IF;
   END IF;
-  -- Without a receipt all above the floor is due, and what is due already below it stays so. The
-  -- noted snapshot is younger than the cursor: that alone must not keep the lane where it stands.
+  -- Without a receipt all above the noted place is due, and what is due already below it stays so.
+  -- The noted snapshot is younger than the cursor: that alone must not keep the lane in its place.
   IF at_number = -1 THEN
-    lost.high := least(stands.high, lost.floor);
+    lost.high := least(stands.high, lost.high);
     lost.floor := least(stands.floor, lost.floor);
     lost.snap := stands.snap;
   END IF;

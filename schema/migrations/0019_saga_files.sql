@@ -67,12 +67,12 @@ BEGIN
     SELECT d.reply_to, count(*) AS sagas INTO unheard
     FROM {schema}.saga_definition AS d
     JOIN {schema}.saga AS s ON s.type = d.type AND s.fingerprint = d.fingerprint
-    WHERE d.fingerprint = register_saga.fingerprint AND d.reply_to <> register_saga.reply_to AND s.finished_at IS NULL
+    WHERE d.scope = register_saga.scope AND d.reply_to <> register_saga.reply_to AND s.finished_at IS NULL
     GROUP BY d.reply_to;
     IF FOUND THEN
-      RAISE EXCEPTION 'saga "%", version %: % in flight have participants that answer on subject "%", and not on "%"',
+      RAISE EXCEPTION 'saga "%", version %: % of its orchestrator in flight have participants that answer on subject "%", and not on "%"',
         register_saga.type, register_saga.version, unheard.sagas, unheard.reply_to, register_saga.reply_to
-        USING ERRCODE = 'OB015', HINT = 'Use this subject, --reply-to ' || unheard.reply_to || ', until they have finished, or a new version of the file on another.';
+        USING ERRCODE = 'OB015', HINT = 'Use this subject, --reply-to ' || unheard.reply_to || ', until they have finished: all sagas of an orchestrator share a consumer, which takes one subject.';
     END IF;
     UPDATE {schema}.saga_definition AS d
     SET plan = NULL

@@ -72,6 +72,16 @@ impl Database {
         Self::new(postgres, self.tls.clone(), self.password.clone())
     }
 
+    /// The settings for a program that leads sagas: it is no relay, for those who count these.
+    #[must_use]
+    pub fn of_saga(&self) -> Self {
+        let mut postgres = self.postgres.clone();
+        if let None | Some("oncebox relay") = postgres.get_application_name() {
+            postgres.application_name("oncebox saga");
+        }
+        Self::new(postgres, self.tls.clone(), self.password.clone())
+    }
+
     /// Hosts and database, with no secret, for errors and logs.
     pub fn target(&self) -> String {
         target(&self.postgres)

@@ -116,8 +116,10 @@ fn declared(stream: &StreamStatus) -> Option<Diagnosis> {
 fn window(plan: &Plan, stream: &StreamStatus) -> Option<Diagnosis> {
     let (window, resend) = (stream.duplicate_window_seconds, plan.resend.as_secs_f64());
     let what = format!("duplicate_window of stream {} is {}", stream.name, time(window));
+    // A window is no longer than messages stay.
+    let longest = time(stream.age_max_seconds.map_or(WINDOW_SECONDS, |age| age.min(WINDOW_SECONDS)));
     let remedy = format!(
-        "nats stream edit {} --dupe-window 10m; nats-server knows the ids of older messages for so long only after a restart",
+        "nats stream edit {} --dupe-window {longest}; nats-server knows the ids of older messages for so long only after a restart",
         stream.name
     );
     if window < resend {
@@ -134,7 +136,7 @@ fn window(plan: &Plan, stream: &StreamStatus) -> Option<Diagnosis> {
             "duplicate-window",
             what,
             consequence,
-            "use retention = limits where that matters",
+            "where that matters make another stream, with retention = limits: it cannot be changed",
         ));
     }
     (window < WINDOW_SECONDS).then(|| {

@@ -245,7 +245,7 @@ fn sagas(waiting: &SagasWaiting) -> Finding {
         format!("{} of type {saga_type} {are} {state} and {wait} for an operator", counted(sagas, "saga")),
         format!(
             "see `oncebox saga list --type {word}`, mend the cause, then `oncebox saga retry --type {word}`; or give them \
-             up: `oncebox saga abandon --type {word}`"
+             up: `oncebox saga abandon --type {word} --state {state}`"
         ),
     )
 }

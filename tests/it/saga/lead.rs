@@ -180,11 +180,13 @@ async fn a_leader_that_cannot_start_says_what_is_missing() {
     }
     // Its participants answer where they were asked to: nobody may stop listening there.
     let elsewhere = ["--reply-to", &nobody, file.path()];
-    for command in ["apply", "run"] {
-        let (code, _, log) =
-            oncebox(&[&["saga", command], &elsewhere[..]].concat(), &environment).await.unwrap();
+    let newer = Written::new("newer.toml", &ORDER.replace("version = 1", "version = 2"));
+    for (command, file) in [("apply", &file), ("run", &file), ("apply", &newer)] {
+        let arguments = ["saga", command, "--reply-to", &nobody, file.path()];
+        let (code, _, log) = oncebox(&arguments, &environment).await.unwrap();
         assert_eq!(code, 1, "{command}: {log}");
-        let said = "1 in flight have participants that answer on subject \"sagas.replies\"";
+        let said =
+            "1 of its orchestrator in flight have participants that answer on subject \"sagas.replies\"";
         assert!(log.replace("\\\"", "\"").contains(said), "{command}: {log}");
         assert!(log.contains("--reply-to sagas.replies"), "{command}: {log}");
     }

@@ -149,10 +149,12 @@ impl Lead {
 
     pub(crate) async fn run(self, config: &Config) -> anyhow::Result<()> {
         let signal = relay::shutdown_signal("the orchestrator")?;
+        let mut outbox = config.outbox().clone();
+        outbox.database = outbox.database.of_saga();
         let mut tasks = JoinSet::new();
-        let one = connect_postgres(config.outbox(), &mut tasks).await?;
-        let other = connect_postgres(config.outbox(), &mut tasks).await?;
-        let orchestrator = self.orchestrator(config.outbox(), shares_backends(&one, &other).await)?;
+        let one = connect_postgres(&outbox, &mut tasks).await?;
+        let other = connect_postgres(&outbox, &mut tasks).await?;
+        let orchestrator = self.orchestrator(&outbox, shares_backends(&one, &other).await)?;
         orchestrator.check(&one).await?;
         drop((one, other));
         let jetstream = Server::connect_lasting(config, "oncebox saga run", NATS_MAX).await?;
@@ -178,7 +180,7 @@ impl Lead {
         };
         tracing::info!(scope = self.scope, stream, reply_to = subject, "leading sagas: {}", self.names());
         let both = if letters.is_some() { 2 } else { 1 };
-        let pool = pool(&config.outbox().database, both * self.concurrency + 1);
+        let pool = pool(&outbox.database, both * self.concurrency + 1);
         let shutdown = CancellationToken::new();
         let nats = jetstream.clone();
         let health = Health {
