@@ -14,7 +14,7 @@ const ORDER: &str = include_str!("../../../saga/src/file/order.toml");
 #[tokio::test]
 async fn a_leader_says_whether_it_is_ready_and_what_it_did() {
     let (env, mut nats) = (TestEnv::new().await, Nats::start().await.unwrap());
-    fresh_stream(&nats.url(), stream_config("SAGAS", "sagas.>")).await;
+    let stream = fresh_stream(&nats.url(), stream_config("SAGAS", "sagas.>")).await;
     let (proxy, url) = through_proxy(env.database_url()).await;
     let file = Written::new("health.toml", ORDER);
     let environment = [("DATABASE_URL", url), ("NATS_URL", nats.url())];
@@ -29,6 +29,12 @@ async fn a_leader_says_whether_it_is_ready_and_what_it_did() {
         eventually(&format!("{path} is {status}, {said}"), LIMIT, answer).await;
     };
     becomes("/readyz", 200, "ok").await;
+    // A start that finds no NATS fails, as it says.
+    eventually("it pulls", LIMIT, async || {
+        let info = stream.consumer_info("oncebox-saga-replies").await.ok()?;
+        (info.num_waiting > 0).then_some(())
+    })
+    .await;
     for (gone, said) in [(true, "NATS is not connected"), (false, "ok")] {
         if gone {
             nats.kill().await

@@ -126,7 +126,12 @@ async fn a_snoozed_message_says_until_when_and_why() {
 async fn a_dead_letter_is_handled_by_the_remedy() {
     let scene = Scene::new().await;
     let (running, mended) = consuming(&scene, Until::Fails, 1).await;
-    let answer = held(&scene, "inbox").await;
+    // It has failed a moment before.
+    let is_dead = async || {
+        let answer = scene.answer("order-1").await;
+        answer["what"].as_str().is_some_and(|what| what.contains("gave it up")).then_some(answer)
+    };
+    let answer = eventually("it is a dead letter", LIMIT, is_dead).await;
     let retry = format!("oncebox inbox dead retry --key 'order-1' --scope '{SCOPE}'");
     assert_held(&answer, "inbox", &["gave it up at 20", "the ledger is closed"], &["mend the cause", &retry]);
     mended.store(true, SeqCst);
