@@ -29,6 +29,11 @@ async fn a_leader_says_whether_it_is_ready_and_what_it_did() {
         eventually(&format!("{path} is {status}, {said}"), LIMIT, answer).await;
     };
     becomes("/readyz", 200, "ok").await;
+    let names = "SELECT DISTINCT application_name FROM pg_stat_activity
+                 WHERE datname = current_database() AND application_name LIKE 'oncebox %'";
+    let names = env.pg().await.query(names, &[]).await.unwrap();
+    let names: Vec<&str> = names.iter().map(|row| row.get(0)).collect();
+    assert_eq!(names, ["oncebox saga"], "`status` and `why` count those of relays");
     // A start that finds no NATS fails, as it says.
     eventually("it pulls", LIMIT, async || {
         let info = stream.consumer_info("oncebox-saga-replies").await.ok()?;
