@@ -1,14 +1,15 @@
 //! One table of messages for the consumers in every language: each must end each message alike.
 
 mod program;
+mod standing;
 
 use std::fs;
 
 use oncebox_tests::{Program, TestEnv, eventually};
 use serde_json::{Value, json};
-use tokio::time::timeout;
 use tokio_postgres::Client;
 
+use self::standing::{Standing, settle};
 use super::{
     failing::{self, recovers},
     inbox,
@@ -132,7 +133,11 @@ async fn conform(client: &str, settings: &str) {
     let rest = async |sent: usize, count: usize| {
         let info = stream.consumer_info("conform").await.ok()?;
         let is_delivered = info.delivered.stream_sequence == sent as u64;
-        (is_delivered && info.num_ack_pending == count).then_some(())
+        if is_delivered && info.num_ack_pending == count {
+            return Some(Standing::Done);
+        }
+        let (delivered, done) = (info.delivered.stream_sequence, info.ack_floor.stream_sequence);
+        Some(Standing::At(delivered, done, info.num_ack_pending))
     };
     let total = sent.len() + vectors.len() + 1;
     let mut wrong = Vec::new();
@@ -280,19 +285,6 @@ const LATE: &str = "
 SELECT 'work that was left behind: ' || coalesce(string_agg(said, '; '), 'nothing')
 FROM late
 HAVING count(*) = 0 OR bool_or(said NOT LIKE '%handler has ended%')";
-
-/// Waits until that is done. If it never is, the messages that are wrong say more than a panic.
-async fn settle(
-    consumer: &mut Running,
-    when: &str,
-    mut is_done: impl AsyncFnMut() -> Option<()>,
-) -> Option<String> {
-    let done = eventually(when, 2 * LIMIT, async || match consumer.check() {
-        Ok(()) => is_done().await.map(|()| None),
-        Err(error) => Some(Some(format!("{when}: {error}"))),
-    });
-    timeout(LIMIT, done).await.unwrap_or_else(|_| Some(format!("not all have ended in time, {when}")))
-}
 
 /// Publishes messages as their bytes stand, which clients would refuse.
 pub(super) async fn publish(env: &TestEnv, messages: impl Iterator<Item = (String, &Sent)>) {

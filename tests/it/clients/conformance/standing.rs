@@ -1,0 +1,44 @@
+//! Waiting for a consumer that gets on, however slowly.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::{super::shop::LIMIT, Running};
+
+/// How far a consumer is.
+#[derive(PartialEq)]
+pub(super) enum Standing {
+    Done,
+    /// Delivered up to a sequence, acknowledged up to one, and in flight.
+    At(u64, u64, usize),
+}
+
+/// Waits until that is done, while the consumer gets on: a slow machine is no fault. If it
+/// never is, the messages that are wrong say more than a panic.
+pub(super) async fn settle(
+    consumer: &mut Running,
+    when: &str,
+    mut standing: impl AsyncFnMut() -> Option<Standing>,
+) -> Option<String> {
+    let (mut last, mut since) = (None, Instant::now());
+    loop {
+        if let Err(error) = consumer.check() {
+            return Some(format!("{when}: {error}"));
+        }
+        let now = standing().await;
+        if now == Some(Standing::Done) {
+            return None;
+        }
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+        if since.elapsed() > LIMIT {
+            return Some(format!("not all have ended in time, {when}"));
+        }
+        sleep(POLL).await;
+    }
+}
+
+/// How often a consumer is asked how far it is.
+const POLL: Duration = Duration::from_millis(50);
