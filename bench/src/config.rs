@@ -14,6 +14,8 @@
 
 use std::{fmt, ops::RangeInclusive, time::Duration};
 
+use crate::compare::Pair;
+
 const DEFAULT_ROUNDS: usize = 3;
 const DEFAULT_MESSAGES: usize = 300_000;
 const DEFAULT_BACKLOG: usize = 10_000_000;
@@ -35,6 +37,8 @@ pub(crate) struct Config {
     pub(crate) duration: Duration,
     /// The Python that runs the peer of `saga`, if one is given.
     pub(crate) dbos_python: Option<String>,
+    /// The programs that are compared, if two are given: `compare OLD NEW`.
+    pub(crate) compare: Option<Pair>,
     /// The measurements, in this order.
     pub(crate) measurements: Vec<Measurement>,
 }
@@ -135,7 +139,7 @@ pub(crate) fn load() -> Result<Config, String> {
 }
 
 fn parse(
-    arguments: impl Iterator<Item = String>,
+    mut arguments: impl Iterator<Item = String>,
     lookup: impl Fn(&str) -> Option<String>,
 ) -> Result<Config, String> {
     let mut mistakes = Vec::new();
@@ -159,7 +163,15 @@ fn parse(
     let seconds = number("DURATION_SECONDS", DEFAULT_SECONDS, 1..=3_600);
     let dbos_python = given("DBOS_PYTHON");
     let mut measurements = Vec::new();
-    for argument in arguments {
+    let mut compare = None;
+    while let Some(argument) = arguments.next() {
+        if argument == "compare" {
+            match (arguments.next(), arguments.next()) {
+                (Some(old), Some(new)) => compare = Some(Pair { old: old.into(), new: new.into() }),
+                _ => mistakes.push("compare takes two programs: compare OLD NEW".to_owned()),
+            }
+            continue;
+        }
         match Measurement::ALL.into_iter().find(|known| known.to_string() == argument) {
             Some(known) => measurements.push(known),
             None => mistakes.push(format!(
@@ -173,7 +185,7 @@ fn parse(
     }
     if mistakes.is_empty() {
         let duration = Duration::from_secs(seconds as u64);
-        Ok(Config { rounds, messages, backlog, rows, duration, dbos_python, measurements })
+        Ok(Config { rounds, messages, backlog, rows, duration, dbos_python, compare, measurements })
     } else {
         Err(mistakes.join("; "))
     }
@@ -202,6 +214,14 @@ mod tests {
         let config = check(&["inbox", "drain"], &[("ITERATIONS", "1"), ("MESSAGES", "3000")]).unwrap();
         assert_eq!(config.measurements, [Measurement::Inbox, Measurement::Drain]);
         assert_eq!((config.rounds, config.messages), (1, 3_000));
+    }
+
+    #[test]
+    fn two_programs_are_compared() {
+        let config = check(&["compare", "a/bench", "b/bench", "drain"], &[]).unwrap();
+        assert_eq!(config.compare, Some(Pair { old: "a/bench".into(), new: "b/bench".into() }));
+        assert_eq!(config.measurements, [Measurement::Drain]);
+        assert!(check(&["compare", "a/bench"], &[]).unwrap_err().contains("compare OLD NEW"));
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! `bench/` of the target directory. Arguments name the measurements to take: `drain trickle mixed
 //! idle inbox drivers http enqueue saga delayed` by default, `fleet`, `databases`, `scale`,
 //! `console`, `outage`, `publish`, `loss`, `large` and `growth` besides. The environment sets the
-//! sizes, see [`config`].
+//! sizes, see [`config`]. `bench compare OLD NEW drain` takes them with two programs by turns.
 //!
 //! Every ratio compares two things measured in turn within one round, so that a slow or noisy
 //! machine moves both sides. Rounds take the two sides in opposite orders, so that drift favours
@@ -18,6 +18,7 @@ mod added;
 mod backends;
 mod backlog;
 mod batch;
+mod compare;
 mod config;
 mod console;
 mod databases;
@@ -85,6 +86,9 @@ async fn main() -> ExitCode {
 }
 
 async fn run(config: &Config) -> anyhow::Result<()> {
+    if let Some(pair) = &config.compare {
+        return compare::run(pair, config).await;
+    }
     let mut servers = Servers::start().await.context("start the servers")?;
     let mut report = Report::new(machine::describe(&servers).await?, config);
     for measurement in &config.measurements {
