@@ -48,7 +48,7 @@ $_$;
 
 COMMENT ON FUNCTION oncebox.abandon_saga_as(saga_id bigint, why text, by text, note text) IS 'For operators: abandon_saga(), recorded. No row where it has finished.';
 
-CREATE FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT backlog bigint) RETURNS record
+CREATE FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT backlog bigint, OUT digest text) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET lock_timeout TO '10s'
@@ -70,7 +70,9 @@ BEGIN
       LOCK TABLE "oncebox".message_0, "oncebox".message_1, "oncebox".message_2, "oncebox".message_3, "oncebox".message_4,
         "oncebox".message_5, "oncebox".message_6, "oncebox".message_7, "oncebox".delayed IN SHARE ROW EXCLUSIVE MODE;
     END IF;
-    backlog := (SELECT count(*) FROM "oncebox".backlog());
+    SELECT count(*), md5(string_agg(concat_ws(' ', b.lane, b.id, b.action), ',' ORDER BY b.lane, b.id, b.action))
+    INTO backlog, digest
+    FROM "oncebox".backlog() AS b;
     IF discards THEN
       PERFORM "oncebox".discard_backlog(adopt.operator, adopt.note);
     END IF;
@@ -87,8 +89,10 @@ BEGIN
   ON CONFLICT ON CONSTRAINT home_pkey DO UPDATE
   SET token = CASE WHEN is_moved THEN h.token ELSE excluded.token END,
       system_identifier = excluded.system_identifier, database_oid = excluded.database_oid,
-      database_name = excluded.database_name, address = '', noted_at = excluded.noted_at, rival = NULL,
-      rival_since = NULL, rival_seen_at = NULL;
+      database_name = excluded.database_name, address = '',
+      -- Once relays serve it here, it is the senior of the place that it has left; see home.sql.
+      noted_at = CASE WHEN is_moved THEN h.noted_at - interval '1 microsecond' ELSE excluded.noted_at END,
+      rival = NULL, rival_since = NULL, rival_seen_at = NULL;
   INSERT INTO "oncebox".audit (operator, note, action, reason)
   VALUES (adopt.operator, adopt.note, 'adopt', CASE
     WHEN is_moved THEN format('moved here from %s: it stays outbox %s', earlier, identity)
@@ -97,7 +101,7 @@ BEGIN
   END);
 END $$;
 
-COMMENT ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT backlog bigint) IS 'For operators: relays may serve this copy of an outbox, as an outbox of its own, or as the original that has moved here.';
+COMMENT ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT backlog bigint, OUT digest text) IS 'For operators: relays may serve this copy of an outbox, as an outbox of its own, or as the original that has moved here.';
 
 CREATE FUNCTION oncebox.append(ids bigint[], lanes smallint[], keys text[], subjects text[], ordering_keys text[], headers jsonb[], payloads bytea[], is_moved boolean) RETURNS bigint[]
     LANGUAGE plpgsql
@@ -226,7 +230,8 @@ BEGIN
         )
         SELECT array_agg(w.id) INTO written_ids FROM written AS w;
       ELSE
-        RAISE EXCEPTION 'the sequence "turn" has no value' USING HINT = 'Run `oncebox migrate`, which gives it one.';
+        RAISE EXCEPTION 'the sequence "turn" has no value' USING ERRCODE = '55000',
+          HINT = 'Run `oncebox migrate`, which gives it one; a relay does so within a minute.';
     END CASE;
     IF pg_sequence_last_value('"oncebox".turn') = this_turn THEN
       RETURN coalesce(written_ids, '{}');
@@ -234,6 +239,43 @@ BEGIN
   END LOOP;
   RAISE EXCEPTION 'the message log turned five times in a moment' USING ERRCODE = '40001';
 END $$;
+
+CREATE FUNCTION oncebox.arrived_keys(scope text, keys text[]) RETURNS SETOF text
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+#variable_conflict use_column
+DECLARE
+  tenants text[] := ARRAY(
+    WITH RECURSIVE found AS (
+      (SELECT i.tenant FROM "oncebox".inbox AS i WHERE i.scope = $1 ORDER BY i.tenant LIMIT 1)
+      UNION ALL
+      SELECT next.tenant
+      FROM found AS f
+      CROSS JOIN LATERAL (
+        SELECT i.tenant FROM "oncebox".inbox AS i WHERE i.scope = $1 AND i.tenant > f.tenant ORDER BY i.tenant LIMIT 1
+      ) AS next
+    )
+    SELECT f.tenant::text FROM found AS f LIMIT 65
+  );
+BEGIN
+  IF cardinality(tenants) > 64 THEN
+    RAISE EXCEPTION 'inbox % has more than 64 tenants: an expectation cannot look for keys in it', $1
+      USING ERRCODE = 'OB011', HINT = 'End the expectation: `oncebox expect list` names it.';
+  END IF;
+  RETURN QUERY
+  SELECT k.key
+  FROM unnest($2) AS k (key)
+  WHERE EXISTS (
+    SELECT
+    FROM unnest(tenants) AS t (tenant)
+    CROSS JOIN LATERAL (
+      SELECT FROM "oncebox".inbox AS i WHERE i.scope = $1 AND i.tenant = t.tenant AND i.key = k.key OFFSET 0
+    ) AS i
+  );
+END $_$;
+
+COMMENT ON FUNCTION oncebox.arrived_keys(scope text, keys text[]) IS 'For relays: which of these keys an inbox of this database has.';
 
 CREATE FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text) RETURNS text[]
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1018,7 +1060,9 @@ CREATE FUNCTION oncebox.check_turn(this_turn bigint) RETURNS void
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 BEGIN
-  IF NOT EXISTS (SELECT FROM "oncebox".segment AS s WHERE s.number = this_turn % 8 AND s.turn = this_turn)
+  -- A sequence without a value is another fault, which the caller names.
+  IF this_turn IS NOT NULL
+     AND NOT EXISTS (SELECT FROM "oncebox".segment AS s WHERE s.number = this_turn % 8 AND s.turn = this_turn)
      AND EXISTS (SELECT FROM "oncebox".segment) THEN
     RAISE EXCEPTION 'the message log has turned since this transaction took its snapshot' USING ERRCODE = '40001',
       HINT = 'Nothing was enqueued. Run the transaction again.';
@@ -1849,7 +1893,8 @@ BEGIN
           AND NOT EXISTS (SELECT FROM "oncebox".delayed AS d WHERE d.key = enqueue.key)
         ON CONFLICT ON CONSTRAINT message_7_key_unique DO NOTHING;
       ELSE
-        RAISE EXCEPTION 'the sequence "turn" has no value' USING HINT = 'Run `oncebox migrate`, which gives it one.';
+        RAISE EXCEPTION 'the sequence "turn" has no value' USING ERRCODE = '55000',
+          HINT = 'Run `oncebox migrate`, which gives it one; a relay does so within a minute.';
     END CASE;
     IF FOUND THEN
       -- Not before the INSERT: without a transaction id this transaction is one that a relay, which
@@ -2103,6 +2148,151 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) IS 'Whether a compensation has something to undo in this transaction: undo, nothing (and the action will never act), or wait (a leased run of it, or of another attempt at undoing it, is under way or may have had its effect). scope: that of the inbox of a leased compensation, where the other attempt is looked up. Error OB010 when what is to be undone is committed by itself, unless it is leased.';
+
+CREATE FUNCTION oncebox.expect(subject text, scope text, within_seconds double precision, inbox_database text, is_unseen boolean, operator text, note text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+DECLARE
+  kept double precision := (SELECT min(r.retention_seconds) FROM "oncebox".relay AS r);
+  inbox "oncebox".inbox_scope;
+BEGIN
+  SELECT s.* INTO inbox FROM "oncebox".inbox_scope AS s WHERE s.scope = expect.scope AND s.kind = 'consumer';
+  IF expect.subject !~ '^(>|[^.[:space:]]+([.][^.[:space:]]+)*)$' OR expect.subject ~ '>.' THEN
+    RAISE EXCEPTION 'subject % is no pattern', expect.subject
+      USING ERRCODE = 'OB011', HINT = 'Tokens with dots between them; * stands for one token, a last > for one or more.';
+  END IF;
+  IF inbox_database IS NULL AND inbox.scope IS NULL AND NOT is_unseen THEN
+    RAISE EXCEPTION 'no consumer % has registered in this database', expect.scope
+      USING ERRCODE = 'OB011', HINT = 'Its inbox is elsewhere: name that database as the file of the relay does. Or it has never been started: say that it is unseen.';
+  END IF;
+  IF within_seconds >= kept THEN
+    RAISE EXCEPTION 'messages must be looked at after % seconds, and relays keep them for % only', within_seconds, kept
+      USING ERRCODE = 'OB011', HINT = 'Have relays keep messages for longer (retention), or expect them sooner.';
+  END IF;
+  IF inbox_database IS NULL AND within_seconds >= inbox.retention_seconds THEN
+    RAISE EXCEPTION 'keys must be looked for after % seconds, and inbox % keeps them for % only', within_seconds, expect.scope, inbox.retention_seconds
+      USING ERRCODE = 'OB011', HINT = 'Have the inbox keep keys for longer, or expect messages sooner.';
+  END IF;
+  IF (SELECT count(*) FROM "oncebox".expectation AS e) >= 100 THEN
+    RAISE EXCEPTION 'there are 100 expectations already' USING ERRCODE = 'OB011', HINT = 'Use a pattern for several subjects.';
+  END IF;
+  DELETE FROM "oncebox".expectation AS e WHERE e.subject = expect.subject AND e.scope = expect.scope;
+  INSERT INTO "oncebox".expectation (subject, scope, within_seconds, inbox_database)
+  VALUES (expect.subject, expect.scope, expect.within_seconds, expect.inbox_database);
+  INSERT INTO "oncebox".audit (operator, note, action, scope, reason)
+  VALUES (expect.operator, expect.note, 'expect', expect.scope, format('%s within %s s', expect.subject, expect.within_seconds));
+END $_$;
+
+COMMENT ON FUNCTION oncebox.expect(subject text, scope text, within_seconds double precision, inbox_database text, is_unseen boolean, operator text, note text) IS 'For operators: messages with such a subject must be in that inbox so many seconds after their commit. Takes the place of an earlier one for both.';
+
+CREATE FUNCTION oncebox.expect_no_more(subject text, scope text, operator text, note text) RETURNS SETOF bigint
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  WITH gone AS (
+    DELETE FROM "oncebox".expectation AS e
+    WHERE e.subject = $1 AND e.scope = $2
+    RETURNING e.subject, e.scope
+  )
+  INSERT INTO "oncebox".audit (operator, note, action, scope, reason)
+  SELECT $3, $4, 'expect-no-more', g.scope, g.subject
+  FROM gone AS g
+  RETURNING id
+$_$;
+
+COMMENT ON FUNCTION oncebox.expect_no_more(subject text, scope text, operator text, note text) IS 'For operators: ends an expectation. No row when there was none.';
+
+CREATE FUNCTION oncebox.expectations_due() RETURNS TABLE(expectation bigint, scope text, inbox_database text, first_xact xid8, end_xact xid8, is_behind boolean)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+DECLARE
+  here bigint := (SELECT c.system_identifier FROM pg_control_system() AS c);
+  e "oncebox".expectation;
+  due xid8;
+  span bigint;
+BEGIN
+  FOR e IN
+    SELECT x.*
+    FROM "oncebox".expectation AS x
+    WHERE x.looked_at IS NULL OR x.looked_at > clock_timestamp()
+      OR x.looked_at <= clock_timestamp() - make_interval(secs => least(x.within_seconds / 4, 60))
+    ORDER BY x.id
+    FOR UPDATE SKIP LOCKED
+  LOOP
+    -- A restored dump has the marks of another cluster, and the clock may have been ahead.
+    DELETE FROM "oncebox".expectation_mark AS m WHERE m.expectation = e.id AND m.system_identifier <> here;
+    UPDATE "oncebox".expectation_mark AS m SET marked_at = clock_timestamp()
+    WHERE m.expectation = e.id AND m.marked_at > clock_timestamp();
+    IF NOT EXISTS (
+      SELECT
+      FROM "oncebox".expectation_mark AS m
+      WHERE m.expectation = e.id
+        AND m.marked_at > clock_timestamp() - make_interval(secs => least(greatest(e.within_seconds / 64, 1), 3600))
+    ) THEN
+      INSERT INTO "oncebox".expectation_mark (expectation, xact, system_identifier)
+      VALUES (e.id, pg_snapshot_xmin(pg_current_snapshot()), here)
+      ON CONFLICT ON CONSTRAINT expectation_mark_pkey DO NOTHING;
+    END IF;
+    first_xact := (SELECT min(m.xact) FROM "oncebox".expectation_mark AS m WHERE m.expectation = e.id);
+    due := (
+      SELECT max(m.xact)
+      FROM "oncebox".expectation_mark AS m
+      WHERE m.expectation = e.id AND m.marked_at <= clock_timestamp() - make_interval(secs => e.within_seconds)
+    );
+    -- Nothing is due as long as no mark is old enough.
+    span := coalesce(due::text::bigint - first_xact::text::bigint, 0);
+    is_behind := span > 20000;
+    span := least(span, 20000);
+    end_xact := (first_xact::text::bigint + span)::text::xid8;
+    WHILE span > 1 AND (
+      SELECT count(*) FROM (SELECT FROM "oncebox".expected_messages(e.id, first_xact, end_xact) LIMIT 50001) AS m
+    ) > 50000 LOOP
+      span := span / 2;
+      is_behind := true;
+      end_xact := (first_xact::text::bigint + span)::text::xid8;
+    END LOOP;
+    IF span = 0 THEN
+      first_xact := NULL;
+      end_xact := NULL;
+    END IF;
+    UPDATE "oncebox".expectation AS x SET looked_at = CASE WHEN is_behind THEN x.looked_at ELSE clock_timestamp() END
+    WHERE x.id = e.id;
+    expectation := e.id;
+    scope := e.scope;
+    inbox_database := e.inbox_database;
+    RETURN NEXT;
+  END LOOP;
+END $$;
+
+COMMENT ON FUNCTION oncebox.expectations_due() IS 'For relays: which expectations are to be looked at, and which transactions have become due.';
+
+CREATE FUNCTION oncebox.expected_messages(expectation bigint, first_xact xid8, end_xact xid8) RETURNS TABLE(lane smallint, id bigint, key text)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  SELECT m.lane, m.id, m.key
+  FROM "oncebox".expectation AS e
+  CROSS JOIN "oncebox".lane AS l
+  CROSS JOIN LATERAL (
+    SELECT m.lane, m.id, m.key, m.subject
+    FROM "oncebox".log AS m
+    WHERE m.lane = l.lane AND m.xact >= $2 AND m.xact < $3
+    OFFSET 0
+  ) AS m
+  WHERE e.id = $1
+    AND m.subject ~ "oncebox".subject_shape(e.subject)
+    AND NOT EXISTS (SELECT FROM "oncebox".discarded AS d WHERE d.lane = m.lane AND d.id = m.id)
+    AND NOT EXISTS (SELECT FROM "oncebox".unhandled AS u WHERE u.expectation = e.id AND u.lane = m.lane AND u.id = m.id)
+  UNION ALL
+  SELECT u.lane, u.id, u.key
+  FROM "oncebox".unhandled AS u
+  WHERE u.expectation = $1
+$_$;
+
+COMMENT ON FUNCTION oncebox.expected_messages(expectation bigint, first_xact xid8, end_xact xid8) IS 'For relays: the messages that must be in an inbox.';
 
 CREATE FUNCTION oncebox.find_saga(type text, business_id text, key text, began_with bytea) RETURNS TABLE(id bigint, saga_key text, is_same_id boolean, is_same_data boolean)
     LANGUAGE sql SECURITY DEFINER
@@ -2437,6 +2627,35 @@ $_$;
 
 COMMENT ON FUNCTION oncebox.list_delayed(of_key text, most integer) IS 'The delayed message with this key, and those of the steps below it; 10000 at most.';
 
+CREATE FUNCTION oncebox.look_for_unhandled() RETURNS TABLE(expectation bigint, scope text, inbox_database text, first_xact xid8, end_xact xid8, is_behind boolean)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+DECLARE
+  e record;
+  lanes smallint[];
+  ids bigint[];
+BEGIN
+  FOR e IN SELECT d.* FROM "oncebox".expectations_due() AS d LOOP
+    IF e.inbox_database IS NULL THEN
+      WITH expected AS MATERIALIZED (
+        SELECT m.* FROM "oncebox".expected_messages(e.expectation, e.first_xact, e.end_xact) AS m
+      ),
+      arrived AS MATERIALIZED (
+        SELECT k.key FROM "oncebox".arrived_keys(e.scope, (SELECT array_agg(x.key) FROM expected AS x)) AS k (key)
+      )
+      SELECT array_agg(x.lane), array_agg(x.id) INTO lanes, ids
+      FROM expected AS x
+      WHERE NOT EXISTS (SELECT FROM arrived AS a WHERE a.key = x.key);
+      PERFORM "oncebox".note_unhandled(e.expectation, e.first_xact, e.end_xact, lanes, ids);
+    END IF;
+    RETURN QUERY SELECT e.expectation, e.scope, e.inbox_database, e.first_xact, e.end_xact, e.is_behind;
+  END LOOP;
+END $$;
+
+COMMENT ON FUNCTION oncebox.look_for_unhandled() IS 'For relays: looks for messages that are not in their inbox in time.';
+
 CREATE FUNCTION oncebox.look_up_ended(scope text, tenant text, key text, fingerprint bytea, OUT answer text, OUT outcome bytea, OUT is_expired boolean) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2734,6 +2953,54 @@ BEGIN
   RETURN FOUND;
 END $$;
 
+CREATE FUNCTION oncebox.note_unhandled(expectation bigint, first_xact xid8, end_xact xid8, lanes smallint[], ids bigint[]) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+#variable_conflict use_column
+DECLARE
+  e "oncebox".expectation;
+  messages bigint;
+  oldest text;
+BEGIN
+  SELECT x.* INTO e FROM "oncebox".expectation AS x WHERE x.id = $1 FOR UPDATE;
+  IF NOT FOUND OR first_xact IS NOT NULL
+    AND first_xact IS DISTINCT FROM (SELECT min(m.xact) FROM "oncebox".expectation_mark AS m WHERE m.expectation = $1) THEN
+    RETURN;
+  END IF;
+  DELETE FROM "oncebox".unhandled AS u
+  WHERE u.expectation = $1 AND NOT EXISTS (SELECT FROM unnest($4, $5) AS n (lane, id) WHERE n.lane = u.lane AND n.id = u.id);
+  INSERT INTO "oncebox".unhandled (expectation, lane, id, key, subject, created_at)
+  SELECT $1, m.lane, m.id, m.key, m.subject, m.created_at
+  FROM unnest($4, $5) AS n (lane, id)
+  JOIN "oncebox".log AS m ON m.lane = n.lane AND m.id = n.id
+  WHERE NOT EXISTS (SELECT FROM "oncebox".unhandled AS u WHERE u.expectation = $1 AND u.lane = n.lane AND u.id = n.id)
+  ORDER BY m.created_at
+  LIMIT "oncebox".unhandled_max() - (SELECT count(*) FROM "oncebox".unhandled AS u WHERE u.expectation = $1);
+  IF end_xact IS NOT NULL THEN
+    INSERT INTO "oncebox".expectation_mark (expectation, xact, system_identifier, marked_at)
+    SELECT $1, end_xact, m.system_identifier, m.marked_at
+    FROM "oncebox".expectation_mark AS m
+    WHERE m.expectation = $1 AND m.xact = first_xact
+    ON CONFLICT ON CONSTRAINT expectation_mark_pkey DO NOTHING;
+    DELETE FROM "oncebox".expectation_mark AS m WHERE m.expectation = $1 AND m.xact < end_xact;
+  END IF;
+  UPDATE "oncebox".expectation AS x
+  SET (unhandled, oldest_at, oldest_key) = (
+    SELECT count(*), min(u.created_at), (array_agg(u.key ORDER BY u.created_at, u.id))[1]
+    FROM "oncebox".unhandled AS u
+    WHERE u.expectation = $1
+  )
+  WHERE x.id = $1
+  RETURNING x.unhandled, x.oldest_key INTO messages, oldest;
+  IF e.unhandled = 0 AND messages > 0 THEN
+    PERFORM "oncebox".send_event('unhandled', NULL, jsonb_build_object(
+      'subject', e.subject, 'inbox', e.scope, 'within_seconds', e.within_seconds, 'messages', messages, 'key', oldest));
+  END IF;
+END $_$;
+
+COMMENT ON FUNCTION oncebox.note_unhandled(expectation bigint, first_xact xid8, end_xact xid8, lanes smallint[], ids bigint[]) IS 'For relays: notes which messages are not in their inbox in time.';
+
 CREATE TABLE oncebox.segment (
     number smallint NOT NULL,
     turn bigint NOT NULL,
@@ -2812,6 +3079,10 @@ BEGIN
   IF $9 NOT BETWEEN 0 AND "oncebox".retention_max() OR isfinite($8) AND $8 >= '10000-01-01 00:00+00' THEN
     RAISE EXCEPTION 'a pause cannot last until %', coalesce($9 || ' seconds from now', $8::text)
       USING ERRCODE = 'OB011', HINT = 'It lasts 0 seconds to 100 years, or ends before the year 10000. Leave both out for one without an end.';
+  END IF;
+  IF $1 IS NULL OR $2 IS NULL OR ($1 = 'ordering key') IS DISTINCT FROM ($5 IS NOT NULL) OR ($4 IS NULL) IS DISTINCT FROM ($5 IS NOT NULL) THEN
+    RAISE EXCEPTION 'a pause of kind % names %', coalesce($1, 'null'), CASE WHEN $1 = 'ordering key' THEN 'an ordering key and no subjects' ELSE 'subjects and no ordering key' END
+      USING ERRCODE = 'OB011', HINT = 'For example pause_delivery(''subject'', ''orders.>'', NULL, ''{orders.>}'', NULL, ..).';
   END IF;
   IF $3 <= 0 OR $3 >= 'infinity' THEN
     RAISE EXCEPTION 'a rate of % messages a second is not above 0 and finite', $3
@@ -3294,7 +3565,7 @@ DECLARE
     || "oncebox".sized(convert_to(path, 'LATIN1'));
   media record;
 BEGIN
-  IF jsonb_typeof(credentials) <> 'array' OR EXISTS (
+  IF jsonb_typeof(credentials) IS DISTINCT FROM 'array' OR EXISTS (
     SELECT
     FROM jsonb_array_elements(CASE jsonb_typeof(credentials) WHEN 'array' THEN credentials END) AS c (pair)
     WHERE CASE jsonb_typeof(c.pair)
@@ -4196,6 +4467,18 @@ BEGIN
   RETURN NULL;
 END $$;
 
+CREATE FUNCTION oncebox.subject_shape(pattern text) RETURNS text
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    BEGIN ATOMIC
+ SELECT (('^'::text || string_agg(
+         CASE t.token
+             WHEN '*'::text THEN '[^.]+'::text
+             WHEN '>'::text THEN '.+'::text
+             ELSE regexp_replace(t.token, '[^[:alnum:]_-]'::text, '\\\&'::text, 'g'::text)
+         END, '\.'::text ORDER BY t.place)) || '$'::text)
+    FROM string_to_table(subject_shape.pattern, '.'::text) WITH ORDINALITY t(token, place);
+END;
+
 CREATE FUNCTION oncebox.sweep_barrier(barrier text, keep interval, most integer) RETURNS bigint
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -4592,6 +4875,10 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.undo_key(key text) IS 'The key of the compensation of a step: KEY:undo.';
 
+CREATE FUNCTION oncebox.unhandled_max() RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN 10000;
+
 CREATE FUNCTION oncebox.wake_relay() RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -4648,7 +4935,7 @@ CREATE TABLE oncebox.audit (
     reason text,
     messages bigint DEFAULT 1 NOT NULL,
     scope text,
-    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text, 'change-scope'::text]))),
+    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text, 'change-scope'::text, 'expect'::text, 'expect-no-more'::text]))),
     CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text]))))),
     CONSTRAINT audit_messages CHECK ((messages >= 1)),
     CONSTRAINT audit_note_size CHECK (((octet_length(note) >= 1) AND (octet_length(note) <= 1000))),
@@ -4782,10 +5069,53 @@ COMMENT ON COLUMN oncebox.discarded.turn IS 'The turn in which that was. When al
 
 CREATE TABLE oncebox.event_kind (
     kind text NOT NULL COLLATE pg_catalog."C",
-    CONSTRAINT event_kind_known CHECK ((kind = ANY (ARRAY['parked'::text, 'dead'::text, 'loss'::text, 'pause'::text, 'dead-letter'::text, 'stuck'::text])))
+    CONSTRAINT event_kind_known CHECK ((kind = ANY (ARRAY['parked'::text, 'dead'::text, 'loss'::text, 'pause'::text, 'dead-letter'::text, 'stuck'::text, 'unhandled'::text])))
 );
 
 COMMENT ON TABLE oncebox.event_kind IS 'The kinds of events that are sent, as messages with the subject oncebox.events.KIND.';
+
+CREATE TABLE oncebox.expectation (
+    id bigint NOT NULL,
+    subject text NOT NULL COLLATE pg_catalog."C",
+    scope text NOT NULL COLLATE pg_catalog."C",
+    within_seconds double precision NOT NULL,
+    inbox_database text,
+    looked_at timestamp with time zone,
+    unhandled bigint DEFAULT 0 NOT NULL,
+    oldest_at timestamp with time zone,
+    oldest_key text COLLATE pg_catalog."C",
+    CONSTRAINT expectation_database_size CHECK (((octet_length(inbox_database) >= 1) AND (octet_length(inbox_database) <= 255))),
+    CONSTRAINT expectation_sizes CHECK ((((octet_length(subject) >= 1) AND (octet_length(subject) <= 1000)) AND ((octet_length(scope) >= 1) AND (octet_length(scope) <= 255)))),
+    CONSTRAINT expectation_within CHECK (((within_seconds >= (1)::double precision) AND (within_seconds <= (31622400)::double precision)))
+);
+
+COMMENT ON TABLE oncebox.expectation IS 'Messages with such a subject must be in that inbox so long after their commit, at most.';
+
+COMMENT ON COLUMN oncebox.expectation.subject IS 'A pattern: * stands for one token, a last > for one or more.';
+
+COMMENT ON COLUMN oncebox.expectation.inbox_database IS 'The database of the inbox, by its name in the file of the relay''s databases; NULL is this one.';
+
+COMMENT ON COLUMN oncebox.expectation.looked_at IS 'When a relay last looked; NULL when none has.';
+
+COMMENT ON COLUMN oncebox.expectation.unhandled IS 'How many rows of unhandled it has; oldest_at and oldest_key are of the oldest.';
+
+ALTER TABLE oncebox.expectation ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME oncebox.expectation_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE oncebox.expectation_mark (
+    expectation bigint NOT NULL,
+    xact xid8 NOT NULL,
+    system_identifier bigint NOT NULL,
+    marked_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE oncebox.expectation_mark IS 'All transactions below xact had ended at marked_at. The messages of those below the oldest mark have been looked at.';
 
 CREATE TABLE oncebox.home (
     only_row boolean DEFAULT true NOT NULL,
@@ -5410,7 +5740,7 @@ CREATE TABLE oncebox.migration (
     oldest_program integer
 );
 
-COMMENT ON TABLE oncebox.migration IS 'version 20, oldest program 14';
+COMMENT ON TABLE oncebox.migration IS 'version 21, oldest program 14';
 
 COMMENT ON COLUMN oncebox.migration.oldest_program IS 'Programs that were built for this version and later ones work with the schema as it is after this migration.';
 
@@ -5704,6 +6034,17 @@ CREATE TABLE oncebox.throttle (
 
 COMMENT ON TABLE oncebox.throttle IS 'How many messages each throttle lets pass at once, and when that was counted.';
 
+CREATE TABLE oncebox.unhandled (
+    expectation bigint NOT NULL,
+    lane smallint NOT NULL,
+    id bigint NOT NULL,
+    key text NOT NULL COLLATE pg_catalog."C",
+    subject text NOT NULL,
+    created_at timestamp with time zone NOT NULL
+);
+
+COMMENT ON TABLE oncebox.unhandled IS 'Messages that were not in their inbox in time, and are not now: the first 10,000 of each expectation.';
+
 ALTER TABLE ONLY oncebox.audit
     ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
 
@@ -5736,6 +6077,15 @@ ALTER TABLE ONLY oncebox.discarded
 
 ALTER TABLE ONLY oncebox.event_kind
     ADD CONSTRAINT event_kind_pkey PRIMARY KEY (kind);
+
+ALTER TABLE ONLY oncebox.expectation_mark
+    ADD CONSTRAINT expectation_mark_pkey PRIMARY KEY (expectation, xact);
+
+ALTER TABLE ONLY oncebox.expectation
+    ADD CONSTRAINT expectation_once UNIQUE (subject, scope);
+
+ALTER TABLE ONLY oncebox.expectation
+    ADD CONSTRAINT expectation_pkey PRIMARY KEY (id);
 
 ALTER TABLE ONLY oncebox.home
     ADD CONSTRAINT home_pkey PRIMARY KEY (only_row);
@@ -5890,6 +6240,9 @@ ALTER TABLE ONLY oncebox.stream
 ALTER TABLE ONLY oncebox.throttle
     ADD CONSTRAINT throttle_pkey PRIMARY KEY (kind, value);
 
+ALTER TABLE ONLY oncebox.unhandled
+    ADD CONSTRAINT unhandled_pkey PRIMARY KEY (expectation, lane, id);
+
 CREATE INDEX audit_key ON oncebox.audit USING btree (key);
 
 CREATE INDEX barrier_changed_at ON oncebox.barrier USING btree (barrier, changed_at);
@@ -5972,11 +6325,17 @@ CREATE TRIGGER resume_event AFTER DELETE ON oncebox.pause FOR EACH ROW WHEN ((ol
 
 CREATE TRIGGER stuck_event AFTER UPDATE OF state ON oncebox.saga FOR EACH ROW WHEN (((new.state = ANY (ARRAY['stuck'::text, 'quarantined'::text])) AND (new.state IS DISTINCT FROM old.state))) EXECUTE FUNCTION oncebox.stuck_event();
 
+ALTER TABLE ONLY oncebox.expectation_mark
+    ADD CONSTRAINT expectation_mark_expectation_fkey FOREIGN KEY (expectation) REFERENCES oncebox.expectation(id) ON DELETE CASCADE;
+
 ALTER TABLE ONLY oncebox.inbox_batch
     ADD CONSTRAINT inbox_batch_is_committed_by_the_inbox_only FOREIGN KEY (xact) REFERENCES oncebox.inbox_batch_end(xact) DEFERRABLE INITIALLY DEFERRED;
 
 ALTER TABLE ONLY oncebox.saga_step
     ADD CONSTRAINT saga_step_saga FOREIGN KEY (saga_id) REFERENCES oncebox.saga(id) ON DELETE CASCADE;
+
+ALTER TABLE ONLY oncebox.unhandled
+    ADD CONSTRAINT unhandled_expectation_fkey FOREIGN KEY (expectation) REFERENCES oncebox.expectation(id) ON DELETE CASCADE;
 
 GRANT USAGE ON SCHEMA oncebox TO oncebox_producer;
 GRANT USAGE ON SCHEMA oncebox TO oncebox_relay;
@@ -5988,10 +6347,13 @@ REVOKE ALL ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) FROM PUBLI
 REVOKE ALL ON FUNCTION oncebox.abandon_saga_as(saga_id bigint, why text, by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.abandon_saga_as(saga_id bigint, why text, by text, note text) TO oncebox_operator;
 
-REVOKE ALL ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT backlog bigint) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT backlog bigint) TO oncebox_operator;
+REVOKE ALL ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT backlog bigint, OUT digest text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT backlog bigint, OUT digest text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.append(ids bigint[], lanes smallint[], keys text[], subjects text[], ordering_keys text[], headers jsonb[], payloads bytea[], is_moved boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.arrived_keys(scope text, keys text[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.arrived_keys(scope text, keys text[]) TO oncebox_relay;
 
 REVOKE ALL ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text) FROM PUBLIC;
 
@@ -6148,6 +6510,17 @@ GRANT ALL ON FUNCTION oncebox.enter_action(barrier text, tenant text, key text, 
 REVOKE ALL ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) TO oncebox_consumer;
 
+REVOKE ALL ON FUNCTION oncebox.expect(subject text, scope text, within_seconds double precision, inbox_database text, is_unseen boolean, operator text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.expect(subject text, scope text, within_seconds double precision, inbox_database text, is_unseen boolean, operator text, note text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.expect_no_more(subject text, scope text, operator text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.expect_no_more(subject text, scope text, operator text, note text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.expectations_due() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.expected_messages(expectation bigint, first_xact xid8, end_xact xid8) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.expected_messages(expectation bigint, first_xact xid8, end_xact xid8) TO oncebox_relay;
+
 REVOKE ALL ON FUNCTION oncebox.find_saga(type text, business_id text, key text, began_with bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.find_saga(type text, business_id text, key text, began_with bytea) TO oncebox_producer;
 GRANT ALL ON FUNCTION oncebox.find_saga(type text, business_id text, key text, began_with bytea) TO oncebox_consumer;
@@ -6202,6 +6575,9 @@ GRANT ALL ON FUNCTION oncebox.lead_consumer(scope text, stream text, durable tex
 REVOKE ALL ON FUNCTION oncebox.list_delayed(of_key text, most integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.list_delayed(of_key text, most integer) TO oncebox_producer;
 
+REVOKE ALL ON FUNCTION oncebox.look_for_unhandled() FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.look_for_unhandled() TO oncebox_relay;
+
 REVOKE ALL ON FUNCTION oncebox.look_up_ended(scope text, tenant text, key text, fingerprint bytea, OUT answer text, OUT outcome bytea, OUT is_expired boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.look_up_key(scope text, tenant text, key text, fingerprint bytea, lock bigint, OUT answer text, OUT outcome bytea) FROM PUBLIC;
@@ -6220,6 +6596,9 @@ REVOKE ALL ON FUNCTION oncebox.note_loss(wanted_lane smallint, wanted_stream tex
 GRANT ALL ON FUNCTION oncebox.note_loss(wanted_lane smallint, wanted_stream text, seen bigint, kind text, lost_sequence bigint, proven bigint) TO oncebox_relay;
 
 REVOKE ALL ON FUNCTION oncebox.note_turn() FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.note_unhandled(expectation bigint, first_xact xid8, end_xact xid8, lanes smallint[], ids bigint[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.note_unhandled(expectation bigint, first_xact xid8, end_xact xid8, lanes smallint[], ids bigint[]) TO oncebox_relay;
 
 GRANT SELECT ON TABLE oncebox.segment TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.segment TO oncebox_operator;
@@ -6347,6 +6726,8 @@ REVOKE ALL ON FUNCTION oncebox.stream_time(created text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.stuck_event() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION oncebox.subject_shape(pattern text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.sweep_barrier(barrier text, keep interval, most integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.sweep_barrier(barrier text, keep interval, most integer) TO oncebox_consumer;
 
@@ -6408,6 +6789,8 @@ GRANT ALL ON FUNCTION oncebox.turn_of(part oid) TO oncebox_operator;
 REVOKE ALL ON FUNCTION oncebox.undo_key(key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.undo_key(key text) TO oncebox_producer;
 
+REVOKE ALL ON FUNCTION oncebox.unhandled_max() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.wake_relay() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.write_saga(type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision, due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[], undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[], undo_payloads bytea[], reasons text[], late_steps_in double precision[]) FROM PUBLIC;
@@ -6434,6 +6817,9 @@ GRANT SELECT ON TABLE oncebox.discarded TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.discarded TO oncebox_operator;
 
 GRANT SELECT ON TABLE oncebox.event_kind TO oncebox_operator;
+
+GRANT SELECT ON TABLE oncebox.expectation TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.expectation TO oncebox_operator;
 
 GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.home TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.home TO oncebox_operator;
@@ -6647,3 +7033,5 @@ GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.stream TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.stream TO oncebox_operator;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.throttle TO oncebox_relay;
+
+GRANT SELECT ON TABLE oncebox.unhandled TO oncebox_operator;

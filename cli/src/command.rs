@@ -8,6 +8,7 @@ mod doctor;
 mod document;
 mod enqueue;
 mod events;
+mod expect;
 mod help;
 mod dead_letters;
 mod delayed;
@@ -62,6 +63,7 @@ enum Action {
     /// Holds the whole configuration if a stream is named.
     Pauses(pause::Pauses, Option<Box<Config>>),
     Events(events::Events),
+    Expect(expect::Expect),
     Enqueue(enqueue::Enqueue),
     Dev(Box<dev::Dev>),
     Sagas(saga::Sagas),
@@ -162,15 +164,15 @@ fn parser() -> clap::Command {
                 .about("Carry committed messages to JetStream")
                 .args(console::beside_relay())
                 .args(options(&[]))
-                .after_help(secrets_help()),
+                .after_help(help::secrets()),
         )
         .subcommand(migrate::command(connection()))
         .subcommand(status::command(options(FOR_STATUS).collect()))
         .subcommand(why::command(options(FOR_STATUS).collect()))
         .subcommand(trace::command(connection()))
-        .subcommand(doctor::command(options(&[]).collect()).after_help(secrets_help()))
+        .subcommand(doctor::command(options(&[]).collect()).after_help(help::secrets()))
         .subcommand(adopt::command(connection()))
-        .subcommand(console::command(options(&[]).collect()).after_help(secrets_help()))
+        .subcommand(console::command(options(&[]).collect()).after_help(help::secrets()))
         .subcommand(
             group("outbox", "Look at messages on their way to JetStream; retry, replay or give them up")
                 .subcommand(enqueue::command(connection()))
@@ -179,38 +181,31 @@ fn parser() -> clap::Command {
                 .subcommand(replay::command(connection))
                 .subcommands(pause::commands(connection, || options(FOR_BOTH).collect()))
                 .subcommand(losses::command(connection()))
-                .subcommand(verify::command(options(FOR_BOTH).collect()).after_help(secrets_help()))
+                .subcommand(verify::command(options(FOR_BOTH).collect()).after_help(help::secrets()))
                 .subcommand(prune::of_outbox(options(FOR_PRUNE).collect())),
         )
         .subcommand(
             group("inbox", "Look at messages that consumers fail or gave up; delete what is old")
                 .subcommand(
-                    failing::command(connection(), || options(FOR_BOTH).collect()).after_help(secrets_help()),
+                    failing::command(connection(), || options(FOR_BOTH).collect())
+                        .after_help(help::secrets()),
                 )
                 .subcommand(
-                    dead_letters::command(connection, options(FOR_BOTH).collect()).after_help(secrets_help()),
+                    dead_letters::command(connection, options(FOR_BOTH).collect())
+                        .after_help(help::secrets()),
                 )
                 .subcommand(scope::command(connection))
                 .subcommand(prune::of_inboxes(connection())),
         )
         .subcommand(saga::command(connection, options(FOR_BOTH).collect()))
         .subcommand(events::command(connection))
+        .subcommand(expect::command(connection))
         .subcommands(document::commands());
     help::complete(program.mut_subcommands(databases::with_databases))
 }
 
 fn group(name: &'static str, about: &'static str) -> clap::Command {
     clap::Command::new(name).about(about).subcommand_required(true).arg_required_else_help(true)
-}
-
-/// Options without a flag, since any user of the machine can read flags.
-fn secrets_help() -> String {
-    let lines = OPTIONS
-        .iter()
-        .filter(|option| option.is_secret)
-        .map(|option| format!("  {} ({})\n          {}", option.environment, option.key(), option.help));
-    let lines: Vec<String> = lines.collect();
-    format!("In the environment, or in the configuration file, only:\n{}", lines.join("\n"))
 }
 
 impl Command {
@@ -325,6 +320,7 @@ impl Command {
                 Action::Enqueue(enqueue::Enqueue::new(flags).map_err(|mistake| ConfigError(vec![mistake]))?)
             }
             (["events", name], _) => Action::Events(events::Events::new(name, flags)),
+            (["expect", name], _) => Action::Expect(expect::Expect::new(name, flags)),
             (["saga", "run"], Some(config)) => Action::LeadSagas(saga::Lead::new(flags)?, config),
             (["saga", "apply"], _) => Action::ApplySagas(saga::Lead::new(flags)?),
             (["saga", "start"], _) => Action::StartSaga(saga::Start::new(flags)),
@@ -352,6 +348,7 @@ impl Command {
             }
             Action::Pauses(pauses, config) => pauses.run(&self.outbox, config.as_deref()).await,
             Action::Events(events) => events.run(&self.outbox).await,
+            Action::Expect(expect) => expect.run(&self.outbox).await,
             Action::Enqueue(enqueue) => enqueue.run(&self.outbox).await,
             Action::Dev(dev) => dev.run().await,
             Action::Failing(failing, config) => failing.run(&self.outbox, config.as_deref()).await,

@@ -211,7 +211,7 @@ impl PostgresError {
         let source = match &self.0 {
             StoreError::Connect(NoConnection::Refused(source)) | StoreError::Statement(_, source) => source,
             StoreError::Connect(_) => return true,
-            StoreError::Pooled => return false,
+            StoreError::Pooled | StoreError::NoPeer { .. } => return false,
         };
         // Operator intervention, and the answers of poolers while they have no server.
         source.code().is_none_or(|code| ["57P", "08"].iter().any(|class| code.code().starts_with(class)))
@@ -282,4 +282,15 @@ pub enum StoreError {
         "a pooler has lent the connection another session; the pass is made again, with nothing prepared"
     )]
     Pooled,
+    /// The inbox of an expectation is in a database that this process does not serve.
+    #[error(
+        "inbox {scope} is in database {database}, which this relay does not reach: name it so in the relay's file of databases, \
+         or end the expectation with `oncebox expect remove`"
+    )]
+    NoPeer {
+        /// The inbox.
+        scope: String,
+        /// The name of the database.
+        database: String,
+    },
 }

@@ -24,8 +24,8 @@ impl Problem {
         match matches!(error, RelayError::Denied(_)) {
             // As of a console beside a relay, whose login has the relay's role.
             true => Self::Forbidden(format!(
-                "{text}; this page needs the operator's role: grant the role oncebox_..._operator to this console's \
-                 login, or give the console a login of its own"
+                "{text}; this page needs another role: grant the role whose name ends with _operator to this console's \
+                 login (`oncebox doctor` names it), or give the console a login of its own"
             )),
             false => Self::Away(text),
         }

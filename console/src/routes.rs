@@ -30,7 +30,7 @@ const REASON: (&str, &str) = ("reason", "A part of it");
 const SUBJECT: (&str, &str) = ("subject", "A subject, or a pattern with * and >");
 
 fn routes() -> Routes {
-    let begin = "An action: begins a job, which can be looked at and stopped";
+    let begin = "An action: begins a job, which can be looked at; the console's page of the job stops it";
     of_sagas(of_messages(of_databases(Routes::default())))
         .view(
             "/find",

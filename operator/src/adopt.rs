@@ -7,7 +7,10 @@ use oncebox_connect::{
 use serde::Serialize;
 use tokio_postgres::error::SqlState;
 
-use super::{Operator, failed};
+use super::{
+    Operator, failed,
+    shown::{Changed, Shown},
+};
 
 /// The error of `adopt()` when there is nothing to adopt.
 const NO_COPY: &str = "OB013";
@@ -31,6 +34,9 @@ pub struct Adopted {
     pub outbox: String,
     /// Messages that were due, set aside, dead or delayed: given up, or sent. 0 when it has moved.
     pub backlog: i64,
+    /// Which messages these were, for a run that acts on no other.
+    #[serde(skip)]
+    pub shown: Shown,
     /// Where relays have served the same outbox within the last minute. If they go on, those of an
     /// outbox that has moved here fall silent again.
     pub rival: Option<String>,
@@ -39,12 +45,17 @@ pub struct Adopted {
 impl Operator {
     /// Lets relays serve an outbox that they take for a copy. A dry run does all of it, for as long
     /// holds the same locks, and takes it back; an identity that it has given is not the one of the
-    /// next run.
+    /// next run. Nothing is done where the backlog is not the one that was confirmed.
     ///
     /// # Errors
     /// It is none, transactions that have enqueued stay open, or PostgreSQL refused or went away:
     /// nothing is changed.
-    pub async fn adopt(&mut self, adoption: Adoption, dry_run: bool) -> Result<Adopted, RelayError> {
+    pub async fn adopt(
+        &mut self,
+        adoption: Adoption,
+        dry_run: bool,
+        confirmed: Option<&Shown>,
+    ) -> Result<Result<Adopted, Changed>, RelayError> {
         let (stamp, sql) = (self.stamp.clone(), self.sql.adopt.clone());
         let (is_moved, discards) = (adoption == Adoption::Moved, adoption == Adoption::WithoutBacklog);
         let transaction = self.begin().await?;
@@ -55,15 +66,22 @@ impl Operator {
             }
             row => row.map_err(failed("adopt the outbox"))?,
         };
+        let first = row.first();
+        let backlog = first.map_or(0, |row| row.get("backlog"));
+        let digest = first.and_then(|row| row.get::<_, Option<&str>>("digest")).unwrap_or_default();
+        let shown = Shown::of(i64::unsigned_abs(backlog), digest);
+        if let Some(confirmed) = confirmed.filter(|confirmed| **confirmed != shown) {
+            return Ok(Err(confirmed.changed(&shown)));
+        }
         match dry_run {
             true => transaction.rollback().await.map_err(failed("take it back"))?,
             false => transaction.commit().await.map_err(failed("commit"))?,
         }
-        let first = row.first();
-        Ok(Adopted {
+        Ok(Ok(Adopted {
             outbox: first.map(|row| row.get("identity")).unwrap_or_default(),
-            backlog: first.map_or(0, |row| row.get("backlog")),
+            backlog,
+            shown,
             rival: first.and_then(|row| row.get("rival")),
-        })
+        }))
     }
 }

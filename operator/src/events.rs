@@ -25,12 +25,14 @@ pub enum EventKind {
     DeadLetter,
     /// A saga waits for an operator.
     Stuck,
+    /// Messages are not in the inbox that is expected to have them.
+    Unhandled,
 }
 
 impl EventKind {
     /// All kinds.
-    pub const ALL: [Self; 6] =
-        [Self::Parked, Self::Dead, Self::Loss, Self::Pause, Self::DeadLetter, Self::Stuck];
+    pub const ALL: [Self; 7] =
+        [Self::Parked, Self::Dead, Self::Loss, Self::Pause, Self::DeadLetter, Self::Stuck, Self::Unhandled];
 
     /// The last token of its subject.
     #[must_use]
@@ -42,6 +44,7 @@ impl EventKind {
             Self::Pause => "pause",
             Self::DeadLetter => "dead-letter",
             Self::Stuck => "stuck",
+            Self::Unhandled => "unhandled",
         }
     }
 }

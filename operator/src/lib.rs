@@ -17,6 +17,7 @@ mod disk;
 mod doctor;
 mod events;
 mod everywhere;
+mod expectations;
 mod failing;
 mod find;
 mod losses;
@@ -53,7 +54,7 @@ use oncebox_connect::{
     error::{RelayError, StoreError},
     postgres::{Parameter, connect_postgres, typed},
 };
-pub use oncebox_relay::facts::InboxStatus;
+pub use oncebox_relay::facts::{Expectation, InboxStatus};
 use oncebox_schema::{SchemaName, check_version};
 use tokio::task::JoinSet;
 use tokio_postgres::{Client, GenericClient, Row, Transaction};
@@ -66,6 +67,7 @@ pub use self::{
     doctor::{DatabaseFacts, Diagnosis, Examination, InboxFacts, Severity, examine},
     events::EventKind,
     everywhere::{PlacedTrace, look_elsewhere, together, within},
+    expectations::{Expected, Unhandled},
     failing::{FailingDone, FailingMessage, FailingReason},
     find::{Found, FoundMessage, MessageContent},
     losses::LossStatus,

@@ -47,6 +47,18 @@ impl FromStr for Shown {
     }
 }
 
+impl Shown {
+    /// The set of a statement that has counted and digested it by itself, in hexadecimal digits.
+    pub(crate) fn of(count: u64, digest: &str) -> Self {
+        Self { until: 0, count, digest: u128::from_str_radix(digest, 16).unwrap_or(0) }
+    }
+
+    /// What to say where another set was found than this one.
+    pub(crate) fn changed(&self, found: &Self) -> Changed {
+        Changed { shown: self.count, found: found.count }
+    }
+}
+
 /// The set is not the one that was shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

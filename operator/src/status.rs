@@ -6,7 +6,7 @@ mod query;
 
 use std::time::SystemTime;
 
-use oncebox_relay::facts::{DelayedCount, Fault, InboxStatus};
+use oncebox_relay::facts::{DelayedCount, Expectation, Fault, InboxStatus};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -70,6 +70,8 @@ pub struct Status {
     /// The inboxes of this database, the first 100 by name, and the others together; `None` when
     /// this role may not look into them.
     pub inboxes: Option<Vec<InboxStatus>>,
+    /// What inboxes are expected to have in time, and what they miss.
+    pub expectations: Vec<Expectation>,
     /// Sagas that wait for an operator, by type and state.
     pub sagas_waiting: Vec<SagasWaiting>,
     /// The losses of streams after their acknowledgement, the ten newest.

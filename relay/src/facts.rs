@@ -5,11 +5,12 @@ use crate::delivery::{decision::Cause, message_id};
 pub use crate::{
     delivery::{
         copy::{Content, Copy},
-        lag::{DelayedCount, InboxStatus},
+        lag::{DelayedCount, Expectation, InboxStatus},
         subjects::{any_expression, covers, expression},
     },
     nats::objects::has_object,
     postgres::{
+        expectations::expectation,
         integrity::{Explained, Fault, faults},
         lag::{delayed_count, inbox_status},
         retention::LowIds,
@@ -38,6 +39,8 @@ pub mod sql {
     pub const SAGAS: &str = include_str!("postgres/sql/sagas.sql");
     /// How many messages of each inbox are failing, dead and snoozed.
     pub const INBOXES: &str = include_str!("postgres/sql/inboxes.sql");
+    /// The expectations, and what each misses: see [`expectation`](super::expectation).
+    pub const EXPECTATIONS: &str = include_str!("postgres/sql/expectations.sql");
     /// Which outbox it is.
     pub const OUTBOX: &str = include_str!("postgres/sql/outbox.sql");
     /// Whether new messages get ids that cursors have passed: see [`LowIds`](super::LowIds).

@@ -20,6 +20,7 @@ mod runner;
 mod settle;
 mod standby;
 pub(crate) mod trace_file;
+mod tries;
 pub(crate) mod unread;
 pub(crate) mod worker;
 

@@ -3,6 +3,7 @@
 
 pub(crate) mod claim;
 pub(crate) mod delayed;
+pub(crate) mod expectations;
 pub(crate) mod leader;
 pub(crate) mod fleet;
 pub(crate) mod home;

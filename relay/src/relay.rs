@@ -27,6 +27,7 @@ use crate::{
     },
     postgres::{
         Store,
+        expectations::Peers,
         leader::Leader,
         listen::{self, Told},
     },
@@ -54,6 +55,7 @@ pub struct Relay {
     /// Whether scrapes have a connection of their own: of one relay for several databases they have
     /// none.
     scrapes_beside: bool,
+    peers: Peers,
 }
 
 impl Relay {
@@ -83,6 +85,13 @@ impl Relay {
         common: &Common,
     ) -> Result<Self, RelayError> {
         Self::connect_as(config, metrics, Some(common)).await
+    }
+
+    /// Makes the relays of one process find each other's databases.
+    pub(crate) fn among(mut self, peers: &Peers, name: &str) -> Self {
+        peers.enter(name, &self.shared.store);
+        self.peers = peers.clone();
+        self
     }
 
     async fn connect_as(
@@ -119,7 +128,15 @@ impl Relay {
         let breaker = server.breaker.clone();
         let shared =
             Shared { store, connections, tuning, metrics, traces: None, trace_file, budget, breaker };
-        Ok(Self { config, shared, server, first_connection, systemd: None, scrapes_beside })
+        Ok(Self {
+            config,
+            shared,
+            server,
+            first_connection,
+            systemd: None,
+            scrapes_beside,
+            peers: Peers::default(),
+        })
     }
 
     /// The database that the relay has reached; `None` when its outbox is not whole.
@@ -145,7 +162,7 @@ impl Relay {
     /// This relay's maintenance by itself, to make its steps one at a time.
     #[must_use]
     pub fn maintainer(&self) -> Maintainer {
-        maintainer(&self.config, &self.shared)
+        maintainer(&self.config, &self.shared, self.peers.clone())
     }
 
     /// This relay's mover of delayed messages by itself, to make its steps one at a time.
@@ -196,7 +213,7 @@ impl Relay {
         stop: CancellationToken,
         shutdown: impl Future<Output = ()>,
     ) -> Result<(), RelayError> {
-        let Self { config, mut shared, server, first_connection, scrapes_beside, .. } = self;
+        let Self { config, mut shared, server, first_connection, scrapes_beside, peers, .. } = self;
         let (store, metrics) = (Arc::clone(&shared.store), shared.metrics.clone());
         let mut tasks = Tasks(JoinSet::new());
         for weakness in &config.weaknesses {
@@ -236,7 +253,7 @@ impl Relay {
             tasks.spawn(runner.run(wake.clone(), stop.clone()));
         }
         tasks.spawn(unread::run(Arc::clone(&store), stop.clone()));
-        tasks.spawn(maintainer(&config, &shared).run(stop.clone()));
+        tasks.spawn(maintainer(&config, &shared, peers).run(stop.clone()));
         // The queue of traces ends with the last worker.
         drop(shared);
         tasks.spawn(Mover::new(Arc::clone(&store)).run(leader, stop.clone()));
@@ -293,8 +310,8 @@ fn trace(
     Ok(Some(traces))
 }
 
-fn maintainer(config: &Config, shared: &Shared) -> Maintainer {
+fn maintainer(config: &Config, shared: &Shared, peers: Peers) -> Maintainer {
     let dead_blocks = config.tuning.read.dead_blocks;
     let store = Arc::clone(&shared.store);
-    Maintainer::new(store, config.outbox.retention, dead_blocks, shared.metrics.clone())
+    Maintainer::new(store, config.outbox.retention, dead_blocks, shared.metrics.clone(), peers)
 }

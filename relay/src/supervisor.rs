@@ -25,6 +25,7 @@ use crate::{
     config::{NamedConfig, Sources},
     error::RelayError,
     pass::Common,
+    postgres::expectations::Peers,
     serve::{
         databases::{Database, Databases},
         front::Front,
@@ -48,6 +49,7 @@ pub struct Supervisor {
     names: HashMap<Id, String>,
     databases: Databases,
     common: Common,
+    peers: Peers,
     served: Served,
     starts: Arc<Semaphore>,
 }
@@ -87,6 +89,7 @@ impl Supervisor {
             names: HashMap::new(),
             databases,
             common: Common::new(),
+            peers: Peers::default(),
             served: Served::default(),
             starts: Arc::new(Semaphore::new(STARTS_MAX)),
         };
@@ -117,10 +120,18 @@ impl Supervisor {
         let database = Arc::new(Database::new(Some(name.clone()), Metrics::new(), stuck_after));
         self.databases.add(Arc::clone(&database));
         let stop = CancellationToken::new();
-        let (common, starts) = (self.common.clone(), Arc::clone(&self.starts));
+        let (common, peers, starts) = (self.common.clone(), self.peers.clone(), Arc::clone(&self.starts));
         let (config, database_of_it, served) = (config.clone(), Arc::clone(&database), self.served.clone());
-        let member =
-            Member { name: name.clone(), config, database: database_of_it, common, served, starts, failures };
+        let member = Member {
+            name: name.clone(),
+            config,
+            database: database_of_it,
+            common,
+            peers,
+            served,
+            starts,
+            failures,
+        };
         let task = member.run(stop.clone()).instrument(error_span!("database", %name));
         self.names.insert(self.tasks.spawn(task).id(), name.clone());
         self.relays.insert(name, Supervised { named, database, stop, next: None });

@@ -257,7 +257,8 @@ BEGIN
     END IF;
     CASE this_turn % 8-- branches
       ELSE
-        RAISE EXCEPTION 'the sequence "turn" has no value' USING HINT = 'Run `oncebox migrate`, which gives it one.';
+        RAISE EXCEPTION 'the sequence "turn" has no value' USING ERRCODE = '55000',
+          HINT = 'Run `oncebox migrate`, which gives it one; a relay does so within a minute.';
     END CASE;
     IF FOUND THEN
       -- Not before the INSERT: without a transaction id this transaction is one that a relay, which
@@ -320,7 +321,8 @@ BEGIN
     END IF;
     CASE this_turn % 8-- branches
       ELSE
-        RAISE EXCEPTION 'the sequence "turn" has no value' USING HINT = 'Run `oncebox migrate`, which gives it one.';
+        RAISE EXCEPTION 'the sequence "turn" has no value' USING ERRCODE = '55000',
+          HINT = 'Run `oncebox migrate`, which gives it one; a relay does so within a minute.';
     END CASE;
     IF pg_sequence_last_value('{schema}.turn') = this_turn THEN
       RETURN coalesce(written_ids, '{}');

@@ -127,7 +127,7 @@ CREATE TABLE {schema}.audit (
   scope         text,
   CONSTRAINT audit_action CHECK (action IN (
     'retry', 'discard', 'replay', 'prune', 'cancel', 'skip', 'abandon', 'resend', 'bury', 'pause', 'throttle', 'resume',
-    'enable-events', 'disable-events', 'adopt', 'change-scope'
+    'enable-events', 'disable-events', 'adopt', 'change-scope', 'expect', 'expect-no-more'
   )),
   CONSTRAINT audit_operator_size CHECK (octet_length(operator) BETWEEN 1 AND 255),
   CONSTRAINT audit_note_size CHECK (octet_length(note) BETWEEN 1 AND 1000),

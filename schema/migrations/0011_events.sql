@@ -4,7 +4,7 @@
 CREATE TABLE {schema}.event_kind (
   kind text COLLATE "C" NOT NULL,
   CONSTRAINT event_kind_pkey PRIMARY KEY (kind),
-  CONSTRAINT event_kind_known CHECK (kind IN ('parked', 'dead', 'loss', 'pause', 'dead-letter', 'stuck'))
+  CONSTRAINT event_kind_known CHECK (kind IN ('parked', 'dead', 'loss', 'pause', 'dead-letter', 'stuck', 'unhandled'))
 );
 COMMENT ON TABLE {schema}.event_kind IS 'The kinds of events that are sent, as messages with the subject oncebox.events.KIND.';
 
@@ -199,6 +199,10 @@ BEGIN
   IF $9 NOT BETWEEN 0 AND {schema}.retention_max() OR isfinite($8) AND $8 >= '10000-01-01 00:00+00' THEN
     RAISE EXCEPTION 'a pause cannot last until %', coalesce($9 || ' seconds from now', $8::text)
       USING ERRCODE = 'OB011', HINT = 'It lasts 0 seconds to 100 years, or ends before the year 10000. Leave both out for one without an end.';
+  END IF;
+  IF $1 IS NULL OR $2 IS NULL OR ($1 = 'ordering key') IS DISTINCT FROM ($5 IS NOT NULL) OR ($4 IS NULL) IS DISTINCT FROM ($5 IS NOT NULL) THEN
+    RAISE EXCEPTION 'a pause of kind % names %', coalesce($1, 'null'), CASE WHEN $1 = 'ordering key' THEN 'an ordering key and no subjects' ELSE 'subjects and no ordering key' END
+      USING ERRCODE = 'OB011', HINT = 'For example pause_delivery(''subject'', ''orders.>'', NULL, ''{orders.>}'', NULL, ..).';
   END IF;
   IF $3 <= 0 OR $3 >= 'infinity' THEN
     RAISE EXCEPTION 'a rate of % messages a second is not above 0 and finite', $3

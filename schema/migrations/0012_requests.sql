@@ -48,7 +48,7 @@ DECLARE
     || {schema}.sized(convert_to(path, 'LATIN1'));
   media record;
 BEGIN
-  IF jsonb_typeof(credentials) <> 'array' OR EXISTS (
+  IF jsonb_typeof(credentials) IS DISTINCT FROM 'array' OR EXISTS (
     SELECT
     FROM jsonb_array_elements(CASE jsonb_typeof(credentials) WHEN 'array' THEN credentials END) AS c (pair)
     WHERE CASE jsonb_typeof(c.pair)

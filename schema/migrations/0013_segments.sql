@@ -40,7 +40,9 @@ COMMENT ON TABLE {schema}.maintenance_fault IS 'Steps of maintenance that fail: 
 CREATE FUNCTION {schema}.check_turn(this_turn bigint) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  IF NOT EXISTS (SELECT FROM {schema}.segment AS s WHERE s.number = this_turn % 8 AND s.turn = this_turn)
+  -- A sequence without a value is another fault, which the caller names.
+  IF this_turn IS NOT NULL
+     AND NOT EXISTS (SELECT FROM {schema}.segment AS s WHERE s.number = this_turn % 8 AND s.turn = this_turn)
      AND EXISTS (SELECT FROM {schema}.segment) THEN
     RAISE EXCEPTION 'the message log has turned since this transaction took its snapshot' USING ERRCODE = '40001',
       HINT = 'Nothing was enqueued. Run the transaction again.';

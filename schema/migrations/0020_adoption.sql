@@ -6,7 +6,7 @@
 -- its backlog is sent or discarded. All lanes are locked, so no relay is in the middle of a pass;
 -- to discard, all transactions that have enqueued must have ended, and new ones wait.
 CREATE FUNCTION {schema}.adopt(
-  is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT backlog bigint
+  is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT backlog bigint, OUT digest text
 ) RETURNS record
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '10s' AS $$
 DECLARE
@@ -26,7 +26,9 @@ BEGIN
       LOCK TABLE {schema}.message_0, {schema}.message_1, {schema}.message_2, {schema}.message_3, {schema}.message_4,
         {schema}.message_5, {schema}.message_6, {schema}.message_7, {schema}.delayed IN SHARE ROW EXCLUSIVE MODE;
     END IF;
-    backlog := (SELECT count(*) FROM {schema}.backlog());
+    SELECT count(*), md5(string_agg(concat_ws(' ', b.lane, b.id, b.action), ',' ORDER BY b.lane, b.id, b.action))
+    INTO backlog, digest
+    FROM {schema}.backlog() AS b;
     IF discards THEN
       PERFORM {schema}.discard_backlog(adopt.operator, adopt.note);
     END IF;
@@ -43,8 +45,10 @@ BEGIN
   ON CONFLICT ON CONSTRAINT home_pkey DO UPDATE
   SET token = CASE WHEN is_moved THEN h.token ELSE excluded.token END,
       system_identifier = excluded.system_identifier, database_oid = excluded.database_oid,
-      database_name = excluded.database_name, address = '', noted_at = excluded.noted_at, rival = NULL,
-      rival_since = NULL, rival_seen_at = NULL;
+      database_name = excluded.database_name, address = '',
+      -- Once relays serve it here, it is the senior of the place that it has left; see home.sql.
+      noted_at = CASE WHEN is_moved THEN h.noted_at - interval '1 microsecond' ELSE excluded.noted_at END,
+      rival = NULL, rival_since = NULL, rival_seen_at = NULL;
   INSERT INTO {schema}.audit (operator, note, action, reason)
   VALUES (adopt.operator, adopt.note, 'adopt', CASE
     WHEN is_moved THEN format('moved here from %s: it stays outbox %s', earlier, identity)

@@ -104,6 +104,12 @@ BEGIN
       {schema}.resend_lost(smallint, text, timestamptz)
       TO "{name}_relay";
     GRANT SELECT, UPDATE ON SEQUENCE {schema}.relay_asleep TO "{name}_relay";
+    -- Expected arrival.
+    GRANT SELECT ON {schema}.expectation TO "{name}_relay";
+    GRANT EXECUTE ON FUNCTION
+      {schema}.look_for_unhandled(), {schema}.expected_messages(bigint, xid8, xid8), {schema}.arrived_keys(text, text[]),
+      {schema}.note_unhandled(bigint, xid8, xid8, smallint[], bigint[])
+      TO "{name}_relay";
   END IF;
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_operator') THEN
     GRANT USAGE ON SCHEMA {schema} TO "{name}_operator";
@@ -159,6 +165,10 @@ BEGIN
     GRANT EXECUTE ON FUNCTION {schema}.inbox_lock(text, text, text) TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.change_inbox_mode(text, text, text, text),
       {schema}.change_scope(text, interval, interval, text, text, text) TO "{name}_operator";
+    GRANT SELECT ON {schema}.expectation, {schema}.unhandled TO "{name}_operator";
+    GRANT EXECUTE ON FUNCTION
+      {schema}.expect(text, text, double precision, text, boolean, text, text), {schema}.expect_no_more(text, text, text, text)
+      TO "{name}_operator";
   END IF;
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_consumer') THEN
     GRANT USAGE ON SCHEMA {schema} TO "{name}_consumer";

@@ -251,6 +251,7 @@ mod operator {
     mod surroundings; // what the doctor says of accounts, work queues, schedules, standbys
     mod republish; // a stream that is fed by another's republish, and refuses
     pub(crate) mod metrics; // the tables of metrics are what scrapes show; what is measured is true
+    mod expectations; // messages that no consumer has handled in time
     mod events; // trouble that programs are told of
     mod collector; // an OTLP collector
     mod traces; // spans from producer to consumer, and a collector that is away

@@ -35,6 +35,7 @@ pub(super) fn command(options: Vec<Arg>) -> Command {
         ))
         .group(ArgGroup::new("choice").args(["move", "discard-backlog", "send-backlog"]).required(true))
         .args(run)
+        .arg(action::confirm())
         .args(options)
 }
 
@@ -51,7 +52,9 @@ impl Adopt {
     pub(super) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
         let mut tasks = JoinSet::new();
         let mut operator = Operator::connect(config, self.run.stamp.clone(), &mut tasks).await?;
-        let Adopted { outbox, backlog, rival, .. } = operator.adopt(self.adoption, self.run.dry_run).await?;
+        let adopting = operator.adopt(self.adoption, self.run.dry_run, self.run.confirm.as_ref());
+        let Adopted { outbox, backlog, rival, shown, .. } = adopting.await??;
+        let token = (self.run.dry_run && backlog > 0).then(|| shown.to_string());
         let dry_run = self.run.dry_run;
         // A dry run gives an identity that nobody sees again.
         let outbox = (!dry_run || self.adoption == Adoption::Moved).then_some(outbox);
@@ -59,10 +62,12 @@ impl Adopt {
         let text = if self.run.json {
             output::json_lines(&[json!({
                 "action": "adopt", "outbox": outbox, "backlog": backlog, "discarded": discarded, "rival": rival,
-                "dry_run": dry_run,
+                "dry_run": dry_run, "confirm": token,
             })])?
         } else {
-            self.text(outbox.as_deref(), backlog)
+            let confirmed =
+                token.map(|token| format!("to act on these messages and no other: --confirm {token}\n"));
+            self.text(outbox.as_deref(), backlog) + &confirmed.unwrap_or_default()
         };
         output::print(&text)?;
         if let Some(rival) = rival.filter(|_| self.adoption == Adoption::Moved) {
@@ -91,7 +96,10 @@ impl Adopt {
         match is_dry {
             true => format!("this database would be the home of {outbox}: {backlog}; nothing is changed\n"),
             false => {
-                format!("this database is the home of {outbox}: {backlog}; relays serve it within seconds\n")
+                format!(
+                    "this database is the home of {outbox}: {backlog}; relays serve it within seconds, unless one still \
+                     serves it where it was: `oncebox status` says so\n"
+                )
             }
         }
     }

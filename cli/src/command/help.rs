@@ -2,6 +2,7 @@
 //! example.
 
 use clap::Command;
+use oncebox_connect::config::OPTIONS;
 
 /// A command line, and its effect.
 pub(super) const EXAMPLES: &[(&str, &str)] = &[
@@ -78,6 +79,13 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
     ("oncebox outbox pause --stream ORDERS", "Send nothing to a stream, until it is resumed"),
     ("oncebox outbox throttle --subject 'mail.>' --rate 50", "Send 50 mails a second at most"),
     ("oncebox outbox resume --subject 'orders.>'", "Go on"),
+    (
+        "oncebox expect add --subject orders.placed --handled-by billing:charge --within 15m",
+        "Find orders that billing has not handled in time",
+    ),
+    ("oncebox expect list", "What is expected, and how many messages are missing"),
+    ("oncebox expect unhandled --handled-by billing:charge", "Which messages those are"),
+    ("oncebox expect remove --subject orders.placed --handled-by billing:charge", "Expect them no more"),
     ("oncebox outbox pauses", "Who has paused what, and until when"),
     ("oncebox events list", "Which kinds are sent"),
     ("oncebox events disable parked --by mina", "Send no events of a kind any more"),
@@ -179,4 +187,14 @@ mod tests {
             assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
         }
     }
+}
+
+/// Options without a flag, since any user of the machine can read flags.
+pub(super) fn secrets() -> String {
+    let lines = OPTIONS
+        .iter()
+        .filter(|option| option.is_secret)
+        .map(|option| format!("  {} ({})\n          {}", option.environment, option.key(), option.help));
+    let lines: Vec<String> = lines.collect();
+    format!("In the environment, or in the configuration file, only:\n{}", lines.join("\n"))
 }

@@ -83,7 +83,7 @@ fn ends() -> [Arg; 2] {
     ]
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let most = Duration::from_secs(366 * 24 * 60 * 60);
     let parsed = humantime::parse_duration(text).ok();
     let parsed = parsed.filter(|time| *time >= Duration::from_secs(1) && *time <= most);

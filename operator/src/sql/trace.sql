@@ -14,6 +14,14 @@ WITH found AS MATERIALIZED (
     WHERE m.key = $1::text
   )
   UNION ALL
+  -- One whose log came without its rows: it is whole by itself.
+  (
+    SELECT p.lane, p.id, '3'::xid8, p.key, p.subject, p.ordering_key, p.created_at, false
+    FROM {schema}.parked AS p
+    WHERE p.key = $1::text
+      AND NOT EXISTS (SELECT FROM {schema}.message AS m WHERE m.lane = p.lane AND m.id = p.id)
+  )
+  UNION ALL
   (
     SELECT -1::smallint, d.id, '3'::xid8, d.key, d.subject, NULL::text, d.created_at, true
     FROM {schema}.delayed AS d

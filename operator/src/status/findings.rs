@@ -3,13 +3,13 @@
 #[cfg(test)]
 mod tests;
 
-use std::{cmp::Reverse, fmt::Write as _};
+use std::{cmp::Reverse, fmt::Write as _, time::Duration};
 
 use oncebox_connect::{
     config::Config,
     words::{counted, for_one},
 };
-use oncebox_relay::facts::{Explained, Fault, InboxStatus, remedy};
+use oncebox_relay::facts::{Expectation, Explained, Fault, InboxStatus, remedy};
 
 use super::{
     super::{
@@ -32,6 +32,8 @@ const PASS_SECONDS: f64 = 30.0;
 const STALL_SECONDS: f64 = 10.0;
 /// Inboxes with failing messages that have a finding, at most.
 const INBOXES_LISTED_MAX: usize = 10;
+/// Messages that are counted for each expectation, at most.
+const UNHANDLED_MAX: i64 = 10_000;
 /// A transaction that has enqueued messages and is open for so long is forgotten, perhaps.
 const ENQUEUING_SECONDS: f64 = 60.0;
 
@@ -101,6 +103,7 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
     }));
     let behind = status.dead_letters.iter().flatten().map(dead_letters);
     let behind = behind.chain(failing(status.inboxes.as_deref().unwrap_or_default()));
+    let behind = behind.chain(status.expectations.iter().filter_map(unhandled));
     let behind = behind.chain(status.sagas_waiting.iter().map(sagas)).chain(different(status));
     let behind = behind.chain(status.enqueuing.iter().filter_map(enqueuing)).chain(restored(&status.lanes));
     found.extend(behind.map(Finding::mild));
@@ -234,6 +237,29 @@ fn failing(inboxes: &[InboxStatus]) -> Vec<Finding> {
         )
     });
     findings.collect()
+}
+
+/// Findings about messages that should have had an effect by now.
+fn unhandled(expected: &Expectation) -> Option<Finding> {
+    let Expectation { subject, handled_by, unhandled, oldest_key, .. } = expected;
+    let key = oldest_key.as_deref().filter(|_| *unhandled > 0)?;
+    let at_least = if *unhandled >= UNHANDLED_MAX { "at least " } else { "" };
+    let within = Duration::from_secs_f64(expected.within_seconds);
+    Some(Finding::new(
+        format!(
+            "{at_least}{} to {subject} {} not in the inbox of {handled_by} within {}; the oldest, {key}, is {:.0} s old",
+            counted(unhandled, "message"),
+            for_one(unhandled, "was", "were"),
+            humantime::format_duration(within),
+            expected.oldest_seconds
+        ),
+        format!(
+            "start that consumer, or see what holds it: `oncebox why {}`; all of them: `oncebox expect unhandled \
+             --handled-by {}`",
+            quoted(key),
+            quoted(handled_by)
+        ),
+    ))
 }
 
 /// Findings about sagas that go on only when an operator acts.

@@ -5,7 +5,7 @@ use oncebox_connect::{
     error::{RelayError, error_chain},
     postgres::{Parameter, typed},
 };
-use oncebox_relay::facts::{InboxStatus, delayed_count, faults, inbox_status, sql};
+use oncebox_relay::facts::{InboxStatus, delayed_count, expectation, faults, inbox_status, sql};
 use oncebox_schema::SchemaName;
 use tokio_postgres::{Row, Transaction};
 
@@ -84,6 +84,7 @@ impl Operator {
         let pauses = ask.all("list pauses", &sql.pauses, &[&LISTED_MAX]).await?;
         let dead_letters = ask.dead_letters(&overview, &sql.status_letters).await?;
         let inboxes = ask.inboxes(&overview, &schema.sql(sql::INBOXES)).await?;
+        let expected = ask.all("list expectations", &schema.sql(sql::EXPECTATIONS), &[]).await?;
         let sagas = ask.all("count sagas", &schema.sql(sql::SAGAS), &[&SAGAS_MAX]).await?;
         let losses = ask.all("read what was lost", &sql.losses, &[&LISTED_MAX]).await?;
         let faults = faults(&ask.0, &schema, &relay_name).await.map_err(failed("look for faults"))?;
@@ -112,6 +113,7 @@ impl Operator {
             parked_reasons: reasons.iter().map(parked_reason).collect(),
             dead_letters,
             inboxes,
+            expectations: expected.iter().map(expectation).collect(),
             sagas_waiting: sagas.iter().filter_map(sagas_waiting).collect(),
             losses: losses.iter().map(LossStatus::new).collect(),
             faults,

@@ -79,6 +79,28 @@ pub struct InboxStatus {
     pub reason: Option<String>,
 }
 
+/// Messages with a subject must be in an inbox so long after their commit, at most.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, schemars::JsonSchema)]
+#[non_exhaustive]
+pub struct Expectation {
+    /// A pattern of subjects.
+    pub subject: String,
+    /// The inbox: `service:handler`.
+    pub handled_by: String,
+    /// The time from the commit on.
+    pub within_seconds: f64,
+    /// The database of the inbox, by its name in the relay's file; `None` for this one.
+    pub inbox_database: Option<String>,
+    /// How long ago a relay last looked; `None` when none has.
+    pub looked_seconds: Option<f64>,
+    /// Messages that were not there in time, and are not now; counted to 10,000.
+    pub unhandled: i64,
+    /// How long ago the oldest of them was enqueued; 0 without one.
+    pub oldest_seconds: f64,
+    /// Its key.
+    pub oldest_key: Option<String>,
+}
+
 /// All of it, as read at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Standing {
@@ -88,4 +110,5 @@ pub(crate) struct Standing {
     pub(crate) sagas: Vec<SagaCount>,
     pub(crate) finished_sagas: Vec<FinishedSagas>,
     pub(crate) inboxes: Vec<InboxStatus>,
+    pub(crate) expectations: Vec<Expectation>,
 }

@@ -53,7 +53,8 @@ pub(crate) async fn maintain(
             true => warn!(
                 url = server.url(),
                 "NATS has cut the connection, because a message is larger than the max_payload of the account or of the \
-                 server; the relay finds the limit out, connects again, and then sets the message aside"
+                 server; the relay finds the limit out and connects again; the message goes to the object store, if there is one, else it is \
+                 set aside"
             ),
             false => warn!(url = server.url(), reason, "NATS is away; no lane is claimed until it is back"),
         }

@@ -21,11 +21,13 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
+use super::tries::Tries;
 use crate::{
     backoff::Backoff,
     error::{RelayError, StoreError, error_chain},
     postgres::{
         Store,
+        expectations::Peers,
         integrity::Explained,
         retention::{Emptied, Looked, LowIds, RepairedIds},
     },
@@ -36,14 +38,6 @@ const TICK_MAX: Duration = Duration::from_secs(60);
 /// Turns in a retention time. With the segment that takes messages, and the one that is emptied
 /// next, they are the eight of the ring.
 const TURNS: u32 = 6;
-/// For so long producers wait, at most, for a turn to end; it is tried again with a longer wait.
-/// Where transactions overlap all the time, they wait once for as long as one of them takes.
-const WAIT: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_secs(3) };
-/// Of all relays one tries so often to end a turn, at most. After many tries producers are left in
-/// peace for longer.
-const TRY_EVERY: Duration = Duration::from_secs(30);
-const TRY_SELDOM: Duration = Duration::from_secs(10 * 60);
-const TRIES: u32 = 10;
 /// A turn that cannot end is told of so often at most.
 const TELL_AFTER: u32 = 10;
 const TELL_EVERY: Duration = Duration::from_secs(60 * 60);
@@ -75,9 +69,11 @@ pub struct Maintainer {
     retention: Option<Duration>,
     dead_blocks: bool,
     metrics: Metrics,
+    /// The databases in which inboxes of expectations may be.
+    peers: Peers,
     tasks: VecDeque<Task>,
-    /// How often in a row a turn could not end, and when that was told.
-    stuck: u32,
+    /// The tries to end a turn, and when it was told that they fail.
+    tries: Tries,
     told: Option<Instant>,
     /// When the row of this relay was last written.
     registered: Option<Instant>,
@@ -90,6 +86,8 @@ pub struct Maintainer {
 
 #[derive(Clone, Debug)]
 enum Task {
+    /// Messages that are not in their inbox in time.
+    Unhandled,
     /// The ring of segments: what is past `retention` goes.
     Turn {
         retention: Duration,
@@ -110,14 +108,16 @@ impl Maintainer {
         retention: Option<Duration>,
         dead_blocks: bool,
         metrics: Metrics,
+        peers: Peers,
     ) -> Self {
         Self {
             store,
             retention,
             dead_blocks,
             metrics,
+            peers,
             tasks: VecDeque::new(),
-            stuck: 0,
+            tries: Tries::default(),
             told: None,
             registered: None,
             looked_at_schema: None,
@@ -172,6 +172,12 @@ impl Maintainer {
         let mut done = Maintained::default();
         match self.tasks.pop_front() {
             None => self.begin_round().await?,
+            Some(Task::Unhandled) => {
+                let looked = self.store.look_for_unhandled(&self.peers).await;
+                if self.noted("look for messages that nobody handles", looked).await? {
+                    self.tasks.push_front(Task::Unhandled);
+                }
+            }
             Some(Task::Turn { retention }) => done.pruned = self.turn(retention).await?,
             Some(Task::Release { lane, after }) => {
                 let progress = self.store.release_behind_dead(lane, after).await;
@@ -268,6 +274,7 @@ impl Maintainer {
         let drained = self.store.drain_segments().await;
         self.noted("look which segments are drained", drained).await?;
         self.tasks.extend(self.retention.map(|retention| Task::Turn { retention }));
+        self.tasks.push_back(Task::Unhandled);
         let hastened = self.store.hasten().await;
         let hastened = self.noted("correct due times", hastened).await?;
         if hastened > 0 {
@@ -305,8 +312,8 @@ impl Maintainer {
             self.tasks.push_front(Task::Turn { retention });
             return Ok(0);
         }
-        let pause = if self.stuck < TRIES { TRY_EVERY } else { TRY_SELDOM };
-        let ended = self.store.end_turn(retention / TURNS, WAIT.delay(self.stuck), pause).await;
+        let span = retention / TURNS;
+        let ended = self.store.end_turn(span, self.tries.wait(), self.tries.pause(span)).await;
         let reason = self.noted("end the turn of the log", ended).await?;
         self.tell(reason.as_deref());
         Ok(0)
@@ -315,11 +322,11 @@ impl Maintainer {
     /// A producer that has just enqueued is no reason to say anything: the next try is soon.
     fn tell(&mut self, reason: Option<&str>) {
         let Some(reason) = reason else {
-            self.stuck = 0;
+            self.tries = Tries::default();
             return;
         };
-        self.stuck = self.stuck.saturating_add(1);
-        if self.stuck >= TELL_AFTER && self.told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
+        self.tries.note(Instant::now());
+        if self.tries.failed() >= TELL_AFTER && self.told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
             self.told = Some(Instant::now());
             warn!(reason, "the turn of the message log cannot end, so its segment grows; it is tried again");
         }

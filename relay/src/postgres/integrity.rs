@@ -19,7 +19,7 @@ const ROW_SECURITY: &str = include_str!("sql/row_security.sql");
 const INTEGRITY: &str = include_str!("sql/integrity.sql");
 
 /// All faults by their names, and whether one keeps relays from delivering.
-const NAMES: [(&str, bool); 16] = [
+const NAMES: [(&str, bool); 17] = [
     ("lanes", true),
     ("cursors", true),
     ("identity", true),
@@ -35,6 +35,7 @@ const NAMES: [(&str, bool); 16] = [
     ("grants", false),
     ("leader", false),
     ("turn", false),
+    ("turn-sequence", false),
     ("maintenance", false),
 ];
 
@@ -195,6 +196,13 @@ impl Fault {
                 "this table grows, and settled messages stay longer than the retention time",
                 "relays try again by themselves; end the transaction that stays open (`oncebox status` names those that have \
                  enqueued), a pg_dump or a VACUUM that never ends, or see why messages are not delivered"
+                    .to_owned(),
+            ),
+            "turn-sequence" => (
+                format!("the sequence \"turn\" of the message log has been set back: {detail}"),
+                "producers cannot enqueue, or keys that are taken are free again",
+                "a relay sets it right within a minute; without one, run `oncebox migrate`. Keep this schema out of what \
+                 restarts sequences"
                     .to_owned(),
             ),
             "maintenance" => (

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio_postgres::Row;
 
-use super::Store;
+use super::{Store, expectations::expectation};
 use crate::{
     delivery::lag::{DelayedCount, FinishedSagas, InboxStatus, LaneLag, ParkedCount, SagaCount, Standing},
     error::StoreError,
@@ -22,17 +22,18 @@ impl Store {
         let session = self.session().await?;
         session.begin().await?;
         // All in one round trip: while the processor is full, each costs more than the statements.
-        let (rows, parked, delayed, sagas, finished, inboxes) = tokio::join!(
+        let (rows, parked, delayed, sagas, finished, inboxes, expected) = tokio::join!(
             session.query("read the lag", &self.log.reading().0.lag, &[]),
             session.query("count parked messages", &self.sql.parked, &[]),
             session.query("count delayed messages", &self.sql.delayed, &[]),
             session.query("count sagas", &self.sql.sagas, &[&KINDS_MAX]),
             session.query("count sagas that finished", &self.sql.finished_sagas, &[]),
             session.query("count failing messages", &self.sql.inboxes, &[&INBOXES_MAX, &INBOXES_NAMED_MAX]),
+            session.query("count unhandled messages", &self.sql.expectations, &[]),
         );
         // In this order: the first error says why, the others only that the transaction is aborted.
-        let (rows, parked, delayed, sagas, finished, inboxes) =
-            (rows?, parked?, delayed?, sagas?, finished?, inboxes?);
+        let (rows, parked, delayed, sagas, finished, inboxes, expected) =
+            (rows?, parked?, delayed?, sagas?, finished?, inboxes?, expected?);
         let lanes = rows
             .iter()
             .map(|row| LaneLag {
@@ -66,8 +67,9 @@ impl Store {
         });
         let finished_sagas = finished.collect();
         let inboxes = inboxes.iter().map(inbox_status).collect();
+        let expectations = expected.iter().map(expectation).collect();
         session.rollback().await?;
-        Ok(Standing { lanes, parked, delayed, sagas, finished_sagas, inboxes })
+        Ok(Standing { lanes, parked, delayed, sagas, finished_sagas, inboxes, expectations })
     }
 }
 

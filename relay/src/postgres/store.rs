@@ -133,6 +133,11 @@ statements!(
     note_loss,
     resend_lost,
     end_resends,
+    look_for_unhandled,
+    expected_messages,
+    arrived_keys,
+    note_unhandled,
+    expectations,
 );
 
 impl Store {

@@ -15,6 +15,7 @@ use crate::{
     config::Config,
     error::{RelayError, error_chain},
     pass::Common,
+    postgres::expectations::Peers,
     relay::Relay,
     serve::{databases::Database, gauges::gauges},
 };
@@ -30,6 +31,7 @@ pub(super) struct Member {
     pub(super) config: Config,
     pub(super) database: Arc<Database>,
     pub(super) common: Common,
+    pub(super) peers: Peers,
     pub(super) served: Served,
     pub(super) starts: Arc<Semaphore>,
     /// How often in a row it has failed.
@@ -73,6 +75,7 @@ impl Member {
             let (config, metrics) = (self.config.clone(), self.database.metrics.clone());
             // Each step of it has a bound, and not all of them together: a server may be far away.
             let relay = Relay::connect_one_of(config, metrics, &self.common).await?;
+            let relay = relay.among(&self.peers, &self.name);
             let place = relay.place().await?;
             Ok((relay, place))
         };

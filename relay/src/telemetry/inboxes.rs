@@ -8,12 +8,13 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::delivery::lag::InboxStatus;
+use crate::delivery::lag::{Expectation, InboxStatus};
 
 /// The scope of the inboxes that have no series of their own. No label is unbounded.
 const OTHERS: &str = "(others)";
 
 type Scope = [(&'static str, String); 1];
+type Expected = [(&'static str, String); 2];
 
 /// By scope. The names differ from those of the crate `oncebox-inbox`, whose metrics are those of
 /// one process.
@@ -24,6 +25,7 @@ pub(super) struct InboxGauges {
     dead: Family<Scope, Gauge>,
     snoozed: Family<Scope, Gauge>,
     capped: Family<Scope, Gauge>,
+    unhandled: Family<Expected, Gauge>,
 }
 
 impl InboxGauges {
@@ -54,6 +56,20 @@ impl InboxGauges {
             "1 while one of the three numbers of an inbox is only a minimum: all inboxes together share 1000",
             self.capped.clone(),
         );
+        all.register(
+            "unhandled_messages",
+            "Messages that an expectation misses: not in their inbox in time, nor now, counted to 10000",
+            self.unhandled.clone(),
+        );
+    }
+
+    /// At most a hundred, by the subject and the inbox that operators have named.
+    pub(super) fn observe_expectations(&self, expectations: &[Expectation]) {
+        self.unhandled.clear();
+        for expected in expectations {
+            let labels = [("subject", expected.subject.clone()), ("scope", expected.handled_by.clone())];
+            self.unhandled.get_or_create(&labels).set(expected.unhandled);
+        }
     }
 
     /// An inbox that is gone has no series any more.

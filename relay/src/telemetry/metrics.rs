@@ -268,8 +268,9 @@ impl Metrics {
     }
 
     pub(crate) fn observe(&self, standing: &Standing) {
-        let Standing { lanes, parked, delayed, sagas, finished_sagas, inboxes } = standing;
+        let Standing { lanes, parked, delayed, sagas, finished_sagas, inboxes, expectations } = standing;
         self.inboxes.observe(inboxes);
+        self.inboxes.observe_expectations(expectations);
         for lane in lanes {
             let label = LaneLabel { lane: lane.lane.into() };
             self.lane_lag.get_or_create(&label).set(lane.lag_seconds);

@@ -172,7 +172,13 @@ async fn a_copy_in_another_cluster_under_another_name_sends_its_backlog_only_whe
     let relay = production.assert_silent(&url, "is a copy").await;
     let (code, text) = command(&url, &["adopt", "--send-backlog", "--dry-run"]).await;
     assert!(code == 0 && text.contains("3 messages of its backlog would be sent"), "{text}");
-    let (code, text) = command(&url, &["adopt", "--send-backlog"]).await;
+    let token = text.split("--confirm ").nth(1).unwrap().trim().to_owned();
+    let confirmed = ["adopt", "--send-backlog", "--confirm", &token];
+    client(&url).await.execute("SELECT oncebox.enqueue('more', 's', 'p')", &[]).await.unwrap();
+    let (code, text) = command(&url, &confirmed).await;
+    assert!(code != 0 && text.contains("3 then, 4 of them now"), "{text}");
+    client(&url).await.execute("DELETE FROM oncebox.message_0 WHERE key = 'more'", &[]).await.unwrap();
+    let (code, text) = command(&url, &confirmed).await;
     assert!(code == 0 && text.contains("3 messages of its backlog are sent"), "{text}");
     await_messages(&production.stream, 4).await;
     let all = stored(&production.stream).await;
@@ -194,6 +200,17 @@ async fn one_that_was_moved_under_another_name_goes_on_when_told() {
     let (code, text) = command(&url, &["adopt", "--move"]).await;
     assert_eq!(code, 0, "{text}");
     production.assert_goes_on(&url).await;
+    // Its old place stays silent from then on, also when a relay of it comes back.
+    let relay = Running::start(&production.values(&url));
+    production.enqueue(&url, "here-", 1).await;
+    await_messages(&production.stream, 5).await;
+    let old = production.server.url("orders");
+    production.enqueue(&old, "there-", 1).await;
+    let left = production.assert_silent(&old, "another relay serves this outbox").await;
+    production.enqueue(&url, "on-", 1).await;
+    await_messages(&production.stream, 6).await;
+    left.signal("TERM").await;
+    relay.stop().await;
 }
 
 #[tokio::test]

@@ -56,6 +56,8 @@ async fn each_action_of_an_operator_is_in_the_audit_under_the_login() {
         ("resume_delivery('all', '>', 'mina', 'n')", "resume"),
         ("enable_events('{dead}', 'mina', 'n')", "enable-events"),
         ("disable_events('{dead}', 'mina', 'n')", "disable-events"),
+        ("expect('orders.*', 's', 9, NULL, true, 'mina', 'n')", "expect"),
+        ("expect_no_more('orders.*', 's', 'mina', 'n')", "expect-no-more"),
     ] {
         client.batch_execute(&format!("SELECT oncebox.{call}")).await.unwrap();
         let last =

@@ -71,6 +71,7 @@ WITH needed (name, privilege) AS (
     ('throttle', 'INSERT'),
     ('throttle', 'UPDATE'),
     ('throttle', 'DELETE'),
+    ('expectation', 'SELECT'),
     ('relay_asleep', 'SELECT'),
     ('relay_asleep', 'UPDATE')
 ),

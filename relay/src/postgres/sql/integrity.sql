@@ -109,6 +109,12 @@ SELECT 'maintenance', format('%s, since %s: %s', f.step, date_trunc('second', f.
 FROM {schema}.maintenance_fault AS f
 WHERE f.seen_at > clock_timestamp() - interval '15 minutes'
 UNION ALL
+-- Somebody has restarted the sequence, or it did not come with the rows.
+SELECT 'turn-sequence', format('turn %s, and the segments are at %s',
+    coalesce(pg_sequence_last_value('{schema}.turn')::text, 'without a value'), max(s.turn))
+FROM {schema}.segment AS s
+HAVING coalesce(pg_sequence_last_value('{schema}.turn'), -1) < max(s.turn)
+UNION ALL
 -- A turn ends after a sixth of the retention time.
 SELECT 'turn', format('message_%s takes messages since %s; %s', s.number, date_trunc('second', s.began_at), CASE
     WHEN n.is_empty THEN 'a transaction that has enqueued is open, or somebody vacuums it'

@@ -1,0 +1,107 @@
+//! Expected arrival: messages with a subject that must be in an inbox in time, and those that are
+//! not.
+
+use std::time::{Duration, SystemTime};
+
+use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_relay::facts::{Expectation, expectation, sql};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::{Operator, selection::SubjectPattern, time::Rfc3339};
+
+/// Messages that an inbox must have in time.
+#[derive(Clone, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "a caller makes one")]
+pub struct Expected {
+    /// Their subjects.
+    pub subject: SubjectPattern,
+    /// The inbox: `service:handler`.
+    pub handled_by: String,
+    /// The time from the commit on: a second to 366 days, and shorter than relays keep messages.
+    pub within: Duration,
+    /// The database of the inbox, by its name in the relay's file; `None` for this one.
+    pub inbox_database: Option<String>,
+    /// Whether no consumer need have registered under that name.
+    pub is_unseen: bool,
+}
+
+/// A message that is not in its inbox in time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[non_exhaustive]
+pub struct Unhandled {
+    /// The inbox.
+    pub handled_by: String,
+    /// The message's key.
+    pub key: String,
+    /// Its subject.
+    pub subject: String,
+    /// Its lane.
+    pub lane: i16,
+    /// Its id.
+    pub id: i64,
+    /// When it was enqueued.
+    #[serde(with = "Rfc3339")]
+    pub enqueued_at: SystemTime,
+}
+
+impl Operator {
+    /// Has relays look whether messages are in an inbox in time, from those on that are committed
+    /// after their next look. Takes the place of an earlier expectation for both.
+    ///
+    /// # Errors
+    /// The pattern, the time or the inbox is refused, with the reason; PostgreSQL went away.
+    pub async fn expect(&self, expected: &Expected) -> Result<(), RelayError> {
+        let Expected { subject, handled_by, within, inbox_database, is_unseen } = expected;
+        let (subject, within) = (subject.as_str(), within.as_secs_f64());
+        let (by, note) = (&self.stamp.operator, &self.stamp.note);
+        let parameters: [&dyn Parameter; 7] =
+            [&subject, handled_by, &within, inbox_database, is_unseen, by, note];
+        self.query("expect messages", &self.sql.expect, &parameters).await.map(drop)
+    }
+
+    /// Ends an expectation; false when there is none.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn expect_no_more(&self, subject: &str, handled_by: &str) -> Result<bool, RelayError> {
+        let (by, note) = (&self.stamp.operator, &self.stamp.note);
+        let parameters: [&dyn Parameter; 4] = [&subject, &handled_by, by, note];
+        let rows = self.query("end an expectation", &self.sql.expect_no_more, &parameters).await?;
+        Ok(!rows.is_empty())
+    }
+
+    /// All expectations, a hundred at most.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn expectations(&self) -> Result<Vec<Expectation>, RelayError> {
+        let rows = self.query("list expectations", &self.schema.sql(sql::EXPECTATIONS), &[]).await?;
+        Ok(rows.iter().map(expectation).collect())
+    }
+
+    /// Messages that are not in their inbox in time, the oldest first; of one expectation, or all.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn unhandled(
+        &self,
+        subject: Option<&str>,
+        handled_by: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<Unhandled>, RelayError> {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let rows = self
+            .query("list unhandled messages", &self.sql.unhandled, &[&subject, &handled_by, &limit])
+            .await?;
+        let unhandled = rows.iter().map(|row| Unhandled {
+            handled_by: row.get("scope"),
+            key: row.get("key"),
+            subject: row.get("subject"),
+            lane: row.get("lane"),
+            id: row.get("id"),
+            enqueued_at: row.get("created_at"),
+        });
+        Ok(unhandled.collect())
+    }
+}
