@@ -13,13 +13,15 @@ use std::{
     time::Duration,
 };
 
-use async_nats::{Client, ConnectError, ConnectErrorKind, ConnectOptions, Event, ServerError, jetstream};
+use async_nats::{
+    Client, ConnectError, ConnectErrorKind, ConnectOptions, Event, ReconnectToServer, ServerError, jetstream,
+};
 use tokio::{
     sync::{Mutex, broadcast},
     time::{Instant, timeout},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::{Dispatch, debug, instrument::WithSubscriber as _, warn};
 
 use super::permissions::{self, Denial, Denials};
 use crate::{
@@ -277,7 +279,16 @@ impl Server {
                 watcher.heard(&event);
                 async {}
             })
+            // The client logs an error when it exhausts its attempts, but not if it is told which
+            // server to try. This is the one that it would try.
+            .reconnect_to_server_callback(|servers, _| async move {
+                let addr = servers.first()?.addr.clone();
+                Some(ReconnectToServer { addr, delay: None })
+            })
             .connect(url)
+            // The client logs failed attempts as errors of the service that a relay is in. They are
+            // returned as well, and the caller logs them.
+            .with_subscriber(Dispatch::none())
             .await?;
         let api = self.nats.api.as_str().into();
         let server = Box::new(self.clone());
