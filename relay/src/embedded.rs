@@ -83,7 +83,8 @@ impl Embedded {
 impl Watch {
     /// The metrics as text of OpenMetrics, which Prometheus reads, with gauges of the last second.
     /// Serve it with the content type `application/openmetrics-text; version=1.0.0; charset=utf-8`.
-    /// While PostgreSQL does not answer, it takes up to 5 seconds, and the gauges are the last known.
+    /// While PostgreSQL does not answer, this takes up to 5 seconds, and the gauges are the last
+    /// known ones.
     pub async fn metrics(&self) -> String {
         // Writing to a string fails only if an encoder does, which all tests of metrics would see.
         self.0.scrape().await.unwrap_or_else(|_| "# EOF\n".to_owned())

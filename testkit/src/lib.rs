@@ -80,8 +80,8 @@
 //! its own. A handler over sqlx, SeaORM or Diesel is checked like any other: the pool of its inbox
 //! connects to [`Scratch::url`]. A set of handlers is a handler, and a
 //! [`LeasedHandler`](oncebox_inbox::LeasedHandler) is checked with its
-//! [`Leased`](oncebox_inbox::Leased): give that a lease of a second or less, since the kit waits
-//! for the lease of each process that died. A service with an HTTP layer is a [`Process`] of your
+//! [`Leased`](oncebox_inbox::Leased): give that a lease of a second or less, and its effects
+//! a short `settles_within`, since the kit waits for both when a process has died. A service with an HTTP layer is a [`Process`] of your
 //! own.
 //!
 //! # Limits

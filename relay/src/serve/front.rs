@@ -48,8 +48,8 @@ impl Front {
         Ok(Self { tasks, over })
     }
 
-    /// Runs `delivering` until it ends. Cancels `stop`, on which it drains, when `shutdown` resolves
-    /// or a task of this front ends early. Then tells the end.
+    /// Runs `delivering` until it ends. Cancels `stop`, on which it drains, when `shutdown`
+    /// resolves or a task of this front ends early. Then tells the end.
     ///
     /// # Errors
     /// That of `delivering`, or that a task ended early.

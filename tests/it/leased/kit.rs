@@ -59,6 +59,8 @@ impl LeasedHandler for Charge {
         }
         let of = |key: &oncebox_outbox::Key| format!("SELECT FROM charged WHERE key = '{key}'");
         cx.effect("charge")
+            // The kit waits for this too, when a process dies before its call.
+            .settles_within(Duration::from_millis(200))
             .call(|key| async move {
                 let charge = format!("INSERT INTO charged VALUES ('{key}', {cents})");
                 self.provider.run(&charge).await

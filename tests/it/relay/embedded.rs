@@ -1,5 +1,5 @@
-//! A relay inside another program: options by their names, no port unasked, metrics as text, servers
-//! that are away at its start, and a log without errors of its NATS client.
+//! A relay inside another program: options by their names, no port unasked, metrics as text,
+//! servers that are away at its start, and a log without errors of its NATS client.
 
 use std::net::TcpListener;
 
@@ -66,7 +66,7 @@ async fn it_waits_for_servers_shows_its_metrics_and_logs_no_error() {
     postgres_line.refuse(true);
     nats_line.refuse(true);
     let (log, _guard) = Log::of_this_thread();
-    // Were the port of the program opened unasked, this would be in its way, or the relay in this one's.
+    // A relay that opened the program's port unasked could not start.
     let _program = TcpListener::bind("127.0.0.1:9464");
 
     let relay = Embedded::new(Config::from_values(&required(&database_url, &nats_url)).unwrap());
