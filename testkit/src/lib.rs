@@ -80,9 +80,9 @@
 //! its own. A handler over sqlx, SeaORM or Diesel is checked like any other: the pool of its inbox
 //! connects to [`Scratch::url`]. A set of handlers is a handler, and a
 //! [`LeasedHandler`](oncebox_inbox::LeasedHandler) is checked with its
-//! [`Leased`](oncebox_inbox::Leased): give that a lease of a second or less, and its effects
-//! a short `settles_within`, since the kit waits for both when a process has died. A service with an HTTP layer is a [`Process`] of your
-//! own.
+//! [`Leased`](oncebox_inbox::Leased): give that a lease of a second or less, and its effects a
+//! short `settles_within`, since the kit waits for both when a process has died. A service with an
+//! HTTP layer is a [`Process`] of your own.
 //!
 //! # Limits
 //!
@@ -101,15 +101,16 @@ mod proxy;
 mod report;
 mod saga;
 mod scenario;
+mod server;
 mod statement;
 mod template;
 
-use std::{collections::BTreeMap, fmt, net::SocketAddr, sync::Mutex, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Mutex, time::Duration};
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
 use oncebox_inbox::Received;
 use oncebox_schema::SchemaName;
-use tokio_postgres::{Config, NoTls, config::Host};
+use tokio_postgres::{Config, NoTls};
 
 use database::{Database, Dump};
 pub use enqueued::{Enqueued, enqueued, enqueued_over};
@@ -118,6 +119,7 @@ pub use process::{Process, Run};
 pub use report::{Failure, Report, Scenario};
 pub use saga::{SagaKit, SagaReport};
 use scenario::Stage;
+use server::{address, config, url};
 pub use template::Template;
 
 const MESSAGES_MAX: usize = 1000;
@@ -340,50 +342,6 @@ impl TestKit {
         }
         volatile
     }
-}
-
-/// A URL that the kit can use.
-fn config(url: &str) -> Result<Config, TestKitError> {
-    let invalid = |problem: &str| TestKitError::Invalid(format!("the kit's URL {problem}"));
-    // The driver's own error might repeat the URL, which may hold a password.
-    let config: Config = url.parse().map_err(|_| invalid("is not a URL of PostgreSQL"))?;
-    match (config.get_hosts(), config.get_dbname()) {
-        ([Host::Tcp(_)], Some(_)) => Ok(config),
-        ([Host::Tcp(_)], None) => Err(invalid("names no database")),
-        _ => Err(invalid("does not name one host, reached over TCP")),
-    }
-}
-
-/// The URL of a database, with the login of a configuration.
-fn url(config: &Config, host: &str, port: u16, database: &str) -> String {
-    let user = config.get_user().map(|user| encoded(user.as_bytes())).unwrap_or_default();
-    let password = config.get_password().map(|word| format!(":{}", encoded(word))).unwrap_or_default();
-    let at = if user.is_empty() && password.is_empty() { "" } else { "@" };
-    format!("postgres://{user}{password}{at}{host}:{port}/{database}")
-}
-
-/// The address that the server listens on.
-async fn address(config: &Config) -> Result<SocketAddr, TestKitError> {
-    let port = config.get_ports().first().copied().unwrap_or(5432);
-    let name = match config.get_hosts().first() {
-        Some(Host::Tcp(name)) => name.as_str(),
-        _ => "localhost",
-    };
-    let found = tokio::net::lookup_host((name, port)).await;
-    let mut found = found.map_err(|error| TestKitError::Network("look up the server's name", error))?;
-    found.next().ok_or_else(|| TestKitError::Invalid("the server's name has no address".to_owned()))
-}
-
-/// Percent-encodes a part of a URL.
-fn encoded(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        if byte.is_ascii_alphanumeric() {
-            text.push(char::from(*byte));
-        } else {
-            text.push_str(&format!("%{byte:02X}"));
-        }
-        text
-    })
 }
 
 #[cfg(test)]
