@@ -139,7 +139,7 @@ lint: .dev/linters ## Formatting, clippy, documentation, packages, licences and 
 	$(LINTER)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
 	$(LINTER)/kubernetes-validate --strict --quiet --kubernetes-version 1.29 deploy/kubernetes.yaml
 
-outside: ## Compile the README's Rust in a crate outside of the workspace, with the newest and the oldest clients.
+outside: servers ## Compile the README's Rust in a crate outside of the workspace, with the newest and the oldest clients.
 	tests/outside/check.sh $(abspath $(BIN))
 
 schema: servers ## Write schema/schema.sql, docs/sql.md and the tables of docs/configuration.md again.

@@ -139,7 +139,8 @@ impl ConfigError {
 pub type Values = HashMap<&'static str, String>;
 
 impl Config {
-    /// Checks the settings; see [`OPTIONS`] for names, meaning and defaults.
+    /// Checks the settings of a relay in your own process; see [`OPTIONS`] for names, meaning and
+    /// defaults. Unlike the program, it serves HTTP only if `http-listen` is given.
     ///
     /// # Errors
     /// All mistakes at once, none of which shows a secret.
@@ -163,7 +164,7 @@ impl Config {
         if stuck_after < tuning.poll_max * 2 {
             read.mistake(
                 "stuck-seconds",
-                "is below twice --poll-max-milliseconds: a pause would count as stuck",
+                "is below twice poll-max-milliseconds: a pause would count as stuck",
             );
         }
         let http_listen = read
@@ -256,7 +257,7 @@ fn tuning(read: &mut Reader<'_>) -> Tuning {
     let poll_min = read.duration("poll-min-milliseconds", milliseconds(1), milliseconds(60_000));
     let poll_max = read.duration("poll-max-milliseconds", milliseconds(1), milliseconds(60_000));
     if poll_min > poll_max {
-        read.mistake("poll-min-milliseconds", "is above --poll-max-milliseconds");
+        read.mistake("poll-min-milliseconds", "is above poll-max-milliseconds");
     }
     let atomic = read.sources.streams.iter().filter(|stream| stream.publish == Publish::Atomic);
     let dead_blocks = read.parsed("on-dead", on_dead).unwrap_or(true);

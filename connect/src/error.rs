@@ -79,7 +79,7 @@ pub enum RelayError {
     },
     /// NATS answers, and does not let us in.
     #[error(
-        "NATS at {target} refuses the login; check the --nats- options for user and password, token, seed or credentials \
+        "NATS at {target} refuses the login; check the options nats-... for user and password, token, seed or credentials \
          against the users of the server"
     )]
     NatsRefused {
@@ -91,6 +91,9 @@ pub enum RelayError {
     /// A stream is not as the configuration declares it.
     #[error("{0}")]
     Stream(String),
+    /// A declared stream cannot be looked at: JetStream does not answer yet, or refuses.
+    #[error("{0}")]
+    StreamUnknown(String),
     /// The database has another schema version.
     #[error(transparent)]
     Version(#[from] VersionError),
@@ -141,7 +144,7 @@ pub enum RelayError {
         problem: String,
     },
     /// The HTTP address cannot be bound.
-    #[error("listen on {address} for HTTP; choose another with --http-listen, or off")]
+    #[error("listen on {address} for HTTP; choose another by the option http-listen, or off")]
     Listen {
         /// The address.
         address: SocketAddr,
@@ -172,6 +175,19 @@ impl RelayError {
         );
         let error = PostgresError(error);
         if is_denied { Self::Denied(error) } else { Self::Postgres(error) }
+    }
+
+    /// A server is away, has no connection left, or is not ready yet: waiting may mend it.
+    #[must_use]
+    pub fn is_away(&self) -> bool {
+        match self {
+            Self::PostgresUnreachable { .. }
+            | Self::PostgresTimeout
+            | Self::NatsUnreachable { .. }
+            | Self::StreamUnknown(_) => true,
+            Self::Postgres(error) => error.is_away() || error.is_full(),
+            _ => false,
+        }
     }
 
     /// Why there is no connection to PostgreSQL.

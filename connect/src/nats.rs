@@ -1,12 +1,14 @@
 //! NATS: the connection, the limits of its user, and questions to JetStream.
 
 mod connection;
+mod connection_error;
 mod payload_max;
 mod permissions;
 mod question;
 
 pub use self::{
-    connection::{Connection, ConnectionError, HOME_SUBJECTS, Server},
+    connection::{Connection, HOME_SUBJECTS, Server},
+    connection_error::ConnectionError,
     question::{QUESTION_TIMEOUT, answer_max, message_max, stream_info, unless_denied},
 };
 

@@ -24,6 +24,7 @@
 //! ```
 
 mod delivery;
+mod embedded;
 pub mod facts;
 mod nats;
 pub mod parts;
@@ -40,6 +41,7 @@ mod telemetry;
 use oncebox_connect::{backoff, clock, config, error};
 
 pub use config::{Config, ConfigError, Values};
+pub use embedded::{Embedded, Watch};
 pub use error::RelayError;
 pub use relay::Relay;
 pub use serve::http::{Probed, serve_probes};

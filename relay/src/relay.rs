@@ -59,22 +59,18 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Runs a relay until `shutdown` resolves, then drains it within the configured grace period.
-    ///
-    /// # Errors
-    /// See [`RelayError`]. Once running, a server that goes away is no error: the relay waits for
-    /// it.
-    pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), RelayError> {
-        Self::connect(config).await?.serve(shutdown).await
-    }
-
     /// Connects to both servers, once, and checks the schema's version. A server that accepts a
     /// connection and does not answer ends it; one that answers late does not.
     ///
     /// # Errors
     /// A server cannot be reached or does not let us in, or the schema has another version.
     pub async fn connect(config: Config) -> Result<Self, RelayError> {
-        Self::connect_as(config, Metrics::new(), None).await
+        Self::connect_for(config, Metrics::new()).await
+    }
+
+    /// The same with metrics that outlive the attempt.
+    pub(crate) async fn connect_for(config: Config, metrics: Metrics) -> Result<Self, RelayError> {
+        Self::connect_as(config, metrics, None).await
     }
 
     /// One of the relays of a process that serves several databases. Its metrics outlive it, and it
@@ -190,17 +186,8 @@ impl Relay {
         database.served(gauges);
         let (listen, otlp) = (self.config.http_listen, self.config.otlp_metrics.clone());
         let front = Front::open(listen, otlp, self.systemd.take(), databases, stop.clone());
-        let mut front = front.await?;
-        let mut is_broken = false;
-        let shutdown = async {
-            tokio::select! {
-                () = shutdown => {}
-                () = front.broken() => is_broken = true,
-            }
-        };
-        let ended = self.deliver(reader, stop, shutdown).await;
-        front.close().await;
-        if is_broken { Err(RelayError::TaskEnded) } else { ended }
+        let delivering = self.deliver(reader, CancellationToken::new(), stop.clone().cancelled_owned());
+        front.await?.beside(delivering, stop, shutdown).await
     }
 
     /// Runs the loops until `shutdown` resolves, then cancels `stop` and drains.

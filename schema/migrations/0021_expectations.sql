@@ -1,11 +1,11 @@
 -- Expected arrival: what should have had an effect in an inbox by now, and has not. Nobody else
 -- notices a consumer that was never started: its messages reach their stream, and wait there.
 --
--- An expectation is judged by transactions, not by messages. A mark says that all transactions below
--- `xact` had ended at `marked_at`; when a mark is as old as the expectation allows, the messages of
--- the transactions between it and the oldest mark must be in the inbox. So each message is looked at
--- once, also one whose transaction ended late, and its time runs from its commit on. One that is
--- missing is kept in `unhandled`, and looked for again until it has come.
+-- An expectation is judged by transactions, not by messages. A mark says that all transactions
+-- below `xact` had ended at `marked_at`; when a mark is as old as the expectation allows, the
+-- messages of the transactions between it and the oldest mark must be in the inbox. So each message
+-- is looked at once, also one whose transaction ended late, and its time runs from its commit on.
+-- One that is missing is kept in `unhandled`, and looked for again until it has come.
 
 CREATE TABLE {schema}.expectation (
   id             bigint GENERATED ALWAYS AS IDENTITY,

@@ -19,24 +19,42 @@
 //! connections are closed. State that the handler keeps in memory is gone then, but threads and
 //! tasks that the handler started go on.
 //!
-//! ```no_run
-//! use oncebox_inbox::{Inbox, Received};
-//! use oncebox_testkit::TestKit;
-//! # use oncebox_inbox::{Context, Handler, HandlerError, Outcome};
-//! # struct Charge;
-//! # impl Handler for Charge {
-//! #     type Message = i64;
-//! #     type Reply = ();
-//! #     async fn handle(&self, _: Context<'_>, _: i64) -> Result<Outcome<()>, HandlerError> { Ok(Outcome::done(())) }
-//! # }
+//! ```rust,no_run
+//! use oncebox_inbox::{Context, Handler, HandlerError, Inbox, Outcome, Received};
+//! use oncebox_testkit::{Template, TestKit};
+//! use serde::Deserialize;
+//!
+//! #[derive(Deserialize)]
+//! struct Order {
+//!     customer: i64,
+//!     cents: i64,
+//! }
+//!
+//! struct Charge;
+//!
+//! impl Handler for Charge {
+//!     type Message = Order;
+//!     type Reply = ();
+//!
+//!     async fn handle(&self, cx: Context<'_>, order: Order) -> Result<Outcome<()>, HandlerError> {
+//!         let sql = "INSERT INTO charge (customer, cents) VALUES ($1, $2)";
+//!         cx.transaction().execute(sql, &[&order.customer, &order.cents]).await?;
+//!         Ok(Outcome::done(()))
+//!     }
+//! }
+//!
+//! const TABLES: &str = "CREATE TABLE charge (id bigserial PRIMARY KEY, customer bigint, cents bigint)";
 //!
 //! #[tokio::test]
 //! async fn a_charge_happens_once() {
-//!     // A database with `oncebox migrate` done, your tables, and the rows that the messages need; nobody is connected.
-//!     TestKit::new("postgres://postgres@127.0.0.1/charges_template")
-//!         .message(Received::new("orders.placed", r#"{"customer":1,"cents":100}"#).header("Idempotency-Key", "a"))
-//!         .message(Received::new("orders.placed", r#"{"customer":2,"cents":200}"#).header("Idempotency-Key", "b"))
-//!         // Sequences do not go back with a transaction, so ids differ however well the handler does.
+//!     // Any database of a server; its user may create others.
+//!     let server = std::env::var("DATABASE_URL").unwrap();
+//!     // With the schema of Oncebox, your tables, and the rows that the messages need.
+//!     let template = Template::make(&server, &[TABLES]).await.unwrap();
+//!     TestKit::new(template.url())
+//!         .message(Received::new("orders", r#"{"customer":1,"cents":5}"#).header("Idempotency-Key", "a"))
+//!         .message(Received::new("orders", r#"{"customer":2,"cents":7}"#).header("Idempotency-Key", "b"))
+//!         // Sequences do not go back with a transaction: ids differ however well the handler does.
 //!         .volatile("public.charge", "id")
 //!         .check(|scratch| {
 //!             let inbox = Inbox::builder(scratch.pool(4)).scope("payment:charge").single_tenant();
@@ -48,11 +66,23 @@
 //! }
 //! ```
 //!
+//! A failure of the report names the statement and the rows:
+//!
+//! ```text
+//! killed at statement 4, `INSERT INTO audit (line) VALUES ($1)`, after the server had carried it out:
+//!   public.audit: 1 too many
+//!     1 x {"line": "charged a"}
+//! ```
+//!
 //! [`SagaKit`] checks a definition of a saga the same way: along each way that a test names, with a
 //! crash at each transition. [`Flow`] runs a relay and consumers until all messages are done, and
 //! [`enqueued`] returns those of an open transaction. [`Template`] gives each test a database of
 //! its own. A handler over sqlx, SeaORM or Diesel is checked like any other: the pool of its inbox
-//! connects to [`Scratch::url`].
+//! connects to [`Scratch::url`]. A set of handlers is a handler, and a
+//! [`LeasedHandler`](oncebox_inbox::LeasedHandler) is checked with its
+//! [`Leased`](oncebox_inbox::Leased): give that a lease of a second or less, and its effects a
+//! short `settles_within`, since the kit waits for both when a process has died. A service with an
+//! HTTP layer is a [`Process`] of your own.
 //!
 //! # Limits
 //!
@@ -66,25 +96,30 @@
 mod database;
 mod enqueued;
 mod flow;
+mod process;
 mod proxy;
 mod report;
 mod saga;
 mod scenario;
+mod server;
+mod statement;
 mod template;
 
-use std::{collections::BTreeMap, fmt, net::SocketAddr, sync::Mutex, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Mutex, time::Duration};
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
-use oncebox_inbox::{Driver, Handler, Inbox, Received};
+use oncebox_inbox::Received;
 use oncebox_schema::SchemaName;
-use tokio_postgres::{Config, NoTls, config::Host};
+use tokio_postgres::{Config, NoTls};
 
 use database::{Database, Dump};
 pub use enqueued::{Enqueued, enqueued, enqueued_over};
 pub use flow::{Flow, FlowError};
+pub use process::{Process, Run};
 pub use report::{Failure, Report, Scenario};
 pub use saga::{SagaKit, SagaReport};
 use scenario::Stage;
+use server::{address, config, url};
 pub use template::Template;
 
 const MESSAGES_MAX: usize = 1000;
@@ -263,26 +298,24 @@ impl TestKit {
         self
     }
 
-    /// Runs all scenarios. The closure starts a process: it is called for each, and again after
-    /// each kill.
+    /// Runs all scenarios. The closure starts a process, such as an inbox with its handler: it is
+    /// called for each, and again after each kill.
     ///
     /// # Errors
     /// The kit could not work. The handler's own faults are in the report.
-    pub async fn check<D, H, F>(&self, process: F) -> Result<Report, TestKitError>
+    pub async fn check<P, F>(&self, process: F) -> Result<Report, TestKitError>
     where
-        D: Driver,
-        H: Handler<D>,
-        F: Fn(&Scratch) -> (Inbox<D>, H),
+        P: Process,
+        F: Fn(&Scratch) -> P,
     {
         Ok(self.check_all(process).await?.0)
     }
 
     /// Does the work of [`TestKit::check`], and returns the tables of the undisturbed run too.
-    async fn check_all<D, H, F>(&self, process: F) -> Result<(Report, Dump), TestKitError>
+    async fn check_all<P, F>(&self, process: F) -> Result<(Report, Dump), TestKitError>
     where
-        D: Driver,
-        H: Handler<D>,
-        F: Fn(&Scratch) -> (Inbox<D>, H),
+        P: Process,
+        F: Fn(&Scratch) -> P,
     {
         if !(1..=MESSAGES_MAX).contains(&self.messages.len()) {
             return Err(TestKitError::Invalid(format!("messages: 1 to {MESSAGES_MAX} are needed")));
@@ -309,50 +342,6 @@ impl TestKit {
         }
         volatile
     }
-}
-
-/// A URL that the kit can use.
-fn config(url: &str) -> Result<Config, TestKitError> {
-    let invalid = |problem: &str| TestKitError::Invalid(format!("the kit's URL {problem}"));
-    // The driver's own error might repeat the URL, which may hold a password.
-    let config: Config = url.parse().map_err(|_| invalid("is not a URL of PostgreSQL"))?;
-    match (config.get_hosts(), config.get_dbname()) {
-        ([Host::Tcp(_)], Some(_)) => Ok(config),
-        ([Host::Tcp(_)], None) => Err(invalid("names no database")),
-        _ => Err(invalid("does not name one host, reached over TCP")),
-    }
-}
-
-/// The URL of a database, with the login of a configuration.
-fn url(config: &Config, host: &str, port: u16, database: &str) -> String {
-    let user = config.get_user().map(|user| encoded(user.as_bytes())).unwrap_or_default();
-    let password = config.get_password().map(|word| format!(":{}", encoded(word))).unwrap_or_default();
-    let at = if user.is_empty() && password.is_empty() { "" } else { "@" };
-    format!("postgres://{user}{password}{at}{host}:{port}/{database}")
-}
-
-/// The address that the server listens on.
-async fn address(config: &Config) -> Result<SocketAddr, TestKitError> {
-    let port = config.get_ports().first().copied().unwrap_or(5432);
-    let name = match config.get_hosts().first() {
-        Some(Host::Tcp(name)) => name.as_str(),
-        _ => "localhost",
-    };
-    let found = tokio::net::lookup_host((name, port)).await;
-    let mut found = found.map_err(|error| TestKitError::Network("look up the server's name", error))?;
-    found.next().ok_or_else(|| TestKitError::Invalid("the server's name has no address".to_owned()))
-}
-
-/// Percent-encodes a part of a URL.
-fn encoded(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        if byte.is_ascii_alphanumeric() {
-            text.push(char::from(*byte));
-        } else {
-            text.push_str(&format!("%{byte:02X}"));
-        }
-        text
-    })
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::Kills;
+use crate::{Kills, statement::Prepared};
 
 /// How long the server may take to carry out a statement whose answer is dropped.
 const CARRY_OUT_WITHIN: Duration = Duration::from_secs(10);
@@ -69,7 +69,8 @@ struct State {
     server: SocketAddr,
     kill: Option<Kill>,
     statements: AtomicU64,
-    dead: watch::Sender<bool>,
+    /// The statement at which the process died.
+    dead: watch::Sender<Option<String>>,
 }
 
 impl Proxy {
@@ -77,7 +78,7 @@ impl Proxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let port = listener.local_addr()?.port();
         let state =
-            Arc::new(State { server, kill, statements: AtomicU64::new(0), dead: watch::Sender::new(false) });
+            Arc::new(State { server, kill, statements: AtomicU64::new(0), dead: watch::Sender::new(None) });
         let mut accepting = JoinSet::new();
         accepting.spawn(accept(listener, Arc::clone(&state)));
         Ok(Self { port, state, _accepting: accepting })
@@ -87,10 +88,12 @@ impl Proxy {
         self.port
     }
 
-    /// Returns when the process is to die.
-    pub(crate) async fn killed(&self) {
+    /// Returns when the process is to die, with the text of the statement.
+    pub(crate) async fn killed(&self) -> String {
+        let mut dead = self.state.dead.subscribe();
         // The sender is ours, so the wait cannot fail.
-        let _ = self.state.dead.subscribe().wait_for(|dead| *dead).await;
+        let text = dead.wait_for(Option::is_some).await.map(|text| text.clone());
+        text.ok().flatten().unwrap_or_default()
     }
 }
 
@@ -111,7 +114,7 @@ async fn accept(listener: TcpListener, state: Arc<State>) {
 
 async fn connect(mut client: TcpStream, state: Arc<State>) {
     let mut dead = state.dead.subscribe();
-    if *dead.borrow_and_update() {
+    if dead.borrow_and_update().is_some() {
         return;
     }
     let Ok(mut server) = TcpStream::connect(state.server).await else { return };
@@ -122,9 +125,11 @@ async fn connect(mut client: TcpStream, state: Arc<State>) {
     let (mut from_server, mut to_server) = server.split();
     let up = async {
         let (mut frames, mut buffer) = (Frames::default(), vec![0; 64 * 1024]);
+        let mut prepared = Prepared::default();
         while let Ok(length @ 1..) = from_client.read(&mut buffer).await {
             frames.bytes.extend_from_slice(&buffer[..length]);
             while let Some((group, is_statement)) = frames.next_group() {
+                let text = if is_statement { prepared.note(&group) } else { String::new() };
                 let counts = state.kill.is_some_and(|kill| is_statement && kill.counts(&group));
                 let number = if counts { state.statements.fetch_add(1, SeqCst) + 1 } else { 0 };
                 let Some(kill) = state.kill.filter(|kill| counts && kill.statement == number) else {
@@ -140,7 +145,7 @@ async fn connect(mut client: TcpStream, state: Arc<State>) {
                     let _ = to_server.shutdown().await;
                     let _ = timeout(CARRY_OUT_WITHIN, ended.notified()).await;
                 }
-                state.dead.send_replace(true);
+                state.dead.send_replace(Some(text));
                 return;
             }
         }

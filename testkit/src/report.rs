@@ -17,6 +17,8 @@ pub enum Scenario {
         /// Which one, counted from 1 over all connections of the process; with
         /// [`Kills::Commits`] only statements with a COMMIT count.
         statement: u64,
+        /// Its text, in one line and cut at a length.
+        text: String,
         /// Whether the server had carried it out; its answer was lost.
         carried_out: bool,
     },
@@ -33,11 +35,13 @@ pub enum Scenario {
 impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Kill { statement, carried_out: false } => {
-                write!(f, "killed at statement {statement}, before the server got it")
-            }
-            Self::Kill { statement, carried_out: true } => {
-                write!(f, "killed at statement {statement}, after the server had carried it out")
+            Self::Kill { statement, text, carried_out } => {
+                let when = if *carried_out {
+                    "after the server had carried it out"
+                } else {
+                    "before the server got it"
+                };
+                write!(f, "killed at statement {statement}, `{text}`, {when}")
             }
             Self::Duplicates => f.write_str("each message twice, then all again in a new process"),
             Self::Pairs => f.write_str("two processes with each message at the same time"),

@@ -2,19 +2,18 @@
 
 use std::{
     collections::BTreeMap,
-    error::Error as StdError,
     future::Future,
     net::SocketAddr,
-    sync::{Mutex, MutexGuard, PoisonError},
+    pin::Pin,
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
 use futures_util::future::join_all;
-use oncebox_inbox::{Driver, Handler, Inbox, Received, Verdict};
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    Scratch, TestKit, TestKitError, address,
+    Process, Run, Scratch, TestKit, TestKitError, address,
     database::{Copy, Database, Dump},
     proxy::{Kill, Proxy},
     report::{Failure, Report, Scenario, difference},
@@ -43,13 +42,12 @@ impl Progress {
 }
 
 /// A process, and the proxy between it and the server.
-struct Process<D: Driver, H> {
+struct Started<P> {
     proxy: Proxy,
-    inbox: Inbox<D>,
-    handler: H,
+    process: P,
 }
 
-impl<D: Driver, H: Handler<D>, F: Fn(&Scratch) -> (Inbox<D>, H)> Stage<'_, F> {
+impl<P: Process, F: Fn(&Scratch) -> P> Stage<'_, F> {
     pub(crate) async fn check(&self) -> Result<(Report, Dump), TestKitError> {
         let server = address(self.database.config()).await?;
         let order: Vec<usize> = (0..self.kit.messages.len()).collect();
@@ -66,7 +64,7 @@ impl<D: Driver, H: Handler<D>, F: Fn(&Scratch) -> (Inbox<D>, H)> Stage<'_, F> {
             self.deliver(&process, &order, &mut Progress { next: 0, deliveries: 2 }).await;
             Ok(())
         };
-        self.play(Scenario::Duplicates, &expected, &mut report, duplicates).await?;
+        self.play(|| Scenario::Duplicates, &expected, &mut report, duplicates).await?;
 
         let pairs = async |copy: &Copy| {
             let two = [self.start(server, copy, None).await?, self.start(server, copy, None).await?];
@@ -78,7 +76,7 @@ impl<D: Driver, H: Handler<D>, F: Fn(&Scratch) -> (Inbox<D>, H)> Stage<'_, F> {
             }
             Ok(())
         };
-        self.play(Scenario::Pairs, &expected, &mut report, pairs).await?;
+        self.play(|| Scenario::Pairs, &expected, &mut report, pairs).await?;
 
         let queues = self.queues();
         let together = async |copy: &Copy| {
@@ -90,7 +88,7 @@ impl<D: Driver, H: Handler<D>, F: Fn(&Scratch) -> (Inbox<D>, H)> Stage<'_, F> {
             .await;
             Ok(())
         };
-        self.play(Scenario::Together, &expected, &mut report, together).await?;
+        self.play(|| Scenario::Together, &expected, &mut report, together).await?;
 
         for other in orders(&queues, &order) {
             let reordered = async |copy: &Copy| {
@@ -98,7 +96,7 @@ impl<D: Driver, H: Handler<D>, F: Fn(&Scratch) -> (Inbox<D>, H)> Stage<'_, F> {
                 self.deliver(&process, &other, &mut { Progress::START }).await;
                 Ok(())
             };
-            self.play(Scenario::Order(other.clone()), &expected, &mut report, reordered).await?;
+            self.play(|| Scenario::Order(other.clone()), &expected, &mut report, reordered).await?;
         }
         Ok((report, expected))
     }
@@ -132,15 +130,18 @@ impl<D: Driver, H: Handler<D>, F: Fn(&Scratch) -> (Inbox<D>, H)> Stage<'_, F> {
         for statement in 1.. {
             for carried_out in [false, true] {
                 let kill = Kill { of: self.kit.kills, statement, carried_out };
-                let mut has_died = false;
-                let scenario = Scenario::Kill { statement, carried_out };
+                let died_at = OnceLock::new();
+                let scenario = || {
+                    let text = died_at.get().cloned().unwrap_or_default();
+                    Scenario::Kill { statement, text, carried_out }
+                };
                 let dying = async |copy: &Copy| {
                     let mut progress = Progress::START;
                     let process = self.start(server, copy, Some(kill)).await?;
                     tokio::select! {
                         // The kill is checked first, so that a killed process does nothing more.
                         biased;
-                        () = process.proxy.killed() => has_died = true,
+                        text = process.proxy.killed() => drop(died_at.set(text)),
                         () = self.deliver(&process, order, &mut progress) => {}
                     }
                     drop(process);
@@ -154,11 +155,11 @@ impl<D: Driver, H: Handler<D>, F: Fn(&Scratch) -> (Inbox<D>, H)> Stage<'_, F> {
                     // at.
                     let mut unseen = Report::default();
                     self.play(scenario, expected, &mut unseen, dying).await?;
-                    report.has_more_statements = has_died;
+                    report.has_more_statements = died_at.get().is_some();
                     return Ok(());
                 }
                 self.play(scenario, expected, report, dying).await?;
-                if !has_died {
+                if died_at.get().is_none() {
                     return Ok(());
                 }
             }
@@ -170,7 +171,7 @@ impl<D: Driver, H: Handler<D>, F: Fn(&Scratch) -> (Inbox<D>, H)> Stage<'_, F> {
     /// Runs one scenario on its own copy of the database, and compares the tables that it leaves.
     async fn play(
         &self,
-        scenario: Scenario,
+        scenario: impl Fn() -> Scenario,
         expected: &Dump,
         report: &mut Report,
         act: impl AsyncFnOnce(&Copy) -> Result<(), TestKitError>,
@@ -184,7 +185,7 @@ impl<D: Driver, H: Handler<D>, F: Fn(&Scratch) -> (Inbox<D>, H)> Stage<'_, F> {
         let difference = run.await;
         self.database.delete(copy).await?;
         report.scenarios += 1;
-        report.failures.extend(difference?.map(|difference| Failure { scenario, difference }));
+        report.failures.extend(difference?.map(|difference| Failure { scenario: scenario(), difference }));
         Ok(())
     }
 
@@ -210,27 +211,34 @@ impl<D: Driver, H: Handler<D>, F: Fn(&Scratch) -> (Inbox<D>, H)> Stage<'_, F> {
         server: SocketAddr,
         copy: &Copy,
         kill: Option<Kill>,
-    ) -> Result<Process<D, H>, TestKitError> {
+    ) -> Result<Started<P>, TestKitError> {
         let proxy = Proxy::start(server, kill).await;
         let proxy =
             proxy.map_err(|error| TestKitError::Network("listen for a process's connections", error))?;
         let scratch = Scratch::new(self.database.config(), proxy.port(), &copy.0);
-        let (inbox, handler) = (self.process)(&scratch);
-        Ok(Process { proxy, inbox, handler })
+        Ok(Started { proxy, process: (self.process)(&scratch) })
     }
 
     /// Delivers messages one after another, each one again until it has ended.
-    async fn deliver(&self, process: &Process<D, H>, order: &[usize], progress: &mut Progress) {
+    async fn deliver(&self, started: &Started<P>, order: &[usize], progress: &mut Progress) {
         while let Some(number) = order.get(progress.next) {
             let message = self.kit.messages[*number].clone().deliveries(progress.deliveries);
-            match has_ended(&process.inbox, &process.handler, &message, &mut progress.deliveries).await {
-                Ok(true) => *progress = Progress { next: progress.next + 1, deliveries: 1 },
-                Ok(false) => sleep(PAUSE).await,
-                Err(problem) => {
-                    *self.last_problem() = Some(problem);
-                    sleep(PAUSE).await;
+            // Boxed without its type, which in a crate of yours is too deep for the compiler.
+            let running: Pin<Box<dyn Future<Output = Run> + Send + '_>> =
+                Box::pin(started.process.run(&message));
+            match running.await {
+                Run::Ended => {
+                    *progress = Progress { next: progress.next + 1, deliveries: 1 };
+                    continue;
                 }
+                Run::InFlight => {}
+                Run::Retry(reason) => {
+                    progress.deliveries += 1;
+                    *self.last_problem() = Some(reason);
+                }
+                Run::Failed(problem) => *self.last_problem() = Some(problem),
             }
+            sleep(PAUSE).await;
         }
     }
 
@@ -256,36 +264,6 @@ impl<D: Driver, H: Handler<D>, F: Fn(&Scratch) -> (Inbox<D>, H)> Stage<'_, F> {
         }
         queues
     }
-}
-
-/// Runs a message. Returns whether it has ended, or why this run failed.
-async fn has_ended<D: Driver, H: Handler<D>>(
-    inbox: &Inbox<D>,
-    handler: &H,
-    message: &Received,
-    deliveries: &mut u64,
-) -> Result<bool, String> {
-    match inbox.run(handler, message).await {
-        // The server may not have ended the transaction of a process that died yet.
-        Ok(Verdict::InFlight) => Ok(false),
-        Err(error) => Err(causes(&error)),
-        Ok(Verdict::Retry { reason, .. }) => {
-            *deliveries += 1;
-            Err(reason)
-        }
-        Ok(_) => Ok(true),
-    }
-}
-
-/// An error and its causes in one line.
-fn causes(error: &dyn StdError) -> String {
-    let first_line = |error: &dyn StdError| error.to_string().lines().next().unwrap_or_default().to_owned();
-    let (mut text, mut source) = (first_line(error), error.source());
-    while let Some(error) = source {
-        text = format!("{text}: {}", first_line(error));
-        source = error.source();
-    }
-    text
 }
 
 /// Other orders of the messages, in which each queue keeps its own order: the last queue first, the

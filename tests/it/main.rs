@@ -64,6 +64,7 @@ mod relay {
     mod typed_streams; // streams from the command line and the environment
     mod cli; // the program's manners: exit codes, signals, HTTP
     mod databases; // one process for several databases
+    mod embedded; // a relay inside another program
     mod documents; // completions, the manual page, log lines in JSON
 }
 
@@ -146,6 +147,7 @@ mod leased {
     mod settling; // calls that may still arrive: when an absent effect is called again
     mod stolen; // owners whose claim another has taken over: nothing of theirs is written
     mod gateway; // cashiers that are killed, a gateway that loses answers: paid once
+    mod kit; // the test kit with handlers under leases, and with requests over HTTP
 }
 
 mod http {

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Compiles the Rust of README and documents in a crate of its own: with the newest versions of the clients, with and without the inbox's
 # features, and with the oldest versions that the workspace's Cargo.toml allows. All else is of the versions of our own lock file.
+# Then runs the example on the test kit's front page, as it stands there.
 # Usage: check.sh TARGET_DIRECTORY
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -24,3 +25,8 @@ for client in "${clients[@]}"; do
   cargo update --quiet "$client" --precise "$version"
 done
 check "oldest clients"
+
+cp ../../Cargo.lock Cargo.lock
+echo "outside the workspace: the front page of the test kit"
+(cd ../.. && "$target/debug/servers" run -- cargo test --quiet --manifest-path tests/outside/Cargo.toml \
+  --config tests/profile.toml --target-dir "$target" a_charge_happens_once)

@@ -68,7 +68,7 @@ impl Dev {
         let mut whole = values.clone();
         whole.entry("database-url").or_insert_with(|| "postgres://localhost/dev".to_owned());
         whole.entry("nats-url").or_insert_with(|| "nats://localhost".to_owned());
-        let config = Config::from_values(&whole)?;
+        let config = config(&whole)?;
         let outbox = config.outbox().clone();
         let dev = Self {
             values,
@@ -124,8 +124,7 @@ impl Dev {
             servers.push(server);
             self.values.insert("nats-url", url);
         }
-        let config =
-            Config::from_values(&self.values).map_err(|mistakes| anyhow::anyhow!(mistakes.0.join("\n")))?;
+        let config = config(&self.values)?;
         Migrate::default().run(config.outbox()).await?;
         let relay = Relay::connect(config.clone()).await?;
         let (over, ended) = watch::channel(false);
@@ -186,6 +185,11 @@ impl Dev {
             self.directory.display()
         )
     }
+}
+
+/// The configuration of these values, as if all were typed.
+fn config(values: &Values) -> Result<Config, ConfigError> {
+    Config::from_sources(&Sources::read(values.clone(), [], |_| None))
 }
 
 fn has(values: &Values, name: &str) -> bool {

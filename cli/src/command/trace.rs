@@ -86,8 +86,9 @@ pub(super) fn given(flags: &ArgMatches, values: &Values) -> Result<(String, Vec<
     let also = flags.get_many::<String>("also").into_iter().flatten().map(|url| {
         let mut values = values.clone();
         values.insert("database-url", url.clone());
-        values.remove("database-url-file");
-        OutboxConfig::from_sources(&Sources::from(&values))
+        // The file was read already.
+        ["config", "database-url-file"].iter().for_each(|name| drop(values.remove(name)));
+        OutboxConfig::from_sources(&Sources::read(values, [], |_| None))
     });
     let key = flags.get_one::<Key>("key").map(|key| key.as_str().to_owned()).unwrap_or_default();
     Ok((key, also.collect::<Result<_, _>>()?))

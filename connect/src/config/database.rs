@@ -270,7 +270,7 @@ fn tls(read: &mut Reader<'_>, config: &mut Config, url: UrlTls) -> rustls::Clien
             read.mistake("database-url", problem);
         }
         Mode::VerifyCa if ca.is_none() => {
-            read.mistake("database-url", "says sslmode=verify-ca, which needs --database-ca-file");
+            read.mistake("database-url", "says sslmode=verify-ca, which needs the option database-ca-file");
         }
         Mode::Absent | Mode::Disable | Mode::Prefer | Mode::Require | Mode::VerifyCa | Mode::VerifyFull => {}
     }
@@ -338,7 +338,7 @@ fn identity(read: &mut Reader<'_>, url_cert: Option<&str>, url_key: Option<&str>
         let (given, missing) = if has_cert { ("cert", "key") } else { ("key", "cert") };
         read.mistake(
             &format!("database-{missing}-file"),
-            format_args!("is missing; --database-{given}-file is given"),
+            format_args!("is missing, but database-{given}-file is given"),
         );
     }
     let chain = pick(read, "database-cert-file", url_cert, tls::certificates);

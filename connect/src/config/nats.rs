@@ -229,7 +229,7 @@ pub(crate) fn with_credentials(options: ConnectOptions, text: &str) -> std::io::
 fn identity(read: &mut Reader<'_>) -> Option<(PathBuf, PathBuf)> {
     for (given, missing) in [("nats-cert-file", "nats-key-file"), ("nats-key-file", "nats-cert-file")] {
         if read.given(given).is_some() && read.given(missing).is_none() {
-            read.mistake(missing, format_args!("is missing; --{given} is given"));
+            read.mistake(missing, format_args!("is missing, but {given} is given"));
         }
     }
     let (cert, _) = read.file("nats-cert-file", tls::certificates)?;

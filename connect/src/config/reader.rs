@@ -20,7 +20,9 @@ pub(super) struct Reader<'a> {
 impl Reader<'_> {
     /// The text given, or the default; empty counts as not given.
     pub(super) fn text(&self, name: &str) -> Option<String> {
-        let default = || find(name).and_then(|option| option.default).map(str::to_owned);
+        let in_process = self.sources.is_inside && name == "http-listen";
+        let default =
+            || find(name).filter(|_| !in_process).and_then(|option| option.default).map(str::to_owned);
         self.given(name).map(str::to_owned).or_else(default)
     }
 

@@ -47,6 +47,9 @@ pub struct Sources {
     pub(super) hidden: Vec<String>,
     /// What was typed outside of the file, to read that again.
     pub(super) outside: Outside,
+    /// Whether a program that has a relay inside gave the values: it knows options by their names
+    /// alone, and has no listener unless it asks for one.
+    pub(super) is_inside: bool,
 }
 
 #[derive(Clone, Default)]
@@ -189,6 +192,9 @@ impl Sources {
     /// The place at which an option was given, or could have been given.
     pub(super) fn place(&self, name: &str) -> String {
         let Some(option) = find(name) else { return name.to_owned() };
+        if self.is_inside {
+            return format!("option {name}");
+        }
         let line = self.lines.get(name).copied();
         let in_table = self.table.as_ref().filter(|_| line.is_some() || !self.has(name));
         if let (Some((line, key)), Some(file)) =
@@ -214,7 +220,10 @@ impl From<&Values> for Sources {
         });
         let mut mistakes: Vec<String> = misspelt.collect();
         mistakes.sort_unstable();
-        Self { values: values.clone(), mistakes, ..Self::default() }
+        if values.contains_key("config") {
+            mistakes.push("option config: no file is read for values; give each option by itself".to_owned());
+        }
+        Self { values: values.clone(), mistakes, is_inside: true, ..Self::default() }
     }
 }
 

@@ -8,6 +8,11 @@ fn values(pairs: &[(&'static str, &str)]) -> Values {
     required.iter().chain(pairs).map(|(name, text)| (*name, (*text).to_owned())).collect()
 }
 
+/// The same as flags of the program.
+fn typed(pairs: &[(&'static str, &str)]) -> Sources {
+    Sources::read(values(pairs), [], |_| None)
+}
+
 fn mistakes(pairs: &[(&'static str, &str)]) -> Vec<String> {
     Config::from_values(&values(pairs)).map(drop).expect_err("a mistake").0
 }
@@ -17,8 +22,9 @@ fn defaults_are_valid() {
     let config = Config::from_values(&values(&[])).unwrap();
     assert_eq!(config.workers, 4);
     assert_eq!(config.outbox.schema.as_str(), "oncebox");
-    assert_eq!(config.http_listen, Some(SocketAddr::from(([127, 0, 0, 1], 9464))));
-    assert!(config.http_listen.unwrap().ip().is_loopback());
+    assert_eq!(config.http_listen, None, "a relay in another program opens nothing unasked");
+    let typed = Config::from_sources(&typed(&[])).unwrap();
+    assert_eq!(typed.http_listen, Some(SocketAddr::from(([127, 0, 0, 1], 9464))));
 }
 
 #[test]
@@ -53,7 +59,7 @@ fn all_mistakes_are_reported_at_once_each_by_name_and_limit() {
         ("grace-seconds", "0 to 600"),
         ("stuck-seconds", "10 to 3600"),
     ] {
-        let named = format!("--{name} (");
+        let named = format!("option {name}: ");
         assert!(
             found.iter().any(|line| line.starts_with(&named) && line.contains(part)),
             "{name}: {found:#?}"
@@ -104,9 +110,13 @@ fn a_pause_is_never_taken_for_being_stuck() {
 
 #[test]
 fn what_is_required_says_so() {
-    let found = Config::from_values(&Values::new()).map(drop).unwrap_err().0;
+    let typed = Sources::read(Values::new(), [], |_| None);
+    let found = Config::from_sources(&typed).map(drop).unwrap_err().0;
     assert_eq!(found.len(), 2, "{found:#?}");
-    assert!(found[0].contains("DATABASE_URL") && found[1].contains("NATS_URL"));
+    assert!(found[0].starts_with("--database-url (DATABASE_URL)"), "{found:#?}");
+    assert!(found[1].starts_with("--nats-url (NATS_URL)"), "{found:#?}");
+    let found = Config::from_values(&Values::new()).map(drop).unwrap_err().0;
+    assert!(found[0].starts_with("option database-url: ") && found[1].starts_with("option nats-url: "));
 }
 
 #[test]
@@ -126,12 +136,13 @@ fn unknown_environment_names_get_a_suggestion() {
 /// A relay inside another program gets its options as values.
 #[test]
 fn unknown_names_of_values_get_a_suggestion() {
-    let all = mistakes(&[("retenton", "7 d"), ("workers", "2"), ("zzzz", "1")]);
+    let all = mistakes(&[("retenton", "7 d"), ("workers", "2"), ("zzzz", "1"), ("config", "x.toml")]);
     assert_eq!(
         all,
         [
             "\"retenton\" is not an option of oncebox; did you mean \"retention\"?",
-            "\"zzzz\" is not an option of oncebox"
+            "\"zzzz\" is not an option of oncebox",
+            "option config: no file is read for values; give each option by itself"
         ]
     );
 }

@@ -44,10 +44,10 @@ impl TlsProblem {
         match self {
             Self::NotSpoken => {
                 "does not speak TLS, which sslmode or a CA file demands; set ssl = on in that server; or, in a network that \
-                 you trust, connect without TLS: sslmode=disable in the database URL, and no --database-ca-file"
+                 you trust, connect without TLS: sslmode=disable in the database URL, and no database-ca-file"
             }
             Self::Failed => {
-                "TLS with it fails; check --database-ca-file, whether its certificate is for the host of the database \
+                "TLS with it fails; check the option database-ca-file, whether its certificate is for the host of the database \
                  URL, and the certificate of this client"
             }
         }
@@ -58,11 +58,11 @@ impl TlsProblem {
         match self {
             Self::NotSpoken => {
                 "does not begin with TLS, which tls:// or an option demands; give the server a tls block (with \
-                 handshake_first for --nats-tls first); or, in a network that you trust, connect without TLS: nats://, and \
-                 neither --nats-tls nor --nats-ca-file"
+                 handshake_first for nats-tls = first); or, in a network that you trust, connect without TLS: nats://, and \
+                 neither of the options nats-tls and nats-ca-file"
             }
             Self::Failed => {
-                "TLS with it fails; check --nats-ca-file, whether its certificate is for the host of the NATS URL, and \
+                "TLS with it fails; check the option nats-ca-file, whether its certificate is for the host of the NATS URL, and \
                  the certificate of this client"
             }
         }

@@ -13,18 +13,21 @@ use std::{
     time::Duration,
 };
 
-use async_nats::{Client, ConnectError, ConnectErrorKind, ConnectOptions, Event, ServerError, jetstream};
+use async_nats::{Client, ConnectOptions, Event, ReconnectToServer, ServerError, jetstream};
 use tokio::{
     sync::{Mutex, broadcast},
     time::{Instant, timeout},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::{Dispatch, debug, instrument::WithSubscriber as _, warn};
 
-use super::permissions::{self, Denial, Denials};
+use super::{
+    connection_error::ConnectionError,
+    permissions::{self, Denial, Denials},
+};
 use crate::{
     config::{Config, DEFAULT_API, Login, Nats, Secret, with_credentials},
-    error::{RelayError, TlsProblem},
+    error::RelayError,
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -131,49 +134,6 @@ pub struct Server {
     turn: Arc<AtomicUsize>,
 }
 
-/// Why there is no connection; without secrets.
-#[derive(Debug, thiserror::Error)]
-pub enum ConnectionError {
-    /// The secret cannot be read, or is none.
-    #[error("{0}")]
-    Login(String),
-    /// The client could not connect.
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-}
-
-impl ConnectionError {
-    /// The error as the caller sees it, with the address that was asked for.
-    pub fn at(self, target: String) -> RelayError {
-        let is_refused = self.is_refused_login();
-        let tls = TlsProblem::find(&self);
-        let source = self.into();
-        match tls {
-            _ if is_refused => RelayError::NatsRefused { target, source },
-            Some(problem) => RelayError::NatsTls { target, problem: problem.of_nats(), source },
-            None => RelayError::NatsUnreachable { target, source },
-        }
-    }
-
-    /// The server is there, so waiting alone does not mend it.
-    #[must_use]
-    pub fn is_refusal(&self) -> bool {
-        let is_tls = matches!(self, Self::Connect(error) if error.kind() == ConnectErrorKind::Tls);
-        is_tls || TlsProblem::find(self).is_some() || self.is_refused_login()
-    }
-
-    /// Who we are, or how we prove it, is wrong.
-    fn is_refused_login(&self) -> bool {
-        match self {
-            Self::Login(_) => true,
-            Self::Connect(error) => matches!(
-                error.kind(),
-                ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication
-            ),
-        }
-    }
-}
-
 impl Server {
     /// With a name for the connections, which the server shows.
     pub fn new(config: &Config, name: String) -> Self {
@@ -277,7 +237,16 @@ impl Server {
                 watcher.heard(&event);
                 async {}
             })
+            // The client logs an error when it exhausts its attempts, but not if it is told which
+            // server to try. This is the one that it would try.
+            .reconnect_to_server_callback(|servers, _| async move {
+                let addr = servers.first()?.addr.clone();
+                Some(ReconnectToServer { addr, delay: None })
+            })
             .connect(url)
+            // The client logs failed attempts as errors of the service that a relay is in. They are
+            // returned as well, and the caller logs them.
+            .with_subscriber(Dispatch::none())
             .await?;
         let api = self.nats.api.as_str().into();
         let server = Box::new(self.clone());

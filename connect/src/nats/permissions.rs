@@ -81,7 +81,7 @@ impl Denials {
             error!(
                 subject,
                 "NATS does not let the relay's user subscribe to its inbox, where the acknowledgements arrive: grant \
-                 it, or name another place by --nats-inbox-prefix"
+                 it, or name another place by the option nats-inbox-prefix"
             );
         }
     }

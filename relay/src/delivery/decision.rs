@@ -196,7 +196,7 @@ impl Cause {
             Self::NoLeader => "start the servers that hold the stream",
             Self::Denied => "let the relay's NATS user publish to this subject",
             Self::OtherStream => {
-                "move the subject to the stream that --expected-stream names, or start the relays with another name or without \
+                "move the subject to the stream that the option expected-stream names, or start the relays with another name or without \
                  that option"
             }
             Self::Refused => "mend or widen the stream's limits",
@@ -204,7 +204,7 @@ impl Cause {
                 "end the subscriber that answers on this subject, or create a stream with it"
             }
             Self::NotSendable => {
-                "name a bucket with --object-store, raise the server's limits, or have the producer send less"
+                "name a bucket by the option object-store, raise the server's limits, or have the producer send less"
             }
             Self::Unanswered => "see whether the servers of the stream run",
             Self::Paused => "see `oncebox outbox pauses`",
@@ -303,7 +303,7 @@ impl fmt::Display for Failure {
             Self::OtherStream { expected } => write!(
                 f,
                 "JetStream refused: expected stream does not match (10060): another stream than {expected}, the \
-                 --expected-stream, takes the subject"
+                 option expected-stream, takes the subject"
             ),
             Self::Refused { err_code, description, .. } => {
                 write!(f, "JetStream refused: {description} ({err_code})")
@@ -314,7 +314,7 @@ impl fmt::Display for Failure {
             Self::TooLarge { bytes, limit } => {
                 write!(
                     f,
-                    "{bytes} bytes with headers, where {limit} can be sent: name a bucket with --object-store, or \
+                    "{bytes} bytes with headers, where {limit} can be sent: name a bucket by the option object-store, or \
                      raise the max_payload of the server and of the account, of which 8 MiB are used"
                 )
             }

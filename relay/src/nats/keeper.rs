@@ -85,7 +85,7 @@ async fn find_payload_max(server: &Server) {
         Ok(Some(bytes)) => warn!(
             bytes,
             "the NATS account takes messages of so many bytes, its max_payload, which is less than the server's: larger \
-             ones are dead, or go to the bucket of --object-store"
+             ones are dead, or go to the bucket of the option object-store"
         ),
         Err(problem) => debug!(problem, "look for the account's max_payload"),
     }

@@ -31,7 +31,7 @@ enum Finding {
 
 /// At start: each stream is there, and as declared where that is demanded.
 pub(crate) async fn ready(streams: &[StreamTable], connection: &Connection) -> Result<(), RelayError> {
-    let mut wrong = Vec::new();
+    let (mut wrong, mut unknown) = (Vec::new(), Vec::new());
     for stream in streams.iter().filter(|stream| stream.policy != Policy::Ignore) {
         let name = &stream.name;
         match look(stream, connection).await {
@@ -45,13 +45,20 @@ pub(crate) async fn ready(streams: &[StreamTable], connection: &Connection) -> R
             Err(problem) if stream.is_implied => warn!(
                 stream = name,
                 problem,
-                "the bucket of --object-store is not there, and cannot be made: large payloads are set aside until it is; \
+                "the bucket of the option object-store is not there, and cannot be made: large payloads are set aside until it is; \
                  declare the stream with the limits that the account demands, such as max_bytes"
             ),
-            Err(problem) => wrong.push(format!("stream {name} cannot be looked at: {problem}")),
+            Err(problem) => unknown.push(format!("stream {name} cannot be looked at: {problem}")),
         }
     }
-    if wrong.is_empty() { Ok(()) } else { Err(RelayError::Stream(wrong.join("; "))) }
+    match (wrong.is_empty(), unknown.is_empty()) {
+        (true, true) => Ok(()),
+        (true, false) => Err(RelayError::StreamUnknown(unknown.join("; "))),
+        (false, _) => {
+            wrong.extend(unknown);
+            Err(RelayError::Stream(wrong.join("; ")))
+        }
+    }
 }
 
 /// After NATS was away: a running relay logs each problem that it finds, and goes on.

@@ -1,5 +1,6 @@
-//! Messages that should have had an effect in an inbox by now: `0021_expectations.sql` looks for them
-//! where the inbox is in the same database, and here the relays of one process look in each other's.
+//! Messages that should have had an effect in an inbox by now: `0021_expectations.sql` looks for
+//! them where the inbox is in the same database. Here the relays of one process look in each
+//! other's.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -51,8 +52,8 @@ impl Elsewhere {
 }
 
 impl Store {
-    /// Looks for messages that are not in their inbox in time. Returns whether there is more to look
-    /// at now.
+    /// Looks for messages that are not in their inbox in time. Returns whether there is more to
+    /// look at now.
     pub(crate) async fn look_for_unhandled(self: &Arc<Self>, peers: &Peers) -> Result<bool, StoreError> {
         let rows =
             self.ask("look for messages that nobody handles", &self.sql.look_for_unhandled, &[]).await?;

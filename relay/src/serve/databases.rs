@@ -111,7 +111,7 @@ impl Databases {
     }
 
     /// Why only a restart of the process may help, if that is so.
-    pub(super) fn stuck(&self) -> Option<String> {
+    pub(crate) fn stuck(&self) -> Option<String> {
         let problem = |database: &Arc<Database>| {
             let stuck = database.metrics.health.stuck(database.stuck_after)?;
             Some(database.named(stuck))
@@ -120,7 +120,7 @@ impl Databases {
     }
 
     /// Which databases no relay works for, and why; and whether there are none but those.
-    pub(super) fn not_ready(&self) -> Option<(String, bool)> {
+    pub(crate) fn not_ready(&self) -> Option<(String, bool)> {
         let all = self.all();
         let problems = all.iter().filter_map(|database| Some(database.named(database.not_ready()?)));
         let problems: Vec<String> = problems.collect();
@@ -140,7 +140,7 @@ impl Databases {
         }
     }
 
-    pub(super) async fn scrape(&self) -> Result<String, std::fmt::Error> {
+    pub(crate) async fn scrape(&self) -> Result<String, std::fmt::Error> {
         let scrapes = self.all().into_iter().map(|database| async move { database.scrape().await });
         let texts: Vec<_> = stream::iter(scrapes).buffered(TOGETHER_MAX).collect().await;
         Ok(merged(&texts.into_iter().collect::<Result<Vec<_>, _>>()?))

@@ -48,6 +48,35 @@ impl Front {
         Ok(Self { tasks, over })
     }
 
+    /// Runs `delivering` until it ends. Cancels `stop`, on which it drains, when `shutdown`
+    /// resolves or a task of this front ends early. Then tells the end.
+    ///
+    /// # Errors
+    /// That of `delivering`, or that a task ended early.
+    pub(crate) async fn beside(
+        mut self,
+        delivering: impl Future<Output = Result<(), RelayError>>,
+        stop: CancellationToken,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), RelayError> {
+        tokio::pin!(delivering);
+        let ended = tokio::select! {
+            ended = &mut delivering => ended,
+            () = shutdown => {
+                stop.cancel();
+                delivering.await
+            }
+            () = self.broken() => {
+                stop.cancel();
+                let _ = delivering.await;
+                Err(RelayError::TaskEnded)
+            }
+        };
+        stop.cancel();
+        self.close().await;
+        ended
+    }
+
     /// Resolves when one of its tasks ended early.
     pub(crate) async fn broken(&mut self) {
         if self.tasks.join_next().await.is_none() {

@@ -3,10 +3,10 @@
 //! every message is published three times. Each order is charged, paid out and booked once. And
 //! each answer of the database and of a provider has its end.
 
-use std::{net::TcpListener, time::Duration};
+use std::{net::TcpListener, path::Path, time::Duration};
 
 use async_nats::HeaderMap;
-use oncebox_tests::{Program, TestEnv, is_settled};
+use oncebox_tests::{Program, TestEnv, is_settled, program_file};
 use serde_json::{Value, json};
 use tokio::{
     process::Command,
@@ -22,12 +22,26 @@ macro_rules! clients {
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $client() {
             if let Some(programs) = Programs::of(stringify!($client)) {
-                pay_once(programs, stringify!($cashier)).await;
+                let file = programs.file(stringify!($cashier));
+                pay_once(&Shop::new(programs).await, &file).await;
             }
         }
     )*};
 }
 clients!(python: cashier, typescript: cashier, go: paying, java: cashier);
+
+/// The handler works over sqlx between its effects; the claims are over tokio-postgres.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rust_over_sqlx() {
+    let file = program_file("cashier_sqlx").unwrap();
+    let shop = Shop::new(Programs::built(&file)).await;
+    let client = shop.env.pg().await;
+    let visits = "CREATE TABLE visit (order_id bigint PRIMARY KEY, runs bigint, ends bigint)";
+    client.batch_execute(visits).await.unwrap();
+    pay_once(&shop, &file).await;
+    let seen = "SELECT concat_ws(' ', count(*), bool_and(ends >= 1), sum(runs) > sum(ends)) FROM visit";
+    assert_eq!(lines(&client, seen).await, ["60 t t"], "runs died between the statements of sqlx");
+}
 
 const LIMIT: Duration = Duration::from_secs(240);
 const ORDERS: u64 = 60;
@@ -35,8 +49,7 @@ const KILLS: usize = 46;
 /// The numbers of orders that are too expensive: the gateway declines them.
 const DECLINED: [u64; 2] = [13, 31];
 
-async fn pay_once(programs: Programs, cashier: &str) {
-    let shop = Shop::new(programs).await;
+async fn pay_once(shop: &Shop, cashier: &Path) {
     let client = shop.env.pg().await;
     client.batch_execute(include_str!("../../../examples/src/cashier/schema.sql")).await.unwrap();
     let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
@@ -52,11 +65,11 @@ async fn pay_once(programs: Programs, cashier: &str) {
     ];
     let mut cashiers = Vec::new();
     for _ in 0..3 {
-        let cashier = Program::start_file(&shop.programs.file(cashier), &[], &environment).await;
+        let cashier = Program::start_file(cashier, &[], &environment).await;
         cashiers.push(cashier.unwrap());
     }
-    publish(&shop).await;
-    timeout(LIMIT, trouble(&shop, &mut cashiers)).await.expect("everything is settled in time");
+    publish(shop).await;
+    timeout(LIMIT, trouble(shop, &mut cashiers)).await.expect("everything is settled in time");
 
     let (status, body) = get(([127, 0, 0, 1], port).into(), "/books").await;
     assert_eq!(status, 200, "{body}");
@@ -93,7 +106,7 @@ async fn publish(shop: &Shop) {
     fastrand::shuffle(&mut numbers);
     for number in numbers {
         let cents = if DECLINED.contains(&number) { 2_000_000 } else { 995 };
-        let payload = json!({ "order": number, "cents": cents }).to_string();
+        let payload = json!({ "order": number, "customer": 1, "number": number, "cents": cents }).to_string();
         let mut headers = HeaderMap::new();
         headers.insert("Idempotency-Key", &*format!("order-{number}"));
         let publish = shop.jetstream.publish_with_headers("orders.placed", headers, payload.into());

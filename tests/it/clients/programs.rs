@@ -76,6 +76,31 @@ macro_rules! clients {
 }
 clients!(python, typescript, go);
 
+/// A message whose payload is elsewhere has an empty body, which no handler may take for it.
+#[tokio::test]
+async fn java_gives_up_a_payload_that_it_does_not_fetch() {
+    let Some(programs) = Programs::of("java") else { return };
+    let shop = Shop::new(programs).await;
+    let mut payment = shop.payment(shop.env.database_url(), "payment").await;
+    let mut headers = async_nats::HeaderMap::new();
+    headers.insert("Idempotency-Key", "order-1:charge");
+    headers.insert("Oncebox-Object", "payloads/1");
+    let publish = shop.jetstream.publish_with_headers("orders.placed", headers, "".into());
+    publish.await.unwrap().await.unwrap();
+    let client = shop.env.pg().await;
+    let given_up = "SELECT reason FROM oncebox.dead_letter";
+    let reason = eventually("given up", LIMIT, async || lines(&client, given_up).await.pop()).await;
+    assert!(reason.starts_with("its payload is in the object store"), "{reason}");
+    payment.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn java_asks_no_id_of_a_transaction_that_a_crash_has_lost() {
+    if let Some(programs) = Programs::of("java") {
+        crash_behind_a_claim(programs).await;
+    }
+}
+
 /// Not of Go, whose limit is a constant of half a minute.
 macro_rules! limited {
     ($($client:ident: $silent:ident, $draining:ident;)*) => {$(

@@ -34,6 +34,11 @@ impl Programs {
         None
     }
 
+    /// Those of the folder that has this program.
+    pub(super) fn built(program: &Path) -> Self {
+        Self(program.parent().unwrap().to_owned())
+    }
+
     pub(super) fn file(&self, program: &str) -> PathBuf {
         self.0.join(program)
     }

@@ -299,26 +299,18 @@ fn contradictions_and_bad_secrets_are_mistakes_of_the_configuration() {
     let plain = "nats://h";
     check("nats://u:hunter2@h", &[("nats-token", "hunter2")], &["nats-url and nats-token are given"]);
     check(plain, &[("nats-user", "u")], &["needs nats-password"]);
-    check(plain, &[("nats-password", "hunter2")], &["--nats-user (ONCEBOX_NATS_USER): is not set"]);
+    check(plain, &[("nats-password", "hunter2")], &["option nats-user: is not set"]);
     check(
         plain,
         &[("nats-token", "hunter2"), ("nats-token-file", &seed)],
-        &["ONCEBOX_NATS_TOKEN; give only one of them"],
+        &["option nats-token; give only one of them"],
     );
     check(plain, &[("nats-token-file", &empty)], &["it is empty"]);
     check(plain, &[("nats-token-file", "/nowhere")], &["read /nowhere"]);
-    check(plain, &[("nats-nkey-seed", "SUAhunter2")], &["ONCEBOX_NATS_NKEY_SEED: is not the seed"]);
-    check(
-        plain,
-        &[("nats-nkey-seed-file", &seed)],
-        &["--nats-nkey-seed-file (ONCEBOX_NATS_NKEY_SEED_FILE): is not the seed"],
-    );
+    check(plain, &[("nats-nkey-seed", "SUAhunter2")], &["option nats-nkey-seed: is not the seed"]);
+    check(plain, &[("nats-nkey-seed-file", &seed)], &["option nats-nkey-seed-file: is not the seed"]);
     check(plain, &[("nats-credentials-file", &seed)], &["is no .creds file"]);
-    check(
-        plain,
-        &[("nats-cert-file", &files.ca())],
-        &["--nats-key-file (ONCEBOX_NATS_KEY_FILE): is missing"],
-    );
+    check(plain, &[("nats-cert-file", &files.ca())], &["option nats-key-file: is missing"]);
     check(
         plain,
         &[("nats-ca-file", &seed), ("nats-tls", "maybe")],

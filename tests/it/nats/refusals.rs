@@ -285,7 +285,7 @@ async fn a_user_who_may_not_ask_for_streams_parks_without_noise() {
 #[tokio::test]
 async fn another_stream_than_the_expected_one_is_parked() {
     let mut scene = Scene::start().await;
-    let reason = "does not match (10060): another stream than GOOD, the --expected-stream,";
+    let reason = "does not match (10060): another stream than GOOD, the option expected-stream,";
     scene.create(stream_config("BAD", "bad.>")).await;
     let relay = scene.relay(Effect::Parks, reason, &[("expected-stream", "GOOD")]).await;
     scene.jetstream.delete_stream("BAD").await.unwrap();

@@ -1,5 +1,5 @@
-//! Expected arrival: a message that no consumer has handled in time is found, told of, and forgotten
-//! when it has come; its time runs from its commit on.
+//! Expected arrival: a message that no consumer has handled in time is found, told of, and
+//! forgotten when it has come; its time runs from its commit on.
 
 use std::{fs, time::Duration};
 

@@ -23,7 +23,7 @@ const REASON: &str = r#"relation "charge" does not exist"#;
 /// Registers inboxes, and a route of HTTP, which is none.
 pub(crate) const SCOPES: &str = "INSERT INTO oncebox.inbox_scope (scope, kind) VALUES
     ('mail:receipt', 'consumer'), ('payment:charge', 'consumer'), ('quiet:done', 'consumer'), ('shop', 'http');
-    INSERT INTO oncebox.expectation (subject, scope, within_seconds) VALUES ('orders.*', 'payment:charge', 60)";
+    INSERT INTO oncebox.expectation (subject, scope, within_seconds) VALUES ('orders.*', 'payment:charge', 60) ON CONFLICT DO NOTHING";
 
 /// As a consumer records a failed attempt; the message was stored two minutes ago.
 pub(crate) async fn fail(pg: &Client, scope: &str, key: &str) {

@@ -220,21 +220,13 @@ fn contradictions_and_bad_files_are_mistakes_of_the_configuration() {
     check(&mode("disable"), &[("database-ca-file", &ca)], &["sslmode=disable, but files"]);
     check(&mode("prefer"), &[("database-ca-file", &ca)], &["may end without TLS"]);
     check(&mode("allow"), &[], &["not one of disable, prefer"]);
-    check(&mode("verify-ca"), &[], &["needs --database-ca-file"]);
+    check(&mode("verify-ca"), &[], &["needs the option database-ca-file"]);
     check("host=h sslmode=verify-full", &[], &["need a URL"]);
     check(plain, &[("database-ca-file", empty)], &["no certificate in PEM form"]);
     check(plain, &[("database-ca-file", "/nowhere/ca")], &["read /nowhere/ca"]);
     check(&format!("{plain}?sslrootcert={ca}"), &[("database-ca-file", &ca)], &["names such a file too"]);
-    check(
-        plain,
-        &[("database-cert-file", identity.cert())],
-        &["--database-key-file (ONCEBOX_DATABASE_KEY_FILE): is missing"],
-    );
-    check(
-        plain,
-        &[("database-key-file", identity.key())],
-        &["--database-cert-file (ONCEBOX_DATABASE_CERT_FILE): is missing"],
-    );
+    check(plain, &[("database-cert-file", identity.cert())], &["option database-key-file: is missing"]);
+    check(plain, &[("database-key-file", identity.key())], &["option database-cert-file: is missing"]);
     let mixed = [("database-cert-file", identity.cert()), ("database-key-file", other.key())];
     check(plain, &mixed, &["do not go together"]);
     let swapped = [("database-cert-file", identity.key()), ("database-key-file", identity.cert())];

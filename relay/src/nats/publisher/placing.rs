@@ -104,7 +104,7 @@ impl Publisher {
             warn!(
                 stream = &**acknowledged,
                 "the stream acknowledges, but no JetStream that this relay may ask knows it, so what it loses cannot be \
-                 found; see --nats-domain and --nats-api-prefix"
+                 found; see the options nats-domain and nats-api-prefix"
             );
         }
         Some(name)

@@ -17,6 +17,7 @@ public record Message(String key, String refusal, String tenant, String subject,
         long deliveries, String stream, long sequence, OffsetDateTime storedAt) {
     private static final List<String> KEYS = List.of("Idempotency-Key", "x-idempotency-key");
     private static final int HEADERS_MAX = 12_000;
+    private static final String OBJECT = "Oncebox-Object";
 
     /** Reads key and tenant; with {@code tenantHeader} null all messages belong to one tenant. */
     static Message of(io.nats.client.Message received, String tenantHeader) {
@@ -34,6 +35,11 @@ public record Message(String key, String refusal, String tenant, String subject,
                     tenant = "";
                     refusal = "no tenant: the header " + tenantHeader + " is not present";
                 }
+            }
+            if (value(received.getHeaders(), OBJECT) != null) {
+                key = null;
+                refusal = "its payload is in the object store (header " + OBJECT + "), which this loop does not fetch:"
+                        + " have the relay of this subject send it without a bucket, then retry the dead letter";
             }
         } catch (IllegalArgumentException several) {
             key = null;
