@@ -3262,19 +3262,26 @@ CREATE FUNCTION oncebox.register_saga(fingerprint text, type text, version integ
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
-  others bigint;
+  others record;
   unheard record;
 BEGIN
   IF register_saga.plan IS NOT NULL THEN
     PERFORM pg_advisory_xact_lock(hashtextextended('"oncebox" saga ' || register_saga.type, 0));
-    SELECT count(*) INTO others
+    SELECT count(*) AS sagas, count(*) FILTER (WHERE s.scope <> register_saga.scope) AS elsewhere,
+      min(s.scope) FILTER (WHERE s.scope <> register_saga.scope) AS scope
+    INTO others
     FROM "oncebox".saga AS s
     WHERE s.finished_at IS NULL AND s.type = register_saga.type
       AND (s.version = register_saga.version AND s.fingerprint <> register_saga.fingerprint OR s.scope <> register_saga.scope);
-    IF others > 0 THEN
-      RAISE EXCEPTION 'saga "%", version %: another definition of it, or another orchestrator, has % in flight', register_saga.type,
-        register_saga.version, others
-        USING ERRCODE = 'OB015', HINT = 'Give a changed file a new version, and run both until the sagas of the old one have finished.';
+    IF others.elsewhere > 0 THEN
+      RAISE EXCEPTION 'saga "%": orchestrator "%" has % of it in flight, and "%" would lead them', register_saga.type,
+        others.scope, others.elsewhere, register_saga.scope
+        USING ERRCODE = 'OB015', HINT = 'Use its scope, --scope ' || others.scope || ', or wait until these sagas have finished.';
+    END IF;
+    IF others.sagas > 0 THEN
+      RAISE EXCEPTION 'saga "%", version %: another file with this version has % in flight', register_saga.type,
+        register_saga.version, others.sagas
+        USING ERRCODE = 'OB015', HINT = 'Give the changed file a new version, and run both until the sagas of the old one have finished.';
     END IF;
     SELECT d.reply_to, count(*) AS sagas INTO unheard
     FROM "oncebox".saga_definition AS d

@@ -15,6 +15,7 @@
 //! held messages as in progress. If JetStream delivers a message again all the same, that costs no
 //! attempt: the inbox counts attempts by itself, see `records/attempts.rs`.
 
+mod backlog;
 mod batch_mode;
 mod filter;
 mod held_message;
@@ -39,6 +40,7 @@ use async_nats::jetstream;
 use tokio_util::sync::CancellationToken;
 
 use crate::Error;
+pub use backlog::Backlog;
 pub use dead_letter_publisher::dead_letter_id;
 pub use runs::Runs;
 use settings::Settings;

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{
-    orchestrator::watched::Looks,
+    orchestrator::{catch_up::CaughtUp, watched::Looks},
     progress::{State, Verdict},
 };
 
@@ -44,6 +44,8 @@ pub struct Counts {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) looks: Looks,
+    /// Of the last start.
+    pub(crate) caught_up: CaughtUp,
     pub(crate) started: AtomicU64,
     pub(crate) applied: AtomicU64,
     pub(crate) early: AtomicU64,

@@ -1,7 +1,9 @@
 //! The orchestrator: how you build it, start a saga, and run it.
 
 mod answers;
+pub(crate) mod catch_up;
 mod engine;
+mod inboxes;
 mod set;
 mod timers;
 pub(crate) mod watched;
@@ -9,7 +11,7 @@ pub(crate) mod watched;
 use std::{collections::HashMap, fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use deadpool_postgres::Pool;
-use oncebox_inbox::{Consumer, Handler, Inbox, KeySource};
+use oncebox_inbox::{Consumer, Handler};
 use oncebox_outbox::{InTransaction, Outbox};
 use oncebox_schema::{Key, Recording, SchemaName, Subject, check_version, to_json};
 use serde::{Serialize, de::DeserializeOwned};
@@ -209,6 +211,9 @@ impl Orchestrator {
     /// [`dead_letter_subject`](Consumer::dead_letter_subject); others there are left alone. Without
     /// them a command that dies is noticed at its deadline.
     ///
+    /// Deadlines are watched once the answers are taken that waited at the start, and after a
+    /// minute in any case: what participants did while nobody led is not undone.
+    ///
     /// # Errors
     /// A saga in flight has no definition here, or a consumer cannot start, or ended.
     pub async fn run(
@@ -224,6 +229,7 @@ impl Orchestrator {
         let letters_inbox = self.inbox(&pool, "dead-letters", Some(DeadLetters::key()))?;
         // The first that ends takes the others along.
         let ends = shutdown.child_token();
+        let behind = replies.clone();
         let answers = async {
             let ended = replies.batch(ANSWERS_MAX).run(replies_inbox, self.replies(), ends.clone()).await;
             ends.cancel();
@@ -235,8 +241,12 @@ impl Orchestrator {
             ends.cancel();
             ended.map_err(Error::from)
         };
-        let timers = self.timers(pool);
-        let (answers, deaths, ()) = futures_util::join!(answers, deaths, timers.run(ends.clone()));
+        let timers = async {
+            let timers = self.timers(pool);
+            self.engine.counters.caught_up.wait(&behind, &ends).await;
+            timers.run(ends.clone()).await;
+        };
+        let (answers, deaths, ()) = futures_util::join!(answers, deaths, timers);
         answers.and(deaths)
     }
 
@@ -264,27 +274,6 @@ impl Orchestrator {
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.engine.counters.snapshot()
-    }
-
-    fn inbox(&self, pool: &Pool, name: &str, key: Option<KeySource>) -> Result<Inbox, Error> {
-        let mut builder = Inbox::builder(pool.clone())
-            .schema(self.engine.schema.clone())
-            .scope(format!("{}:{name}", self.engine.opening.scope))
-            .handler_timeout(ANSWER_LIMIT)
-            .single_tenant();
-        if let Some(key) = key {
-            builder = builder.key_from(key);
-        }
-        if let Some(retention) = self.retention {
-            builder = builder.retention(retention);
-        }
-        if self.is_pooled {
-            builder = builder.behind_pooler();
-        }
-        if let Some(path) = &self.trace_file {
-            builder = builder.trace_file(path);
-        }
-        builder.build().map_err(|problem| Error::Invalid(problem.to_string()))
     }
 }
 

@@ -170,6 +170,7 @@ mod saga {
     pub(crate) mod shop; // the definition that the tests of the orchestrator share
     mod orchestrator; // sagas event by event: forward, backward, early, late, twice
     mod contradiction; // answers that contradict themselves or their saga
+    mod behind; // answers that came while nobody led
     mod sets; // answers that are ready at once: one transaction, and one that is wrong
     mod files; // sagas of files, started in SQL
     mod health; // probes and metrics of a process that leads sagas

@@ -18,6 +18,8 @@ pub struct Watched {
     pub ended: Option<Duration>,
     /// How long ago it last ended one well.
     pub succeeded: Option<Duration>,
+    /// Whether the answers that waited at its start are taken; deadlines are watched from then on.
+    pub caught_up: bool,
 }
 
 /// When the loop last ended a look, and a good one.
@@ -40,6 +42,11 @@ impl Orchestrator {
     #[must_use]
     pub fn watched(&self) -> Watched {
         let (ended, succeeded) = *self.engine.counters.looks.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Watched { ended: ended.map(|at| at.elapsed()), succeeded: succeeded.map(|at| at.elapsed()) }
+        let caught_up = self.engine.counters.caught_up.is_done();
+        Watched {
+            ended: ended.map(|at| at.elapsed()),
+            succeeded: succeeded.map(|at| at.elapsed()),
+            caught_up,
+        }
     }
 }

@@ -48,7 +48,11 @@ impl Probed for Health {
     }
 
     fn not_ready(&self) -> Option<(String, bool)> {
-        let problem = match self.orchestrator.watched().succeeded {
+        let watched = self.orchestrator.watched();
+        let problem = match watched.succeeded {
+            None if !watched.caught_up => {
+                "the answers that waited at its start are not all taken yet".to_owned()
+            }
             None => "PostgreSQL has not been asked yet".to_owned(),
             Some(ago) if ago > AWAY_AFTER => format!("PostgreSQL last answered {} s ago", ago.as_secs()),
             Some(_) if !(self.is_connected)() => "NATS is not connected".to_owned(),
