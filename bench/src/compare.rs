@@ -8,6 +8,7 @@
 use std::{
     collections::BTreeMap,
     fmt::Write as _,
+    io::Write as _,
     path::{Path, PathBuf},
     process::Stdio,
 };
@@ -49,8 +50,7 @@ pub(crate) async fn run(pair: &Pair, config: &Config) -> anyhow::Result<()> {
             (measure_old().await?, figures)
         });
     }
-    print!("{}", table(&rounds));
-    Ok(())
+    std::io::stdout().write_all(table(&rounds).as_bytes()).context("print the table")
 }
 
 /// Where that program writes its results: `bench` of its target directory.

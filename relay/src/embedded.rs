@@ -73,7 +73,8 @@ impl Embedded {
         let stop = CancellationToken::new();
         let (listen, otlp) = (config.http_listen, config.otlp_metrics.clone());
         let front = Front::open(listen, otlp, None, databases, stop.clone()).await?;
-        let delivering = deliver(config, Arc::clone(&database), stop.clone());
+        // Large, and in the stack of the caller otherwise.
+        let delivering = Box::pin(deliver(config, Arc::clone(&database), stop.clone()));
         let ended = front.beside(delivering, stop, shutdown).await;
         database.down("its relay has ended".to_owned());
         ended

@@ -70,7 +70,7 @@ impl Relay {
 
     /// The same with metrics that outlive the attempt.
     pub(crate) async fn connect_for(config: Config, metrics: Metrics) -> Result<Self, RelayError> {
-        Self::connect_as(config, metrics, None).await
+        Box::pin(Self::connect_as(config, metrics, None)).await
     }
 
     /// One of the relays of a process that serves several databases. Its metrics outlive it, and it

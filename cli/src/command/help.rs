@@ -174,6 +174,16 @@ fn selectors(command: &Command) -> Option<String> {
     Some(names.collect::<Vec<_>>().join(", "))
 }
 
+/// Options without a flag, since any user of the machine can read flags.
+pub(super) fn secrets() -> String {
+    let lines = OPTIONS
+        .iter()
+        .filter(|option| option.is_secret)
+        .map(|option| format!("  {} ({})\n          {}", option.environment, option.key(), option.help));
+    let lines: Vec<String> = lines.collect();
+    format!("In the environment, or in the configuration file, only:\n{}", lines.join("\n"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -187,14 +197,4 @@ mod tests {
             assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
         }
     }
-}
-
-/// Options without a flag, since any user of the machine can read flags.
-pub(super) fn secrets() -> String {
-    let lines = OPTIONS
-        .iter()
-        .filter(|option| option.is_secret)
-        .map(|option| format!("  {} ({})\n          {}", option.environment, option.key(), option.help));
-    let lines: Vec<String> = lines.collect();
-    format!("In the environment, or in the configuration file, only:\n{}", lines.join("\n"))
 }

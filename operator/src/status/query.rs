@@ -5,7 +5,7 @@ use oncebox_connect::{
     error::{RelayError, error_chain},
     postgres::{Parameter, typed},
 };
-use oncebox_relay::facts::{InboxStatus, delayed_count, expectation, faults, inbox_status, sql};
+use oncebox_relay::facts::{Expectation, InboxStatus, delayed_count, expectation, faults, inbox_status, sql};
 use oncebox_schema::SchemaName;
 use tokio_postgres::{Row, Transaction};
 
@@ -84,8 +84,6 @@ impl Operator {
         let pauses = ask.all("list pauses", &sql.pauses, &[&LISTED_MAX]).await?;
         let dead_letters = ask.dead_letters(&overview, &sql.status_letters).await?;
         let inboxes = ask.inboxes(&overview, &schema.sql(sql::INBOXES)).await?;
-        let expected = ask.all("list expectations", &schema.sql(sql::EXPECTATIONS), &[]).await?;
-        let sagas = ask.all("count sagas", &schema.sql(sql::SAGAS), &[&SAGAS_MAX]).await?;
         let losses = ask.all("read what was lost", &sql.losses, &[&LISTED_MAX]).await?;
         let faults = faults(&ask.0, &schema, &relay_name).await.map_err(failed("look for faults"))?;
         let relay_settings =
@@ -113,8 +111,8 @@ impl Operator {
             parked_reasons: reasons.iter().map(parked_reason).collect(),
             dead_letters,
             inboxes,
-            expectations: expected.iter().map(expectation).collect(),
-            sagas_waiting: sagas.iter().filter_map(sagas_waiting).collect(),
+            expectations: ask.expectations(&schema).await?,
+            sagas_waiting: ask.sagas_waiting(&schema).await?,
             losses: losses.iter().map(LossStatus::new).collect(),
             faults,
             relay_settings,
@@ -209,6 +207,16 @@ impl Asking<'_> {
         let bounds: [&dyn Parameter; 2] = [&i64::from(LOOKED_AT_MAX), &LISTED_MAX];
         let rows = self.all("find dead letters", sql, &bounds).await?;
         Ok(Some(rows.iter().map(DeadLetters::new).collect()))
+    }
+
+    async fn sagas_waiting(&self, schema: &SchemaName) -> Result<Vec<SagasWaiting>, RelayError> {
+        let rows = self.all("count sagas", &schema.sql(sql::SAGAS), &[&SAGAS_MAX]).await?;
+        Ok(rows.iter().filter_map(sagas_waiting).collect())
+    }
+
+    async fn expectations(&self, schema: &SchemaName) -> Result<Vec<Expectation>, RelayError> {
+        let rows = self.all("list expectations", &schema.sql(sql::EXPECTATIONS), &[]).await?;
+        Ok(rows.iter().map(expectation).collect())
     }
 
     /// `None` when this role may not count.

@@ -9,7 +9,7 @@ use oncebox_tests::{Program, TestEnv, eventually};
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
-use self::standing::{Standing, settle};
+use self::standing::settle;
 use super::{
     failing::{self, recovers},
     inbox,
@@ -130,15 +130,7 @@ async fn conform(client: &str, settings: &str) {
     publish(&env, [(own_key("locked"), &unlocked)].into_iter()).await;
     // What is there already comes in batches.
     let Some(mut consumer) = Running::start(&env, client, settings).await else { return };
-    let rest = async |sent: usize, count: usize| {
-        let info = stream.consumer_info("conform").await.ok()?;
-        let is_delivered = info.delivered.stream_sequence == sent as u64;
-        if is_delivered && info.num_ack_pending == count {
-            return Some(Standing::Done);
-        }
-        let (delivered, done) = (info.delivered.stream_sequence, info.ack_floor.stream_sequence);
-        Some(Standing::At(delivered, done, info.num_ack_pending))
-    };
+    let rest = async |sent: usize, count: usize| standing::of(&stream, sent, count).await;
     let total = sent.len() + vectors.len() + 1;
     let mut wrong = Vec::new();
     wrong.extend(settle(&mut consumer, "but for the locked message", async || rest(total, 1).await).await);

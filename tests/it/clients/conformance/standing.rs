@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use async_nats::jetstream::stream::Stream;
 use tokio::time::{Instant, sleep};
 
 use super::{super::shop::LIMIT, Running};
@@ -12,6 +13,16 @@ pub(super) enum Standing {
     Done,
     /// Delivered up to a sequence, acknowledged up to one, and in flight.
     At(u64, u64, usize),
+}
+
+/// How far the consumer is that has got so many messages, of which so many are to stay in flight.
+pub(super) async fn of(stream: &Stream, sent: usize, count: usize) -> Option<Standing> {
+    let info = stream.consumer_info("conform").await.ok()?;
+    let (delivered, done) = (info.delivered.stream_sequence, info.ack_floor.stream_sequence);
+    match delivered == sent as u64 && info.num_ack_pending == count {
+        true => Some(Standing::Done),
+        false => Some(Standing::At(delivered, done, info.num_ack_pending)),
+    }
 }
 
 /// Waits until that is done, while the consumer gets on: a slow machine is no fault. If it
