@@ -97,7 +97,7 @@ async fn an_inbox_that_is_denied_is_named_and_another_prefix_helps() {
     let stream = admin(&nats).await.create_stream(stream_config("S", &env.subject(">"))).await.unwrap();
     let keys = enqueue(&env.pg().await, &env.subject("a"), "m-", 0..20, 0).await;
     let relay = Process::relay(&as_relay(&env, &nats));
-    relay.await_log("--nats-inbox-prefix").await;
+    relay.await_log("nats-inbox-prefix").await;
     eventually("it tried again", LIMIT, async || {
         let metrics = relay.get("/metrics").await.1;
         let line = metrics.lines().find(|line| line.starts_with("oncebox_nats_reconnects_total"))?;
@@ -106,7 +106,7 @@ async fn an_inbox_that_is_denied_is_named_and_another_prefix_helps() {
     .await;
     relay.signal("TERM").await;
     let (_, log) = relay.ended().await;
-    assert_eq!(log.matches("--nats-inbox-prefix").count(), 1, "{log}");
+    assert_eq!(log.matches("nats-inbox-prefix").count(), 1, "{log}");
     assert_eq!(log.matches("NATS is away").count(), 1, "{log}");
     let relay = Process::relay(&with(&as_relay(&env, &nats), [("nats-inbox-prefix", "relay_inbox")]));
     eventually("all is delivered", LIMIT, async || (stored(&stream).await.len() >= 20).then_some(())).await;

@@ -374,7 +374,7 @@ async fn without_a_bucket_a_payload_of_9_mib_is_dead_and_says_what_to_set() {
     drain(&mut worker).await;
     let sql = "SELECT error FROM oncebox.parked WHERE dead_at IS NOT NULL";
     let reason: String = client.query_one(sql, &[]).await.unwrap().get(0);
-    assert!(reason.contains("--object-store"), "{reason}");
+    assert!(reason.contains("the option object-store"), "{reason}");
     run_ok(env.database_url(), &["outbox", "dead", "retry", "--all"]).await;
     drained(&env).await;
     assert_eq!(env.messages().await.len(), 1);

@@ -78,7 +78,7 @@ async fn a_message_that_can_never_be_sent_says_what_to_change() {
     scene.pg.execute(sql, &[&scene.taken]).await.unwrap();
     drain(&mut connect(&scene.values).await.worker()).await;
     let retry = "oncebox outbox dead retry --key 'large'";
-    scene.assert_held("large", "outbox", &["it is dead"], &["--object-store", retry]).await;
+    scene.assert_held("large", "outbox", &["it is dead"], &["option object-store", retry]).await;
 }
 
 #[tokio::test]
