@@ -62,9 +62,10 @@ async fn impossible_messages_are_dead_and_block_or_skip_their_ordering_key_only(
     let values = values(env.database_url(), &nats.url());
     drain(&mut connect(&values).await.worker()).await;
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0, "the others flow");
-    for (prefix, reason) in
-        [("server-", "where 65536 can be sent: name a bucket by the option object-store"), ("stream-", "(10054)")]
-    {
+    for (prefix, reason) in [
+        ("server-", "where 65536 can be sent: name a bucket by the option object-store"),
+        ("stream-", "(10054)"),
+    ] {
         let parked = parked(&client, prefix).await;
         let states: Vec<_> = parked.iter().map(|(_, state, _, _)| *state).collect();
         assert_eq!(states, ["dead", "behind", "behind", "behind", "behind", "behind"], "{parked:?}");
