@@ -69,7 +69,8 @@ impl Operator {
         let first = row.first();
         let backlog = first.map_or(0, |row| row.get("backlog"));
         let digest = first.and_then(|row| row.get::<_, Option<&str>>("digest")).unwrap_or_default();
-        let shown = Shown::of(i64::unsigned_abs(backlog), digest);
+        // The same messages are given up, or sent: a token stands for one of the two.
+        let shown = Shown::of(i64::unsigned_abs(backlog), digest, discards.into());
         if let Some(confirmed) = confirmed.filter(|confirmed| **confirmed != shown) {
             return Ok(Err(confirmed.changed(&shown)));
         }

@@ -49,8 +49,9 @@ impl FromStr for Shown {
 
 impl Shown {
     /// The set of a statement that has counted and digested it by itself, in hexadecimal digits.
-    pub(crate) fn of(count: u64, digest: &str) -> Self {
-        Self { until: 0, count, digest: u128::from_str_radix(digest, 16).unwrap_or(0) }
+    /// `action` tells the actions on one set apart.
+    pub(crate) fn of(count: u64, digest: &str, action: u128) -> Self {
+        Self { until: 0, count, digest: u128::from_str_radix(digest, 16).unwrap_or(0) ^ action }
     }
 
     /// What to say where another set was found than this one.

@@ -178,6 +178,8 @@ async fn a_copy_in_another_cluster_under_another_name_sends_its_backlog_only_whe
     let (code, text) = command(&url, &confirmed).await;
     assert!(code != 0 && text.contains("3 then, 4 of them now"), "{text}");
     client(&url).await.execute("DELETE FROM oncebox.message_0 WHERE key = 'more'", &[]).await.unwrap();
+    let (code, text) = command(&url, &["adopt", "--discard-backlog", "--confirm", &token]).await;
+    assert!(code != 0 && text.contains("another selection or command"), "{text}");
     let (code, text) = command(&url, &confirmed).await;
     assert!(code == 0 && text.contains("3 messages of its backlog are sent"), "{text}");
     await_messages(&production.stream, 4).await;
