@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_tests::{Nats, Postgres, Stop, TestEnv, eventually};
+use oncebox_tests::{Browser, Nats, Postgres, Stop, TestEnv, eventually};
 use tokio_postgres::{Client, NoTls};
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -157,6 +157,22 @@ async fn servers_die_with_an_owner_that_is_killed() {
         .await;
         eventually("the directories are gone", LIMIT, async || (directories() == 0).then_some(())).await;
     }
+}
+
+/// Its driver ends at once; a browser would run on beside all later tests.
+#[tokio::test]
+async fn a_browser_ends_with_its_driver() {
+    let Some(browser) = Browser::start().await.unwrap() else { return };
+    let directory = browser.directory().to_str().unwrap().to_owned();
+    let browsers = || {
+        let named = |pid: &Path| std::fs::read(pid.join("cmdline")).unwrap_or_default();
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let lines = processes.map(|process| String::from_utf8_lossy(&named(&process.path())).into_owned());
+        lines.filter(|line| line.contains(&format!("--user-data-dir={directory}"))).count()
+    };
+    assert!(browsers() > 0);
+    drop(browser);
+    eventually("they have ended", LIMIT, async || (browsers() == 0).then_some(())).await;
 }
 
 /// Whether this process was started with SIGINT ignored.

@@ -91,6 +91,12 @@ impl Browser {
         bail!("chromedriver found no free port in {PORT_ATTEMPTS} attempts")
     }
 
+    /// Where its profiles are, which its processes name on their command lines.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.guardian.directory()
+    }
+
     /// Its page.
     #[must_use]
     pub fn page(&self) -> &Client {

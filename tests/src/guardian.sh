@@ -2,7 +2,8 @@
 #   sh -c <this> guardian DIRECTORY SIGNAL COMMAND...
 # in a process group of its own, so that Ctrl-C reaches the owner and not this shell. Standard input is a pipe whose
 # only writer is the owner: end of file means that the owner is gone, whatever killed it. Then the server gets SIGNAL,
-# ten seconds later KILL, and DIRECTORY is deleted. Until then the owner may send lines:
+# ten seconds later KILL, and so do its children that have DIRECTORY on their command line: browsers outlive their driver.
+# Then DIRECTORY is deleted. Until then the owner may send lines:
 #   start            run COMMAND; answers "started PID", and "ended STATUS" whenever it ends
 #   signal NAME      send a signal to the server, if it runs
 # DIRECTORY/server.pid holds the pid while the server runs, else "-". Its parent, a subshell of ours, has not reaped it
@@ -39,6 +40,9 @@ while read -r line argument; do
   esac
 done
 
+pid=-
+[ ! -f "$dir/server.pid" ] || read -r pid <"$dir/server.pid"
+children=$(cat "/proc/$pid/task/"*/children 2>/dev/null)
 tries=0
 signal "$last"
 while signal 0 && [ $tries -lt 100 ]; do
@@ -46,6 +50,9 @@ while signal 0 && [ $tries -lt 100 ]; do
   tries=$((tries + 1))
 done
 signal KILL
+for child in $children; do
+  grep -qsF "$dir" "/proc/$child/cmdline" && kill -KILL "$child"
+done
 wait
 tries=0
 # initdb or the server's children may still be writing.

@@ -9,7 +9,7 @@ use oncebox_tests::{TestEnv, diagnosed, eventually};
 use tokio_postgres::Client;
 
 use super::{
-    process::run_ok,
+    process::{run, run_ok},
     support::{
         assert_delivered, connect, drain, enqueue, fresh_stream, maintain, stored, stream_config,
         turn_the_ring, values_of, with,
@@ -132,6 +132,25 @@ async fn operators_find_and_end_what_is_set_aside_without_its_segment() {
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0, "what waited behind it goes on");
 }
 
+/// As after a restore that left the tables of messages out.
+#[tokio::test]
+async fn a_dead_message_whose_log_came_without_rows_is_found_by_its_key() {
+    let env = TestEnv::new().await;
+    let _stream = stream_of(&env).await;
+    let client = env.pg().await;
+    enqueue(&client, &env.subject("later"), "dead-", 0..2, 0).await;
+    let values = with(&values_of(&env), [("attempts-max", "1")]);
+    drain(&mut connect(&values).await.worker()).await;
+    client.batch_execute("TRUNCATE oncebox.message_0").await.unwrap();
+    let url = env.database_url();
+    for command in [&["outbox", "dead", "show"][..], &["trace"], &["why"]] {
+        let (_, said, log) = run(url, &[command, &["dead-1"]].concat()).await;
+        assert!(said.contains(&env.subject("later")), "{command:?}: {said}{log}");
+    }
+    run_ok(url, &["outbox", "dead", "discard", "--key", "dead-1"]).await;
+    assert!(!run_ok(url, &["outbox", "dead", "list"]).await.contains("dead-1"));
+}
+
 /// All sequences were restarted, as `TRUNCATE .. RESTART IDENTITY` in a script does it.
 #[tokio::test]
 async fn a_turn_that_was_restarted_goes_on_where_it_stood() {
@@ -143,8 +162,13 @@ async fn a_turn_that_was_restarted_goes_on_where_it_stood() {
     let first = "SELECT oncebox.enqueue('m-0', 'a', 'p')";
     client.batch_execute(first).await.unwrap();
     client.batch_execute("ALTER SEQUENCE oncebox.turn RESTART").await.unwrap();
-    client.batch_execute("SELECT oncebox.enqueue('n', 'a', 'p')").await.unwrap_err();
+    let refused = client.batch_execute("SELECT oncebox.enqueue('n', 'a', 'p')").await.unwrap_err();
+    assert_eq!(refused.code().unwrap().code(), "55000", "{refused:?}: it is no use to try again");
+    let servers = [("DATABASE_URL", env.database_url()), ("NATS_URL", env.nats_url())];
+    let (code, found) = diagnosed(&servers, "turn-sequence").await.unwrap();
+    assert!(code == 1 && found.len() == 1 && found[0].contains("the segments are at 2"), "{found:?}");
     connect(&values_of(&env)).await.maintainer().run_once().await.unwrap();
+    assert!(diagnosed(&servers, "turn-sequence").await.unwrap().1.is_empty());
     let copy: Option<i64> = client.query_one(first, &[]).await.unwrap().get(0);
     assert_eq!(copy, None, "the key is taken");
     client.batch_execute("SELECT oncebox.enqueue('n', 'a', 'p')").await.unwrap();
