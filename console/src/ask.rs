@@ -1,4 +1,4 @@
-//! A request of somebody, and the console that it is to.
+//! A user's request, and the console that it is to.
 
 use std::sync::Arc;
 

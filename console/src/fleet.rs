@@ -25,10 +25,10 @@ use crate::{
 const QUESTIONS_MAX: usize = 4;
 /// Connections that are kept for the next question.
 const IDLE_MAX: usize = 2;
-/// A page waits so long for its turn, and so long for an answer.
+/// How long a page waits for its turn, and then for an answer.
 const TURN_MAX: Duration = Duration::from_secs(2);
 pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(5);
-/// Changes that a page may lag behind until it asks for all.
+/// A page that has missed more changes than this asks for all.
 const CHANGES_MAX: usize = 1_024;
 
 const KEEPS: &str = "a turn has its session until it ends";
@@ -58,7 +58,7 @@ pub(crate) struct Turn<'a> {
 pub(crate) struct Fleet {
     pub(crate) databases: Vec<Database>,
     pub(crate) changes: broadcast::Sender<Arc<str>>,
-    /// When somebody last looked at a page.
+    /// When a page was last open.
     seen: watch::Sender<Instant>,
 }
 
@@ -75,7 +75,7 @@ impl Fleet {
         Self { databases: databases.collect(), changes, seen }
     }
 
-    /// Somebody looks at a page.
+    /// A page is open.
     pub(crate) fn is_seen(&self) {
         self.seen.send_replace(Instant::now());
     }
@@ -117,7 +117,7 @@ impl Database {
         Ok(Session { operator, _tasks: tasks })
     }
 
-    /// Waits for an answer so long and no longer.
+    /// Waits for an answer, but no longer than that.
     pub(crate) async fn answer<T>(
         &self,
         question: impl Future<Output = Result<T, RelayError>>,

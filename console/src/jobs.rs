@@ -25,7 +25,7 @@ use crate::{
 const RUNNING_MAX: usize = 8;
 const KEPT_MAX: usize = 100;
 
-/// An action of somebody.
+/// A user's action.
 #[derive(Serialize, JsonSchema)]
 pub(crate) struct Job {
     pub(crate) id: u64,

@@ -25,10 +25,10 @@ use crate::{
 
 /// Between the ends of two looks; a look itself takes a second, for the rates.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The same, when nobody has had a page open for so long.
+/// The same, when no page has been open for this time.
 const IDLE_PAUSE: Duration = Duration::from_secs(8);
 const ATTENTION: Duration = Duration::from_secs(60);
-/// Behind a look that failed.
+/// After a look that failed.
 const FAILED_PAUSE: Duration = Duration::from_secs(3);
 const LOOK_MAX: Duration = Duration::from_secs(8);
 const NATS_PAUSE: Duration = Duration::from_secs(10);
@@ -86,7 +86,7 @@ pub(crate) async fn run(
     let name: Arc<str> = member.name.as_str().into();
     let publish = |change: &dyn Fn(&mut Sample)| {
         samples.send_modify(|sample| change(Arc::make_mut(sample)));
-        // Nobody has a page open.
+        // No page is open.
         let _ = changes.send(Arc::clone(&name));
     };
     let answer = Answer::default();
@@ -139,7 +139,7 @@ async fn statuses(
     }
 }
 
-/// Waits for the next look: longer while nobody has a page open, until somebody opens one.
+/// Waits for the next look: longer while no page is open, until a user opens one.
 async fn pause(seen: &mut watch::Receiver<Instant>) {
     sleep(PAUSE).await;
     if seen.borrow_and_update().elapsed() > ATTENTION {

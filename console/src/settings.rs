@@ -30,9 +30,9 @@ pub struct Settings {
     pub allows_actions: bool,
     /// Whether payloads are shown.
     pub shows_payloads: bool,
-    /// Who acts, for the audit, where nobody signs in.
+    /// Who acts, for the audit, where users do not sign in.
     pub by: String,
-    /// The tokens of people who may sign in; none means that nobody need.
+    /// The tokens of people who may sign in; none means that they need not.
     pub tokens: Vec<Token>,
     /// A proxy in front of it that has signed people in.
     pub proxy: Option<Proxy>,

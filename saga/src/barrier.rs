@@ -72,7 +72,7 @@ pub enum InvalidBarrier {
     /// The name is empty, too long, or not visible ASCII.
     #[error("barrier {0:?} is not named by 1 to 255 bytes of visible ASCII")]
     Name(String),
-    /// A compensation has the key of its action with `:undo` behind it.
+    /// A compensation has the key of its action, followed by `:undo`.
     #[error("key \"{0}\" is not that of a compensation: it does not end with \":undo\"")]
     NoUndo(Key),
     /// The key of a compensation was given where the key of an action is needed.

@@ -40,7 +40,7 @@ pub struct Counts {
     pub orphans: u64,
 }
 
-/// The counters behind [`Counts`].
+/// The counters from which [`Counts`] are made.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) looks: Looks,

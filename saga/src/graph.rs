@@ -151,7 +151,7 @@ impl Graph {
     }
 
     /// The scope of the participant's inbox that takes a command, which is named by the part of its
-    /// key behind the saga's key: `pay`, `pay:undo`, `pay:#2`. `None` when no step sends it.
+    /// key after the saga's key: `pay`, `pay:undo`, `pay:#2`. `None` when no step sends it.
     #[must_use]
     pub fn scope(&self, command: &str) -> Option<&str> {
         let address = Address::parse(&format!("saga:{command}").parse().ok()?)?;
@@ -301,7 +301,7 @@ fn node(drafts: &[Draft], at: usize, mistakes: &mut Vec<Mistake>) -> Option<Node
     })
 }
 
-/// Finds the steps behind each step, or that steps wait for one another.
+/// Finds the steps after each step, or that steps wait for one another.
 fn order(nodes: &mut [Node], mistakes: &mut Vec<Mistake>) {
     // All that comes before a step, at any distance: as many rounds as the longest way has steps.
     let mut before: Vec<StepSet> = nodes.iter().map(|node| node.after).collect();

@@ -102,7 +102,7 @@ impl<D> Opened<D> {
 
 /// Whether a text in this JSON has a NUL, which is written as an escape.
 fn has_nul(json: &str) -> bool {
-    // Behind each backslash stands the escaped character, perhaps another backslash.
+    // After each backslash comes the escaped character, perhaps another backslash.
     let mut rest = json;
     while let Some((_, escaped)) = rest.split_once('\\') {
         if escaped.starts_with("u0000") {
@@ -283,7 +283,7 @@ impl Instance {
         Ok(ended)
     }
 
-    /// In how many seconds somebody has to look again.
+    /// In how many seconds an orchestrator has to look again.
     pub(crate) fn due_in(&self) -> Option<f64> {
         let steps = self.commands.iter().filter_map(|commands| commands.late_in);
         steps.chain(self.late_in).min_by(f64::total_cmp)

@@ -34,7 +34,7 @@ CREATE TABLE {schema}.late_receipt (
   payload      bytea,
   created_at   timestamptz,
   CONSTRAINT late_receipt_pkey PRIMARY KEY (lane, id, replay),
-  CONSTRAINT late_receipt_message CHECK ((key IS NULL) = (payload IS NULL))
+  CONSTRAINT late_receipt_message CHECK (num_nulls(key, subject, headers, payload, created_at) IN (0, 5))
 );
 COMMENT ON TABLE {schema}.late_receipt IS 'Messages that had been parked, and replays: cursors passed them before they were stored, so that each has a receipt of its own.';
 COMMENT ON COLUMN {schema}.late_receipt.key IS 'With the other columns of a message: set where its segment was emptied before it was stored, in case the stream loses it.';

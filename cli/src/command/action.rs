@@ -70,13 +70,13 @@ pub(super) fn messages_a_second(text: &str) -> Result<f64, String> {
     parsed.ok_or_else(|| "it is not a number of messages a second, 0.001 to 1000000".to_owned())
 }
 
-/// An option that takes a moment: all have one parser, and one text of what it reads.
+/// An option that takes a moment: all have one parser, and one text of the forms that it reads.
 pub(super) fn moment(name: &'static str, help: &str) -> Arg {
     let arg = Arg::new(name).long(name).value_name("TIME").value_parser(clap::value_parser!(Moment));
     arg.help(format!("{help}: in UTC, 2030-01-31 or 2030-01-31T08:00:00Z, or how long ago, 24h"))
 }
 
-/// A text of so many bytes.
+/// A text of at most this number of bytes.
 pub(super) fn bounded(most: usize) -> impl Fn(&str) -> Result<String, String> + Clone {
     move |text: &str| match text.len() {
         length if (1..=most).contains(&length) => Ok(text.to_owned()),

@@ -56,7 +56,7 @@ impl Adopt {
         let Adopted { outbox, backlog, rival, shown, .. } = adopting.await??;
         let token = (self.run.dry_run && backlog > 0).then(|| shown.to_string());
         let dry_run = self.run.dry_run;
-        // A dry run gives an identity that nobody sees again.
+        // A dry run gives an identity that is not kept.
         let outbox = (!dry_run || self.adoption == Adoption::Moved).then_some(outbox);
         let discarded = if self.adoption == Adoption::WithoutBacklog { backlog } else { 0 };
         let text = if self.run.json {

@@ -129,7 +129,7 @@ impl Dev {
         let relay = Relay::connect(config.clone()).await?;
         let (over, ended) = watch::channel(false);
         let until = |mut ended: watch::Receiver<bool>| async move {
-            // It also ends when nobody can say so any more.
+            // It also ends when the process that would tell it is gone.
             let _ = ended.wait_for(|over| *over).await;
         };
         let settings = Settings {

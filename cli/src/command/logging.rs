@@ -15,7 +15,7 @@ pub(crate) fn start_logging(command: &Command) {
     if command.outbox.log_json() {
         return lines.json().flatten_event(true).init();
     }
-    // Colours are for people; a log file full of escape codes is for nobody.
+    // Colours are for people; in a log file they are noise.
     let colours = std::io::stderr().is_terminal();
     lines.with_ansi(colours).init();
 }

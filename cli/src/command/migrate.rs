@@ -110,7 +110,7 @@ fn extract(directory: Option<PathBuf>, flags: &ArgMatches, values: &Values) -> R
     Ok(written.into_iter().map(|path| path + "\n").collect::<String>().into_bytes())
 }
 
-/// What to do with a database.
+/// The work to do in a database.
 #[derive(Default)]
 pub(crate) struct Migrate {
     lanes: Option<Lanes>,

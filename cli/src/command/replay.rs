@@ -42,7 +42,7 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> clap::Command {
             text(
                 "request",
                 "NAME",
-                "Leave out what was asked for under this name before, to go on after a failure",
+                "Leave out messages that were asked for under this name before, to go on after a failure",
             )
             .value_parser(action::bounded(255)),
         )
@@ -60,7 +60,7 @@ impl Replay {
         let name = || {
             format!("replay-{}-{}", humantime::format_rfc3339_millis(SystemTime::now()), std::process::id())
         };
-        // A token stands for one replay: what was asked for under its name is left out then.
+        // A token stands for one replay: messages asked for under its name are left out then.
         let run = action::Run::new(flags);
         let confirmed = || run.confirm.map(|token| format!("confirm {token}"));
         Self {

@@ -235,7 +235,7 @@ impl Sagas {
     }
 }
 
-/// A new attempt has a key of its own: the dead letter of the last one is in the way of nobody, but
+/// A new attempt has a key of its own: the dead letter of the last one blocks nothing, but
 /// stays in the list.
 fn report_letters(acted: &ActedOn) {
     const TOLD_MAX: usize = 10;

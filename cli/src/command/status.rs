@@ -44,7 +44,7 @@ pub(super) enum Looked {
     Down,
     /// NATS could not be reached.
     WithoutNats,
-    /// Nobody reads any more.
+    /// The reader of the output has gone.
     Unread,
 }
 

@@ -24,14 +24,14 @@ use crate::{ask::Console, fields::Fields, settings::Settings, view::refusal};
 
 /// The longest time until an answer begins.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
-/// A wrong secret is answered no sooner, one after another, so that nobody tries out many.
+/// A wrong secret is answered no sooner, one after another, so that many cannot be tried out.
 const WRONG_SECRET_PAUSE: Duration = Duration::from_millis(250);
 
 /// The address that a connection came from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer(pub(crate) IpAddr);
 
-/// Headers of every answer. Nothing comes from elsewhere, nothing is inline, nobody frames it.
+/// Headers of every answer. Nothing comes from elsewhere, nothing is inline, no page frames it.
 const HEADERS: &[(&str, &str)] = &[
     (
         "content-security-policy",
@@ -133,7 +133,7 @@ fn who(console: &Console, headers: &HeaderMap, peer: Option<IpAddr>) -> Option<U
     if let Some(proxy) = &settings.proxy
         && peer.is_some_and(|peer| proxy.addresses.contains(&peer.to_canonical()))
     {
-        // Of two names the proxy has written one, and nobody can tell which.
+        // Of two names the proxy has written one, and it cannot be told which.
         let mut names = headers.get_all(&proxy.header).iter();
         let name = names.next().filter(|_| names.next().is_none())?.to_str().ok()?.trim();
         let role = if proxy.operators.iter().any(|one| one == name) { Role::Operator } else { Role::Reader };
@@ -161,7 +161,7 @@ pub(crate) fn session_id<'a>(cookie_name: &str, headers: &'a HeaderMap) -> Optio
     pairs.find(|(name, _)| *name == cookie_name).map(|(_, id)| id)
 }
 
-/// Why a request is not looked at. A page of somebody else can have a browser send requests here:
+/// Why a request is not looked at. A page of another site can have a browser send requests here:
 /// under another name, which leads to this address, or from its own.
 fn refused(settings: &Settings, request: &Request) -> Option<(StatusCode, &'static str)> {
     let headers = request.headers();

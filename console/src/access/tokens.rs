@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use sha2::Sha256;
 
-/// The fewest bytes of a token: nobody tries out so many.
+/// The fewest bytes of a token: too many to try out.
 const TOKEN_BYTES_MIN: usize = 16;
 const NAME_BYTES_MAX: usize = 255;
 
@@ -111,8 +111,8 @@ impl Key {
         self.mac(text).finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Whether two secrets are equal. Their codes are compared in constant time, so nobody learns
-    /// how many bytes were right.
+    /// Whether two secrets are equal. Their codes are compared in constant time, so a caller does
+    /// not learn how many bytes were right.
     pub(crate) fn equal(&self, one: &str, other: &str) -> bool {
         let code = self.mac(one).finalize().into_bytes();
         self.mac(other).verify_slice(&code).is_ok()

@@ -8,7 +8,7 @@ use crate::history::Point;
 
 /// The time that a chart shows.
 const HOUR: f64 = 3_600.0;
-/// A line is broken where nobody looked for so long.
+/// A line is broken where there was no look for this time.
 const GAP: Duration = Duration::from_secs(40);
 
 /// A line: its name, its class, and its value at a point.

@@ -74,7 +74,7 @@ impl Part {
         parsed.map_err(|problem: String| Problem::Bad(format!("{name}: {problem}")))
     }
 
-    /// The name of a replay's request. Rows that were shown are replayed once: what was asked for
+    /// The name of a replay's request. Shown rows are replayed once: a row that was asked for
     /// under the name of their token is left out a second time.
     fn request(&self, shown: Option<&Shown>) -> String {
         let confirmed = || shown.map(|token| format!("confirm {token}"));
@@ -258,7 +258,7 @@ impl Order {
         }
     }
 
-    /// Whether it means deliveries that there are, before anybody is asked to confirm it.
+    /// Whether it means deliveries that there are, before a user is asked to confirm it.
     async fn check_pause(&self, part: &Part, operator: &mut Operator) -> Result<(), Problem> {
         let (of, _, _) = (part.pause()?, part.ends()?, self.throttle()?);
         if self.verb != Verb::Resume && !part.is_unseen() {

@@ -115,7 +115,7 @@ impl View for Plan {
 }
 
 impl Plan {
-    /// Whether rows could not be counted in time: nobody can confirm them then.
+    /// Whether rows could not be counted in time: they cannot be confirmed then.
     fn is_uncounted(&self) -> bool {
         self.counted.is_none() && self.order.verb.has_rows()
     }
@@ -154,7 +154,7 @@ pub(crate) async fn confirm(State(console): State<Arc<Console>>, request: Reques
     }
 }
 
-/// The same of a program. A page of somebody else cannot send JSON without asking first, and is
+/// The same of a program. A page of another site cannot send JSON without asking first, and is
 /// not answered.
 pub(crate) async fn post(State(console): State<Arc<Console>>, request: Request) -> Response {
     let (mut parts, body) = request.into_parts();

@@ -89,7 +89,7 @@ pub(crate) fn filter(ask: &Ask, kept: &[(&str, &str)], fields: &[(&str, &str)]) 
     }
 }
 
-/// The page behind this one.
+/// The page after this one.
 pub(crate) fn more(ask: &Ask, after: Option<&str>) -> Markup {
     let path = ask.path.split('?').next().unwrap_or_default();
     let kept = ask.query.0.iter().filter(|(name, _)| name != "after");

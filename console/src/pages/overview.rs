@@ -1,4 +1,4 @@
-//! `/`: every database a row, those that need somebody first.
+//! `/`: every database a row, those that need an operator first.
 
 use oncebox_connect::words::counted;
 use std::{cmp::Reverse, sync::Arc};
@@ -196,7 +196,7 @@ impl Row {
         }
     }
 
-    /// Why it needs somebody.
+    /// Why it needs an operator.
     fn needs(&self, path: &str) -> Option<Markup> {
         let seconds = self.seconds_ago.map(|ago| format!(" (seen {} ago)", span(ago)));
         if let (Level::Away, Some(problem)) = (self.level, &self.problem) {

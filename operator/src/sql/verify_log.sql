@@ -19,13 +19,12 @@ SELECT
   s.key,
   s.subject,
   s.created_at,
-  -- Rows that no program of ours writes have no subject, perhaps.
-  (EXISTS (
+  EXISTS (
     SELECT FROM {schema}.parked AS p
     WHERE p.lane = $1 AND p.id = s.id AND p.replay = 0
     OFFSET 0
-  ) AND s.subject COLLATE "C" ~ $7::text AND ($8::timestamptz IS NULL OR s.created_at >= $8)) IS TRUE AS is_parked,
-  ((s.id <= $3 OR $5::text IS NOT NULL AND s.id <= $4 AND pg_visible_in_snapshot(s.xact, $5::pg_snapshot))
+  ) AND s.subject COLLATE "C" ~ $7::text AND ($8::timestamptz IS NULL OR s.created_at >= $8) AS is_parked,
+  (s.id <= $3 OR $5::text IS NOT NULL AND s.id <= $4 AND pg_visible_in_snapshot(s.xact, $5::pg_snapshot))
     AND (s.id <= c.floor OR s.id <= c.high AND c.reset_until IS NULL AND pg_visible_in_snapshot(s.xact, c.snap))
     AND s.subject COLLATE "C" ~ $7::text
     AND ($8::timestamptz IS NULL OR s.created_at >= $8)
@@ -38,7 +37,7 @@ SELECT
       SELECT FROM {schema}.discarded AS d
       WHERE d.lane = $1 AND d.id = s.id
       OFFSET 0
-    )) IS TRUE AS is_expected
+    ) AS is_expected
 FROM seen AS s
 CROSS JOIN {schema}.lane_cursor AS c
 WHERE c.lane = $1

@@ -1,5 +1,5 @@
 //! Answers that wait when an orchestrator starts are taken before deadlines pass: a step that was
-//! done in time is not undone because nobody led meanwhile.
+//! done in time is not undone because no orchestrator led meanwhile.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -12,10 +12,10 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-/// Deadlines wait for answers for so long at most.
+/// The longest time that deadlines wait for answers.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 const ASK_EVERY: Duration = Duration::from_millis(200);
-/// It is worth a line when it takes so long.
+/// A wait of this length is worth a line in the log.
 const TOLD_AFTER: Duration = Duration::from_secs(2);
 
 /// Whether the answers that waited have been taken.

@@ -109,10 +109,20 @@ const REFUSED: &[(&str, &[&str], &str, &str)] = &[
     ("OB011", &["do not fit"], "", "register_scope('s:h', '2 days', '1 day')"),
     ("OB011", &["kept for ever"], "", "register_scope('s:h', NULL, '1 day')"),
     ("OB011", &["scope \"\""], "", "register_scope('')"),
-    ("OB011", &["credentials", "array of pairs"], "", "request_fingerprint('POST', '/', '', NULL, NULL, 'p')"),
+    (
+        "OB011",
+        &["credentials", "array of pairs"],
+        "",
+        "request_fingerprint('POST', '/', '', NULL, NULL, 'p')",
+    ),
     ("OB011", &["credentials"], "", "request_fingerprint('POST', '/', '', '[\"a\"]', NULL, 'p')"),
     ("OB011", &["kind null"], "", "pause_delivery(NULL, 'a', NULL, '{a}', NULL, 'mina', NULL, NULL, 9)"),
-    ("OB011", &["names subjects"], "", "pause_delivery('subject', 'a', NULL, NULL, 'k', 'mina', NULL, NULL, 9)"),
+    (
+        "OB011",
+        &["names subjects"],
+        "",
+        "pause_delivery('subject', 'a', NULL, NULL, 'k', 'mina', NULL, NULL, 9)",
+    ),
     (
         "OB011",
         &["names an ordering key"],

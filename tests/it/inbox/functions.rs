@@ -12,8 +12,8 @@ use std::{
 
 use oncebox_inbox::{Answer, Inbox, Outcome, Received, Verdict};
 use oncebox_sqlx::Sqlx;
-use oncebox_tests::{TestEnv, eventually};
 use oncebox_tests::driven::{DEAD, Effect, REJECTED, SILENT};
+use oncebox_tests::{TestEnv, eventually};
 use tokio::{sync::Notify, task::JoinSet};
 use tokio_postgres::{Client, IsolationLevel, error::SqlState, types::Type};
 

@@ -349,17 +349,3 @@ async fn a_message_that_nats_has_mapped_is_not_altered() {
     replayed.check(0, &[("messages", 5)]);
     assert!(replayed.keys("altered").is_empty());
 }
-
-/// A row that no program of ours writes: a message of an emptied segment, without a subject.
-#[tokio::test]
-async fn a_late_receipt_without_a_subject_stops_no_check() {
-    let env = TestEnv::new().await;
-    let _stream = of_retention(&env, |_| {}).await;
-    let strange =
-        "WITH gone AS (DELETE FROM oncebox.message_0 WHERE key = 'y0' RETURNING lane, id, key, payload)
-         INSERT INTO oncebox.late_receipt (lane, id, replay, stream, sequence, key, payload, created_at)
-         SELECT lane, id, 0, $1, 21, key, payload, now() FROM gone";
-    assert_eq!(env.pg().await.execute(strange, &[&env.name()]).await.unwrap(), 1);
-    let found = verify(&env, &[]).await;
-    assert_eq!((found.code, &found.summary["messages"]), (0, &24.into()), "{}", found.summary);
-}

@@ -43,7 +43,7 @@ pub(super) fn postgres(of_data: Option<u32>) -> anyhow::Result<PathBuf> {
     Ok(folder)
 }
 
-/// The number behind `pg_ctl (PostgreSQL)`; 0 where the program does not say it.
+/// The number that follows `pg_ctl (PostgreSQL)`; 0 where the program does not say it.
 fn version(folder: &Path) -> u32 {
     let told = Command::new(folder.join("pg_ctl")).arg("--version").output();
     let told = told.map(|told| String::from_utf8_lossy(&told.stdout).into_owned()).unwrap_or_default();

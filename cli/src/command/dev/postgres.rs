@@ -24,7 +24,7 @@ use super::{
     server::{self, Server},
 };
 
-/// A first start writes its catalogs, a start behind a crash reads its log.
+/// A first start writes its catalogs, a start after a crash reads its log.
 const DEADLINE: Duration = Duration::from_secs(120);
 const DATABASE: &str = "dev";
 

@@ -134,7 +134,7 @@ impl Server {
 }
 
 /// Starts a server on the port that it had the last time, if that is still free; else on the usual
-/// one, or any. The port is kept for the next time, so that what was copied goes on working. When
+/// one, or any. The port is kept for the next time, so that a copied URL goes on working. When
 /// another program takes the port before the server binds it, another port is tried.
 pub(super) async fn on_a_port(
     directory: &Path,

@@ -52,7 +52,7 @@ fn in_transaction(step: &Step) -> String {
     }
 }
 
-/// Names and texts of the files, numbered on behind those that are there (name and text).
+/// Names and texts of the files, numbered after those that are there (name and text).
 pub(super) fn files(
     format: Format,
     steps: &[Step],

@@ -13,9 +13,9 @@ use oncebox_saga::Orchestrator;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// A look at the database has a limit of half a minute: a loop that ends none for so long hangs.
+/// A look at the database has a limit of half a minute: a loop that ends none for this time hangs.
 const STUCK_AFTER: Duration = Duration::from_secs(120);
-/// PostgreSQL is away when no look has ended well for so long.
+/// PostgreSQL is away when no look has ended well for this time.
 const AWAY_AFTER: Duration = Duration::from_secs(15);
 
 /// The health of an orchestrator.

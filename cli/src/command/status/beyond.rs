@@ -1,4 +1,4 @@
-//! The part of a status behind the streams: consumers, and the inboxes of this database.
+//! The part of a status after the streams: consumers, and the inboxes of this database.
 
 use std::time::Duration;
 

@@ -61,7 +61,7 @@ fn elsewhere<'a>(inboxes: impl Iterator<Item = &'a TracedKey>) -> String {
     }
 }
 
-/// Sagas, and what operators did.
+/// Sagas, and the actions of operators.
 fn rest(trace: &Trace) -> String {
     let mut text = String::new();
     for progress in &trace.sagas {
