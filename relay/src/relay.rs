@@ -44,6 +44,8 @@ pub(crate) use crate::postgres::home::Place;
 
 /// How long a shutdown waits for the collector of spans, at most.
 const FLUSH_MAX: Duration = Duration::from_secs(2);
+/// How long it waits to be taken off the list of relays; else it counts for three minutes more.
+const LEAVE_MAX: Duration = Duration::from_secs(1);
 /// A relay that has connected to both servers and checked the schema.
 #[derive(Debug)]
 pub struct Relay {
@@ -258,6 +260,7 @@ impl Relay {
             warn!(grace = ?config.grace, "passes under way did not end in time; what they had not settled is sent again");
             return Err(RelayError::Grace(config.grace));
         }
+        let _ = timeout(LEAVE_MAX, store.unregister()).await;
         info!("relay has drained");
         Ok(())
     }

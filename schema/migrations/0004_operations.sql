@@ -178,6 +178,7 @@ CREATE TABLE {schema}.home (
   database_name     text NOT NULL,
   address           text NOT NULL,
   noted_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+  moved_at          timestamptz,
   rival             text,
   rival_since       timestamptz,
   rival_seen_at     timestamptz,
@@ -188,6 +189,7 @@ CREATE TABLE {schema}.home (
 COMMENT ON TABLE {schema}.home IS 'Where this outbox lives: the cluster and the database in which relays serve it. In a copy it names the original.';
 COMMENT ON COLUMN {schema}.home.token IS 'Relays of this outbox find each other over NATS by it, those of a copy too. Databases made from a template that no relay has served have one each.';
 COMMENT ON COLUMN {schema}.home.address IS 'Servers and database as the configuration of the last relay names them.';
+COMMENT ON COLUMN {schema}.home.moved_at IS 'When an operator last said that the original is here: of two databases, the one of which that was said later is the senior.';
 COMMENT ON COLUMN {schema}.home.rival IS 'The address of another database in which a relay serves the same outbox, as a relay of this database found over NATS.';
 
 -- What that means in this database. new: no relay has served the outbox yet. here: it is the one.
@@ -196,7 +198,7 @@ COMMENT ON COLUMN {schema}.home.rival IS 'The address of another database in whi
 CREATE VIEW {schema}.home_here AS
 SELECT
   here.system_identifier, here.database_oid, here.database_name,
-  h.token, h.database_name AS noted_name, h.address, h.noted_at, h.rival, h.rival_since, h.rival_seen_at,
+  h.token, h.database_name AS noted_name, h.address, h.noted_at, h.moved_at, h.rival, h.rival_since, h.rival_seen_at,
   CASE
     WHEN h.only_row IS NULL THEN 'new'
     WHEN h.system_identifier = here.system_identifier AND h.database_oid = here.database_oid THEN 'here'

@@ -16,7 +16,7 @@ BEGIN
   PERFORM FROM {schema}.lane AS l ORDER BY l.lane FOR UPDATE;
   SELECT * INTO place FROM {schema}.home_here;
   earlier := coalesce(nullif(place.address, ''), 'a place that no relay has noted');
-  IF place.verdict IN ('new', 'here') AND place.rival IS NULL THEN
+  IF place.verdict = 'new' OR place.verdict = 'here' AND place.rival IS NULL AND NOT is_moved THEN
     RAISE EXCEPTION 'this database is where its outbox lives: there is nothing to adopt'
       USING ERRCODE = 'OB013', HINT = 'See `oncebox status`: it says when relays take an outbox for a copy.';
   END IF;
@@ -45,15 +45,19 @@ BEGIN
   ON CONFLICT ON CONSTRAINT home_pkey DO UPDATE
   SET token = CASE WHEN is_moved THEN h.token ELSE excluded.token END,
       system_identifier = excluded.system_identifier, database_oid = excluded.database_oid,
-      database_name = excluded.database_name, address = '',
+      database_name = excluded.database_name,
+      -- Where relays serve it already, they go on as they are.
+      address = CASE WHEN place.verdict = 'here' AND place.rival IS NULL THEN h.address ELSE '' END,
+      noted_at = CASE WHEN is_moved THEN h.noted_at ELSE excluded.noted_at END,
       -- Once relays serve it here, it is the senior of the place that it has left; see home.sql.
-      noted_at = CASE WHEN is_moved THEN h.noted_at - interval '1 microsecond' ELSE excluded.noted_at END,
+      moved_at = CASE WHEN is_moved THEN clock_timestamp() END,
       rival = NULL, rival_since = NULL, rival_seen_at = NULL;
   INSERT INTO {schema}.audit (operator, note, action, reason)
   VALUES (adopt.operator, adopt.note, 'adopt', CASE
+    WHEN is_moved AND place.verdict = 'here' AND place.rival IS NULL THEN format('it is the original, and stays outbox %s', identity)
     WHEN is_moved THEN format('moved here from %s: it stays outbox %s', earlier, identity)
     WHEN discards THEN format('a copy of %s: now outbox %s; %s messages of the backlog were discarded', earlier, identity, backlog)
-    ELSE format('a copy of %s: now outbox %s; its backlog is sent: %s messages', earlier, identity, backlog)
+    ELSE format('a copy of %s: now outbox %s; its backlog is kept: %s messages', earlier, identity, backlog)
   END);
 END $$;
 COMMENT ON FUNCTION {schema}.adopt IS 'For operators: relays may serve this copy of an outbox, as an outbox of its own, or as the original that has moved here.';

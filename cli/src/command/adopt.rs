@@ -90,8 +90,8 @@ impl Adopt {
                 format!("{of_it} {}", for_one(backlog, "is given up", "are given up"))
             }
             (Adoption::WithoutBacklog, true) => format!("{of_it} would be given up"),
-            (Adoption::WithBacklog, false) => format!("{of_it} {}", for_one(backlog, "is sent", "are sent")),
-            (Adoption::WithBacklog, true) => format!("{of_it} would be sent"),
+            (Adoption::WithBacklog, false) => format!("{of_it} {}", for_one(backlog, "is kept", "are kept")),
+            (Adoption::WithBacklog, true) => format!("{of_it} would be kept"),
         };
         match is_dry {
             true => format!("this database would be the home of {outbox}: {backlog}; nothing is changed\n"),

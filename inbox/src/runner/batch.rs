@@ -165,14 +165,16 @@ impl Inbox {
         let (mut again, mut ended) = (Vec::new(), Vec::new());
         for ((&number, delivery), part) in numbers.iter().zip(deliveries).zip(parts) {
             let result = match part {
-                Part::NotRun => {
-                    again.push(number);
-                    continue;
-                }
                 Part::Verdict(verdict, _) => {
                     self.count(&verdict, delivery.received, &delivery.identity);
                     ended.extend(delivery.received.begun.is_set().then_some(&delivery.identity));
                     Ok(verdict)
+                }
+                _ if batch.is_stopped(delivery.received) => Ok(Verdict::Behind),
+                // Also one that is to run by itself, after one of its line that was not run.
+                part if matches!(part, Part::NotRun) || batch.is_of_line(&again, delivery.received) => {
+                    again.push(number);
+                    continue;
                 }
                 Part::ByItself
                 | Part::Failed(Failure::Failed(_) | Failure::Conflict(_) | Failure::Broken(..)) => {
@@ -182,6 +184,7 @@ impl Inbox {
                     Box::pin(self.fail(&delivery.identity, delivery.received, failure)).await
                 }
                 Part::Error(error) => Err(error),
+                Part::NotRun => continue,
             };
             batch.end(number, result);
         }
@@ -248,6 +251,12 @@ impl<'a, R> Batch<'a, R> {
 
     fn is_stopped(&self, received: &Received) -> bool {
         received.ordering_key().is_some_and(|key| self.stopped.contains(key))
+    }
+
+    /// Whether one of these messages has its ordering key.
+    fn is_of_line(&self, numbers: &[usize], received: &Received) -> bool {
+        let line = received.ordering_key();
+        line.is_some() && numbers.iter().any(|number| self.messages[*number].ordering_key() == line)
     }
 
     fn results(self) -> Vec<Result<Verdict<R>, Error>> {

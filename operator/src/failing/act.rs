@@ -1,7 +1,10 @@
 //! Retrying and burying messages that fail. The message itself is in its stream: an inbox keeps
 //! only how it failed.
 
-use std::{error::Error, time::SystemTime};
+use std::{
+    error::Error,
+    time::{Duration, SystemTime},
+};
 
 use async_nats::jetstream::message::StreamMessage;
 use oncebox_connect::{config::Config, error::RelayError, postgres::Parameter};
@@ -14,6 +17,10 @@ use crate::{
     selection::FailingSelection,
     shown::RowSet,
 };
+
+/// A client may have rounded the time at which a stream stored a message, to milliseconds at most. No
+/// stream is made again, and has as many messages, within that.
+const ROUNDED: Duration = Duration::from_millis(1);
 
 /// How many messages a command has dealt with, and how many it has left alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -181,7 +188,11 @@ impl Operator {
         let stored = resender.stored(stream, sequence.cast_unsigned()).await;
         let stored = stored.map_err(|problem| refused(&message.key, problem))?;
         // A stream that was made again counts from 1 again.
-        let stored = stored.filter(|stored| copy_name(stream, stored) == message.message);
+        let at =
+            |stored: &StreamMessage| SystemTime::from(stored.time).duration_since(SystemTime::UNIX_EPOCH);
+        let stored = stored.filter(|stored| {
+            is_named(&message.message, stream, stored.sequence, at(stored).unwrap_or_default())
+        });
         match (stored, act) {
             (Some(stored), Act::Retry) => self.send_copy(resender, message, stored).await,
             (Some(stored), Act::Bury) => self.bury_one(resender, message, stored).await,
@@ -278,8 +289,28 @@ fn name(message: &FailingMessage) -> String {
     message.place().join("\0")
 }
 
-/// Which copy a stored message is, as inboxes name it: `inbox/src/records.rs`.
-fn copy_name(stream: &str, stored: &StreamMessage) -> String {
-    let stored_at = SystemTime::from(stored.time).duration_since(SystemTime::UNIX_EPOCH);
-    format!("{stream} {} {}", stored.sequence, stored_at.unwrap_or_default().as_micros())
+/// Whether inboxes name a copy by this place in its stream, and this time: `inbox/src/records.rs`.
+fn is_named(name: &str, stream: &str, sequence: u64, stored_at: Duration) -> bool {
+    let near = |micros: u128| micros.abs_diff(stored_at.as_micros()) <= ROUNDED.as_micros();
+    name.rsplit_once(' ').is_some_and(|(place, micros)| {
+        place == format!("{stream} {sequence}") && micros.parse().is_ok_and(near)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_is_known_by_its_place_and_about_its_time() {
+        let at = Duration::from_nanos(1_700_000_000_972_982_713);
+        for name in ["S 7 1700000000972982", "S 7 1700000000972983", "S 7 1700000000972000"] {
+            assert!(is_named(name, "S", 7, at), "{name}");
+        }
+        for name in
+            ["S 7 1700000000971900", "S 8 1700000000972982", "T 7 1700000000972982", "S 7", "S 7 ", ""]
+        {
+            assert!(!is_named(name, "S", 7, at), "{name}");
+        }
+    }
 }

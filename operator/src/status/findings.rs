@@ -120,7 +120,7 @@ fn dead(status: &Status) -> Option<Finding> {
         Finding::new(
             format!("{least}{} {} dead: relays send {} no more", counted(others, more), for_one(others, "is", "are"), for_one(others, "it", "them")),
             "see why with `oncebox outbox dead list`, mend the cause, then `oncebox outbox dead retry --all`, or give them up: \
-             `oncebox outbox dead discard`",
+             `oncebox outbox dead discard --all`",
         )
     })
 }
@@ -149,8 +149,8 @@ fn full(words: &str) -> Finding {
 pub(crate) fn unsealed(reason: &str) -> Option<&'static str> {
     if reason.contains("object store") && reason.contains("10059") {
         return Some(
-            "nothing, if a relay runs: it makes its bucket again within a minute, and `oncebox outbox verify` finds what \
-                     was lost with it",
+            "nothing, if a relay runs: it makes its bucket again within a minute, and `oncebox outbox verify --stream` \
+                     with each stream's name finds the messages that were lost with it",
         );
     }
     reason.contains("10109").then(|| match reason.contains("object store") {

@@ -6,7 +6,8 @@
 //! was restored in place or `pg_upgrade`. A relay also asks over NATS whether another one serves
 //! the outbox in a database that does not know this relay's row. That separates even copies of
 //! files, which look alike. Of two databases the one that was noted later stays silent, so a copy
-//! does not silence its original.
+//! does not silence its original; but the one of which an operator said last that the original is
+//! there goes before all others.
 
 use std::time::Duration;
 

@@ -90,6 +90,11 @@ impl Publisher {
         subject.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'))
     }
 
+    /// Whether it publishes over this connection.
+    pub(crate) fn is_on(&self, connection: Option<&Arc<Connection>>) -> bool {
+        connection.is_some_and(|connection| Arc::ptr_eq(connection, &self.connection))
+    }
+
     /// Gives the connection up: its answers cannot be true.
     pub(crate) fn give_up(&self, reason: &str) {
         self.connection.end(&reason);

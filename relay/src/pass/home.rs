@@ -120,7 +120,7 @@ impl Gate {
         };
         self.tell(None);
         opened.send_replace(Some(Arc::clone(connection)));
-        self.stay(connection, &own).await;
+        self.stay(connection, own).await;
     }
 
     /// One look, and one question; who this relay is, if it may work.
@@ -187,8 +187,8 @@ impl Gate {
 
     /// Answers those that ask, and looks now and then; returns when this database is no home any
     /// more.
-    async fn stay(&self, connection: &Connection, (token, own): &(String, Caller)) {
-        let mut questions = match listen(connection, token).await {
+    async fn stay(&self, connection: &Connection, (token, mut own): (String, Caller)) {
+        let mut questions = match listen(connection, &token).await {
             Some(questions) => questions.boxed(),
             None => stream::pending().boxed(),
         };
@@ -198,24 +198,27 @@ impl Gate {
             tokio::select! {
                 Some(question) = questions.next() => {
                     let Some(caller) = Caller::asking(&question).filter(|caller| caller.id != own.id) else { continue };
-                    let says = self.answer(&caller).await;
-                    answer(connection, &question, own, says).await;
+                    let (says, noted) = self.answer(&caller).await;
+                    // An operator may have said meanwhile that the original is here.
+                    own.since.0 = noted.unwrap_or(own.since.0);
+                    answer(connection, &question, &own, says).await;
                     if says == Answer::Other {
                         next_ask = next_ask.min(Instant::now() + ASKED);
                     }
                 }
                 () = sleep_until(next_ask.min(next_look)) => {
                     let asks = next_ask <= Instant::now() && self.leads();
-                    let heard = if asks { ask(connection, token, own).await } else { Heard::Nothing };
+                    let heard = if asks { ask(connection, &token, &own).await } else { Heard::Nothing };
                     if next_ask <= Instant::now() {
                         next_ask = Instant::now() + ASK_EVERY;
                     }
                     next_look = Instant::now() + LOOK_EVERY;
                     // An outage of PostgreSQL is for the workers to report.
                     let Ok(Some(home)) = self.look().await else { continue };
-                    if home.token.as_ref() != Some(token) {
+                    if home.token.as_ref() != Some(&token) {
                         return;
                     }
+                    own.since.0 = home.since.0;
                     let Ok(verdict) = self.judge(&home, &heard, Duration::MAX, Duration::ZERO).await else { continue };
                     if verdict != Verdict::Home && (home.look.noted, verdict) != (Noted::Here, Verdict::Wait) {
                         return;
@@ -225,18 +228,19 @@ impl Gate {
         }
     }
 
-    /// The leader looks for the other relay in its database.
-    async fn answer(&self, caller: &Caller) -> Answer {
+    /// The leader looks for the other relay in its database, and since when this is the home.
+    async fn answer(&self, caller: &Caller) -> (Answer, Option<i64>) {
         let looking = async {
-            match self.leads() {
-                true => self.store.knows_relay(&caller.id).await.ok(),
-                false => None,
+            if !self.leads() {
+                return None;
             }
+            let is_ours = self.store.knows_relay(&caller.id).await.ok()?;
+            Some((is_ours, self.look().await.ok()??.since.0))
         };
         match timeout(ANSWER_MAX, looking).await {
-            Ok(Some(true)) => Answer::Ours,
-            Ok(Some(false)) => Answer::Other,
-            Ok(None) | Err(_) => Answer::Busy,
+            Ok(Some((true, noted))) => (Answer::Ours, Some(noted)),
+            Ok(Some((false, noted))) => (Answer::Other, Some(noted)),
+            Ok(None) | Err(_) => (Answer::Busy, None),
         }
     }
 

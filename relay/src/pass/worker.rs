@@ -245,16 +245,14 @@ impl Worker {
         self.publisher.as_ref().is_some_and(Publisher::is_over)
     }
 
-    /// Whether there is a live connection, with a publisher on it.
+    /// Whether there is a live connection, with a publisher on it. One that was taken back is none:
+    /// this database is no longer the home of its outbox, or streams are to be checked first.
     pub(super) async fn is_connected(&mut self) -> bool {
-        if self.is_over() {
-            self.publisher = None;
-        }
+        let connection = self.shared.connections.borrow_and_update().clone();
+        let connection = connection.filter(|connection| !connection.over.is_cancelled());
+        self.publisher = self.publisher.take().filter(|publisher| publisher.is_on(connection.as_ref()));
         if self.publisher.is_none() {
-            let connection = self.shared.connections.borrow_and_update().clone();
-            let Some(connection) = connection.filter(|connection| !connection.over.is_cancelled()) else {
-                return false;
-            };
+            let Some(connection) = connection else { return false };
             let publisher = Publisher::new(connection, &self.shared.tuning.limits).await;
             self.publisher = publisher.inspect_err(|error| debug!(%error, "subscribe")).ok();
         }

@@ -227,6 +227,11 @@ impl Store {
         Ok(())
     }
 
+    /// The relay has drained.
+    pub(crate) async fn unregister(self: &Arc<Self>) -> Result<(), StoreError> {
+        self.ask("take the relay off the list", &self.sql.unregister, &[&self.relay()]).await.map(drop)
+    }
+
     /// A transaction that has a lane to itself; `None` when it could not be had in time.
     async fn claim_lane(self: &Arc<Self>, lane: i16) -> Result<Option<Session>, StoreError> {
         let session = self.session().await?;

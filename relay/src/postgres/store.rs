@@ -109,6 +109,7 @@ statements!(
     hasten,
     unprobed,
     register,
+    unregister,
     knows_relay,
     home,
     note_home,

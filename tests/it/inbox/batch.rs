@@ -158,7 +158,9 @@ async fn a_batch_shares_a_commit_and_its_duplicates_get_the_same_replies() {
     let pooled = builder(&env).behind_pooler().build().unwrap();
     let ended = batch(&pooled, &Does::effect(), &plain("m", 0..150)).await;
     assert!(ended.iter().all(|verdict| verdict.ends_with("handled")), "{ended:?}");
-    assert_eq!((effects(&env).await, transactions(&env).await), (150, 4));
+    // Three more, unless the machine is so busy that a round ends before it has 64.
+    let all = transactions(&env).await;
+    assert!(effects(&env).await == 150 && (4..=20).contains(&all), "{all} transactions");
 }
 
 /// Batches with the same keys in any order run beside each other; nobody waits for a claim.

@@ -1,6 +1,8 @@
 //! Batches of messages that were delivered before: they share transactions like others, and one
 //! that may have ended a process runs by itself.
 
+use std::time::Duration;
+
 use oncebox_inbox::{Order, Outcome};
 use oncebox_tests::{Log, eventually};
 
@@ -73,6 +75,32 @@ async fn of_a_batch_only_the_message_whose_run_left_no_trace_runs_by_itself() {
     assert_eq!(lines(&env).await["l"], [2, 4]);
     assert_eq!(log.count("runs alone"), 1, "{}", log.text());
     assert_eq!(count(&env, "oncebox.inbox_attempt").await, 0);
+}
+
+/// It would overtake them: the one before it in its line rests, or the transaction had no time for it.
+#[tokio::test]
+async fn a_message_that_runs_by_itself_does_not_overtake_its_line() {
+    let env = environment().await;
+    let past = "INSERT INTO oncebox.inbox_attempt (scope, tenant, key, message, begun, failures, due_at)
+                VALUES ($1, '', 'rests', '', 0, 1, now() + interval '1 hour'), ($1, '', 'alone', '', 1, 0, NULL),
+                       ($1, '', 'late', '', 1, 0, NULL)";
+    env.pg().await.execute(past, &[&SCOPE]).await.unwrap();
+    let slow = Does::new(|cx, job| {
+        Box::pin(async move {
+            tokio::time::sleep(Duration::from_millis(if job.n == 3 { 700 } else { 0 })).await;
+            Ok(Outcome::done(insert(cx, &job).await?))
+        })
+    });
+    let messages = [
+        in_line("l", message("rests", 1)).deliveries(2),
+        in_line("l", message("alone", 2)).deliveries(2),
+        message("slow", 3),
+        in_line("m", message("early", 4)),
+        in_line("m", message("late", 5)).deliveries(2),
+    ];
+    let ended = batch(&inbox(&env), &slow, &messages).await;
+    assert_eq!(ended, ["rests retry", "alone Behind", "slow handled", "early handled", "late handled"]);
+    assert_eq!(lines(&env).await["m"], [4, 5]);
 }
 
 /// The run that was rolled back with the batch is not taken for one that ended a process.

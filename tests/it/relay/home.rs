@@ -1,7 +1,7 @@
 //! A copied database stays silent until somebody adopts it; one that has moved goes on by itself.
 //! The table of docs/backup.md has these cases.
 
-use std::process::Stdio;
+use std::{process::Stdio, time::Duration};
 
 use async_nats::jetstream::stream::Stream;
 use oncebox_relay::Values;
@@ -145,6 +145,8 @@ async fn a_copy_under_another_name_is_silent_until_it_is_adopted_as_its_own() {
     assert!(text.contains("mina") && text.contains("the backlog of a copy that was adopted"), "{text}");
     let (_, text) = command(&url, &["why", "due-0"]).await;
     assert!(text.contains("discarded by mina"), "{text}");
+    let (_, text) = command(&url, &["why", "sent-0", "--nats-url", production.env.nats_url()]).await;
+    assert!(text.contains("identity of the original") && !text.contains("lost"), "{text}");
     let acts = "SELECT string_agg(concat_ws(' ', action, key), ', ' ORDER BY key)
                 FROM oncebox.audit WHERE operator = 'mina' AND action <> 'adopt'";
     let acts: String = client(&url).await.query_one(acts, &[]).await.unwrap().get(0);
@@ -152,7 +154,7 @@ async fn a_copy_under_another_name_is_silent_until_it_is_adopted_as_its_own() {
     let replay = ["outbox", "replay", "--key", "due-0", "--request", "again", "--dry-run"];
     let (_, text) = command(&url, &replay).await;
     assert!(text.contains("0 messages"), "given up is given up: {text}");
-    let (code, text) = command(&url, &["adopt", "--move"]).await;
+    let (code, text) = command(&url, &["adopt", "--send-backlog"]).await;
     assert!(code == 1 && text.contains("nothing to adopt, and nothing was done"), "{text}");
     assert!(!text.contains("OB013") && text.contains("oncebox status"), "{text}");
     relay.signal("TERM").await;
@@ -171,7 +173,7 @@ async fn a_copy_in_another_cluster_under_another_name_sends_its_backlog_only_whe
     let url = other.url("staging");
     let relay = production.assert_silent(&url, "is a copy").await;
     let (code, text) = command(&url, &["adopt", "--send-backlog", "--dry-run"]).await;
-    assert!(code == 0 && text.contains("3 messages of its backlog would be sent"), "{text}");
+    assert!(code == 0 && text.contains("3 messages of its backlog would be kept"), "{text}");
     let token = text.split("--confirm ").nth(1).unwrap().trim().to_owned();
     let confirmed = ["adopt", "--send-backlog", "--confirm", &token];
     client(&url).await.execute("SELECT oncebox.enqueue('more', 's', 'p')", &[]).await.unwrap();
@@ -181,7 +183,7 @@ async fn a_copy_in_another_cluster_under_another_name_sends_its_backlog_only_whe
     let (code, text) = command(&url, &["adopt", "--discard-backlog", "--confirm", &token]).await;
     assert!(code != 0 && text.contains("another selection or command"), "{text}");
     let (code, text) = command(&url, &confirmed).await;
-    assert!(code == 0 && text.contains("3 messages of its backlog are sent"), "{text}");
+    assert!(code == 0 && text.contains("3 messages of its backlog are kept"), "{text}");
     await_messages(&production.stream, 4).await;
     let all = stored(&production.stream).await;
     assert_eq!(assert_delivered(&all, &production.keys), 0);
@@ -213,6 +215,44 @@ async fn one_that_was_moved_under_another_name_goes_on_when_told() {
     await_messages(&production.stream, 6).await;
     left.signal("TERM").await;
     relay.stop().await;
+}
+
+/// The last word of an operator decides; a relay that has served until then sends nothing more.
+#[tokio::test]
+async fn a_relay_that_falls_silent_sends_nothing_more() {
+    let (production, other) = (Production::new().await, Postgres::start().await.unwrap());
+    restore(&other, "orders_new", &dump(&production.server, "orders").await).await;
+    let (old, new) = (production.server.url("orders"), other.url("orders_new"));
+    let moves = async |url: &str| assert_eq!(command(url, &["adopt", "--move"]).await.0, 0);
+    moves(&new).await;
+    moves(&new).await;
+    production.assert_goes_on(&new).await;
+    let has = async |prefix: &str| {
+        stored(&production.stream).await.iter().any(|stored| stored.key.starts_with(prefix)).then_some(())
+    };
+    // First the old place, whose relay knows nothing of the move; then the new one, after an
+    // operator has moved back while the old place served.
+    for (silent, home, round) in [(&old, &new, 1), (&new, &old, 2)] {
+        let relay = Process::relay(&production.values(silent));
+        let [before, lost, after] = ["before", "lost", "after"].map(|word| format!("{word}-{round}-"));
+        production.enqueue(silent, &before, 1).await;
+        eventually("it serves", LIMIT, async || has(&before).await).await;
+        if home == &old {
+            moves(&old).await;
+        }
+        let senior = Running::start(&production.values(home));
+        relay.await_log("another relay serves this outbox").await;
+        production.enqueue(silent, &lost, 3).await;
+        production.enqueue(home, &after, 1).await;
+        eventually("the other one serves", LIMIT, async || has(&after).await).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(has(&lost).await, None, "a silent relay has sent");
+        relay.signal("TERM").await;
+        senior.stop().await;
+        // As after more than a minute.
+        let forget = "UPDATE oncebox.home SET rival = NULL, rival_since = NULL, rival_seen_at = NULL";
+        client(silent).await.batch_execute(forget).await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,8 @@
 -- Read where this outbox lives, as relays noted it, and what that means in this database.
 -- $1: the address by which this relay knows the database.
--- Until relays have served an adopted outbox (its address is empty) it is nobody's senior.
+-- noted_us: of two databases the lower one is the senior, so the last one of which an operator has
+-- said that the original is there. Until relays have served an adopted outbox (its address is empty)
+-- it is the senior of none.
 -- Times are microseconds; seen_us is how long ago a rival was seen, lasted_us for how long it was.
 -- Index: home_pkey, outbox_pkey: a row each. Locking: none.
 SELECT
@@ -12,7 +14,10 @@ SELECT
   coalesce(h.noted_name, h.database_name) AS noted_name,
   coalesce(h.address, '') AS address,
   coalesce(h.address = $1::text, false) AS is_same_address,
-  (extract(epoch FROM CASE WHEN h.verdict = 'here' AND h.address <> '' THEN h.noted_at ELSE clock_timestamp() END) * 1e6)::bigint AS noted_us,
+  (1e6 * CASE
+    WHEN h.verdict IS DISTINCT FROM 'here' OR h.address = '' THEN extract(epoch FROM clock_timestamp())
+    ELSE coalesce(-extract(epoch FROM h.moved_at), extract(epoch FROM h.noted_at))
+  END)::bigint AS noted_us,
   (extract(epoch FROM clock_timestamp()) * 1e6)::bigint AS now_us,
   h.rival,
   (extract(epoch FROM clock_timestamp() - h.rival_seen_at) * 1e6)::bigint AS seen_us,
