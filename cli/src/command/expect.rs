@@ -117,7 +117,7 @@ impl Expect {
         }
     }
 
-    /// Also looks in the database of the inbox, if it is one of the file; its name as `--in` has it.
+    /// Also looks in the database of the inbox, which the file names.
     pub(super) fn looking_in(self, inbox: OutboxConfig) -> Self {
         match self {
             Self::Add(expected, _, run) => Self::Add(expected, Some(inbox), run),

@@ -157,7 +157,7 @@ impl Scene {
         self.calls(1).await;
         turn_the_ring(&self.client).await;
         let (url, subject) = (self.env.database_url(), self.env.subject("large"));
-        run_ok(url, &["outbox", "pause", "--subject", &subject, "--reason", "the provider is away"]).await;
+        run_ok(url, &["outbox", "pause", "--subject", &subject, "--note", "the provider is away"]).await;
         self.enqueue("held", None).await;
         drain(&mut connect(&values_of(&self.env)).await.worker()).await;
         self.open().await;
