@@ -31,8 +31,6 @@ log = logging.getLogger("oncebox")
 WAIT_FIRST, WAIT_LONGEST = 0.2, 10.0
 # A trouble that goes on is logged again after so many seconds.
 REMIND = 60.0
-# How many seconds the end of a consumer may wait for NATS.
-FLUSH_MAX = 2
 AWAY = (Lost, NatsError, psycopg.OperationalError, TimeoutError, OSError)
 
 
@@ -145,8 +143,6 @@ class _Running:
                 self.stop.set()
                 metrics.consumes(self.inbox.scope, False)
                 await self._drain(pump, workers)
-                # Else the last acknowledgements would be lost with a process that ends now.
-                await self._tell(client.flush(FLUSH_MAX))
                 for task in (stopped, progress, pump):
                     task.cancel()
             for task in (pump, *workers):
@@ -344,7 +340,7 @@ class _Running:
     async def _tell(self, sending: Any) -> None:
         try:
             await sending
-        except (NatsError, TimeoutError) as error:
+        except NatsError as error:
             # The message is delivered again, and the copy is answered from the stored outcome.
             log.info("consumer %s: an acknowledgement was not sent: %s", self.of.durable, error)
 

@@ -14,8 +14,6 @@ import { matches } from "./text.ts";
 
 /** How long one pull waits for messages; a drain may have to wait for it as long. */
 const PULL_MS = 1000;
-/** How long the end of a consumer may wait for NATS. */
-const FLUSH_MS = 2000;
 
 /** One worker tries so often while PostgreSQL does not answer, so that it is not stormed with connections. */
 const AWAY_MS = 500;
@@ -288,9 +286,6 @@ export class Pump<T> {
     });
     await Promise.race([Promise.all(this.#running), late]);
     giveBack();
-    // The server answers after it has all acknowledgements, which would else be lost with a process that ends now.
-    const answered = this.#durable.manager().then((manager) => this.#durable.info(manager)).catch(() => {});
-    await Promise.race([answered, sleep(FLUSH_MS, undefined, { ref: false })]);
   }
 
   async #pause(what: string, error: unknown): Promise<void> {
