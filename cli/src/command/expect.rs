@@ -18,7 +18,7 @@ use super::{
 /// The arguments of the command.
 pub(crate) enum Expect {
     /// With the connection to the database of the inbox, where the file names that one.
-    Add(Expected, Option<OutboxConfig>, action::Run),
+    Add(Expected, Option<Box<OutboxConfig>>, action::Run),
     Remove {
         subject: String,
         handled_by: String,
@@ -120,7 +120,7 @@ impl Expect {
     /// Also looks in the database of the inbox, which the file names.
     pub(super) fn looking_in(self, inbox: OutboxConfig) -> Self {
         match self {
-            Self::Add(expected, _, run) => Self::Add(expected, Some(inbox), run),
+            Self::Add(expected, _, run) => Self::Add(expected, Some(Box::new(inbox)), run),
             other => other,
         }
     }

@@ -55,7 +55,7 @@ macro_rules! clients {
             #[tokio::test]
             async fn a_process_that_is_suspended_in_a_call_ends_nothing_when_it_goes_on() {
                 if let Some(scene) = Scene::of(stringify!($client)).await {
-                    scene.is_suspended().await;
+                    scene.suspends_a_process().await;
                 }
             }
         }
@@ -202,7 +202,7 @@ impl Scene {
         self.ended(&["under-way"]).await;
     }
 
-    async fn is_suspended(self) {
+    async fn suspends_a_process(self) {
         self.close(&["late"]).await;
         self.enqueue("late", None).await;
         self.relay().await;
