@@ -81,6 +81,10 @@ BEGIN
     DELETE FROM "oncebox".late_receipt;
     DELETE FROM "oncebox".loss;
     DELETE FROM "oncebox".stream;
+    -- What the original expects to have arrived, it looks for by itself.
+    DELETE FROM "oncebox".unhandled;
+    DELETE FROM "oncebox".expectation_mark;
+    UPDATE "oncebox".expectation SET looked_at = NULL, unhandled = 0, oldest_at = NULL, oldest_key = NULL;
     UPDATE "oncebox".outbox SET identity = DEFAULT;
   END IF;
   SELECT o.identity INTO identity FROM "oncebox".outbox AS o;
@@ -260,8 +264,8 @@ DECLARE
   );
 BEGIN
   IF cardinality(tenants) > 64 THEN
-    RAISE EXCEPTION 'inbox % has more than 64 tenants: an expectation cannot look for keys in it', $1
-      USING ERRCODE = 'OB011', HINT = 'End the expectation: `oncebox expect list` names it.';
+    RAISE EXCEPTION 'inbox % has more than 64 tenants, so no key can be looked for in it: end what is expected there with `oncebox expect remove`', $1
+      USING ERRCODE = 'OB011';
   END IF;
   RETURN QUERY
   SELECT k.key
@@ -846,6 +850,31 @@ BEGIN
   END IF;
   RETURN true;
 END $_$;
+
+CREATE FUNCTION oncebox.check_expected_inbox(scope text, within_seconds double precision, is_unseen boolean, place text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  inbox "oncebox".inbox_scope;
+  known text;
+BEGIN
+  SELECT s.* INTO inbox FROM "oncebox".inbox_scope AS s WHERE s.scope = check_expected_inbox.scope AND s.kind = 'consumer';
+  IF inbox.scope IS NULL AND NOT is_unseen THEN
+    SELECT string_agg(k.scope, ', ' ORDER BY k.scope) INTO known
+    FROM (SELECT s.scope FROM "oncebox".inbox_scope AS s WHERE s.kind = 'consumer' ORDER BY s.scope LIMIT 10) AS k;
+    RAISE EXCEPTION 'no consumer % has registered in %, which has %', check_expected_inbox.scope, place, coalesce(known, 'none')
+      USING ERRCODE = 'OB011',
+        HINT = 'Correct --handled-by, name the database of the inbox by --in, or say by --unseen that the consumer has never been started.';
+  END IF;
+  IF within_seconds >= inbox.retention_seconds THEN
+    RAISE EXCEPTION 'inbox % keeps its keys for %, so it has forgotten them when they are looked for after %',
+      check_expected_inbox.scope, "oncebox".time_text(inbox.retention_seconds), "oncebox".time_text(within_seconds)
+      USING ERRCODE = 'OB011', HINT = 'Give a shorter --within, or have the inbox keep its keys for longer (`oncebox inbox scope change`).';
+  END IF;
+END $$;
+
+COMMENT ON FUNCTION oncebox.check_expected_inbox(scope text, within_seconds double precision, is_unseen boolean, place text) IS 'For operators: whether an inbox of this database can be expected to have keys so many seconds after the commit of their messages.';
 
 CREATE FUNCTION oncebox.check_headers(headers jsonb) RETURNS boolean
     LANGUAGE plpgsql IMMUTABLE STRICT
@@ -2155,33 +2184,26 @@ CREATE FUNCTION oncebox.expect(subject text, scope text, within_seconds double p
     AS $_$
 DECLARE
   kept double precision := (SELECT min(r.retention_seconds) FROM "oncebox".relay AS r);
-  inbox "oncebox".inbox_scope;
 BEGIN
-  SELECT s.* INTO inbox FROM "oncebox".inbox_scope AS s WHERE s.scope = expect.scope AND s.kind = 'consumer';
   IF expect.subject !~ '^(>|[^.[:space:]]+([.][^.[:space:]]+)*)$' OR expect.subject ~ '>.' THEN
     RAISE EXCEPTION 'subject % is no pattern', expect.subject
-      USING ERRCODE = 'OB011', HINT = 'Tokens with dots between them; * stands for one token, a last > for one or more.';
-  END IF;
-  IF inbox_database IS NULL AND inbox.scope IS NULL AND NOT is_unseen THEN
-    RAISE EXCEPTION 'no consumer % has registered in this database', expect.scope
-      USING ERRCODE = 'OB011', HINT = 'Its inbox is elsewhere: name that database as the file of the relay does. Or it has never been started: say that it is unseen.';
+      USING ERRCODE = 'OB011', HINT = 'Write tokens with dots between them; * stands for one token, a last > for one or more.';
   END IF;
   IF within_seconds >= kept THEN
-    RAISE EXCEPTION 'messages must be looked at after % seconds, and relays keep them for % only', within_seconds, kept
-      USING ERRCODE = 'OB011', HINT = 'Have relays keep messages for longer (retention), or expect them sooner.';
+    RAISE EXCEPTION 'relays keep messages for %, so they are gone when they are looked for after %', "oncebox".time_text(kept), "oncebox".time_text(within_seconds)
+      USING ERRCODE = 'OB011', HINT = 'Give a shorter --within, or let relays keep messages for longer (--retention).';
   END IF;
-  IF inbox_database IS NULL AND within_seconds >= inbox.retention_seconds THEN
-    RAISE EXCEPTION 'keys must be looked for after % seconds, and inbox % keeps them for % only', within_seconds, expect.scope, inbox.retention_seconds
-      USING ERRCODE = 'OB011', HINT = 'Have the inbox keep keys for longer, or expect messages sooner.';
+  IF inbox_database IS NULL THEN
+    PERFORM "oncebox".check_expected_inbox(expect.scope, within_seconds, is_unseen, 'this database');
   END IF;
   IF (SELECT count(*) FROM "oncebox".expectation AS e) >= 100 THEN
-    RAISE EXCEPTION 'there are 100 expectations already' USING ERRCODE = 'OB011', HINT = 'Use a pattern for several subjects.';
+    RAISE EXCEPTION 'there are 100 expectations already' USING ERRCODE = 'OB011', HINT = 'Use a pattern for several subjects, or end one: `oncebox expect remove`.';
   END IF;
   DELETE FROM "oncebox".expectation AS e WHERE e.subject = expect.subject AND e.scope = expect.scope;
   INSERT INTO "oncebox".expectation (subject, scope, within_seconds, inbox_database)
   VALUES (expect.subject, expect.scope, expect.within_seconds, expect.inbox_database);
   INSERT INTO "oncebox".audit (operator, note, action, scope, reason)
-  VALUES (expect.operator, expect.note, 'expect', expect.scope, format('%s within %s s', expect.subject, expect.within_seconds));
+  VALUES (expect.operator, expect.note, 'expect', expect.scope, format('%s within %s', expect.subject, "oncebox".time_text(expect.within_seconds)));
 END $_$;
 
 COMMENT ON FUNCTION oncebox.expect(subject text, scope text, within_seconds double precision, inbox_database text, is_unseen boolean, operator text, note text) IS 'For operators: messages with such a subject must be in that inbox so many seconds after their commit. Takes the place of an earlier one for both.';
@@ -2627,7 +2649,7 @@ $_$;
 
 COMMENT ON FUNCTION oncebox.list_delayed(of_key text, most integer) IS 'The delayed message with this key, and those of the steps below it; 10000 at most.';
 
-CREATE FUNCTION oncebox.look_for_unhandled() RETURNS TABLE(expectation bigint, scope text, inbox_database text, first_xact xid8, end_xact xid8, is_behind boolean)
+CREATE FUNCTION oncebox.look_for_unhandled() RETURNS TABLE(expectation bigint, scope text, inbox_database text, first_xact xid8, end_xact xid8, is_behind boolean, fault text)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -2638,19 +2660,24 @@ DECLARE
   ids bigint[];
 BEGIN
   FOR e IN SELECT d.* FROM "oncebox".expectations_due() AS d LOOP
+    fault := NULL;
     IF e.inbox_database IS NULL THEN
-      WITH expected AS MATERIALIZED (
-        SELECT m.* FROM "oncebox".expected_messages(e.expectation, e.first_xact, e.end_xact) AS m
-      ),
-      arrived AS MATERIALIZED (
-        SELECT k.key FROM "oncebox".arrived_keys(e.scope, (SELECT array_agg(x.key) FROM expected AS x)) AS k (key)
-      )
-      SELECT array_agg(x.lane), array_agg(x.id) INTO lanes, ids
-      FROM expected AS x
-      WHERE NOT EXISTS (SELECT FROM arrived AS a WHERE a.key = x.key);
-      PERFORM "oncebox".note_unhandled(e.expectation, e.first_xact, e.end_xact, lanes, ids);
+      BEGIN
+        WITH expected AS MATERIALIZED (
+          SELECT m.* FROM "oncebox".expected_messages(e.expectation, e.first_xact, e.end_xact) AS m
+        ),
+        arrived AS MATERIALIZED (
+          SELECT k.key FROM "oncebox".arrived_keys(e.scope, (SELECT array_agg(x.key) FROM expected AS x)) AS k (key)
+        )
+        SELECT array_agg(x.lane), array_agg(x.id) INTO lanes, ids
+        FROM expected AS x
+        WHERE NOT EXISTS (SELECT FROM arrived AS a WHERE a.key = x.key);
+        PERFORM "oncebox".note_unhandled(e.expectation, e.first_xact, e.end_xact, lanes, ids);
+      EXCEPTION WHEN OTHERS THEN
+        fault := SQLERRM;
+      END;
     END IF;
-    RETURN QUERY SELECT e.expectation, e.scope, e.inbox_database, e.first_xact, e.end_xact, e.is_behind;
+    RETURN QUERY SELECT e.expectation, e.scope, e.inbox_database, e.first_xact, e.end_xact, e.is_behind AND fault IS NULL, fault;
   END LOOP;
 END $$;
 
@@ -4865,6 +4892,10 @@ $_$;
 
 COMMENT ON FUNCTION oncebox.sweep_sagas(keep interval, most integer) IS 'Deletes sagas that finished longer ago than this, with their steps; 10000 at most. Their business ids are free again.';
 
+CREATE FUNCTION oncebox.time_text(seconds double precision) RETURNS text
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN COALESCE(NULLIF(concat_ws(' '::text, (NULLIF(((round(seconds))::bigint / 86400), 0) || 'd'::text), (NULLIF((((round(seconds))::bigint % (86400)::bigint) / 3600), 0) || 'h'::text), (NULLIF((((round(seconds))::bigint % (3600)::bigint) / 60), 0) || 'm'::text), (NULLIF(((round(seconds))::bigint % (60)::bigint), 0) || 's'::text)), ''::text), '0s'::text);
+
 CREATE FUNCTION oncebox.turn_of(part oid) RETURNS bigint
     LANGUAGE sql STABLE
     AS $_$
@@ -6410,6 +6441,9 @@ REVOKE ALL ON FUNCTION oncebox.check_end(state text, barrier text, key text, att
 
 REVOKE ALL ON FUNCTION oncebox.check_enqueued(wanted_key text, wanted_subject text, wanted_payload bytea) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION oncebox.check_expected_inbox(scope text, within_seconds double precision, is_unseen boolean, place text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.check_expected_inbox(scope text, within_seconds double precision, is_unseen boolean, place text) TO oncebox_operator;
+
 REVOKE ALL ON FUNCTION oncebox.check_headers(headers jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.check_inbox_names(scope text, tenant text) FROM PUBLIC;
@@ -6789,6 +6823,8 @@ GRANT ALL ON FUNCTION oncebox.sweep_inboxes(OUT keys bigint, OUT dead_letters bi
 
 REVOKE ALL ON FUNCTION oncebox.sweep_sagas(keep interval, most integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.sweep_sagas(keep interval, most integer) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.time_text(seconds double precision) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.turn_of(part oid) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.turn_of(part oid) TO oncebox_operator;

@@ -1,4 +1,5 @@
-// The loop of clients.sh in Go: loop bare|inbox|batch|set MESSAGES, prints messages a second.
+// The loop of clients.sh in Go: loop bare|inbox|batch|set|pending|lease MESSAGES, prints messages a
+// second.
 package main
 
 import (
@@ -53,12 +54,21 @@ func main() {
 			done()
 		}
 	}
-	if os.Args[1] == "bare" {
+	if handle, isByHand := byHand[os.Args[1]]; isByHand {
 		var workers sync.WaitGroup
 		for range concurrency {
-			workers.Go(func() { bare(ctx, js, pool, count) })
+			workers.Go(func() { pull(ctx, js, pool, handle, count) })
 		}
 		workers.Wait()
+	} else if os.Args[1] == "lease" {
+		finish := func(ctx context.Context, tx pgx.Tx, message oncebox.Message, _ any) error {
+			_, err := tx.Exec(ctx, effect, customerOf(message.Payload))
+			count()
+			return err
+		}
+		inbox := oncebox.NewInbox(pool, "bench:go-lease", oncebox.InboxOptions{})
+		consumer := oncebox.NewConsumer(js, "BENCH", "bench", oncebox.ConsumerOptions{})
+		check(consumer.RunLeased(ctx, inbox, oncebox.Leased{Handle: leased, Finish: finish}))
 	} else {
 		handler := oncebox.JSON(func(ctx context.Context, tx pgx.Tx, _ oncebox.Message, customer int64) (any, error) {
 			_, err := tx.Exec(ctx, effect, customer)
@@ -93,7 +103,10 @@ func main() {
 	pool.Close()
 }
 
-func bare(ctx context.Context, js jetstream.JetStream, pool *pgxpool.Pool, count func()) {
+// byHand has the loops without Oncebox.
+var byHand = map[string]func(jetstream.Msg, *pgxpool.Pool) error{"bare": bare, "pending": pending}
+
+func pull(ctx context.Context, js jetstream.JetStream, pool *pgxpool.Pool, handle func(jetstream.Msg, *pgxpool.Pool) error, count func()) {
 	source, err := js.Consumer(context.Background(), "BENCH", "bench")
 	check(err)
 	for ctx.Err() == nil {
@@ -102,15 +115,54 @@ func bare(ctx context.Context, js jetstream.JetStream, pool *pgxpool.Pool, count
 			continue
 		}
 		check(err)
-		customer, err := strconv.ParseInt(string(message.Data()), 10, 64)
-		check(err)
-		check(pgx.BeginFunc(context.Background(), pool, func(tx pgx.Tx) error {
-			_, err := tx.Exec(context.Background(), effect, customer)
-			return err
-		}))
+		check(handle(message, pool))
 		check(message.Ack())
 		count()
 	}
+}
+
+func bare(message jetstream.Msg, pool *pgxpool.Pool) error {
+	return pgx.BeginFunc(context.Background(), pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(context.Background(), effect, customerOf(message.Data()))
+		return err
+	})
+}
+
+// pending has a row that says that the call begins, and a transaction with its end and the handler's
+// writes.
+func pending(message jetstream.Msg, pool *pgxpool.Pool) error {
+	ctx, key := context.Background(), message.Headers().Get("Idempotency-Key")
+	begins, err := pool.Exec(ctx, "INSERT INTO pending (key) VALUES ($1) ON CONFLICT DO NOTHING", key)
+	check(err)
+	if begins.RowsAffected() == 0 {
+		return fmt.Errorf("%s is pending, or done: ask the provider", key)
+	}
+	receipt, err := provide(ctx, key)
+	check(err)
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "UPDATE pending SET receipt = $1 WHERE key = $2", receipt, key); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, effect, customerOf(message.Data()))
+		return err
+	})
+}
+
+func leased(ctx context.Context, lease *oncebox.Lease, _ oncebox.Message) (any, error) {
+	return oncebox.Effect[string]{Step: "charge", Call: provide, IsProviderIdempotent: true}.Do(ctx, lease)
+}
+
+func provide(_ context.Context, key string) (string, error) {
+	milliseconds, err := strconv.Atoi(os.Getenv("CALL_MS"))
+	check(err)
+	time.Sleep(time.Duration(milliseconds) * time.Millisecond)
+	return "receipt of " + key, nil
+}
+
+func customerOf(payload []byte) int64 {
+	customer, err := strconv.ParseInt(string(payload), 10, 64)
+	check(err)
+	return customer
 }
 
 func check(err error) {

@@ -1,10 +1,12 @@
-# The loop of clients.sh in Python: loop.py bare|inbox|batch|set MESSAGES, prints messages a second.
+# The loop of clients.sh in Python: loop.py bare|inbox|batch|set|pending|lease MESSAGES, prints messages
+# a second.
 import asyncio, os, sys, time
 
 import nats, oncebox
 from psycopg_pool import AsyncConnectionPool
 
 MODE, MESSAGES, CONCURRENCY = sys.argv[1], int(sys.argv[2]), 16
+CALL_SECONDS = float(os.environ["CALL_MS"]) / 1000
 EFFECT = "INSERT INTO effect (customer, cents) VALUES (%s, 100)"
 handled, begun, ended, done = 0, 0.0, 0.0, asyncio.Event()
 
@@ -32,15 +34,46 @@ async def handle_set(connection, entries):
         count()
 
 
-async def bare(jetstream, pool):
+async def provide(key):
+    await asyncio.sleep(CALL_SECONDS)
+    return f"receipt of {key}"
+
+
+async def leased(cx, customer):
+    await cx.effect("charge", provide, provider_idempotent=True)
+    return customer
+
+
+async def finish(cx, customer):
+    await handler(cx, customer)
+
+
+async def bare(message, pool):
+    async with pool.connection() as connection:
+        await connection.execute(EFFECT, [int(message.data)])
+
+
+async def pending(message, pool):
+    """By hand: a row says that the call begins, and a transaction has its end and the handler's writes."""
+    key = message.headers["Idempotency-Key"]
+    async with pool.connection() as connection:
+        begins = await connection.execute("INSERT INTO pending (key) VALUES (%s) ON CONFLICT DO NOTHING", [key])
+    if begins.rowcount == 0:
+        raise RuntimeError(f"{key} is pending, or done: ask the provider")
+    receipt = await provide(key)
+    async with pool.connection() as connection:
+        await connection.execute("UPDATE pending SET receipt = %s WHERE key = %s", [receipt, key])
+        await connection.execute(EFFECT, [int(message.data)])
+
+
+async def by_hand(handle, jetstream, pool):
     subscription = await jetstream.pull_subscribe_bind("bench", "BENCH")
     while not done.is_set():
         try:
             (message,) = await subscription.fetch(1, timeout=1)
         except TimeoutError:
             continue
-        async with pool.connection() as connection:
-            await connection.execute(EFFECT, [int(message.data)])
+        await handle(message, pool)
         await message.ack()
         count()
 
@@ -50,12 +83,16 @@ async def main():
     jetstream = client.jetstream()
     async with AsyncConnectionPool(os.environ["DATABASE_URL"], min_size=CONCURRENCY) as pool:
         await pool.wait()
-        if MODE == "bare":
-            await asyncio.gather(*(bare(jetstream, pool) for _ in range(CONCURRENCY)))
+        if MODE in ("bare", "pending"):
+            handle = bare if MODE == "bare" else pending
+            await asyncio.gather(*(by_hand(handle, jetstream, pool) for _ in range(CONCURRENCY)))
         else:
-            inbox = oncebox.Inbox(pool, "bench:python")
-            consumer = oncebox.Consumer(jetstream, "BENCH", "bench", batch=1 if MODE == "inbox" else 64)
-            await consumer.run(inbox, oncebox.SetHandler(handle_set) if MODE == "set" else handler, done)
+            if MODE == "lease":
+                inbox, handling = oncebox.Inbox(pool, "bench:python-lease", lease=20.0), oncebox.LeasedHandler(leased, finish)
+            else:
+                inbox, handling = oncebox.Inbox(pool, "bench:python"), oncebox.SetHandler(handle_set) if MODE == "set" else handler
+            consumer = oncebox.Consumer(jetstream, "BENCH", "bench", batch=64 if MODE in ("batch", "set") else 1)
+            await consumer.run(inbox, handling, done)
     print(round((MESSAGES - MESSAGES // 5) / (ended - begun)))
     await client.close()
 

@@ -1,8 +1,11 @@
-// The loop of clients.sh in TypeScript: loop.ts bare|inbox|batch|set MESSAGES, prints messages a second.
-import { jetstream, type JetStreamClient } from "@nats-io/jetstream";
+// The loop of clients.sh in TypeScript: loop.ts bare|inbox|batch|set|pending|lease MESSAGES, prints
+// messages a second.
+import { setTimeout } from "node:timers/promises";
+
+import { jetstream, type JetStreamClient, type JsMsg } from "@nats-io/jetstream";
 import { connect } from "@nats-io/transport-node";
-import { Consumer, Inbox, type Context, type Entry, type SetContext } from "oncebox";
-import { Pool } from "pg";
+import { Consumer, Inbox, type Context, type Entry, type LeasedContext, type SetContext } from "oncebox";
+import { Pool, type PoolClient } from "pg";
 
 const [mode, messages, concurrency] = [process.argv[2], Number(process.argv[3]), 16];
 const EFFECT = "INSERT INTO effect (customer, cents) VALUES ($1, 100)";
@@ -31,20 +34,51 @@ async function handleSet(cx: SetContext, entries: Entry<number>[]) {
   entries.forEach(count);
 }
 
-async function bare(js: JetStreamClient, pool: Pool) {
+async function provide(key: string) {
+  await setTimeout(Number(process.env.CALL_MS));
+  return `receipt of ${key}`;
+}
+
+async function leased(cx: LeasedContext, customer: number) {
+  await cx.effect("charge", provide, { providerIdempotent: true });
+  return customer;
+}
+
+async function transaction(pool: Pool, work: (client: PoolClient) => Promise<unknown>) {
+  const client = await pool.connect();
+  await client.query("BEGIN");
+  await work(client);
+  await client.query("COMMIT");
+  client.release();
+}
+
+async function bare(message: JsMsg, pool: Pool) {
+  await transaction(pool, (client) => client.query(EFFECT, [message.json<number>()]));
+}
+
+/** By hand: a row says that the call begins, and a transaction has its end and the handler's writes. */
+async function pending(message: JsMsg, pool: Pool) {
+  const key = message.headers!.get("Idempotency-Key");
+  const begins = await pool.query("INSERT INTO pending (key) VALUES ($1) ON CONFLICT DO NOTHING", [key]);
+  if (begins.rowCount === 0) {
+    throw new Error(`${key} is pending, or done: ask the provider`);
+  }
+  const receipt = await provide(key);
+  await transaction(pool, async (client) => {
+    await client.query("UPDATE pending SET receipt = $1 WHERE key = $2", [receipt, key]);
+    await client.query(EFFECT, [message.json<number>()]);
+  });
+}
+
+async function byHand(handle: (message: JsMsg, pool: Pool) => Promise<void>, js: JetStreamClient, pool: Pool) {
   const source = await js.consumers.get("BENCH", "bench");
   while (!done.signal.aborted) {
     const message = await source.next({ expires: 1000 });
-    if (message === null) {
-      continue;
+    if (message !== null) {
+      await handle(message, pool);
+      message.ack();
+      count();
     }
-    const client = await pool.connect();
-    await client.query("BEGIN");
-    await client.query(EFFECT, [message.json<number>()]);
-    await client.query("COMMIT");
-    client.release();
-    message.ack();
-    count();
   }
 }
 
@@ -52,12 +86,16 @@ const connection = await connect({ servers: process.env.NATS_URL! });
 const js = jetstream(connection);
 const pool = new Pool({ connectionString: process.env.DATABASE_URL, max: concurrency, pipeline: true });
 await Promise.all(Array.from({ length: concurrency }, () => pool.query("SELECT pg_sleep(0.1)")));
-if (mode === "bare") {
-  await Promise.all(Array.from({ length: concurrency }, () => bare(js, pool)));
+if (mode === "bare" || mode === "pending") {
+  await Promise.all(Array.from({ length: concurrency }, () => byHand(mode === "bare" ? bare : pending, js, pool)));
 } else {
-  const inbox = new Inbox<number>(pool, "bench:typescript");
-  const consumer = new Consumer(js, "BENCH", "bench", { batch: mode === "inbox" ? 1 : 64 });
-  await (mode === "set" ? consumer.runSet(inbox, handleSet, done.signal) : consumer.run(inbox, handler, done.signal));
+  const inbox = new Inbox<number>(pool, mode === "lease" ? "bench:typescript-lease" : "bench:typescript");
+  const consumer = new Consumer(js, "BENCH", "bench", { batch: mode === "batch" || mode === "set" ? 64 : 1 });
+  if (mode === "set") {
+    await consumer.runSet(inbox, handleSet, done.signal);
+  } else {
+    await consumer.run(inbox, mode === "lease" ? { handle: leased, finish: handler } : handler, done.signal);
+  }
 }
 console.log(Math.round((1000 * (messages - Math.floor(messages / 5))) / (ended - begun)));
 await connection.drain();

@@ -49,6 +49,9 @@ type ConsumerOptions struct {
 	ObjectBytesMax int
 }
 
+// flushLimit is how long the end of a consumer may wait for NATS.
+const flushLimit = 2 * time.Second
+
 // Consumer runs an inbox on a durable JetStream consumer, which is created when it is missing.
 type Consumer struct {
 	jetstream       jetstream.JetStream
@@ -114,6 +117,8 @@ func (c *Consumer) run(ctx context.Context, batch *batch) (err error) {
 			ended <- c.pump(batch, source, nil).run(ctx, working)
 		}
 	}()
+	// Else the last acknowledgements would be lost with a process that ends now.
+	defer c.flush()
 	select {
 	case err = <-ended:
 		return err
@@ -125,6 +130,13 @@ func (c *Consumer) run(ctx context.Context, batch *batch) (err error) {
 		return err
 	case <-time.After(c.options.Grace + stepLimit):
 		return fmt.Errorf("consumer %s: handlers go on %s after the end of their context", c.durable, stepLimit)
+	}
+}
+
+// flush waits until the server has what was sent.
+func (c *Consumer) flush() {
+	if err := c.jetstream.Conn().FlushTimeout(flushLimit); err != nil {
+		slog.Warn("acknowledgements may be lost, these messages come again and are answered", "consumer", c.durable, "reason", err)
 	}
 }
 

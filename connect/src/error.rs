@@ -120,6 +120,9 @@ pub enum RelayError {
     /// The messages to pause are not there.
     #[error("pause: {0}; nothing was done")]
     Pause(String),
+    /// Messages cannot be expected so. In sentences, with the remedy.
+    #[error("expect: {0} Nothing was done.")]
+    Expect(String),
     /// The outbox is no copy.
     #[error(
         "adopt: this database is where its outbox lives, so there is nothing to adopt, and nothing was done; it may be \
@@ -227,10 +230,17 @@ impl PostgresError {
         let source = match &self.0 {
             StoreError::Connect(NoConnection::Refused(source)) | StoreError::Statement(_, source) => source,
             StoreError::Connect(_) => return true,
-            StoreError::Pooled | StoreError::NoPeer { .. } => return false,
+            StoreError::Pooled | StoreError::NoPeer { .. } | StoreError::Unjudged { .. } => return false,
         };
         // Operator intervention, and the answers of poolers while they have no server.
         source.code().is_none_or(|code| ["57P", "08"].iter().any(|class| code.code().starts_with(class)))
+    }
+
+    /// What one of our functions refused with OB011, and its hint, as sentences.
+    pub fn refusal(&self) -> Option<String> {
+        let StoreError::Statement(_, source) = &self.0 else { return None };
+        let refused = source.as_db_error().filter(|error| error.code().code() == "OB011")?;
+        Some(format!("{}. {}", refused.message(), refused.hint().unwrap_or_default()))
     }
 
     /// Why PostgreSQL takes no writes, if that is so: its disk is full, or it is read-only.
@@ -300,13 +310,23 @@ pub enum StoreError {
     Pooled,
     /// The inbox of an expectation is in a database that this process does not serve.
     #[error(
-        "inbox {scope} is in database {database}, which this relay does not reach: name it so in the relay's file of databases, \
-         or end the expectation with `oncebox expect remove`"
+        "inbox {scope} is in database {database}, which this relay does not reach (it serves {known}): name it so in the \
+         relay's file of databases, or end the expectation with `oncebox expect remove`"
     )]
     NoPeer {
         /// The inbox.
         scope: String,
         /// The name of the database.
         database: String,
+        /// The names of those that it serves.
+        known: String,
+    },
+    /// An expectation cannot be judged; the others were.
+    #[error("what is expected in the inbox of {scope} cannot be judged: {reason}")]
+    Unjudged {
+        /// The inbox.
+        scope: String,
+        /// PostgreSQL's reason.
+        reason: String,
     },
 }

@@ -10,8 +10,9 @@ use serde::{Deserialize, Serialize};
 use crate::order::OrderPlaced;
 
 mod client;
+mod service;
 
-pub use client::Client;
+pub use self::{client::Client, service::serve};
 
 /// The service's own tables.
 pub const SCHEMA: &str = include_str!("cashier/schema.sql");

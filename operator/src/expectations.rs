@@ -45,6 +45,15 @@ pub struct Unhandled {
     pub enqueued_at: SystemTime,
 }
 
+/// What the functions refuse, as sentences of a command.
+fn refused(error: RelayError) -> RelayError {
+    let RelayError::Postgres(refusal) = &error else { return error };
+    match refusal.refusal() {
+        Some(text) => RelayError::Expect(text),
+        None => error,
+    }
+}
+
 impl Operator {
     /// Has relays look whether messages are in an inbox in time, from those on that are committed
     /// after their next look. Takes the place of an earlier expectation for both.
@@ -57,7 +66,20 @@ impl Operator {
         let (by, note) = (&self.stamp.operator, &self.stamp.note);
         let parameters: [&dyn Parameter; 7] =
             [&subject, handled_by, &within, inbox_database, is_unseen, by, note];
-        self.query("expect messages", &self.sql.expect, &parameters).await.map(drop)
+        self.query("expect messages", &self.sql.expect, &parameters).await.map(drop).map_err(refused)
+    }
+
+    /// Looks whether the inbox is in this database, and keeps its keys for long enough: for an
+    /// expectation whose messages are in another one, before [`expect`](Self::expect) there.
+    ///
+    /// # Errors
+    /// The time or the inbox is refused, with the reason; PostgreSQL went away.
+    pub async fn check_expected(&self, expected: &Expected) -> Result<(), RelayError> {
+        let Expected { handled_by, within, inbox_database, is_unseen, .. } = expected;
+        let place = inbox_database.as_ref().map_or("this database".into(), |name| format!("database {name}"));
+        let parameters: [&dyn Parameter; 4] = [handled_by, &within.as_secs_f64(), is_unseen, &place];
+        let checked = self.query("check an expected inbox", &self.sql.check_expected, &parameters).await;
+        checked.map(drop).map_err(refused)
     }
 
     /// Ends an expectation; false when there is none.

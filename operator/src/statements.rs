@@ -21,6 +21,7 @@ statements!(
     scope,
     change_scope,
     change_mode,
+    check_expected,
     expect,
     expect_no_more,
     unhandled,

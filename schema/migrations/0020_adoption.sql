@@ -37,6 +37,10 @@ BEGIN
     DELETE FROM {schema}.late_receipt;
     DELETE FROM {schema}.loss;
     DELETE FROM {schema}.stream;
+    -- What the original expects to have arrived, it looks for by itself.
+    DELETE FROM {schema}.unhandled;
+    DELETE FROM {schema}.expectation_mark;
+    UPDATE {schema}.expectation SET looked_at = NULL, unhandled = 0, oldest_at = NULL, oldest_key = NULL;
     UPDATE {schema}.outbox SET identity = DEFAULT;
   END IF;
   SELECT o.identity INTO identity FROM {schema}.outbox AS o;

@@ -64,39 +64,65 @@ BEGIN ATOMIC
   FROM string_to_table(pattern, '.') WITH ORDINALITY AS t (token, place);
 END;
 
+-- A time as users write it: 15m, 1m 30s, 7d.
+CREATE FUNCTION {schema}.time_text(seconds double precision) RETURNS text
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+RETURN coalesce(nullif(concat_ws(' ',
+  nullif(round($1)::bigint / 86400, 0) || 'd',
+  nullif(round($1)::bigint % 86400 / 3600, 0) || 'h',
+  nullif(round($1)::bigint % 3600 / 60, 0) || 'm',
+  nullif(round($1)::bigint % 60, 0) || 's'), ''), '0s');
+
+-- Refuses an inbox that nobody knows, and one that keeps its keys for too short a time; in the
+-- database of the inbox, whose place is said in the error.
+CREATE FUNCTION {schema}.check_expected_inbox(scope text, within_seconds double precision, is_unseen boolean, place text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  inbox {schema}.inbox_scope;
+  known text;
+BEGIN
+  SELECT s.* INTO inbox FROM {schema}.inbox_scope AS s WHERE s.scope = check_expected_inbox.scope AND s.kind = 'consumer';
+  IF inbox.scope IS NULL AND NOT is_unseen THEN
+    SELECT string_agg(k.scope, ', ' ORDER BY k.scope) INTO known
+    FROM (SELECT s.scope FROM {schema}.inbox_scope AS s WHERE s.kind = 'consumer' ORDER BY s.scope LIMIT 10) AS k;
+    RAISE EXCEPTION 'no consumer % has registered in %, which has %', check_expected_inbox.scope, place, coalesce(known, 'none')
+      USING ERRCODE = 'OB011',
+        HINT = 'Correct --handled-by, name the database of the inbox by --in, or say by --unseen that the consumer has never been started.';
+  END IF;
+  IF within_seconds >= inbox.retention_seconds THEN
+    RAISE EXCEPTION 'inbox % keeps its keys for %, so it has forgotten them when they are looked for after %',
+      check_expected_inbox.scope, {schema}.time_text(inbox.retention_seconds), {schema}.time_text(within_seconds)
+      USING ERRCODE = 'OB011', HINT = 'Give a shorter --within, or have the inbox keep its keys for longer (`oncebox inbox scope change`).';
+  END IF;
+END $$;
+COMMENT ON FUNCTION {schema}.check_expected_inbox IS 'For operators: whether an inbox of this database can be expected to have keys so many seconds after the commit of their messages.';
+
 CREATE FUNCTION {schema}.expect(
   subject text, scope text, within_seconds double precision, inbox_database text, is_unseen boolean, operator text, note text
 ) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   kept double precision := (SELECT min(r.retention_seconds) FROM {schema}.relay AS r);
-  inbox {schema}.inbox_scope;
 BEGIN
-  SELECT s.* INTO inbox FROM {schema}.inbox_scope AS s WHERE s.scope = expect.scope AND s.kind = 'consumer';
   IF expect.subject !~ '^(>|[^.[:space:]]+([.][^.[:space:]]+)*)$' OR expect.subject ~ '>.' THEN
     RAISE EXCEPTION 'subject % is no pattern', expect.subject
-      USING ERRCODE = 'OB011', HINT = 'Tokens with dots between them; * stands for one token, a last > for one or more.';
-  END IF;
-  IF inbox_database IS NULL AND inbox.scope IS NULL AND NOT is_unseen THEN
-    RAISE EXCEPTION 'no consumer % has registered in this database', expect.scope
-      USING ERRCODE = 'OB011', HINT = 'Its inbox is elsewhere: name that database as the file of the relay does. Or it has never been started: say that it is unseen.';
+      USING ERRCODE = 'OB011', HINT = 'Write tokens with dots between them; * stands for one token, a last > for one or more.';
   END IF;
   IF within_seconds >= kept THEN
-    RAISE EXCEPTION 'messages must be looked at after % seconds, and relays keep them for % only', within_seconds, kept
-      USING ERRCODE = 'OB011', HINT = 'Have relays keep messages for longer (retention), or expect them sooner.';
+    RAISE EXCEPTION 'relays keep messages for %, so they are gone when they are looked for after %', {schema}.time_text(kept), {schema}.time_text(within_seconds)
+      USING ERRCODE = 'OB011', HINT = 'Give a shorter --within, or let relays keep messages for longer (--retention).';
   END IF;
-  IF inbox_database IS NULL AND within_seconds >= inbox.retention_seconds THEN
-    RAISE EXCEPTION 'keys must be looked for after % seconds, and inbox % keeps them for % only', within_seconds, expect.scope, inbox.retention_seconds
-      USING ERRCODE = 'OB011', HINT = 'Have the inbox keep keys for longer, or expect messages sooner.';
+  IF inbox_database IS NULL THEN
+    PERFORM {schema}.check_expected_inbox(expect.scope, within_seconds, is_unseen, 'this database');
   END IF;
   IF (SELECT count(*) FROM {schema}.expectation AS e) >= 100 THEN
-    RAISE EXCEPTION 'there are 100 expectations already' USING ERRCODE = 'OB011', HINT = 'Use a pattern for several subjects.';
+    RAISE EXCEPTION 'there are 100 expectations already' USING ERRCODE = 'OB011', HINT = 'Use a pattern for several subjects, or end one: `oncebox expect remove`.';
   END IF;
   DELETE FROM {schema}.expectation AS e WHERE e.subject = expect.subject AND e.scope = expect.scope;
   INSERT INTO {schema}.expectation (subject, scope, within_seconds, inbox_database)
   VALUES (expect.subject, expect.scope, expect.within_seconds, expect.inbox_database);
   INSERT INTO {schema}.audit (operator, note, action, scope, reason)
-  VALUES (expect.operator, expect.note, 'expect', expect.scope, format('%s within %s s', expect.subject, expect.within_seconds));
+  VALUES (expect.operator, expect.note, 'expect', expect.scope, format('%s within %s', expect.subject, {schema}.time_text(expect.within_seconds)));
 END $$;
 COMMENT ON FUNCTION {schema}.expect IS 'For operators: messages with such a subject must be in that inbox so many seconds after their commit. Takes the place of an earlier one for both.';
 
@@ -225,8 +251,8 @@ DECLARE
   );
 BEGIN
   IF cardinality(tenants) > 64 THEN
-    RAISE EXCEPTION 'inbox % has more than 64 tenants: an expectation cannot look for keys in it', $1
-      USING ERRCODE = 'OB011', HINT = 'End the expectation: `oncebox expect list` names it.';
+    RAISE EXCEPTION 'inbox % has more than 64 tenants, so no key can be looked for in it: end what is expected there with `oncebox expect remove`', $1
+      USING ERRCODE = 'OB011';
   END IF;
   RETURN QUERY
   SELECT k.key
@@ -289,9 +315,10 @@ END $$;
 COMMENT ON FUNCTION {schema}.note_unhandled IS 'For relays: notes which messages are not in their inbox in time.';
 
 -- Looks at the expectations whose inbox is in this database, and returns the others, which a relay
--- looks at in theirs, and whether there is more to look at now.
+-- looks at in theirs, and whether there is more to look at now. One that cannot be judged stops no
+-- other: it stays where it is, and its row has the reason.
 CREATE FUNCTION {schema}.look_for_unhandled()
-RETURNS TABLE (expectation bigint, scope text, inbox_database text, first_xact xid8, end_xact xid8, is_behind boolean)
+RETURNS TABLE (expectation bigint, scope text, inbox_database text, first_xact xid8, end_xact xid8, is_behind boolean, fault text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -300,19 +327,24 @@ DECLARE
   ids bigint[];
 BEGIN
   FOR e IN SELECT d.* FROM {schema}.expectations_due() AS d LOOP
+    fault := NULL;
     IF e.inbox_database IS NULL THEN
-      WITH expected AS MATERIALIZED (
-        SELECT m.* FROM {schema}.expected_messages(e.expectation, e.first_xact, e.end_xact) AS m
-      ),
-      arrived AS MATERIALIZED (
-        SELECT k.key FROM {schema}.arrived_keys(e.scope, (SELECT array_agg(x.key) FROM expected AS x)) AS k (key)
-      )
-      SELECT array_agg(x.lane), array_agg(x.id) INTO lanes, ids
-      FROM expected AS x
-      WHERE NOT EXISTS (SELECT FROM arrived AS a WHERE a.key = x.key);
-      PERFORM {schema}.note_unhandled(e.expectation, e.first_xact, e.end_xact, lanes, ids);
+      BEGIN
+        WITH expected AS MATERIALIZED (
+          SELECT m.* FROM {schema}.expected_messages(e.expectation, e.first_xact, e.end_xact) AS m
+        ),
+        arrived AS MATERIALIZED (
+          SELECT k.key FROM {schema}.arrived_keys(e.scope, (SELECT array_agg(x.key) FROM expected AS x)) AS k (key)
+        )
+        SELECT array_agg(x.lane), array_agg(x.id) INTO lanes, ids
+        FROM expected AS x
+        WHERE NOT EXISTS (SELECT FROM arrived AS a WHERE a.key = x.key);
+        PERFORM {schema}.note_unhandled(e.expectation, e.first_xact, e.end_xact, lanes, ids);
+      EXCEPTION WHEN OTHERS THEN
+        fault := SQLERRM;
+      END;
     END IF;
-    RETURN QUERY SELECT e.expectation, e.scope, e.inbox_database, e.first_xact, e.end_xact, e.is_behind;
+    RETURN QUERY SELECT e.expectation, e.scope, e.inbox_database, e.first_xact, e.end_xact, e.is_behind AND fault IS NULL, fault;
   END LOOP;
 END $$;
 COMMENT ON FUNCTION {schema}.look_for_unhandled IS 'For relays: looks for messages that are not in their inbox in time.';

@@ -167,7 +167,8 @@ BEGIN
       {schema}.change_scope(text, interval, interval, text, text, text) TO "{name}_operator";
     GRANT SELECT ON {schema}.expectation, {schema}.unhandled TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION
-      {schema}.expect(text, text, double precision, text, boolean, text, text), {schema}.expect_no_more(text, text, text, text)
+      {schema}.expect(text, text, double precision, text, boolean, text, text),
+      {schema}.check_expected_inbox(text, double precision, boolean, text), {schema}.expect_no_more(text, text, text, text)
       TO "{name}_operator";
   END IF;
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_consumer') THEN

@@ -19,7 +19,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::{Kills, statement::Prepared};
+use crate::{
+    Kills,
+    statement::{Prepared, message},
+};
 
 /// How long the server may take to carry out a statement whose answer is dropped.
 const CARRY_OUT_WITHIN: Duration = Duration::from_secs(10);
@@ -184,27 +187,24 @@ impl Frames {
     /// Takes the next group, and says whether it is a statement: a simple query, or a group that
     /// ends with a Sync.
     fn next_group(&mut self) -> Option<(Vec<u8>, bool)> {
-        let mut end = 0;
+        if !self.is_started {
+            let length = u32::from_be_bytes(*self.bytes.first_chunk()?);
+            let length = usize::try_from(length).unwrap_or(usize::MAX).max(4);
+            let packet = self.bytes.get(..length)?;
+            let request = packet.get(4..8).and_then(<[u8]>::first_chunk).copied();
+            let request = request.map_or(0, u32::from_be_bytes);
+            self.is_started = request != SSL_REQUEST && request != GSS_REQUEST;
+            return Some((self.bytes.drain(..length).collect(), false));
+        }
+        let mut rest = &self.bytes[..];
         loop {
-            let rest = &self.bytes[end..];
-            let kind = self.is_started.then(|| rest.first().copied()).map(|kind| kind.unwrap_or_default());
-            let header = usize::from(kind.is_some());
-            let length = u32::from_be_bytes(*rest.get(header..)?.first_chunk()?);
-            end += header + usize::try_from(length).unwrap_or(usize::MAX).max(4);
-            if self.bytes.len() < end {
-                return None;
-            }
-            match kind {
-                // After Parse, Bind, Describe, Execute and Close the server waits for the message
-                // that follows.
-                Some(b'P' | b'B' | b'D' | b'E' | b'C') => {}
-                Some(kind) => return Some((self.bytes.drain(..end).collect(), matches!(kind, b'Q' | b'S'))),
-                None => {
-                    let request = rest.get(4..8).and_then(<[u8]>::first_chunk).copied();
-                    let request = request.map_or(0, u32::from_be_bytes);
-                    self.is_started = request != SSL_REQUEST && request != GSS_REQUEST;
-                    return Some((self.bytes.drain(..end).collect(), false));
-                }
+            let (kind, _, next) = message(rest)?;
+            rest = next;
+            // After Parse, Bind, Describe, Execute and Close the server waits for the message that
+            // follows.
+            if !matches!(kind, b'P' | b'B' | b'D' | b'E' | b'C') {
+                let end = self.bytes.len() - rest.len();
+                return Some((self.bytes.drain(..end).collect(), matches!(kind, b'Q' | b'S')));
             }
         }
     }
@@ -213,11 +213,7 @@ impl Frames {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn frame(kind: u8, body: &[u8]) -> Vec<u8> {
-        let length = u32::try_from(body.len() + 4).unwrap().to_be_bytes();
-        [&[kind], &length[..], body].concat()
-    }
+    use crate::statement::frame;
 
     #[test]
     fn a_commit_is_told_from_a_statement_that_mentions_one() {

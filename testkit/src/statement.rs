@@ -33,10 +33,11 @@ impl Prepared {
     }
 }
 
-/// The kind and the body of the first message, and those behind it.
-fn message(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+/// The kind and the body of the first message, and what comes after it; `None` while a part of it
+/// is missing. A length below the one of itself counts as that.
+pub(crate) fn message(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let length = u32::from_be_bytes(*bytes.get(1..)?.first_chunk()?);
-    let end = 1 + usize::try_from(length).ok()?;
+    let end = 1 + usize::try_from(length).ok()?.max(4);
     Some((bytes[0], bytes.get(5..end)?, &bytes[end..]))
 }
 
@@ -52,14 +53,16 @@ fn shown(sql: &[u8]) -> String {
     }
 }
 
+/// A message.
+#[cfg(test)]
+pub(crate) fn frame(kind: u8, body: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(body.len() + 4).unwrap().to_be_bytes();
+    [&[kind], &length[..], body].concat()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn frame(kind: u8, body: &[u8]) -> Vec<u8> {
-        let length = u32::try_from(body.len() + 4).unwrap().to_be_bytes();
-        [&[kind], &length[..], body].concat()
-    }
 
     #[test]
     fn a_statement_is_named_by_its_text_however_it_is_sent() {

@@ -204,6 +204,7 @@ mod clients {
     mod chaos; // their consumers through kills, cuts at COMMIT and copies
     mod conformance; // one table of messages that each consumer ends alike
     mod consumers; // what becomes of the durable that a client pulls from, and of its pulls
+    mod crossing; // handlers under leases beside replays, pauses, turns, strict order and stops
     mod effects; // calls of a provider under a lease, through kills: the cashier of each README
     mod endings; // handlers, errors and connections that end in odd ways, each with its verdict
     mod failing; // the rows by which operators see failing messages, from each of these consumers

@@ -71,8 +71,8 @@ pub(super) fn command(path: &[&str], flags: &ArgMatches, sources: &Sources) -> R
     match choose(path, flags, sources, looks) {
         Err(unchosen) => mistakes.extend(unchosen),
         Ok(chosen) => {
-            for (name, sources) in chosen {
-                match Command::one(path, flags, sources) {
+            for (name, own) in chosen {
+                match Command::one(path, flags, own).and_then(|one| with_inbox(one, path, flags, sources)) {
                     Ok(command) => commands.push((name, command)),
                     Err(error) => mistakes.extend(error.0),
                 }
@@ -93,6 +93,25 @@ pub(super) fn command(path: &[&str], flags: &ArgMatches, sources: &Sources) -> R
         _ => Action::Databases(Databases { commands, looks, json: has(flags, "json") }),
     };
     Ok(Command { values, outbox, action, hidden })
+}
+
+/// An expectation also looks in the database of its inbox, which must be one of the file.
+fn with_inbox(
+    one: Command,
+    path: &[&str],
+    flags: &ArgMatches,
+    sources: &Sources,
+) -> Result<Command, ConfigError> {
+    let Action::Expect(expect) = &one.action else { return Ok(one) };
+    let Some(name) = expect.inbox_database().map(str::to_owned) else { return Ok(one) };
+    let databases = sources.databases();
+    let known: Vec<&str> = databases.iter().map(|(name, _)| name.as_str()).collect();
+    let unknown = format!("--in: the file names no database {name:?}, but {}", known.join(", "));
+    let found = databases.into_iter().find(|(known, _)| *known == name);
+    let (_, own) = found.ok_or_else(|| ConfigError(vec![unknown]))?;
+    let inbox = Command::one(path, flags, own)?.outbox;
+    let Command { action: Action::Expect(expect), values, outbox, hidden } = one else { return Ok(one) };
+    Ok(Command { action: Action::Expect(expect.looking_in(inbox)), values, outbox, hidden })
 }
 
 fn has(flags: &ArgMatches, name: &str) -> bool {

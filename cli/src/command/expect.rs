@@ -17,10 +17,22 @@ use super::{
 
 /// The arguments of the command.
 pub(crate) enum Expect {
-    Add(Expected, action::Run),
-    Remove { subject: String, handled_by: String, run: action::Run },
-    List { json: bool },
-    Unhandled { subject: Option<String>, handled_by: Option<String>, limit: usize, json: bool },
+    /// With the connection to the database of the inbox, where the file names that one.
+    Add(Expected, Option<Box<OutboxConfig>>, action::Run),
+    Remove {
+        subject: String,
+        handled_by: String,
+        run: action::Run,
+    },
+    List {
+        json: bool,
+    },
+    Unhandled {
+        subject: Option<String>,
+        handled_by: Option<String>,
+        limit: usize,
+        json: bool,
+    },
 }
 
 pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> clap::Command {
@@ -89,6 +101,7 @@ impl Expect {
                     inbox_database: text("in"),
                     is_unseen: flags.get_flag("unseen"),
                 },
+                None,
                 run(),
             ),
             ("remove", Some(subject), Some(handled_by)) => {
@@ -104,13 +117,31 @@ impl Expect {
         }
     }
 
+    /// Also looks in the database of the inbox, which the file names.
+    pub(super) fn looking_in(self, inbox: OutboxConfig) -> Self {
+        match self {
+            Self::Add(expected, _, run) => Self::Add(expected, Some(Box::new(inbox)), run),
+            other => other,
+        }
+    }
+
+    /// The name of the inbox's database, of an expectation that is added.
+    pub(super) fn inbox_database(&self) -> Option<&str> {
+        let Self::Add(expected, ..) = self else { return None };
+        expected.inbox_database.as_deref()
+    }
+
     pub(super) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
         let mut tasks = JoinSet::new();
         let text = match self {
-            Self::Add(expected, run) => {
+            Self::Add(expected, inbox, run) => {
+                if let Some(inbox) = &inbox {
+                    let there = Operator::connect(inbox, Stamp::default(), &mut tasks).await?;
+                    there.check_expected(&expected).await?;
+                }
                 let operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
                 operator.expect(&expected).await?;
-                report(&run, "expected", expected.subject.as_str(), &expected.handled_by)?
+                added(&run, &expected, inbox.is_some())?
             }
             Self::Remove { subject, handled_by, run } => {
                 let operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
@@ -118,7 +149,7 @@ impl Expect {
                     operator.expect_no_more(&subject, &handled_by).await?,
                     "messages to {subject} are not expected in {handled_by}; nothing was done. See `oncebox expect list`"
                 );
-                report(&run, "expected no more", &subject, &handled_by)?
+                removed(&run, &subject, &handled_by)?
             }
             Self::List { json } => {
                 let operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
@@ -136,13 +167,40 @@ impl Expect {
     }
 }
 
-fn report(run: &action::Run, action: &str, subject: &str, handled_by: &str) -> anyhow::Result<String> {
+fn added(run: &action::Run, expected: &Expected, is_checked: bool) -> anyhow::Result<String> {
+    let Expected { subject, handled_by, within, inbox_database, .. } = expected;
+    let subject = subject.as_str();
     if run.json {
+        return Ok(output::json_lines(&[json!({
+            "action": "expected",
+            "subject": subject,
+            "handled_by": handled_by,
+            "within_seconds": within.as_secs_f64(),
+            "inbox_database": inbox_database,
+        })])?);
+    }
+    let (place, unchecked) = match inbox_database {
+        None => (" in this database".to_owned(), ""),
+        Some(name) if is_checked => (format!(" in database {name}"), ""),
+        Some(name) => (
+            format!(" in database {name}"),
+            "That database and its inbox were not checked: name both databases in a file (--config) for that.\n",
+        ),
+    };
+    let within = humantime::format_duration(*within);
+    Ok(format!(
+        "expected: messages to {subject} in the inbox of {handled_by}{place}, within {within} of their commit\n{unchecked}"
+    ))
+}
+
+fn removed(run: &action::Run, subject: &str, handled_by: &str) -> anyhow::Result<String> {
+    if run.json {
+        let action = "expected no more";
         return Ok(output::json_lines(&[
             json!({ "action": action, "subject": subject, "handled_by": handled_by }),
         ])?);
     }
-    Ok(format!("{action}: messages to {subject} in the inbox of {handled_by}\n"))
+    Ok(format!("expected no more: messages to {subject} in the inbox of {handled_by}\n"))
 }
 
 fn expectations(all: &[Expectation]) -> String {

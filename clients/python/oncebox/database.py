@@ -24,7 +24,7 @@ class Database:
 
     async def ask(self, statement: str, parameters: Parameters = ()) -> tuple:
         try:
-            async with connected(self.pool, self.step_timeout) as (connection, _):
+            async with connected(self.pool, self.step_timeout, autocommit=True) as (connection, _):
                 return await execute(connection, self.sql(statement), parameters)
         except Unattempted as unattempted:
             raise unattempted.__cause__

@@ -74,10 +74,13 @@ def check_blocking(source: Any) -> None:
 
 
 @asynccontextmanager
-async def connected(pool: Any, step_timeout: float, wait: float | None = None) -> AsyncIterator[tuple[Any, Deadline]]:
+async def connected(
+    pool: Any, step_timeout: float, wait: float | None = None, autocommit: bool = False
+) -> AsyncIterator[tuple[Any, Deadline]]:
     """A connection, and the deadline of the steps on it; the first has begun, and the last is COMMIT or ROLLBACK.
 
-    `wait` is for how many seconds to wait for one, if not as long as for a step."""
+    `wait` is for how many seconds to wait for one, if not as long as for a step. With `autocommit` a statement is a
+    transaction, in one round trip instead of three; libraries behind a port have transactions of their own."""
     if (port := port_of(pool)) is not None:
         async with _through(port, step_timeout, wait or step_timeout) as through:
             yield through
@@ -93,11 +96,11 @@ async def connected(pool: Any, step_timeout: float, wait: float | None = None) -
         except psycopg.OperationalError as error:
             raise Unattempted from error
         deadline.begin(connection)
-        # Otherwise each statement would be committed by itself.
-        is_autocommit = connection.autocommit
+        # As the pool has it, each statement might be committed by itself, or none.
+        before = connection.autocommit
         try:
-            if is_autocommit:
-                await connection.set_autocommit(False)
+            if before != autocommit:
+                await connection.set_autocommit(autocommit)
             async with connection:
                 try:
                     yield connection, deadline
@@ -106,9 +109,9 @@ async def connected(pool: Any, step_timeout: float, wait: float | None = None) -
                         close(connection)
                     raise
         finally:
-            if is_autocommit:
+            if before != autocommit:
                 with suppress(psycopg.Error):  # of a broken connection
-                    await connection.set_autocommit(True)
+                    await connection.set_autocommit(before)
             await pool.putconn(connection)
 
 

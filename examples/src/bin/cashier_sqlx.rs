@@ -4,17 +4,14 @@
 //! The environment is that of `cashier`; the tables are those of `src/cashier/schema.sql`, and
 //! `visit`.
 
-use std::time::Duration;
-
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use oncebox_examples::{
     cashier::{self, Cashier, Client, Settled},
     config,
     order::OrderPlaced,
 };
-use oncebox_inbox::{Answer, Consumer, Context, HandlerError, Inbox, LeasedContext, LeasedHandler, Outcome};
+use oncebox_inbox::{Answer, Context, HandlerError, LeasedContext, LeasedHandler, Outcome};
 use sqlx::{PgPool, postgres::PgPoolOptions};
-use tokio_util::sync::CancellationToken;
 
 /// Counts the runs of each order. Each statement is a transaction of its own: runs that die count.
 const VISIT: &str = "INSERT INTO visit (order_id, runs, ends) VALUES ($1, $2, $3)
@@ -55,29 +52,10 @@ impl LeasedHandler for OverSqlx {
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
-    let (url, lease) = (config::required("DATABASE_URL")?, config::required("LEASE_SECONDS")?);
-    let lease = Duration::from_secs(lease.parse().context("read LEASE_SECONDS")?);
-    let own = PgPoolOptions::new().max_connections(8).connect_lazy(&url)?;
-    let leased = Inbox::builder(config::pool(&url, 4)?)
-        .scope(cashier::SCOPE)
-        .single_tenant()
-        .backoff(Duration::from_millis(200), Duration::from_secs(5))
-        .attempts_max(100)
-        .leased(lease)
-        .build()?;
-    let handler = OverSqlx { cashier: Cashier { gateway: Client::new(config::required("GATEWAY")?) }, own };
-    let (shutdown, nats) = (CancellationToken::new(), config::nats().await?);
-    let consuming = Consumer::new(async_nats::jetstream::new(nats), config::required("STREAM")?, "cashier")
-        .filter_subject(config::subject("orders.placed"))
-        .ack_wait(lease)
-        .concurrency(8)
-        .run(leased, handler, shutdown.clone());
-    let stopping = async {
-        config::stop_signal().await?;
-        shutdown.cancel();
-        anyhow::Ok(())
-    };
-    tokio::try_join!(async { consuming.await.context("consume orders") }, stopping)?;
-    Ok(())
+    let own = PgPoolOptions::new().max_connections(8).connect_lazy(&config::required("DATABASE_URL")?)?;
+    cashier::serve(
+        OverSqlx { cashier: Cashier { gateway: Client::new(config::required("GATEWAY")?) }, own },
+        4,
+    )
+    .await
 }

@@ -24,8 +24,14 @@ impl Peers {
         all.insert(name.to_owned(), Arc::downgrade(store));
     }
 
-    fn find(&self, name: &str) -> Option<Arc<Store>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(name)?.upgrade()
+    fn find(&self, scope: &str, name: &str) -> Result<Arc<Store>, StoreError> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(name).and_then(Weak::upgrade).ok_or_else(|| {
+            let mut known: Vec<&str> = all.keys().map(String::as_str).collect();
+            known.sort_unstable();
+            let known = if known.is_empty() { "one without a name".to_owned() } else { known.join(", ") };
+            StoreError::NoPeer { scope: scope.to_owned(), database: name.to_owned(), known }
+        })
     }
 }
 
@@ -58,6 +64,11 @@ impl Store {
         let rows =
             self.ask("look for messages that nobody handles", &self.sql.look_for_unhandled, &[]).await?;
         let mut looked = Ok(rows.iter().any(|row| row.get("is_behind")));
+        for row in &rows {
+            if let Some(reason) = row.get("fault") {
+                looked = Err(StoreError::Unjudged { scope: row.get("scope"), reason });
+            }
+        }
         for elsewhere in rows.iter().filter_map(Elsewhere::new) {
             // One that fails stops no other.
             if let Err(error) = self.look_elsewhere(&elsewhere, peers).await {
@@ -73,9 +84,7 @@ impl Store {
         peers: &Peers,
     ) -> Result<(), StoreError> {
         let Elsewhere { expectation, scope, database, first_xact, end_xact } = elsewhere;
-        let peer = peers
-            .find(database)
-            .ok_or_else(|| StoreError::NoPeer { scope: scope.clone(), database: database.clone() })?;
+        let peer = peers.find(scope, database)?;
         let due: [&dyn Parameter; 3] = [expectation, first_xact, end_xact];
         let messages = self.ask("read what is expected", &self.sql.expected_messages, &due).await?;
         let keys: Vec<&str> = messages.iter().map(|row| row.get("key")).collect();

@@ -14,7 +14,7 @@ use crate::delivery::lag::{Expectation, InboxStatus};
 const OTHERS: &str = "(others)";
 
 type Scope = [(&'static str, String); 1];
-type Expected = [(&'static str, String); 2];
+type Expected = [(&'static str, String); 3];
 
 /// By scope. The names differ from those of the crate `oncebox-inbox`, whose metrics are those of
 /// one process.
@@ -67,7 +67,11 @@ impl InboxGauges {
     pub(super) fn observe_expectations(&self, expectations: &[Expectation]) {
         self.unhandled.clear();
         for expected in expectations {
-            let labels = [("subject", expected.subject.clone()), ("scope", expected.handled_by.clone())];
+            let labels = [
+                ("subject", expected.subject.clone()),
+                ("scope", expected.handled_by.clone()),
+                ("inbox_database", expected.inbox_database.clone().unwrap_or_default()),
+            ];
             self.unhandled.get_or_create(&labels).set(expected.unhandled);
         }
     }

@@ -169,6 +169,7 @@ const RIGHTS: &[(&str, &str)] = &[
     ("o", "SELECT oncebox.change_scope('seeded', '1 day', NULL, 'consumer', 'mina')"),
     ("o", "SELECT oncebox.expect('orders.*', 's', 9, NULL, true, 'mina', 'n')"),
     ("o", "SELECT oncebox.expect_no_more('orders.*', 's', 'mina', 'n')"),
+    ("o", "SELECT oncebox.check_expected_inbox('s', 9, true, 'here')"),
     ("r", "SELECT oncebox.look_for_unhandled()"),
     ("r", "SELECT oncebox.expected_messages(1, '1', '2')"),
     ("r", "SELECT oncebox.arrived_keys('s', '{k}')"),
