@@ -16,7 +16,7 @@ WITH found AS MATERIALIZED (
   UNION ALL
   -- One whose log came without its rows: it is whole by itself.
   (
-    SELECT p.lane, p.id, '3'::xid8, p.key, coalesce(p.subject, ''), p.ordering_key, p.created_at, false
+    SELECT p.lane, p.id, '3'::xid8, p.key, p.subject, p.ordering_key, p.created_at, false
     FROM {schema}.parked AS p
     WHERE p.key = $1::text
       AND NOT EXISTS (SELECT FROM {schema}.message AS m WHERE m.lane = p.lane AND m.id = p.id)
@@ -48,7 +48,7 @@ SELECT
   f.lane,
   f.id,
   f.key,
-  f.subject,
+  coalesce(f.subject, '') AS subject,
   f.ordering_key,
   f.created_at,
   y.not_before,

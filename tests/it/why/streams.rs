@@ -60,7 +60,7 @@ async fn a_message_that_a_full_stream_dropped_can_be_replayed() {
     assert!(answer["remedy"]["what"].as_str().unwrap().contains("--discard new --force"), "{answer:#}");
     scene.mend(&answer).await;
     drain(&mut worker).await;
-    assert_eq!(scene.answer("order-1").await["outcome"], "on-its-way", "its copy is there");
+    assert_eq!(scene.answer("order-1").await["station"], "consumer", "its copy is there");
 }
 
 #[tokio::test]
