@@ -281,7 +281,7 @@ END $_$;
 
 COMMENT ON FUNCTION oncebox.arrived_keys(scope text, keys text[]) IS 'For relays: which of these keys an inbox of this database has.';
 
-CREATE FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text) RETURNS text[]
+CREATE FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text, reply jsonb DEFAULT NULL::jsonb) RETURNS text[]
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -304,9 +304,10 @@ BEGIN
       AND CASE instance.direction WHEN 'forward' THEN t.state IN ('rejected', 'failed') ELSE t.state = 'undo-failed' END
   ),
   inserted AS (
-    INSERT INTO "oncebox".saga_event (key, is_orphan, kind, step, attempt, is_undo)
+    INSERT INTO "oncebox".saga_event (key, is_orphan, kind, step, attempt, is_undo, payload)
     SELECT instance.key, false, ask_saga.kind, w.step,
-           CASE instance.direction WHEN 'forward' THEN w.attempt ELSE w.undo_attempt END, instance.direction = 'backward'
+           CASE instance.direction WHEN 'forward' THEN w.attempt ELSE w.undo_attempt END, instance.direction = 'backward',
+           coalesce(convert_to(ask_saga.reply::text, 'UTF8'), '')
     FROM waiting AS w
     ORDER BY w.step
     RETURNING saga_event.step
@@ -322,7 +323,7 @@ BEGIN
   RETURN asked;
 END $$;
 
-COMMENT ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text) IS 'What retry_saga() and skip_saga_step() share: an event for each step that waits, and an orchestrator that looks at once.';
+COMMENT ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text, reply jsonb) IS 'What retry_saga() and skip_saga_step() share: an event for each step that waits, and an orchestrator that looks at once.';
 
 CREATE FUNCTION oncebox.attempt_failed(scope text, key text, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone, reason text DEFAULT NULL::text, subject text DEFAULT NULL::text, pause double precision DEFAULT NULL::double precision, pause_max double precision DEFAULT NULL::double precision) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1059,6 +1060,32 @@ BEGIN
     END IF;
   END LOOP;
 END $$;
+
+CREATE FUNCTION oncebox.check_skipped_reply(saga_id bigint, step text, reply jsonb) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  needed record;
+BEGIN
+  SELECT s.key, later.name AS step, string_agg(DISTINCT need.field, ', ') AS fields INTO needed
+  FROM "oncebox".saga AS s
+  JOIN "oncebox".saga_definition AS d ON d.fingerprint = s.fingerprint
+  CROSS JOIN LATERAL jsonb_to_recordset(d.graph) AS later (name text, needs jsonb)
+  CROSS JOIN LATERAL jsonb_to_recordset(later.needs) AS need (step text, field text, path jsonb)
+  WHERE s.id = check_skipped_reply.saga_id AND s.direction = 'forward' AND need.step = check_skipped_reply.step
+    AND check_skipped_reply.reply #> ARRAY(SELECT jsonb_array_elements_text(need.path)) IS NULL
+  GROUP BY s.key, later.name
+  ORDER BY later.name
+  LIMIT 1;
+  IF FOUND THEN
+    RAISE EXCEPTION 'step "%" of saga "%" cannot be skipped without its reply: step "%" needs % of it',
+      check_skipped_reply.step, needed.key, needed.step, needed.fields
+      USING ERRCODE = 'OB011', HINT = 'Give the reply that the participant would have sent: oncebox saga skip --reply and the reply as JSON.';
+  END IF;
+END $$;
+
+COMMENT ON FUNCTION oncebox.check_skipped_reply(saga_id bigint, step text, reply jsonb) IS 'Refuses to skip a step whose reply a later one needs, where that is not given.';
 
 CREATE FUNCTION oncebox.check_stored_at(stored_at timestamp with time zone) RETURNS boolean
     LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -3330,9 +3357,9 @@ BEGIN
           CASE WHEN register_saga.plan IS NOT NULL THEN register_saga.scope END,
           CASE WHEN register_saga.plan IS NOT NULL THEN register_saga.reply_to END)
   ON CONFLICT ON CONSTRAINT saga_definition_pkey DO UPDATE
-  SET plan = excluded.plan, scope = excluded.scope, reply_to = excluded.reply_to
+  SET graph = excluded.graph, plan = excluded.plan, scope = excluded.scope, reply_to = excluded.reply_to
   WHERE excluded.plan IS NOT NULL
-    AND (d.plan, d.scope, d.reply_to) IS DISTINCT FROM (excluded.plan, excluded.scope, excluded.reply_to);
+    AND (d.graph, d.plan, d.scope, d.reply_to) IS DISTINCT FROM (excluded.graph, excluded.plan, excluded.scope, excluded.reply_to);
 END $$;
 
 COMMENT ON FUNCTION oncebox.register_saga(fingerprint text, type text, version integer, graph jsonb, plan jsonb, scope text, reply_to text) IS 'For orchestrators: writes a graph down, and for a file the plan by which start_saga() starts its sagas. Error OB015 when sagas are in flight that began with another file under this version, or whose answers go to another subject.';
@@ -4299,7 +4326,7 @@ CREATE FUNCTION oncebox.sized(field bytea) RETURNS bytea
 
 COMMENT ON FUNCTION oncebox.sized(field bytea) IS 'A part of request_fingerprint(): a field with its length.';
 
-CREATE FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) RETURNS text[]
+CREATE FUNCTION oncebox.skip_saga_step(saga_id bigint, step text, reply jsonb DEFAULT NULL::jsonb) RETURNS text[]
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -4311,8 +4338,9 @@ BEGIN
   FROM "oncebox".saga AS s
   WHERE s.id = skip_saga_step.saga_id
   FOR UPDATE;
+  PERFORM "oncebox".check_skipped_reply(skip_saga_step.saga_id, skip_saga_step.step, skip_saga_step.reply);
   IF instance.state IS DISTINCT FROM 'quarantined' THEN
-    RETURN "oncebox".ask_saga(skip_saga_step.saga_id, skip_saga_step.step, 'skip');
+    RETURN "oncebox".ask_saga(skip_saga_step.saga_id, skip_saga_step.step, 'skip', skip_saga_step.reply);
   END IF;
   SELECT CASE WHEN instance.is_undo THEN t.undo_attempt ELSE t.attempt END INTO number
   FROM "oncebox".saga_step AS t
@@ -4324,8 +4352,9 @@ BEGIN
   END IF;
   DELETE FROM "oncebox".saga_event AS e
   WHERE e.key = instance.key AND e.step = skip_saga_step.step AND e.is_undo = instance.is_undo;
-  INSERT INTO "oncebox".saga_event (key, is_orphan, kind, step, attempt, is_undo)
-  VALUES (instance.key, false, 'skip', skip_saga_step.step, number, instance.is_undo);
+  INSERT INTO "oncebox".saga_event (key, is_orphan, kind, step, attempt, is_undo, payload)
+  VALUES (instance.key, false, 'skip', skip_saga_step.step, number, instance.is_undo,
+          coalesce(convert_to(skip_saga_step.reply::text, 'UTF8'), ''));
   UPDATE "oncebox".saga AS s
   SET state = CASE WHEN instance.is_undo THEN 'compensating' ELSE 'running' END, reason = NULL,
       due_at = clock_timestamp(), changed_at = clock_timestamp(), revision = s.revision + 1
@@ -4333,14 +4362,14 @@ BEGIN
   RETURN ARRAY[skip_saga_step.step];
 END $$;
 
-COMMENT ON FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) IS 'Go on as if a step that waits for an operator were done, or its compensation; somebody has done it by hand. Of a saga in quarantine also one that is under way: its answers are deleted. Returns the step. Error OB009 when it does not wait.';
+COMMENT ON FUNCTION oncebox.skip_saga_step(saga_id bigint, step text, reply jsonb) IS 'Go on as if a step that waits for an operator were done, or its compensation; somebody has done it by hand. Of a saga in quarantine also one that is under way: its answers are deleted. With a reply, as if the participant had sent it. Returns the step. Error OB009 when it does not wait, OB011 when a later step of a file needs a reply that is not given.';
 
-CREATE FUNCTION oncebox.skip_saga_step_as(saga_id bigint, step text, by text, note text) RETURNS TABLE(command text, is_discarded boolean)
+CREATE FUNCTION oncebox.skip_saga_step_as(saga_id bigint, step text, by text, note text, reply jsonb DEFAULT NULL::jsonb) RETURNS TABLE(command text, is_discarded boolean)
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
   WITH asked AS MATERIALIZED (
-    SELECT s.type, s.key, "oncebox".skip_saga_step(s.id, $2::text) AS steps
+    SELECT s.type, s.key, "oncebox".skip_saga_step(s.id, $2::text, $5::jsonb) AS steps
     FROM "oncebox".saga AS s
     WHERE s.id = $1
   )
@@ -4351,7 +4380,7 @@ CREATE FUNCTION oncebox.skip_saga_step_as(saga_id bigint, step text, by text, no
   RETURNING NULL::text AS command, NULL::boolean AS is_discarded
 $_$;
 
-COMMENT ON FUNCTION oncebox.skip_saga_step_as(saga_id bigint, step text, by text, note text) IS 'For operators: skip_saga_step(), recorded.';
+COMMENT ON FUNCTION oncebox.skip_saga_step_as(saga_id bigint, step text, by text, note text, reply jsonb) IS 'For operators: skip_saga_step(), recorded.';
 
 CREATE FUNCTION oncebox.snooze(scope text, key text, pause interval, reason text, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone, deliveries bigint DEFAULT 1, longest interval DEFAULT '24:00:00'::interval) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -4418,7 +4447,7 @@ BEGIN
   ORDER BY d.version DESC
   LIMIT 1;
   IF NOT FOUND THEN
-    RAISE EXCEPTION 'there is no file of saga "%"%', start_saga.type, coalesce(format(', version %s', start_saga.version), '')
+    RAISE EXCEPTION 'there is no file of saga "%"%', start_saga.type, coalesce(', version ' || start_saga.version, '')
       USING ERRCODE = 'OB015', HINT = 'Run `oncebox saga apply FILE`, or `oncebox saga run FILE`. A saga of a program in Rust is started by it.';
   END IF;
   IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -5965,7 +5994,7 @@ CREATE TABLE oncebox.saga_definition (
 
 COMMENT ON TABLE oncebox.saga_definition IS 'The graphs that orchestrators had when they started, for operators to look at, and the plans by which start_saga() starts sagas of files.';
 
-COMMENT ON COLUMN oncebox.saga_definition.graph IS 'An array of steps: name, after (names), is_pivot, subject, compensation (a subject or null).';
+COMMENT ON COLUMN oncebox.saga_definition.graph IS 'An array of steps: name, after (names), is_pivot, subject, compensation (a subject or null); of a file also needs, the fields of the replies of earlier steps that its commands cannot do without.';
 
 COMMENT ON COLUMN oncebox.saga_definition.plan IS 'Of a file: the fields of the data, and the first commands. NULL: a program starts these sagas, or another file has replaced this one.';
 
@@ -6014,6 +6043,16 @@ ALTER TABLE oncebox.saga ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     NO MAXVALUE
     CACHE 1
 );
+
+CREATE TABLE oncebox.saga_leader (
+    scope text NOT NULL COLLATE pg_catalog."C",
+    fingerprint text NOT NULL COLLATE pg_catalog."C",
+    led_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE oncebox.saga_leader IS 'When a process of an orchestrator last led sagas of a graph.';
+
+COMMENT ON COLUMN oncebox.saga_leader.scope IS 'The scope of the orchestrator.';
 
 CREATE TABLE oncebox.saga_step (
     saga_id bigint NOT NULL,
@@ -6263,6 +6302,9 @@ ALTER TABLE ONLY oncebox.saga_event
 ALTER TABLE ONLY oncebox.saga
     ADD CONSTRAINT saga_key_unique UNIQUE (key);
 
+ALTER TABLE ONLY oncebox.saga_leader
+    ADD CONSTRAINT saga_leader_pkey PRIMARY KEY (scope, fingerprint);
+
 ALTER TABLE ONLY oncebox.saga
     ADD CONSTRAINT saga_pkey PRIMARY KEY (id);
 
@@ -6393,7 +6435,7 @@ REVOKE ALL ON FUNCTION oncebox.append(ids bigint[], lanes smallint[], keys text[
 REVOKE ALL ON FUNCTION oncebox.arrived_keys(scope text, keys text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.arrived_keys(scope text, keys text[]) TO oncebox_relay;
 
-REVOKE ALL ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text, reply jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, reason text, subject text, pause double precision, pause_max double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, reason text, subject text, pause double precision, pause_max double precision) TO oncebox_consumer;
@@ -6460,6 +6502,8 @@ REVOKE ALL ON FUNCTION oncebox.check_ordering_key(ordering_key text) FROM PUBLIC
 REVOKE ALL ON FUNCTION oncebox.check_payload(payload bytea) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.check_saga_data(type text, plan jsonb, data jsonb) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.check_skipped_reply(saga_id bigint, step text, reply jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.check_stored_at(stored_at timestamp with time zone) FROM PUBLIC;
 
@@ -6748,10 +6792,10 @@ GRANT ALL ON FUNCTION oncebox.settle_request(scope text, tenant text, key text, 
 REVOKE ALL ON FUNCTION oncebox.sized(field bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.sized(field bytea) TO oncebox_consumer;
 
-REVOKE ALL ON FUNCTION oncebox.skip_saga_step(saga_id bigint, step text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION oncebox.skip_saga_step(saga_id bigint, step text, reply jsonb) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION oncebox.skip_saga_step_as(saga_id bigint, step text, by text, note text) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.skip_saga_step_as(saga_id bigint, step text, by text, note text) TO oncebox_operator;
+REVOKE ALL ON FUNCTION oncebox.skip_saga_step_as(saga_id bigint, step text, by text, note text, reply jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.skip_saga_step_as(saga_id bigint, step text, by text, note text, reply jsonb) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.snooze(scope text, key text, pause interval, reason text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, longest interval) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.snooze(scope text, key text, pause interval, reason text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, longest interval) TO oncebox_consumer;
@@ -7037,11 +7081,25 @@ GRANT SELECT(changed_at) ON TABLE oncebox.saga TO oncebox_relay;
 
 GRANT SELECT(finished_at) ON TABLE oncebox.saga TO oncebox_relay;
 
+GRANT SELECT(scope) ON TABLE oncebox.saga TO oncebox_relay;
+
 GRANT SELECT ON TABLE oncebox.saga_definition TO oncebox_operator;
 GRANT SELECT ON TABLE oncebox.saga_definition TO oncebox_consumer;
 
+GRANT SELECT(fingerprint) ON TABLE oncebox.saga_definition TO oncebox_relay;
+
+GRANT SELECT(type) ON TABLE oncebox.saga_definition TO oncebox_relay;
+
+GRANT SELECT(version) ON TABLE oncebox.saga_definition TO oncebox_relay;
+
+GRANT SELECT(reply_to) ON TABLE oncebox.saga_definition TO oncebox_relay;
+
 GRANT SELECT ON TABLE oncebox.saga_event TO oncebox_operator;
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.saga_event TO oncebox_consumer;
+
+GRANT SELECT ON TABLE oncebox.saga_leader TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.saga_leader TO oncebox_operator;
+GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.saga_leader TO oncebox_consumer;
 
 GRANT SELECT ON TABLE oncebox.saga_step TO oncebox_operator;
 GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.saga_step TO oncebox_consumer;

@@ -125,7 +125,7 @@ fn without_match(stream: &StreamStatus, consumer: &ConsumerStatus) -> Option<Obs
         stream.subjects.iter().map(|subject| format!("--filter {}", quoted(subject))).collect();
     let subjects = [&stream.subjects[..], &consumer.filters[..]].concat().join(",");
     let remedy = format!(
-        "have it take what the stream has: `nats consumer edit {} {}`; or the stream what it takes: \
+        "have it take what the stream has: `nats consumer edit {} {} --force`; or the stream what it takes: \
          `nats stream edit {} --subjects {} --force`",
         arguments(consumer),
         filters.join(" "),

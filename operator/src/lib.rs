@@ -82,6 +82,7 @@ pub use self::{
     sagas::{
         ActedOn, Json, RefusedAnswer, SAGA_STATES, Saga, SagaAction, SagaDefinition, SagaDetails,
         SagaDrawing, SagaEvent, SagaGraphStep, SagaNode, SagaProgress, SagaReply, SagaSelection, SagaStep,
+        SagasUnled,
     },
     scopes::{Keeps, ScopeChange, ScopeSettings},
     selection::{

@@ -109,7 +109,7 @@ fn missing(expected: &Expected, name: &str, survey: &Survey, subjects: &[RecentS
             format!("the declared stream {name} is not there, and its policy is verify"),
             "the relay does not start",
             format!(
-                "set its policy to create, or: nats stream add {} --subjects {} --defaults",
+                "set its policy to create, or: nats stream add {} --subjects {} --discard new --dupe-window 10m --defaults",
                 quoted(name),
                 quoted(&subjects)
             ),
@@ -161,7 +161,7 @@ fn taking(subject: &str, streams: &[StreamStatus]) -> String {
         return format!("nats stream edit {name} --subjects {} --force", quoted(&subjects));
     }
     format!(
-        "oncebox relay --stream {}, or: nats stream add {} --subjects {} --defaults",
+        "oncebox relay --stream {}, or: nats stream add {} --subjects {} --discard new --dupe-window 10m --defaults",
         quoted(&format!("{name}={all}")),
         quoted(&name),
         quoted(&all)

@@ -17,12 +17,18 @@ mod act;
 mod data;
 mod definitions;
 mod drawing;
+mod unled;
 
 pub use self::{
     act::{ActedOn, SagaAction},
     data::{Json, RefusedAnswer, SagaReply},
     definitions::SagaDefinition,
     drawing::{Drawing as SagaDrawing, Node as SagaNode},
+    unled::SagasUnled,
+};
+pub(crate) use self::{
+    data::{is_refused, saga_of_answer},
+    unled::UNLED_SECONDS,
 };
 
 /// Rows that are shown beside a saga at most, of its audit and of the events that wait to be

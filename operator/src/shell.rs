@@ -15,6 +15,14 @@ pub(super) fn assert_whole(what: &str, remedy: &str) {
          NAMES LIST INFO CONSUMER ORDERS";
     assert!(!remedy.contains("..."), "dots: {remedy}");
     assert!(!remedy.contains(" .. "), "dots: {remedy}");
+    // Without it the program asks a question, to which a script has no answer.
+    for edit in ["nats stream edit", "nats consumer edit"] {
+        let commands = remedy.split(edit).skip(1);
+        commands.for_each(|rest| {
+            let command = rest.split(['`', ';']).next().unwrap_or_default();
+            assert!(command.contains("--force"), "{edit}{command} asks: {remedy}");
+        });
+    }
     let is_name = |c: char| c.is_alphanumeric() || c == '_';
     for word in remedy.split(|c| !is_name(c)).filter(|word| word.len() > 1) {
         let is_capital = word.chars().all(|c| c.is_ascii_uppercase() || c == '_');

@@ -89,6 +89,7 @@ statements!(
     status_blocked,
     status_reasons,
     status_letters,
+    status_unled,
     status_marks,
     status_rates,
 );

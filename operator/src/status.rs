@@ -17,6 +17,7 @@ use super::{
     pause_row::PauseRow,
     rates::Rates,
     relay_settings::RelaySettings,
+    sagas::SagasUnled,
     time::{Rfc3339, Rfc3339Option},
 };
 use crate::survey::Survey;
@@ -74,6 +75,8 @@ pub struct Status {
     pub expectations: Vec<Expectation>,
     /// Sagas that wait for an operator, by type and state.
     pub sagas_waiting: Vec<SagasWaiting>,
+    /// Sagas that no process leads, by type and version.
+    pub sagas_unled: Vec<SagasUnled>,
     /// The losses of streams after their acknowledgement, the ten newest.
     pub losses: Vec<LossStatus>,
     /// The faults of the schema itself.

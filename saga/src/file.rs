@@ -115,7 +115,8 @@ impl SagaFile {
             }
         };
         check_sources(reader, &graph, &steps, &data);
-        let graph = graph.of_file(fingerprint(text)?);
+        let needs = steps.iter().map(StepOfFile::needs).collect();
+        let graph = graph.of_file(fingerprint(text)?, needs);
         let plan = plan(&graph, &data, &steps);
         let steps = steps.into_iter().map(code).collect();
         Some(Self { inner: Arc::new(Inner { graph, steps, plan: Some(plan) }), data })
@@ -163,30 +164,27 @@ fn doubt(
     graph: &Graph,
     steps: &[StepOfFile],
     data: &Fields,
-) -> Option<(String, &'static str)> {
-    const DECLARE: &str = "declare it, or give a default";
+) -> Option<(String, String)> {
+    let of = |place: String| move |(doubt, remedy)| (format!("in {place}, {doubt}"), remedy);
     let doubt = match source.pointer.0.as_slice() {
-        [first, rest @ ..] if first == "data" => {
-            data.doubt(rest).map(|doubt| (format!("in data, {doubt}"), DECLARE))
-        }
+        [first, rest @ ..] if first == "data" => data.doubt(rest).map(of("data".to_owned())),
         [first, name, rest @ ..] if first == "replies" => {
-            let Some(of) = graph.step(name) else {
-                return Some((format!("there is no step {name:?}"), "name a step of this file"));
+            let Some(earlier) = graph.step(name) else {
+                return Some((format!("there is no step {name:?}"), "name a step of this file".to_owned()));
             };
-            if of == at && is_undo {
+            if earlier == at && is_undo {
                 let why = "the step is undone also when its reply never came";
-                Some((why.to_owned(), "give a default"))
-            } else if !graph.nodes[of].descendants.contains(at) {
+                Some((why.to_owned(), "give a default".to_owned()))
+            } else if !graph.nodes[earlier].descendants.contains(at) {
                 let why = format!("step {name:?} does not come before this one");
-                Some((why, "say after, or give a default"))
+                Some((why, "say after, or give a default".to_owned()))
             } else {
-                let doubt = steps[of].reply.doubt(rest);
-                doubt.map(|doubt| (format!("in the reply of {name:?}, {doubt}"), DECLARE))
+                steps[earlier].reply.doubt(rest).map(of(format!("the reply of {name:?}")))
             }
         }
         _ => {
             let why = "it is no place of a saga";
-            return Some((why.to_owned(), "write \"/data/..\" or \"/replies/STEP/..\""));
+            return Some((why.to_owned(), "write \"/data/..\" or \"/replies/STEP/..\"".to_owned()));
         }
     };
     doubt.filter(|_| source.default.is_none())

@@ -2,18 +2,18 @@
 //! mistakes that a shape can have. Pure.
 
 mod mistake;
+mod set;
 
 use std::{fmt::Write as _, time::Duration};
 
 use oncebox_schema::{Key, Subject};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::command::Address;
 pub use mistake::{InvalidDefinition, Mistake};
+pub(crate) use set::{STEPS_MAX, StepSet};
 
-/// One bit of a set for each step.
-const STEPS_MAX: usize = 64;
 const DEADLINE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 const ATTEMPTS_MAX: u32 = 1000;
 /// The limit of an inbox's scope.
@@ -54,8 +54,8 @@ pub struct Graph {
     pub(crate) deadline: Option<Duration>,
 }
 
-/// A step of a [`Graph`], checked.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A step of a [`Graph`], checked. A recording has what decisions depend on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Node {
     pub(crate) name: String,
     pub(crate) subject: Subject,
@@ -64,38 +64,35 @@ pub(crate) struct Node {
     pub(crate) undo_scope: String,
     pub(crate) is_pivot: bool,
     /// It comes after the pivot.
+    #[serde(skip)]
     pub(crate) is_forward_only: bool,
+    #[serde(skip)]
     pub(crate) deadline: Duration,
     pub(crate) attempts: u32,
+    #[serde(skip)]
     pub(crate) pause: Duration,
     /// The steps that it comes directly after.
     pub(crate) after: StepSet,
     /// All that comes after it, at any distance.
     pub(crate) descendants: StepSet,
+    /// Of a file: the fields of earlier replies that its commands cannot do without.
+    #[serde(skip)]
+    pub(crate) needs: Vec<Need>,
+}
+
+/// A field of the reply of an earlier step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Need {
+    pub(crate) step: String,
+    /// As a JSON Pointer, and its parts.
+    pub(crate) field: String,
+    pub(crate) path: Vec<String>,
 }
 
 impl Node {
     /// The scope of the inbox that takes its commands, or those that undo it.
     pub(crate) fn scope(&self, is_undo: bool) -> &str {
         if is_undo { &self.undo_scope } else { &self.scope }
-    }
-}
-
-/// A set of steps, by their places in the definition.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct StepSet(u64);
-
-impl StepSet {
-    pub(crate) fn insert(&mut self, step: usize) {
-        self.0 |= 1 << step;
-    }
-
-    pub(crate) fn contains(self, step: usize) -> bool {
-        self.0 & 1 << step != 0
-    }
-
-    pub(crate) fn iter(self) -> impl Iterator<Item = usize> {
-        (0..STEPS_MAX).filter(move |step| self.contains(*step))
     }
 }
 
@@ -107,6 +104,8 @@ struct Shown<'a> {
     is_pivot: bool,
     subject: &'a str,
     compensation: Option<&'a str>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    needs: &'a [Need],
 }
 
 impl Graph {
@@ -136,8 +135,9 @@ impl Graph {
     }
 
     /// The graph of a file, in which more than the shape belongs to the version.
-    pub(crate) fn of_file(mut self, fingerprint: String) -> Self {
+    pub(crate) fn of_file(mut self, fingerprint: String, needs: Vec<Vec<Need>>) -> Self {
         self.fingerprint = fingerprint;
+        self.nodes.iter_mut().zip(needs).for_each(|(node, needs)| node.needs = needs);
         self
     }
 
@@ -188,7 +188,8 @@ impl Graph {
     }
 
     /// The steps as JSON, for those who have no definition at hand: an array of objects with name,
-    /// after (names), is_pivot, subject and compensation (a subject or null).
+    /// after (names), is_pivot, subject and compensation (a subject or null); of a file also needs,
+    /// the fields of the replies of earlier steps that its commands cannot do without.
     #[must_use]
     pub fn json(&self) -> String {
         let shown: Vec<Shown<'_>> = self.nodes.iter().map(|node| self.shown(node)).collect();
@@ -202,6 +203,7 @@ impl Graph {
             is_pivot: node.is_pivot,
             subject: node.subject.as_str(),
             compensation: node.compensation.as_ref().map(Subject::as_str),
+            needs: &node.needs,
         }
     }
 }
@@ -298,6 +300,7 @@ fn node(drafts: &[Draft], at: usize, mistakes: &mut Vec<Mistake>) -> Option<Node
         pause: draft.pause,
         after,
         descendants: StepSet::default(),
+        needs: Vec::new(),
     })
 }
 

@@ -213,10 +213,15 @@ impl Instance {
         if transition.verdict != Verdict::Applied {
             return Ok(transition.verdict);
         }
-        if let Event::Answered(command, answer) = event
-            && !command.is_undo
-        {
-            self.process.learn(command.step, answer, reply)?;
+        match event {
+            Event::Answered(command, answer) if !command.is_undo => {
+                self.process.learn(command.step, answer, reply)?;
+            }
+            // An operator may give the reply that the participant would have sent.
+            Event::Skip(command) if !command.is_undo && !reply.is_empty() => {
+                self.process.learn(command.step, &Answer::Done, reply)?;
+            }
+            _ => {}
         }
         for (at, step) in transition.progress.steps.iter().enumerate() {
             if *step != self.progress.steps[at] {

@@ -224,7 +224,11 @@ impl Orchestrator {
         shutdown: CancellationToken,
     ) -> Result<(), Error> {
         let client = pool.get().await;
-        self.check(&*client.map_err(|problem| Error::Invalid(format!("no connection: {problem}")))?).await?;
+        let client = client.map_err(|problem| Error::Invalid(format!("no connection: {problem}")))?;
+        self.check(&client).await?;
+        let led = self.engine.store.lead(&**client, &self.engine.opening).await;
+        led.map_err(failed("say who leads"))?;
+        drop(client);
         let replies_inbox = self.inbox(&pool, "replies", None)?;
         let letters_inbox = self.inbox(&pool, "dead-letters", Some(DeadLetters::key()))?;
         // The first that ends takes the others along.

@@ -1,15 +1,13 @@
 //! The changes of sagas, as a recording has them for the checker in `model/`. They have the ids of
 //! sagas and the names of steps, and neither keys nor data.
 
-use std::time::Duration;
-
 use oncebox_schema::Recording;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::{
     command::Address,
-    graph::{Graph, Node, StepSet},
+    graph::{Graph, Node},
     instance::{History, Instance},
     progress::{Command, Event, Progress},
 };
@@ -36,20 +34,7 @@ pub struct Drawing {
     fingerprint: String,
     name: String,
     version: u16,
-    steps: Vec<Drawn>,
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Drawn {
-    name: String,
-    scope: String,
-    undo_scope: String,
-    subject: String,
-    compensation: Option<String>,
-    is_pivot: bool,
-    attempts: u32,
-    after: Vec<usize>,
-    descendants: Vec<usize>,
+    steps: Vec<Node>,
 }
 
 impl Change {
@@ -86,51 +71,17 @@ pub(crate) fn quarantining(recording: Option<&Recording>, saga: i64) {
 
 impl Drawing {
     pub(crate) fn of(graph: &Graph) -> Self {
-        let drawn = |node: &Node| Drawn {
-            name: node.name.clone(),
-            scope: node.scope.clone(),
-            undo_scope: node.undo_scope.clone(),
-            subject: node.subject.as_str().to_owned(),
-            compensation: node.compensation.as_ref().map(|subject| subject.as_str().to_owned()),
-            is_pivot: node.is_pivot,
-            attempts: node.attempts,
-            after: node.after.iter().collect(),
-            descendants: node.descendants.iter().collect(),
-        };
         Self {
             fingerprint: graph.fingerprint().to_owned(),
             name: graph.name().to_owned(),
             version: graph.version(),
-            steps: graph.nodes.iter().map(drawn).collect(),
+            steps: graph.nodes.clone(),
         }
     }
 
-    /// The graph, without deadlines and pauses; `None` if a subject is none.
+    /// The graph, without deadlines and pauses.
     #[must_use]
-    pub fn graph(&self) -> Option<Graph> {
-        let set = |steps: &[usize]| {
-            let mut set = StepSet::default();
-            steps.iter().for_each(|step| set.insert(*step));
-            set
-        };
-        let node = |drawn: &Drawn| {
-            let compensation = drawn.compensation.as_ref().map(|subject| subject.parse()).transpose();
-            Some(Node {
-                name: drawn.name.clone(),
-                subject: drawn.subject.parse().ok()?,
-                scope: drawn.scope.clone(),
-                compensation: compensation.ok()?,
-                undo_scope: drawn.undo_scope.clone(),
-                is_pivot: drawn.is_pivot,
-                is_forward_only: false,
-                deadline: Duration::ZERO,
-                attempts: drawn.attempts,
-                pause: Duration::ZERO,
-                after: set(&drawn.after),
-                descendants: set(&drawn.descendants),
-            })
-        };
-        let nodes = self.steps.iter().map(node).collect::<Option<Vec<Node>>>()?;
-        Some(Graph::drawn(&self.name, self.version, &self.fingerprint, nodes))
+    pub fn graph(&self) -> Graph {
+        Graph::drawn(&self.name, self.version, &self.fingerprint, self.steps.clone())
     }
 }

@@ -49,6 +49,7 @@ pub(crate) struct Store {
     sweep: String,
     register: String,
     unregistered: String,
+    lead: String,
 }
 
 /// Sagas in flight of one version.
@@ -108,6 +109,7 @@ impl Store {
             sweep: sql(include_str!("store/sql/sweep.sql")),
             register: sql(include_str!("store/sql/register.sql")),
             unregistered: sql(include_str!("store/sql/unregistered.sql")),
+            lead: sql(include_str!("store/sql/lead.sql")),
         }
     }
 
@@ -310,6 +312,15 @@ impl Store {
             (&opening.reply_to.as_str(), Type::TEXT),
         ];
         client.query_typed(&self.register, &parameters).await?;
+        Ok(())
+    }
+
+    /// Writes down that this process leads its sagas.
+    pub(crate) async fn lead(&self, client: &impl GenericClient, opening: &Opening) -> Result<(), Error> {
+        let fingerprints: Vec<&str> = opening.fingerprints().collect();
+        let parameters: [Parameter<'_>; 2] =
+            [(&opening.scope, Type::TEXT), (&fingerprints, Type::TEXT_ARRAY)];
+        client.query_typed(&self.lead, &parameters).await?;
         Ok(())
     }
 

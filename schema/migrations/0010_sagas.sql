@@ -68,7 +68,7 @@ COMMENT ON TABLE {schema}.saga_definition IS 'The graphs that orchestrators had 
 COMMENT ON COLUMN {schema}.saga_definition.plan IS 'Of a file: the fields of the data, and the first commands. NULL: a program starts these sagas, or another file has replaced this one.';
 COMMENT ON COLUMN {schema}.saga_definition.scope IS 'With a plan: the scope of the orchestrator that leads the sagas.';
 COMMENT ON COLUMN {schema}.saga_definition.reply_to IS 'With a plan: the subject that participants answer to.';
-COMMENT ON COLUMN {schema}.saga_definition.graph IS 'An array of steps: name, after (names), is_pivot, subject, compensation (a subject or null).';
+COMMENT ON COLUMN {schema}.saga_definition.graph IS 'An array of steps: name, after (names), is_pivot, subject, compensation (a subject or null); of a file also needs, the fields of the replies of earlier steps that its commands cannot do without.';
 
 -- A row for each step whose command was sent; the others are pending.
 CREATE TABLE {schema}.saga_step (
@@ -132,7 +132,7 @@ CREATE INDEX saga_event_orphan ON {schema}.saga_event (created_at) WHERE is_orph
 
 -- Requests of operators. Each function waits for a transaction that is changing the saga just now,
 -- which takes milliseconds.
-CREATE FUNCTION {schema}.ask_saga(saga_id bigint, step text, kind text) RETURNS text[]
+CREATE FUNCTION {schema}.ask_saga(saga_id bigint, step text, kind text, reply jsonb DEFAULT NULL) RETURNS text[]
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   instance record;
@@ -153,9 +153,10 @@ BEGIN
       AND CASE instance.direction WHEN 'forward' THEN t.state IN ('rejected', 'failed') ELSE t.state = 'undo-failed' END
   ),
   inserted AS (
-    INSERT INTO {schema}.saga_event (key, is_orphan, kind, step, attempt, is_undo)
+    INSERT INTO {schema}.saga_event (key, is_orphan, kind, step, attempt, is_undo, payload)
     SELECT instance.key, false, ask_saga.kind, w.step,
-           CASE instance.direction WHEN 'forward' THEN w.attempt ELSE w.undo_attempt END, instance.direction = 'backward'
+           CASE instance.direction WHEN 'forward' THEN w.attempt ELSE w.undo_attempt END, instance.direction = 'backward',
+           coalesce(convert_to(ask_saga.reply::text, 'UTF8'), '')
     FROM waiting AS w
     ORDER BY w.step
     RETURNING saga_event.step
@@ -190,9 +191,34 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.retry_saga IS 'Ask for a new attempt at a step, or compensation, that waits for an operator; at all of them when no step is given. A saga in quarantine is read again. Returns the steps. Error OB009 when nothing waits.';
 
+-- A step of a file may need the reply of an earlier one. Skipped without that reply, the saga would
+-- come to a command that it cannot make.
+CREATE FUNCTION {schema}.check_skipped_reply(saga_id bigint, step text, reply jsonb) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  needed record;
+BEGIN
+  SELECT s.key, later.name AS step, string_agg(DISTINCT need.field, ', ') AS fields INTO needed
+  FROM {schema}.saga AS s
+  JOIN {schema}.saga_definition AS d ON d.fingerprint = s.fingerprint
+  CROSS JOIN LATERAL jsonb_to_recordset(d.graph) AS later (name text, needs jsonb)
+  CROSS JOIN LATERAL jsonb_to_recordset(later.needs) AS need (step text, field text, path jsonb)
+  WHERE s.id = check_skipped_reply.saga_id AND s.direction = 'forward' AND need.step = check_skipped_reply.step
+    AND check_skipped_reply.reply #> ARRAY(SELECT jsonb_array_elements_text(need.path)) IS NULL
+  GROUP BY s.key, later.name
+  ORDER BY later.name
+  LIMIT 1;
+  IF FOUND THEN
+    RAISE EXCEPTION 'step "%" of saga "%" cannot be skipped without its reply: step "%" needs % of it',
+      check_skipped_reply.step, needed.key, needed.step, needed.fields
+      USING ERRCODE = 'OB011', HINT = 'Give the reply that the participant would have sent: oncebox saga skip --reply and the reply as JSON.';
+  END IF;
+END $$;
+COMMENT ON FUNCTION {schema}.check_skipped_reply IS 'Refuses to skip a step whose reply a later one needs, where that is not given.';
+
 -- In a saga in quarantine the step that is under way is skipped. Its answer may be the one that
 -- cannot be read, so its events are deleted.
-CREATE FUNCTION {schema}.skip_saga_step(saga_id bigint, step text) RETURNS text[]
+CREATE FUNCTION {schema}.skip_saga_step(saga_id bigint, step text, reply jsonb DEFAULT NULL) RETURNS text[]
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   instance record;
@@ -202,8 +228,9 @@ BEGIN
   FROM {schema}.saga AS s
   WHERE s.id = skip_saga_step.saga_id
   FOR UPDATE;
+  PERFORM {schema}.check_skipped_reply(skip_saga_step.saga_id, skip_saga_step.step, skip_saga_step.reply);
   IF instance.state IS DISTINCT FROM 'quarantined' THEN
-    RETURN {schema}.ask_saga(skip_saga_step.saga_id, skip_saga_step.step, 'skip');
+    RETURN {schema}.ask_saga(skip_saga_step.saga_id, skip_saga_step.step, 'skip', skip_saga_step.reply);
   END IF;
   SELECT CASE WHEN instance.is_undo THEN t.undo_attempt ELSE t.attempt END INTO number
   FROM {schema}.saga_step AS t
@@ -215,15 +242,16 @@ BEGIN
   END IF;
   DELETE FROM {schema}.saga_event AS e
   WHERE e.key = instance.key AND e.step = skip_saga_step.step AND e.is_undo = instance.is_undo;
-  INSERT INTO {schema}.saga_event (key, is_orphan, kind, step, attempt, is_undo)
-  VALUES (instance.key, false, 'skip', skip_saga_step.step, number, instance.is_undo);
+  INSERT INTO {schema}.saga_event (key, is_orphan, kind, step, attempt, is_undo, payload)
+  VALUES (instance.key, false, 'skip', skip_saga_step.step, number, instance.is_undo,
+          coalesce(convert_to(skip_saga_step.reply::text, 'UTF8'), ''));
   UPDATE {schema}.saga AS s
   SET state = CASE WHEN instance.is_undo THEN 'compensating' ELSE 'running' END, reason = NULL,
       due_at = clock_timestamp(), changed_at = clock_timestamp(), revision = s.revision + 1
   WHERE s.id = skip_saga_step.saga_id;
   RETURN ARRAY[skip_saga_step.step];
 END $$;
-COMMENT ON FUNCTION {schema}.skip_saga_step IS 'Go on as if a step that waits for an operator were done, or its compensation; somebody has done it by hand. Of a saga in quarantine also one that is under way: its answers are deleted. Returns the step. Error OB009 when it does not wait.';
+COMMENT ON FUNCTION {schema}.skip_saga_step IS 'Go on as if a step that waits for an operator were done, or its compensation; somebody has done it by hand. Of a saga in quarantine also one that is under way: its answers are deleted. With a reply, as if the participant had sent it. Returns the step. Error OB009 when it does not wait, OB011 when a later step of a file needs a reply that is not given.';
 
 -- Ends a saga without its compensations.
 CREATE FUNCTION {schema}.abandon_saga(saga_id bigint, why text) RETURNS boolean
@@ -337,10 +365,10 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION {schema}.retry_saga_as IS 'For operators: retry_saga(), recorded. A dead letter of the last attempt is discarded, and recorded, too.';
 
-CREATE FUNCTION {schema}.skip_saga_step_as(saga_id bigint, step text, by text, note text) RETURNS TABLE (command text, is_discarded boolean)
+CREATE FUNCTION {schema}.skip_saga_step_as(saga_id bigint, step text, by text, note text, reply jsonb DEFAULT NULL) RETURNS TABLE (command text, is_discarded boolean)
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   WITH asked AS MATERIALIZED (
-    SELECT s.type, s.key, {schema}.skip_saga_step(s.id, $2::text) AS steps
+    SELECT s.type, s.key, {schema}.skip_saga_step(s.id, $2::text, $5::jsonb) AS steps
     FROM {schema}.saga AS s
     WHERE s.id = $1
   )

@@ -41,6 +41,17 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION {schema}.find_saga IS 'For producers that start sagas: the saga that has a business id, or a key, without its data.';
 
+-- Who leads sagas: a process of an orchestrator writes down every 20 seconds which graphs it has.
+-- So operators see sagas that no process leads.
+CREATE TABLE {schema}.saga_leader (
+  scope       text COLLATE "C" NOT NULL,
+  fingerprint text COLLATE "C" NOT NULL,
+  led_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+  CONSTRAINT saga_leader_pkey PRIMARY KEY (scope, fingerprint)
+);
+COMMENT ON TABLE {schema}.saga_leader IS 'When a process of an orchestrator last led sagas of a graph.';
+COMMENT ON COLUMN {schema}.saga_leader.scope IS 'The scope of the orchestrator.';
+
 -- Writes a graph down, and for a file its plan. A changed file is refused while sagas run that
 -- began with another under the same version: they could not go on. Those who start sagas meanwhile
 -- hold the lock shared until they commit.
@@ -91,9 +102,9 @@ BEGIN
           CASE WHEN register_saga.plan IS NOT NULL THEN register_saga.scope END,
           CASE WHEN register_saga.plan IS NOT NULL THEN register_saga.reply_to END)
   ON CONFLICT ON CONSTRAINT saga_definition_pkey DO UPDATE
-  SET plan = excluded.plan, scope = excluded.scope, reply_to = excluded.reply_to
+  SET graph = excluded.graph, plan = excluded.plan, scope = excluded.scope, reply_to = excluded.reply_to
   WHERE excluded.plan IS NOT NULL
-    AND (d.plan, d.scope, d.reply_to) IS DISTINCT FROM (excluded.plan, excluded.scope, excluded.reply_to);
+    AND (d.graph, d.plan, d.scope, d.reply_to) IS DISTINCT FROM (excluded.graph, excluded.plan, excluded.scope, excluded.reply_to);
 END $$;
 COMMENT ON FUNCTION {schema}.register_saga IS 'For orchestrators: writes a graph down, and for a file the plan by which start_saga() starts its sagas. Error OB015 when sagas are in flight that began with another file under this version, or whose answers go to another subject.';
 
@@ -174,7 +185,7 @@ BEGIN
   ORDER BY d.version DESC
   LIMIT 1;
   IF NOT FOUND THEN
-    RAISE EXCEPTION 'there is no file of saga "%"%', start_saga.type, coalesce(format(', version %s', start_saga.version), '')
+    RAISE EXCEPTION 'there is no file of saga "%"%', start_saga.type, coalesce(', version ' || start_saga.version, '')
       USING ERRCODE = 'OB015', HINT = 'Run `oncebox saga apply FILE`, or `oncebox saga run FILE`. A saga of a program in Rust is started by it.';
   END IF;
   IF current_setting('transaction_isolation') <> 'read committed' THEN

@@ -66,8 +66,10 @@ BEGIN
     GRANT EXECUTE ON FUNCTION {schema}.move_delayed(integer, bigint, timestamptz, bigint) TO "{name}_relay";
     -- Metrics of sagas, and a trace; not their data, nor their commands' payloads.
     GRANT SELECT (id, type, business_id, key, version, fingerprint, state, direction, reason, due_at, created_at, changed_at,
-                  deadline_at, finished_at)
+                  deadline_at, finished_at, scope)
       ON {schema}.saga TO "{name}_relay";
+    GRANT SELECT (fingerprint, type, version, reply_to) ON {schema}.saga_definition TO "{name}_relay";
+    GRANT SELECT ON {schema}.saga_leader TO "{name}_relay";
     GRANT SELECT (saga_id, step, state, attempt, undo_attempt, subject, undo_subject, reason, deadline_at, sent_at,
                   answered_at, undo_sent_at, undone_at)
       ON {schema}.saga_step TO "{name}_relay";
@@ -126,7 +128,7 @@ BEGIN
       TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.lane_of(text) TO "{name}_operator";
     GRANT SELECT ON {schema}.delayed, {schema}.barrier TO "{name}_operator";
-    GRANT SELECT ON {schema}.saga, {schema}.saga_step, {schema}.saga_event, {schema}.saga_definition
+    GRANT SELECT ON {schema}.saga, {schema}.saga_step, {schema}.saga_event, {schema}.saga_definition, {schema}.saga_leader
       TO "{name}_operator";
     GRANT SELECT ON {schema}.lane, {schema}.parked, {schema}.replay, {schema}.discarded, {schema}.event_kind, {schema}.pause,
       {schema}.audit
@@ -144,7 +146,7 @@ BEGIN
       {schema}.prune_segment(float8, text, text, text), {schema}.prune_inbox(bigint, bigint, boolean, text, text),
       {schema}.resend_loss(smallint, text, timestamptz, text, text),
       {schema}.enable_events(text[], text, text), {schema}.disable_events(text[], text, text),
-      {schema}.retry_saga_as(bigint, text, text, text), {schema}.skip_saga_step_as(bigint, text, text, text),
+      {schema}.retry_saga_as(bigint, text, text, text), {schema}.skip_saga_step_as(bigint, text, text, text, jsonb),
       {schema}.abandon_saga_as(bigint, text, text, text),
       {schema}.discard_letters(bigint[], text, text), {schema}.retry_letter(bigint, text, text),
       {schema}.retry_failing(text, text, text, text, text, text),
@@ -232,6 +234,7 @@ BEGIN
     GRANT SELECT, INSERT, UPDATE ON {schema}.saga, {schema}.saga_step TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.saga_event TO "{name}_consumer";
     GRANT SELECT ON {schema}.saga_definition TO "{name}_consumer";
+    GRANT SELECT, INSERT, UPDATE ON {schema}.saga_leader TO "{name}_consumer";
     GRANT EXECUTE ON FUNCTION {schema}.register_saga(text, text, integer, jsonb, jsonb, text, text) TO "{name}_consumer";
     GRANT EXECUTE ON FUNCTION {schema}.sweep_sagas(interval, integer) TO "{name}_consumer";
   END IF;

@@ -2,6 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use serde::{Deserialize, Serialize};
+
 const LENGTH_MAX: usize = 255;
 
 /// A NATS subject that a message may be published to, by the same rules as the SQL check.
@@ -17,8 +19,23 @@ const LENGTH_MAX: usize = 255;
 /// assert!("orders..placed".parse::<Subject>().is_err());
 /// assert!("orders.*".parse::<Subject>().is_err());
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Subject(String);
+
+impl From<Subject> for String {
+    fn from(subject: Subject) -> Self {
+        subject.0
+    }
+}
+
+impl TryFrom<String> for Subject {
+    type Error = InvalidSubject;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
 
 impl Subject {
     /// The subject as text.

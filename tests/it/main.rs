@@ -176,6 +176,8 @@ mod saga {
     mod health; // probes and metrics of a process that leads sagas
     mod lead; // the commands that check, test, apply and lead them
     mod stuck; // what waits for an operator: stuck, given up
+    mod unled; // sagas that no process leads are found
+    mod crossing; // sagas beside large payloads, pauses, turns, fleets, strict order
     mod quarantine; // what puts a saga into quarantine, and gets it out
     mod deaths; // deaths of commands, published by real inboxes: which of them count
     mod again; // business ids that come again, and what is deleted

@@ -99,6 +99,10 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
         "oncebox saga skip --key 4711:order --step ship --by mina --note INC-7",
         "Go on: somebody has sent the parcel by hand",
     ),
+    (
+        "oncebox saga skip --key 4711:order --step reserve --reply '{\"id\": \"r-7\"}'",
+        "The same, with the reply that a later step needs",
+    ),
     ("oncebox saga abandon --key 4711:order --note INC-7", "Give one up as it stands"),
     ("oncebox saga check order.toml", "Every mistake in a file of a saga, with its line"),
     ("oncebox saga test order.toml order.scenarios.toml", "The way of each scenario, without a server"),

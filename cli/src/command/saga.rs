@@ -58,7 +58,10 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>, for_both: Vec<Arg>) -> 
         "skip",
         "Go on as if a step that waits, or put its saga aside, were done, or undone: somebody did it by hand",
     )
-    .arg(step().required(true).help("The step"));
+    .arg(step().required(true).help("The step"))
+    .arg(
+        lead::json("reply").help("The reply that its participant would have sent, where later steps need it"),
+    );
     let abandon = acting(
         "abandon",
         "Give sagas up as they stand: what is delayed is cancelled, nothing more is sent or undone",
@@ -156,7 +159,7 @@ impl Sagas {
         };
         let action = match name {
             "retry" => SagaAction::Retry { step: text("step") },
-            "skip" => SagaAction::Skip { step: text("step").unwrap_or_default() },
+            "skip" => SagaAction::Skip { step: text("step").unwrap_or_default(), reply: text("reply") },
             "abandon" => SagaAction::Abandon,
             _ => {
                 let limit = flags.get_one::<u32>("limit").map_or(1000, |limit| *limit as usize);

@@ -28,7 +28,7 @@ impl Part {
             Verb::RetrySagas => Some(SagaAction::Retry { step }),
             Verb::SkipStep => {
                 let step = step.ok_or_else(|| Problem::Bad("step: which one?".to_owned()))?;
-                Some(SagaAction::Skip { step })
+                Some(SagaAction::Skip { step, reply: None })
             }
             Verb::AbandonSagas => Some(SagaAction::Abandon),
             _ => None,

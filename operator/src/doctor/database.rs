@@ -28,6 +28,14 @@ pub(super) fn check(plan: &Plan, facts: &DatabaseFacts, found: &mut Vec<Diagnosi
     found.extend(slowly_applied(facts));
     found.extend(deaf(plan, facts));
     found.extend(different(facts));
+    found.extend(facts.sagas_unled.iter().map(|unled| {
+        warning(
+            "saga-leader",
+            unled.what(),
+            "nothing takes their answers or watches their deadlines",
+            unled.remedy(),
+        )
+    }));
     found.extend(facts.unasked.iter().map(|problem| {
         warning(
             "unasked",

@@ -20,9 +20,10 @@ use tokio_postgres::{AsyncMessage, Client, Row};
 
 use super::{DatabaseFacts, InboxFacts};
 use crate::{
-    LossStatus,
+    LossStatus, SagasUnled,
     disk::full_disk,
     relay_settings::{RelaySettings, relay_settings},
+    sagas::UNLED_SECONDS,
     status::{RecentSubject, recent_subjects},
 };
 
@@ -34,6 +35,8 @@ const NOTIFY_TIMEOUT: Duration = Duration::from_secs(3);
 const TABLES_NAMED: i64 = 5;
 /// Inboxes that are looked at, at most.
 const INBOXES_MAX: i64 = 100;
+/// Kinds of sagas that are looked at, at most.
+const SAGAS_MAX: i32 = 1_000;
 /// Losses that are looked at, at most.
 const LOSSES_MAX: i64 = 20;
 /// A channel that nobody else listens on.
@@ -48,6 +51,7 @@ const ROLES: &str = include_str!("sql/roles.sql");
 const READABLE: &str = include_str!("sql/readable.sql");
 const INBOXES: &str = include_str!("sql/inboxes.sql");
 const LOSSES: &str = include_str!("../sql/losses.sql");
+const UNLED: &str = include_str!("../sql/status_unled.sql");
 
 /// Connects, looks, and hangs up.
 ///
@@ -175,6 +179,10 @@ async fn look_at_contents(config: &OutboxConfig, client: &mut Client, facts: &mu
     match ask(client, &config.schema.sql(INBOXES), &[&INBOXES_MAX]).await {
         Ok(rows) => facts.inboxes = rows.iter().map(inbox_facts).collect(),
         Err(problem) => facts.unasked.push(format!("for how long inboxes keep keys: {problem}")),
+    }
+    match ask(client, &config.schema.sql(UNLED), &[&SAGAS_MAX, &UNLED_SECONDS]).await {
+        Ok(rows) => facts.sagas_unled = rows.iter().map(SagasUnled::new).collect(),
+        Err(problem) => facts.unasked.push(format!("which sagas no process leads: {problem}")),
     }
     match settings(config, client).await {
         Ok(settings) => facts.relay_settings = settings,

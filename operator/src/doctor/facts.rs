@@ -5,7 +5,7 @@ use oncebox_relay::facts::{Fault, LowIds};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::{LossStatus, relay_settings::RelaySettings, status::RecentSubject};
+use crate::{LossStatus, SagasUnled, relay_settings::RelaySettings, status::RecentSubject};
 
 /// The facts about PostgreSQL.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
@@ -72,6 +72,8 @@ pub struct DatabaseFacts {
     pub inboxes: Vec<InboxFacts>,
     /// With which settings relays were at work within the last three minutes, by how many they are.
     pub relay_settings: Vec<RelaySettings>,
+    /// Sagas that no process leads, by type and version.
+    pub sagas_unled: Vec<SagasUnled>,
     /// Losses of messages that streams had acknowledged, the newest 20 at most.
     pub losses: Vec<LossStatus>,
     /// The questions that failed, and why.

@@ -56,7 +56,7 @@ pub(super) fn check_bucket(survey: &Survey, found: &mut Vec<Diagnosis>) {
         "bucket-age",
         format!("{name} keeps large payloads for {}, stream {} its messages {longer}", time(kept), stream.name),
         "a message that is consumed after that has lost its payload, and becomes a dead letter",
-        format!("nats stream edit {name} --max-age={}s; have what is lost already sent again: `oncebox outbox verify \
+        format!("nats stream edit {name} --max-age={}s --force; have what is lost already sent again: `oncebox outbox verify \
                  --stream {} --resend`", stream.age_max_seconds.unwrap_or_default().ceil(), stream.name),
     ));
 }
@@ -69,7 +69,7 @@ fn closed_bucket(bucket: &StreamStatus) -> Option<Diagnosis> {
         (what, "name another bucket with --object-store; a seal cannot be undone".to_owned())
     } else if bucket.refuses_rollups {
         let what = format!("{name} allows no roll-ups, so it refuses the description of each object");
-        (what, format!("nats stream edit {name} --allow-rollup"))
+        (what, format!("nats stream edit {name} --allow-rollup --force"))
     } else {
         return None;
     };
@@ -104,8 +104,10 @@ fn fed(plan: &Plan, stream: &StreamStatus) -> Option<Diagnosis> {
 
 fn declared(stream: &StreamStatus) -> Option<Diagnosis> {
     let what = format!("stream {} is not as declared: {}", stream.name, stream.differs.as_ref()?);
-    let remedy =
-        format!("change the stream (`nats stream edit {} --interactive`) or its declaration", stream.name);
+    let remedy = format!(
+        "change the stream (`nats stream edit {} --interactive --force`) or its declaration",
+        stream.name
+    );
     Some(if stream.is_verified {
         problem_of("stream-declared", what, "its policy is verify: the relay does not start", remedy)
     } else {
@@ -119,7 +121,7 @@ fn window(plan: &Plan, stream: &StreamStatus) -> Option<Diagnosis> {
     // A window is no longer than messages stay.
     let longest = time(stream.age_max_seconds.map_or(WINDOW_SECONDS, |age| age.min(WINDOW_SECONDS)));
     let remedy = format!(
-        "nats stream edit {} --dupe-window {longest}; nats-server knows the ids of older messages for so long only after a restart",
+        "nats stream edit {} --dupe-window {longest} --force; nats-server knows the ids of older messages for so long only after a restart",
         stream.name
     );
     if window < resend {
@@ -177,7 +179,7 @@ fn discard(stream: &StreamStatus) -> Option<Diagnosis> {
             ),
             "messages that no consumer has had yet are lost without a trace",
             format!(
-                "nats stream edit {name} --max-msgs-per-subject=-1, or: nats stream edit {name} --discard new --discard-per-subject"
+                "nats stream edit {name} --max-msgs-per-subject=-1 --force, or: nats stream edit {name} --discard new --discard-per-subject --force"
             ),
         ));
     }
@@ -187,10 +189,10 @@ fn discard(stream: &StreamStatus) -> Option<Diagnosis> {
     let remedy = if stream.is_scheduling {
         format!(
             "move the schedules to a stream of their own, or use `enqueue_at` of Oncebox: a stream with schedules cannot \
-             refuse messages; then: nats stream edit {name} --discard new"
+             refuse messages; then: nats stream edit {name} --discard new --force"
         )
     } else {
-        format!("nats stream edit {name} --discard new: then the relay waits until there is room")
+        format!("nats stream edit {name} --discard new --force: then the relay waits until there is room")
     };
     Some(if stream.messages_max.is_some() || stream.bytes_max.is_some() {
         problem_of(
@@ -238,7 +240,7 @@ fn replicas(survey: &Survey, stream: &StreamStatus) -> Option<Diagnosis> {
         "replicas",
         format!("stream {} is held by one server of the cluster {cluster}", stream.name),
         "while that server is away nothing is delivered; with its disk the messages are gone",
-        format!("nats stream edit {} --replicas 3", stream.name),
+        format!("nats stream edit {} --replicas 3 --force", stream.name),
     ))
 }
 
@@ -263,7 +265,7 @@ fn message_size(survey: &Survey, stream: &StreamStatus, subjects: &[RecentSubjec
     let name = &stream.name;
     let consequence = "a larger message is dead at once, and holds back its ordering key";
     let remedy = format!(
-        "nats stream edit {name} --max-msg-size=-1, or have producers send a reference to large bodies"
+        "nats stream edit {name} --max-msg-size=-1 --force, or have producers send a reference to large bodies"
     );
     let taken = subjects.iter().filter(|subject| stream.takes(&subject.subject));
     let largest = taken.max_by_key(|subject| subject.bytes_max);

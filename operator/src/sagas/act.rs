@@ -41,6 +41,8 @@ pub enum SagaAction {
     Skip {
         /// The step.
         step: String,
+        /// The reply that the participant would have sent, as JSON.
+        reply: Option<String>,
     },
     /// Give the saga up as it stands.
     Abandon,
@@ -50,7 +52,10 @@ impl SagaAction {
     /// A saga in a set of this action. Another step is another action.
     fn row(&self, saga: &Saga) -> String {
         match self {
-            Self::Retry { step: Some(step) } | Self::Skip { step } => format!("{} {step}", saga.id),
+            Self::Retry { step: Some(step) } | Self::Skip { step, reply: None } => {
+                format!("{} {step}", saga.id)
+            }
+            Self::Skip { step, reply: Some(reply) } => format!("{} {step} {reply}", saga.id),
             Self::Retry { step: None } | Self::Abandon => saga.id.to_string(),
         }
     }
@@ -60,7 +65,7 @@ impl SagaAction {
             Self::Retry { step: None } => saga.state == "quarantined" || !saga.waiting.is_empty(),
             Self::Retry { step: Some(step) } => saga.waiting.contains(step),
             // Of one in quarantine the database says which step that can be.
-            Self::Skip { step } => saga.state == "quarantined" || saga.waiting.contains(step),
+            Self::Skip { step, .. } => saga.state == "quarantined" || saga.waiting.contains(step),
             Self::Abandon => saga.finished_at.is_none(),
         }
     }
@@ -139,13 +144,16 @@ impl Operator {
         let step;
         let (sql, second): (&str, &dyn Parameter) = match action {
             SagaAction::Retry { step } => (&sql.retry_saga, step),
-            SagaAction::Skip { step } => (&sql.skip_saga_step, step),
+            SagaAction::Skip { step, .. } => (&sql.skip_saga_step, step),
             SagaAction::Abandon => {
                 step = why;
                 (&sql.abandon_saga, &step)
             }
         };
-        let parameters: [&dyn Parameter; 4] = [&id, second, &stamp.operator, &stamp.note];
+        let mut parameters: Vec<&dyn Parameter> = vec![&id, second, &stamp.operator, &stamp.note];
+        if let SagaAction::Skip { reply, .. } = action {
+            parameters.push(reply);
+        }
         let rows = match transaction.query_typed(sql, &typed(&parameters)).await {
             Ok(rows) => rows,
             Err(error) if error.code().map(SqlState::code) == Some(NOT_WAITING) => return Ok(false),

@@ -44,6 +44,23 @@ pub struct RefusedAnswer {
     pub refused_at: SystemTime,
 }
 
+/// The beginnings of the reasons for which an orchestrator refuses an answer.
+const REFUSALS: [&str; 2] = ["the answer contradicts ", "not an answer: "];
+
+/// Whether a dead letter is an answer that its orchestrator refused: it is refused each time.
+pub(crate) fn is_refused(scope: &str, reason: &str) -> bool {
+    scope.ends_with(":replies") && REFUSALS.iter().any(|start| reason.starts_with(start))
+}
+
+/// The key of the saga that an answer with this key is to: without the command's step, its attempt
+/// and the words behind it.
+pub(crate) fn saga_of_answer(key: &str) -> Option<&str> {
+    let command = key.strip_suffix(":reply")?;
+    let command = command.strip_suffix(":undo").unwrap_or(command);
+    let (saga, last) = command.rsplit_once(':')?;
+    if last.starts_with('#') { saga.rsplit_once(':').map(|(saga, _)| saga) } else { Some(saga) }
+}
+
 /// The data of a saga of a file, in the form in which `oncebox-saga` writes it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -159,6 +176,21 @@ mod tests {
                         \"c\\\"{\": \"x\\\\\",\n  \"d\": \", : [\"\n}";
         assert_eq!(pretty, expected);
         assert_eq!(Json::of("broken {".to_owned()).text(), "\"broken {\"");
+    }
+
+    #[test]
+    fn the_key_of_an_answer_names_its_saga() {
+        for key in [
+            "a:order:pay:reply",
+            "a:order:pay:undo:reply",
+            "a:order:pay:#2:reply",
+            "a:order:pay:#2:undo:reply",
+        ] {
+            assert_eq!(saga_of_answer(key), Some("a:order"), "{key}");
+        }
+        for key in ["a:order:pay", "reply", ":reply"] {
+            assert_eq!(saga_of_answer(key), None, "{key}");
+        }
     }
 
     #[test]

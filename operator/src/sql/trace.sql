@@ -48,7 +48,7 @@ SELECT
   f.lane,
   f.id,
   f.key,
-  f.subject,
+  coalesce(f.subject, '') AS subject,
   f.ordering_key,
   f.created_at,
   y.not_before,

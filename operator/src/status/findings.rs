@@ -19,6 +19,7 @@ use super::{
         obstacles::{Expected, Obstacle, obstacles},
         pause_row::PauseRow,
         relay_settings::RelaySettings,
+        sagas::{SagasUnled, is_refused},
         shell::quoted,
     },
     Finding, Holder, LaneStatus, SagasWaiting, Status,
@@ -104,6 +105,8 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
     let behind = status.dead_letters.iter().flatten().map(dead_letters);
     let behind = behind.chain(failing(status.inboxes.as_deref().unwrap_or_default()));
     let behind = behind.chain(status.expectations.iter().filter_map(unhandled));
+    let unled = |one: &SagasUnled| Finding::new(one.what(), one.remedy());
+    let behind = behind.chain(status.sagas_unled.iter().map(unled));
     let behind = behind.chain(status.sagas_waiting.iter().map(sagas)).chain(different(status));
     let behind = behind.chain(status.enqueuing.iter().filter_map(enqueuing)).chain(restored(&status.lanes));
     found.extend(behind.map(Finding::mild));
@@ -209,12 +212,16 @@ fn dead_letters(group: &DeadLetters) -> Finding {
     let at_least = if *is_capped { "at least " } else { "" };
     let word = quoted(scope);
     let messages = counted(letters, "message");
+    let first = match is_refused(scope, reason) {
+        true => format!(
+            "mend the participant: its saga passes over a refused answer, also if it comes again; see which: \
+             `oncebox inbox dead list --scope {word}`, and help sagas that are stuck for it: `oncebox saga list --state stuck`"
+        ),
+        false => format!("mend the cause, then `oncebox inbox dead retry --scope {word}`"),
+    };
     Finding::new(
         format!("the inbox of {scope} has given {at_least}{messages} up; the newest: {reason}"),
-        format!(
-            "mend the cause, then `oncebox inbox dead retry --scope {word}`, or give them up: \
-             `oncebox inbox dead discard --scope {word}`"
-        ),
+        format!("{first}; or give them up: `oncebox inbox dead discard --scope {word}`"),
     )
 }
 

@@ -20,6 +20,7 @@ use super::{
         query,
         rates::{Marks, Rates},
         relay_settings::relay_settings,
+        sagas::{SagasUnled, UNLED_SECONDS},
     },
     BlockedKey, Holder, LaneStatus, ParkedReason, RelaySessions, SagasWaiting, Status,
     findings::{DOWN, findings, nats_away, of_nats},
@@ -113,6 +114,7 @@ impl Operator {
             inboxes,
             expectations: ask.expectations(&schema).await?,
             sagas_waiting: ask.sagas_waiting(&schema).await?,
+            sagas_unled: ask.sagas_unled(&sql.status_unled).await?,
             losses: losses.iter().map(LossStatus::new).collect(),
             faults,
             relay_settings,
@@ -212,6 +214,12 @@ impl Asking<'_> {
     async fn sagas_waiting(&self, schema: &SchemaName) -> Result<Vec<SagasWaiting>, RelayError> {
         let rows = self.all("count sagas", &schema.sql(sql::SAGAS), &[&SAGAS_MAX]).await?;
         Ok(rows.iter().filter_map(sagas_waiting).collect())
+    }
+
+    async fn sagas_unled(&self, sql: &str) -> Result<Vec<SagasUnled>, RelayError> {
+        let bounds: [&dyn Parameter; 2] = [&SAGAS_MAX, &UNLED_SECONDS];
+        let rows = self.all("find sagas that no process leads", sql, &bounds).await?;
+        Ok(rows.iter().map(SagasUnled::new).collect())
     }
 
     async fn expectations(&self, schema: &SchemaName) -> Result<Vec<Expectation>, RelayError> {

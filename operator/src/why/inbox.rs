@@ -9,7 +9,8 @@ use super::{
 };
 use crate::{
     TracedInbox, TracedKey,
-    sagas::SagaProgress,
+    sagas::{SagaProgress, SagasUnled, is_refused, saga_of_answer},
+    shell::quoted,
     time::text,
     trace::{TracedEffect, TracedLease},
 };
@@ -125,6 +126,7 @@ fn dead(key: &str, inbox: &TracedInbox, who: &str, inboxes: &Inboxes) -> End {
     let letter = inboxes.letters.iter().find(is_it);
     let at = inbox.settled_at.map(|at| format!(" at {}", text(at))).unwrap_or_default();
     match letter {
+        Some(letter) if is_refused(&letter.scope, &letter.reason) => refused(key, letter, who),
         Some(letter) => {
             let count = counted(letter.deliveries, "delivery").replace("deliverys", "deliveries");
             let what = format!("{who} gave it up{at}, after {count}: {}", letter.reason);
@@ -152,6 +154,25 @@ fn dead(key: &str, inbox: &TracedInbox, who: &str, inboxes: &Inboxes) -> End {
             End { remedy: Some(remedy), ..End::new("inbox", Outcome::GivenUp, what) }
         }
     }
+}
+
+/// An answer that its orchestrator refused is refused each time, so only its participant can help.
+fn refused(key: &str, letter: &Letter, who: &str) -> End {
+    let look = match saga_of_answer(key) {
+        Some(saga) => format!("oncebox saga show {}", quoted(saga)),
+        None => "oncebox saga list --state stuck".to_owned(),
+    };
+    End::held(
+        "inbox",
+        format!("{who} refused it: {}", letter.reason),
+        Remedy {
+            what: "mend the participant. The saga passes over this answer, also if it comes again, and goes on at the deadline \
+                   of the step; if it is stuck then, `oncebox saga retry` asks for another attempt. See how it stands"
+                .to_owned(),
+            command: Some(look),
+            ..Remedy::default()
+        },
+    )
 }
 
 fn snoozed(key: &str, inbox: &TracedInbox, who: &str) -> End {
@@ -232,10 +253,14 @@ fn at_work(running: &Running) -> End {
 }
 
 /// The end of a saga that goes on; `None` for one that has finished.
-pub(super) fn of_saga(progress: &SagaProgress) -> Option<End> {
+pub(super) fn of_saga(progress: &SagaProgress, unled: &[SagasUnled]) -> Option<End> {
     let saga = &progress.saga;
     if saga.finished_at.is_some() {
         return None;
+    }
+    let is_of = |one: &&SagasUnled| one.saga_type == saga.saga_type && one.version == saga.version;
+    if let Some(unled) = unled.iter().find(is_of) {
+        return Some(End::held("saga", unled.what(), Remedy::of_text(unled.remedy())));
     }
     let reason = saga.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
     let what = format!("the saga {} is {}{reason}", saga.saga_type, saga.state);

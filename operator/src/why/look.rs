@@ -211,14 +211,15 @@ fn answers(
     }
     let has_message =
         |key: &str| placed.iter().any(|placed| placed.trace.messages.iter().any(|one| one.key == key));
-    for placed in placed {
+    for (placed, look) in placed.iter().zip(found) {
+        let unled = look.as_ref().map_or(&[][..], |look| &look.status.sagas_unled);
         let lone = placed.trace.inboxes.iter().filter(|traced| !has_message(&traced.key));
         answers.extend(lone.map(|traced| {
             let end = inbox::of_lone(traced, &placed.database, inboxes);
             finish(&traced.key, Some(&placed.database), Vec::new(), end)
         }));
         answers.extend(placed.trace.sagas.iter().filter_map(|progress| {
-            let end = inbox::of_saga(progress)?;
+            let end = inbox::of_saga(progress, unled)?;
             Some(finish(&progress.saga.key, Some(&placed.database), Vec::new(), end))
         }));
     }

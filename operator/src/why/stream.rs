@@ -9,7 +9,7 @@ use crate::{
     obstacles::{Obstacle, obstacles},
     shell::quoted,
     status::findings::{lost, nats_away},
-    survey::{ConsumerStatus, Survey},
+    survey::{ConsumerStatus, StreamStatus, Survey},
 };
 
 /// The end of a message that a stream has stored, as far as its consumers know.
@@ -41,6 +41,13 @@ pub(super) fn judge(case: &Case<'_>, passed: &mut Vec<Passed>) -> End {
         consumer.filters.is_empty() || consumer.filters.iter().any(|filter| covers(filter, subject))
     };
     let consumers: Vec<&ConsumerStatus> = survey.consumers.iter().filter(takes).collect();
+    let stored = case.look.stored.get(&(case.message.lane, case.message.id));
+    // Where a copy stands that was sent again is not known.
+    let is_only = case.message.replay.is_none();
+    if matches!(stored, Some(Stored::LetGo { .. })) && !is_handled && is_only && !stream.deletes_acknowledged
+    {
+        return dropped(case, stream);
+    }
     if consumers.is_empty() && !is_handled {
         return none_takes(&survey, &stream.name, subject);
     }
@@ -124,6 +131,27 @@ fn missing(case: &Case<'_>, stream: &str) -> End {
         format!("stream {stream} acknowledged it, and does not have it: it was deleted, or lost"),
         remedy,
     )
+}
+
+/// A stream that keeps what was acknowledged has let go of it by a limit, perhaps before a consumer
+/// had it.
+fn dropped(case: &Case<'_>, stream: &StreamStatus) -> End {
+    let what = format!(
+        "stream {} has it no more: it made place for newer ones, or was too old; no inbox of the databases that were asked has \
+         its key",
+        stream.name
+    );
+    let again = match stream.discards_new {
+        true => String::new(),
+        false => format!(
+            "; that a full stream refuses messages in place of dropping them: `nats stream edit {} --discard new --force`",
+            quoted(&stream.name)
+        ),
+    };
+    let fields = [("kind", "replays"), ("action", "replay"), ("key", case.message.key.as_str())];
+    let words = format!("if no consumer has handled it, have a copy sent{again}");
+    let remedy = Remedy::action(words, "oncebox outbox replay", &fields);
+    End { remedy: Some(remedy), ..End::new("stream", Outcome::Unknown, what) }
 }
 
 fn none_takes(survey: &Survey, stream: &str, subject: &str) -> End {

@@ -73,14 +73,14 @@ impl Fields {
         Ok(())
     }
 
-    /// Why a pointer into this may find nothing, if so.
-    pub(super) fn doubt(&self, path: &[String]) -> Option<String> {
+    /// Why a pointer into this may find nothing, if so, and what mends it.
+    pub(super) fn doubt(&self, path: &[String]) -> Option<(String, String)> {
         if path.is_empty() {
             return None;
         }
         let near: Vec<&Field> =
             self.0.iter().filter(|one| path.starts_with(&one.path) || one.path.starts_with(path)).collect();
-        let doubts: Vec<Option<String>> = near.iter().map(|field| field.doubt(path)).collect();
+        let doubts: Vec<Option<(String, String)>> = near.iter().map(|field| field.doubt(path)).collect();
         match doubts.iter().all(Option::is_some) {
             false => None,
             true => Some(
@@ -88,19 +88,37 @@ impl Fields {
                     .into_iter()
                     .flatten()
                     .next()
-                    .unwrap_or_else(|| format!("{} is not declared there", Pointer(path.to_vec()))),
+                    .unwrap_or_else(|| {
+                        let name = Pointer(path.to_vec()).to_string();
+                        let remedy = format!(
+                            "declare it, {name:?} = \"string\" or another type; if it may be missing, {name:?} = {{ type = \
+                             \"string\", required = false }}, and give a default"
+                        );
+                        (format!("{name} is not declared there"), remedy)
+                    }),
             ),
         }
     }
 }
 
 impl Field {
-    fn doubt(&self, path: &[String]) -> Option<String> {
+    fn doubt(&self, path: &[String]) -> Option<(String, String)> {
+        let Self { name, kind, .. } = self;
         let is_inside = path.len() > self.path.len();
         if is_inside && !matches!(self.kind, Kind::Object | Kind::Array) {
-            return Some(format!("{} is of type {}, which has no fields", self.name, self.kind.name()));
+            let problem = format!("{name} is of type {}, which has no fields", kind.name());
+            return Some((
+                problem,
+                format!("declare it as an object, {name:?} = \"object\", or give a default"),
+            ));
         }
-        (!self.is_required).then(|| format!("{} need not be there", self.name))
+        (!self.is_required).then(|| {
+            let remedy = format!(
+                "give a default, such as default = \"\"; if it is always there, declare {name:?} = {:?}",
+                kind.name()
+            );
+            (format!("{name} may be missing (required = false)"), remedy)
+        })
     }
 
     fn read(

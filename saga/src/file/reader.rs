@@ -5,7 +5,7 @@ use std::{fmt, ops::Range, time::Duration};
 use serde_json::{Map, Number, Value as Json};
 use toml::{
     Spanned,
-    de::{DeInteger, DeTable, DeValue},
+    de::{DeInteger, DeTable, DeValue, Error as TomlError},
 };
 
 /// A mistake in a file, with its line and what mends it.
@@ -65,10 +65,7 @@ impl<'t> Reader<'t> {
     ) -> Result<T, Vec<FileMistake>> {
         let (table, errors) = DeTable::parse_recoverable(text);
         let mut reader = Self { text, mistakes: Vec::new() };
-        for error in errors {
-            let line = reader.line(&error.span().unwrap_or_default());
-            reader.note(line, format!("it is not TOML: {}", error.message()));
-        }
+        reader.note_errors(&errors);
         if reader.mistakes.is_empty() {
             let whole = Section { fields: table.get_ref(), line: 1, name: "the file".to_owned() };
             let found = read(&mut reader, &whole);
@@ -79,6 +76,28 @@ impl<'t> Reader<'t> {
         reader.mistakes.sort();
         reader.mistakes.dedup();
         Err(reader.mistakes)
+    }
+
+    /// Notes the errors of the parser. A table that is written again is one, with all that is in
+    /// it.
+    fn note_errors(&mut self, errors: &[TomlError]) {
+        let mut again: Vec<&str> = Vec::new();
+        for error in errors {
+            let line = self.line(&error.span().unwrap_or_default());
+            let above = self.text.lines().take(line);
+            let (place, table) =
+                above.enumerate().filter_map(|(at, text)| Some((at + 1, table_name(text)?))).last().unzip();
+            let is_again = error.message().contains("duplicate key");
+            match table.and_then(|name: &str| name.split('.').next()).filter(|_| is_again) {
+                Some(name) if again.contains(&name) => {}
+                Some(name) if place == Some(line) => {
+                    again.push(name);
+                    let remedy = format!("write each as [[{name}]], with two brackets");
+                    self.note_with(line, format!("there are several tables [{name}]"), remedy);
+                }
+                _ => self.note(line, format!("it is not TOML: {}", error.message())),
+            }
+        }
     }
 
     pub(super) fn line(&self, span: &Range<usize>) -> usize {
@@ -231,6 +250,12 @@ impl<'v> Section<'v> {
     pub(super) fn fields(&self) -> impl Iterator<Item = (Range<usize>, &'v str, &'v Value<'v>)> {
         self.fields.iter().map(|(key, value)| (key.span(), key.get_ref().as_ref(), value))
     }
+}
+
+/// The name of a table, of a line that begins one.
+fn table_name(line: &str) -> Option<&str> {
+    let name = line.trim().strip_prefix('[')?.split(']').next()?;
+    (!name.starts_with('[')).then(|| name.trim())
 }
 
 fn integer(number: &DeInteger<'_>) -> Option<Number> {

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use super::{
     fields::Fields,
+    pointer::Pointer,
     reader::{Reader, Section},
-    template::Template,
+    template::{Source, Template},
 };
-use crate::graph::{Draft, Undo};
+use crate::graph::{Draft, Need, Undo};
 
 pub(super) const KNOWN: [&str; 13] = [
     "name",
@@ -33,6 +34,23 @@ pub(super) struct StepOfFile {
     pub(super) payload: Template,
     pub(super) undo: Option<Template>,
     pub(super) reply: Fields,
+}
+
+impl StepOfFile {
+    /// The fields of earlier replies without which it has no command, or no compensation.
+    pub(super) fn needs(&self) -> Vec<Need> {
+        let sources =
+            [Some(&self.payload), self.undo.as_ref()].into_iter().flatten().flat_map(Template::sources);
+        let need = |source: &Source| match source.pointer.0.as_slice() {
+            [first, step, path @ ..] if first == "replies" && source.default.is_none() => Some(Need {
+                step: step.clone(),
+                field: Pointer(path.to_vec()).to_string(),
+                path: path.to_vec(),
+            }),
+            _ => None,
+        };
+        sources.filter_map(need).collect()
+    }
 }
 
 /// The steps before the one that is read: which it comes after, unless it says.

@@ -46,6 +46,28 @@ fn each_of_many_mistakes_is_told_with_its_line() {
     assert!(lines.is_sorted());
 }
 
+/// `[step]` in place of `[[step]]`, as often as there are steps.
+#[test]
+fn a_table_that_is_written_again_is_one_mistake() {
+    let found = mistakes(|text| text.replace("[[step]]", "[step]"));
+    let said = "there are several tables [step]: write each as [[step]], with two brackets";
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].ends_with(said), "{found:?}");
+    let found = mistakes(|text| text.replacen("version = 1", "version = 1\nversion = 2", 1));
+    assert!(found.len() == 1 && found[0].contains("duplicate key"), "{found:?}");
+}
+
+/// A later step of an operator's skip is known to need the reply.
+#[test]
+fn the_graph_says_which_replies_a_step_needs() {
+    let graph: serde_json::Value =
+        serde_json::from_str(&SagaFile::parse(ORDER).unwrap().graph().json()).unwrap();
+    let needs: Vec<_> = graph.as_array().unwrap().iter().filter_map(|step| step.get("needs")).collect();
+    assert_eq!(needs, [&json!([{"step": "reserve", "field": "/id", "path": ["id"]}])]);
+    let ship = graph.as_array().unwrap().iter().find(|step| step["name"] == "ship").unwrap();
+    assert!(ship.get("needs").is_some(), "a compensation with a default needs nothing");
+}
+
 #[test]
 fn a_payload_finds_its_values_when_they_are_needed() {
     let check = |old: &str, new: &str, said: &str| {
@@ -60,7 +82,14 @@ fn a_payload_finds_its_values_when_they_are_needed() {
     check(
         "{ from = \"/data/note\", default = \"\" }",
         "{ from = \"/data/note\" }",
-        "/note need not be there",
+        "in data, /note may be missing (required = false): give a default, such as default = \"\"; if it is always there, \
+         declare \"/note\" = \"string\"",
+    );
+    check(
+        "{ from = \"/data/order\" }",
+        "{ from = \"/data/ordre\" }",
+        "declare it, \"/ordre\" = \"string\" or another type; if it may be missing, \"/ordre\" = { type = \"string\", \
+         required = false }, and give a default",
     );
     check("{ from = \"/data/order\" }", "{ from = \"/data/order/x\" }", "which has no fields");
     check("{ from = \"/data/order\" }", "{ from = \"data/order\" }", "is no JSON Pointer");

@@ -28,6 +28,8 @@ const PASS_LIMIT: Duration = Duration::from_secs(30);
 /// How long a process that hangs may keep others waiting for its sagas.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
+/// How often a process says that it leads; `oncebox status` misses it after 90 seconds.
+const LEAD_EVERY: Duration = Duration::from_secs(20);
 const SWEEP_ROWS: i32 = 1000;
 /// How long an answer waits whose saga is not there, and how many of them may wait.
 const ORPHANS_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -60,10 +62,14 @@ impl Timers {
     /// Looks at sagas that are due twice a second, by the database's clock, until `shutdown` is
     /// cancelled. While PostgreSQL is away it tries again.
     pub async fn run(&self, shutdown: CancellationToken) {
-        let (mut is_away, mut next_sweep) = (false, Instant::now());
+        let (mut is_away, mut next_sweep, mut next_lead) = (false, Instant::now(), Instant::now());
         loop {
             let sweeps = Instant::now() >= next_sweep;
             let pass = async {
+                if Instant::now() >= next_lead {
+                    self.lead().await?;
+                    next_lead = Instant::now() + LEAD_EVERY;
+                }
                 let looked_at = self.run_once().await?;
                 let is_more_to_sweep = sweeps && self.sweep().await?;
                 Ok::<_, Error>((looked_at == BATCH.unsigned_abs(), is_more_to_sweep))
@@ -125,7 +131,7 @@ impl Timers {
         let mut writing = 0;
         match timeout(PASS_LIMIT, self.look(client, most, &mut writing)).await {
             Ok(ended) => ended.map_err(|problem| (writing, problem)),
-            Err(_) => Err((0, Error::Invalid(format!("PostgreSQL did not answer within {PASS_LIMIT:?}")))),
+            Err(_) => Err((0, silent(None))),
         }
     }
 
@@ -205,6 +211,13 @@ impl Timers {
         Ok(())
     }
 
+    /// Says that this process leads.
+    async fn lead(&self) -> Result<(), Error> {
+        let client = self.connect().await?;
+        let led = timeout(PASS_LIMIT, self.engine.store.lead(&**client, &self.engine.opening)).await;
+        led.map_err(|_| silent(Some(client)))?.map_err(failed("say who leads"))
+    }
+
     /// Deletes up to 1,000 old sagas, and as many answers for which no saga came within a week, or
     /// of which too many wait. Returns whether there is more.
     async fn sweep(&self) -> Result<bool, Error> {
@@ -212,10 +225,7 @@ impl Timers {
         let keep = self.retention.map(|limit| limit.as_secs_f64());
         let orphans = (ORPHANS_KEPT.as_secs_f64(), ORPHANS_MAX);
         let swept = timeout(PASS_LIMIT, self.engine.store.sweep(&**client, keep, orphans, SWEEP_ROWS)).await;
-        let Ok(swept) = swept else {
-            drop(Object::take(client));
-            return Err(Error::Invalid(format!("PostgreSQL did not answer within {PASS_LIMIT:?}")));
-        };
+        let swept = swept.map_err(|_| silent(Some(client)))?;
         let (sagas, orphans) = swept.map_err(failed("delete old sagas"))?;
         if orphans > 0 {
             warn!(orphans, "answers were deleted, since no saga ever had their keys");
@@ -231,4 +241,10 @@ impl Timers {
             Err(_) => Err(Error::Invalid(format!("no connection to PostgreSQL within {PASS_LIMIT:?}"))),
         }
     }
+}
+
+/// A connection that owes an answer is of no more use.
+fn silent(client: Option<Object>) -> Error {
+    drop(client.map(Object::take));
+    Error::Invalid(format!("PostgreSQL did not answer within {PASS_LIMIT:?}"))
 }

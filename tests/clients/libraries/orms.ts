@@ -8,6 +8,8 @@ import { Kysely, PostgresDialect } from "kysely";
 import pg from "pg";
 import postgres from "postgres";
 import { DataSource, EntitySchema } from "typeorm";
+import { PrismaPg } from "@prisma/adapter-pg";
+import { PrismaClient } from "./prisma/client.ts";
 import { cancelDelayed, enqueue, enqueueAll, Inbox, SagaRefused, startSaga, type Context, type Transaction } from "../dist/index.js";
 import { poolOf, sqlOf } from "../dist/postgres-js.js";
 
@@ -23,6 +25,7 @@ const Charges = new EntitySchema<Charge>({ name: "charge", columns: { id: { type
 const drizzled = drizzle({ client: pool });
 const kysely = new Kysely<{ charge: Charge }>({ dialect: new PostgresDialect({ pool }) });
 const typeorm = new DataSource({ type: "postgres", url, entities: [Charges] });
+const prisma = new PrismaClient({ adapter: new PrismaPg({ connectionString: url, max: 2 }) });
 const sql = postgres(url, { max: 2, onnotice: () => {} });
 const drizzledToo = drizzleOver({ client: sql });
 
@@ -31,6 +34,7 @@ const producers: Record<string, (work: (tx: Transaction, write: (id: string) => 
   drizzle: (work) => drizzled.transaction((tx) => work(tx, (id) => tx.insert(charges).values({ id, cents: 1 }))),
   "drizzle over postgres.js": (work) => drizzledToo.transaction((tx) => work(tx, (id) => tx.insert(charges).values({ id, cents: 1 }))),
   kysely: (work) => kysely.transaction().execute((tx) => work(tx, (id) => tx.insertInto("charge").values({ id, cents: 1 }).execute())),
+  prisma: (work) => prisma.$transaction((tx) => work(tx, (id) => tx.charge.create({ data: { id, cents: 1 } }))),
   typeorm: (work) => typeorm.transaction((tx) => work(tx, (id) => tx.insert(Charges, { id, cents: 1 }))),
   pg: async (work) => {
     const client = await pool.connect();
@@ -53,7 +57,7 @@ before(async () => {
   await typeorm.initialize();
 });
 after(async () => {
-  await Promise.all([typeorm.destroy(), sql.end()]);
+  await Promise.all([typeorm.destroy(), prisma.$disconnect(), sql.end()]);
   await kysely.destroy();
 });
 

@@ -6,8 +6,10 @@ use serde_json::Value;
 
 use crate::{
     console::support::Console,
+    operator::status,
     relay::process::run_ok,
     saga::shop::{Shop, data, is_handled, refusal, reply},
+    why::support::{assert_held, why},
 };
 
 /// The scope of the inbox that takes each command of the shop.
@@ -52,6 +54,23 @@ async fn each_kind_of_contradiction_is_a_dead_letter_and_is_shown() {
     let json: Value = serde_json::from_str(&json).unwrap();
     let [of_other] = &json["refused"].as_array().unwrap()[..] else { panic!("{json}") };
     assert_eq!((&of_other["key"], &of_other["command"]), (&kinds[0].0.into(), &"o-1:order:reserve".into()));
+    // Handled again it is refused again, so no retry is recommended.
+    let (_, told) = why(url, "", &[kinds[4].0]).await;
+    let of_letter =
+        told["answers"].as_array().unwrap().iter().find(|answer| answer["key"] == kinds[4].0).unwrap();
+    let remedy = &["mend the participant", "oncebox saga show 'o-1:order'"];
+    assert_held(of_letter, "inbox", &["refused it: the answer contradicts its saga"], remedy);
+    let status = status::status(url).await;
+    let of_inbox = [
+        "saga:replies has given 5 messages up",
+        "mend the participant",
+        "inbox dead list --scope 'saga:replies'",
+    ];
+    status::assert_finds(&status, &of_inbox);
+    assert!(
+        !status.to_string().contains("dead retry") && !told.to_string().contains("dead retry"),
+        "{status}"
+    );
     let console = Console::of(&shop.env, &[]).await;
     let page = console.get("/db/shop/saga?key=o-1:order").await.body;
     assert!(page.contains("Answers that were refused") && page.contains("payment-service:charge"), "{page}");

@@ -5,7 +5,10 @@ use oncebox_tests::TestEnv;
 use serde_json::{Value, json};
 use tokio_postgres::{Client, Error, error::SqlState};
 
-use crate::saga::shop::{Shop, is_handled};
+use crate::{
+    relay::process::run,
+    saga::shop::{Shop, is_handled},
+};
 
 const ORDER: &str = include_str!("../../../saga/src/file/order.toml");
 
@@ -98,6 +101,36 @@ async fn a_reply_without_a_field_puts_its_saga_into_quarantine() {
     let (state, reason) = shop.state("o-1").await;
     let said = "step \"reserve\", its answer: field /id is missing";
     assert_eq!((state.as_str(), reason.as_deref()), ("quarantined", Some(said)));
+}
+
+/// A later step needs the reply of the skipped one: an operator gives it, or is refused.
+#[tokio::test]
+async fn a_step_is_skipped_with_the_reply_that_a_later_one_needs() {
+    let mut shop = shop().await;
+    let url = shop.env.database_url().to_owned();
+    started(&shop.client, "o-1", json!({"order": 17, "cents": 500})).await.unwrap();
+    shop.tell("o-1:order:pay", "done").await;
+    shop.tell("o-1:order:notify", "done").await;
+    shop.tell("o-1:order:reserve", "done {\"number\": 7}").await;
+    shop.is("o-1", "quarantined").await;
+    let before = shop.everything().await;
+    let skip = ["saga", "skip", "--key", "o-1:order", "--step", "reserve", "--by", "mina"];
+    for reply in [&[][..], &["--reply", r#"{"number": 7}"#]] {
+        let (code, _, log) = run(&url, &[&skip, reply].concat()).await;
+        let said = "step \"ship\" needs /id of it";
+        assert!(code == 1 && log.replace("\\\"", "\"").contains(said), "{reply:?}: {log}");
+        assert!(log.contains("oncebox saga skip --reply"), "{log}");
+    }
+    assert_eq!(shop.everything().await, before, "nothing was skipped");
+    let (code, _, log) = run(&url, &[&skip[..], &["--reply", "{id: 7}"]].concat()).await;
+    assert!(code == 64 && log.contains("not JSON"), "{log}");
+    let given = run(&url, &[&skip[..], &["--reply", r#"{"id": "by hand"}"#]].concat()).await;
+    assert_eq!(given.0, 0, "{given:?}");
+    assert_eq!(shop.look().await, 1);
+    let sent: Value = serde_json::from_str(&payload(&shop, "o-1:order:ship").await).unwrap();
+    assert_eq!(sent["reservation"], "by hand");
+    assert!(is_handled(&shop.tell("o-1:order:ship", "done").await));
+    shop.is("o-1", "completed").await;
 }
 
 /// Nothing of a start that fails is kept, and the code says what to do.

@@ -74,6 +74,11 @@ const RIGHTS: &[(&str, &str)] = &[
     ("c", "DELETE FROM oncebox.saga_event"),
     ("co", "SELECT * FROM oncebox.saga_event"),
     ("co", "SELECT * FROM oncebox.saga_definition"),
+    ("rco", "SELECT * FROM oncebox.saga_leader"),
+    ("rco", "SELECT scope FROM oncebox.saga"),
+    ("rco", "SELECT reply_to FROM oncebox.saga_definition"),
+    ("c", "INSERT INTO oncebox.saga_leader (scope, fingerprint) VALUES ('s', 'f')"),
+    ("", "DELETE FROM oncebox.saga_leader"),
     (
         "c",
         "SELECT oncebox.register_saga('f', 't', 1, '[]')",

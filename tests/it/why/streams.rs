@@ -1,6 +1,9 @@
 //! NATS and its streams: away, without JetStream, missing, closed, full, with losses.
 
-use async_nats::jetstream::stream::{Config, DiscardPolicy};
+use async_nats::jetstream::{
+    consumer::pull,
+    stream::{Config, DiscardPolicy},
+};
 use oncebox_tests::Nats;
 use serde_json::{Value, json};
 
@@ -30,6 +33,34 @@ async fn without_nats_the_message_waits_and_the_exit_code_says_so() {
     let (code, told) = why(url, "", &["order-1"]).await;
     assert_eq!((code, &told["answers"][0]["outcome"]), (1, &json!("unknown")), "{told}");
     assert!(told["answers"][0]["remedy"]["what"].as_str().unwrap().contains("NATS_URL"), "{told}");
+}
+
+/// A stream that drops the oldest when it is full has let go of it, and no inbox has it.
+#[tokio::test]
+async fn a_message_that_a_full_stream_dropped_can_be_replayed() {
+    let scene = Scene::new().await;
+    let full = Config {
+        discard: DiscardPolicy::Old,
+        max_messages: 1,
+        ..stream_config(scene.env.name(), &scene.env.subject("taken.>"))
+    };
+    scene.env.jetstream().await.update_stream(&full).await.unwrap();
+    let consumer = pull::Config { durable_name: Some("late".to_owned()), ..pull::Config::default() };
+    scene.stream.create_consumer(consumer).await.unwrap();
+    let mut worker = connect(&scene.values).await.worker();
+    for key in ["order-1", "order-2"] {
+        scene.enqueue(key, &scene.taken, None).await;
+        drain(&mut worker).await;
+    }
+    let answer = scene.answer("order-1").await;
+    assert_eq!((&answer["outcome"], &answer["station"]), (&json!("unknown"), &json!("stream")), "{answer:#}");
+    assert!(answer["what"].as_str().unwrap().contains("has it no more"), "{answer:#}");
+    let command = "oncebox outbox replay --key 'order-1'";
+    assert_eq!(answer["remedy"]["command"], command, "{answer:#}");
+    assert!(answer["remedy"]["what"].as_str().unwrap().contains("--discard new --force"), "{answer:#}");
+    scene.mend(&answer).await;
+    drain(&mut worker).await;
+    assert_eq!(scene.answer("order-1").await["station"], "consumer", "its copy is there");
 }
 
 #[tokio::test]

@@ -58,12 +58,17 @@ pub(super) fn start() -> Command {
         .about("Start one saga of a file by hand, in a transaction of its own")
         .arg(given("type", "TYPE", "The name of the saga in its file"))
         .arg(given("id", "BUSINESS_ID", "What it is about; once for each type"))
-        .arg(given("data", "JSON", "The data that it starts with, an object").value_parser(json))
+        .arg(given("data", "JSON", "The data that it starts with, an object").value_parser(whole))
         .arg(version.help("The version of the file [default: the newest that was applied]"))
 }
 
+/// An option that takes JSON.
+pub(super) fn json(name: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name("JSON").value_parser(whole)
+}
+
 /// The text itself is passed on: read as a value, its numbers would lose digits.
-fn json(text: &str) -> Result<String, String> {
+fn whole(text: &str) -> Result<String, String> {
     let read = serde_json::from_str::<IgnoredAny>(text).map_err(|error| format!("it is not JSON: {error}"));
     read.map(|_| text.to_owned())
 }

@@ -39,6 +39,7 @@ WITH needed (name, privilege) AS (
     ('discarded', 'SELECT'),
     ('replay', 'SELECT'),
     ('pause', 'SELECT'),
+    ('saga_leader', 'SELECT'),
     ('milestone', 'SELECT'),
     ('milestone', 'INSERT'),
     ('milestone', 'DELETE'),
