@@ -60,7 +60,7 @@ BEGIN
   PERFORM FROM "oncebox".lane AS l ORDER BY l.lane FOR UPDATE;
   SELECT * INTO place FROM "oncebox".home_here;
   earlier := coalesce(nullif(place.address, ''), 'a place that no relay has noted');
-  IF place.verdict IN ('new', 'here') AND place.rival IS NULL THEN
+  IF place.verdict = 'new' OR place.verdict = 'here' AND place.rival IS NULL AND NOT is_moved THEN
     RAISE EXCEPTION 'this database is where its outbox lives: there is nothing to adopt'
       USING ERRCODE = 'OB013', HINT = 'See `oncebox status`: it says when relays take an outbox for a copy.';
   END IF;
@@ -93,15 +93,19 @@ BEGIN
   ON CONFLICT ON CONSTRAINT home_pkey DO UPDATE
   SET token = CASE WHEN is_moved THEN h.token ELSE excluded.token END,
       system_identifier = excluded.system_identifier, database_oid = excluded.database_oid,
-      database_name = excluded.database_name, address = '',
+      database_name = excluded.database_name,
+      -- Where relays serve it already, they go on as they are.
+      address = CASE WHEN place.verdict = 'here' AND place.rival IS NULL THEN h.address ELSE '' END,
+      noted_at = CASE WHEN is_moved THEN h.noted_at ELSE excluded.noted_at END,
       -- Once relays serve it here, it is the senior of the place that it has left; see home.sql.
-      noted_at = CASE WHEN is_moved THEN h.noted_at - interval '1 microsecond' ELSE excluded.noted_at END,
+      moved_at = CASE WHEN is_moved THEN clock_timestamp() END,
       rival = NULL, rival_since = NULL, rival_seen_at = NULL;
   INSERT INTO "oncebox".audit (operator, note, action, reason)
   VALUES (adopt.operator, adopt.note, 'adopt', CASE
+    WHEN is_moved AND place.verdict = 'here' AND place.rival IS NULL THEN format('it is the original, and stays outbox %s', identity)
     WHEN is_moved THEN format('moved here from %s: it stays outbox %s', earlier, identity)
     WHEN discards THEN format('a copy of %s: now outbox %s; %s messages of the backlog were discarded', earlier, identity, backlog)
-    ELSE format('a copy of %s: now outbox %s; its backlog is sent: %s messages', earlier, identity, backlog)
+    ELSE format('a copy of %s: now outbox %s; its backlog is kept: %s messages', earlier, identity, backlog)
   END);
 END $$;
 
@@ -5192,6 +5196,7 @@ CREATE TABLE oncebox.home (
     database_name text NOT NULL,
     address text NOT NULL,
     noted_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    moved_at timestamp with time zone,
     rival text,
     rival_since timestamp with time zone,
     rival_seen_at timestamp with time zone,
@@ -5205,6 +5210,8 @@ COMMENT ON COLUMN oncebox.home.token IS 'Relays of this outbox find each other o
 
 COMMENT ON COLUMN oncebox.home.address IS 'Servers and database as the configuration of the last relay names them.';
 
+COMMENT ON COLUMN oncebox.home.moved_at IS 'When an operator last said that the original is here: of two databases, the one of which that was said later is the senior.';
+
 COMMENT ON COLUMN oncebox.home.rival IS 'The address of another database in which a relay serves the same outbox, as a relay of this database found over NATS.';
 
 CREATE VIEW oncebox.home_here AS
@@ -5215,6 +5222,7 @@ CREATE VIEW oncebox.home_here AS
     h.database_name AS noted_name,
     h.address,
     h.noted_at,
+    h.moved_at,
     h.rival,
     h.rival_since,
     h.rival_seen_at,
@@ -5405,7 +5413,7 @@ CREATE TABLE oncebox.late_receipt (
     headers jsonb,
     payload bytea,
     created_at timestamp with time zone,
-    CONSTRAINT late_receipt_message CHECK (((key IS NULL) = (payload IS NULL)))
+    CONSTRAINT late_receipt_message CHECK ((num_nulls(key, subject, headers, payload, created_at) = ANY (ARRAY[0, 5])))
 );
 
 COMMENT ON TABLE oncebox.late_receipt IS 'Messages that had been parked, and replays: cursors passed them before they were stored, so that each has a receipt of its own.';

@@ -18,8 +18,8 @@ use crate::{
     shown::RowSet,
 };
 
-/// A client may have rounded the time at which a stream stored a message, to milliseconds at most. No
-/// stream is made again, and has as many messages, within that.
+/// A client may have rounded the time at which a stream stored a message, to milliseconds at most.
+/// No stream is made again, and has as many messages, within that.
 const ROUNDED: Duration = Duration::from_millis(1);
 
 /// How many messages a command has dealt with, and how many it has left alone.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use oncebox_connect::{config::Config, error::RelayError, postgres::Parameter};
-use oncebox_relay::facts::Copy;
+use oncebox_relay::facts::{Copy, sql};
 use tokio::time::{Instant, timeout_at};
 
 use crate::{
@@ -51,9 +51,13 @@ pub(super) async fn find(
     limit: Duration,
 ) -> Result<HashMap<(i16, i64), Stored>, RelayError> {
     let deadline = Instant::now() + limit;
-    let stands = operator.query("read who the outbox is", &operator.sql.verify_stands, &[]).await?;
-    let outbox: String = stands.first().map(|row| row.get("outbox")).unwrap_or_default();
-    let adopted_at = stands.first().and_then(|row| row.get::<_, Option<SystemTime>>("adopted_at"));
+    let outbox = operator.query("read who the outbox is", &operator.schema.sql(sql::OUTBOX), &[]).await?;
+    let outbox: String = outbox.first().map(|row| row.get(0)).unwrap_or_default();
+    let adopted_at = match operator.query("read the lanes", &operator.sql.verify_stands, &[]).await {
+        // A relay's role may not read the audit.
+        Err(RelayError::Denied(_)) => None,
+        stands => stands?.first().and_then(|row| row.get::<_, Option<SystemTime>>("adopted_at")),
+    };
     let (mut found, mut readers) = (HashMap::new(), HashMap::new());
     let settled = messages.iter().filter(|message| message.state == "settled");
     for message in settled.take(MESSAGES_MAX) {

@@ -77,7 +77,7 @@ async fn of_a_batch_only_the_message_whose_run_left_no_trace_runs_by_itself() {
     assert_eq!(count(&env, "oncebox.inbox_attempt").await, 0);
 }
 
-/// It would overtake them: the one before it in its line rests, or the transaction had no time for it.
+/// The one before it in its line rests, or the transaction had no time for it.
 #[tokio::test]
 async fn a_message_that_runs_by_itself_does_not_overtake_its_line() {
     let env = environment().await;

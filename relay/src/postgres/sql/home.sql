@@ -1,8 +1,8 @@
 -- Read where this outbox lives, as relays noted it, and what that means in this database.
 -- $1: the address by which this relay knows the database.
 -- noted_us: of two databases the lower one is the senior, so the last one of which an operator has
--- said that the original is there. Until relays have served an adopted outbox (its address is empty)
--- it is the senior of none.
+-- said that the original is there. Until relays have served an adopted outbox (its address is
+-- empty) it is the senior of none.
 -- Times are microseconds; seen_us is how long ago a rival was seen, lasted_us for how long it was.
 -- Index: home_pkey, outbox_pkey: a row each. Locking: none.
 SELECT
