@@ -73,13 +73,12 @@ impl Operator {
         let lag = ask.all("read the lag", &schema.sql(&sql::LAG.replace("{log}", log)), &[]).await?;
         let stands = ask.all("read the lanes", &sql.status_lanes, &[]).await?;
         let parked = ask.one("count parked messages", &schema.sql(sql::PARKED)).await?;
-        let delayed = ask.one("count delayed messages", &schema.sql(sql::DELAYED)).await?;
         let relays = ask.all("find relays", &sql.status_relays, &[&relay_name, &LISTED_MAX]).await?;
         let locks = ask.all("find locks", &sql.status_locks, &[&LOCKS_MAX]).await?;
         let open =
             ask.all("find open transactions", &sql.status_enqueuing, &[&LISTED_MAX, &relay_name]).await?;
         let looked_at = i64::from(LOOKED_AT_MAX);
-        let bounds: [&dyn Parameter; 3] = [&LOOKED_AT_MAX, &LISTED_MAX, &looked_at];
+        let bounds = [&LOOKED_AT_MAX as &dyn Parameter, &LISTED_MAX, &looked_at];
         let blocked = ask.all("find blocked ordering keys", &sql.status_blocked, &bounds).await?;
         let reasons = ask.all("read the reasons", &sql.status_reasons, &[&looked_at, &LISTED_MAX]).await?;
         let pauses = ask.all("list pauses", &sql.pauses, &[&LISTED_MAX]).await?;
@@ -102,7 +101,7 @@ impl Operator {
             parked: parked.get("parked"),
             dead: parked.get("dead"),
             replays: parked.get("replays"),
-            delayed: delayed_count(&delayed),
+            delayed: delayed_count(&ask.one("count delayed messages", &schema.sql(sql::DELAYED)).await?),
             locks: locks.iter().map(holder).collect(),
             relay_name,
             relays: relays.iter().map(relay_sessions).collect(),
