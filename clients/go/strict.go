@@ -165,18 +165,22 @@ func (c *Consumer) continued(ctx context.Context, inbox *Inbox, hasTakenOver boo
 	if err != nil && !isMissing {
 		return nil, nil, err
 	}
-	var next, before uint64
+	next, before := uint64(0), about.State.LastSeq
 	if isMissing {
 		var found string
 		err = inbox.ask(ctx, &found, "SELECT coalesce({schema}.consumer_place($1::text, $2::text, $3::text), 0)::text", named...)
 		next, _ = strconv.ParseUint(found, 10, 64)
 	} else {
 		info := source.CachedInfo()
-		if info.NumAckPending == 0 && info.Delivered.Stream <= about.State.LastSeq {
+		// A takeover that ended before anything was delivered does not know what was delivered before it.
+		isUntouched := info.Delivered.Consumer == 0 && info.Config.DeliverPolicy == jetstream.DeliverByStartSequencePolicy
+		if !isUntouched && info.NumAckPending == 0 && info.Delivered.Stream <= about.State.LastSeq {
 			source, err = c.register(ctx, inbox)
 			return source, &place{delivered: info.Delivered.Consumer}, err
 		}
-		before = info.Delivered.Stream
+		if !isUntouched {
+			before = info.Delivered.Stream
+		}
 		// nats-server 2.9 reports a floor of 0 until the first message behind the start is settled. After a
 		// loss at the stream's end, new messages get the numbers of the lost ones.
 		start := cmp.Or(info.Config.OptStartSeq, 1)

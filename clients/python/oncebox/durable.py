@@ -124,7 +124,9 @@ class Durable:
             )
         last, created = info["state"]["last_seq"], info["created"]
         found = await self.find()
-        if found and not found.num_ack_pending and found.delivered.stream_seq <= last:
+        # A takeover that ended before anything was delivered does not know what was delivered before it.
+        untouched = found and not found.delivered.consumer_seq and found.config.opt_start_seq
+        if found and not untouched and not found.num_ack_pending and found.delivered.stream_seq <= last:
             await self.prepare()
             return Place(delivered=found.delivered.consumer_seq)
         place = [self.stream, self.name, created]
@@ -143,7 +145,7 @@ class Durable:
         is_queue = info["config"].get("retention") == "workqueue"
         await self._create(None if is_queue else int(following))
         log.info("consumer %s of stream %s goes on in order, from sequence %s", self.name, self.stream, following)
-        return Place(0, int(takeovers), found.delivered.stream_seq if found else 0)
+        return Place(0, int(takeovers), found.delivered.stream_seq if found and not untouched else last)
 
     async def _stream_info(self) -> dict[str, Any]:
         try:

@@ -112,7 +112,9 @@ export async function continued(inbox: Inbox<any>, durable: Durable, tookOver: b
     const why = "interest retention, which deletes messages when a consumer is created again";
     throw new Refused(`stream ${stream} has ${why}: strict order needs limits or work-queue retention`);
   }
-  if (found !== undefined && found.num_ack_pending === 0 && found.delivered.stream_seq <= state.last_seq) {
+  // A takeover that ended before anything was delivered does not know what was delivered before it.
+  const isUntouched = found?.delivered.consumer_seq === 0 && found.config.deliver_policy === DeliverPolicy.StartSequence;
+  if (found !== undefined && !isUntouched && found.num_ack_pending === 0 && found.delivered.stream_seq <= state.last_seq) {
     const place = { delivered: found.delivered.consumer_seq, firstDeliveries: 0, deliveredBefore: 0 };
     return [await durable.open(), place];
   }
@@ -126,12 +128,13 @@ export async function continued(inbox: Inbox<any>, durable: Durable, tookOver: b
   if (found !== undefined) {
     await manager.consumers.delete(stream, name);
   }
+  const before = found === undefined || isUntouched ? state.last_seq : found.delivered.stream_seq;
   // What is settled is gone from a work queue, which allows no other start.
   const isQueue = config.retention === RetentionPolicy.Workqueue;
   const begin = isQueue ? {} : { deliver_policy: DeliverPolicy.StartSequence, opt_start_seq: next };
   const source = await durable.create(manager, begin);
   inbox.options.log.info(`consumer ${name}: goes on in order at sequence ${next} of stream ${stream}`);
-  return [source, { delivered: 0, firstDeliveries: Number(takeovers), deliveredBefore: found?.delivered.stream_seq ?? 0 }];
+  return [source, { delivered: 0, firstDeliveries: Number(takeovers), deliveredBefore: before }];
 }
 
 /** Never beyond the stream's end: after a loss there, new messages get the numbers of the lost ones. */

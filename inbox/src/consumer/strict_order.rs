@@ -62,7 +62,9 @@ pub(super) async fn continued<D: Driver>(
     let position =
         Position { stream: &settings.stream, durable: &settings.durable, stream_created: &created };
     let found = setup::info(stream, settings).await?;
+    let is_untouched = found.as_ref().is_some_and(is_untouched);
     if let Some(found) = &found
+        && !is_untouched
         && found.num_ack_pending == 0
         && found.delivered.stream_sequence <= info.state.last_sequence
     {
@@ -81,7 +83,9 @@ pub(super) async fn continued<D: Driver>(
         return Ok(Continued { consumer, place: Place::default() });
     };
     let first_deliveries = leader_lock::continue_from(database, position, next, took_over).await?;
-    let delivered_before = found.as_ref().map_or(0, |found| found.delivered.stream_sequence);
+    // Perhaps all, where the consumer before it is not known.
+    let known = found.as_ref().filter(|_| !is_untouched);
+    let delivered_before = known.map_or(info.state.last_sequence, |found| found.delivered.stream_sequence);
     if found.is_some() {
         stream.delete_consumer(&settings.durable).await.map_err(|error| {
             Error::Broker(
@@ -103,6 +107,13 @@ pub(super) async fn continued<D: Driver>(
     );
     let place = Place { delivered: 0, first_deliveries, delivered_before };
     Ok(Continued { consumer: setup::create(stream, settings, start).await?, place })
+}
+
+/// Whether an earlier takeover has created it, and ended before anything was delivered: it does not
+/// know which messages the consumer before it had delivered.
+fn is_untouched(found: &Info) -> bool {
+    found.delivered.consumer_sequence == 0
+        && matches!(found.config.deliver_policy, DeliverPolicy::ByStartSequence { .. })
 }
 
 pub(super) fn next_sequence(found: &Info, last_sequence: u64) -> u64 {

@@ -130,7 +130,7 @@ async fn conform(client: &str, settings: &str) {
     publish(&env, [(own_key("locked"), &unlocked)].into_iter()).await;
     // What is there already comes in batches.
     let Some(mut consumer) = Running::start(&env, client, settings).await else { return };
-    let rest = async |sent: usize, count: usize| standing::of(&stream, sent, count).await;
+    let rest = async |sent: usize, count: usize| standing::of(&stream, &postgres, sent, count).await;
     let total = sent.len() + vectors.len() + 1;
     let mut wrong = Vec::new();
     wrong.extend(settle(&mut consumer, "but for the locked message", async || rest(total, 1).await).await);

@@ -192,7 +192,7 @@ async fn whoever_dies_while_moving_nothing_is_lost_or_doubled() {
     });
     eventually("some are moved", LIMIT, async || (waiting(&client).await.0 < MESSAGES).then_some(())).await;
     doomed.kill().await;
-    eventually("half are moved", LIMIT, async || (waiting(&client).await.0 < MESSAGES / 2).then_some(()))
+    eventually("half are moved", LIMIT * 4, async || (waiting(&client).await.0 < MESSAGES / 2).then_some(()))
         .await;
     eventually("some were killed", LIMIT, async || (killed.load(Ordering::SeqCst) > 0).then_some(())).await;
     running.abort_all();

@@ -30,23 +30,23 @@ version = 1
 
 [[step]]
 name = "first"
-subject = "{p}.do.first"
+subject = "{p}.cmd.do.first"
 scope = "crossing:all"
 payload = { blob = { from = "/data/blob" } }
 reply = { "/blob" = "string" }
-compensation = { subject = "{p}.undo.first", payload = { blob = "" } }
+compensation = { subject = "{p}.cmd.undo.first", payload = { blob = "" } }
 
 [[step]]
 name = "second"
-subject = "{p}.do.second"
+subject = "{p}.cmd.do.second"
 scope = "crossing:all"
 deadline = "{late}"
 payload = { blob = { from = "/replies/first/blob" } }
-compensation = { subject = "{p}.undo.second", payload = { blob = "" } }
+compensation = { subject = "{p}.cmd.undo.second", payload = { blob = "" } }
 
 [[step]]
 name = "third"
-subject = "{p}.do.third"
+subject = "{p}.cmd.do.third"
 scope = "crossing:all"
 pivot = true
 payload = { blob = { from = "/replies/first/blob" } }
@@ -129,9 +129,11 @@ impl Place {
 
     /// One more process that takes part.
     async fn take_part(&mut self, order: Order) {
-        let subjects = [self.env.subject("do.>"), self.env.subject("undo.>")];
         let consumer = Consumer::new(self.env.jetstream().await, self.env.name(), "participant");
-        let consumer = consumer.filter_subjects(subjects).order(order).ack_wait(Duration::from_secs(2));
+        let consumer = consumer
+            .filter_subjects([self.env.subject("cmd.>")])
+            .order(order)
+            .ack_wait(Duration::from_secs(2));
         let inbox = Inbox::builder(self.env.pool(3)).scope("crossing:all").single_tenant().build().unwrap();
         let echo = Echo(Replier::new(Outbox::default(), [self.env.subject("replies")]));
         self.participants.push(Running::start(consumer, inbox, echo));
@@ -196,7 +198,7 @@ async fn large_commands_and_replies_come_whole() {
 async fn a_command_that_a_pause_holds_beyond_its_deadline_has_no_effect() {
     let place = Place::new("1s", Order::PerProcess).await;
     let (relay, url) = (place.relay(), place.env.database_url());
-    let paused = place.env.subject("do.second");
+    let paused = place.env.subject("cmd.do.second");
     run_ok(url, &["outbox", "pause", "--subject", &paused, "--unseen"]).await;
     place.start("o-1", 10).await;
     place.becomes(STATES, "compensated").await;
