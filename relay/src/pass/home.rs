@@ -132,8 +132,7 @@ impl Gate {
         let Some(home) = self.look().await? else { return Ok(None) };
         let heard = match &home.token {
             Some(token) if home.look.noted != Noted::Copy => {
-                self.store.register(self.retention, self.dead_blocks).await?;
-                ask(connection, token, &self.caller(home.since)).await
+                self.ask(connection, token, &self.caller(home.since)).await?
             }
             _ => Heard::Nothing,
         };
@@ -176,6 +175,12 @@ impl Gate {
         Ok(verdict)
     }
 
+    /// Asks with an id that this relay has just written into its database.
+    async fn ask(&self, connection: &Connection, token: &str, own: &Caller) -> Result<Heard, StoreError> {
+        self.store.register(self.retention, self.dead_blocks).await?;
+        Ok(ask(connection, token, own).await)
+    }
+
     async fn look(&self) -> Result<Option<Home>, StoreError> {
         let _permit = self.store.permit().await;
         self.store.look_home(&self.address).await
@@ -208,7 +213,8 @@ impl Gate {
                 }
                 () = sleep_until(next_ask.min(next_look)) => {
                     let asks = next_ask <= Instant::now() && self.leads();
-                    let heard = if asks { ask(connection, &token, &own).await } else { Heard::Nothing };
+                    let heard = if asks { self.ask(connection, &token, &own).await } else { Ok(Heard::Nothing) };
+                    let heard = heard.unwrap_or(Heard::Nothing);
                     if next_ask <= Instant::now() {
                         next_ask = Instant::now() + ASK_EVERY;
                     }

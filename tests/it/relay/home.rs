@@ -255,6 +255,28 @@ async fn a_relay_that_falls_silent_sends_nothing_more() {
     }
 }
 
+/// The dump has the row of the relay that asks.
+#[tokio::test]
+async fn a_relay_that_was_at_work_during_the_dump_falls_silent_too() {
+    let (production, other) = (Production::new().await, Postgres::start().await.unwrap());
+    let (old, new) = (production.server.url("orders"), other.url("orders_new"));
+    let relay = Process::relay(&production.values(&old));
+    await_messages(&production.stream, 4).await;
+    restore(&other, "orders_new", &dump(&production.server, "orders").await).await;
+    // As after the time that this takes with a real database.
+    let older = "UPDATE oncebox.relay SET seen_at = seen_at - interval '1 minute'";
+    client(&new).await.batch_execute(older).await.unwrap();
+    relay.signal("STOP").await;
+    assert_eq!(command(&new, &["adopt", "--move"]).await.0, 0);
+    let senior = Running::start(&production.values(&new));
+    production.enqueue(&new, "here-", 1).await;
+    await_messages(&production.stream, 5).await;
+    relay.signal("CONT").await;
+    relay.await_log("another relay serves this outbox").await;
+    relay.signal("TERM").await;
+    senior.stop().await;
+}
+
 #[tokio::test]
 async fn a_copy_in_another_cluster_under_the_same_name_hears_the_original() {
     let (production, other) = (Production::new().await, Postgres::start().await.unwrap());

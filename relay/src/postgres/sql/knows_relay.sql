@@ -1,3 +1,8 @@
--- Whether a relay has written its row into this database.
+-- Whether a relay that asks is one of this database: it has just renewed its row. A dump has the
+-- rows of its time, too.
 -- $1: its id. Index: relay_pkey. Locking: none.
-SELECT EXISTS (SELECT FROM {schema}.relay AS r WHERE r.id = $1::text::uuid) AS knows
+SELECT EXISTS (
+  SELECT
+  FROM {schema}.relay AS r
+  WHERE r.id = $1::text::uuid AND r.seen_at > clock_timestamp() - interval '20 seconds'
+) AS knows
