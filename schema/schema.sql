@@ -3851,46 +3851,46 @@ CREATE FUNCTION oncebox.resend_missing(lane smallint, ids bigint[], by text, not
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
-DECLARE
-  sent bigint;
 BEGIN
   PERFORM FROM "oncebox".maintenance FOR UPDATE;
   PERFORM FROM "oncebox".lane AS l WHERE l.lane = $1 FOR UPDATE;
   RETURN QUERY
-  INSERT INTO "oncebox".parked (
-    lane, id, turn, ordering_key, attempts, next_attempt_at, error, cause, key, subject, headers, payload, created_at
-  )
-  SELECT
-    m.lane,
-    m.id,
-    m.turn,
-    m.ordering_key,
-    0,
-    CASE WHEN m.ordering_key IS NULL OR row_number() OVER (PARTITION BY m.ordering_key ORDER BY m.id) = 1
-      THEN clock_timestamp() END,
-    'the stream does not hold it, or holds it otherwise',
-    'lost',
-    m.key,
-    m.subject,
-    m.headers,
-    m.payload,
-    m.created_at
-  FROM "oncebox".message AS m
-  JOIN "oncebox".lane_cursor AS c ON c.lane = m.lane
-  WHERE m.lane = $1
-    AND m.id = ANY ($2::bigint[])
-    AND (m.id <= c.floor OR m.id <= c.high AND c.reset_until IS NULL AND pg_visible_in_snapshot(m.xact, c.snap))
-    AND NOT EXISTS (
-      SELECT FROM "oncebox".discarded AS d
-      WHERE d.lane = m.lane AND d.id = m.id
-      OFFSET 0
+  WITH sent AS (
+    INSERT INTO "oncebox".parked (
+      lane, id, turn, ordering_key, attempts, next_attempt_at, error, cause, key, subject, headers, payload, created_at
     )
-  ON CONFLICT ON CONSTRAINT parked_pkey DO NOTHING
-  RETURNING parked.id;
-  GET DIAGNOSTICS sent = ROW_COUNT;
-  INSERT INTO "oncebox".audit (operator, note, action, messages, reason)
-  SELECT $3, $4, 'resend', sent, $5
-  WHERE sent > 0;
+    SELECT
+      m.lane,
+      m.id,
+      m.turn,
+      m.ordering_key,
+      0,
+      CASE WHEN m.ordering_key IS NULL OR row_number() OVER (PARTITION BY m.ordering_key ORDER BY m.id) = 1
+        THEN clock_timestamp() END,
+      'the stream does not hold it, or holds it otherwise',
+      'lost',
+      m.key,
+      m.subject,
+      m.headers,
+      m.payload,
+      m.created_at
+    FROM "oncebox".message AS m
+    JOIN "oncebox".lane_cursor AS c ON c.lane = m.lane
+    WHERE m.lane = $1
+      AND m.id = ANY ($2::bigint[])
+      AND (m.id <= c.floor OR m.id <= c.high AND c.reset_until IS NULL AND pg_visible_in_snapshot(m.xact, c.snap))
+      AND NOT EXISTS (
+        SELECT FROM "oncebox".discarded AS d
+        WHERE d.lane = m.lane AND d.id = m.id
+        OFFSET 0
+      )
+    ON CONFLICT ON CONSTRAINT parked_pkey DO NOTHING
+    RETURNING parked.lane, parked.id, parked.key, parked.subject
+  )
+  INSERT INTO "oncebox".audit (operator, note, action, lane, message_id, key, subject, reason)
+  SELECT $3, $4, 'resend', s.lane, s.id, s.key, s.subject, $5
+  FROM sent AS s
+  RETURNING message_id;
 END $_$;
 
 COMMENT ON FUNCTION oncebox.resend_missing(lane smallint, ids bigint[], by text, note text, why text) IS 'For operators: parks settled messages of a lane that a stream does not hold, or holds otherwise, so that they are sent again under their ids. Returns their ids.';
@@ -5007,7 +5007,7 @@ CREATE TABLE oncebox.audit (
     messages bigint DEFAULT 1 NOT NULL,
     scope text,
     CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text, 'change-scope'::text, 'expect'::text, 'expect-no-more'::text]))),
-    CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text]))))),
+    CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR (action = 'resend'::text) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text]))))),
     CONSTRAINT audit_messages CHECK ((messages >= 1)),
     CONSTRAINT audit_note_size CHECK (((octet_length(note) >= 1) AND (octet_length(note) <= 1000))),
     CONSTRAINT audit_operator_size CHECK (((octet_length(operator) >= 1) AND (octet_length(operator) <= 255)))

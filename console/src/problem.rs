@@ -20,14 +20,16 @@ pub(crate) enum Problem {
 
 impl Problem {
     pub(crate) fn of(database: &str, error: &RelayError) -> Self {
-        let text = format!("{database}: {}", error_chain(error));
-        match matches!(error, RelayError::Denied(_)) {
-            // As of a console beside a relay, whose login has the relay's role.
-            true => Self::Forbidden(format!(
-                "{text}; this page needs another role: grant the role whose name ends with _operator to this console's \
-                 login (`oncebox doctor` names it), or give the console a login of its own"
-            )),
-            false => Self::Away(text),
+        Self::told(error, format!("{database}: {}", error_chain(error)))
+    }
+
+    /// The same, in these words.
+    pub(crate) fn told(error: &RelayError, text: String) -> Self {
+        match error {
+            RelayError::Pause(_) => Self::Conflict(text),
+            // It names the role. So it is with a console beside a relay, whose login has the relay's.
+            RelayError::Denied(_) => Self::Forbidden(text),
+            _ => Self::Away(text),
         }
     }
 

@@ -131,7 +131,7 @@ CREATE TABLE {schema}.audit (
   )),
   CONSTRAINT audit_operator_size CHECK (octet_length(operator) BETWEEN 1 AND 255),
   CONSTRAINT audit_note_size CHECK (octet_length(note) BETWEEN 1 AND 1000),
-  CONSTRAINT audit_message CHECK (scope IS NOT NULL OR (key IS NULL) = (action IN (
+  CONSTRAINT audit_message CHECK (scope IS NOT NULL OR action = 'resend' OR (key IS NULL) = (action IN (
     'prune', 'resend', 'pause', 'throttle', 'resume', 'enable-events', 'disable-events', 'adopt'
   ))),
   CONSTRAINT audit_messages CHECK (messages >= 1)

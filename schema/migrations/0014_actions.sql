@@ -181,46 +181,46 @@ COMMENT ON FUNCTION {schema}.replay_messages IS 'For operators: asks for settled
 -- since its lane went back, is left alone.
 CREATE FUNCTION {schema}.resend_missing(lane smallint, ids bigint[], by text, note text, why text) RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  sent bigint;
 BEGIN
   PERFORM FROM {schema}.maintenance FOR UPDATE;
   PERFORM FROM {schema}.lane AS l WHERE l.lane = $1 FOR UPDATE;
   RETURN QUERY
-  INSERT INTO {schema}.parked (
-    lane, id, turn, ordering_key, attempts, next_attempt_at, error, cause, key, subject, headers, payload, created_at
-  )
-  SELECT
-    m.lane,
-    m.id,
-    m.turn,
-    m.ordering_key,
-    0,
-    CASE WHEN m.ordering_key IS NULL OR row_number() OVER (PARTITION BY m.ordering_key ORDER BY m.id) = 1
-      THEN clock_timestamp() END,
-    'the stream does not hold it, or holds it otherwise',
-    'lost',
-    m.key,
-    m.subject,
-    m.headers,
-    m.payload,
-    m.created_at
-  FROM {schema}.message AS m
-  JOIN {schema}.lane_cursor AS c ON c.lane = m.lane
-  WHERE m.lane = $1
-    AND m.id = ANY ($2::bigint[])
-    AND (m.id <= c.floor OR m.id <= c.high AND c.reset_until IS NULL AND pg_visible_in_snapshot(m.xact, c.snap))
-    AND NOT EXISTS (
-      SELECT FROM {schema}.discarded AS d
-      WHERE d.lane = m.lane AND d.id = m.id
-      OFFSET 0
+  WITH sent AS (
+    INSERT INTO {schema}.parked (
+      lane, id, turn, ordering_key, attempts, next_attempt_at, error, cause, key, subject, headers, payload, created_at
     )
-  ON CONFLICT ON CONSTRAINT parked_pkey DO NOTHING
-  RETURNING parked.id;
-  GET DIAGNOSTICS sent = ROW_COUNT;
-  INSERT INTO {schema}.audit (operator, note, action, messages, reason)
-  SELECT $3, $4, 'resend', sent, $5
-  WHERE sent > 0;
+    SELECT
+      m.lane,
+      m.id,
+      m.turn,
+      m.ordering_key,
+      0,
+      CASE WHEN m.ordering_key IS NULL OR row_number() OVER (PARTITION BY m.ordering_key ORDER BY m.id) = 1
+        THEN clock_timestamp() END,
+      'the stream does not hold it, or holds it otherwise',
+      'lost',
+      m.key,
+      m.subject,
+      m.headers,
+      m.payload,
+      m.created_at
+    FROM {schema}.message AS m
+    JOIN {schema}.lane_cursor AS c ON c.lane = m.lane
+    WHERE m.lane = $1
+      AND m.id = ANY ($2::bigint[])
+      AND (m.id <= c.floor OR m.id <= c.high AND c.reset_until IS NULL AND pg_visible_in_snapshot(m.xact, c.snap))
+      AND NOT EXISTS (
+        SELECT FROM {schema}.discarded AS d
+        WHERE d.lane = m.lane AND d.id = m.id
+        OFFSET 0
+      )
+    ON CONFLICT ON CONSTRAINT parked_pkey DO NOTHING
+    RETURNING parked.lane, parked.id, parked.key, parked.subject
+  )
+  INSERT INTO {schema}.audit (operator, note, action, lane, message_id, key, subject, reason)
+  SELECT $3, $4, 'resend', s.lane, s.id, s.key, s.subject, $5
+  FROM sent AS s
+  RETURNING message_id;
 END $$;
 COMMENT ON FUNCTION {schema}.resend_missing IS 'For operators: parks settled messages of a lane that a stream does not hold, or holds otherwise, so that they are sent again under their ids. Returns their ids.';
 

@@ -65,6 +65,19 @@ impl TestEnv {
         &self.database_url
     }
 
+    /// A login of its own in a group role: its URL, and its name, which the caller drops.
+    ///
+    /// # Panics
+    /// PostgreSQL refused.
+    pub async fn login(&self, group: &str) -> (String, String) {
+        let name = format!("{}_{}", self.name(), group.rsplit('_').next().unwrap_or(group));
+        let create = format!("CREATE ROLE {name} LOGIN PASSWORD 'r' IN ROLE {group}");
+        self.pg().await.batch_execute(&create).await.unwrap();
+        let authority = self.database_url.split_once("://").map_or("", |(_, authority)| authority);
+        let host = authority.split_once('@').map_or(authority, |(_, host)| host);
+        (format!("postgres://{name}:r@{host}"), name)
+    }
+
     /// The NATS server's URL.
     #[must_use]
     pub fn nats_url(&self) -> &str {

@@ -178,6 +178,8 @@ class Life {
 /** Lets the connections of a pool end with a life. */
 function living(pool: Pool, life: Life): void {
   pool.on("connect", (client) => {
+    // Without a listener, a connection that ends while nobody asks would end the test's process.
+    client.on("error", () => {});
     const original = client.query.bind(client) as (...given: unknown[]) => Promise<unknown>;
     const query = async (...given: unknown[]) => {
       const text = (given[0] as { text?: string }).text ?? String(given[0]);

@@ -291,9 +291,5 @@ fn done<T>(result: Result<T, oncebox_connect::error::RelayError>) -> Result<Opti
 
 #[expect(clippy::needless_pass_by_value, reason = "it is given to map_err")]
 fn refused(error: oncebox_connect::error::RelayError) -> Problem {
-    let text = error_chain(&error);
-    match error {
-        oncebox_connect::error::RelayError::Pause(_) => Problem::Conflict(text),
-        _ => Problem::Away(text),
-    }
+    Problem::told(&error, error_chain(&error))
 }

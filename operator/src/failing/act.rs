@@ -18,9 +18,9 @@ use crate::{
     shown::RowSet,
 };
 
-/// A client may have rounded the time at which a stream stored a message, to milliseconds at most.
-/// No stream is made again, and has as many messages, within that.
-const ROUNDED: Duration = Duration::from_millis(1);
+/// A client may have rounded the time at which a stream stored a message, to seconds at most. No
+/// stream is made again, and has as many messages, within that, and one of them fails.
+const ROUNDED: Duration = Duration::from_secs(1);
 
 /// How many messages a command has dealt with, and how many it has left alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -304,11 +304,13 @@ mod tests {
     #[test]
     fn a_copy_is_known_by_its_place_and_about_its_time() {
         let at = Duration::from_nanos(1_700_000_000_972_982_713);
-        for name in ["S 7 1700000000972982", "S 7 1700000000972983", "S 7 1700000000972000"] {
+        for name in
+            ["S 7 1700000000972982", "S 7 1700000000972983", "S 7 1700000000972000", "S 7 1700000000000000"]
+        {
             assert!(is_named(name, "S", 7, at), "{name}");
         }
         for name in
-            ["S 7 1700000000971900", "S 8 1700000000972982", "T 7 1700000000972982", "S 7", "S 7 ", ""]
+            ["S 7 1699999999972900", "S 8 1700000000972982", "T 7 1700000000972982", "S 7", "S 7 ", ""]
         {
             assert!(!is_named(name, "S", 7, at), "{name}");
         }

@@ -1,9 +1,16 @@
 //! The relay's connection to NATS, and the knowledge that its workers share about JetStream.
 
-use std::{ops::Deref, sync::Arc};
+use std::{
+    ops::Deref,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use oncebox_connect::nats::{self, ConnectionError};
-use tokio::sync::{Notify, watch};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 
 use super::{places::Places, stored_id::Answers};
 use crate::{
@@ -11,6 +18,10 @@ use crate::{
     delivery::breaker::Breaker,
     telemetry::metrics::Metrics,
 };
+
+/// For so long after the database was seen as the outbox's home, workers send. A process that was
+/// suspended for longer looks and asks first: the outbox may have moved meanwhile.
+const AT_HOME: Duration = Duration::from_secs(15);
 
 /// A live connection.
 #[derive(Clone, Debug)]
@@ -23,6 +34,20 @@ pub(crate) struct Connection {
     pub(crate) places: Arc<Places>,
     /// Wakes the task that makes declared streams again: a message met no stream.
     pub(crate) no_stream: Arc<Notify>,
+    /// When the database was last seen as the outbox's home; `None` where nobody looks.
+    seen_at_home: Arc<Mutex<Option<Instant>>>,
+}
+
+impl Connection {
+    pub(crate) fn note_home(&self, at: Instant) {
+        *self.seen_at_home.lock().unwrap_or_else(PoisonError::into_inner) = Some(at);
+    }
+
+    /// Whether the database was seen as the outbox's home a short while ago.
+    pub(crate) fn is_at_home(&self) -> bool {
+        let seen = *self.seen_at_home.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.is_none_or(|seen| seen.elapsed() < AT_HOME)
+    }
 }
 
 impl Deref for Connection {
@@ -73,6 +98,7 @@ impl Server {
             answers: Answers::new(),
             places: Arc::clone(&self.places),
             no_stream: Arc::default(),
+            seen_at_home: Arc::default(),
         })
     }
 }

@@ -95,6 +95,10 @@ impl Publisher {
         connection.is_some_and(|connection| Arc::ptr_eq(connection, &self.connection))
     }
 
+    pub(crate) fn is_at_home(&self) -> bool {
+        self.connection.is_at_home()
+    }
+
     /// Gives the connection up: its answers cannot be true.
     pub(crate) fn give_up(&self, reason: &str) {
         self.connection.end(&reason);

@@ -31,6 +31,8 @@ use crate::{
 const SILENT: Duration = Duration::from_secs(1);
 /// The pause between looks at the database while all is well.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// A look that comes or takes so much longer says that this process was suspended.
+const LATE: Duration = Duration::from_secs(5);
 /// The leader asks so often whether another database has the same outbox.
 const ASK_EVERY: Duration = Duration::from_secs(30);
 /// The time for an answer: the other relay waits no longer.
@@ -119,6 +121,7 @@ impl Gate {
             sleep(pause).await;
         };
         self.tell(None);
+        connection.note_home(Instant::now());
         opened.send_replace(Some(Arc::clone(connection)));
         self.stay(connection, own).await;
     }
@@ -200,7 +203,11 @@ impl Gate {
         let mut next_ask = Instant::now() + ASKED;
         let mut next_look = Instant::now() + LOOK_EVERY;
         loop {
+            let next = next_ask.min(next_look);
             tokio::select! {
+                // After a suspension both are ready.
+                biased;
+                () = sleep_until(next + LATE) => return,
                 Some(question) = questions.next() => {
                     let Some(caller) = Caller::asking(&question).filter(|caller| caller.id != own.id) else { continue };
                     let (says, noted) = self.answer(&caller).await;
@@ -211,16 +218,24 @@ impl Gate {
                         next_ask = next_ask.min(Instant::now() + ASKED);
                     }
                 }
-                () = sleep_until(next_ask.min(next_look)) => {
-                    let asks = next_ask <= Instant::now() && self.leads();
+                () = sleep_until(next) => {
+                    let begun = Instant::now();
+                    let asks = next_ask <= begun && self.leads();
                     let heard = if asks { self.ask(connection, &token, &own).await } else { Ok(Heard::Nothing) };
                     let heard = heard.unwrap_or(Heard::Nothing);
-                    if next_ask <= Instant::now() {
+                    let seen = self.look().await;
+                    if next_ask <= begun {
                         next_ask = Instant::now() + ASK_EVERY;
                     }
-                    next_look = Instant::now() + LOOK_EVERY;
                     // An outage of PostgreSQL is for the workers to report.
-                    let Ok(Some(home)) = self.look().await else { continue };
+                    let Ok(Some(home)) = seen else {
+                        next_look = Instant::now() + SILENT;
+                        continue;
+                    };
+                    next_look = Instant::now() + LOOK_EVERY;
+                    if begun.elapsed() > LATE {
+                        return;
+                    }
                     if home.token.as_ref() != Some(&token) {
                         return;
                     }
@@ -229,6 +244,7 @@ impl Gate {
                     if verdict != Verdict::Home && (home.look.noted, verdict) != (Noted::Here, Verdict::Wait) {
                         return;
                     }
+                    connection.note_home(begun);
                 }
             }
         }

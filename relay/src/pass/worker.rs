@@ -190,7 +190,8 @@ impl Worker {
         }
         let started = Instant::now();
         let outcomes = match &mut self.publisher {
-            Some(publisher) => {
+            // Suspended since the claim: nothing is settled of it.
+            Some(publisher) if publisher.is_at_home() => {
                 publisher.put_large(messages, session, &self.shared.tuning.limits).await;
                 let outcomes = publisher.publish(messages, &self.shared.tuning.limits).await;
                 let births = publisher.take_births();
@@ -200,7 +201,7 @@ impl Worker {
                 }
                 outcomes
             }
-            None => Vec::new(),
+            _ => Vec::new(),
         };
         self.shared.metrics.publish_time.observe(started.elapsed().as_secs_f64());
         self.heartbeat.beat();
@@ -249,7 +250,8 @@ impl Worker {
     /// this database is no longer the home of its outbox, or streams are to be checked first.
     pub(super) async fn is_connected(&mut self) -> bool {
         let connection = self.shared.connections.borrow_and_update().clone();
-        let connection = connection.filter(|connection| !connection.over.is_cancelled());
+        let connection =
+            connection.filter(|connection| !connection.over.is_cancelled() && connection.is_at_home());
         self.publisher = self.publisher.take().filter(|publisher| publisher.is_on(connection.as_ref()));
         if self.publisher.is_none() {
             let Some(connection) = connection else { return false };

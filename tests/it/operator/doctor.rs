@@ -310,15 +310,6 @@ async fn schema_versions_and_read_only_databases() {
     assert_eq!((code, found(&seen)), (1, pairs(&[("problem", "read-only")])), "{seen}");
 }
 
-/// A login role, with its URL.
-async fn role(env: &TestEnv, pg: &Client, group: &str) -> (String, String) {
-    let name = format!("{}_d", env.name());
-    pg.batch_execute(&format!("CREATE ROLE {name} LOGIN PASSWORD 'r' IN ROLE {group}")).await.unwrap();
-    let authority = env.database_url().split_once("://").unwrap().1;
-    let host = authority.split_once('@').map_or(authority, |(_, host)| host);
-    (format!("postgres://{name}:r@{host}"), name)
-}
-
 #[tokio::test]
 async fn the_relays_role_may_do_what_it_needs_and_no_more() {
     let env = TestEnv::new().await;
@@ -326,7 +317,7 @@ async fn the_relays_role_may_do_what_it_needs_and_no_more() {
     pg.batch_execute("CREATE TABLE public.orders (id text); CREATE VIEW public.sums AS SELECT 1 AS n")
         .await
         .unwrap();
-    let (url, name) = role(&env, &pg, "oncebox_relay").await;
+    let (url, name) = env.login("oncebox_relay").await;
     let (code, seen) = doctor(&url, env.nats_url(), &[]).await;
     assert_eq!((code, found(&seen)), (0, vec![]), "{seen}");
     assert_eq!(seen["postgres"]["role_name"], *name);

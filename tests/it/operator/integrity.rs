@@ -109,11 +109,7 @@ async fn a_relay_without_cursors_is_not_ready() {
 async fn row_level_security_stops_the_relay_instead_of_hiding_messages() {
     let env = TestEnv::new().await;
     let (pg, _stream) = (env.pg().await, env.stream().await);
-    let login = format!("{}_r", env.name());
-    pg.batch_execute(&format!("CREATE ROLE {login} LOGIN PASSWORD 'r' IN ROLE oncebox_relay")).await.unwrap();
-    let authority = env.database_url().split_once("://").unwrap().1;
-    let host = authority.split_once('@').map_or(authority, |(_, host)| host);
-    let url = format!("postgres://{login}:r@{host}");
+    let (url, login) = env.login("oncebox_relay").await;
     enqueue(&pg, &env.subject("a"), "m-", 0..3, 0).await;
     for table in ["message_0", "lane", "cursor", "parked", "receipt"] {
         pg.batch_execute(&format!("ALTER TABLE oncebox.{table} ENABLE ROW LEVEL SECURITY")).await.unwrap();

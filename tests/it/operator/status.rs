@@ -223,12 +223,7 @@ async fn the_roles_of_relays_and_operators_suffice() {
     let transaction = stranger.transaction().await.unwrap();
     transaction.execute("SELECT FROM oncebox.lane WHERE lane = 3 FOR UPDATE", &[]).await.unwrap();
     for role in ["relay", "operator"] {
-        let name = format!("{}_{role}", env.name());
-        let create = format!("CREATE ROLE {name} LOGIN PASSWORD 'r' IN ROLE oncebox_{role}");
-        pg.batch_execute(&create).await.unwrap();
-        let authority = env.database_url().split_once("://").unwrap().1;
-        let host = authority.split_once('@').map_or(authority, |(_, host)| host);
-        let url = format!("postgres://{name}:r@{host}");
+        let (url, name) = env.login(&format!("oncebox_{role}")).await;
         let told = status(&url).await;
         assert_eq!(told["sees_all_sessions"], false);
         // Who locks is seen; since when is not, and it is said how to see it.

@@ -200,12 +200,7 @@ async fn the_relays_role_sees_all_but_the_audit_table() {
     let (_stream, client, _) = start(&env).await;
     enqueue(&client, "m", &env.subject("taken.a"), None).await;
     for (role, sees_audit) in [("relay", false), ("operator", true)] {
-        let name = format!("{}_{role}", env.name());
-        let create = format!("CREATE ROLE {name} LOGIN PASSWORD 'r' IN ROLE oncebox_{role}");
-        client.batch_execute(&create).await.unwrap();
-        let authority = env.database_url().split_once("://").unwrap().1;
-        let host = authority.split_once('@').map_or(authority, |(_, host)| host);
-        let url = format!("postgres://{name}:r@{host}");
+        let (url, name) = env.login(&format!("oncebox_{role}")).await;
         let told: Value = serde_json::from_str(&run_ok(&url, &["trace", "m", "--json"]).await).unwrap();
         assert_eq!(
             (states(&told), told["audit"].is_array()),

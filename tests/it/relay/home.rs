@@ -1,7 +1,10 @@
 //! A copied database stays silent until somebody adopts it; one that has moved goes on by itself.
 //! The table of docs/backup.md has these cases.
 
-use std::{process::Stdio, time::Duration};
+use std::{
+    process::Stdio,
+    time::{Duration, Instant},
+};
 
 use async_nats::jetstream::stream::Stream;
 use oncebox_relay::Values;
@@ -38,6 +41,8 @@ impl Production {
         let mut keys = production.enqueue(&url, "sent-", 2).await;
         await_messages(&production.stream, 2).await;
         relay.stop().await;
+        let relays = client(&url).await.query_one("SELECT count(*) FROM oncebox.relay", &[]).await.unwrap();
+        assert_eq!(relays.get::<_, i64>(0), 0, "a relay that has ended takes its row with it");
         keys.extend(production.enqueue(&url, "due-", 2).await);
         let delayed = "SELECT oncebox.enqueue_at('delayed', $1, '', clock_timestamp() + interval '1 hour')";
         client(&url).await.execute(delayed, &[&production.env.subject("a")]).await.unwrap();
@@ -267,12 +272,17 @@ async fn a_relay_that_was_at_work_during_the_dump_falls_silent_too() {
     let older = "UPDATE oncebox.relay SET seen_at = seen_at - interval '1 minute'";
     client(&new).await.batch_execute(older).await.unwrap();
     relay.signal("STOP").await;
+    let stopped = Instant::now();
     assert_eq!(command(&new, &["adopt", "--move"]).await.0, 0);
     let senior = Running::start(&production.values(&new));
     production.enqueue(&new, "here-", 1).await;
     await_messages(&production.stream, 5).await;
+    production.enqueue(&old, "there-", 3).await;
+    let left = Duration::from_secs(16).saturating_sub(stopped.elapsed());
+    tokio::time::sleep(left).await;
     relay.signal("CONT").await;
     relay.await_log("another relay serves this outbox").await;
+    assert_eq!(count(&production.stream).await, 5, "it asks before it sends");
     relay.signal("TERM").await;
     senior.stop().await;
 }
