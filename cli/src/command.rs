@@ -20,6 +20,7 @@ mod migrate;
 mod output;
 mod parked;
 mod pause;
+mod proof;
 mod prune;
 mod relay;
 mod replay;
@@ -72,6 +73,7 @@ enum Action {
     StartSaga(saga::Start),
     Resend(losses::Resend),
     Verify(verify::Verify, Box<Config>),
+    Prove(proof::Prove, Option<Box<Config>>),
     Adopt(adopt::Adopt),
     PruneOutbox(prune::OfOutbox),
     PruneInboxes(prune::OfInboxes),
@@ -170,6 +172,7 @@ fn parser() -> clap::Command {
         .subcommand(status::command(options(FOR_STATUS).collect()))
         .subcommand(why::command(options(FOR_STATUS).collect()))
         .subcommand(trace::command(connection()))
+        .subcommand(proof::command(options(FOR_STATUS).collect()))
         .subcommand(doctor::command(options(&[]).collect()).after_help(help::secrets()))
         .subcommand(adopt::command(connection()))
         .subcommand(console::command(options(&[]).collect()).after_help(help::secrets()))
@@ -218,10 +221,8 @@ impl Command {
             path.push(name);
             flags = inner;
         }
-        if let Some(text) = document::write(path[0], flags, parser()) {
-            return Err(Refusal::Document(text, 0));
-        }
-        if let Some((text, code)) = saga::write(&path, flags) {
+        let document = document::write(path[0], flags, parser()).map(|text| (text, 0));
+        if let Some((text, code)) = document.or_else(|| saga::write(&path, flags)) {
             return Err(Refusal::Document(text, code));
         }
         // Other commands have a --stream of their own: the one that they are about.
@@ -283,6 +284,7 @@ impl Command {
                 Action::Relay(config, console)
             }
             (["doctor"], Some(config)) => Action::Doctor(doctor::Doctor::new(flags), config),
+            (["proof"], config) => Action::Prove(proof::Prove::new(flags), config),
             (["status"], config) => Action::Status(status::Status::new(flags), config),
             (["console"], config) => {
                 let config = config.map(|config| *config);
@@ -361,6 +363,7 @@ impl Command {
             Action::Status(status, config) => return status.run(&self.outbox, config.as_deref()).await,
             Action::Doctor(doctor, config) => return doctor.run(&config).await,
             Action::Verify(verify, config) => return verify.run(&config).await,
+            Action::Prove(proof, config) => return proof.run(&self.outbox, config.as_deref()).await,
             Action::Trace(trace, places) => return trace.run(places).await,
             Action::Why(why, places) => return why.run(places).await,
             Action::Console(console) => console.run().await,
@@ -381,7 +384,7 @@ impl Command {
 fn needs(path: &[&str], flags: &ArgMatches, sources: &Sources) -> &'static [&'static str] {
     match path {
         ["relay" | "doctor"] => &[][..],
-        ["status" | "why"] if sources.has("nats-url") => FOR_STATUS,
+        ["status" | "why" | "proof"] if sources.has("nats-url") => FOR_STATUS,
         ["console"] if sources.has("nats-url") => &[][..],
         ["inbox", "failing", name] if failing::Failing::new(name, flags).needs_nats() => FOR_BOTH,
         ["inbox", "dead", name] if dead_letters::DeadLetters::new(name, flags).publishes() => FOR_BOTH,

@@ -27,7 +27,7 @@ impl Problem {
     pub(crate) fn told(error: &RelayError, text: String) -> Self {
         match error {
             RelayError::Pause(_) => Self::Conflict(text),
-            // It names the role. So it is with a console beside a relay, whose login has the relay's.
+            // It names the role. A console beside a relay has the relay's login.
             RelayError::Denied(_) => Self::Forbidden(text),
             _ => Self::Away(text),
         }

@@ -26,6 +26,7 @@ mod pace;
 mod parked;
 mod pause_row;
 mod pauses;
+mod proof;
 mod prune;
 mod quiet;
 mod rates;
@@ -75,6 +76,7 @@ pub use self::{
     parked::{ParkedAction, ParkedDetails, ParkedMessage},
     pause_row::PauseRow,
     pauses::{Ends, PauseOf},
+    proof::{Proof, ProofOf, ProvenInbox, ProvenStream, ProvenSubject},
     quiet::Unrest,
     rates::Rates,
     relay_settings::RelaySettings,

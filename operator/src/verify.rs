@@ -28,9 +28,9 @@ pub use self::findings::{AlteredCopy, Difference, UnloggedCopy, VerificationFind
 use self::{absence::Absence, reader::Reader};
 use super::{BATCH, Operator, execute, failed, query, selection::SubjectPattern, shown::RowSet, time};
 
-/// How far before a time the stream is read: clocks differ.
 /// Unlogged copies that are told; a stream may keep its messages for longer than the log.
 const UNLOGGED_TOLD_MAX: u64 = 20;
+/// How far before a time the stream is read: clocks differ.
 const EARLIER: Duration = Duration::from_secs(600);
 /// Between two lines of progress.
 const TELL_EVERY: Duration = Duration::from_secs(10);
@@ -44,6 +44,8 @@ pub struct Verification {
     pub subject: Option<SubjectPattern>,
     /// Messages enqueued at this time or later.
     pub since: Option<SystemTime>,
+    /// Messages enqueued before this time.
+    pub until: Option<SystemTime>,
     /// Has the relays send missing and different messages again.
     pub resend: bool,
 }
@@ -254,8 +256,9 @@ impl Comparison<'_> {
         let mut after = 0;
         while after < last {
             let sql = operator.sql.verify_log.clone();
-            let parameters: [&dyn Parameter; 8] =
-                [&lane, &after, &floor, &high, &snap, &BATCH, &expression, &self.asked.since];
+            let Verification { since, until, .. } = self.asked;
+            let parameters: [&dyn Parameter; 9] =
+                [&lane, &after, &floor, &high, &snap, &BATCH, &expression, since, until];
             let transaction = operator.begin().await?;
             let rows = query(&transaction, "read settled messages", &sql, &parameters).await?;
             drop(transaction);

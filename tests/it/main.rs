@@ -258,6 +258,7 @@ mod operator {
     mod republish; // a stream that is fed by another's republish, and refuses
     pub(crate) mod metrics; // the tables of metrics are what scrapes show; what is measured is true
     mod expectations; // messages that no consumer has handled in time
+    mod proof; // what was enqueued in a time, stored and handled
     mod events; // trouble that programs are told of
     mod collector; // an OTLP collector
     mod traces; // spans from producer to consumer, and a collector that is away

@@ -116,6 +116,11 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
         "Whether a stream holds all that it should",
     ),
     ("oncebox outbox verify --stream ORDERS --resend --dry-run", "How many messages would be sent again"),
+    ("oncebox proof --since 24h", "Was all of the last day stored and handled? The keys of each gap"),
+    (
+        "oncebox proof --since 2030-01-31 --until 2030-02-01 --sign auditor.pem > proof.json",
+        "The same of one day, signed for an auditor",
+    ),
     ("oncebox outbox prune --retention 36h --dry-run", "How many messages were settled longer ago"),
     ("oncebox inbox scope list", "How long each scope keeps keys and dead letters"),
     (

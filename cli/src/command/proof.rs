@@ -1,0 +1,164 @@
+//! `oncebox proof`.
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::{Context as _, anyhow, ensure};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use clap::{Arg, ArgMatches};
+use oncebox_connect::{
+    config::{Config, OutboxConfig},
+    words::counted,
+};
+use oncebox_operator::{Moment, Operator, Proof, ProofOf, Stamp};
+use ring::signature::{Ed25519KeyPair, KeyPair as _};
+use rustls::pki_types::{PrivatePkcs8KeyDer, pem::PemObject as _};
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use super::{action, output};
+
+/// The type of what is signed.
+const TYPE: &str = "application/vnd.oncebox.proof+json";
+
+/// The arguments of the command.
+pub(crate) struct Prove {
+    since: Moment,
+    until: Option<Moment>,
+    keys_max: usize,
+    key: Option<PathBuf>,
+    json: bool,
+}
+
+pub(super) fn command(options: Vec<Arg>) -> clap::Command {
+    let keys = Arg::new("keys").long("keys").value_name("N").default_value("20");
+    let keys = keys.value_parser(clap::value_parser!(u32).range(1..=100_000));
+    let key = Arg::new("sign").long("sign").value_name("FILE").value_parser(clap::value_parser!(PathBuf));
+    clap::Command::new("proof")
+        .about("Prove that what was enqueued in a time is in its streams, and was handled; changes nothing")
+        .long_about(
+            "Prove that what was enqueued in a time is in its streams, and was handled by the inboxes of this database: \
+             counts by subject, stream and inbox, and the keys of each gap. What it cannot prove it says. It reads the log \
+             once, and each stream from that time on. Exit codes: 0 there is no gap; 1 there is one, or it failed; 69 a \
+             server cannot be reached.",
+        )
+        .arg(action::moment("since", "Messages enqueued then or later").required(true))
+        .arg(action::moment("until", "Messages enqueued before [default: now]"))
+        .arg(keys.help("Keys that each gap names, at most"))
+        .arg(key.help(
+            "Print the document signed with this Ed25519 key (PKCS#8, PEM), in an envelope of DSSE; implies --json",
+        ))
+        .arg(action::json())
+        .args(options)
+}
+
+impl Prove {
+    pub(super) fn new(flags: &ArgMatches) -> Self {
+        let moment = |name| flags.get_one::<Moment>(name).copied();
+        Self {
+            since: moment("since").unwrap_or(Moment::Ago(Duration::ZERO)),
+            until: moment("until"),
+            keys_max: flags.get_one::<u32>("keys").map_or(20, |keys| *keys as usize),
+            key: flags.get_one::<PathBuf>("sign").cloned(),
+            json: flags.get_flag("json"),
+        }
+    }
+
+    /// Returns the exit code.
+    pub(super) async fn run(self, outbox: &OutboxConfig, config: Option<&Config>) -> anyhow::Result<u8> {
+        // Before anything is read for minutes.
+        let key = self.key.map(|path| signing_key(&path)).transpose()?;
+        let mut tasks = JoinSet::new();
+        let mut operator = Operator::connect(outbox, Stamp::default(), &mut tasks).await?;
+        let now = operator.now().await?;
+        let until = self.until.map_or(now, |until| until.at(now)).min(now);
+        let of = ProofOf { since: self.since.at(now), until, keys_max: self.keys_max };
+        ensure!(
+            of.since < of.until,
+            "--since is not before --until, or not before now; nothing was looked at"
+        );
+        let proof = operator.prove(config, of).await?;
+        output::print(&match key {
+            Some(key) => signed(&key, &serde_json::to_vec(&proof)?)?,
+            None if self.json => output::json_lines(&[&proof])?,
+            None => text(&proof),
+        })?;
+        Ok(u8::from(!proof.is_whole))
+    }
+}
+
+fn signing_key(path: &PathBuf) -> anyhow::Result<Ed25519KeyPair> {
+    let what = || format!("the key in {}", path.display());
+    let key =
+        PrivatePkcs8KeyDer::from_pem_file(path).map_err(|error| anyhow!("{error}")).with_context(what)?;
+    Ed25519KeyPair::from_pkcs8_maybe_unchecked(key.secret_pkcs8_der()).map_err(|error| {
+        anyhow!("{error}: make one with `openssl genpkey -algorithm ed25519`").context(what())
+    })
+}
+
+/// An envelope of DSSE 1.0.2: <https://github.com/secure-systems-lab/dsse>.
+fn signed(key: &Ed25519KeyPair, document: &[u8]) -> anyhow::Result<String> {
+    let head = format!("DSSEv1 {} {TYPE} {} ", TYPE.len(), document.len());
+    let signature = key.sign(&[head.as_bytes(), document].concat());
+    Ok(output::json_lines(&[json!({
+        "payloadType": TYPE,
+        "payload": STANDARD.encode(document),
+        "signatures": [{
+            "keyid": STANDARD.encode(key.public_key().as_ref()),
+            "sig": STANDARD.encode(signature.as_ref()),
+        }],
+    })])?)
+}
+
+fn text(proof: &Proof) -> String {
+    let Proof { postgres_database: database, since, until, subjects, streams, inboxes, not_proven, .. } =
+        proof;
+    let mut text = format!(
+        "database {database}, messages enqueued from {} to {}\n\n",
+        output::time(*since),
+        output::time(*until)
+    );
+    let gap = |keys: &[String]| output::clean(&keys.join(" "));
+    let rows: Vec<[String; 7]> = subjects
+        .iter()
+        .map(|one| {
+            let [enqueued, stored, waiting, dead, discarded] =
+                [one.enqueued, one.stored, one.waiting, one.dead, one.discarded]
+                    .map(|count| count.to_string());
+            [one.subject.clone(), enqueued, stored, waiting, dead, discarded, gap(&one.gap)]
+        })
+        .collect();
+    text += &output::table(["SUBJECT", "ENQUEUED", "STORED", "WAITING", "DEAD", "DISCARDED", "GAP"], &rows);
+    let rows: Vec<[String; 6]> = streams
+        .iter()
+        .map(|one| {
+            let verified = &one.verified;
+            let [messages, missing, different, unproven] =
+                [verified.messages, verified.missing, verified.different, verified.unproven]
+                    .map(|count| count.to_string());
+            [verified.stream.clone(), messages, missing, different, unproven, gap(&one.gap)]
+        })
+        .collect();
+    text += "\n";
+    text += &output::table(["STREAM", "LOOKED FOR", "MISSING", "DIFFERENT", "LET GO", "GAP"], &rows);
+    let rows: Vec<[String; 8]> = inboxes
+        .iter()
+        .map(|one| {
+            let [stored, handled, rejected, dead, missing] =
+                [one.stored, one.handled, one.rejected, one.dead, one.missing].map(|count| count.to_string());
+            let names = [one.inbox.clone(), one.subject.clone()];
+            let [inbox, subject] = names;
+            [inbox, subject, stored, handled, rejected, dead, missing, gap(&one.gap)]
+        })
+        .collect();
+    text += "\n";
+    text += &output::table(
+        ["INBOX", "SUBJECT", "STORED", "HANDLED", "REJECTED", "DEAD", "MISSING", "GAP"],
+        &rows,
+    );
+    text += if proof.is_whole { "\nThere is no gap.\n" } else { "\nThere are gaps.\n" };
+    text += &format!("Not proved ({}):\n", counted(not_proven.len(), "point"));
+    for point in not_proven {
+        text += &format!("- {}\n", output::clean(point));
+    }
+    text
+}
