@@ -284,7 +284,7 @@ impl Command {
                 Action::Relay(config, console)
             }
             (["doctor"], Some(config)) => Action::Doctor(doctor::Doctor::new(flags), config),
-            (["proof"], config) => Action::Prove(proof::Prove::new(flags), config),
+            (["proof"], config) => Action::Prove(proof::Prove::new(flags)?, config),
             (["status"], config) => Action::Status(status::Status::new(flags), config),
             (["console"], config) => {
                 let config = config.map(|config| *config);

@@ -339,7 +339,11 @@ fn note(gap: &mut Vec<String>, key: &str, keys_max: usize) {
 
 /// What lies outside of a proof.
 fn limits(facts: &Row, of: ProofOf, made_at: SystemTime, inboxes: &[Inbox]) -> Vec<String> {
-    let mut limits = vec!["what inboxes of other databases did".to_owned()];
+    let mut limits = vec![
+        "what inboxes of other databases did".to_owned(),
+        "that a handler had the payload of the log: an inbox is asked for the key, in any of its tenants"
+            .to_owned(),
+    ];
     let age = made_at.duration_since(of.since).unwrap_or_default();
     let told = |time: Duration| humantime::format_duration(Duration::from_secs(time.as_secs())).to_string();
     let kept = facts.get::<_, Option<f64>>("kept_seconds");

@@ -1,12 +1,15 @@
 //! `oncebox proof`.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use anyhow::{Context as _, anyhow, ensure};
+use anyhow::{Context as _, anyhow};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use clap::{Arg, ArgMatches};
 use oncebox_connect::{
-    config::{Config, OutboxConfig},
+    config::{Config, ConfigError, OutboxConfig},
     words::counted,
 };
 use oncebox_operator::{Moment, Operator, Proof, ProofOf, Stamp};
@@ -14,8 +17,10 @@ use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use rustls::pki_types::{PrivatePkcs8KeyDer, pem::PemObject as _};
 use serde_json::json;
 use tokio::task::JoinSet;
+use tracing::error;
 
 use super::{action, output};
+use crate::BAD_CONFIGURATION;
 
 /// The type of what is signed.
 const TYPE: &str = "application/vnd.oncebox.proof+json";
@@ -25,7 +30,7 @@ pub(crate) struct Prove {
     since: Moment,
     until: Option<Moment>,
     keys_max: usize,
-    key: Option<PathBuf>,
+    key: Option<Ed25519KeyPair>,
     json: bool,
 }
 
@@ -38,8 +43,8 @@ pub(super) fn command(options: Vec<Arg>) -> clap::Command {
         .long_about(
             "Prove that what was enqueued in a time is in its streams, and was handled by the inboxes of this database: \
              counts by subject, stream and inbox, and the keys of each gap. What it cannot prove it says. It reads the log \
-             once, and each stream from that time on. Exit codes: 0 there is no gap; 1 there is one, or it failed; 69 a \
-             server cannot be reached.",
+             once, and each stream from that time on. Exit codes: 0 there is no gap; 1 there is one, or it failed; 64 an \
+             argument is wrong; 69 a server cannot be reached.",
         )
         .arg(action::moment("since", "Messages enqueued then or later").required(true))
         .arg(action::moment("until", "Messages enqueued before [default: now]"))
@@ -52,33 +57,33 @@ pub(super) fn command(options: Vec<Arg>) -> clap::Command {
 }
 
 impl Prove {
-    pub(super) fn new(flags: &ArgMatches) -> Self {
+    /// Reads the key, before the log is read for minutes.
+    pub(super) fn new(flags: &ArgMatches) -> Result<Self, ConfigError> {
         let moment = |name| flags.get_one::<Moment>(name).copied();
-        Self {
+        let key = flags.get_one::<PathBuf>("sign").map(|path| signing_key(path)).transpose();
+        Ok(Self {
             since: moment("since").unwrap_or(Moment::Ago(Duration::ZERO)),
             until: moment("until"),
             keys_max: flags.get_one::<u32>("keys").map_or(20, |keys| *keys as usize),
-            key: flags.get_one::<PathBuf>("sign").cloned(),
+            key: key.map_err(|problem| ConfigError(vec![format!("--sign: {problem:#}")]))?,
             json: flags.get_flag("json"),
-        }
+        })
     }
 
     /// Returns the exit code.
     pub(super) async fn run(self, outbox: &OutboxConfig, config: Option<&Config>) -> anyhow::Result<u8> {
-        // Before anything is read for minutes.
-        let key = self.key.map(|path| signing_key(&path)).transpose()?;
         let mut tasks = JoinSet::new();
         let mut operator = Operator::connect(outbox, Stamp::default(), &mut tasks).await?;
         let now = operator.now().await?;
         let until = self.until.map_or(now, |until| until.at(now)).min(now);
         let of = ProofOf { since: self.since.at(now), until, keys_max: self.keys_max };
-        ensure!(
-            of.since < of.until,
-            "--since is not before --until, or not before now; nothing was looked at"
-        );
+        if of.since >= of.until {
+            error!("--since is not before --until, or not before now; nothing was looked at");
+            return Ok(BAD_CONFIGURATION);
+        }
         let proof = operator.prove(config, of).await?;
-        output::print(&match key {
-            Some(key) => signed(&key, &serde_json::to_vec(&proof)?)?,
+        output::print(&match &self.key {
+            Some(key) => signed(key, &serde_json::to_vec(&proof)?)?,
             None if self.json => output::json_lines(&[&proof])?,
             None => text(&proof),
         })?;
@@ -86,7 +91,7 @@ impl Prove {
     }
 }
 
-fn signing_key(path: &PathBuf) -> anyhow::Result<Ed25519KeyPair> {
+fn signing_key(path: &Path) -> anyhow::Result<Ed25519KeyPair> {
     let what = || format!("the key in {}", path.display());
     let key =
         PrivatePkcs8KeyDer::from_pem_file(path).map_err(|error| anyhow!("{error}")).with_context(what)?;

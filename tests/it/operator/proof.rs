@@ -116,8 +116,10 @@ async fn an_auditor_can_check_who_made_a_proof() {
     for wrong in ["", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"] {
         fs::write(&path, wrong).unwrap();
         let (code, output, log) = run(env.database_url(), &arguments).await;
-        assert!(code == 1 && output.is_empty() && log.contains("the key in"), "{code} {output} {log}");
+        assert!(code == 64 && output.is_empty() && log.contains("the key in"), "{code} {output} {log}");
     }
+    let (code, _, log) = run(env.database_url(), &["proof", "--since", "1h", "--until", "2h"]).await;
+    assert!(code == 64 && log.contains("not before --until"), "{code} {log}");
     let key = Ed25519KeyPair::generate_pkcs8(&ring::rand::SystemRandom::new()).unwrap();
     let pem = BASE64.encode(key.as_ref());
     fs::write(&path, format!("-----BEGIN PRIVATE KEY-----\n{pem}\n-----END PRIVATE KEY-----\n")).unwrap();
