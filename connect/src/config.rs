@@ -79,6 +79,11 @@ pub struct Config {
     pub grace: Duration,
     /// A worker that got no further for longer is stuck.
     pub stuck_after: Duration,
+    /// With nothing due for so long the relay sleeps, without a connection to the database; `None`
+    /// is never.
+    pub sleep_after: Option<Duration>,
+    /// A sleeping relay wakes after so long at the latest.
+    pub sleep_at_most: Duration,
     /// Settings that work, but not as safely as they could; a line each.
     pub weaknesses: Vec<String>,
 }
@@ -116,6 +121,8 @@ impl std::fmt::Debug for Config {
             .field("trace_file", &self.trace_file)
             .field("grace", &self.grace)
             .field("stuck_after", &self.stuck_after)
+            .field("sleep_after", &self.sleep_after)
+            .field("sleep_at_most", &self.sleep_at_most)
             .finish()
     }
 }
@@ -197,6 +204,8 @@ impl Config {
             trace_file: read.parsed("trace-file", |text| Ok(PathBuf::from(text))),
             grace: read.duration("grace-seconds", Duration::ZERO, Duration::from_secs(600)),
             stuck_after,
+            sleep_after: read.parsed("sleep-after", sleep_after).flatten(),
+            sleep_at_most: read.parsed("sleep-at-most", sleep_at_most).unwrap_or_default(),
             outbox: OutboxConfig {
                 database,
                 schema,
@@ -313,14 +322,31 @@ fn otlp_endpoint(text: &str) -> Result<String, String> {
     }
 }
 
+fn sleep_after(text: &str) -> Result<Option<Duration>, String> {
+    match text {
+        "off" => Ok(None),
+        text => match humantime::parse_duration(text) {
+            Ok(time) if (Duration::from_secs(1)..=DAY).contains(&time) => Ok(Some(time)),
+            _ => Err(format!("{text:?} is neither \"off\" nor a time from 1s to 1d, such as 5m")),
+        },
+    }
+}
+
+fn sleep_at_most(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(time) if (Duration::from_secs(60)..=DAY).contains(&time) => Ok(time),
+        _ => Err(format!("{text:?} is not a time from 1m to 1d, such as 15m")),
+    }
+}
+
 fn lifetime(text: &str) -> Result<Duration, String> {
     time(text).ok_or_else(|| format!("{text:?} is not a time {TIMES}, such as 36h or 7d"))
 }
 
 const TIMES: &str = "from 1m to 3650d";
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 fn time(text: &str) -> Option<Duration> {
-    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
     let time = humantime::parse_duration(text).ok()?;
     (Duration::from_secs(60)..=3650 * DAY).contains(&time).then_some(time)
 }

@@ -87,6 +87,7 @@ statements!(
     status_overview,
     status_lanes,
     status_relays,
+    status_asleep,
     status_locks,
     status_enqueuing,
     status_blocked,

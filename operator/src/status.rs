@@ -56,6 +56,8 @@ pub struct Status {
     pub relay_name: String,
     /// Relays at work, the ten largest groups.
     pub relays: Vec<RelaySessions>,
+    /// The relays that sleep, without a session; `None` when none does.
+    pub asleep: Option<Asleep>,
     /// Ordering keys that dead messages hold back, among the first 1,000 ordering keys with dead
     /// messages.
     pub blocked_keys: i64,
@@ -116,8 +118,29 @@ impl Status {
     /// writes, perhaps because its disk is full.
     #[must_use]
     pub fn is_down(&self) -> bool {
-        self.is_read_only || self.full_disk.is_some() || self.relays.is_empty() && self.backlog_messages > 0
+        self.is_read_only || self.full_disk.is_some() || self.lacks_relay() && self.backlog_messages > 0
     }
+}
+
+impl Status {
+    /// Whether no relay works, and none sleeps that will wake in time.
+    #[must_use]
+    pub fn lacks_relay(&self) -> bool {
+        self.relays.is_empty() && self.asleep.is_none()
+    }
+}
+
+/// Relays that sleep.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[non_exhaustive]
+pub struct Asleep {
+    /// How many.
+    pub relays: i64,
+    /// When the first of them wakes, at the latest.
+    #[serde(with = "Rfc3339")]
+    pub wakes_at: SystemTime,
+    /// A message on this subject of NATS wakes them at once.
+    pub wake_subject: String,
 }
 
 /// Sagas of one type that wait for an operator.

@@ -3,19 +3,15 @@
 
 use std::sync::Arc;
 
-use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
 
 use crate::{
-    backoff::AWAY,
     config::Config,
-    error::{RelayError, error_chain},
-    relay::Relay,
+    error::RelayError,
+    relay::{Relay, serving},
     serve::{
         databases::{Database, Databases},
         front::Front,
-        gauges::gauges,
     },
     telemetry::metrics::Metrics,
 };
@@ -74,7 +70,7 @@ impl Embedded {
         let (listen, otlp) = (config.http_listen, config.otlp_metrics.clone());
         let front = Front::open(listen, otlp, None, databases, stop.clone()).await?;
         // Large, and in the stack of the caller otherwise.
-        let delivering = Box::pin(deliver(config, Arc::clone(&database), stop.clone()));
+        let delivering = Box::pin(serving::serve(None, config, Arc::clone(&database), stop.clone()));
         let ended = front.beside(delivering, stop, shutdown).await;
         database.down("its relay has ended".to_owned());
         ended
@@ -111,40 +107,5 @@ impl Relay {
     /// Those of [`Embedded::run`]. A server that is away is none: the relay waits for it.
     pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), RelayError> {
         Embedded::new(config).run(shutdown).await
-    }
-}
-
-/// Waits for the servers, then runs the loops until `stop`.
-async fn deliver(config: Config, database: Arc<Database>, stop: CancellationToken) -> Result<(), RelayError> {
-    let connecting = connect(&config, &database);
-    let relay = tokio::select! {
-        relay = connecting => relay?,
-        () = stop.cancelled() => return Ok(()),
-    };
-    let (gauges, reader) = gauges();
-    database.served(gauges);
-    relay.deliver(reader, CancellationToken::new(), stop.cancelled_owned()).await
-}
-
-async fn connect(config: &Config, database: &Database) -> Result<Relay, RelayError> {
-    let (mut failures, mut said) = (0_u32, None);
-    loop {
-        let error = match Relay::connect_for(config.clone(), database.metrics.clone()).await {
-            Ok(relay) => {
-                if said.is_some() {
-                    info!("the servers of the relay are there");
-                }
-                return Ok(relay);
-            }
-            Err(error) if error.is_away() => error_chain(&error),
-            Err(error) => return Err(error),
-        };
-        database.down(error.clone());
-        if said.as_ref() != Some(&error) {
-            warn!(error, "the relay cannot start yet; it is tried again until it does");
-            said = Some(error);
-        }
-        sleep(AWAY.delay(failures)).await;
-        failures = failures.saturating_add(1);
     }
 }

@@ -11,3 +11,4 @@ pub(crate) mod publisher;
 mod question;
 mod stored_id;
 pub(crate) mod streams;
+pub(crate) mod wake;

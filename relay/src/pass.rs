@@ -8,6 +8,7 @@ mod claim;
 mod demand;
 pub(crate) mod home;
 mod hot_key;
+pub(crate) mod idle;
 pub(crate) mod maintenance;
 mod missing;
 pub(crate) mod mover;

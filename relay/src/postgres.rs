@@ -7,6 +7,7 @@ pub(crate) mod expectations;
 pub(crate) mod leader;
 pub(crate) mod fleet;
 pub(crate) mod home;
+pub(crate) mod idle;
 pub(crate) mod integrity;
 pub(crate) mod lag;
 pub(crate) mod listen;

@@ -1,5 +1,8 @@
 //! The life of a relay: connect, check, run the loops, drain.
 
+pub(crate) mod asleep;
+pub(crate) mod serving;
+
 use std::{sync::Arc, time::Duration};
 
 use oncebox_connect::postgres::{Connector, pool};
@@ -18,6 +21,7 @@ use crate::{
     pass::{
         ANSWER_MAX, Budget, Common, Demand, Runner, bounded,
         home::Gate,
+        idle::idle,
         maintenance::Maintainer,
         mover::Mover,
         recovery::Recovery,
@@ -41,6 +45,7 @@ use crate::{
 };
 
 pub(crate) use crate::postgres::home::Place;
+use asleep::Asleep;
 
 /// How long a shutdown waits for the collector of spans, at most.
 const FLUSH_MAX: Duration = Duration::from_secs(2);
@@ -111,6 +116,11 @@ impl Relay {
         drop(connection);
         let store = bounded(Store::new(pool, config.outbox.schema.clone())).await?;
         let store = Arc::new(if common.is_some() { store.one_of_many() } else { store });
+        // It has slept, and is another relay now.
+        if let Some(id) = metrics.health.slept() {
+            bounded(store.unregister(&id)).await?;
+            metrics.health.forget_slept();
+        }
         store.look_for_pooler().await.map_err(RelayError::store)?;
         refuse_subscriber(&store).await?;
         let server = Server::new(&config, format!("oncebox relay {}", config.outbox.schema));
@@ -184,15 +194,15 @@ impl Relay {
         let (stop, databases) = (CancellationToken::new(), Databases::default());
         let database = Arc::new(Database::new(None, self.shared.metrics.clone(), self.config.stuck_after));
         databases.add(Arc::clone(&database));
-        let (gauges, reader) = gauges::gauges();
-        database.served(gauges);
         let (listen, otlp) = (self.config.http_listen, self.config.otlp_metrics.clone());
         let front = Front::open(listen, otlp, self.systemd.take(), databases, stop.clone());
-        let delivering = self.deliver(reader, CancellationToken::new(), stop.clone().cancelled_owned());
+        let config = self.config.clone();
+        let delivering = Box::pin(serving::serve(Some(self), config, database, stop.clone()));
         front.await?.beside(delivering, stop, shutdown).await
     }
 
-    /// Runs the loops until `shutdown` resolves, then cancels `stop` and drains.
+    /// Runs the loops until `shutdown` resolves, then cancels `stop` and drains. So it does when it
+    /// may sleep; then it returns what wakes it.
     ///
     /// # Errors
     /// The grace period was too short, or a task ended early.
@@ -201,7 +211,7 @@ impl Relay {
         reader: gauges::Reader,
         stop: CancellationToken,
         shutdown: impl Future<Output = ()>,
-    ) -> Result<(), RelayError> {
+    ) -> Result<Option<Asleep>, RelayError> {
         let Self { config, mut shared, server, first_connection, scrapes_beside, peers, .. } = self;
         let (store, metrics) = (Arc::clone(&shared.store), shared.metrics.clone());
         let mut tasks = Tasks(JoinSet::new());
@@ -214,7 +224,8 @@ impl Relay {
         };
         tasks.spawn(reader.run(scraped, metrics.clone(), stop.clone()));
         let (kept_sender, unchecked) = watch::channel(None);
-        let kept = keeper::maintain(server, first_connection, kept_sender, metrics.clone(), stop.clone());
+        let kept =
+            keeper::maintain(server.clone(), first_connection, kept_sender, metrics.clone(), stop.clone());
         tasks.spawn(kept);
         let ((wake_sender, wake), (leader_sender, leader)) =
             (watch::channel(0), watch::channel(Leader::This));
@@ -247,22 +258,7 @@ impl Relay {
         drop(shared);
         tasks.spawn(Mover::new(Arc::clone(&store)).run(leader, stop.clone()));
         info!(postgres = config.outbox.postgres_target(), nats = config.nats_target(), schema = %config.outbox.schema, "relay is running");
-        let ended_early = tokio::select! {
-            () = shutdown => false,
-            _ = tasks.0.join_next() => true,
-        };
-        stop.cancel();
-        let drained = timeout(config.grace, async { while tasks.0.join_next().await.is_some() {} }).await;
-        if ended_early {
-            return Err(RelayError::TaskEnded);
-        }
-        if drained.is_err() {
-            warn!(grace = ?config.grace, "passes under way did not end in time; what they had not settled is sent again");
-            return Err(RelayError::Grace(config.grace));
-        }
-        let _ = timeout(LEAVE_MAX, store.unregister()).await;
-        info!("relay has drained");
-        Ok(())
+        ended(&mut tasks, &config, &store, metrics, server, stop, shutdown).await
     }
 }
 
@@ -273,6 +269,58 @@ impl Tasks {
     fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
         self.0.spawn(task.in_current_span());
     }
+
+    /// Stops them, and waits until they have ended.
+    async fn drain(&mut self, stop: &CancellationToken, grace: Duration) -> Result<(), RelayError> {
+        stop.cancel();
+        let drained = timeout(grace, async { while self.0.join_next().await.is_some() {} }).await;
+        drained.map_err(|_| {
+            warn!(?grace, "passes under way did not end in time; what they had not settled is sent again");
+            RelayError::Grace(grace)
+        })
+    }
+}
+
+/// Waits until the loops must end, or may because the relay sleeps, and drains them.
+async fn ended(
+    tasks: &mut Tasks,
+    config: &Config,
+    store: &Arc<Store>,
+    metrics: Metrics,
+    server: Server,
+    stop: CancellationToken,
+    shutdown: impl Future<Output = ()>,
+) -> Result<Option<Asleep>, RelayError> {
+    let idle = async {
+        match config.sleep_after {
+            Some(after) => idle(store, &metrics, after).await,
+            None => std::future::pending().await,
+        }
+    };
+    let (ended_early, idle) = tokio::select! {
+        () = shutdown => (false, None),
+        _ = tasks.0.join_next() => (true, None),
+        idle = idle => (false, Some(idle)),
+    };
+    let asleep = match &idle {
+        Some(idle) => {
+            let address = config.outbox.postgres_target();
+            Some(Asleep::listen(store, server, metrics, address, &idle.database).await)
+        }
+        None => None,
+    };
+    let drained = tasks.drain(&stop, config.grace).await;
+    if ended_early {
+        return Err(RelayError::TaskEnded);
+    }
+    if let (Some(asleep), Some(idle), Some(after)) = (asleep, idle, config.sleep_after) {
+        let settling = asleep.settle(store, &idle, (after, config.sleep_at_most));
+        return Ok(Some(settling.await));
+    }
+    drained?;
+    let _ = timeout(LEAVE_MAX, store.unregister(store.relay())).await;
+    info!("relay has drained");
+    Ok(None)
 }
 
 /// A subscription that writes the log applies some rows late, with ids and transactions of another

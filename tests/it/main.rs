@@ -49,6 +49,7 @@ mod relay {
     mod aside; // what is set aside carries its message: segments, dumps, losses and replays
     mod sizes; // a stream that has no room for large messages gets the small ones
     pub(crate) mod large; // large payloads lie in the Object Store, through crashes and losses
+    mod asleep; // with nothing due a relay leaves its database alone, and comes back in time
     mod wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
     mod bursts; // a burst of one ordering key, and a full stream, hold up nobody else
     mod memory; // what a relay holds in memory is bounded, however large the messages are

@@ -218,6 +218,11 @@ fn summary(status: &Stands) -> Vec<[String; 2]> {
         format!("{} of {user}{client}{role}", group.sessions)
     });
     let relays: Vec<String> = relays.collect();
+    let asleep = status.asleep.as_ref().map(|asleep| {
+        let (count, at, subject) = (asleep.relays, time(asleep.wakes_at), &asleep.wake_subject);
+        format!("{count} asleep until {at}, or until `nats pub {subject} ''`")
+    });
+    let relays: Vec<String> = relays.into_iter().chain(asleep).collect();
     let relays = if relays.is_empty() { "none".to_owned() } else { relays.join(", ") };
     let mut lines = vec![
         line("time", when(status.at)),

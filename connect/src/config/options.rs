@@ -316,6 +316,19 @@ pub const OPTIONS: &[OptionSpec] = &[
         "How long settled messages are kept: 1m to 3650d, such as 36h or 7d; forever keeps them all",
     ),
     option(
+        "sleep-after",
+        "ONCEBOX_SLEEP_AFTER",
+        Some("off"),
+        "With nothing due for so long, and nothing due soon, the relay closes its connections to the database and sleeps, so \
+         that a serverless database may be suspended: 1s to 1d, such as 5m; off never",
+    ),
+    option(
+        "sleep-at-most",
+        "ONCEBOX_SLEEP_AT_MOST",
+        Some("15m"),
+        "A sleeping relay wakes after so long at the latest, and looks for messages that no hint announced: 1m to 1d",
+    ),
+    option(
         "saga-lifetime",
         "ONCEBOX_SAGA_LIFETIME",
         None,

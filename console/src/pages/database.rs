@@ -153,8 +153,11 @@ fn tiles(path: &str, status: &Status) -> Markup {
 fn relays(status: &Status) -> Markup {
     let has_leader = status.relays.iter().any(|relays| relays.leads);
     html! {
-        @if status.relays.is_empty() { (empty("No relay is connected. Start one with `oncebox relay`.")) }
-        @else {
+        @if let Some(asleep) = &status.asleep {
+            p.quiet { (asleep.relays) " asleep until " (time_or(Some(asleep.wakes_at), "none")) ", or until a message on " (asleep.wake_subject) }
+        }
+        @if status.lacks_relay() { (empty("No relay is connected. Start one with `oncebox relay`.")) }
+        @else if !status.relays.is_empty() {
             div.scroll tabindex="0" { table {
                 thead { tr { th { "User" } th { "Address" } th.number { "Sessions" } th { "Part" } } }
                 tbody { @for relay in &status.relays { tr {

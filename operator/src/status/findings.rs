@@ -289,7 +289,7 @@ fn different(status: &Status) -> Option<Finding> {
 }
 
 fn no_relay(status: &Status) -> Option<Finding> {
-    status.relays.is_empty().then(|| Finding {
+    status.lacks_relay().then(|| Finding {
         holds_delivery: status.backlog_messages > 0,
         kind: Some(DOWN),
         ..Finding::new(

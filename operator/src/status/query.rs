@@ -1,8 +1,11 @@
 //! The questions of a status to both servers: at the same cost for any backlog.
 
+use std::time::SystemTime;
+
 use oncebox_connect::{
     config::Config,
     error::{RelayError, error_chain},
+    nats::wake_subject,
     postgres::{Parameter, typed},
 };
 use oncebox_relay::facts::{Expectation, InboxStatus, delayed_count, expectation, faults, inbox_status, sql};
@@ -22,7 +25,7 @@ use super::{
         relay_settings::relay_settings,
         sagas::{SagasUnled, UNLED_SECONDS},
     },
-    BlockedKey, Holder, LaneStatus, ParkedReason, RelaySessions, SagasWaiting, Status,
+    Asleep, BlockedKey, Holder, LaneStatus, ParkedReason, RelaySessions, SagasWaiting, Status,
     findings::{DOWN, findings, nats_away, of_nats},
 };
 use crate::{
@@ -74,6 +77,7 @@ impl Operator {
         let stands = ask.all("read the lanes", &sql.status_lanes, &[]).await?;
         let parked = ask.one("count parked messages", &schema.sql(sql::PARKED)).await?;
         let relays = ask.all("find relays", &sql.status_relays, &[&relay_name, &LISTED_MAX]).await?;
+        let sleepers = ask.one("find sleeping relays", &sql.status_asleep).await?;
         let locks = ask.all("find locks", &sql.status_locks, &[&LOCKS_MAX]).await?;
         let open =
             ask.all("find open transactions", &sql.status_enqueuing, &[&LISTED_MAX, &relay_name]).await?;
@@ -105,6 +109,7 @@ impl Operator {
             locks: locks.iter().map(holder).collect(),
             relay_name,
             relays: relays.iter().map(relay_sessions).collect(),
+            asleep: asleep(&sleepers, &schema),
             blocked_keys: blocked.first().map_or(0, |row| row.get("keys")),
             blocked: blocked.iter().map(blocked_key).collect(),
             pauses: pauses.iter().map(pause_row).collect(),
@@ -261,6 +266,12 @@ fn holder(row: &Row) -> Holder {
         state: row.get("state"),
         transaction_seconds: row.get("transaction_seconds"),
     }
+}
+
+fn asleep(row: &Row, schema: &SchemaName) -> Option<Asleep> {
+    let wakes_at = row.get::<_, Option<SystemTime>>("wakes_at")?;
+    let wake_subject = wake_subject(row.get("database"), schema.as_str());
+    Some(Asleep { relays: row.get("relays"), wakes_at, wake_subject })
 }
 
 fn relay_sessions(row: &Row) -> RelaySessions {

@@ -227,9 +227,9 @@ impl Store {
         Ok(())
     }
 
-    /// The relay has drained.
-    pub(crate) async fn unregister(self: &Arc<Self>) -> Result<(), StoreError> {
-        self.ask("take the relay off the list", &self.sql.unregister, &[&self.relay()]).await.map(drop)
+    /// A relay has drained, or has slept.
+    pub(crate) async fn unregister(self: &Arc<Self>, id: &str) -> Result<(), StoreError> {
+        self.ask("take the relay off the list", &self.sql.unregister, &[&id]).await.map(drop)
     }
 
     /// A transaction that has a lane to itself; `None` when it could not be had in time.

@@ -111,6 +111,8 @@ statements!(
     register,
     unregister,
     knows_relay,
+    idle,
+    fall_asleep,
     home,
     note_home,
     note_rival,

@@ -40,6 +40,8 @@ enum State {
     /// No; why not.
     Down(String),
     Served(Gauges),
+    /// It sleeps, and a scrape must not wake the database.
+    Asleep,
 }
 
 impl Database {
@@ -52,12 +54,20 @@ impl Database {
     /// Notes that a relay serves it from here on.
     pub(crate) fn served(&self, gauges: Gauges) {
         self.metrics.serving.set(1);
+        self.metrics.asleep.set(0);
         self.enter(State::Served(gauges));
+    }
+
+    /// Notes that its relay sleeps: it has no work, and needs no connection.
+    pub(crate) fn asleep(&self) {
+        self.metrics.asleep.set(1);
+        self.enter(State::Asleep);
     }
 
     /// Notes that no relay serves it, and why.
     pub(crate) fn down(&self, why: String) {
         self.metrics.serving.set(0);
+        self.metrics.asleep.set(0);
         self.metrics.nats_connected.set(0);
         self.enter(State::Down(why));
     }
@@ -68,7 +78,7 @@ impl Database {
 
     fn gauges(&self) -> Option<Gauges> {
         match &*self.state.lock().unwrap_or_else(PoisonError::into_inner) {
-            State::Down(_) => None,
+            State::Down(_) | State::Asleep => None,
             State::Served(gauges) => Some(gauges.clone()),
         }
     }
@@ -77,6 +87,7 @@ impl Database {
         match &*self.state.lock().unwrap_or_else(PoisonError::into_inner) {
             State::Down(why) => Some(why.clone()),
             State::Served(_) => self.metrics.not_ready(),
+            State::Asleep => None,
         }
     }
 

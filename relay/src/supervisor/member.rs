@@ -38,6 +38,13 @@ pub(super) struct Member {
     pub(super) failures: u32,
 }
 
+/// How a relay has ended that did not fail.
+enum Ended {
+    Stopped,
+    /// It has slept, and there may be work.
+    Woken,
+}
+
 impl Member {
     /// Runs until `stop`, then drains.
     pub(super) async fn run(mut self, stop: CancellationToken) {
@@ -53,7 +60,14 @@ impl Member {
                 return;
             }
             let begun = Instant::now();
-            let Err(problem) = self.run_once(&stop).await else { return };
+            let problem = match self.run_once(&stop).await {
+                Ok(Ended::Woken) => {
+                    (self.failures, said) = (0, None);
+                    continue;
+                }
+                Ok(Ended::Stopped) => return,
+                Err(problem) => problem,
+            };
             self.database.down(problem.clone());
             if begun.elapsed() > WORKED {
                 (self.failures, said) = (0, None);
@@ -69,7 +83,7 @@ impl Member {
     }
 
     /// Starts the relay and runs it; an error is its end before `stop`.
-    async fn run_once(&self, stop: &CancellationToken) -> Result<(), String> {
+    async fn run_once(&self, stop: &CancellationToken) -> Result<Ended, String> {
         let starting = async {
             let _permit = self.starts.acquire().await;
             let (config, metrics) = (self.config.clone(), self.database.metrics.clone());
@@ -81,7 +95,7 @@ impl Member {
         };
         let started = tokio::select! {
             started = starting => started,
-            () = stop.cancelled() => return Ok(()),
+            () = stop.cancelled() => return Ok(Ended::Stopped),
         };
         let (relay, place) = match started {
             Ok(started) => started,
@@ -97,9 +111,13 @@ impl Member {
         };
         match ended {
             Err(error) if !stop.is_cancelled() => Err(error_chain(&error)),
+            Ok(Some(asleep)) if !stop.is_cancelled() => {
+                asleep.until_woken(&self.database, stop).await;
+                Ok(Ended::Woken)
+            }
             _ => {
                 info!("the relay of this database has ended");
-                Ok(())
+                Ok(Ended::Stopped)
             }
         }
     }

@@ -30,6 +30,10 @@ pub(crate) struct Health {
     unwritable: Mutex<Option<String>>,
     /// Why the relay sends nothing: its database may be a copy.
     silent: Mutex<Option<String>>,
+    /// The id with which this relay has slept: its row goes when it is awake.
+    slept: Mutex<Option<String>>,
+    /// It was told that NATS lets no hint through.
+    is_deaf: AtomicBool,
     /// When each cause of parking may be reported again, in seconds after `started`.
     next_parking_reports: Mutex<HashMap<Cause, u64>>,
 }
@@ -59,6 +63,8 @@ impl Health {
             fault: Mutex::default(),
             unwritable: Mutex::default(),
             silent: Mutex::default(),
+            slept: Mutex::default(),
+            is_deaf: AtomicBool::new(false),
             next_parking_reports: Mutex::default(),
         }
     }
@@ -132,6 +138,26 @@ impl Health {
         let is_news = *noted != why;
         *noted = why;
         is_news
+    }
+
+    /// Notes the id with which the relay sleeps.
+    pub(crate) fn note_slept(&self, id: &str) {
+        *self.slept.lock().unwrap_or_else(PoisonError::into_inner) = Some(id.to_owned());
+    }
+
+    /// The id with which the relay has slept.
+    pub(crate) fn slept(&self) -> Option<String> {
+        self.slept.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The row of that id is gone.
+    pub(crate) fn forget_slept(&self) {
+        *self.slept.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Notes that NATS lets no hint through; true the first time.
+    pub(crate) fn note_deaf(&self) -> bool {
+        !self.is_deaf.swap(true, Ordering::Relaxed)
     }
 
     /// True once a minute for each cause: a full stream must not fill the log as well.

@@ -40,6 +40,7 @@ pub(crate) struct Metrics {
     pub(crate) message_lag: Histogram,
     pub(crate) spans_dropped: Counter,
     pub(crate) serving: Gauge,
+    pub(crate) asleep: Gauge,
     pub(crate) silent: Gauge,
     pub(crate) nats_connected: Gauge,
     pub(crate) nats_reconnects: Counter,
@@ -97,6 +98,7 @@ impl Metrics {
             message_lag: Histogram::new(MESSAGE_LAG_SECONDS),
             spans_dropped: Counter::default(),
             serving: Gauge::default(),
+            asleep: Gauge::default(),
             silent: Gauge::default(),
             nats_connected: Gauge::default(),
             nats_reconnects: Counter::default(),
@@ -156,6 +158,11 @@ impl Metrics {
             "serving",
             "1 while the relay works for this database; 0 until it has reached both servers",
             self.serving.clone(),
+        );
+        all.register(
+            "asleep",
+            "1 while the relay sleeps (sleep_after), without a connection to PostgreSQL; other gauges are as last read",
+            self.asleep.clone(),
         );
         all.register("nats_connected", "1 while connected to NATS", self.nats_connected.clone());
         all.register("nats_reconnects", "Connections to NATS that broke", self.nats_reconnects.clone());

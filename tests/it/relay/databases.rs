@@ -271,3 +271,29 @@ async fn one_database_under_two_names_is_refused_with_both_names() {
     one.url = url;
     one.delivers("still-", 10).await;
 }
+
+/// Each sleeps by itself; the file wakes them, as a change of settings does.
+#[tokio::test]
+async fn databases_without_work_are_left_alone_until_the_file_changes() {
+    let services = [Service::new("one").await, Service::new("two").await];
+    let [one, two] = &services;
+    let file = File::new(&[one, two]);
+    file.write(&[one, two], "sleep_after = \"1s\"\n");
+    let relay = file.start();
+    one.delivers("m-", 10).await;
+    for service in &services {
+        eventually("it sleeps", LIMIT, async || {
+            let asleep = metric(&relay, "oncebox_asleep", service.name).await > 0.0;
+            (asleep && service.sessions().await == 0).then_some(())
+        })
+        .await;
+    }
+    assert_eq!(relay.get("/readyz").await.0, 200);
+    assert_eq!(one.sessions().await + two.sessions().await, 0, "probes and scrapes wake none");
+    one.enqueue("n-").await;
+    file.write(&[one, two], "");
+    await_messages(&one.stream, 20).await;
+    two.delivers("m-", 10).await;
+    relay.signal("TERM").await;
+    assert!(relay.ended().await.0.success());
+}

@@ -126,7 +126,7 @@ JOIN {schema}.segment AS n ON n.number = (s.number + 1) % 8
 CROSS JOIN (
   SELECT min(r.retention_seconds) AS seconds
   FROM {schema}.relay AS r
-  WHERE r.seen_at > clock_timestamp() - interval '3 minutes'
+  WHERE r.seen_at BETWEEN clock_timestamp() - interval '3 minutes' AND clock_timestamp()
 ) AS kept
 WHERE s.number = pg_sequence_last_value('{schema}.turn') % 8
   AND kept.seconds IS NOT NULL

@@ -14,7 +14,7 @@ SELECT
     FROM {schema}.segment AS s
     CROSS JOIN {schema}.relay AS r
     WHERE s.number = pg_sequence_last_value('{schema}.turn') % 8
-      AND r.seen_at > clock_timestamp() - interval '3 minutes'
+      AND r.seen_at BETWEEN clock_timestamp() - interval '3 minutes' AND clock_timestamp()
     GROUP BY s.began_at
   ), 0)::float8 AS turn_late_seconds
 FROM (SELECT q.dead_at, q.replay FROM {schema}.parked AS q LIMIT 100000) AS p
