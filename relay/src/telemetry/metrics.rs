@@ -159,11 +159,6 @@ impl Metrics {
             "1 while the relay works for this database; 0 until it has reached both servers",
             self.serving.clone(),
         );
-        all.register(
-            "asleep",
-            "1 while the relay sleeps (sleep_after), without a connection to PostgreSQL; other gauges are as last read",
-            self.asleep.clone(),
-        );
         all.register("nats_connected", "1 while connected to NATS", self.nats_connected.clone());
         all.register("nats_reconnects", "Connections to NATS that broke", self.nats_reconnects.clone());
         all.register("nats_errors", "Errors that NATS reported aside", self.nats_errors.clone());
@@ -251,6 +246,11 @@ impl Metrics {
     }
 
     fn register_losses(&self, all: &mut Registry) {
+        all.register(
+            "asleep",
+            "1 while the relay sleeps (sleep_after), without a connection to PostgreSQL; other gauges are as last read",
+            self.asleep.clone(),
+        );
         all.register(
             "silent",
             "1 while the relay sends nothing, because its outbox is a copy of another database's, or may be",

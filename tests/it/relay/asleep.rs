@@ -76,7 +76,7 @@ async fn it_has_no_session_and_a_hint_wakes_it_within_a_second() {
         await_asleep(&client).await;
         enqueue_one(&env, &client, number).await;
         sleep(Duration::from_millis(700)).await;
-        assert_eq!((sessions(&client).await, count(&stream).await), (0, number.unsigned_abs().into()));
+        assert_eq!((sessions(&client).await, count(&stream).await), (0, usize::try_from(number).unwrap()));
         hint(&env, &nats).await;
         took.push(arrives(&stream, number + 1, Duration::from_secs(1)).await);
     }
