@@ -12,6 +12,7 @@ use super::{
     bounds::Bounds,
     budget::Budget,
     claim::Claimed,
+    contracts,
     publish::Published,
     settle::{Pass, Settled},
     trace_file::TraceFile,
@@ -189,6 +190,7 @@ impl Worker {
             return Vec::new();
         }
         let started = Instant::now();
+        contracts::check(messages, session, &self.shared.tuning.limits).await;
         let outcomes = match &mut self.publisher {
             Some(publisher) => {
                 publisher.put_large(messages, session, &self.shared.tuning.limits).await;
