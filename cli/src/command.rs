@@ -3,6 +3,7 @@
 mod action;
 mod adopt;
 mod console;
+mod contract;
 mod databases;
 mod doctor;
 mod document;
@@ -198,6 +199,7 @@ fn parser() -> clap::Command {
                 .subcommand(prune::of_inboxes(connection())),
         )
         .subcommand(saga::command(connection, options(FOR_BOTH).collect()))
+        .subcommand(contract::command())
         .subcommand(events::command(connection))
         .subcommand(expect::command(connection))
         .subcommands(document::commands());
@@ -221,7 +223,7 @@ impl Command {
         if let Some(text) = document::write(path[0], flags, parser()) {
             return Err(Refusal::Document(text, 0));
         }
-        if let Some((text, code)) = saga::write(&path, flags) {
+        if let Some((text, code)) = saga::write(&path, flags).or_else(|| contract::write(&path, flags)) {
             return Err(Refusal::Document(text, code));
         }
         // Other commands have a --stream of their own: the one that they are about.
