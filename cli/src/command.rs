@@ -3,6 +3,7 @@
 mod action;
 mod adopt;
 mod console;
+mod contract;
 mod databases;
 mod doctor;
 mod document;
@@ -201,6 +202,7 @@ fn parser() -> clap::Command {
                 .subcommand(prune::of_inboxes(connection())),
         )
         .subcommand(saga::command(connection, options(FOR_BOTH).collect()))
+        .subcommand(contract::command())
         .subcommand(events::command(connection))
         .subcommand(expect::command(connection))
         .subcommands(document::commands());
@@ -222,7 +224,8 @@ impl Command {
             flags = inner;
         }
         let document = document::write(path[0], flags, parser()).map(|text| (text, 0));
-        if let Some((text, code)) = document.or_else(|| saga::write(&path, flags)) {
+        let document = document.or_else(|| saga::write(&path, flags));
+        if let Some((text, code)) = document.or_else(|| contract::write(&path, flags)) {
             return Err(Refusal::Document(text, code));
         }
         // Other commands have a --stream of their own: the one that they are about.

@@ -30,10 +30,12 @@ mod url_tls;
 use std::{
     collections::{HashMap, HashSet},
     net::SocketAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
+use oncebox_contracts::Contracts;
 use tracing_subscriber::EnvFilter;
 
 pub use database::Database;
@@ -293,8 +295,13 @@ fn tuning(read: &mut Reader<'_>) -> Tuning {
             event_source: read.text("cloud-events-source"),
             large_payloads: large_payloads(read),
             dead_blocks,
+            contracts: read.file("contracts", contracts).map(|(_, contracts)| contracts),
         },
     }
+}
+
+fn contracts(path: &Path) -> Result<Arc<Contracts>, String> {
+    Contracts::read(path).map(Arc::new).map_err(|mistakes| mistakes.to_string())
 }
 
 fn on_dead(text: &str) -> Result<bool, String> {

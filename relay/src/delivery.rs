@@ -1,6 +1,7 @@
 //! Messages, their ids, cursors, outcomes and decisions. Pure: nothing here talks to a server.
 
 pub(crate) mod breaker;
+pub(crate) mod cause;
 pub(crate) mod copy;
 pub(crate) mod cursor;
 pub(crate) mod decision;

@@ -1,7 +1,7 @@
 //! The outbox's tables, and its copies in streams, as relays judge them: for operators' commands,
 //! which must come to the same conclusion.
 
-use crate::delivery::{decision::Cause, message_id};
+use crate::delivery::{cause::Cause, message_id};
 pub use crate::{
     delivery::{
         copy::{Content, Copy},

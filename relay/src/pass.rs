@@ -5,6 +5,7 @@ mod bounds;
 mod budget;
 mod checks;
 mod claim;
+mod contracts;
 mod demand;
 pub(crate) mod home;
 mod hot_key;

@@ -138,6 +138,8 @@ fn message(sent: &Sent<'_>) -> Message {
         payload: Bytes::new(),
         payload_bytes: 0,
         object: None,
+        breach: None,
+        is_unchecked: false,
         created_at: UNIX_EPOCH,
         blocked: false,
         is_passed: false,

@@ -48,6 +48,7 @@ mod relay {
     mod segments; // the ring of segments turns under relays, producers and commands
     mod aside; // what is set aside carries its message: segments, dumps, losses and replays
     mod sizes; // a stream that has no room for large messages gets the small ones
+    mod contracts; // a payload that breaks the contract of its subject is dead
     pub(crate) mod large; // large payloads lie in the Object Store, through crashes and losses
     mod asleep; // with nothing due a relay leaves its database alone, and comes back in time
     mod wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing

@@ -110,6 +110,13 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
     ("oncebox saga apply order.toml", "Programs can start its sagas from now on"),
     ("oncebox saga run order.toml --reply-to sagas.replies", "Lead them, until a signal"),
     ("oncebox saga start order 4711 '{\"order\": 4711, \"cents\": 995}'", "Start one by hand"),
+    ("oncebox contract check contracts.json", "Every mistake in a file of contracts, with its place"),
+    (
+        "oncebox contract check contracts.json --subject orders.placed order.json",
+        "Whether a message fits, before it is sent",
+    ),
+    ("oncebox contract diff old.json new.json", "Which subjects a change breaks, and for which consumers"),
+    ("oncebox contract export --asyncapi contracts.json > asyncapi.json", "The same for other tools"),
     ("oncebox outbox resend --stream ORDERS --dry-run", "How many messages a stream may have lost"),
     (
         "oncebox outbox verify --stream ORDERS --since 2030-01-31T08:00:00Z",
@@ -140,7 +147,7 @@ pub(super) const EXIT_CODES: &[(&str, &str)] = &[
     ("0", "It was done."),
     (
         "1",
-        "It failed; or doctor found something that must be mended, verify something missing, or why something that holds a message.",
+        "It failed; or doctor found something that must be mended, verify something missing, why something that holds a message, or contract something that breaks.",
     ),
     ("64", "The configuration is wrong; every mistake is listed."),
     ("69", "A server cannot be reached, or not with TLS as configured."),

@@ -1,6 +1,8 @@
 //! Bounds of a pass: how much it reads, and how it publishes.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
+
+use oncebox_contracts::Contracts;
 
 /// How much a pass reads from one lane.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +43,8 @@ pub struct Limits {
     pub large_payloads: Option<LargePayloads>,
     /// Whether a dead message holds back its ordering key.
     pub dead_blocks: bool,
+    /// The schemas that payloads must fit, if a file has them.
+    pub contracts: Option<Arc<Contracts>>,
 }
 
 /// Payloads that lie in a bucket of the NATS Object Store, while their messages carry references.

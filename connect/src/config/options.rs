@@ -290,6 +290,13 @@ pub const OPTIONS: &[OptionSpec] = &[
         "A payload of more bytes goes to the bucket, if one is named; 1 to 8388608",
     ),
     option(
+        "contracts",
+        "ONCEBOX_CONTRACTS",
+        None,
+        "File of contracts, JSON: a message whose payload breaks the schema of its subject is dead at once. Read at the \
+         start; see docs/contracts.md. Unset: every payload is sent",
+    ),
+    option(
         "attempts-max",
         "ONCEBOX_ATTEMPTS_MAX",
         Some("100"),

@@ -254,7 +254,7 @@ proptest! {
     fn a_file_of_any_text_is_read(
         text in r#"(nats_url|database_url|lanes|x|\[\[stream\]\]|\[\[database\]\]|name|subjects| = |"a>?"|\["b"\]|-?[0-9]{1,20}|\n|é|.){0,24}"#,
     ) {
-        let file = file::parse(std::path::Path::new("/etc/oncebox.toml"), &text);
+        let file = file::parse(Path::new("/etc/oncebox.toml"), &text);
         // A lone "=" has three: no key, no value, and no option of this name.
         prop_assert!(file.mistakes.len() <= 3 * (text.len() + 1), "{:?}", file.mistakes);
     }

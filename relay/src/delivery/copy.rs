@@ -157,6 +157,8 @@ impl Content {
             headers: None,
             payload_bytes: payload.len(),
             object: None,
+            breach: None,
+            is_unchecked: false,
             payload,
             created_at: self.created_at,
             blocked: false,

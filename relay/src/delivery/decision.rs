@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
+use super::cause::Cause;
+
 /// Why a message was not stored, as far as the relay can know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
@@ -45,6 +47,8 @@ pub(crate) enum Failure {
     Paused(Paused),
     /// A header that NATS cannot carry.
     BadHeader(String),
+    /// The payload breaks the contract of its subject; the text has nothing of the payload.
+    Breach(String),
     /// The database is not in UTF-8, and a header has a byte that has no form in it.
     UnreadableHeaders,
 }
@@ -124,91 +128,13 @@ impl Failure {
             Self::Refused { .. } => Cause::Refused,
             Self::NotJetStream => Cause::NotJetStream,
             Self::TooLarge { .. } | Self::BadHeader(_) | Self::UnreadableHeaders => Cause::NotSendable,
+            Self::Breach(_) => Cause::Contract,
             Self::Disconnected
             | Self::TimedOut
             | Self::Raised { .. }
             | Self::NoAnswer
             | Self::Silent { .. }
             | Self::Unexplained { .. } => Cause::Unanswered,
-        }
-    }
-}
-
-/// Why a message is set aside; its remedy depends on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Cause {
-    NoStream,
-    NoAck,
-    NoLeader,
-    Denied,
-    OtherStream,
-    Refused,
-    NotJetStream,
-    NotSendable,
-    Unanswered,
-    Paused,
-    /// It waits behind another message of its ordering key.
-    Behind,
-}
-
-impl Cause {
-    const ALL: [Self; 11] = [
-        Self::NoStream,
-        Self::NoAck,
-        Self::NoLeader,
-        Self::Denied,
-        Self::OtherStream,
-        Self::Refused,
-        Self::NotJetStream,
-        Self::NotSendable,
-        Self::Unanswered,
-        Self::Paused,
-        Self::Behind,
-    ];
-
-    /// The word that stands in the column `cause` of the table `parked`.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::NoStream => "no-stream",
-            Self::NoAck => "no-ack",
-            Self::NoLeader => "no-leader",
-            Self::Denied => "denied",
-            Self::OtherStream => "other-stream",
-            Self::Refused => "refused",
-            Self::NotJetStream => "not-jetstream",
-            Self::NotSendable => "not-sendable",
-            Self::Unanswered => "unanswered",
-            Self::Paused => "paused",
-            Self::Behind => "behind",
-        }
-    }
-
-    /// `None` for a name that a relay of another version wrote.
-    pub(crate) fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|cause| cause.name() == name)
-    }
-
-    /// The operator's remedy.
-    pub(crate) fn remedy(self) -> &'static str {
-        match self {
-            Self::NoStream => "create a stream with this subject",
-            Self::NoAck => "update the stream without no_ack",
-            Self::NoLeader => "start the servers that hold the stream",
-            Self::Denied => "let the relay's NATS user publish to this subject",
-            Self::OtherStream => {
-                "move the subject to the stream that the option expected-stream names, or start the relays with another name or without \
-                 that option"
-            }
-            Self::Refused => "mend or widen the stream's limits",
-            Self::NotJetStream => {
-                "end the subscriber that answers on this subject, or create a stream with it"
-            }
-            Self::NotSendable => {
-                "name a bucket by the option object-store, raise the server's limits, or have the producer send less"
-            }
-            Self::Unanswered => "see whether the servers of the stream run",
-            Self::Paused => "see `oncebox outbox pauses`",
-            Self::Behind => "see to the first message of the ordering key",
         }
     }
 }
@@ -242,7 +168,10 @@ pub(crate) fn decide(failure: &Failure) -> Decision {
         | Failure::NotJetStream
         | Failure::OtherStream { .. }
         | Failure::Denied { .. } => Decision::Park,
-        Failure::TooLarge { .. } | Failure::BadHeader(_) | Failure::UnreadableHeaders => Decision::Dead,
+        Failure::TooLarge { .. }
+        | Failure::BadHeader(_)
+        | Failure::Breach(_)
+        | Failure::UnreadableHeaders => Decision::Dead,
         Failure::Refused { err_code, .. } => match err_code {
             // Cluster not available, not leader, no JetStream leader or peers, stream offline.
             10008 | 10009 | 10118 | 10194 => Decision::Away,
@@ -327,6 +256,7 @@ impl fmt::Display for Failure {
             ),
             Self::Paused(Paused { what, is_throttled: true, .. }) => write!(f, "an operator has throttled {what}"),
             Self::Paused(Paused { what, .. }) => write!(f, "an operator has paused {what}"),
+            Self::Breach(why) => write!(f, "the payload breaks the contract of its subject: {why}"),
             Self::BadHeader(name) => write!(f, "NATS cannot carry the header {name:?}"),
         }
     }
@@ -366,6 +296,7 @@ mod tests {
         assert_eq!(decide(&Failure::OtherStream { expected: "S".into() }), Decision::Park);
         assert_eq!(decide(&Failure::TimedOut), Decision::Away);
         assert_eq!(decide(&Failure::TooLarge { bytes: 2, limit: 1 }), Decision::Dead);
+        assert_eq!(decide(&Failure::Breach("at /cents".into())), Decision::Dead);
     }
 
     #[test]
@@ -388,13 +319,5 @@ mod tests {
         assert!(failure.to_string().contains("another stream than ORDERS"), "{failure}");
         assert_eq!(refused(10060).knowing(None), refused(10060));
         assert_eq!(refused(10077).knowing(Some("ORDERS")), refused(10077));
-    }
-
-    #[test]
-    fn a_cause_is_known_by_its_name() {
-        for cause in Cause::ALL {
-            assert_eq!(Cause::from_name(cause.name()), Some(cause));
-        }
-        assert_eq!(Cause::from_name("of a later version"), None);
     }
 }

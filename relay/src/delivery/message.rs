@@ -44,6 +44,10 @@ pub(crate) struct Message {
     pub(crate) payload_bytes: usize,
     /// Its payload lies in a bucket, or could not be put there; `None` for the usual message.
     pub(crate) object: Option<Result<Object, Failure>>,
+    /// Its payload breaks the contract of its subject.
+    pub(crate) breach: Option<Failure>,
+    /// There was no time to check it against its contract: the next pass does.
+    pub(crate) is_unchecked: bool,
     pub(crate) created_at: SystemTime,
     /// A message of the same ordering key is parked, or gives way to others: see `pass/hot_key.rs`.
     pub(crate) blocked: bool,
@@ -155,10 +159,14 @@ impl Message {
         }
     }
 
+    /// It may be sent now, as far as the database knows.
+    pub(crate) fn is_free(&self) -> bool {
+        !self.blocked && !self.is_passed && self.paused.is_none()
+    }
+
     /// Nothing keeps its payload from being put into a bucket now.
     pub(crate) fn may_get_object(&self) -> bool {
-        let is_held = self.blocked || self.is_passed || self.paused.is_some();
-        !is_held && self.object.is_none()
+        self.is_free() && !self.is_unchecked && self.breach.is_none() && self.object.is_none()
     }
 
     /// Why its payload could not be put into the bucket.
@@ -212,6 +220,8 @@ impl Message {
             payload: Bytes::from_static(b"{}"),
             payload_bytes: 2,
             object: None,
+            breach: None,
+            is_unchecked: false,
             created_at: UNIX_EPOCH + Duration::from_micros(1_700_000_000_123_456),
             blocked: false,
             is_passed: false,

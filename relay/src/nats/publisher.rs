@@ -239,6 +239,9 @@ impl Publisher {
         if let Some(failure) = held_back(message) {
             return batch.finish(index, Err(failure), limits);
         }
+        if message.is_unchecked {
+            return;
+        }
         if let Some(failure) = batch.refused_unsent(message) {
             return batch.finish(index, Err(failure), limits);
         }
@@ -301,7 +304,7 @@ impl Publisher {
 /// Why a message is not sent, however its subject fares.
 fn held_back(message: &Message) -> Option<Failure> {
     let paused = message.paused.clone().map(Failure::Paused);
-    paused.or_else(|| message.object_failure().cloned())
+    paused.or_else(|| message.breach.clone()).or_else(|| message.object_failure().cloned())
 }
 
 /// The headers of a message on the wire, as the options have them.

@@ -14,8 +14,9 @@ use crate::{
     config::{ReadLimits, Tuning},
     delivery::{
         breaker::{Breaker, Circuit, Place, SELDOM, THROTTLED, Tried, WAITS},
+        cause::Cause,
         cursor::{Read, Settlement},
-        decision::{Cause, Decision, Failure},
+        decision::{Decision, Failure},
         message::Message,
         outcome::Outcome,
     },

@@ -12,6 +12,7 @@ use super::{
     bounds::Bounds,
     budget::Budget,
     claim::Claimed,
+    contracts,
     publish::Published,
     settle::{Pass, Settled},
     trace_file::TraceFile,
@@ -189,6 +190,7 @@ impl Worker {
             return Vec::new();
         }
         let started = Instant::now();
+        contracts::check(messages, session, &self.shared.tuning.limits).await;
         let outcomes = match &mut self.publisher {
             // Suspended since the claim: nothing is settled of it.
             Some(publisher) if publisher.is_at_home() => {

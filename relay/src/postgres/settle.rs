@@ -4,7 +4,7 @@ use oncebox_connect::postgres::Parameter;
 
 use super::{receipts::Receipt, session::Session};
 use crate::{
-    delivery::{cursor::Settlement, decision::Cause, message::Message},
+    delivery::{cause::Cause, cursor::Settlement, message::Message},
     error::StoreError,
 };
 

@@ -312,6 +312,8 @@ pub(super) fn message(
         created_at: row.get::<_, AnyTime>(7).0,
         payload_bytes: usize::try_from(row.get::<_, i32>("payload_bytes")).unwrap_or(0),
         object: None,
+        breach: None,
+        is_unchecked: false,
         blocked: row.get(8),
         is_passed: false,
         paused: None,

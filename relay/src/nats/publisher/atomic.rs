@@ -232,6 +232,7 @@ impl Publisher {
             let is_of_stream = subjects.iter().any(|pattern| covers(pattern, &message.subject));
             if !is_of_stream
                 || message.is_left_out()
+                || message.is_unchecked
                 || held_back(message).is_some()
                 || self.connection.places.in_doubt(&message.subject).is_some()
                 || self.connection.breaker.sending(&message.subject) != Sending::Publish
