@@ -18,6 +18,7 @@ mod failing;
 mod logging;
 mod losses;
 mod migrate;
+mod options;
 mod output;
 mod parked;
 mod pause;
@@ -39,6 +40,7 @@ use oncebox_connect::config::{Config, ConfigError, NamedConfig, OPTIONS, OutboxC
 use oncebox_operator::ParkedKind;
 
 pub(crate) use logging::start_logging;
+use options::{FOR_BOTH, FOR_DATABASE, FOR_DEV, FOR_PRUNE, FOR_STATUS, is_meant, needs};
 
 /// The command with its arguments, checked.
 pub(crate) struct Command {
@@ -122,28 +124,6 @@ impl Refusal {
         }
     }
 }
-
-/// The options of a command that talks to PostgreSQL alone; a name that ends in `-` stands for all
-/// options that begin with it.
-const FOR_DATABASE: &[&str] = &["config", "database-", "schema", "log", "log-format"];
-
-/// The options of `status`, which looks at the streams as well when NATS is configured.
-const FOR_STATUS: &[&str] =
-    &["config", "database-", "schema", "log", "log-format", "nats-", "expected-stream"];
-
-fn is_meant(names: &[&str], option: &str) -> bool {
-    names.iter().any(|name| *name == option || (name.ends_with('-') && option.starts_with(name)))
-}
-
-/// The options of commands that talk to both servers, such as `inbox dead retry`.
-const FOR_BOTH: &[&str] = &["config", "database-", "schema", "log", "log-format", "nats-"];
-
-/// The options of `dev`.
-const FOR_DEV: &[&str] =
-    &["database-url", "nats-url", "stream", "schema", "http-listen", "log", "log-format"];
-
-/// The options of `outbox prune`.
-const FOR_PRUNE: &[&str] = &["config", "database-", "schema", "log", "log-format", "retention"];
 
 fn parser() -> clap::Command {
     let options = |names: &'static [&'static str]| {
@@ -380,21 +360,6 @@ impl Command {
             Action::Migrate(migrate) => migrate.run(&self.outbox).await,
         }
         .map(|()| 0)
-    }
-}
-
-/// The options that a command takes; none of them stands for all.
-fn needs(path: &[&str], flags: &ArgMatches, sources: &Sources) -> &'static [&'static str] {
-    match path {
-        ["relay" | "doctor"] => &[][..],
-        ["status" | "why" | "proof"] if sources.has("nats-url") => FOR_STATUS,
-        ["console"] if sources.has("nats-url") => &[][..],
-        ["inbox", "failing", name] if failing::Failing::new(name, flags).needs_nats() => FOR_BOTH,
-        ["inbox", "dead", name] if dead_letters::DeadLetters::new(name, flags).publishes() => FOR_BOTH,
-        ["outbox", "verify"] | ["saga", "run"] => FOR_BOTH,
-        ["outbox", "pause" | "throttle"] if pause::Pauses::names_stream(flags) => FOR_BOTH,
-        ["outbox", "prune"] => FOR_PRUNE,
-        _ => FOR_DATABASE,
     }
 }
 
