@@ -8,9 +8,10 @@ use ring::signature::{ED25519, Ed25519KeyPair, KeyPair as _, UnparsedPublicKey};
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
+use super::verify::{config, ids_are_forgotten};
 use crate::relay::{
     process::{run, run_ok},
-    support::{connect, drain, fresh_stream, stream_config, values},
+    support::{connect, drain, fresh_stream, values},
 };
 
 async fn enqueue(client: &Client, keys: &[&str], subject: &str) {
@@ -42,7 +43,7 @@ fn row<'a>(proof: &'a Value, list: &str, name: &str, value: &str) -> &'a Value {
 #[tokio::test]
 async fn each_gap_of_a_time_is_named_until_it_is_mended() {
     let env = TestEnv::new().await;
-    let stream = fresh_stream(env.nats_url(), stream_config(env.name(), &env.subject(">"))).await;
+    let stream = fresh_stream(env.nats_url(), config(&env)).await;
     let client = env.pg().await;
     let [orders, mails] = [env.subject("orders.placed"), env.subject("mails.sent")];
     client.batch_execute("SELECT oncebox.register_scope('billing:charge')").await.unwrap();
@@ -96,6 +97,7 @@ async fn each_gap_of_a_time_is_named_until_it_is_mended() {
     assert_eq!(earlier["inboxes"], json!([]), "no inbox had one of that time: {earlier}");
 
     settle(&client, "forgotten", "", "completed").await;
+    ids_are_forgotten(&env, &stream).await;
     let resend = ["outbox", "verify", "--nats-url", env.nats_url(), "--stream", env.name(), "--resend"];
     run_ok(env.database_url(), &resend).await;
     drain(&mut worker).await;

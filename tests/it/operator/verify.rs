@@ -70,13 +70,13 @@ async fn verify(env: &TestEnv, more: &[&str]) -> Found {
 }
 
 /// The streams of these tests forget ids at once.
-fn config(env: &TestEnv) -> Config {
+pub(super) fn config(env: &TestEnv) -> Config {
     let duplicate_window = Duration::from_millis(100);
     Config { duplicate_window, ..stream_config(env.name(), &env.subject(">")) }
 }
 
 /// Waits until the stream takes what was published by now for new: its window has passed.
-async fn ids_are_forgotten(env: &TestEnv, stream: &Stream) {
+pub(super) async fn ids_are_forgotten(env: &TestEnv, stream: &Stream) {
     let (context, subject) = (env.jetstream().await, env.subject("probe"));
     let publish = async || {
         let mut headers = HeaderMap::new();
