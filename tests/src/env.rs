@@ -72,7 +72,7 @@ impl TestEnv {
     pub async fn login(&self, group: &str) -> (String, String) {
         let name = format!("{}_{}", self.name(), group.rsplit('_').next().unwrap_or(group));
         let create = format!("CREATE ROLE {name} LOGIN PASSWORD 'r' IN ROLE {group}");
-        self.pg().await.batch_execute(&create).await.unwrap();
+        self.pg().await.batch_execute(&create).await.expect("PostgreSQL makes a role");
         let authority = self.database_url.split_once("://").map_or("", |(_, authority)| authority);
         let host = authority.split_once('@').map_or(authority, |(_, host)| host);
         (format!("postgres://{name}:r@{host}"), name)

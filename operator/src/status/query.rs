@@ -77,10 +77,8 @@ impl Operator {
         let stands = ask.all("read the lanes", &sql.status_lanes, &[]).await?;
         let parked = ask.one("count parked messages", &schema.sql(sql::PARKED)).await?;
         let relays = ask.all("find relays", &sql.status_relays, &[&relay_name, &LISTED_MAX]).await?;
-        let sleepers = ask.one("find sleeping relays", &sql.status_asleep).await?;
         let locks = ask.all("find locks", &sql.status_locks, &[&LOCKS_MAX]).await?;
-        let open =
-            ask.all("find open transactions", &sql.status_enqueuing, &[&LISTED_MAX, &relay_name]).await?;
+        let open = ask.all("find transactions", &sql.status_enqueuing, &[&LISTED_MAX, &relay_name]).await?;
         let looked_at = i64::from(LOOKED_AT_MAX);
         let bounds = [&LOOKED_AT_MAX as &dyn Parameter, &LISTED_MAX, &looked_at];
         let blocked = ask.all("find blocked ordering keys", &sql.status_blocked, &bounds).await?;
@@ -109,7 +107,7 @@ impl Operator {
             locks: locks.iter().map(holder).collect(),
             relay_name,
             relays: relays.iter().map(relay_sessions).collect(),
-            asleep: asleep(&sleepers, &schema),
+            asleep: asleep(&ask.one("find sleeping relays", &sql.status_asleep).await?, &schema),
             blocked_keys: blocked.first().map_or(0, |row| row.get("keys")),
             blocked: blocked.iter().map(blocked_key).collect(),
             pauses: pauses.iter().map(pause_row).collect(),

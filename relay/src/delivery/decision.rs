@@ -224,10 +224,7 @@ impl fmt::Display for Failure {
                 )
             }
             Self::Denied { subject } => {
-                write!(
-                    f,
-                    "NATS does not let the relay's user publish to {subject:?}; grant it the permission"
-                )
+                write!(f, "NATS does not let the relay's user publish to {subject:?}; grant it the right")
             }
             Self::OtherStream { expected } => write!(
                 f,
@@ -254,8 +251,9 @@ impl fmt::Display for Failure {
                 "a header has a byte that cannot be converted from the database's encoding to UTF-8; discard the message, \
                  and enqueue it anew with that header in ASCII",
             ),
-            Self::Paused(Paused { what, is_throttled: true, .. }) => write!(f, "an operator has throttled {what}"),
-            Self::Paused(Paused { what, .. }) => write!(f, "an operator has paused {what}"),
+            Self::Paused(Paused { what, is_throttled, .. }) => {
+                write!(f, "an operator has {} {what}", if *is_throttled { "throttled" } else { "paused" })
+            }
             Self::Breach(why) => write!(f, "the payload breaks the contract of its subject: {why}"),
             Self::BadHeader(name) => write!(f, "NATS cannot carry the header {name:?}"),
         }

@@ -1,16 +1,13 @@
 //! A copied database stays silent until somebody adopts it; one that has moved goes on by itself.
 //! The table of docs/backup.md has these cases.
 
-use std::{
-    process::Stdio,
-    time::{Duration, Instant},
-};
+use std::{process::Stdio, time::Duration};
 
 use async_nats::jetstream::stream::Stream;
 use oncebox_relay::Values;
 use oncebox_schema::{Lanes, SchemaName, migrate};
 use oncebox_tests::{Nats, Postgres, Stop, TestEnv, diagnosed, eventually};
-use tokio::process::Command;
+use tokio::{process::Command, time::Instant};
 
 use super::{
     process::{self, Process, run},
