@@ -13,7 +13,7 @@ SELECT
       AND k.mode = 'RowExclusiveLock'
       AND k.relation = ANY (ARRAY['{schema}.message_0', '{schema}.message_1', '{schema}.message_2', '{schema}.message_3', '{schema}.message_4', '{schema}.message_5', '{schema}.message_6', '{schema}.message_7']::regclass[])
   ) AS is_enqueuing,
-  extract(epoch FROM least(
+  (extract(epoch FROM least(
     (
       SELECT min(p.next_attempt_at)
       FROM {schema}.lane AS l
@@ -27,6 +27,6 @@ SELECT
     ),
     (SELECT d.not_before FROM {schema}.delayed AS d ORDER BY d.not_before LIMIT 1),
     (SELECT min(h.ends_at) FROM {schema}.pause AS h WHERE h.ends_at > clock_timestamp() AND isfinite(h.ends_at))
-  ) - clock_timestamp())::float8 AS next_seconds,
+  )) - extract(epoch FROM clock_timestamp()))::float8 AS next_seconds,
   current_database()::text AS database
 FROM {schema}.message_ids AS i
