@@ -15,6 +15,10 @@ use crate::{Contract, Contracts, breach::bounded, pattern};
 
 /// Examples, and items of a list, near which a message that breaks is sought.
 const EXAMPLES_MAX: usize = 8;
+/// A longer example is left out of that.
+const EXAMPLE_BYTES_MAX: usize = 16 * 1024;
+/// About so many values near an example are tried; without one among them, the schemas decide.
+const VARIANTS_MAX: usize = 10_000;
 /// The name of a property that no schema has.
 const UNKNOWN: &str = "unknown-property";
 
@@ -111,7 +115,9 @@ fn witness(sent: &Contract, read: &Contract) -> Option<Value> {
     let empty = [json!({})];
     let names: BTreeSet<&str> =
         [sent, read].iter().flat_map(|one| &one.schema.names).map(String::as_str).collect();
-    let bases = sent.examples.iter().chain(&read.examples).take(EXAMPLES_MAX).chain(&empty);
+    let small = |example: &&Value| example.to_string().len() <= EXAMPLE_BYTES_MAX;
+    let examples = sent.examples.iter().chain(&read.examples).filter(small);
+    let bases = examples.take(EXAMPLES_MAX).chain(&empty);
     let mut near = bases.flat_map(|base| std::iter::once(base.clone()).chain(variants(base, &names)));
     near.find(|message| sent.schema.fits(message) && !read.schema.fits(message))
 }
@@ -133,7 +139,10 @@ fn variants(value: &Value, names: &BTreeSet<&str>) -> Vec<Value> {
     match value {
         Value::Object(object) => {
             let known = object.keys().map(String::as_str);
-            for name in known.chain(names.iter().copied()).chain([UNKNOWN]) {
+            for name in known.chain([UNKNOWN]).chain(names.iter().copied()) {
+                if all.len() >= VARIANTS_MAX {
+                    break;
+                }
                 for inner in variants(object.get(name).unwrap_or(&Value::Null), names) {
                     let mut changed = object.clone();
                     changed.insert(name.to_owned(), inner);
@@ -146,6 +155,9 @@ fn variants(value: &Value, names: &BTreeSet<&str>) -> Vec<Value> {
         }
         Value::Array(items) => {
             for (at, item) in items.iter().enumerate().take(EXAMPLES_MAX) {
+                if all.len() >= VARIANTS_MAX {
+                    break;
+                }
                 all.extend(variants(item, names).into_iter().map(|inner| {
                     let mut changed = items.clone();
                     changed[at] = inner;
@@ -258,6 +270,15 @@ mod tests {
         let recursive = |most: i32| json!({"type": "object", "properties": {"next": {"$ref": "#"}, "a": {"maximum": most}}});
         let (old, new) = (&recursive(700), &recursive(500));
         check("not judged", old, new, [CannotTell, CannotTell], &json!({"a": 600}));
+    }
+
+    #[test]
+    fn the_values_near_an_example_are_bounded() {
+        let names: Vec<String> = (0..5_000).map(|n| format!("name-{n}")).collect();
+        let names = names.iter().map(String::as_str).collect();
+        let deep = json!({"name-1": {"name-2": [{"name-3": 1}]}});
+        let found = variants(&deep, &names).len();
+        assert!((VARIANTS_MAX..3 * VARIANTS_MAX).contains(&found), "{found}");
     }
 
     #[test]
