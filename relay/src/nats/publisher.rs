@@ -239,9 +239,6 @@ impl Publisher {
         if let Some(failure) = held_back(message) {
             return batch.finish(index, Err(failure), limits);
         }
-        if message.is_unchecked {
-            return;
-        }
         if let Some(failure) = batch.refused_unsent(message) {
             return batch.finish(index, Err(failure), limits);
         }
@@ -256,8 +253,8 @@ impl Publisher {
             Sending::Refuse(failure) => return batch.finish(index, Err(failure), limits),
             Sending::Ask => return batch.suspected.push(index),
         }
-        if self.wants_object(message, limits) {
-            // There was no time to put its payload into the bucket: the next pass does.
+        if message.is_unchecked || self.wants_object(message, limits) {
+            // There was no time to check its payload, or to put it into the bucket: the next pass has.
             return;
         }
         let headers = wire_headers(message, limits).and_then(|headers| {
