@@ -254,7 +254,7 @@ impl Publisher {
             Sending::Ask => return batch.suspected.push(index),
         }
         if message.is_unchecked || self.wants_object(message, limits) {
-            // There was no time to check its payload, or to put it into the bucket: the next pass has.
+            // There was no time to check its payload, or to fill the bucket: the next pass has.
             return;
         }
         let headers = wire_headers(message, limits).and_then(|headers| {
