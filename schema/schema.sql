@@ -2613,6 +2613,51 @@ CREATE FUNCTION oncebox.inbox_lock(scope text, tenant text, key text) RETURNS bi
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN ((('x'::text || encode(SUBSTRING(sha256((((((((((int8send((15)::bigint) || '\x6f6e6365626f7820696e626f782031'::bytea) || int8send((octet_length('oncebox'::text))::bigint)) || '\x6f6e6365626f78'::bytea) || int8send((octet_length(convert_to(scope, 'UTF8'::name)))::bigint)) || convert_to(scope, 'UTF8'::name)) || int8send((octet_length(convert_to(tenant, 'UTF8'::name)))::bigint)) || convert_to(tenant, 'UTF8'::name)) || int8send((octet_length(convert_to(key, 'UTF8'::name)))::bigint)) || convert_to(key, 'UTF8'::name))) FROM 1 FOR 8), 'hex'::text)))::bit(64))::bigint;
 
+CREATE TABLE oncebox.inbox (
+    scope character varying(255) NOT NULL COLLATE pg_catalog."C",
+    tenant character varying(255) NOT NULL COLLATE pg_catalog."C",
+    key character varying(255) NOT NULL COLLATE pg_catalog."C",
+    fingerprint bytea NOT NULL,
+    status text NOT NULL,
+    outcome bytea,
+    message_id bigint,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE oncebox.inbox IS 'Consumed keys. A committed row means that the key was handled; status says how it ended.';
+
+COMMENT ON COLUMN oncebox.inbox.outcome IS 'The reply as JSON (completed, rejected; NULL stands for null), or the reason as text (dead).';
+
+CREATE FUNCTION oncebox.inbox_places(most integer) RETURNS TABLE(scope text, tenant text)
+    LANGUAGE sql STABLE ROWS 10
+    BEGIN ATOMIC
+ WITH RECURSIVE found AS (
+         ( SELECT i.scope,
+             i.tenant,
+             1 AS place
+            FROM oncebox.inbox i
+           ORDER BY i.scope, i.tenant
+          LIMIT 1)
+         UNION ALL
+          SELECT next.scope,
+             next.tenant,
+             (f_1.place + 1)
+            FROM (found f_1
+              CROSS JOIN LATERAL ( SELECT i.scope,
+                     i.tenant
+                    FROM oncebox.inbox i
+                   WHERE (ROW((i.scope)::text, (i.tenant)::text) > ROW((f_1.scope)::text, (f_1.tenant)::text))
+                   ORDER BY i.scope, i.tenant
+                  LIMIT 1) next)
+           WHERE (f_1.place < inbox_places.most)
+         )
+  SELECT (f.scope)::text AS scope,
+     (f.tenant)::text AS tenant
+    FROM found f;
+END;
+
+COMMENT ON FUNCTION oncebox.inbox_places(most integer) IS 'The inboxes of this database, each of a scope and a tenant, from one to the next by the index, up to a limit.';
+
 CREATE FUNCTION oncebox.is_own(row_xmin xid) RETURNS boolean
     LANGUAGE plpgsql
     AS $$
@@ -4596,21 +4641,6 @@ COMMENT ON COLUMN oncebox.dead_letter.stored_at IS 'When the stream stored the m
 
 COMMENT ON COLUMN oncebox.dead_letter.fingerprint IS 'That of the key, for a payload that stays in the Object Store, where the headers say; NULL when the payload is here.';
 
-CREATE TABLE oncebox.inbox (
-    scope character varying(255) NOT NULL COLLATE pg_catalog."C",
-    tenant character varying(255) NOT NULL COLLATE pg_catalog."C",
-    key character varying(255) NOT NULL COLLATE pg_catalog."C",
-    fingerprint bytea NOT NULL,
-    status text NOT NULL,
-    outcome bytea,
-    message_id bigint,
-    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
-);
-
-COMMENT ON TABLE oncebox.inbox IS 'Consumed keys. A committed row means that the key was handled; status says how it ended.';
-
-COMMENT ON COLUMN oncebox.inbox.outcome IS 'The reply as JSON (completed, rejected; NULL stands for null), or the reason as text (dead).';
-
 CREATE TABLE oncebox.inbox_claim (
     scope character varying(255) NOT NULL COLLATE pg_catalog."C",
     tenant character varying(255) NOT NULL COLLATE pg_catalog."C",
@@ -5187,6 +5217,43 @@ CREATE TABLE oncebox.expectation_mark (
 );
 
 COMMENT ON TABLE oncebox.expectation_mark IS 'All transactions below xact had ended at marked_at. The messages of those below the oldest mark have been looked at.';
+
+CREATE TABLE oncebox.history (
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    relay uuid NOT NULL,
+    version text NOT NULL,
+    leads boolean NOT NULL,
+    seconds real NOT NULL,
+    stored bigint NOT NULL,
+    stored_median real,
+    stored_p99 real,
+    subjects text[] NOT NULL COLLATE pg_catalog."C",
+    counts bigint[] NOT NULL,
+    lag_seconds real,
+    backlog bigint,
+    parked bigint,
+    dead bigint,
+    delayed bigint,
+    failing bigint,
+    dead_letters bigint,
+    sampled bigint,
+    handled bigint,
+    handled_median real,
+    handled_p99 real,
+    CONSTRAINT history_subjects CHECK (((cardinality(subjects) = cardinality(counts)) AND (cardinality(subjects) <= 21)))
+);
+
+COMMENT ON TABLE oncebox.history IS 'The minutes of the last eight days: messages that relays had stored, and how the database stood.';
+
+COMMENT ON COLUMN oncebox.history.at IS 'The end of the time that the row is of; seconds is its length.';
+
+COMMENT ON COLUMN oncebox.history.leads IS 'This relay was the leader, and wrote how the database stood; NULL in other rows.';
+
+COMMENT ON COLUMN oncebox.history.stored_median IS 'Seconds from the enqueuing of a message until a stream had stored it: half of them took no longer, and 99 of 100 no longer than stored_p99.';
+
+COMMENT ON COLUMN oncebox.history.subjects IS 'Twenty subjects, and how many messages of each were stored; those of all others stand last, under an empty name.';
+
+COMMENT ON COLUMN oncebox.history.sampled IS 'Messages stored in the minute before that were looked for in the inboxes of this database; handled says how many one had handled, and handled_median and handled_p99 how many seconds after their enqueuing.';
 
 CREATE TABLE oncebox.home (
     only_row boolean DEFAULT true NOT NULL,
@@ -5815,7 +5882,7 @@ CREATE TABLE oncebox.migration (
     oldest_program integer
 );
 
-COMMENT ON TABLE oncebox.migration IS 'version 21, oldest program 14';
+COMMENT ON TABLE oncebox.migration IS 'version 22, oldest program 14';
 
 COMMENT ON COLUMN oncebox.migration.oldest_program IS 'Programs that were built for this version and later ones work with the schema as it is after this migration.';
 
@@ -6171,6 +6238,9 @@ ALTER TABLE ONLY oncebox.expectation
 
 ALTER TABLE ONLY oncebox.expectation
     ADD CONSTRAINT expectation_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY oncebox.history
+    ADD CONSTRAINT history_pkey PRIMARY KEY (at, relay);
 
 ALTER TABLE ONLY oncebox.home
     ADD CONSTRAINT home_pkey PRIMARY KEY (only_row);
@@ -6651,6 +6721,21 @@ REVOKE ALL ON FUNCTION oncebox.inbox_fingerprint(payload bytea) FROM PUBLIC;
 REVOKE ALL ON FUNCTION oncebox.inbox_lock(scope text, tenant text, key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.inbox_lock(scope text, tenant text, key text) TO oncebox_operator;
 
+GRANT SELECT ON TABLE oncebox.inbox TO oncebox_operator;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox TO oncebox_consumer;
+
+GRANT SELECT(scope) ON TABLE oncebox.inbox TO oncebox_relay;
+
+GRANT SELECT(tenant) ON TABLE oncebox.inbox TO oncebox_relay;
+
+GRANT SELECT(key) ON TABLE oncebox.inbox TO oncebox_relay;
+
+GRANT SELECT(created_at) ON TABLE oncebox.inbox TO oncebox_relay;
+
+REVOKE ALL ON FUNCTION oncebox.inbox_places(most integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.inbox_places(most integer) TO oncebox_relay;
+GRANT ALL ON FUNCTION oncebox.inbox_places(most integer) TO oncebox_operator;
+
 REVOKE ALL ON FUNCTION oncebox.is_own(row_xmin xid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.is_plain(key text, subject text, ordering_key text, headers jsonb, payload bytea) FROM PUBLIC;
@@ -6831,15 +6916,6 @@ GRANT SELECT(scope) ON TABLE oncebox.dead_letter TO oncebox_relay;
 
 GRANT SELECT(stream) ON TABLE oncebox.dead_letter TO oncebox_relay;
 
-GRANT SELECT ON TABLE oncebox.inbox TO oncebox_operator;
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox TO oncebox_consumer;
-
-GRANT SELECT(scope) ON TABLE oncebox.inbox TO oncebox_relay;
-
-GRANT SELECT(tenant) ON TABLE oncebox.inbox TO oncebox_relay;
-
-GRANT SELECT(key) ON TABLE oncebox.inbox TO oncebox_relay;
-
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_claim TO oncebox_consumer;
 
 GRANT SELECT(scope) ON TABLE oncebox.inbox_claim TO oncebox_operator;
@@ -6915,6 +6991,9 @@ GRANT SELECT ON TABLE oncebox.event_kind TO oncebox_operator;
 
 GRANT SELECT ON TABLE oncebox.expectation TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.expectation TO oncebox_operator;
+
+GRANT SELECT,INSERT,DELETE ON TABLE oncebox.history TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.history TO oncebox_operator;
 
 GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.home TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.home TO oncebox_operator;

@@ -38,6 +38,8 @@ pub(crate) struct Database {
     pub(crate) member: Arc<Member>,
     samples: watch::Receiver<Arc<Sample>>,
     turns: Semaphore,
+    /// One at a time: each reads the log of its time.
+    pub(crate) proofs: Semaphore,
     idle: Mutex<Vec<Session>>,
 }
 
@@ -70,7 +72,13 @@ impl Fleet {
             let member = Arc::new(member);
             let (sender, samples) = watch::channel(Arc::default());
             tasks.spawn(sampler::run(Arc::clone(&member), sender, changes.clone(), seen.subscribe()));
-            Database { member, samples, turns: Semaphore::new(QUESTIONS_MAX), idle: Mutex::default() }
+            Database {
+                member,
+                samples,
+                turns: Semaphore::new(QUESTIONS_MAX),
+                proofs: Semaphore::new(1),
+                idle: Mutex::default(),
+            }
         });
         Self { databases: databases.collect(), changes, seen }
     }

@@ -10,6 +10,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::Instant;
 
+use crate::html::chart::Timed;
+
 /// An hour.
 const POINTS_MAX: usize = 360;
 const POINT: Duration = Duration::from_secs(10);
@@ -28,6 +30,12 @@ pub(crate) struct Point {
     pub(crate) enqueued_per_second: f64,
     /// The same.
     pub(crate) settled_per_second: f64,
+}
+
+impl Timed for Point {
+    fn at(&self) -> SystemTime {
+        self.at
+    }
 }
 
 /// The points, the oldest first.

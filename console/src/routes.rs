@@ -100,6 +100,20 @@ fn of_databases(routes: Routes) -> Routes {
             pages::database::load,
         )
         .view(
+            "/db/{name}/history",
+            operation(
+                "getHistory",
+                "What happened in an hour, a day or a week up to a time, as relays wrote it down",
+                "Points, marks and subjects",
+            )
+            .chooses("range", &["hour", "day", "week"])
+            .takes(&[
+                ("until", "Its end, as 2026-11-29T12:00:00Z; now without one"),
+                ("at", "A moment to look at"),
+            ]),
+            pages::history::load,
+        )
+        .view(
             "/db/{name}/pauses",
             operation("listPauses", "Pauses and throttles", "All of them"),
             pages::pauses::load,
@@ -108,6 +122,19 @@ fn of_databases(routes: Routes) -> Routes {
             "/db/{name}/losses",
             operation("listLosses", "Losses of streams", "The ten newest"),
             pages::losses::load,
+        )
+        .view(
+            "/db/{name}/proof",
+            operation(
+                "proveTime",
+                "What was enqueued in a time, and whether streams have it and inboxes handled it",
+                "With `proof` null without a time",
+            )
+            .takes(&[
+                ("since", "The time's beginning: 24h, or 2026-11-29T00:00:00Z"),
+                ("until", "Its end; now without one"),
+            ]),
+            pages::proof::load,
         )
         .view(
             "/db/{name}/doctor",

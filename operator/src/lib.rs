@@ -20,6 +20,7 @@ mod everywhere;
 mod expectations;
 mod failing;
 mod find;
+mod history;
 mod losses;
 mod obstacles;
 mod pace;
@@ -71,6 +72,7 @@ pub use self::{
     expectations::{Expected, Unhandled},
     failing::{FailingDone, FailingMessage, FailingReason},
     find::{Found, FoundMessage, MessageContent},
+    history::{History, HistoryPoint, Mark, SubjectCount},
     losses::LossStatus,
     pace::Progress,
     parked::{ParkedAction, ParkedDetails, ParkedMessage},

@@ -37,7 +37,7 @@ pub struct ProofOf {
 }
 
 /// What is proved of a time.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct Proof {
     /// The form of this document: `oncebox-proof-1`.
@@ -88,7 +88,7 @@ pub struct ProvenSubject {
 }
 
 /// How a stream stands beside the log.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct ProvenStream {
     /// The counts.

@@ -7,6 +7,7 @@ mod checks;
 mod claim;
 mod contracts;
 mod demand;
+pub(crate) mod history;
 pub(crate) mod home;
 mod hot_key;
 pub(crate) mod idle;

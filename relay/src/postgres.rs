@@ -6,6 +6,7 @@ pub(crate) mod delayed;
 pub(crate) mod expectations;
 pub(crate) mod leader;
 pub(crate) mod fleet;
+pub(crate) mod history;
 pub(crate) mod home;
 pub(crate) mod idle;
 pub(crate) mod integrity;

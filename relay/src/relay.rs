@@ -20,6 +20,7 @@ use crate::{
     },
     pass::{
         ANSWER_MAX, Budget, Common, Demand, Runner, bounded,
+        history::{Historian, note_last},
         home::Gate,
         idle::idle,
         maintenance::Maintainer,
@@ -179,6 +180,13 @@ impl Relay {
         Mover::new(Arc::clone(&self.shared.store))
     }
 
+    /// This relay's rows of table `history` by themselves, to write one at a time.
+    #[must_use]
+    pub fn historian(&self) -> Historian {
+        let (_, leader) = watch::channel(Leader::This);
+        Historian::new(Arc::clone(&self.shared.store), self.shared.metrics.clone(), leader)
+    }
+
     /// This relay's checks of streams by themselves, on its first connection to NATS.
     #[must_use]
     pub fn recovery(&self) -> Recovery {
@@ -256,6 +264,7 @@ impl Relay {
         tasks.spawn(maintainer(&config, &shared, peers).run(stop.clone()));
         // The queue of traces ends with the last worker.
         drop(shared);
+        tasks.spawn(Historian::new(Arc::clone(&store), metrics.clone(), leader.clone()).run(stop.clone()));
         tasks.spawn(Mover::new(Arc::clone(&store)).run(leader, stop.clone()));
         info!(postgres = config.outbox.postgres_target(), nats = config.nats_target(), schema = %config.outbox.schema, "relay is running");
         ended(&mut tasks, &config, &store, metrics, server, stop, shutdown).await
@@ -305,11 +314,12 @@ async fn ended(
     let asleep = match &idle {
         Some(idle) => {
             let address = config.outbox.postgres_target();
-            Some(Asleep::listen(store, server, metrics, address, &idle.database).await)
+            Some(Asleep::listen(store, server, metrics.clone(), address, &idle.database).await)
         }
         None => None,
     };
     let drained = tasks.drain(&stop, config.grace).await;
+    let _ = timeout(LEAVE_MAX, note_last(store, &metrics)).await;
     if ended_early {
         return Err(RelayError::TaskEnded);
     }

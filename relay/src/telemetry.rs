@@ -3,5 +3,6 @@
 pub(crate) mod health;
 mod inboxes;
 pub(crate) mod metrics;
+pub(crate) mod minute;
 pub(crate) mod openmetrics;
 pub(crate) mod traces;

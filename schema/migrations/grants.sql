@@ -75,7 +75,9 @@ BEGIN
       ON {schema}.saga_step TO "{name}_relay";
     -- Metrics of inboxes; neither payloads nor outcomes.
     GRANT SELECT (scope, tenant, key, message, failed_at, reason) ON {schema}.inbox_attempt TO "{name}_relay";
-    GRANT SELECT (scope, tenant, key) ON {schema}.inbox TO "{name}_relay";
+    GRANT SELECT (scope, tenant, key, created_at) ON {schema}.inbox TO "{name}_relay";
+    GRANT EXECUTE ON FUNCTION {schema}.inbox_places(integer) TO "{name}_relay";
+    GRANT SELECT, INSERT, DELETE ON {schema}.history TO "{name}_relay";
     GRANT SELECT (scope, stream) ON {schema}.dead_letter TO "{name}_relay";
     GRANT SELECT (scope, due_at) ON {schema}.inbox_snooze TO "{name}_relay";
     GRANT SELECT ON {schema}.inbox_scope TO "{name}_relay";
@@ -167,6 +169,8 @@ BEGIN
     GRANT EXECUTE ON FUNCTION {schema}.inbox_lock(text, text, text) TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION {schema}.change_inbox_mode(text, text, text, text),
       {schema}.change_scope(text, interval, interval, text, text, text) TO "{name}_operator";
+    GRANT SELECT ON {schema}.history TO "{name}_operator";
+    GRANT EXECUTE ON FUNCTION {schema}.inbox_places(integer) TO "{name}_operator";
     GRANT SELECT ON {schema}.expectation, {schema}.unhandled TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION
       {schema}.expect(text, text, double precision, text, boolean, text, text),

@@ -50,6 +50,7 @@ mod relay {
     mod sizes; // a stream that has no room for large messages gets the small ones
     mod contracts; // a payload that breaks the contract of its subject is dead
     pub(crate) mod large; // large payloads lie in the Object Store, through crashes and losses
+    mod large_tries; // two relays put one object; dead tries fill the bucket
     mod asleep; // with nothing due a relay leaves its database alone, and comes back in time
     mod wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
     mod bursts; // a burst of one ordering key, and a full stream, hold up nobody else
@@ -260,6 +261,7 @@ mod operator {
     mod republish; // a stream that is fed by another's republish, and refuses
     pub(crate) mod metrics; // the tables of metrics are what scrapes show; what is measured is true
     mod expectations; // messages that no consumer has handled in time
+    mod history; // what relays write down of each minute, and the page of it
     mod proof; // what was enqueued in a time, stored and handled
     mod events; // trouble that programs are told of
     mod collector; // an OTLP collector

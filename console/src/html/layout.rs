@@ -6,14 +6,16 @@ use super::assets::{ICON, SCRIPT, STYLE};
 use crate::{ask::Ask, fields::Fields};
 
 /// The places that a database has, each with its title.
-const PLACES: [(&str, &str); 9] = [
+const PLACES: [(&str, &str); 11] = [
     ("", "Overview"),
+    ("/history", "History"),
     ("/set-aside", "Set aside"),
     ("/sagas", "Sagas"),
     ("/delayed", "Delayed"),
     ("/pauses", "Pauses"),
     ("/replays", "Replays"),
     ("/losses", "Losses"),
+    ("/proof", "Proof"),
     ("/doctor", "Doctor"),
     ("/audit", "Audit"),
 ];

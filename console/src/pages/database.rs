@@ -11,8 +11,9 @@ use serde::Serialize;
 use super::overview::{BACKLOG, Row};
 use crate::{
     ask::Ask,
+    history::Point,
     html::{
-        chart::{Line, chart},
+        chart::{Line, Scale, chart},
         words::{self, bytes, count, empty, number, span, state, time, time_or},
     },
     problem::Problem,
@@ -44,15 +45,15 @@ const COUNTED_MAX: i64 = 100_000;
 /// The findings of one kind that stand open.
 const FINDINGS_SHOWN_MAX: usize = 2;
 
-const CHARTS: [(&str, &str, &[Line]); 3] = [
-    ("Lag", "s", &[Line { name: "lag", class: "one", value: |point| point.lag_seconds }]),
+const CHARTS: [(&str, &str, &[Line<Point>]); 3] = [
+    ("Lag", "s", &[Line { name: "lag", class: "one", value: |point| Some(point.lag_seconds) }]),
     ("Backlog", "messages", &[BACKLOG]),
     (
         "Rate",
         "/s",
         &[
-            Line { name: "enqueued", class: "one", value: |point| point.enqueued_per_second },
-            Line { name: "settled", class: "two", value: |point| point.settled_per_second },
+            Line { name: "enqueued", class: "one", value: |point| Some(point.enqueued_per_second) },
+            Line { name: "settled", class: "two", value: |point| Some(point.settled_per_second) },
         ],
     ),
 ];
@@ -83,13 +84,13 @@ impl View for Shown {
 fn stands(name: &str, status: &Status, sample: &Sample) -> Markup {
     let path = format!("/db/{name}");
     html! {
-        h2 { "What holds delivery up" }
-        @if status.findings.is_empty() { (empty("Nothing is seen to hold delivery up.")) }
-        @else {
-            (findings(&status.findings))
-        }
         (tiles(&path, status))
-        div.charts { @for (title, unit, lines) in CHARTS { (chart(&sample.history, title, unit, lines)) } }
+        @let hour = Scale::hour();
+        div.charts { @for (title, unit, lines) in CHARTS { (chart(&sample.history, (title, unit), lines, &hour)) } }
+        p.quiet { a href=(format!("{path}/history")) { "Hours, days and a week, with what happened" } }
+        h2 #findings { "What holds delivery up" }
+        @if status.findings.is_empty() { (empty("Nothing is seen to hold delivery up.")) }
+        @else { (findings(&status.findings)) }
         h2 { "Relays" }
         (relays(status))
         @match (&status.nats, &status.nats_problem) {
@@ -139,6 +140,8 @@ fn tiles(path: &str, status: &Status) -> Markup {
     ];
     html! {
         ul.tiles {
+            @let hold = i64::try_from(status.findings.len()).unwrap_or(i64::MAX);
+            @if hold > 0 { li { b { (count(hold, "bad")) } a href="#findings" { "what holds delivery up" } } }
             li { b { (span(status.lag_seconds)) } span { "lag" } }
             li { b { (about) (number(status.backlog_messages)) } span { "backlog" } }
             li { b { (format!("{:.1} /s", status.rates.enqueued_per_second)) } span { "enqueued" } }

@@ -13,7 +13,7 @@ use crate::{
     fleet::Database,
     history::Point,
     html::{
-        chart::{Line, spark},
+        chart::{Line, Scale, spark},
         words::{self, count, number, span, state},
     },
     problem::Problem,
@@ -173,7 +173,7 @@ impl Row {
                     @if self.is_known {
                         td.number data-head="lag" { (span(self.lag_seconds)) }
                         td.number data-head="backlog" { (about) (number(self.backlog_messages)) }
-                        td data-head="an hour" { (spark(&self.history, &BACKLOG)) }
+                        td data-head="an hour" { (spark(&self.history, &BACKLOG, &Scale::hour())) }
                         td.number data-head="settled" { (format!("{:.1}", self.settled_per_second)) " /s" }
                         td.number data-head="set aside" { (aside("parked", self.set_aside, "warn")) }
                         td.number data-head="dead" { (aside("dead", self.dead, "bad")) }
@@ -219,11 +219,11 @@ impl Row {
     }
 }
 
-pub(crate) const BACKLOG: Line = Line {
+pub(crate) const BACKLOG: Line<Point> = Line {
     name: "backlog",
     class: "one",
     #[expect(clippy::cast_precision_loss, reason = "a chart")]
-    value: |point| point.backlog_messages as f64,
+    value: |point| Some(point.backlog_messages as f64),
 };
 
 impl View for Overview {

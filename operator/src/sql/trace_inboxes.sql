@@ -3,29 +3,10 @@
 -- $4: a key, NULL = none: dead ones below it too, whose messages may be from elsewhere.
 -- Index: inbox_pkey, from one scope and tenant to the next, then each key in each, and the range
 -- below $4. Locking: none.
-WITH RECURSIVE looked_at AS (
-  (
-    SELECT i.scope, i.tenant, 1 AS place
-    FROM {schema}.inbox AS i
-    ORDER BY i.scope, i.tenant
-    LIMIT 1
-  )
-  UNION ALL
-  SELECT next.scope, next.tenant, h.place + 1
-  FROM looked_at AS h
-  CROSS JOIN LATERAL (
-    SELECT i.scope, i.tenant
-    FROM {schema}.inbox AS i
-    WHERE (i.scope, i.tenant) > (h.scope, h.tenant)
-    ORDER BY i.scope, i.tenant
-    LIMIT 1
-  ) AS next
-  WHERE h.place < $2
-)
 SELECT f.key::text AS key, f.scope::text AS scope, f.tenant::text AS tenant, f.status::text AS status, f.created_at
 FROM (
   SELECT f.*
-  FROM looked_at AS h
+  FROM {schema}.inbox_places($2::integer) AS h
   CROSS JOIN unnest($1::text[]) AS k (key)
   CROSS JOIN LATERAL (
     SELECT i.key, i.scope, i.tenant, i.status, i.created_at
@@ -35,7 +16,7 @@ FROM (
   ) AS f
   UNION ALL
   SELECT f.*
-  FROM looked_at AS h
+  FROM {schema}.inbox_places($2::integer) AS h
   CROSS JOIN LATERAL (
     SELECT i.key, i.scope, i.tenant, i.status, i.created_at
     FROM {schema}.inbox AS i

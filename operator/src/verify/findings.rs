@@ -2,6 +2,7 @@
 
 use std::time::SystemTime;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::time::Rfc3339;
@@ -68,7 +69,7 @@ pub enum VerificationFinding {
 }
 
 /// The result of a comparison.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct Verified {
     /// The stream.

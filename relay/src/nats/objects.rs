@@ -5,10 +5,10 @@
 //! it. Its chunks lie below the name, each try under a subject of its own. Two relays may put the
 //! same object, when one was suspended and its lanes went to another:
 //!
-//! - A try removes only chunks that the bucket has stored before its own first one. So the one
-//!   that wakes up cannot remove those of its successor.
-//! - The description of the object, which comes last, names the description that it replaces. So
-//!   the one whose chunks were removed cannot describe them.
+//! - The description of the object, which comes last, names the description that it replaces. So of
+//!   several tries that began alike one is described, and the others remove their own chunks.
+//! - A try removes chunks of others only after its description is stored: none of them can be
+//!   described any more.
 //!
 //! The bucket may be shared, and others may write to it. So an object that is found is compared
 //! with the row before a message refers to it; and one that has spent half of the bucket's
@@ -24,7 +24,10 @@ use std::{
 use async_nats::{
     HeaderMap,
     jetstream::{
-        self, ErrorCode, context::PublishErrorKind, response::Response, stream::LastRawMessageErrorKind,
+        self, ErrorCode,
+        context::{PublishError, PublishErrorKind},
+        response::Response,
+        stream::LastRawMessageErrorKind,
     },
 };
 use base64::{Engine as _, prelude::BASE64_URL_SAFE};
@@ -67,15 +70,6 @@ struct Found {
     sequence: u64,
     stored_at: SystemTime,
     description: Description,
-}
-
-/// Where the chunks of an object go.
-struct Chunks<'a> {
-    subject: String,
-    /// Of the object.
-    name: &'a str,
-    /// The object that they replace is whole.
-    is_whole: bool,
 }
 
 /// A payload of the log, as it was read.
@@ -181,14 +175,64 @@ impl<'a> Bucket<'a> {
                 }
             }
         }
-        let nuid = format!("{name}.{}", self.unique());
-        let chunks = Chunks { subject: self.chunk_subject(&nuid), name: &name, is_whole };
-        let content = self.read(message, session, Some(&chunks)).await?;
-        let sequence = self.describe(&name, nuid, message, &content, replaced).await?;
-        if let (true, Some(first)) = (is_whole, content.first) {
-            self.remove_older(&name, first).await;
+        match self.store(message, session, &name, replaced).await {
+            // Tries of relays that have died may fill the bucket.
+            Err(Some(Failure::Refused { .. })) if !is_whole => {
+                let replaced = self.give_up_tries(&name, message, replaced).await?;
+                self.store(message, session, &name, replaced).await
+            }
+            stored => stored,
         }
-        Ok(self.note(compared, sequence, name, content))
+        .map(|(sequence, content)| self.note(compared, sequence, name, content))
+    }
+
+    /// Stores the chunks of an object, then its description; returns the sequence of that.
+    async fn store(
+        &self,
+        message: &Message,
+        session: &Session,
+        name: &str,
+        replaced: u64,
+    ) -> Result<(u64, Content), Trouble> {
+        let nuid = format!("{name}.{}", self.unique());
+        let subject = self.chunk_subject(&nuid);
+        let content = match self.read(message, session, Some(&subject)).await {
+            Ok(content) => content,
+            Err(trouble) => {
+                self.remove(subject, None).await;
+                return Err(trouble);
+            }
+        };
+        let description = Description {
+            nuid,
+            size: message.payload_bytes,
+            chunks: content.chunks,
+            digest: content.digest.clone(),
+            ..self.described(name, message)
+        };
+        match self.describe(&description, replaced).await {
+            Ok(sequence) => {
+                if content.first.is_some() {
+                    self.remove(format!("$O.{}.C.{name}.>", self.name), content.first).await;
+                }
+                Ok((sequence, content))
+            }
+            Err(error) => {
+                if is_overtaken(&error) {
+                    self.remove(subject, None).await;
+                }
+                Err(self.trouble(&error))
+            }
+        }
+    }
+
+    /// Marks an object that is not whole as deleted: none of the tries that have begun can describe
+    /// it any more, and their chunks go.
+    async fn give_up_tries(&self, name: &str, message: &Message, replaced: u64) -> Result<u64, Trouble> {
+        let description = Description { deleted: true, ..self.described(name, message) };
+        let sequence = self.describe(&description, replaced).await.map_err(|error| self.trouble(&error))?;
+        self.remove(format!("$O.{}.C.{name}.>", self.name), Some(sequence)).await;
+        Ok(sequence)
     }
 
     /// Remembers an object that is as its row.
@@ -243,14 +287,13 @@ impl<'a> Bucket<'a> {
         Ok(Some(is_fresh).filter(|_| chunks == found.description.chunks))
     }
 
-    /// Reads a payload piece by piece, and stores the pieces as chunks, if these are named. Chunks
-    /// of earlier tries are removed at the first piece, for want of room; an object that is whole
-    /// stays until the new one is described.
+    /// Reads a payload piece by piece, and stores the pieces as chunks, if there is a subject for
+    /// them.
     async fn read(
         &self,
         message: &Message,
         session: &Session,
-        stored: Option<&Chunks<'_>>,
+        subject: Option<&str>,
     ) -> Result<Content, Trouble> {
         let (mut chunks, mut digest, mut id) = (0, Sha256::new(), message.id_of_large()?);
         let (mut from, mut first) = (0, None);
@@ -262,11 +305,8 @@ impl<'a> Bucket<'a> {
             from += piece.len();
             digest.update(&piece);
             id.add(&piece);
-            let Some(stored) = stored else { continue };
-            let sequence = self.send_chunks(&stored.subject, &piece).await?;
-            if first.is_none() && !stored.is_whole {
-                self.remove_older(stored.name, sequence).await;
-            }
+            let Some(subject) = subject else { continue };
+            let sequence = self.send_chunks(subject, &piece).await?;
             first.get_or_insert(sequence);
             chunks += piece.len().div_ceil(self.chunk);
         }
@@ -274,30 +314,28 @@ impl<'a> Bucket<'a> {
         Ok(Content { chunks, first, digest, id: id.finish(message) })
     }
 
-    /// Describes an object whose chunks are there; returns the sequence of the description.
-    async fn describe(
-        &self,
-        name: &str,
-        nuid: String,
-        message: &Message,
-        content: &Content,
-        replaced: u64,
-    ) -> Result<u64, Trouble> {
-        let description = Description {
+    /// A description without chunks.
+    fn described(&self, name: &str, message: &Message) -> Description {
+        Description {
             name: name.to_owned(),
             bucket: self.name.to_owned(),
-            nuid,
-            size: message.payload_bytes,
-            chunks: content.chunks,
-            digest: content.digest.clone(),
+            nuid: String::new(),
+            size: 0,
+            chunks: 0,
+            digest: String::new(),
             mtime: humantime::format_rfc3339_micros(with_text(message.created_at)).to_string(),
             deleted: false,
-        };
-        let body = serde_json::to_vec(&description).expect("texts and numbers have a JSON form");
+        }
+    }
+
+    /// Stores a description in place of the one at `replaced`; returns its sequence.
+    async fn describe(&self, description: &Description, replaced: u64) -> Result<u64, PublishError> {
+        let body = serde_json::to_vec(description).expect("texts and numbers have a JSON form");
         let mut headers = HeaderMap::new();
         headers.insert("Nats-Rollup", "sub");
         headers.insert("Nats-Expected-Last-Subject-Sequence", replaced.to_string().as_str());
-        self.acknowledged(self.description_subject(name), headers, body.into()).await
+        let subject = self.description_subject(&description.name);
+        Ok(self.context.publish_with_headers(subject, headers, body.into()).await?.await?.sequence)
     }
 
     /// Stores a piece, all chunks of it at once; returns the sequence of the first.
@@ -316,23 +354,21 @@ impl<'a> Bucket<'a> {
         first.ok_or(None)
     }
 
-    /// Removes chunks of earlier tries; if it cannot, they stay as long as the bucket keeps them.
-    /// Sequence 1 has none before it, and nats-server 2.9 would take it for "all".
-    async fn remove_older(&self, name: &str, before: u64) {
-        if before <= 1 {
+    /// Removes chunks, if a sequence is given those before it; if it cannot, they stay as long as the
+    /// bucket keeps them. Sequence 1 has none before it, and nats-server 2.9 would take it for "all".
+    async fn remove(&self, chunks: String, before: Option<u64>) {
+        if before.is_some_and(|before| before <= 1) {
             return;
         }
         let Ok(stream) = self.context.get_stream_no_info(&self.stream).await else { return };
-        let filter = format!("$O.{}.C.{name}.>", self.name);
-        if let Err(error) = stream.purge().filter(filter).sequence(before).await {
-            tracing::debug!(error = error_chain(&error), "remove the chunks of an earlier try");
+        let purge = stream.purge().filter(chunks);
+        let purged = match before {
+            Some(before) => purge.sequence(before).await,
+            None => purge.await,
+        };
+        if let Err(error) = purged {
+            tracing::debug!(error = error_chain(&error), "remove the chunks of a try");
         }
-    }
-
-    async fn acknowledged(&self, subject: String, headers: HeaderMap, body: Bytes) -> Result<u64, Trouble> {
-        let published = self.context.publish_with_headers(subject, headers, body).await;
-        let acknowledgement = published.map_err(|error| self.trouble(&error))?;
-        Ok(acknowledgement.await.map_err(|error| self.trouble(&error))?.sequence)
     }
 
     /// A token that no other try has.
@@ -349,7 +385,7 @@ impl<'a> Bucket<'a> {
         format!("$O.{}.C.{nuid}", self.name)
     }
 
-    fn trouble(&self, error: &jetstream::context::PublishError) -> Trouble {
+    fn trouble(&self, error: &PublishError) -> Trouble {
         match error.kind() {
             PublishErrorKind::StreamNotFound => Some(self.missing()),
             PublishErrorKind::TimedOut => Some(self.silent()),
@@ -386,4 +422,14 @@ impl<'a> Bucket<'a> {
     fn silent(&self) -> Failure {
         Failure::Silent { stream: Some(self.stream.clone()) }
     }
+}
+
+/// Another description was stored meanwhile: it is certain that this one is not.
+fn is_overtaken(error: &PublishError) -> bool {
+    /// As nats-server 2.12 says it of a message that is still on its way.
+    const CONSTANT: u64 = 10_164;
+    let refused =
+        std::error::Error::source(error).and_then(|source| source.downcast_ref::<jetstream::Error>());
+    error.kind() == PublishErrorKind::WrongLastSequence
+        || refused.is_some_and(|refused| refused.error_code().0 == CONSTANT)
 }

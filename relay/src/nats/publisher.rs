@@ -159,7 +159,9 @@ impl Publisher {
         // A subject that was denied before may be allowed by now: this batch finds out.
         while !matches!(self.denied.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
         let started = Instant::now();
-        self.publish_atomically(&mut batch, limits, started).await;
+        if self.is_at_home() {
+            self.publish_atomically(&mut batch, limits, started).await;
+        }
         batch.line_up();
         self.drive(&mut batch, limits, started).await;
         self.place(&mut batch, started + limits.batch_max()).await;
@@ -230,6 +232,11 @@ impl Publisher {
         // Nothing is enqueued into a client that is not connected: it could be sent minutes later.
         if self.is_over() {
             batch.away = Some(Failure::Disconnected);
+            return;
+        }
+        // Suspended since the pass began, perhaps while payloads went into the bucket.
+        if !self.is_at_home() {
+            batch.free.clear();
             return;
         }
         let message = &batch.messages[index];

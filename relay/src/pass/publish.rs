@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{acknowledgements::Acknowledgements, claim::Claimed};
 use crate::{
     delivery::{message::Message, outcome::Outcome},
-    telemetry::{metrics::Metrics, traces::Traces},
+    telemetry::{metrics::Metrics, minute::Stored, traces::Traces},
 };
 
 /// Claimed messages, each with its outcome.
@@ -54,12 +54,12 @@ impl Published {
         if let Some(traces) = traces {
             traces.published(messages, outcomes);
         }
-        for (message, outcome) in messages.iter().zip(outcomes) {
-            if let Outcome::Stored { duplicate: false, acknowledged_at, .. } = outcome
-                && message.replay.is_none()
-            {
-                metrics.message_lag.observe(clock.age(message.created_at, *acknowledged_at));
-            }
-        }
+        metrics.minute.note(messages.iter().zip(outcomes).filter_map(|(message, outcome)| {
+            let Outcome::Stored { duplicate: false, acknowledged_at, .. } = outcome else { return None };
+            let Message { key, subject, created_at, replay: None, .. } = message else { return None };
+            let age_seconds = clock.age(*created_at, *acknowledged_at);
+            metrics.message_lag.observe(age_seconds);
+            Some(Stored { key, subject, created_at: *created_at, age_seconds })
+        }));
     }
 }

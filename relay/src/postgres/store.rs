@@ -90,6 +90,8 @@ statements!(
     sleep,
     notify,
     lead,
+    handled,
+    note_history,
     end_unread,
     behind,
     claim_maintenance,

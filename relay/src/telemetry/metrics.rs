@@ -8,7 +8,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use super::{health::Health, inboxes::InboxGauges};
+use super::{health::Health, inboxes::InboxGauges, minute::Minute};
 use crate::delivery::lag::Standing;
 
 type Seconds = Gauge<f64, AtomicU64>;
@@ -63,6 +63,7 @@ pub(crate) struct Metrics {
     finished_sagas: Family<SagaLabels, Gauge>,
     inboxes: InboxGauges,
     pub(crate) health: Arc<Health>,
+    pub(crate) minute: Arc<Minute>,
 }
 
 /// The buckets reach from a busy relay to an outage of a day.
@@ -121,6 +122,7 @@ impl Metrics {
             finished_sagas: Family::default(),
             inboxes: InboxGauges::default(),
             health: Arc::new(Health::new()),
+            minute: Arc::new(Minute::new()),
         }
     }
 

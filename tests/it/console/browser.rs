@@ -39,6 +39,18 @@ SELECT oncebox.attempt_failed('payment-service:charge', 'order-' || n, '', 'ORDE
 FROM generate_series(1, 3) AS n;
 SELECT oncebox.enqueue_at('remind-' || n, 'mail.remind', 'payload', clock_timestamp() + n * interval '1 hour')
 FROM generate_series(1, 3) AS n;
+INSERT INTO oncebox.history (
+  at, relay, version, leads, seconds, stored, stored_median, stored_p99, subjects, counts, lag_seconds, backlog, parked, dead,
+  delayed, failing, dead_letters, sampled, handled, handled_median, handled_p99
+)
+SELECT
+  clock_timestamp() - n * interval '1 minute', '5c6f64a9-3c05-4b43-a9a5-0d6a2f3a7b10', '0.1.0', true, 60, h.stored, 0.003, 0.02 + h.wave / 50,
+  '{orders.placed,mail.remind}', ARRAY[h.stored * 3 / 4, h.stored / 4], 0.1 + h.wave, 5 + 40 * h.wave, 8, 4, 3, 2, 3, 100, 99,
+  0.02 + h.wave / 20, 0.3 + h.wave
+FROM generate_series(1, 1440) AS n
+CROSS JOIN LATERAL (
+  SELECT (2400 + 1600 * sin(n / 230.0))::bigint AS stored, greatest(sin(n / 47.0) - 0.6, 0) * 2 AS wave
+) AS h;
 "#;
 
 /// Every page, by the name of its picture.
@@ -46,6 +58,8 @@ fn pages() -> Vec<(&'static str, &'static str)> {
     vec![
         ("overview", "/"),
         ("database", "/db/shop"),
+        ("history", "/db/shop/history?range=day"),
+        ("proof", "/db/shop/proof?since=1h"),
         ("find", "/find?q=order-1"),
         ("key", "/key?key=order-1"),
         ("why", "/key?key=lost-1"),

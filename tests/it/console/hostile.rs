@@ -10,6 +10,9 @@ use crate::operator::hostile::{outbox, spoil, tables};
 pub(crate) const PAGES: &[&str] = &[
     "/",
     "/db/shop",
+    "/db/shop/history",
+    "/db/shop/proof",
+    "/db/shop/proof?since=1h",
     "/db/shop/set-aside",
     "/db/shop/set-aside?kind=dead",
     "/db/shop/set-aside?kind=failing",

@@ -9,9 +9,12 @@ use serde_json::{Value, json};
 use tokio_postgres::Client;
 
 use super::verify::{config, ids_are_forgotten};
-use crate::relay::{
-    process::{run, run_ok},
-    support::{connect, drain, fresh_stream, values},
+use crate::{
+    console::support::Console,
+    relay::{
+        process::{run, run_ok},
+        support::{connect, drain, fresh_stream, values},
+    },
 };
 
 async fn enqueue(client: &Client, keys: &[&str], subject: &str) {
@@ -95,6 +98,16 @@ async fn each_gap_of_a_time_is_named_until_it_is_mended() {
     let (code, earlier) = prove(&env, &["--since", "2020-01-31", "--until", &since]).await;
     assert_eq!((code, &earlier["subjects"][0]["enqueued"]), (0, &json!(1)), "{earlier}");
     assert_eq!(earlier["inboxes"], json!([]), "no inbox had one of that time: {earlier}");
+
+    let console = Console::of(&env, &[]).await;
+    let page = console.get(&format!("/db/shop/proof?since={since}")).await;
+    for key in ["waiting", "lost", "forgotten"] {
+        assert!(page.body.contains(&format!("href=\"/key?key={key}\"")), "{key}: {}", page.body);
+    }
+    let shown = console.api(&format!("/databases/shop/proof?since={since}")).await;
+    assert_eq!(shown["proof"]["subjects"], proof["subjects"]);
+    assert_eq!(console.get("/db/shop/proof?since=2020-01-31&until=2020-01-30").await.status, 400);
+    console.stop().await;
 
     settle(&client, "forgotten", "", "completed").await;
     ids_are_forgotten(&env, &stream).await;

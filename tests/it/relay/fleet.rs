@@ -150,3 +150,21 @@ async fn of_twenty_relays_half_are_killed_and_nothing_is_lost() {
     assert_eq!(drain(&mut connect(&values).await.worker()).await, 0, "all settled");
     assert_delivered(&stored(&stream).await, &expected);
 }
+
+/// The clock of a server may be set back after a relay has written its row: that is one of the next
+/// moment then.
+#[tokio::test]
+async fn relays_of_one_database_know_each_other_when_its_clock_was_set_back() {
+    let env = TestEnv::new().await;
+    env.stream().await;
+    let ahead = "CREATE FUNCTION ahead() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                   NEW.seen_at := NEW.seen_at + interval '10 seconds'; RETURN NEW; END $$;
+                 CREATE TRIGGER ahead BEFORE INSERT OR UPDATE ON oncebox.relay FOR EACH ROW EXECUTE FUNCTION ahead()";
+    env.pg().await.batch_execute(ahead).await.unwrap();
+    let (first, second) = pair(&env).await;
+    sleep(Duration::from_secs(3)).await;
+    for relay in [first, second] {
+        assert!(!relay.log().contains("another relay serves"), "{}", relay.log());
+        relay.kill().await;
+    }
+}

@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-fn with_bucket(env: &TestEnv) -> Values {
+pub(super) fn with_bucket(env: &TestEnv) -> Values {
     with(&values_of(env), [("object-store", env.name()), ("large-payload-bytes", "100000")])
 }
 
@@ -50,12 +50,12 @@ pub(crate) async fn bucket(env: &TestEnv) -> Stream {
 }
 
 /// Messages of the bucket: chunks, and a description for each object.
-async fn in_bucket(env: &TestEnv) -> u64 {
+pub(super) async fn in_bucket(env: &TestEnv) -> u64 {
     bucket(env).await.cached_info().state.messages
 }
 
 /// The number of chunks and the description of one object: its JSON is a little larger than 5 MiB.
-const ONE_OBJECT: u64 = 42;
+pub(super) const ONE_OBJECT: u64 = 42;
 
 pub(crate) async fn drained(env: &TestEnv) {
     let mut worker = connect(&with_bucket(env)).await.worker();

@@ -183,6 +183,8 @@ const RIGHTS: &[(&str, &str)] = &[
     ("ro", "SELECT * FROM oncebox.expectation"),
     ("o", "SELECT * FROM oncebox.unhandled"),
     ("", "SELECT * FROM oncebox.expectation_mark"),
+    ("ro", "SELECT * FROM oncebox.history, oncebox.inbox_places(1)"),
+    ("r", "DELETE FROM oncebox.history"),
     ("", "UPDATE oncebox.dead_letter SET reason = 'x'"),
     ("prco", "SELECT max(version) FROM oncebox.migration"),
     ("", "UPDATE oncebox.migration SET name = 'x'"),

@@ -73,13 +73,16 @@ WITH needed (name, privilege) AS (
     ('throttle', 'UPDATE'),
     ('throttle', 'DELETE'),
     ('expectation', 'SELECT'),
+    ('history', 'SELECT'),
+    ('history', 'INSERT'),
+    ('history', 'DELETE'),
     ('relay_asleep', 'SELECT'),
     ('relay_asleep', 'UPDATE')
 ),
 -- Of the inboxes, a relay reads no payload and no outcome.
 readable (name, columns) AS (
   VALUES
-    ('inbox', '{scope,tenant,key}'::text[]),
+    ('inbox', '{scope,tenant,key,created_at}'::text[]),
     ('inbox_attempt', '{scope,tenant,key,message,failed_at,reason}'),
     ('inbox_snooze', '{scope,due_at}'),
     ('dead_letter', '{scope,stream}')
