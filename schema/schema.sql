@@ -7256,6 +7256,7 @@ GRANT SELECT(failed_at) ON TABLE oncebox.inbox_attempt TO oncebox_relay;
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.inbox_batch TO oncebox_consumer;
 
 GRANT SELECT ON TABLE oncebox.inbox_behind TO oncebox_operator;
+GRANT SELECT ON TABLE oncebox.inbox_behind TO oncebox_consumer;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_effect TO oncebox_consumer;
 

@@ -71,17 +71,17 @@ pub enum Order {
     Strict,
 }
 
-/// What later messages of an ordering key do, in [strict order](Order::Strict), when one of them has
-/// become a dead letter.
+/// What later messages of an ordering key do, in [strict order](Order::Strict), when one of them
+/// has become a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BehindDead {
-    /// They wait in the database, in their order, and do not run. So many may wait for each ordering
-    /// key, 1 to 100,000; further ones stay in the stream, where they hold up the consumer when it
-    /// holds no others. Default: 1,000.
+    /// They wait in the database, in their order, and do not run. So many may wait for each
+    /// ordering key, 1 to 100,000; further ones stay in the stream, where they hold up the consumer
+    /// when it holds no others. Default: 1,000.
     ///
-    /// Once an operator has retried or discarded the dead letter (`oncebox inbox dead`), the consumer
-    /// runs the line from its head, each message when the one before it has ended, and newly arriving
-    /// ones after those. It stops again at the first that becomes a dead letter again.
+    /// Once an operator has retried or discarded the dead letter (`oncebox inbox dead`), the
+    /// consumer runs the line from its head, each message when the one before it has ended, and
+    /// newly arriving ones after those. It stops again at the first that becomes a dead letter.
     Wait(u32),
     /// They overtake it, and a retried dead letter comes back at the end of the stream.
     Overtake,

@@ -80,6 +80,18 @@ impl DeadLetters {
             reason: row.get("reason"),
         }
     }
+
+    /// How many messages wait behind them, as the rest of a sentence.
+    pub(super) fn waiting(&self) -> String {
+        match self.behind {
+            0 => String::new(),
+            1 => "; 1 message of their ordering keys waits behind them".to_owned(),
+            behind => {
+                let at_least = if behind < 1000 { "" } else { "at least " };
+                format!("; {at_least}{behind} messages of their ordering keys wait behind them")
+            }
+        }
+    }
 }
 
 /// All about one dead letter.
@@ -180,7 +192,9 @@ impl Operator {
     }
 
     /// Deletes dead letters, `limit` at most, a batch per transaction; returns how many. Their keys
-    /// stay settled as dead, and messages that wait behind them run. `only` leaves out all letters but those of a set that was shown.
+    /// stay settled as dead, and messages that wait behind them run.
+    ///
+    /// `only` leaves out all letters but those of a set that was shown.
     ///
     /// # Errors
     /// PostgreSQL refused or went away: whole batches are done, and the same call goes on with the

@@ -7,7 +7,8 @@
 -- line is in the order of ids. Each message of a line is judged after the ones before it have
 -- ended, so a line that is free can be stopped by nothing but the next message itself. A line that
 -- ends while a message joins it cannot leave that message alone: the message holds the row of the
--- last one FOR SHARE until it is written, and who takes a row out looks for the next one afterwards.
+-- last one FOR SHARE until it is written, and a row that is taken out has the next one looked for
+-- afterwards.
 
 ALTER TABLE {schema}.inbox_scope
   ADD COLUMN behind_max integer,

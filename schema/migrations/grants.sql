@@ -179,6 +179,7 @@ BEGIN
     GRANT SELECT ON {schema}.migration TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox TO "{name}_consumer";
     GRANT SELECT, INSERT, DELETE ON {schema}.dead_letter TO "{name}_consumer";
+    GRANT SELECT ON {schema}.inbox_behind TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox_claim, {schema}.inbox_effect TO "{name}_consumer";
     GRANT SELECT, INSERT, DELETE ON {schema}.inbox_batch TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox_snooze, {schema}.inbox_attempt TO "{name}_consumer";

@@ -172,8 +172,8 @@ impl<D: Driver> Worker<D> {
         }
     }
 
-    /// Settles the messages that our own tables refused, publishes dead letters, moves stopped lines
-    /// on, and fetches a payload; whether there was any.
+    /// Settles the messages that our own tables refused, publishes dead letters, moves stopped
+    /// lines on, and fetches a payload; whether there was any.
     pub(super) async fn settle_rest(&mut self, inbox: &Inbox<D>) -> bool {
         let was_any = self.has_rest();
         if let Some(message) = self.unfetched.take() {

@@ -2,9 +2,10 @@
 //!
 //! With strict order, a message whose ordering key has a dead letter does not run: it waits in the
 //! database, where the consumer finds it when the dead letter was retried or discarded. PostgreSQL
-//! decides that, see `0022_lines.sql`; a process only remembers whether any line of its scope may be
-//! stopped, and asks nothing otherwise. It never misses one: a line is stopped by a message that this
-//! process has seen die, or that had died before the process began to consume.
+//! decides that, see `0022_lines.sql`; a process only remembers whether any line of its scope may
+//! be stopped, and asks nothing otherwise. It never misses one: it goes through the messages of an
+//! ordering key one at a time, so it has seen the one die that stops the line, or that one had died
+//! before the process found its place in the stream.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -67,8 +68,8 @@ impl<D: Driver> Inbox<D> {
             && !self.shared.settings.is_shadow
     }
 
-    /// Has a message wait behind the dead letter of its ordering key; `None` when there is none, and
-    /// it is to be claimed.
+    /// Has a message wait behind the dead letter of its ordering key; `None` when there is none,
+    /// and it is to be claimed.
     pub(crate) async fn wait_in_line<R>(
         &self,
         identity: &Identity,

@@ -103,7 +103,8 @@ impl<D: Driver> Records<D> {
     }
 }
 
-/// The message as it came. It counts as delivered before: a run that ends its process is known then.
+/// The message as it came. It counts as delivered before: a run that ends its process is known
+/// then.
 fn head(row: &mut Columns, stream: &str) -> Option<Received> {
     let in_line = InLine { id: row.number(0)?, since: row.number(1)? };
     let stored = Duration::from_micros(row.number(6)?);

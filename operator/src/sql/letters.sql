@@ -3,8 +3,8 @@
 --   regular expression of a subject;
 -- $7: part of the reason, in lower case; $8: its first line; $9: a subject; NULL selects all; $10:
 --   whether only those without a key.
--- Index: dead_letter_pkey, inbox_behind_line. Locking: none: retry_letter.sql and discard_letters.sql lock the
--- letter's row.
+-- Index: dead_letter_pkey, inbox_behind_line. Locking: none: retry_letter.sql and
+-- discard_letters.sql lock the letter's row.
 SELECT
   d.id,
   d.scope,

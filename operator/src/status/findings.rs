@@ -208,7 +208,7 @@ pub(crate) fn lost(loss: &LossStatus) -> Finding {
 
 /// Findings about dead letters of consumers: stored in a stream, and not done.
 fn dead_letters(group: &DeadLetters) -> Finding {
-    let DeadLetters { scope, letters, reason, is_capped, behind, .. } = group;
+    let DeadLetters { scope, letters, reason, is_capped, .. } = group;
     let at_least = if *is_capped { "at least " } else { "" };
     let word = quoted(scope);
     let messages = counted(letters, "message");
@@ -219,15 +219,7 @@ fn dead_letters(group: &DeadLetters) -> Finding {
         ),
         false => format!("mend the cause, then `oncebox inbox dead retry --scope {word}`"),
     };
-    let waiting = match behind {
-        0 => String::new(),
-        1000.. => "; at least 1000 messages of their ordering keys wait behind them".to_owned(),
-        behind => format!(
-            "; {} of their ordering keys {} behind them",
-            counted(behind, "message"),
-            for_one(*behind, "waits", "wait")
-        ),
-    };
+    let waiting = group.waiting();
     Finding::new(
         format!("the inbox of {scope} has given {at_least}{messages} up{waiting}; the newest: {reason}"),
         format!("{first}; or give them up: `oncebox inbox dead discard --scope {word}`"),

@@ -50,7 +50,7 @@ const RIGHTS: &[(&str, &str)] = &[
     ("c", "SELECT oncebox.end_in_line('s', 1, 1)"),
     ("", "SELECT oncebox.advance_line('s', 'o')"),
     ("o", "SELECT oncebox.retry_in_line(1, 'mina', NULL)"),
-    ("o", "SELECT * FROM oncebox.inbox_behind"),
+    ("co", "SELECT * FROM oncebox.inbox_behind"),
     ("", "DELETE FROM oncebox.inbox_behind"),
     ("c", "SELECT oncebox.bury('s', 'k', 'p', 'no', 's')"),
     ("o", "SELECT oncebox.bury_failing('s', '', 'k', 'p', 's', '{}', 'S', 1, now(), 1, 'no', 'mina', NULL)"),

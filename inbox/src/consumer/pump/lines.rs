@@ -1,5 +1,5 @@
-//! Messages that waited in the database behind a dead letter: they are run like those that JetStream
-//! delivers, one of each ordering key.
+//! Messages that waited in the database behind a dead letter: they are run like those that
+//! JetStream delivers, one of each ordering key.
 
 use std::time::Duration;
 
