@@ -2,7 +2,7 @@
 //!
 //! With strict order, a message whose ordering key has a dead letter does not run: it waits in the
 //! database, where the consumer finds it when the dead letter was retried or discarded. PostgreSQL
-//! decides that, see `0022_lines.sql`; a process only remembers whether any line of its scope may
+//! decides that, see `0023_lines.sql`; a process only remembers whether any line of its scope may
 //! be stopped, and asks nothing otherwise. It never misses one: it goes through the messages of an
 //! ordering key one at a time, so it has seen the one die that stops the line, or that one had died
 //! before the process found its place in the stream.

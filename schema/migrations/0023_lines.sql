@@ -10,14 +10,14 @@
 -- last one FOR SHARE until it is written, and a row that is taken out has the next one looked for
 -- afterwards.
 
+-- Beforehand: dead_letter_line ON dead_letter
+CREATE INDEX CONCURRENTLY dead_letter_line ON {schema}.dead_letter (scope, ordering_key, id) WHERE ordering_key IS NOT NULL;
+-- Then:
+
 ALTER TABLE {schema}.inbox_scope
   ADD COLUMN behind_max integer,
   ADD CONSTRAINT inbox_scope_behind CHECK (behind_max BETWEEN 1 AND 100000);
 COMMENT ON COLUMN {schema}.inbox_scope.behind_max IS 'How many messages of one ordering key may wait behind its dead letter; NULL: they overtake it. The consumer that started last has set it.';
-
-ALTER TABLE {schema}.dead_letter ADD COLUMN ordering_key text COLLATE "C";
-COMMENT ON COLUMN {schema}.dead_letter.ordering_key IS 'The line that waits behind this message; NULL for one that nothing waits behind.';
-CREATE INDEX dead_letter_line ON {schema}.dead_letter (scope, ordering_key, id) WHERE ordering_key IS NOT NULL;
 
 CREATE TABLE {schema}.inbox_behind (
   id              bigint NOT NULL,
