@@ -91,8 +91,8 @@ async fn a_locked_entity_is_waited_for<D: Exclusive>(env: &TestEnv, driver: D) {
     assert_eq!(effects(env).await, 1);
 }
 
-/// The second of two processes takes over when the first ends, dead letters are published, and later
-/// messages wait behind them.
+/// The second of two processes takes over when the first ends, dead letters are published, and
+/// later messages wait behind them.
 async fn one_process_leads_and_publishes_dead_letters<D: Exclusive>(env: &TestEnv, driver: D) {
     let (jetstream, letters) = (env.jetstream().await, format!("letters.{}", env.name()));
     let (name, subjects) = (format!("{}-letters", env.name()), vec![letters.clone()]);
