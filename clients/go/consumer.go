@@ -16,7 +16,8 @@ import (
 )
 
 // Order is how messages that share an ordering key are kept in order. Both handle them one at a time,
-// and while one waits for its next attempt, those behind it wait, too. A dead letter stops none.
+// and while one waits for its next attempt, those behind it wait, too. A dead letter stops them in strict
+// order only: see BehindDead of [ConsumerOptions].
 type Order int
 
 const (
@@ -40,6 +41,10 @@ type ConsumerOptions struct {
 	AckWait, Grace time.Duration
 	// Order of messages that share an ordering key. Default: PerProcess.
 	Order Order
+	// BehindDead: in strict order, how many later messages of a dead letter's ordering key may wait in the
+	// database until it is retried or discarded; the next ones stay in the stream. Default: 1000; at most
+	// 100000; below 0, all overtake it.
+	BehindDead int
 	// FromNow and FromTime are where a durable consumer begins that does not exist yet. Default: the
 	// stream's first message.
 	FromNow  bool
@@ -66,6 +71,7 @@ func NewConsumer(js jetstream.JetStream, stream, durable string, options Consume
 		options.Concurrency = cmp.Or(options.Concurrency, 4)
 	}
 	options.Concurrency = cmp.Or(options.Concurrency, 16)
+	options.BehindDead = min(cmp.Or(options.BehindDead, 1000), 100_000)
 	options.AckWait = cmp.Or(options.AckWait, 30*time.Second)
 	options.Grace = cmp.Or(options.Grace, 30*time.Second)
 	options.ObjectBytesMax = cmp.Or(options.ObjectBytesMax, 64<<20)

@@ -112,8 +112,8 @@ type verdict struct {
 
 // Verdict is the result of running a message.
 type Verdict struct {
-	// Name is handled, replayed, rejected, dead, mismatch, in_flight or retry; all but the last two are
-	// final, and committed.
+	// Name is handled, replayed, rejected, dead, mismatch, in_flight, retry or in_line; all but the last
+	// three are final, and committed. One that is in_line waits in the database, behind a dead letter.
 	Name string
 	// Reply is the handler's reply as JSON, also when an earlier run gave it.
 	Reply  json.RawMessage

@@ -34,6 +34,7 @@ type pump struct {
 	queue  *queue
 	// place is nil unless the order is strict. Then the pump ends when a delivery is missing.
 	place *place
+	lines *lines
 	// isAway is set while PostgreSQL does not answer. Then the worker that has the turn tries, and no other.
 	isAway atomic.Bool
 	turn   sync.Mutex
@@ -42,7 +43,11 @@ type pump struct {
 func (c *Consumer) pump(batch *batch, source jetstream.Consumer, place *place) *pump {
 	// Those that are worked on, and as many again, so that no worker waits.
 	most := max(16, 2*c.options.Concurrency*max(c.options.Batch, 2))
-	return &pump{Consumer: c, batch: batch, source: source, queue: newQueue(most), place: place}
+	behindMax := 0
+	if place != nil {
+		behindMax = c.options.BehindDead
+	}
+	return &pump{Consumer: c, batch: batch, source: source, queue: newQueue(most), place: place, lines: newLines(batch.Inbox, behindMax)}
 }
 
 // run pulls until the context ends or, with a strict order, until something is lost, and waits for the
@@ -52,8 +57,16 @@ func (p *pump) run(ctx, working context.Context) error {
 	defer stop()
 	held, release := context.WithCancel(context.WithoutCancel(ctx))
 	defer release()
+	for err := p.lines.follow(ctx); err != nil && ctx.Err() == nil; err = p.lines.follow(ctx) {
+		if p.place != nil {
+			return err
+		}
+		slog.Warn("consumer cannot begin, will retry", "consumer", p.durable, "reason", err)
+		sleep(ctx, time.Second)
+	}
 	go p.keep(held, p.source.CachedInfo().Config.AckWait/3)
 	var workers sync.WaitGroup
+	workers.Go(func() { p.lines.run(ctx, p.queue, p.stream, p.options.Concurrency) })
 	for range p.options.Concurrency {
 		workers.Go(func() {
 			for messages := p.queue.take(ctx, p.options.Batch); messages != nil; messages = p.queue.take(ctx, p.options.Batch) {
@@ -91,7 +104,9 @@ func (p *pump) awaitAnswer(ctx, working context.Context, messages []*held) bool 
 func (p *pump) keep(ctx context.Context, every time.Duration) {
 	for sleep(ctx, every) {
 		for _, message := range p.queue.messages() {
-			_ = message.InProgress()
+			if message.Msg != nil {
+				_ = message.InProgress()
+			}
 		}
 	}
 }
@@ -101,7 +116,9 @@ func (p *pump) giveBack() {
 	messages := p.queue.messages()
 	slices.SortFunc(messages, func(a, b *held) int { return cmp.Compare(a.id.sequence, b.id.sequence) })
 	for _, message := range messages {
-		_ = message.NakWithDelay(p.queue.delay(message))
+		if message.Msg != nil {
+			_ = message.NakWithDelay(p.queue.delay(message))
+		}
 	}
 }
 
@@ -190,6 +207,12 @@ func (p *pump) handle(ctx context.Context, messages []*held) {
 	var here, elsewhere []*held
 	var whole []Message
 	for _, message := range messages {
+		if message.Msg != nil {
+			if waits, err := p.lines.wait(ctx, message.line, message.received); err != nil || waits.Name != "" {
+				p.settle(ctx, message, result{waits, err})
+				continue
+			}
+		}
 		if isElsewhere(message.received) {
 			elsewhere = append(elsewhere, message)
 		} else {
@@ -197,22 +220,29 @@ func (p *pump) handle(ctx context.Context, messages []*held) {
 		}
 	}
 	for n, answer := range p.batch.run(ctx, whole) {
-		p.settle(here[n], answer)
+		p.settle(ctx, here[n], answer)
 	}
 	// Of payloads that are elsewhere one is in memory at a time.
 	for _, message := range elsewhere {
-		p.settle(message, p.fetched(ctx, p.batch, message.received))
+		p.settle(ctx, message, p.fetched(ctx, p.batch, message.received))
 	}
 }
 
 // settle acknowledges the message, or has it run again: one with an ordering key here, so that those
 // behind it wait, others by JetStream.
-func (p *pump) settle(message *held, answer result) {
+func (p *pump) settle(ctx context.Context, message *held, answer result) {
 	received := message.received
 	p.isAway.Store(answer.err != nil)
 	if answer.err != nil {
 		slog.Error("the message could not be handled now, will retry", "consumer", p.durable, "reason", answer.err)
 		answer.Verdict = Verdict{Name: "retry", After: p.batch.options.Backoff}
+	}
+	if answer.Name == "dead" || answer.Name == "mismatch" {
+		p.lines.seen.Add(1)
+	}
+	if message.Msg == nil {
+		p.settleInLine(ctx, message, answer)
+		return
 	}
 	if metadata, err := message.Metadata(); err == nil && answer.Name == "replayed" && metadata.NumDelivered > 2 && p.batch.leased == nil {
 		slog.Warn("a message that was handled comes again: may this user publish to $JS.ACK.>?", "consumer", p.durable,
@@ -237,6 +267,22 @@ func (p *pump) settle(message *held, answer result) {
 		slog.Info("an acknowledgement was not sent", "consumer", p.durable, "reason", err)
 	}
 	p.queue.end(message)
+}
+
+// settleInLine has a message of a stopped line run again here, or takes it out of its line.
+func (p *pump) settleInLine(ctx context.Context, message *held, answer result) {
+	switch answer.Name {
+	case "in_flight", "retry":
+		p.queue.again(message, answer.After)
+		return
+	}
+	if err := p.lines.end(ctx, message.inLine); err != nil {
+		slog.Info("a line is not moved on yet", "consumer", p.durable, "reason", err)
+		p.queue.again(message, tryAgain)
+		return
+	}
+	p.queue.end(message)
+	p.lines.move()
 }
 
 func (c *Consumer) fetched(ctx context.Context, batch *batch, message Message) result {

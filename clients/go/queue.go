@@ -13,7 +13,9 @@ const heldBytesMax = 64 << 20
 
 // held is a message that the consumer holds: JetStream hears that it is worked on.
 type held struct {
+	// Msg is nil for a message of a stopped line, which the database has.
 	jetstream.Msg
+	inLine   *inLine
 	received Message
 	// line is the ordering key, or empty.
 	line string
@@ -45,8 +47,18 @@ type queue struct {
 func newQueue(most int) *queue {
 	return &queue{
 		most: most, all: map[heldID]*held{}, lines: map[string][]*held{},
-		ready: make(chan *held, most), freed: make(chan struct{}, 1),
+		ready: make(chan *held, 2*most), freed: make(chan struct{}, 1),
 	}
+}
+
+// inLines is how many messages of stopped lines are held.
+func (q *queue) inLines() (count int) {
+	for _, message := range q.messages() {
+		if message.Msg == nil {
+			count++
+		}
+	}
+	return count
 }
 
 // room is how many messages may be pulled.
@@ -61,21 +73,22 @@ func (q *queue) room() int {
 
 // add takes a message, unless it is held already: then the copy is forgotten, for an acknowledgement
 // of one delivery counts for all.
-func (q *queue) add(message *held) {
+func (q *queue) add(message *held) (isNew bool) {
 	q.mutex.Lock()
 	defer q.mutex.Unlock()
 	if _, isHeld := q.all[message.id]; isHeld {
-		return
+		return false
 	}
 	q.all[message.id] = message
 	q.bytes += len(message.received.Payload)
 	if message.line != "" {
 		q.lines[message.line] = append(q.lines[message.line], message)
 		if len(q.lines[message.line]) > 1 {
-			return
+			return true
 		}
 	}
 	q.ready <- message
+	return true
 }
 
 // take waits for a message that may run, and takes more of those that are there. It returns none once

@@ -46,8 +46,8 @@ pub use runs::Runs;
 use settings::Settings;
 
 /// The promise about the order in which the effects of messages with one ordering key are
-/// committed. Messages without an ordering key have no order. A dead letter does not stop the
-/// messages behind it.
+/// committed. Messages without an ordering key have no order. A dead letter stops later messages of
+/// its ordering key in strict order only: see [`BehindDead`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
     /// Each process handles the messages it receives one at a time per ordering key, in stream
@@ -69,6 +69,28 @@ pub enum Order {
     /// once. The transaction has no snapshot, so it holds back no vacuum. If your DBA ends sessions
     /// that are idle in a transaction, another process takes over.
     Strict,
+}
+
+/// What later messages of an ordering key do, in [strict order](Order::Strict), when one of them
+/// has become a dead letter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BehindDead {
+    /// They wait in the database, in their order, and do not run. So many may wait for each
+    /// ordering key, 1 to 100,000; further ones stay in the stream, where they hold up the consumer
+    /// when it holds no others. Default: 1,000.
+    ///
+    /// Once an operator has retried or discarded the dead letter (`oncebox inbox dead`), the
+    /// consumer runs the line from its head, each message when the one before it has ended, and
+    /// newly arriving ones after those. It stops again at the first that becomes a dead letter.
+    Wait(u32),
+    /// They overtake it, and a retried dead letter comes back at the end of the stream.
+    Overtake,
+}
+
+impl Default for BehindDead {
+    fn default() -> Self {
+        Self::Wait(1000)
+    }
 }
 
 /// A durable pull consumer that feeds an inbox.
@@ -215,6 +237,14 @@ impl Consumer {
     /// The promise about order. Default: [`Order::PerProcess`].
     pub fn order(mut self, order: Order) -> Self {
         self.settings.order = order;
+        self
+    }
+
+    /// What later messages of an ordering key do when one has become a dead letter. It counts in
+    /// [`Order::Strict`] only; without it they overtake the dead letter. Default:
+    /// [`BehindDead::Wait`] with 1,000.
+    pub fn behind_dead(mut self, rule: BehindDead) -> Self {
+        self.settings.behind_dead = rule;
         self
     }
 

@@ -83,7 +83,7 @@ impl Counters {
             Verdict::InFlight => add(&self.in_flight),
             Verdict::Mismatch => add(&self.mismatched),
             Verdict::Retry { .. } => add(&self.retried),
-            Verdict::Behind => {}
+            Verdict::Behind | Verdict::InLine => {}
         }
     }
 

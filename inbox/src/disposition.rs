@@ -29,7 +29,7 @@ const WAITING: Backoff = Backoff { first: Duration::from_millis(200), max: Durat
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disposition {
-    /// Settled: acknowledge it.
+    /// Settled, or kept in the database to be run from there: acknowledge it.
     Ack,
     /// Given up, and recorded as a dead letter: acknowledge it, or say that it must not come again.
     Term,
@@ -49,7 +49,7 @@ impl Disposition {
     #[must_use]
     pub fn of<R>(result: &Result<Verdict<R>, Error>, waits: u64) -> Self {
         match result {
-            Ok(Verdict::Handled(_) | Verdict::Replayed(_)) => Self::Ack,
+            Ok(Verdict::Handled(_) | Verdict::Replayed(_) | Verdict::InLine) => Self::Ack,
             Ok(Verdict::Dead { .. } | Verdict::Mismatch) => Self::Term,
             Ok(Verdict::Retry { after, .. }) => Self::Retry(*after),
             Ok(Verdict::Behind) => Self::Behind,
@@ -73,6 +73,7 @@ mod tests {
         let second = Duration::from_secs(1);
         let of = |verdict: Verdict<()>| Disposition::of(&Ok(verdict), 0);
         assert_eq!(of(Verdict::Handled(Answer::Rejected(()))), Disposition::Ack);
+        assert_eq!(of(Verdict::InLine), Disposition::Ack);
         assert_eq!(of(Verdict::Mismatch), Disposition::Term);
         assert_eq!(of(Verdict::Dead { reason: String::new() }), Disposition::Term);
         assert_eq!(of(Verdict::Retry { after: second, reason: String::new() }), Disposition::Retry(second));

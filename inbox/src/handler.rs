@@ -209,6 +209,11 @@ pub enum Verdict<R> {
     /// Not run: in [`Inbox::run_batch`](crate::Inbox::run_batch), an earlier message of its
     /// ordering key had no effect. Run it again after that one.
     Behind,
+    /// Not run: with strict order, a dead letter of its ordering key is before it. It waits in the
+    /// database, and runs once that one was retried or discarded: see [`BehindDead`].
+    ///
+    /// [`BehindDead`]: https://docs.rs/oncebox-inbox/latest/oncebox_inbox/enum.BehindDead.html
+    InLine,
     /// Given up for good and recorded as a dead letter, now or earlier.
     Dead {
         /// Why.

@@ -6,6 +6,7 @@
 mod broken_runs;
 mod duplicate_hint;
 mod isolation;
+mod lines;
 mod shared;
 mod sweep;
 

@@ -144,6 +144,9 @@ impl Leased {
             Ok(identity) => identity,
             Err(reason) => return self.inbox.dead_letter(None, received, reason, None).await,
         };
+        if let Some(verdict) = self.inbox.wait_in_line(&identity, received).await? {
+            return Ok(verdict);
+        }
         let Identity { tenant, key, fingerprint, .. } = &identity;
         let name = Name::new(self.inbox.scope(), tenant, key.clone());
         let counters = &self.inbox.shared.counters;

@@ -112,7 +112,7 @@ mod trace;
 pub use builder::Builder;
 pub use cloud_event::CloudEvent;
 #[cfg(feature = "nats")]
-pub use consumer::{Backlog, Consumer, Order, Runs, dead_letter_id};
+pub use consumer::{Backlog, BehindDead, Consumer, Order, Runs, dead_letter_id};
 pub use counts::Counts;
 pub use decode::{Decode, DecodeError};
 pub use disposition::Disposition;

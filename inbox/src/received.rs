@@ -27,6 +27,15 @@ pub struct Received {
     pub(crate) begun: Begun,
     /// The payload came from the Object Store, where the headers say.
     pub(crate) is_fetched: bool,
+    /// It comes from a line of the database, not from the stream.
+    pub(crate) in_line: Option<InLine>,
+}
+
+/// The place of a message in the line of its ordering key, and since when it is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InLine {
+    pub(crate) id: i64,
+    pub(crate) since: i64,
 }
 
 /// Whether the last run of a message was recorded as begun and is known to be no attempt: it had to
@@ -72,6 +81,7 @@ impl Received {
             deliveries: 1,
             begun: Begun::default(),
             is_fetched: false,
+            in_line: None,
         }
     }
 
@@ -95,6 +105,7 @@ impl Received {
             deliveries: u64::try_from(info.delivered).unwrap_or(1),
             begun: Begun::default(),
             is_fetched: false,
+            in_line: None,
         })
     }
 

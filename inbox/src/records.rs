@@ -2,6 +2,7 @@
 
 mod attempts;
 pub(crate) mod dead_letters;
+mod lines;
 mod snoozes;
 
 use std::{sync::Arc, time::SystemTime};
@@ -15,6 +16,9 @@ use oncebox_schema::{Driver, Value};
 use crate::{Origin, Received};
 
 pub(crate) use attempts::FailedAttempt;
+#[cfg(feature = "nats")]
+pub(crate) use lines::Head;
+pub(crate) use lines::Place;
 pub(crate) use snoozes::SnoozeRecord;
 
 /// The statements, as this schema has them.
@@ -23,6 +27,7 @@ pub(crate) struct Records<D: Driver = TokioPostgres> {
     database: Arc<Database<D>>,
     attempts: attempts::Statements,
     dead_letters: dead_letters::Statements,
+    lines: lines::Statements,
     snoozes: snoozes::Statements,
 }
 
@@ -32,6 +37,7 @@ impl<D: Driver> Records<D> {
         Self {
             attempts: attempts::Statements::new(schema),
             dead_letters: dead_letters::Statements::new(schema),
+            lines: lines::Statements::new(schema),
             snoozes: snoozes::Statements::new(schema),
             database,
         }

@@ -170,7 +170,7 @@ impl<D: Driver> Inbox<D> {
             Ok(identity) => identity,
             Err(reason) => return Err(Refused::Never { received, identity: None, reason }),
         };
-        if received.delivery_count() > 1 {
+        if received.delivery_count() > 1 || self.may_have_to_wait(&received) {
             return Err(Refused::Redelivered { received, identity, round });
         }
         match decode(&received) {
@@ -182,7 +182,8 @@ impl<D: Driver> Inbox<D> {
 
 /// A message that cannot be run at once.
 enum Refused<T> {
-    /// It was delivered before: that its run begins is recorded first.
+    /// It was delivered before, and that its run begins is recorded first; or it may have to wait
+    /// behind a dead letter.
     Redelivered { received: T, identity: Identity, round: u64 },
     /// No handler will see it.
     Never { received: T, identity: Option<Identity>, reason: String },

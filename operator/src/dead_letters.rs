@@ -44,6 +44,10 @@ pub struct DeadLetter {
     pub died_at: SystemTime,
     /// The size of its payload.
     pub payload_bytes: i64,
+    /// The ordering key whose later messages wait behind it; `None` for one that holds up nothing.
+    pub ordering_key: Option<String>,
+    /// How many wait.
+    pub behind: Option<i64>,
 }
 
 /// Dead letters of one inbox, of the newest 1,000 of all.
@@ -56,6 +60,8 @@ pub struct DeadLetters {
     pub letters: i64,
     /// Whether there may be more, among letters that were not looked at.
     pub is_capped: bool,
+    /// How many messages of their ordering keys wait behind them, 1,000 at most.
+    pub behind: i64,
     /// When the newest was.
     #[serde(with = "Rfc3339")]
     pub newest_at: SystemTime,
@@ -69,8 +75,21 @@ impl DeadLetters {
             scope: row.get("scope"),
             letters: row.get("letters"),
             is_capped: row.get("is_capped"),
+            behind: row.get("behind"),
             newest_at: row.get("newest_at"),
             reason: row.get("reason"),
+        }
+    }
+
+    /// How many messages wait behind them, as the rest of a sentence.
+    pub(super) fn waiting(&self) -> String {
+        match self.behind {
+            0 => String::new(),
+            1 => "; 1 message of their ordering keys waits behind them".to_owned(),
+            behind => {
+                let at_least = if behind < 1000 { "" } else { "at least " };
+                format!("; {at_least}{behind} messages of their ordering keys wait behind them")
+            }
         }
     }
 }
@@ -129,7 +148,9 @@ impl Operator {
     }
 
     /// Sends dead letters back to JetStream, `limit` at most, one after another; returns how many.
-    /// Each is a new message at the end of its stream, with the same key, headers and payload.
+    /// Each is a new message at the end of its stream, with the same key, headers and payload. One
+    /// that messages of its ordering key may wait behind is not sent: its consumer runs it before
+    /// those.
     ///
     /// A letter is gone, and its key free, once JetStream has acknowledged the message. When the
     /// process dies between the two, both the letter and the message are there: the message is
@@ -171,7 +192,9 @@ impl Operator {
     }
 
     /// Deletes dead letters, `limit` at most, a batch per transaction; returns how many. Their keys
-    /// stay settled as dead. `only` leaves out all letters but those of a set that was shown.
+    /// stay settled as dead, and messages that wait behind them run.
+    ///
+    /// `only` leaves out all letters but those of a set that was shown.
     ///
     /// # Errors
     /// PostgreSQL refused or went away: whole batches are done, and the same call goes on with the
@@ -226,11 +249,18 @@ impl Operator {
         Ok(())
     }
 
-    /// Sends one letter back and deletes it. False when it is gone already.
+    /// Sends one letter back and deletes it, or puts it at the head of its line. False when it is
+    /// gone already.
     async fn resend_dead_letter(&mut self, resend: &Resender, id: i64) -> Result<bool, RelayError> {
         let (stamp, sql) = (self.stamp.clone(), self.sql.retry_letter.clone());
+        let sql_in_line = self.sql.retry_in_line.clone();
         let transaction = self.begin().await?;
         let parameters: [&dyn Parameter; 3] = [&id, &stamp.operator, &stamp.note];
+        let in_line = query(&transaction, "retry a dead letter", &sql_in_line, &parameters).await?;
+        if in_line.first().is_some_and(|row| row.get(0)) {
+            transaction.commit().await.map_err(failed("commit"))?;
+            return Ok(true);
+        }
         let rows = query(&transaction, "retry a dead letter", &sql, &parameters).await?;
         let Some(row) = rows.first() else { return Ok(false) };
         let returned = ToResend {
@@ -285,6 +315,8 @@ fn dead_letter(row: &Row) -> DeadLetter {
         reason: row.get("reason"),
         died_at: row.get("created_at"),
         payload_bytes: row.get("payload_bytes"),
+        ordering_key: row.get("ordering_key"),
+        behind: row.get("behind"),
     }
 }
 

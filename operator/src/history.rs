@@ -1,4 +1,4 @@
-//! The minutes of the last eight days, as relays noted them: `0022_history.sql`.
+//! The minutes of the last eight days, as relays noted them: `0024_history.sql`.
 
 use std::time::{Duration, SystemTime};
 

@@ -102,7 +102,7 @@ pub use self::{
     sweep::Swept,
     time::Rfc3339,
     trace::{
-        Trace, TracedEffect, TracedFailure, TracedInbox, TracedKey, TracedLease, TracedMessage,
+        Trace, TracedEffect, TracedFailure, TracedInbox, TracedKey, TracedLease, TracedLine, TracedMessage,
         TracedParking, TracedReplay, TracedSnooze,
     },
     verify::{AlteredCopy, Difference, UnloggedCopy, Verification, VerificationFinding, Verified},

@@ -10,7 +10,9 @@ use serde::Serialize;
 use tokio_postgres::{Row, error::SqlState};
 
 use self::inboxes::inboxes;
-pub use self::inboxes::{TracedEffect, TracedFailure, TracedInbox, TracedKey, TracedLease, TracedSnooze};
+pub use self::inboxes::{
+    TracedEffect, TracedFailure, TracedInbox, TracedKey, TracedLease, TracedLine, TracedSnooze,
+};
 use super::{
     AuditRow, Operator,
     audit::audit_row,

@@ -151,6 +151,7 @@ BEGIN
       {schema}.retry_saga_as(bigint, text, text, text), {schema}.skip_saga_step_as(bigint, text, text, text, jsonb),
       {schema}.abandon_saga_as(bigint, text, text, text),
       {schema}.discard_letters(bigint[], text, text), {schema}.retry_letter(bigint, text, text),
+      {schema}.retry_in_line(bigint, text, text),
       {schema}.retry_failing(text, text, text, text, text, text),
       {schema}.forget_failing(text, text, text, text, text, text),
       {schema}.bury_failing(text, text, text, bytea, text, jsonb, text, bigint, timestamptz, bigint, text, text, text)
@@ -158,7 +159,7 @@ BEGIN
     -- Losses of streams, and their repair.
     GRANT SELECT ON {schema}.loss, {schema}.receipt, {schema}.stream, {schema}.maintenance_fault TO "{name}_operator";
     GRANT SELECT ON {schema}.inbox_scope, {schema}.inbox_snooze, {schema}.inbox_attempt, {schema}.relay,
-      {schema}.dead_letter, {schema}.inbox
+      {schema}.dead_letter, {schema}.inbox_behind, {schema}.inbox
       TO "{name}_operator";
     -- Claims and effects that have not ended: not the results of effects.
     GRANT SELECT (scope, tenant, key, owner, state, lease_until, attempts, reason, created_at)
@@ -182,6 +183,7 @@ BEGIN
     GRANT SELECT ON {schema}.migration TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox TO "{name}_consumer";
     GRANT SELECT, INSERT, DELETE ON {schema}.dead_letter TO "{name}_consumer";
+    GRANT SELECT ON {schema}.inbox_behind TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox_claim, {schema}.inbox_effect TO "{name}_consumer";
     GRANT SELECT, INSERT, DELETE ON {schema}.inbox_batch TO "{name}_consumer";
     GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.inbox_snooze, {schema}.inbox_attempt TO "{name}_consumer";
@@ -200,6 +202,9 @@ BEGIN
       {schema}.pause_left(text, text, text, text, bigint, timestamptz),
       {schema}.lead_consumer(text, text, text, interval), {schema}.consumer_place(text, text, text),
       {schema}.continue_consumer(text, text, text, bigint, boolean),
+      {schema}.follow_lines(text, integer),
+      {schema}.wait_in_line(text, text, bytea, text, jsonb, text, text, bigint, timestamptz),
+      {schema}.next_in_line(text, text, bigint), {schema}.end_in_line(text, bigint, bigint),
       {schema}.forget_attempts(text, text, text),
       {schema}.claim_leased(text, text, bytea, uuid, interval, text, bigint, boolean),
       {schema}.renew_lease(text, text, uuid, bigint, interval, text),

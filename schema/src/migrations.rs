@@ -3,7 +3,7 @@
 /// Number, name, file.
 pub(crate) type Migration<'a> = (i32, &'a str, &'a str);
 
-pub(crate) const MIGRATIONS: [Migration<'_>; 22] = [
+pub(crate) const MIGRATIONS: [Migration<'_>; 24] = [
     (1, "grammar", include_str!("../migrations/0001_grammar.sql")),
     (2, "outbox", include_str!("../migrations/0002_outbox.sql")),
     (3, "delayed", include_str!("../migrations/0003_delayed.sql")),
@@ -25,7 +25,9 @@ pub(crate) const MIGRATIONS: [Migration<'_>; 22] = [
     (19, "saga_files", include_str!("../migrations/0019_saga_files.sql")),
     (20, "adoption", include_str!("../migrations/0020_adoption.sql")),
     (21, "expectations", include_str!("../migrations/0021_expectations.sql")),
-    (22, "history", include_str!("../migrations/0022_history.sql")),
+    (22, "letters", include_str!("../migrations/0022_letters.sql")),
+    (23, "lines", include_str!("../migrations/0023_lines.sql")),
+    (24, "history", include_str!("../migrations/0024_history.sql")),
 ];
 
 /// The schema version that this build installs.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log"
 	"os"
 	"os/signal"
@@ -26,12 +27,21 @@ type numbered struct {
 
 const try = `INSERT INTO tried (key, n) VALUES ($1, $2) RETURNING (SELECT count(*) FROM tried WHERE key = $1 AND n = $2)`
 
-// Writes the effect; each seventh message fails twice first.
+// Writes the effect; each seventh message fails twice first, and one whose negative number is in the
+// table `tried` is given up.
 func handler(pool *pgxpool.Pool) oncebox.Handler {
 	return func(ctx context.Context, tx pgx.Tx, message oncebox.Message) (any, error) {
 		var is numbered
 		if err := json.Unmarshal(message.Payload, &is); err != nil {
 			return nil, err
+		}
+		var broken int
+		err := tx.QueryRow(ctx, "SELECT count(*) FROM tried WHERE key = $1 AND n = -$2::int AND n < 0", is.Key, is.N).Scan(&broken)
+		if err != nil {
+			return nil, err
+		}
+		if broken > 0 {
+			return nil, oncebox.GiveUp(fmt.Sprintf("no account %d", is.N))
 		}
 		if is.N%7 == 3 {
 			var tried int
@@ -42,7 +52,7 @@ func handler(pool *pgxpool.Pool) oncebox.Handler {
 				return nil, errors.New("as it was told")
 			}
 		}
-		_, err := tx.Exec(ctx, "INSERT INTO effect (key, n) VALUES ($1, $2)", is.Key, is.N)
+		_, err = tx.Exec(ctx, "INSERT INTO effect (key, n) VALUES ($1, $2)", is.Key, is.N)
 		return nil, err
 	}
 }

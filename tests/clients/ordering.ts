@@ -1,7 +1,8 @@
 // A consumer that keeps the order of each key: see tests/it/clients/ordering.rs. Each seventh message fails twice.
+// One whose negative number is in the table `tried` is given up.
 import { jetstream } from "@nats-io/jetstream";
 import { connect } from "@nats-io/transport-node";
-import { Consumer, Inbox, type Context } from "oncebox";
+import { Consumer, Dead, Inbox, type Context } from "oncebox";
 import { Pool } from "pg";
 
 interface Numbered {
@@ -12,6 +13,10 @@ interface Numbered {
 const pool = new Pool({ connectionString: process.env.DATABASE_URL, max: 9, pipeline: true } as object);
 
 async function handle(cx: Context, { key, n }: Numbered) {
+  const broken = await cx.client.query("SELECT FROM tried WHERE key = $1 AND n = $2", [key, -n || null]);
+  if (broken.rowCount) {
+    throw new Dead(`no account ${n}`);
+  }
   if (n % 7 === 3) {
     const { rows } = await pool.query("INSERT INTO tried (key, n) VALUES ($1, $2) RETURNING (SELECT count(*)::int FROM tried WHERE key = $1 AND n = $2)", [key, n]);
     if (rows[0].count < 2) {

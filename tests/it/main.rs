@@ -108,7 +108,8 @@ mod inbox {
     mod hold; // what a consumer holds: for so long and no longer, of this stream and no other
     mod isolation_level; // handlers above READ COMMITTED: what they see, and races that are lost
     mod foreign; // messages of others: CloudEvents, Debezium's, keys from anywhere
-    mod order; // order per ordering key, within a process and across processes that die
+    pub(crate) mod order; // order per ordering key, within a process and across processes that die
+    mod lines; // strict order behind a dead letter: later messages wait, and follow it
     mod copies; // duplicates that follow each other
     mod replies; // replies whose type has changed
     mod failures; // handlers that say no, fail, panic, lie, or end the process

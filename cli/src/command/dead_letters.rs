@@ -68,11 +68,11 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>, both_servers: Vec<Arg>)
             .args(connection()),
         )
         .subcommand(
-            acting("retry", "Send dead letters back to JetStream as new messages, their keys free again")
+            acting("retry", "Have dead letters handled again: before those that wait behind them, or as new messages of JetStream")
                 .args(both_servers),
         )
         .subcommand(
-            acting("discard", "Delete dead letters; their keys stay settled as dead").args(connection()),
+            acting("discard", "Delete dead letters; their keys stay settled as dead, and those that wait behind them run").args(connection()),
         )
 }
 
@@ -190,7 +190,7 @@ async fn look(
 }
 
 fn list(letters: &[DeadLetter]) -> String {
-    let rows: Vec<[String; 7]> = letters
+    let rows: Vec<[String; 8]> = letters
         .iter()
         .map(|letter| {
             [
@@ -199,12 +199,13 @@ fn list(letters: &[DeadLetter]) -> String {
                 letter.key.clone().unwrap_or_else(|| format!("none: --id {}", letter.id)),
                 letter.subject.clone(),
                 letter.deliveries.to_string(),
+                letter.behind.map(|behind| behind.to_string()).unwrap_or_default(),
                 time(letter.died_at),
                 letter.reason.clone(),
             ]
         })
         .collect();
-    output::table(["ID", "SCOPE", "KEY", "SUBJECT", "DELIVERIES", "DIED", "REASON"], &rows)
+    output::table(["ID", "SCOPE", "KEY", "SUBJECT", "DELIVERIES", "BEHIND", "DIED", "REASON"], &rows)
 }
 
 fn details(opened: &DeadLetterDetails) -> String {
@@ -222,6 +223,8 @@ fn details(opened: &DeadLetterDetails) -> String {
         line("deliveries", letter.deliveries.to_string()),
         line("reason", letter.reason.clone()),
         line("died", time(letter.died_at)),
+        line("ordering key", letter.ordering_key.clone().unwrap_or_default()),
+        line("behind it", letter.behind.map(|behind| behind.to_string()).unwrap_or_default()),
         line("headers", opened.headers.to_string()),
         line("payload bytes", letter.payload_bytes.to_string()),
     ];

@@ -12,6 +12,7 @@ from typing import Any, Awaitable, Callable, Sequence
 from .inbox import Inbox, fingerprint
 from .leased import LeasedHandler
 from .life import Claim, Unreadable
+from .lines import Lines
 from .message import Context, Handler, Message, Verdict
 from .metrics import running
 from .reply import ended
@@ -79,8 +80,8 @@ class _Outcome:
 class Batch:
     """Runs this handler for batches of messages of an inbox."""
 
-    def __init__(self, inbox: Inbox, handler: Handler | SetHandler | LeasedHandler):
-        self.inbox, self.handler = inbox, handler
+    def __init__(self, inbox: Inbox, handler: Handler | SetHandler | LeasedHandler, lines: Lines | None = None):
+        self.inbox, self.handler, self.lines = inbox, handler, lines or Lines(inbox, None)
         self.single = handler.one if isinstance(handler, SetHandler) else handler
         inbox.check(self.single)
         self._claim = inbox.database.sql(
@@ -101,9 +102,14 @@ class Batch:
         waiting: set[str | None] = set()
         for place, message in enumerate(messages):
             try:
-                claims[place] = self.inbox.read(message)
+                read = self.inbox.read(message)
             except Unreadable:
                 alone.append(place)
+                continue
+            if self.lines.may_have_to_wait(message):
+                alone.append(place)
+            else:
+                claims[place] = read
         rounds = [list(claims)]
         while rounds:
             before = waiting | {messages[place].ordering_key for place in alone} - {None}
@@ -139,11 +145,13 @@ class Batch:
             return Verdict("behind")
         answer: Verdict | Exception
         try:
-            answer = await self.inbox.run(self.single, message)
+            answer = await self.lines.wait(message) or await self.inbox.run(self.single, message)
         except Exception as error:
             answer = error
         if message.ordering_key is not None and (isinstance(answer, Exception) or answer.name in ("retry", "snoozed", "in_flight")):
             waiting.add(message.ordering_key)
+        if isinstance(answer, Verdict) and answer.name in ("dead", "mismatch"):
+            self.lines.note_dead()
         return answer
 
     async def _together(self, claims: dict[int, tuple[Claim, Any]]) -> _Outcome:

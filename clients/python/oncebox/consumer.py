@@ -20,6 +20,7 @@ from .durable import Durable, Place
 from .inbox import Inbox
 from .leader import Leader
 from .leased import LeasedHandler
+from .lines import Lines
 from .message import Handler, Message, Verdict
 from .ports import size_of
 from .pull import Lost, Pull, pending
@@ -29,6 +30,8 @@ log = logging.getLogger("oncebox")
 
 # Between two looks at a message that another process works on, or at a PostgreSQL that is away.
 WAIT_FIRST, WAIT_LONGEST = 0.2, 10.0
+# Between two looks at stopped lines.
+LOOK = 1.0
 # A trouble that goes on is logged again after so many seconds.
 REMIND = 60.0
 AWAY = (Lost, NatsError, psycopg.OperationalError, TimeoutError, OSError)
@@ -38,7 +41,8 @@ class Consumer:
     """Runs an inbox on a durable JetStream consumer, which is created when it is missing.
 
     Messages with one ordering key are handled one at a time, in stream order, retries included: while one
-    waits for its next attempt, those behind it wait. A dead letter does not stop them.
+    waits for its next attempt, those behind it wait. A dead letter stops them in strict order only: see
+    `behind_dead`.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Consumer:
         concurrency: int | None = None,
         batch: int = 1,
         order: Literal["process", "strict"] = "process",
+        behind_dead: int | None = 1000,
         start: datetime | Literal["now"] | None = None,
         ack_wait: float = 30.0,
         grace: float = 30.0,
@@ -59,6 +64,8 @@ class Consumer:
         """`batch`: up to so many messages, of those that are there, share a transaction; `concurrency`: how
         many transactions there are at once (None: 16, or 4 of batches); `order`: "process" keeps the order
         of a key within each process, "strict" also across processes and crashes, of which one consumes;
+        `behind_dead`: in strict order, how many later messages of a dead letter's ordering key may wait in the
+        database until it is retried or discarded; the next ones stay in the stream (None: all overtake it);
         `start`: where a new durable begins, at a time or "now" (None: with the first message of the
         stream); `ack_wait`: after how many seconds the messages of a process that died are delivered
         again; `grace`: how many seconds a drain waits for running handlers; `object_bytes_max`: a larger
@@ -68,6 +75,8 @@ class Consumer:
             raise ValueError(f"a batch of {batch} messages; the limit is 1 to 1000")
         if order not in ("process", "strict"):
             raise ValueError(f'order {order!r} is neither "process" nor "strict"')
+        if behind_dead is not None and not 1 <= behind_dead <= 100_000:
+            raise ValueError(f"behind_dead {behind_dead} is not 1 to 100000 messages, nor None")
         if concurrency is not None and concurrency < 1:
             raise ValueError(f"concurrency {concurrency}: at least one transaction at once is needed")
         if not (start in (None, "now") or isinstance(start, datetime)):
@@ -75,6 +84,7 @@ class Consumer:
         if isinstance(start, datetime) and start.utcoffset() is None:
             raise ValueError("start has no time zone: use datetime.now(timezone.utc) - timedelta(...)")
         self.filter_subject, self.batch, self.order, self.start = filter_subject, batch, order, start
+        self.behind_dead = behind_dead if order == "strict" else None
         self.concurrency = (16 if batch == 1 else 4) if concurrency is None else concurrency
         self.ack_wait, self.grace, self.object_bytes_max = ack_wait, grace, object_bytes_max
         # Why it does not consume now; None when it does. For a health check.
@@ -108,7 +118,8 @@ class _Running:
             consumer.jetstream, consumer.stream, consumer.durable, filter_subject=consumer.filter_subject,
             ack_wait=consumer.ack_wait, max_ack_pending=max(1000, 16 * self.at_once), start=consumer.start,
         )  # fmt: skip
-        self.queue, self.batch = Queue(), Batch(inbox, handler)
+        self.lines, self.looked_at = Lines(inbox, consumer.behind_dead), 0.0
+        self.queue, self.batch = Queue(), Batch(inbox, handler, self.lines)
         self.filter = consumer.filter_subject and consumer.filter_subject.split(".")
         self.changed = asyncio.Event()
         self.failures, self.reminded, self.idle = 0, 0.0, 0
@@ -184,6 +195,7 @@ class _Running:
             if before not in (None, self.durable.created):
                 # Acknowledgements go by sequence: those of an earlier stream's messages would settle others.
                 self.queue.take_idle()
+            await self.lines.follow()
             return None
         is_new = leader.lost.is_set() or not leader.leads.is_set()
         while not (leader.leads.is_set() or self.stop.is_set()):
@@ -194,7 +206,9 @@ class _Running:
         leader.lost.clear()
         # Messages that no worker has come again, in their places.
         self.queue.take_idle()
-        return await self.durable.continued(self.inbox, is_new)
+        place = await self.durable.continued(self.inbox, is_new)
+        await self.lines.follow()
+        return place
 
     async def _pull(self, pull: Pull, leader: Leader | None) -> None:
         while not self.stop.is_set():
@@ -202,6 +216,7 @@ class _Running:
             if leader is not None and (leader.lost.is_set() or not leader.leads.is_set()):
                 raise Lost("the right to consume is lost")
             await pull.check()
+            await self._take_of_lines()
             room = min(self.at_once - self.queue.active, self.held_max - len(self.queue))
             if not pull.asked and room > 0:
                 await pull.ask(room)
@@ -224,6 +239,18 @@ class _Running:
             return
         self.queue.push(msg, message)
 
+    async def _take_of_lines(self) -> None:
+        """Takes messages of stopped lines whose turn has come, of each line one."""
+        now, after = asyncio.get_running_loop().time(), 0
+        if not self.lines.are_stopped or not self.lines.have_moved and now < self.looked_at + LOOK:
+            return
+        self.looked_at, self.lines.have_moved = now, False
+        room = self.of.concurrency - sum(held.msg is None for held in self.queue.all())
+        while room > 0 and (message := await self.lines.next(self.of.stream, after)) is not None:
+            after = message.in_line[0]
+            room -= message.origin not in self.queue
+            self.queue.push(None, message)
+
     async def _work(self) -> None:
         while True:
             self.idle += 1
@@ -231,7 +258,7 @@ class _Running:
             self.idle -= 1
             if first is None:
                 return
-            if self.of.batch > 1 and pending(first.msg):
+            if self.of.batch > 1 and first.msg is not None and pending(first.msg):
                 # More are on their way.
                 await asyncio.sleep(0.002)
             if first.state == "ready":
@@ -250,6 +277,8 @@ class _Running:
 
     async def _fetched(self, message: Message) -> Verdict | Exception:
         try:
+            if (waits := await self.lines.wait(message)) is not None:
+                return waits
             (answer,) = await self.batch.run([await large.whole(self.of.jetstream, message, self.of.object_bytes_max)])
             return answer
         except large.Wrong as problem:
@@ -282,13 +311,21 @@ class _Running:
             if answer.name == "replayed" and message.deliveries > 2 and self.inbox.lease is None:
                 text = "message %d of stream %s comes again, delivery %d: may this user publish to $JS.ACK.>?"
                 log.warning(text, message.origin.sequence, message.origin.stream, message.deliveries)
-            await self._tell(held.msg.term() if answer.name in ("dead", "mismatch") else held.msg.ack())
+            if held.msg is None:
+                try:
+                    await self.lines.end(message.in_line)
+                except AWAY as error:
+                    log.info("consumer %s: a line is not moved on yet: %s", self.of.durable, first_line(error))
+                    self.queue.rest(held, WAIT_FIRST)
+                    return
+            else:
+                await self._tell(held.msg.term() if answer.name in ("dead", "mismatch") else held.msg.ack())
             self.queue.remove(held)
         self.changed.set()
 
     async def _again(self, held: Held, seconds: float) -> None:
         """A message with an ordering key is kept, since those behind it wait for it."""
-        if held.message.ordering_key is None or self.stop.is_set():
+        if held.msg is not None and (held.message.ordering_key is None or self.stop.is_set()):
             await self._tell(held.msg.nak(delay=seconds))
             self.queue.remove(held)
         else:
@@ -299,7 +336,8 @@ class _Running:
         while True:
             await asyncio.sleep(self.durable.ack_wait / 3)
             for held in self.queue.all():
-                await self._tell(held.msg.in_progress())
+                if held.msg is not None:
+                    await self._tell(held.msg.in_progress())
 
     async def _drain(self, pump: asyncio.Task, workers: list[asyncio.Task]) -> None:
         """Gives back the messages that no worker has, and lets the others finish within the grace period."""
@@ -318,7 +356,8 @@ class _Running:
 
     async def _give_back(self, all_held: list[Held]) -> None:
         for held in all_held:
-            await self._tell(held.msg.nak(delay=0.1))
+            if held.msg is not None:
+                await self._tell(held.msg.nak(delay=0.1))
 
     async def _interrupted(self, error: BaseException) -> None:
         """Waits before the next try. A trouble is logged when it begins, now and then, and when it ends."""

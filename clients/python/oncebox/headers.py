@@ -31,8 +31,13 @@ def keep_all(client: Any) -> None:
 
 def of(headers: Mapping[str, str] | None) -> dict[str, str]:
     """Names in lower case; the different values of one name are the lines of its text."""
+    return joined(sent(headers))
+
+
+def joined(sent: Mapping[str, list[str]]) -> dict[str, str]:
+    """The same of names and values as they came."""
     values_of: dict[str, list[str]] = {}
-    for name, values in sent(headers).items():
+    for name, values in sent.items():
         values_of.setdefault(name.lower(), []).extend(values)
     return {name: "\n".join(dict.fromkeys(values)) for name, values in values_of.items()}
 

@@ -25,6 +25,8 @@ class Message:
     deliveries: int = 1
     # The headers with their names and values as they came, for a dead letter; `None`: `headers` has them.
     sent_headers: Mapping[str, str | list[str]] | None = field(default=None, repr=False)
+    # Its place in a line of the database, which it comes from, and since when it is there.
+    in_line: tuple[int, str] | None = field(default=None, repr=False)
 
     @property
     def id(self) -> int | None:
@@ -92,7 +94,8 @@ class Snooze(_Later):
 class Verdict(NamedTuple):
     """The result of running a message. All but `retry`, `snoozed` and `in_flight` are final, and committed.
 
-    `name` is handled, replayed, rejected, dead, mismatch, in_flight, retry or snoozed; `reply` is the
+    `name` is handled, replayed, rejected, dead, mismatch, in_flight, retry, snoozed, or in_line: with strict
+    order it waits in the database behind a dead letter of its ordering key; `reply` is the
     handler's reply, also when an earlier run gave it; `after` is the number of seconds until the
     next run.
     """

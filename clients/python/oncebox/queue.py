@@ -14,13 +14,19 @@ from .message import Message, Origin
 class Held:
     """A message that this process has not settled yet."""
 
-    msg: Msg
+    # None for a message of a stopped line, which the database has.
+    msg: Msg | None
     message: Message
     # "behind" an earlier one of its ordering key, "ready", "running", "resting" until its next run, or "dropped".
     state: str = "behind"
     # Runs in a row that were no attempts.
     waits: int = 0
     timer: asyncio.TimerHandle | None = None
+
+    @property
+    def line(self) -> str | None:
+        """Its ordering key; what comes from a stopped line stands before all that the stream delivers."""
+        return None if self.msg is None else self.message.ordering_key
 
     def again(self) -> None:
         """A run that failed counts like a delivery: the next one leaves a record."""
@@ -43,6 +49,9 @@ class Queue:
         for _ in range(workers):
             self.ready.put_nowait(None)
 
+    def __contains__(self, origin: Origin | None) -> bool:
+        return origin in self._held
+
     def __len__(self) -> int:
         return len(self._held)
 
@@ -54,12 +63,12 @@ class Queue:
     def all(self) -> list[Held]:
         return list(self._held.values())
 
-    def push(self, msg: Msg, message: Message) -> None:
+    def push(self, msg: Msg | None, message: Message) -> None:
         """Adds a message. A copy of one that is held is dropped: the held one settles both."""
         if message.origin in self._held:
             return
         held = self._held[message.origin] = Held(msg, message)
-        if (key := message.ordering_key) is not None:
+        if (key := held.line) is not None:
             line = self._lines.setdefault(key, deque())
             line.append(held)
             if line[0] is not held:
@@ -79,7 +88,7 @@ class Queue:
     def remove(self, held: Held) -> None:
         """It is settled, or given back; the one behind it is ready."""
         self._held.pop(held.message.origin, None)
-        key = held.message.ordering_key
+        key = held.line
         if key is None or (line := self._lines.get(key)) is None:
             return
         if held in line:
@@ -91,7 +100,7 @@ class Queue:
 
     def rest(self, held: Held, seconds: float) -> None:
         """It runs again after so many seconds, or after those before it; those behind it wait."""
-        line = self._lines.get(held.message.ordering_key or "", ())
+        line = self._lines.get(held.line or "", ())
         if line and line[0] is not held:
             held.state = "behind"
         else:
@@ -127,7 +136,7 @@ class Queue:
 
     def _next_behind(self, held: Held) -> Held | None:
         """The one behind in its line. A payload that is elsewhere is handled by itself."""
-        line = self._lines.get(held.message.ordering_key or "", ())
+        line = self._lines.get(held.line or "", ())
         place = line.index(held) + 1 if held in line else len(line)
         if place == len(line) or line[place].state != "behind" or large.is_elsewhere(held.message):
             return None

@@ -21,6 +21,11 @@ export interface ConsumerOptions {
    * Default: `process`.
    */
   order?: "process" | "strict";
+  /**
+   * In strict order, how many later messages of a dead letter's ordering key may wait in the database until it is
+   * retried or discarded, 1 to 100,000; the next ones stay in the stream. Default: 1,000; null: all overtake it.
+   */
+  behindDead?: number | null;
   /** Where a consumer begins that the server does not have yet. Default: `all`, with the stream's first message. */
   start?: "all" | "now" | Date;
   /** Up to so many messages, of those that are there, share a transaction. Default: 1; at most 1000. */
@@ -35,7 +40,7 @@ export interface ConsumerOptions {
   objectBytesMax?: number;
 }
 
-const DEFAULTS = { order: "process", start: "all", ackWaitMs: 30_000, graceMs: 30_000, objectBytesMax: 64 << 20 } as const;
+const DEFAULTS = { order: "process", behindDead: 1000, start: "all", ackWaitMs: 30_000, graceMs: 30_000, objectBytesMax: 64 << 20 } as const;
 
 /** Runs an inbox on a durable JetStream consumer, which is created when it is missing. */
 export class Consumer {
@@ -49,7 +54,10 @@ export class Consumer {
     const batch = options.batch ?? 1;
     const concurrency = batch === 1 ? 16 : 4;
     this.#options = { ...DEFAULTS, batch, concurrency, ...options };
-    const { order, start } = this.#options;
+    const { order, start, behindDead } = this.#options;
+    if (behindDead !== null && !(Number.isInteger(behindDead) && behindDead >= 1 && behindDead <= 100_000)) {
+      throw new RangeError(`behindDead ${behindDead} is not 1 to 100000 messages, nor null`);
+    }
     if (!(Number.isInteger(batch) && batch >= 1 && batch <= 1000)) {
       throw new RangeError(`a batch of ${batch} messages; the limit is 1 to 1000`);
     }

@@ -90,9 +90,12 @@ function pause(ms: number): number {
   return ms;
 }
 
-/** The result of running a message. All but `retry`, `snoozed` and `in_flight` are final, and committed. */
+/**
+ * The result of running a message. All but `retry`, `snoozed`, `in_flight` and `in_line` are final, and committed; one
+ * that is `in_line` waits in the database behind a dead letter of its ordering key.
+ */
 export interface Verdict {
-  name: "handled" | "replayed" | "rejected" | "dead" | "mismatch" | "in_flight" | "retry" | "snoozed";
+  name: "handled" | "replayed" | "rejected" | "dead" | "mismatch" | "in_flight" | "retry" | "snoozed" | "in_line";
   /** The handler's reply, also when an earlier run gave it. */
   reply?: unknown;
   reason?: string;

@@ -6,6 +6,7 @@ import type { Batch } from "./batch.ts";
 import { ackWaitMs, apiCode, type Durable, Refused } from "./durable.ts";
 import { line, remedied } from "./errors.ts";
 import { collected } from "./headers.ts";
+import { type InLine, Lines } from "./lines.ts";
 import { isElsewhere, whole, Wrong } from "./large.ts";
 import type { Message, Verdict } from "./message.ts";
 import { type Held, Queue } from "./queue.ts";
@@ -18,6 +19,9 @@ const PULL_MS = 1000;
 /** One worker tries so often while PostgreSQL does not answer, so that it is not stormed with connections. */
 const AWAY_MS = 500;
 
+/** Between two looks at stopped lines. */
+const LOOK_MS = 1000;
+
 /** A message of another service comes again after so long. */
 const ELSEWHERE_MS = 5000;
 
@@ -27,6 +31,7 @@ export interface Limits {
   graceMs: number;
   objectBytesMax: number;
   isStrict: boolean;
+  behindDead: number | null;
 }
 
 /** How many messages a process holds: those it works on, and a few more, so that no worker waits. */
@@ -35,8 +40,10 @@ export function heldMax({ batch, concurrency }: { batch: number; concurrency: nu
 }
 
 interface Delivery {
-  source: JsMsg;
+  /** Undefined for a message of a stopped line, which the database has. */
+  source: JsMsg | undefined;
   given: Message;
+  inLine?: InLine;
 }
 
 interface Session {
@@ -53,6 +60,9 @@ export class Pump<T> {
   readonly #stop: AbortSignal;
   readonly #queue = new Queue<Delivery>(() => this.#wake());
   readonly #running = new Set<Promise<void>>();
+  readonly #lines: Lines;
+  /** When stopped lines are looked at again. */
+  #lookAt = 0;
   #woken = Promise.withResolvers<void>();
   #lead: Lead | undefined;
   /** When the stream was created whose messages are held. */
@@ -64,6 +74,7 @@ export class Pump<T> {
 
   constructor(jetstream: JetStreamClient, durable: Durable, batch: Batch<T>, limits: Limits, stop: AbortSignal) {
     [this.#jetstream, this.#durable, this.#batch, this.#limits, this.#stop] = [jetstream, durable, batch, limits, stop];
+    this.#lines = new Lines(batch.inbox, limits.isStrict ? limits.behindDead : null);
   }
 
   /** Consumes until the signal, and then waits for the running handlers. */
@@ -119,11 +130,14 @@ export class Pump<T> {
     }
     this.#created = created;
     if (!this.#limits.isStrict) {
-      return { source: await this.#durable.open(), place: undefined };
+      const source = await this.#durable.open();
+      await this.#lines.follow();
+      return { source, place: undefined };
     }
     // What nobody works on comes again, in its place.
     this.#queue.drainIdle();
     const [source, place] = await continued(inbox, this.#durable, tookOver);
+    await this.#lines.follow();
     return { source, place };
   }
 
@@ -131,9 +145,11 @@ export class Pump<T> {
     const lost = this.#lead?.lost;
     const wake = () => this.#wake();
     lost?.addEventListener("abort", wake);
+    const look = setInterval(wake, LOOK_MS);
     let [failure, reading] = [undefined as unknown, undefined as Promise<void> | undefined];
     const max = heldMax(this.#limits);
     while (!this.#stop.aborted && !lost?.aborted && failure === undefined) {
+      await this.#takeOfLines();
       this.#handOut();
       const room = max - this.#queue.size;
       // Not one pull for each message: of a few at once, unless nothing is left to do.
@@ -150,12 +166,37 @@ export class Pump<T> {
       await turn();
     }
     lost?.removeEventListener("abort", wake);
+    clearInterval(look);
     await reading;
     if (failure !== undefined) {
       throw failure;
     }
     if (lost?.aborted && !this.#stop.aborted) {
       throw new Error("the connection that holds the right to consume is gone");
+    }
+  }
+
+  /** Takes messages of stopped lines whose turn has come, of each line one. */
+  async #takeOfLines(): Promise<void> {
+    if (!this.#lines.areStopped || this.#lookAt > Date.now()) {
+      return;
+    }
+    this.#lookAt = Date.now() + LOOK_MS;
+    let room = this.#limits.concurrency - this.#queue.all().filter(({ message }) => message.source === undefined).length;
+    try {
+      for (let after = "0"; room > 0; ) {
+        const found = await this.#lines.next(this.#durable.wanted.stream, after);
+        if (found === undefined) {
+          return;
+        }
+        const [given, inLine] = found;
+        after = inLine.id;
+        // One that is held already is refused. It has no place among those that the stream delivers: they
+        // wait behind it in the database.
+        room -= this.#queue.push(`line ${inLine.id} ${inLine.since}`, undefined, { source: undefined, given, inLine }) ? 1 : 0;
+      }
+    } catch (error) {
+      this.#batch.inbox.options.log.warn(`consumer ${this.#durable.wanted.durable}: stopped lines are looked at again soon: ${line(error)}`);
     }
   }
 
@@ -208,13 +249,21 @@ export class Pump<T> {
     }
   }
 
-  async #handle(taken: Held<Delivery>[]): Promise<void> {
+  async #handle(all: Held<Delivery>[]): Promise<void> {
+    const taken: Held<Delivery>[] = [];
+    for (const held of all) {
+      const { source, given } = held.message;
+      const waits = source === undefined ? undefined : await this.#lines.wait(given).catch((error: Error) => error);
+      waits === undefined ? taken.push(held) : await this.#ended(held, waits);
+    }
     const here = taken.filter(({ message }) => !isElsewhere(message.given));
     const answers = await this.#batch.run(here.map(({ message }) => message.given));
-    here.forEach((held, n) => this.#ended(held, answers[n]!));
+    for (const [n, held] of here.entries()) {
+      await this.#ended(held, answers[n]!);
+    }
     // Of payloads that are elsewhere one is in memory at a time.
     for (const held of taken.filter(({ message }) => isElsewhere(message.given))) {
-      this.#ended(held, await this.#fetched(held.message.given).catch((error: Error) => error));
+      await this.#ended(held, await this.#fetched(held.message.given).catch((error: Error) => error));
     }
   }
 
@@ -232,9 +281,9 @@ export class Pump<T> {
   }
 
   /** Acknowledges the message, or has it run again: here, in its place, if it has an ordering key. */
-  #ended(held: Held<Delivery>, answer: Verdict | Error): void {
+  async #ended(held: Held<Delivery>, answer: Verdict | Error): Promise<void> {
     const { log, backoffMs, scope } = { ...this.#batch.inbox.options, scope: this.#batch.inbox.scope };
-    const { source, given } = held.message;
+    const { source, given, inLine } = held.message;
     const isAway = answer instanceof Error;
     if (isAway && this.#tryAt <= Date.now()) {
       this.#tryAt = Date.now() + AWAY_MS;
@@ -247,8 +296,11 @@ export class Pump<T> {
       answer = { name: "in_flight", after: backoffMs[0] };
     }
     const { name, after } = answer;
+    if (name === "dead" || name === "mismatch") {
+      this.#lines.noteDead();
+    }
     if (name === "in_flight" || name === "retry" || name === "snoozed") {
-      if (held.orderingKey !== undefined) {
+      if (held.orderingKey !== undefined || source === undefined) {
         // A failed run counts like a delivery.
         given.deliveries! += name === "retry" ? 1 : 0;
         this.#queue.rest(held, after);
@@ -256,6 +308,15 @@ export class Pump<T> {
       }
       // nats-server wants a whole number, and would deliver the message again at once.
       tell(() => source.nak(Math.ceil(after)));
+    } else if (source === undefined) {
+      try {
+        await this.#lines.end(inLine!);
+      } catch (error) {
+        log.warn(`scope ${scope}: a line is not moved on yet: ${line(error)}`);
+        this.#queue.rest(held, backoffMs[0]);
+        return;
+      }
+      this.#lookAt = 0;
     } else {
       if (source.info.deliveryCount > 2 && name === "replayed") {
         const which = `message ${source.seq} of stream ${source.info.stream} comes again, delivery ${source.info.deliveryCount}`;
@@ -268,14 +329,14 @@ export class Pump<T> {
 
   /** Tells JetStream that messages are in progress, so that they are not delivered again meanwhile. */
   #progress(): void {
-    this.#queue.all().forEach(({ message }) => tell(() => message.source.working()));
+    this.#queue.all().forEach(({ message }) => tell(() => message.source?.working()));
   }
 
   /** Gives back what nobody works on, and waits for the handlers. In strict order it comes again in its place. */
   async #drain(): Promise<void> {
     const giveBack = () => {
       const idle = this.#queue.drainIdle();
-      this.#limits.isStrict || idle.forEach(({ message }) => tell(() => message.source.nak()));
+      this.#limits.isStrict || idle.forEach(({ message }) => tell(() => message.source?.nak()));
     };
     giveBack();
     const { graceMs } = this.#limits;

@@ -28,6 +28,10 @@ export class Queue<M> {
     return this.#held.size;
   }
 
+  has(id: string): boolean {
+    return this.#held.has(id);
+  }
+
   get ready(): number {
     return this.#ready.length;
   }

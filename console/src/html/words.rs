@@ -65,8 +65,8 @@ pub(crate) fn state(word: &str) -> Markup {
     let class = match word {
         "well" | "settled" | "completed" | "done" | "sent again" => "good",
         "running" | "due" | "delayed" | "sent" | "reported" | "note" | "on its way" | "leased" => "calm",
-        "parked" | "waiting" | "failing" | "compensating" | "undoing" | "look" | "warning" | "snoozed"
-        | "unknown" | "being sent again" => "warn",
+        "parked" | "waiting" | "behind" | "failing" | "compensating" | "undoing" | "look" | "warning"
+        | "snoozed" | "unknown" | "being sent again" => "warn",
         "dead" | "stuck" | "quarantined" | "failed" | "undo-failed" | "needs somebody" | "problem"
         | "held" | "away" => "bad",
         _ => "quiet",

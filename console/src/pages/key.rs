@@ -242,6 +242,7 @@ fn row(ask: &Ask, database: &str, message: &TracedMessage) -> Markup {
                         @if !inbox.tenant.is_empty() { " of " (inbox.tenant) }
                         @if let Some(database) = &inbox.database { ", " (database) }
                         @if let Some(failure) = &inbox.failure { ": " (failure.failures) " failures, " (failure.reason) }
+                        @if let Some(line) = &inbox.line { " " (line.what()) }
                         @if let Some(snooze) = &inbox.snooze { " until " (time_or(snooze.until, "?")) ": " (snooze.reason) }
                         @if let Some(lease) = &inbox.lease { " until " (time_or(lease.until, "?")) }
                         @for effect in &inbox.effects { ", effect " (effect.step) " " (effect.state) }

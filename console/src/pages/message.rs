@@ -124,6 +124,10 @@ impl View for Letter {
                 dt { "Deliveries" } dd { (letter.deliveries) }
                 dt { "Died" } dd { (time(letter.died_at)) }
                 dt { "Reason" } dd { (letter.reason) }
+                @if let Some(name) = &letter.ordering_key {
+                    dt { "Ordering key" } dd { (name) }
+                    dt { "Behind it" } dd { (letter.behind.unwrap_or_default()) " wait" }
+                }
             }
             (content(&self.details.headers, letter.payload_bytes, self.details.payload.as_deref(), false))
             (words::command(&["oncebox", "inbox", "dead", "show", &id, "--database", &self.database]))

@@ -62,6 +62,8 @@ struct Row<'a> {
     at: SystemTime,
     next_at: Option<SystemTime>,
     payload_bytes: Option<i64>,
+    /// How many wait behind a dead letter.
+    behind: Option<i64>,
 }
 
 pub(crate) async fn load(ask: Arc<Ask>) -> Result<SetAside, Problem> {
@@ -149,6 +151,7 @@ fn of_message(message: &ParkedMessage) -> Row<'_> {
         at: message.died_at.unwrap_or(message.created_at),
         next_at: message.next_attempt_at,
         payload_bytes: Some(message.payload_bytes),
+        behind: None,
     }
 }
 
@@ -164,6 +167,7 @@ fn of_failing(message: &FailingMessage) -> Row<'_> {
         at: message.failed_at,
         next_at: message.due_at,
         payload_bytes: None,
+        behind: None,
     }
 }
 
@@ -179,6 +183,7 @@ fn of_letter(letter: &DeadLetter) -> Row<'_> {
         at: letter.died_at,
         next_at: None,
         payload_bytes: Some(letter.payload_bytes),
+        behind: letter.behind,
     }
 }
 
@@ -326,7 +331,7 @@ impl SetAside {
                 input type="checkbox" name="id" value=(row.id) aria-label=(format!("Choose {name}"));
             } }
             td.long { @match row.key { Some(key) => (key_link(key)), None => a href=(link) { "none: letter " (row.id) } } }
-            td { (state(row.state)) }
+            td { (state(row.state)) @if let Some(behind) = row.behind.filter(|behind| *behind > 0) { " " (behind) " behind" } }
             td.long { (row.subject) }
             td.long { (row.owner) }
             td.long { (row.reason) }

@@ -18,7 +18,8 @@ const SENT_WITHIN: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct HeldMessage {
     pub(super) received: Arc<Received>,
-    pub(super) message: Arc<jetstream::Message>,
+    /// The delivery; `None` for a message of a stopped line, which the database has.
+    pub(super) message: Option<Arc<jetstream::Message>>,
     pub(super) held_since: Instant,
     /// Runs in a row that ended without an attempt.
     pub(super) waits: u64,
@@ -27,7 +28,14 @@ pub(super) struct HeldMessage {
 impl HeldMessage {
     /// Bytes, as they came.
     pub(super) fn weight(&self) -> usize {
-        self.message.length
+        self.message.as_ref().map_or(self.received.payload.len(), |message| message.length)
+    }
+
+    /// A message of a stopped line, and the id that tells it apart.
+    pub(super) fn in_line(received: Received) -> Option<(Id, Self)> {
+        let origin = received.origin()?;
+        let id = (origin.sequence, origin.stored_at);
+        Some((id, Self { received: Arc::new(received), message: None, held_since: Instant::now(), waits: 0 }))
     }
 
     /// Runs that ended without success while it is held count like deliveries.
@@ -97,7 +105,7 @@ pub(super) fn receive(message: jetstream::Message, extra_deliveries: u64) -> Opt
     let id = (origin.sequence, origin.stored_at);
     let held = HeldMessage {
         received: Arc::new(received),
-        message: Arc::new(message),
+        message: Some(Arc::new(message)),
         held_since: Instant::now(),
         waits: 0,
     };

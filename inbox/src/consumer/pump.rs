@@ -1,6 +1,7 @@
 //! The consumer's loop: pull, queue, hand out, acknowledge.
 
 mod drain;
+mod lines;
 mod start;
 
 use std::{sync::Arc, time::Duration};
@@ -169,6 +170,7 @@ impl<M: Mode> Pump<M> {
                     return SessionEnd::Lost("an acknowledgement could not be sent".to_owned());
                 },
                 () = self.held.changed.notified() => {}
+                () = self.held.line_moved.notified() => self.take_of_lines().await,
                 Some(done) = self.tasks.join_next() => self.joined(done),
                 item = session.next() => match item {
                     Ok(Some((message, extra_deliveries))) => self.take(message, extra_deliveries),
@@ -181,10 +183,13 @@ impl<M: Mode> Pump<M> {
                 _ = beat.tick() => if !self.report_progress().await {
                     return SessionEnd::Lost("a sign of progress could not be sent".to_owned());
                 },
-                _ = look.tick() => if let Some(leader_lock) = &mut self.leader_lock && !leader_lock.is_alive().await {
-                    self.leader_lock = None;
-                    return SessionEnd::Lost("the connection that holds the right to consume is gone".to_owned());
-                },
+                _ = look.tick() => {
+                    if let Some(leader_lock) = &mut self.leader_lock && !leader_lock.is_alive().await {
+                        self.leader_lock = None;
+                        return SessionEnd::Lost("the connection that holds the right to consume is gone".to_owned());
+                    }
+                    self.take_of_lines().await;
+                }
             }
         }
     }
@@ -240,7 +245,7 @@ impl<M: Mode> Pump<M> {
         let messages: Vec<_> = {
             let queue = self.held.queue();
             let due = queue.messages().filter(|held| is_due.contains(&held.held_since.elapsed()));
-            due.map(|held| Arc::clone(&held.message)).collect()
+            due.filter_map(|held| held.message.clone()).collect()
         };
         let inbox = &self.mode.inbox().shared;
         for message in messages {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Order, filter::overlap};
+use super::{BehindDead, Order, filter::overlap};
 
 /// How many messages a worker takes at most; a transaction has a limit of its own.
 const BATCH_SIZE_MAX: usize = 1000;
@@ -17,6 +17,8 @@ const PROCESSES: usize = 16;
 /// The largest weight of the held messages, by default.
 const HELD_BYTES: usize = 64 << 20;
 const HELD_BYTES_MIN: usize = 1 << 20;
+/// The largest number of messages behind a dead letter.
+const BEHIND_MAX: u32 = 100_000;
 const ACK_PENDING_MIN: usize = 1000;
 const ACK_PENDING_MAX: usize = 10_000_000;
 
@@ -35,6 +37,7 @@ pub(super) struct Settings {
     pub(super) hold_max: Duration,
     pub(super) grace: Duration,
     pub(super) order: Order,
+    pub(super) behind_dead: BehindDead,
     pub(super) dead_letter_subject: Option<String>,
 }
 
@@ -62,6 +65,7 @@ impl Settings {
             hold_max: Duration::from_secs(3600),
             grace: Duration::from_secs(30),
             order: Order::default(),
+            behind_dead: BehindDead::default(),
             dead_letter_subject: None,
         }
     }
@@ -132,6 +136,11 @@ impl Settings {
             .is_some_and(|limit| !(Duration::from_millis(500)..=Duration::from_secs(3600)).contains(&limit))
         {
             mistakes.push("ack_wait is not 500 milliseconds to 1 hour".to_owned());
+        }
+        if let BehindDead::Wait(most) = self.behind_dead
+            && !(1..=BEHIND_MAX).contains(&most)
+        {
+            mistakes.push(format!("behind_dead is not 1 to {BEHIND_MAX} messages"));
         }
         if let Some(subject) = &self.dead_letter_subject
             && let Err(wrong) = subject.parse::<oncebox_schema::Subject>()

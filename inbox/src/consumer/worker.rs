@@ -8,6 +8,7 @@ use std::{
 };
 
 use async_nats::jetstream::{self, AckKind};
+use oncebox_claims::failure::text;
 use oncebox_schema::Driver;
 use tokio::{
     sync::{Notify, mpsc},
@@ -34,6 +35,8 @@ pub(super) struct HeldMessages {
     queue: Mutex<Queue<HeldMessage>>,
     /// A message has left, or rests: there may be room, and another may be ready.
     pub(super) changed: Notify,
+    /// A message of a stopped line has left it: the next one may run.
+    pub(super) line_moved: Notify,
     /// No more of them than messages are held.
     answers: mpsc::UnboundedSender<Answer>,
 }
@@ -45,6 +48,7 @@ impl HeldMessages {
             Arc::new(Self {
                 queue: Mutex::new(Queue::new(HeldMessage::weight)),
                 changed: Notify::new(),
+                line_moved: Notify::new(),
                 answers,
             }),
             told,
@@ -57,7 +61,7 @@ impl HeldMessages {
     }
 
     pub(super) fn messages(&self) -> Vec<Arc<jetstream::Message>> {
-        self.queue().messages().map(|held| Arc::clone(&held.message)).collect()
+        self.queue().messages().filter_map(|held| held.message.clone()).collect()
     }
 
     fn ended(&self, id: Id, next: Next) {
@@ -82,13 +86,19 @@ impl HeldMessages {
                 }
             }
         };
-        match kind {
-            Ok(kind) => {
+        match (kind, held.message.clone()) {
+            (Ok(kind), Some(message)) => {
                 // The pump outlives its workers.
-                let _ = self.answers.send((Arc::clone(&held.message), kind));
+                let _ = self.answers.send((message, kind));
                 queue.remove(id);
             }
-            Err(after) => queue.rest(id, Instant::now() + after),
+            // Nobody but this process runs it again.
+            (Ok(AckKind::Nak(after)), None) => queue.rest(id, Instant::now() + after.unwrap_or_default()),
+            (Ok(_), None) => {
+                queue.remove(id);
+                self.line_moved.notify_one();
+            }
+            (Err(after), _) => queue.rest(id, Instant::now() + after),
         }
         drop(queue);
         self.changed.notify_one();
@@ -106,6 +116,8 @@ pub(super) struct Worker<D: Driver> {
     refused: Vec<(TakenMessage, Error)>,
     /// Ended as dead, which is to be published.
     dead: Vec<TakenMessage>,
+    /// Ended messages of stopped lines, which they leave now.
+    passed: Vec<(TakenMessage, Next)>,
     dead_letters: Option<Arc<DeadLetterPublisher<D>>>,
     fetcher: Fetcher,
     /// Its payload is to be fetched, between two transactions.
@@ -143,15 +155,27 @@ impl<D: Driver> Worker<D> {
         dead_letters: Option<Arc<DeadLetterPublisher<D>>>,
         fetcher: Fetcher,
     ) -> Self {
-        let (taken, refused, dead) = (Vec::new(), Vec::new(), Vec::new());
+        let (taken, refused, dead, passed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (unfetched, fetched) = (None, None);
-        Self { held, inbox, shutdown, taken, refused, dead, dead_letters, fetcher, unfetched, fetched }
+        Self {
+            held,
+            inbox,
+            shutdown,
+            taken,
+            refused,
+            dead,
+            passed,
+            dead_letters,
+            fetcher,
+            unfetched,
+            fetched,
+        }
     }
 
-    /// Settles the messages that our own tables refused, publishes dead letters, and fetches a
-    /// payload; whether there was any.
+    /// Settles the messages that our own tables refused, publishes dead letters, moves stopped
+    /// lines on, and fetches a payload; whether there was any.
     pub(super) async fn settle_rest(&mut self, inbox: &Inbox<D>) -> bool {
-        let was_any = !self.refused.is_empty() || !self.dead.is_empty() || self.unfetched.is_some();
+        let was_any = self.has_rest();
         if let Some(message) = self.unfetched.take() {
             self.fetch(inbox, message).await;
         }
@@ -162,9 +186,27 @@ impl<D: Driver> Worker<D> {
         while let Some(message) = self.dead.pop() {
             let Some(dead_letters) = &self.dead_letters else { continue };
             let next = dead_letters.settle(&message, message.waits).await;
-            self.settle(message.id, next);
+            self.settle(message, next);
+        }
+        while let Some((message, next)) = self.passed.pop() {
+            let Some(place) = message.in_line else { continue };
+            let next = match inbox.records.end_in_line(inbox.scope(), place).await {
+                Ok(()) => next,
+                Err(error) => {
+                    debug!(subject = message.subject(), error = text(&error), "a line is not moved on yet");
+                    Next::Do(Disposition::Wait(Disposition::pause(message.waits)))
+                }
+            };
+            self.end(message.id, next);
         }
         was_any
+    }
+
+    fn has_rest(&self) -> bool {
+        !self.refused.is_empty()
+            || !self.dead.is_empty()
+            || !self.passed.is_empty()
+            || self.unfetched.is_some()
     }
 
     /// Fetches a payload. The message keeps it for this run alone: a message that rests holds none.
@@ -177,7 +219,7 @@ impl<D: Driver> Worker<D> {
             Err(Trouble::Away(reason)) => {
                 debug!(subject = message.subject(), reason, "a payload cannot be fetched now");
                 let pause = Disposition::pause(message.waits);
-                self.settle(message.id, Next::Do(Disposition::Wait(pause)));
+                self.end(message.id, Next::Do(Disposition::Wait(pause)));
             }
             Err(Trouble::Wrong(reason)) => {
                 let next = failed(inbox, &message, &reason).await;
@@ -213,11 +255,7 @@ impl<D: Driver> Worker<D> {
         &mut self,
         next: impl FnOnce(&mut Queue<HeldMessage>) -> Option<(Id, &HeldMessage)>,
     ) -> Option<TakenMessage> {
-        if self.shutdown.is_cancelled()
-            || !self.refused.is_empty()
-            || !self.dead.is_empty()
-            || self.unfetched.is_some()
-        {
+        if self.shutdown.is_cancelled() || self.has_rest() {
             return None;
         }
         let mut queue = self.held.queue();
@@ -235,11 +273,20 @@ impl<D: Driver> Worker<D> {
     fn settle_or_publish(&mut self, message: TakenMessage, next: Disposition) {
         match next {
             Disposition::Term if self.dead_letters.is_some() => self.dead.push(message),
-            next => self.settle(message.id, Next::Do(next)),
+            next => self.settle(message, Next::Do(next)),
         }
     }
 
-    fn settle(&mut self, id: Id, next: Next) {
+    fn settle(&mut self, message: TakenMessage, next: Next) {
+        match next {
+            Next::Do(Disposition::Ack | Disposition::Term) if message.in_line.is_some() => {
+                self.passed.push((message, next));
+            }
+            next => self.end(message.id, next),
+        }
+    }
+
+    fn end(&mut self, id: Id, next: Next) {
         self.taken.retain(|taken| *taken != id);
         self.held.ended(id, next);
     }

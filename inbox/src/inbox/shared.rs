@@ -15,6 +15,7 @@ use oncebox_claims::{
 use oncebox_schema::{Key, SchemaName};
 use tracing::{debug, info, warn};
 
+use super::lines::Lines;
 use crate::{Error, Received, Verdict, counts::Counters, identity, settings::Settings};
 
 /// Why a message of a known key is not answered.
@@ -25,6 +26,7 @@ pub(crate) const MISMATCH: &str = "the key was used before with another payload"
 pub(crate) struct Shared {
     pub(crate) settings: Arc<Settings>,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) lines: Arc<Lines>,
     /// Whether PostgreSQL was away when last heard of, so that it is logged once.
     away: Arc<AtomicBool>,
     /// Whether it was said that messages come again although they were handled.
@@ -36,6 +38,7 @@ impl Shared {
         Self {
             settings: Arc::new(settings),
             counters: Arc::default(),
+            lines: Arc::default(),
             away: Arc::default(),
             come_again: Arc::default(),
         }
@@ -86,6 +89,9 @@ impl Shared {
     ) {
         self.counters.count(verdict, received);
         self.count_late(verdict, received, key, retention);
+        if matches!(verdict, Verdict::Dead { .. } | Verdict::Mismatch) {
+            self.lines.note_dead();
+        }
         let (scope, key) = (self.scope(), key.as_str());
         match verdict {
             Verdict::Mismatch => {
@@ -107,7 +113,7 @@ impl Shared {
             Verdict::Replayed(_) | Verdict::Dead { .. } => {
                 debug!(scope, key, "duplicate, answered from the stored outcome");
             }
-            Verdict::Handled(_) | Verdict::Retry { .. } | Verdict::Behind => {}
+            Verdict::Handled(_) | Verdict::Retry { .. } | Verdict::Behind | Verdict::InLine => {}
         }
     }
 

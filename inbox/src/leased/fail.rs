@@ -174,6 +174,7 @@ impl Run<'_> {
         if !written.unwrap_or_else(|elapsed| Err(Error::Unavailable("end a claim", elapsed.into())))? {
             return lost(self.claim.lost());
         }
+        inbox.shared.lines.note_dead();
         add(&inbox.shared.counters.dead);
         let (scope, key) = (inbox.scope(), self.identity.key.as_str());
         warn!(scope, key, subject = self.received.subject(), "dead letter: {reason}");

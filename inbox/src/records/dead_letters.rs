@@ -96,7 +96,7 @@ impl<D: Driver> Records<D> {
 }
 
 /// Headers as a JSON object; a name that occurs more than once has an array of values.
-fn headers_json(received: &Received) -> String {
+pub(super) fn headers_json(received: &Received) -> String {
     let mut headers = serde_json::Map::new();
     for (name, value) in received.headers() {
         // jsonb takes no NUL.

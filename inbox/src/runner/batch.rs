@@ -140,10 +140,14 @@ impl Inbox {
                 continue;
             }
             match self.identify(received) {
-                Ok(identity) => {
-                    numbers.push(number);
-                    deliveries.push(Delivery::new(received, identity, 1));
-                }
+                Ok(identity) => match Box::pin(self.wait_in_line(&identity, received)).await {
+                    Ok(None) => {
+                        numbers.push(number);
+                        deliveries.push(Delivery::new(received, identity, 1));
+                    }
+                    Ok(Some(verdict)) => batch.end(number, Ok(verdict)),
+                    Err(error) => batch.end(number, Err(error)),
+                },
                 Err(reason) => {
                     let result = Box::pin(self.dead_letter(None, received, reason, None)).await;
                     batch.end(number, result);
@@ -268,7 +272,13 @@ impl<'a, R> Batch<'a, R> {
 /// Whether those behind may go on.
 fn is_settled<R>(result: &Result<Verdict<R>, Error>) -> bool {
     match result {
-        Ok(Verdict::Handled(_) | Verdict::Replayed(_) | Verdict::Mismatch | Verdict::Dead { .. }) => true,
+        Ok(
+            Verdict::Handled(_)
+            | Verdict::Replayed(_)
+            | Verdict::Mismatch
+            | Verdict::Dead { .. }
+            | Verdict::InLine,
+        ) => true,
         Ok(Verdict::InFlight | Verdict::Retry { .. } | Verdict::Behind) | Err(_) => false,
     }
 }

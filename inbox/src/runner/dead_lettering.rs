@@ -122,6 +122,7 @@ impl<D: Driver> Inbox<D> {
         let tenant = identity.map_or("", |identity| identity.tenant.as_str());
         self.records.record_dead_letter(transaction, scope, (tenant, key), received, &reason).await?;
         self.commit(transaction, identity, received, Some(ending)).await?;
+        self.shared.lines.note_dead();
         add(&self.shared.counters.dead);
         warn!(scope, key, subject = received.subject(), "dead letter: {reason}");
         Ok(Verdict::Dead { reason })
@@ -172,6 +173,7 @@ impl<D: Driver> Inbox<D> {
         };
         self.database.answered("record a dead letter", writing).await.flatten()?;
         D::release(transaction).await;
+        self.shared.lines.note_dead();
         add(&self.shared.counters.dead);
         warn!(scope, subject = received.subject(), "dead letter: {reason}");
         Ok(None)

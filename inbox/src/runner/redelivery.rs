@@ -76,6 +76,14 @@ impl<D: Driver> Inbox<D> {
         }
     }
 
+    /// A message that is delivered for the first time is not recorded.
+    async fn begin_if_known(&self, identity: &Identity, received: &Received) -> Result<Begun, Error> {
+        match received.delivery_count() {
+            0 | 1 => Ok(Begun::Run(None)),
+            _ => self.begin(identity, received).await,
+        }
+    }
+
     /// Records that runs of these messages begin, as far as they were delivered before. Returns for
     /// each message whether it has to run by itself: a run of it left no trace, its pause is not
     /// over, or it has no attempt left.
@@ -117,7 +125,12 @@ impl<D: Driver> Inbox<D> {
         let (received, identity, reason) = match refused {
             Refused::Never { received, identity, reason } => (received, identity, reason),
             Refused::Redelivered { received, identity, round } => {
-                match self.begin(&identity, &received).await {
+                match self.wait_in_line(&identity, &received).await {
+                    Ok(None) => {}
+                    Ok(Some(verdict)) => return Err((received, Ok(verdict))),
+                    Err(error) => return Err((received, Err(error))),
+                }
+                match self.begin_if_known(&identity, &received).await {
                     Ok(Begun::Run(permit)) => match decode(&received) {
                         Ok(message) => {
                             let delivery = Delivery::new(received, identity, round);

@@ -1,6 +1,6 @@
 -- All about a dead letter of an inbox.
 -- $1: its id; $2: whether with the payload.
--- Index: dead_letter_pkey, inbox_pkey. Locking: none.
+-- Index: dead_letter_pkey, inbox_pkey, inbox_behind_line. Locking: none.
 SELECT
   d.id,
   d.scope,
@@ -13,6 +13,11 @@ SELECT
   d.reason,
   d.created_at,
   octet_length(d.payload)::bigint AS payload_bytes,
+  d.ordering_key,
+  CASE WHEN d.ordering_key IS NOT NULL THEN (
+    SELECT count(*)
+    FROM (SELECT FROM {schema}.inbox_behind AS b WHERE b.scope = d.scope AND b.ordering_key = d.ordering_key LIMIT 100000) AS b
+  ) END AS behind,
   d.stored_at,
   d.headers::text AS headers,
   CASE WHEN $2 THEN d.payload END AS payload,

@@ -3,8 +3,8 @@
 --   regular expression of a subject;
 -- $7: part of the reason, in lower case; $8: its first line; $9: a subject; NULL selects all; $10:
 --   whether only those without a key.
--- Index: dead_letter_pkey. Locking: none: retry_letter.sql and discard_letters.sql lock the
--- letter's row.
+-- Index: dead_letter_pkey, inbox_behind_line. Locking: none: retry_letter.sql and
+-- discard_letters.sql lock the letter's row.
 SELECT
   d.id,
   d.scope,
@@ -17,6 +17,11 @@ SELECT
   d.reason,
   d.created_at,
   octet_length(d.payload)::bigint AS payload_bytes,
+  d.ordering_key,
+  CASE WHEN d.ordering_key IS NOT NULL THEN (
+    SELECT count(*)
+    FROM (SELECT FROM {schema}.inbox_behind AS b WHERE b.scope = d.scope AND b.ordering_key = d.ordering_key LIMIT 100000) AS b
+  ) END AS behind,
   -- A letter may have no key.
   (
     ($4::text IS NULL OR d.key = $4)

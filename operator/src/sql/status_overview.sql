@@ -7,7 +7,8 @@ SELECT
   -- The default, not the setting of this transaction, which only reads.
   pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on' AS is_read_only,
   pg_has_role('pg_read_all_stats', 'USAGE') AS sees_all_sessions,
-  has_table_privilege('{schema}.dead_letter', 'SELECT') AS sees_inboxes,
+  has_table_privilege('{schema}.dead_letter', 'SELECT')
+    AND has_table_privilege('{schema}.inbox_behind', 'SELECT') AS sees_inboxes,
   has_column_privilege('{schema}.inbox_attempt', 'reason', 'SELECT')
     AND has_column_privilege('{schema}.inbox', 'key', 'SELECT')
     AND has_column_privilege('{schema}.dead_letter', 'stream', 'SELECT')

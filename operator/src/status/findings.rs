@@ -219,8 +219,9 @@ fn dead_letters(group: &DeadLetters) -> Finding {
         ),
         false => format!("mend the cause, then `oncebox inbox dead retry --scope {word}`"),
     };
+    let waiting = group.waiting();
     Finding::new(
-        format!("the inbox of {scope} has given {at_least}{messages} up; the newest: {reason}"),
+        format!("the inbox of {scope} has given {at_least}{messages} up{waiting}; the newest: {reason}"),
         format!("{first}; or give them up: `oncebox inbox dead discard --scope {word}`"),
     )
 }

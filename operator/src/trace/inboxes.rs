@@ -40,7 +40,8 @@ pub struct TracedInbox {
     pub tenant: String,
     /// `completed`, `rejected` or `dead`: given up, there may be a dead letter; or `failing`,
     /// `snoozed`, `leased` (a process works on it), or `unknown`: an effect outside the database
-    /// may have happened, and the next attempt finds out.
+    /// may have happened, and the next attempt finds out; or `behind`: it waits for others of its
+    /// ordering key.
     pub status: String,
     /// When the inbox settled it.
     #[serde(with = "Rfc3339Option")]
@@ -51,6 +52,9 @@ pub struct TracedInbox {
     /// Until when its handler has put it off, while it has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snooze: Option<TracedSnooze>,
+    /// Its place in the line of its ordering key, while that is stopped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub line: Option<TracedLine>,
     /// Its claim under a lease, while it is not settled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease: Option<TracedLease>,
@@ -73,6 +77,40 @@ pub struct TracedSnooze {
     pub since: SystemTime,
     /// How often.
     pub times: i64,
+}
+
+/// The place of a message in the line of its ordering key, which a dead letter has stopped.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[non_exhaustive]
+pub struct TracedLine {
+    /// The ordering key.
+    pub ordering_key: String,
+    /// Since when it waits, or when it was retried.
+    #[serde(with = "Rfc3339")]
+    pub since: SystemTime,
+    /// Whether it is its turn: the consumer runs it.
+    pub is_due: bool,
+    /// How many messages wait before it, 1,000 at most.
+    pub ahead: i64,
+    /// The dead letter that stops the line; `None` when it was retried, or discarded.
+    pub letter: Option<i64>,
+    /// The key of that.
+    pub letter_key: Option<String>,
+    /// Its reason.
+    pub reason: Option<String>,
+}
+
+impl TracedLine {
+    /// Where it stands, in words.
+    #[must_use]
+    pub fn what(&self) -> String {
+        let name = &self.ordering_key;
+        match (self.is_due, self.letter) {
+            (true, _) => format!("the next to run of ordering key {name}"),
+            (false, Some(letter)) => format!("behind dead letter {letter} of ordering key {name}"),
+            (false, None) => format!("in the line of ordering key {name}"),
+        }
+    }
 }
 
 /// A claim under a lease that has not ended.
@@ -137,9 +175,12 @@ pub(super) async fn inboxes(
         let others = typed(&[&keys, &below, &INBOXES_MAX, &rows_max]);
         let failing = transaction.query_typed(&sql.trace_failing, &others).await?;
         let open = transaction.query_typed(&sql.trace_open, &others).await?;
+        let behind = typed(&[&keys, &below, &rows_max]);
+        let behind = transaction.query_typed(&sql.trace_behind, &behind).await?;
         let mut found: Vec<TracedKey> = settled.iter().map(settled_key).collect();
         failing.iter().for_each(|row| add_failure(&mut found, row));
         open.iter().for_each(|row| add_open(&mut found, row));
+        behind.iter().for_each(|row| add_line(&mut found, row));
         Ok(found)
     };
     match looking.await {
@@ -205,6 +246,20 @@ fn add_open(found: &mut Vec<TracedKey>, row: &Row) {
     }
 }
 
+/// One that runs again may fail again: that says more.
+fn add_line(found: &mut Vec<TracedKey>, row: &Row) {
+    let line = TracedLine {
+        ordering_key: row.get("ordering_key"),
+        since: row.get("created_at"),
+        is_due: row.get("is_due"),
+        ahead: row.get("ahead"),
+        letter: row.get("head_id"),
+        letter_key: row.get("head_key"),
+        reason: row.get("reason"),
+    };
+    of_row(found, row, "behind").line = Some(line);
+}
+
 /// The inbox that a row is of; one that is not known yet gets this status.
 fn of_row<'a>(found: &'a mut Vec<TracedKey>, row: &Row, status: &str) -> &'a mut TracedInbox {
     let new = key(row, status.to_owned());
@@ -228,6 +283,7 @@ fn key(row: &Row, status: String) -> TracedKey {
         settled_at: None,
         failure: None,
         snooze: None,
+        line: None,
         lease: None,
         effects: Vec::new(),
     };

@@ -63,7 +63,7 @@ fn is_handled(inbox: &TracedInbox) -> bool {
 
 /// The gravest first.
 fn gravity(status: &str) -> usize {
-    const ORDER: [&str; 6] = ["dead", "unknown", "failing", "snoozed", "open", "leased"];
+    const ORDER: [&str; 7] = ["dead", "unknown", "failing", "snoozed", "open", "leased", "behind"];
     ORDER.iter().position(|known| *known == status).unwrap_or(ORDER.len())
 }
 
@@ -94,6 +94,7 @@ fn held(key: &str, inbox: &TracedInbox, database: &String, inboxes: &Inboxes) ->
         "dead" => dead(key, inbox, &who, inboxes),
         "snoozed" => snoozed(key, inbox, &who),
         "leased" => leased(inbox, &who),
+        "behind" => behind(inbox, &who),
         "unknown" => {
             let next = inbox.lease.as_ref().and_then(|lease| lease.until);
             let next =
@@ -204,6 +205,41 @@ fn leased(inbox: &TracedInbox, who: &str) -> End {
         text(*since)
     );
     End::new("inbox", Outcome::OnItsWay, what)
+}
+
+fn behind(inbox: &TracedInbox, who: &str) -> End {
+    let Some(line) = &inbox.line else {
+        return End::new(
+            "inbox",
+            Outcome::OnItsWay,
+            format!("{who} keeps it behind others of its ordering key"),
+        );
+    };
+    let (name, since) = (&line.ordering_key, text(line.since));
+    if line.is_due {
+        let what = format!("{who} is to run it since {since}, as the next of ordering key {name}");
+        let remedy = Remedy::words("none is needed while its consumer runs, which looks every second");
+        return End::held("inbox", what, remedy);
+    }
+    let ahead = match line.ahead {
+        0 => String::new(),
+        ahead => format!(", with {} before it", counted(ahead, "message")),
+    };
+    let Some(letter) = line.letter else {
+        let what = format!(
+            "{who} keeps it in the line of ordering key {name} since {since}{ahead}: the line goes on"
+        );
+        return End::new("inbox", Outcome::OnItsWay, what);
+    };
+    let head = line.letter_key.as_deref().map(|key| format!(" (key {key})")).unwrap_or_default();
+    let reason = line.reason.as_deref().unwrap_or_default();
+    let what = format!(
+        "{who} keeps it behind dead letter {letter}{head} of ordering key {name} since {since}{ahead}: {reason}"
+    );
+    let id = letter.to_string();
+    let fields = [("kind", "dead-letters"), ("action", "retry"), ("id", id.as_str())];
+    let words = "mend the cause, then have that letter handled again, or discard it: those behind it follow in their order";
+    End::held("inbox", what, Remedy::action(words, "oncebox inbox dead retry", &fields))
 }
 
 fn failing(key: &str, inbox: &TracedInbox, who: &str) -> End {

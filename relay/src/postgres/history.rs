@@ -1,4 +1,4 @@
-//! Table `history`: see `0022_history.sql`.
+//! Table `history`: see `0024_history.sql`.
 
 use std::{sync::Arc, time::SystemTime};
 

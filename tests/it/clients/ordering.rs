@@ -11,6 +11,7 @@ use oncebox_tests::{Program, TestEnv, eventually};
 use tokio_postgres::Client;
 
 use super::shop::{LIMIT, Programs, lines};
+use crate::relay::process::run_ok;
 
 /// Defines the tests of each client.
 macro_rules! clients {
@@ -24,6 +25,16 @@ macro_rules! clients {
             #[tokio::test]
             async fn batches_keep_the_order_of_each_key() {
                 super::in_one_process(stringify!($client), "16").await;
+            }
+
+            #[tokio::test]
+            async fn later_messages_wait_behind_a_dead_letter_and_follow_it() {
+                super::behind_a_dead_letter([stringify!($client); 2], "1").await;
+            }
+
+            #[tokio::test]
+            async fn later_messages_of_batches_wait_behind_a_dead_letter() {
+                super::behind_a_dead_letter([stringify!($client); 2], "16").await;
             }
 
             #[tokio::test]
@@ -43,6 +54,16 @@ async fn python_and_go_take_over_from_each_other() {
 #[tokio::test]
 async fn go_and_typescript_take_over_from_each_other() {
     strict(["go", "typescript"]).await;
+}
+
+#[tokio::test]
+async fn python_stops_a_line_and_go_runs_it() {
+    behind_a_dead_letter(["python", "go"], "1").await;
+}
+
+#[tokio::test]
+async fn go_stops_a_line_and_typescript_runs_it() {
+    behind_a_dead_letter(["go", "typescript"], "1").await;
 }
 
 const TABLES: &str = "
@@ -106,6 +127,50 @@ async fn in_one_process(client: &str, batch: &str) {
     let mut program = start(&env, &programs, "process", batch).await;
     settled(&postgres, &stream, 200).await;
     program.stop().await.unwrap();
+}
+
+async fn retry(env: &TestEnv) {
+    let command = ["inbox", "dead", "retry", "--nats-url", env.nats_url(), "--all"];
+    run_ok(env.database_url(), &command).await;
+}
+
+/// One client stops the line of `b`, and is killed; the other one takes over, and runs it.
+async fn behind_a_dead_letter(clients: [&str; 2], batch: &str) {
+    let [Some(one), Some(other)] = clients.map(Programs::of) else { return };
+    let env = TestEnv::new().await;
+    let stream = env.stream().await;
+    let postgres = env.pg().await;
+    postgres.batch_execute(TABLES).await.unwrap();
+    postgres.batch_execute("INSERT INTO tried VALUES ('b', -5)").await.unwrap();
+    let until = async |effects: i64, behind: i64, dead: &str| {
+        let sql = "SELECT (SELECT count(*) FROM effect), (SELECT count(*) FROM oncebox.inbox_behind),
+                   (SELECT coalesce(string_agg(key, ' ' ORDER BY id), '') FROM oncebox.dead_letter)";
+        eventually(&format!("{effects} effects, {behind} behind, dead: {dead}"), LIMIT, async || {
+            let row = postgres.query_one(sql, &[]).await.unwrap();
+            let found: (i64, i64, String) = (row.get(0), row.get(1), row.get(2));
+            (found == (effects, behind, dead.to_owned())).then_some(())
+        })
+        .await;
+    };
+    publish(&env, 0, 20).await;
+    let mut first = start(&env, &one, "strict", batch).await;
+    until(85, 14, "b-5").await;
+    publish(&env, 20, 22).await;
+    until(93, 16, "b-5").await;
+    first.kill().await.unwrap();
+    let mut second = start(&env, &other, "strict", batch).await;
+    publish(&env, 22, 24).await;
+    until(101, 18, "b-5").await;
+    // Another one of the line will die.
+    postgres.batch_execute("UPDATE tried SET n = -9 WHERE n = -5").await.unwrap();
+    retry(&env).await;
+    until(105, 14, "b-9").await;
+    postgres.batch_execute("DELETE FROM tried WHERE n = -9").await.unwrap();
+    retry(&env).await;
+    until(120, 0, "").await;
+    publish(&env, 24, 26).await;
+    settled(&postgres, &stream, 130).await;
+    second.stop().await.unwrap();
 }
 
 async fn strict(clients: [&str; 2]) {

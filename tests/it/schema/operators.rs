@@ -38,6 +38,8 @@ async fn each_action_of_an_operator_is_in_the_audit_under_the_login() {
         SELECT oncebox.attempt_failed('s', 'f1', reason => 'r', subject => 's');
         SELECT oncebox.attempt_failed('s', 'f2', reason => 'r', subject => 's');
         SELECT oncebox.register_scope('s');
+        SELECT oncebox.follow_lines('s', 9);
+        SELECT oncebox.bury('s', 'k3', 'p', 'no', 's', '{\"Oncebox-Ordering-Key\": \"o\"}', '', NULL, 'S', 1, now());
         SELECT oncebox.enqueue_at('later', 's', 'p', now() + interval '1 h');
         SELECT oncebox.enqueue(k, 's', 'p') FROM unnest('{d1,d2}'::text[]) AS k;
         INSERT INTO oncebox.parked (lane, id, turn, key, subject, headers, payload, created_at, attempts, error, dead_at)
@@ -47,6 +49,7 @@ async fn each_action_of_an_operator_is_in_the_audit_under_the_login() {
     for (call, action) in [
         ("discard_letters('{1}', 'mina', 'n')", "discard"),
         ("retry_letter(2, 'mina', 'n')", "retry"),
+        ("retry_in_line(3, 'mina', 'n')", "retry"),
         ("retry_failing('s', '', 'f1', '', 'mina', 'n')", "retry"),
         ("forget_failing('s', '', 'f2', '', 'mina', 'n')", "bury"),
         ("change_scope('s', '1 day', NULL, 'http', 'mina', 'n')", "change-scope"),

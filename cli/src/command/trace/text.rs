@@ -135,6 +135,9 @@ fn stand(inbox: &TracedInbox) -> String {
         format!(": {}{next}, {reason}", counted(failures, "failure"))
     });
     let mut text = format!("{status} in {}{tenant}{database}{}", inbox.scope, failure.unwrap_or_default());
+    if let Some(line) = &inbox.line {
+        text += &format!(", {}", line.what());
+    }
     if let Some(snooze) = &inbox.snooze {
         let until = snooze.until.map(time).unwrap_or_default();
         text += &format!(" until {until}, {}: {}", counted(snooze.times, "time"), snooze.reason);

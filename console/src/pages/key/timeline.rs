@@ -113,6 +113,9 @@ fn of_inbox<'a>(database: &'a str, key: &'a str, inbox: &'a TracedInbox) -> Vec<
         events.push(event(snooze.since, "snoozed", more));
         events.extend(snooze.until.map(|at| event(at, "next attempt", scope.clone())));
     }
+    if let Some(line) = &inbox.line {
+        events.push(event(line.since, "behind", format!("{scope}, {}", line.what())));
+    }
     if let Some(lease) = &inbox.lease {
         let owner = lease.owner.as_deref().unwrap_or("?");
         events.push(event(lease.since, "claimed", format!("{scope}, by process {owner}")));

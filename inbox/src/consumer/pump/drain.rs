@@ -22,7 +22,7 @@ impl<M: Mode> Pump<M> {
     pub(super) async fn drain(&mut self) {
         let deadline = Instant::now() + self.settings.grace.min(FAR);
         let idle = self.held.queue().drain_idle();
-        give_back(&self.mode.inbox().shared, idle.into_iter().map(|held| held.message)).await;
+        give_back(&self.mode.inbox().shared, idle.into_iter().filter_map(|held| held.message)).await;
         let mut beat = interval(self.settings.ack_wait() / 3);
         while !self.tasks.is_empty() {
             tokio::select! {

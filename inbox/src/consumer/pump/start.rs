@@ -56,12 +56,14 @@ impl<M: Mode> Pump<M> {
         self.give_up_unreadable(&stream).await;
         if self.leader_lock.is_none() {
             let consumer = setup::consumer(&stream, &self.settings).await?;
+            self.follow_lines().await?;
             return PullSession::new(&self.jetstream, consumer, None).await.map(Some);
         }
         // Messages that nobody works on come again, in their places.
         self.held.queue().drain_idle();
         let database = &self.mode.inbox().database;
         let continued = strict_order::continued(database, &stream, &self.settings, took_over).await?;
+        self.follow_lines().await?;
         PullSession::new(&self.jetstream, continued.consumer, Some(continued.place)).await.map(Some)
     }
 

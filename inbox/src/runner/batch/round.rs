@@ -121,14 +121,18 @@ impl<H: Handler> Round<'_, H> {
         self.parts.iter().any(|part| matches!(part, Part::Failed(Failure::Conflict(_))))
     }
 
-    /// Whether an earlier message of its ordering key has no effect yet.
+    /// Whether an earlier message of its ordering key has no effect yet, or is a dead letter that
+    /// the next round has it wait behind.
     pub(super) fn is_held_up(&self, index: usize) -> bool {
         let Some(key) = self.deliveries[index].received.ordering_key() else { return false };
         let earlier = self.deliveries.iter().zip(&self.parts).take(index);
         let mut line = earlier.filter(|(delivery, _)| delivery.received.ordering_key() == Some(key));
+        let waits = self.inbox.shared.lines.keeps();
         line.any(|(_, part)| match part {
-            Part::Verdict(verdict, _) => matches!(verdict, Verdict::InFlight),
-            Part::Failed(failure) => !matches!(failure, Failure::Dead(_)),
+            Part::Verdict(Verdict::InFlight, _) => true,
+            Part::Verdict(Verdict::Dead { .. } | Verdict::Mismatch, _) => waits,
+            Part::Verdict(..) => false,
+            Part::Failed(failure) => waits || !matches!(failure, Failure::Dead(_)),
             Part::NotRun | Part::ByItself | Part::Error(_) => true,
         })
     }

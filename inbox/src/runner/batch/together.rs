@@ -4,6 +4,8 @@
 //! every error in it shows before the next statement. Then the round goes on with the messages that
 //! are left, each by itself.
 
+use std::collections::HashSet;
+
 use oncebox_claims::{
     failure::CommitError,
     handler_call::{self, CallEnd},
@@ -32,10 +34,18 @@ impl<H: Handler> Round<'_, H> {
         let mut taken = Vec::with_capacity(places.len());
         let mut items = Vec::with_capacity(places.len());
         let deferred = Deferred::default();
+        let mut stopped = HashSet::new();
         for &place in places {
             let delivery = &self.deliveries[place];
+            let line = delivery.received.ordering_key();
+            if line.is_some_and(|line| stopped.contains(line)) {
+                continue;
+            }
             // A message that does not decode is given up when its turn comes.
-            let Ok(message) = decode(delivery.received) else { continue };
+            let Ok(message) = decode(delivery.received) else {
+                stopped.extend(line.filter(|_| self.inbox.shared.lines.keeps()));
+                continue;
+            };
             let context = self.inbox.message_context(delivery, limit);
             items.push((MessageContext { deferred: &deferred, ..context }, message));
             taken.push(place);

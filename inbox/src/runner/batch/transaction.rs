@@ -9,6 +9,7 @@ use oncebox_claims::{
     database::Mode,
     failure::text,
     identity::Identity,
+    stored::Status,
     transactional::{Claim, Session, Wanted},
 };
 use oncebox_schema::Transaction;
@@ -93,7 +94,8 @@ impl Inbox {
             end,
         };
         if H::TAKES_SETS {
-            round.run_set(&takeable(deliveries, &leaders, &claims)).await?;
+            let waits = self.shared.lines.keeps();
+            round.run_set(&takeable(deliveries, &leaders, &claims, waits)).await?;
         }
         for index in 0..deliveries.len() {
             if index > 0 && Instant::now() >= end || round.has_conflict() {
@@ -162,11 +164,13 @@ fn leaders(deliveries: &[Delivery<&Received>]) -> Vec<usize> {
     places.map(|(index, delivery)| *first.entry(name(&delivery.identity)).or_insert(index)).collect()
 }
 
-/// The messages whose keys were won and that nothing is in the way of, by their places.
+/// The messages whose keys were won and that nothing is in the way of, by their places. With strict
+/// order a message `waits` behind a dead letter.
 fn takeable(
     deliveries: &[Delivery<&Received>],
     leaders: &[usize],
     claims: &HashMap<usize, Claim>,
+    waits: bool,
 ) -> Vec<usize> {
     let mut stopped = HashSet::new();
     let mut places = Vec::new();
@@ -177,7 +181,11 @@ fn takeable(
         }
         match claims.get(&leaders[index]) {
             Some(Claim::Won(_)) if leaders[index] == index => places.push(index),
-            Some(Claim::Stored(stored)) if !stored.is_expired => {}
+            Some(Claim::Stored(stored)) if !stored.is_expired => {
+                let is_dead =
+                    stored.status == Status::Dead || stored.fingerprint != delivery.identity.fingerprint;
+                stopped.extend(line.filter(|_| waits && is_dead));
+            }
             _ => stopped.extend(line),
         }
     }
