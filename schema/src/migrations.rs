@@ -3,7 +3,7 @@
 /// Number, name, file.
 pub(crate) type Migration<'a> = (i32, &'a str, &'a str);
 
-pub(crate) const MIGRATIONS: [Migration<'_>; 21] = [
+pub(crate) const MIGRATIONS: [Migration<'_>; 22] = [
     (1, "grammar", include_str!("../migrations/0001_grammar.sql")),
     (2, "outbox", include_str!("../migrations/0002_outbox.sql")),
     (3, "delayed", include_str!("../migrations/0003_delayed.sql")),
@@ -25,6 +25,7 @@ pub(crate) const MIGRATIONS: [Migration<'_>; 21] = [
     (19, "saga_files", include_str!("../migrations/0019_saga_files.sql")),
     (20, "adoption", include_str!("../migrations/0020_adoption.sql")),
     (21, "expectations", include_str!("../migrations/0021_expectations.sql")),
+    (22, "undo", include_str!("../migrations/0022_undo.sql")),
 ];
 
 /// The schema version that this build installs.

@@ -46,7 +46,9 @@ pub(super) fn form(page: &Answer, fields: &str) -> String {
     let shown =
         page.body.split_once(r#"name="shown" value=""#).map(|(_, rest)| rest.split('"').next().unwrap());
     let shown = shown.map(|shown| format!("&shown={shown}")).unwrap_or_default();
-    format!("token={}&{fields}{shown}", token(page))
+    let word = page.body.split_once("Type <strong>").map(|(_, rest)| rest.split('<').next().unwrap());
+    let word = word.map(|word| format!("&word={word}")).unwrap_or_default();
+    format!("token={}&{fields}{shown}{word}", token(page))
 }
 
 /// Confirms an action as somebody who need not sign in; returns the job's path.
