@@ -510,6 +510,25 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.begin_effect_again(scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text) IS 'Before an open effect is called again, because the provider knows nothing of it, or because it answers one key once; false: the lease is lost.';
 
+CREATE FUNCTION oncebox.bound_kept() RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  SELECT "oncebox".forget_kept();
+  DELETE FROM "oncebox".kept AS k
+  WHERE k.audit IN (
+    SELECT o.audit
+    FROM (
+      SELECT n.audit, row_number() OVER newest AS place, sum(n.bytes) OVER newest AS bytes
+      FROM "oncebox".kept AS n
+      WINDOW newest AS (ORDER BY n.audit DESC)
+    ) AS o
+    WHERE o.place > 100000 OR o.bytes > 1073741824
+  )
+$$;
+
+COMMENT ON FUNCTION oncebox.bound_kept() IS 'Private: forgets the oldest discarded rows beyond the bounds.';
+
 CREATE FUNCTION oncebox.bounded_reason(reason text) RETURNS text
     LANGUAGE plpgsql STABLE PARALLEL SAFE
     AS $$
@@ -1574,18 +1593,29 @@ CREATE FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) RETURN
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
+  SELECT "oncebox".bound_kept();
   WITH gone AS (
     DELETE FROM "oncebox".dead_letter
     WHERE dead_letter.id = ANY ($1)
-    RETURNING dead_letter.id, scope, key, subject, reason
+    RETURNING dead_letter.*
+  ),
+  noted AS (
+    INSERT INTO "oncebox".audit (operator, note, action, message_id, scope, key, subject, reason)
+    SELECT $2, $3, 'discard', g.id, g.scope, g.key, g.subject, g.reason
+    FROM gone AS g
+    RETURNING audit.id, message_id
+  ),
+  kept AS (
+    INSERT INTO "oncebox".kept (audit, origin, id, bytes, columns, payload)
+    SELECT n.id, 'dead_letter', g.id, octet_length(g.payload), to_jsonb(g) - 'payload', g.payload
+    FROM noted AS n
+    JOIN gone AS g ON g.id = n.message_id
   )
-  INSERT INTO "oncebox".audit (operator, note, action, message_id, scope, key, subject, reason)
-  SELECT $2, $3, 'discard', g.id, g.scope, g.key, g.subject, g.reason
-  FROM gone AS g
-  RETURNING message_id
+  SELECT n.message_id
+  FROM noted AS n
 $_$;
 
-COMMENT ON FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) IS 'For operators: deletes dead letters; their keys stay settled as dead. Returns their ids.';
+COMMENT ON FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) IS 'For operators: takes dead letters out, and keeps them for a day, see undo_discard(); their keys stay settled as dead. Returns their ids.';
 
 CREATE FUNCTION oncebox.drain_segments() RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2468,6 +2498,16 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.finish_leased(scope text, key text, owner uuid, epoch bigint, outcome json, status text, tenant text) IS 'Ends a claim as completed or rejected: the last statement of the transaction with the final writes of the handler. Error OB014 when the lease is lost, so that nothing of it is committed. The effects of the key are forgotten.';
 
+CREATE FUNCTION oncebox.follower(lane smallint, ordering_key text, id bigint) RETURNS bigint
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  SELECT least(
+    (SELECT min(p.id) FROM "oncebox".parked AS p WHERE p.lane = $1 AND p.ordering_key = $2 AND p.id > $3 AND p.dead_at IS NULL AND p.replay = 0),
+    (SELECT min(p.id) FROM "oncebox".parked AS p WHERE p.lane = $1 AND p.ordering_key = $2 AND p.id > $3 AND p.dead_at IS NOT NULL AND p.replay = 0)
+  )
+$_$;
+
 CREATE FUNCTION oncebox.forget_attempts(scope text, key text, tenant text DEFAULT ''::text) RETURNS void
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2530,12 +2570,34 @@ $_$;
 
 COMMENT ON FUNCTION oncebox.forget_failing(scope text, tenant text, key text, message text, by text, note text) IS 'For operators: forgets a failing message that its stream has no more.';
 
+CREATE FUNCTION oncebox.forget_kept() RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  gone bigint;
+BEGIN
+  DELETE FROM "oncebox".kept AS k
+  WHERE k.audit IN (
+    SELECT o.audit
+    FROM "oncebox".kept AS o
+    WHERE o.kept_at < clock_timestamp() - "oncebox".kept_for()
+    ORDER BY o.kept_at
+    LIMIT 10000
+  );
+  GET DIAGNOSTICS gone = ROW_COUNT;
+  RETURN gone;
+END $$;
+
+COMMENT ON FUNCTION oncebox.forget_kept() IS 'For relays: forgets rows that operators discarded more than a day ago. Returns how many; 10,000 means that there may be more.';
+
 CREATE FUNCTION oncebox.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) RETURNS SETOF bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
 BEGIN
   PERFORM FROM "oncebox".lane AS l WHERE l.lane = $1 FOR UPDATE;
+  PERFORM "oncebox".bound_kept();
   RETURN QUERY
   WITH gone AS (
     DELETE FROM "oncebox".parked AS p
@@ -2546,7 +2608,7 @@ BEGIN
         WHEN 'parked' THEN p.dead_at IS NULL AND p.replay = 0
         ELSE p.dead_at IS NULL AND p.replay > 0
       END
-    RETURNING p.lane, p.id, p.key, p.subject, p.ordering_key, p.error, p.replay
+    RETURNING p.*
   ),
   followed AS (
     UPDATE "oncebox".parked AS p
@@ -2575,14 +2637,27 @@ BEGIN
     SET cancelled = g.replay
     FROM gone AS g
     WHERE g.replay > 0 AND r.lane = g.lane AND r.id = g.id
+  ),
+  noted AS (
+    INSERT INTO "oncebox".audit (operator, note, action, lane, message_id, key, subject, reason)
+    SELECT $3, $4, CASE g.replay WHEN 0 THEN 'discard' ELSE 'cancel' END, g.lane, g.id, g.key, g.subject, g.error
+    FROM gone AS g
+    RETURNING audit.id, message_id
+  ),
+  kept AS (
+    INSERT INTO "oncebox".kept (audit, origin, lane, id, lane_floor, follower, bytes, columns, payload)
+    SELECT n.id, 'parked', g.lane, g.id, c.floor, "oncebox".follower(g.lane, g.ordering_key, g.id), octet_length(g.payload),
+           to_jsonb(g) - 'payload', g.payload
+    FROM noted AS n
+    JOIN gone AS g ON g.id = n.message_id
+    JOIN "oncebox".lane_cursor AS c ON c.lane = g.lane
+    WHERE g.replay = 0
   )
-  INSERT INTO "oncebox".audit (operator, note, action, lane, message_id, key, subject, reason)
-  SELECT $3, $4, CASE g.replay WHEN 0 THEN 'discard' ELSE 'cancel' END, g.lane, g.id, g.key, g.subject, g.error
-  FROM gone AS g
-  RETURNING message_id;
+  SELECT n.message_id
+  FROM noted AS n;
 END $_$;
 
-COMMENT ON FUNCTION oncebox.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) IS 'For operators: gives messages or replays of a lane up for good, each if it is still dead, parked or replay, as kind says. Returns their ids.';
+COMMENT ON FUNCTION oncebox.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) IS 'For operators: gives messages or replays of a lane up, each if it is still dead, parked or replay, as kind says, and keeps the messages for a day, see undo_discard(). Returns their ids.';
 
 CREATE FUNCTION oncebox.readable_headers(headers jsonb) RETURNS text
     LANGUAGE plpgsql STABLE STRICT
@@ -2630,6 +2705,10 @@ CREATE FUNCTION oncebox.is_plain(key text, subject text, ordering_key text, head
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN ((octet_length(key) <= 66) AND ((key COLLATE "C") ~ '^[!-$&-9;-~]+(:[a-z0-9][a-z0-9._-]*)*$'::text) AND (strpos(key, ':undo:undo'::text) = 0) AND (octet_length(subject) <= 255) AND ((subject COLLATE "C") ~ '^[A-Za-z0-9-][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*$'::text) AND (NOT starts_with(subject, 'oncebox.events.'::text)) AND ((ordering_key IS NULL) OR ((octet_length(ordering_key) <= 255) AND ((ordering_key COLLATE "C") ~ '^[!-~]+$'::text))) AND (headers = '{}'::jsonb) AND (octet_length(payload) <= 67108864));
 
+CREATE FUNCTION oncebox.kept_for() RETURNS interval
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN '1 day'::interval;
+
 CREATE FUNCTION oncebox.lane_count() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN 16;
@@ -2666,6 +2745,58 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.lead_consumer(scope text, stream text, durable text, pause interval) IS 'Whether this transaction may consume, alone, in strict order; asked again in it until it may. The right ends with the transaction, which stays open: send a statement in it more often than every pause, for PostgreSQL ends its session otherwise.';
+
+CREATE TABLE oncebox.kept (
+    audit bigint NOT NULL,
+    origin text NOT NULL,
+    lane smallint,
+    id bigint NOT NULL,
+    lane_floor bigint,
+    follower bigint,
+    bytes bigint NOT NULL,
+    kept_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    columns jsonb NOT NULL,
+    payload bytea NOT NULL,
+    CONSTRAINT kept_origin CHECK (((origin = ANY (ARRAY['dead_letter'::text, 'parked'::text])) AND ((origin = 'parked'::text) = (lane IS NOT NULL))))
+);
+
+COMMENT ON TABLE oncebox.kept IS 'Rows that operators discarded, whole: for a day, and the newest 100,000 of at most 1 GiB. audit is the row that records it.';
+
+COMMENT ON COLUMN oncebox.kept.lane_floor IS 'All messages of the lane up to this id had been sent, or set aside, by then.';
+
+COMMENT ON COLUMN oncebox.kept.follower IS 'The next message of its ordering key that was set aside then.';
+
+COMMENT ON COLUMN oncebox.kept.columns IS 'All columns of the row but the payload.';
+
+CREATE FUNCTION oncebox.letter_obstacle(k oncebox.kept) RETURNS text
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  SELECT CASE
+    WHEN d.key IS NULL THEN (
+      SELECT format('a copy of it died again: dead letter %s', l.id)
+      FROM "oncebox".dead_letter AS l
+      WHERE l.scope = d.scope AND l.stream = d.stream AND l.stream_sequence = d.stream_sequence AND l.stored_at = d.stored_at
+    )
+    ELSE coalesce(
+      (SELECT format('a message of its key died since: dead letter %s', min(l.id))
+       FROM "oncebox".dead_letter AS l
+       WHERE l.key = d.key AND l.scope = d.scope AND l.tenant = d.tenant AND l.created_at > k.kept_at
+       HAVING count(*) > 0),
+      (SELECT format('its key was settled again since, as %s', i.status)
+       FROM "oncebox".inbox AS i
+       WHERE i.scope = d.scope AND i.tenant = d.tenant AND i.key = d.key AND i.created_at > k.kept_at),
+      (SELECT 'a message of its key is being handled'
+       FROM "oncebox".inbox_claim AS c
+       WHERE c.scope = d.scope AND c.tenant = d.tenant AND c.key = d.key AND c.created_at > k.kept_at),
+      (SELECT 'a message of its key is failing'
+       FROM "oncebox".inbox_attempt AS a
+       WHERE a.scope = d.scope AND a.tenant = d.tenant AND a.key = d.key AND a.first_at > k.kept_at
+       LIMIT 1)
+    )
+  END
+  FROM jsonb_populate_record(NULL::"oncebox".dead_letter, k.columns) AS d
+$$;
 
 CREATE FUNCTION oncebox.list_delayed(of_key text, most integer DEFAULT 1000) RETURNS TABLE(key text, subject text, ordering_key text, not_before timestamp with time zone, created_at timestamp with time zone)
     LANGUAGE sql STABLE SECURITY DEFINER
@@ -2858,6 +2989,60 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.media_type(content_type text, OUT kind text, OUT boundary text) IS 'A part of request_fingerprint(): a content type as it counts there.';
+
+CREATE FUNCTION oncebox.message_obstacle(k oncebox.kept, command text) RETURNS text
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  m "oncebox".parked := jsonb_populate_record(NULL::"oncebox".parked, k.columns);
+  looked bigint;
+  passed bigint;
+BEGIN
+  IF EXISTS (SELECT FROM "oncebox".parked AS p WHERE p.lane = k.lane AND p.id = k.id) THEN
+    RETURN 'it is set aside again';
+  END IF;
+  IF NOT EXISTS (SELECT FROM "oncebox".discarded AS d WHERE d.lane = k.lane AND d.id = k.id) THEN
+    RETURN 'the log has forgotten that it was discarded, and the messages after it';
+  END IF;
+  IF m.ordering_key IS NULL
+     OR m.dead_at IS NOT NULL AND NOT coalesce((SELECT bool_or(r.dead_blocks) FROM "oncebox".relay AS r), true) THEN
+    RETURN NULL;
+  END IF;
+  IF k.follower IS NOT NULL
+     AND NOT EXISTS (SELECT FROM "oncebox".parked AS p WHERE p.lane = k.lane AND p.id = k.follower AND p.replay = 0)
+     AND NOT EXISTS (
+       SELECT
+       FROM "oncebox".kept AS other
+       JOIN "oncebox".audit AS a ON a.id = other.audit
+       WHERE other.lane = k.lane AND other.id = k.follower AND a.command = message_obstacle.command
+     ) THEN
+    RETURN format('the next message of its ordering key, id %s, waited behind it, and has been sent or given up since', k.follower);
+  END IF;
+  IF k.follower IS NOT NULL THEN
+    RETURN NULL;
+  END IF;
+  WITH later AS MATERIALIZED (
+    SELECT l.id, l.ordering_key, l.xact
+    FROM "oncebox".message AS l
+    WHERE l.lane = k.lane AND l.id > k.lane_floor
+    ORDER BY l.id
+    LIMIT 1000001
+  )
+  SELECT count(*), min(l.id) FILTER (
+    WHERE l.ordering_key = m.ordering_key
+      AND l.id > k.id
+      AND (l.id <= c.floor OR l.id <= c.high AND c.reset_until IS NULL AND pg_visible_in_snapshot(l.xact, c.snap))
+      AND NOT EXISTS (SELECT FROM "oncebox".parked AS p WHERE p.lane = k.lane AND p.id = l.id AND p.replay = 0)
+      AND NOT EXISTS (SELECT FROM "oncebox".discarded AS d WHERE d.lane = k.lane AND d.id = l.id)
+  ) INTO looked, passed
+  FROM later AS l
+  JOIN "oncebox".lane_cursor AS c ON c.lane = k.lane;
+  RETURN CASE
+    WHEN passed IS NOT NULL THEN format('a later message of its ordering key, id %s, was sent since', passed)
+    WHEN looked > 1000000 THEN 'more than 1,000,000 messages of its lane came since: it is not known whether one of its ordering key was sent'
+  END;
+END $$;
 
 CREATE FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
@@ -4858,6 +5043,7 @@ DECLARE
                                      pg_relation_size('"oncebox".inbox_claim')) / current_setting('block_size')::bigint;
   this_block bigint;
 BEGIN
+  PERFORM "oncebox".forget_kept();
   IF shortest IS NULL THEN
     RETURN;
   END IF;
@@ -4935,6 +5121,78 @@ CREATE FUNCTION oncebox.turn_of(part oid) RETURNS bigint
   SELECT s.turn FROM "oncebox".segment AS s WHERE to_regclass(format('"oncebox".message_%s', s.number)) = $1
 $_$;
 
+CREATE FUNCTION oncebox.undo_discard(audit bigint, by text, note text) RETURNS SETOF bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+DECLARE
+  ids bigint[];
+  blocked bigint;
+  first text;
+  k "oncebox".kept;
+  letter "oncebox".dead_letter;
+  m "oncebox".parked;
+BEGIN
+  PERFORM FROM "oncebox".lane AS l
+  WHERE l.lane IN (
+    SELECT a.lane
+    FROM "oncebox".audit AS chosen
+    JOIN "oncebox".audit AS a ON a.command = chosen.command AND a.action = 'discard'
+    WHERE chosen.id = $1
+  )
+  ORDER BY l.lane
+  FOR UPDATE;
+  PERFORM FROM "oncebox".kept AS l
+  WHERE l.audit IN (
+    SELECT a.id
+    FROM "oncebox".audit AS chosen
+    JOIN "oncebox".audit AS a ON a.command = chosen.command AND a.action = 'discard'
+    WHERE chosen.id = $1
+  )
+  ORDER BY l.audit
+  FOR UPDATE;
+  SELECT array_agg(r.audit_id ORDER BY r.audit_id), count(r.obstacle),
+         min(format('message %s, key %s: %s', r.message_id, coalesce(r.key, 'none'), r.obstacle)) FILTER (WHERE r.obstacle IS NOT NULL)
+  INTO ids, blocked, first
+  FROM "oncebox".undo_rows($1) AS r;
+  IF ids IS NULL THEN
+    RAISE EXCEPTION 'row % of the audit is no discard', $1
+      USING ERRCODE = 'OB011', HINT = 'Only a discard can be taken back; the audit has its id.';
+  END IF;
+  IF blocked > 0 THEN
+    RAISE EXCEPTION '% of % rows cannot come back, so none did. %', blocked, cardinality(ids), first
+      USING ERRCODE = 'OB011', HINT = format('See each row: oncebox undo %s --dry-run', $1);
+  END IF;
+  FOR k IN SELECT l.* FROM "oncebox".kept AS l WHERE l.audit = ANY (ids) ORDER BY l.id LOOP
+    IF k.origin = 'dead_letter' THEN
+      letter := jsonb_populate_record(NULL::"oncebox".dead_letter, k.columns);
+      letter.payload := k.payload;
+      INSERT INTO "oncebox".dead_letter OVERRIDING SYSTEM VALUE SELECT letter.*;
+    ELSE
+      m := jsonb_populate_record(NULL::"oncebox".parked, k.columns);
+      m.payload := k.payload;
+      m.waits_for := NULL;
+      m.next_attempt_at := CASE WHEN m.dead_at IS NULL AND NOT EXISTS (
+        SELECT
+        FROM "oncebox".parked AS p
+        WHERE p.lane = m.lane AND p.ordering_key = m.ordering_key AND p.dead_at IS NULL AND p.id < m.id
+      ) THEN clock_timestamp() END;
+      INSERT INTO "oncebox".parked SELECT m.*;
+      DELETE FROM "oncebox".discarded AS d WHERE d.lane = k.lane AND d.id = k.id;
+    END IF;
+  END LOOP;
+  DELETE FROM "oncebox".kept AS l WHERE l.audit = ANY (ids);
+  RETURN QUERY
+  INSERT INTO "oncebox".audit (operator, note, action, lane, message_id, key, subject, reason, scope, undoes)
+  SELECT $2, $3, 'undo', a.lane, a.message_id, a.key, a.subject, a.reason, a.scope, a.id
+  FROM "oncebox".audit AS a
+  WHERE a.id = ANY (ids)
+  ORDER BY a.id
+  RETURNING audit.message_id;
+END $_$;
+
+COMMENT ON FUNCTION oncebox.undo_discard(audit bigint, by text, note text) IS 'For operators: brings back all rows of the discard with this row in the audit, or none. Returns the ids of the messages and letters.';
+
 CREATE FUNCTION oncebox.undo_key(key text) RETURNS text
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -4945,6 +5203,29 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.undo_key(key text) IS 'The key of the compensation of a step: KEY:undo.';
+
+CREATE FUNCTION oncebox.undo_rows(audit bigint) RETURNS TABLE(audit_id bigint, origin text, message_id bigint, scope text, key text, subject text, reason text, obstacle text)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  SELECT a.id, k.origin, a.message_id, a.scope, a.key, a.subject, a.reason,
+    CASE
+      WHEN u.id IS NOT NULL THEN format('%s brought it back at %s UTC', coalesce(u.operator, u.database_user),
+        to_char(u.happened_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'))
+      WHEN k.audit IS NULL OR k.kept_at < clock_timestamp() - "oncebox".kept_for()
+        THEN 'it is not kept: a discard is kept for a day, and of several the newest 100,000 rows of at most 1 GiB'
+      WHEN k.origin = 'dead_letter' THEN "oncebox".letter_obstacle(k)
+      ELSE "oncebox".message_obstacle(k, a.command)
+    END
+  FROM "oncebox".audit AS chosen
+  JOIN "oncebox".audit AS a ON a.command = chosen.command AND a.action = 'discard'
+  LEFT JOIN "oncebox".kept AS k ON k.audit = a.id
+  LEFT JOIN "oncebox".audit AS u ON u.undoes = a.id
+  WHERE chosen.id = $1 AND chosen.action = 'discard'
+  ORDER BY a.id
+$_$;
+
+COMMENT ON FUNCTION oncebox.undo_rows(audit bigint) IS 'For operators: what the discard with this row in the audit took out, and why a row cannot come back.';
 
 CREATE FUNCTION oncebox.unhandled_max() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -5006,11 +5287,14 @@ CREATE TABLE oncebox.audit (
     reason text,
     messages bigint DEFAULT 1 NOT NULL,
     scope text,
-    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text, 'change-scope'::text, 'expect'::text, 'expect-no-more'::text]))),
+    command text DEFAULT COALESCE(NULLIF(current_setting('oncebox.command'::text, true), ''::text), ('transaction '::text || pg_current_xact_id())) NOT NULL COLLATE pg_catalog."C",
+    undoes bigint,
+    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text, 'change-scope'::text, 'expect'::text, 'expect-no-more'::text, 'undo'::text]))),
     CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR (action = 'resend'::text) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text]))))),
     CONSTRAINT audit_messages CHECK ((messages >= 1)),
     CONSTRAINT audit_note_size CHECK (((octet_length(note) >= 1) AND (octet_length(note) <= 1000))),
-    CONSTRAINT audit_operator_size CHECK (((octet_length(operator) >= 1) AND (octet_length(operator) <= 255)))
+    CONSTRAINT audit_operator_size CHECK (((octet_length(operator) >= 1) AND (octet_length(operator) <= 255))),
+    CONSTRAINT audit_undoes CHECK (((undoes IS NOT NULL) = (action = 'undo'::text)))
 );
 
 COMMENT ON TABLE oncebox.audit IS 'What operators did: a row for each message and action. Never deleted by Oncebox.';
@@ -5020,6 +5304,10 @@ COMMENT ON COLUMN oncebox.audit.operator IS 'Who it was by their own word (--by)
 COMMENT ON COLUMN oncebox.audit.reason IS 'Why the message was dead; for a replay the name of the request; of a pause or throttle its kind and value.';
 
 COMMENT ON COLUMN oncebox.audit.scope IS 'Who gave the message up, for a dead letter of an inbox; message_id is the letter''s id then.';
+
+COMMENT ON COLUMN oncebox.audit.command IS 'The same for all rows of one command, or of one transaction that called the functions itself.';
+
+COMMENT ON COLUMN oncebox.audit.undoes IS 'Of undo: the id of the row that it took back.';
 
 ALTER TABLE oncebox.audit ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME oncebox.audit_id_seq
@@ -5815,7 +6103,7 @@ CREATE TABLE oncebox.migration (
     oldest_program integer
 );
 
-COMMENT ON TABLE oncebox.migration IS 'version 21, oldest program 14';
+COMMENT ON TABLE oncebox.migration IS 'version 22, oldest program 14';
 
 COMMENT ON COLUMN oncebox.migration.oldest_program IS 'Programs that were built for this version and later ones work with the schema as it is after this migration.';
 
@@ -6208,6 +6496,9 @@ ALTER TABLE ONLY oncebox.inbox_sweep_range
 ALTER TABLE ONLY oncebox.installation
     ADD CONSTRAINT installation_pkey PRIMARY KEY (only_row);
 
+ALTER TABLE ONLY oncebox.kept
+    ADD CONSTRAINT kept_pkey PRIMARY KEY (audit) INCLUDE (bytes);
+
 ALTER TABLE ONLY oncebox.lane
     ADD CONSTRAINT lane_pkey PRIMARY KEY (lane);
 
@@ -6331,7 +6622,11 @@ ALTER TABLE ONLY oncebox.throttle
 ALTER TABLE ONLY oncebox.unhandled
     ADD CONSTRAINT unhandled_pkey PRIMARY KEY (expectation, lane, id);
 
+CREATE INDEX audit_discards ON oncebox.audit USING btree (command) WHERE (action = 'discard'::text);
+
 CREATE INDEX audit_key ON oncebox.audit USING btree (key);
+
+CREATE UNIQUE INDEX audit_undone ON oncebox.audit USING btree (undoes) WHERE (undoes IS NOT NULL);
 
 CREATE INDEX barrier_changed_at ON oncebox.barrier USING btree (barrier, changed_at);
 
@@ -6348,6 +6643,8 @@ CREATE INDEX inbox_attempt_failed ON oncebox.inbox_attempt USING btree (scope, f
 CREATE INDEX inbox_attempt_touched ON oncebox.inbox_attempt USING btree (scope, touched_at);
 
 CREATE INDEX inbox_snooze_due ON oncebox.inbox_snooze USING btree (scope, due_at);
+
+CREATE INDEX kept_age ON oncebox.kept USING btree (kept_at);
 
 CREATE INDEX late_receipt_key ON oncebox.late_receipt USING btree (key) WHERE (key IS NOT NULL);
 
@@ -6458,6 +6755,8 @@ GRANT ALL ON FUNCTION oncebox.begin_effect(scope text, key text, owner uuid, epo
 
 REVOKE ALL ON FUNCTION oncebox.begin_effect_again(scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.begin_effect_again(scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.bound_kept() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.bounded_reason(reason text) FROM PUBLIC;
 
@@ -6624,6 +6923,8 @@ GRANT ALL ON FUNCTION oncebox.find_unsent(retention_seconds double precision, mo
 REVOKE ALL ON FUNCTION oncebox.finish_leased(scope text, key text, owner uuid, epoch bigint, outcome json, status text, tenant text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.finish_leased(scope text, key text, owner uuid, epoch bigint, outcome json, status text, tenant text) TO oncebox_consumer;
 
+REVOKE ALL ON FUNCTION oncebox.follower(lane smallint, ordering_key text, id bigint) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.forget_attempts(scope text, key text, tenant text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.forget_attempts(scope text, key text, tenant text) TO oncebox_consumer;
 
@@ -6632,6 +6933,9 @@ GRANT ALL ON FUNCTION oncebox.forget_emptied(most integer) TO oncebox_relay;
 
 REVOKE ALL ON FUNCTION oncebox.forget_failing(scope text, tenant text, key text, message text, by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.forget_failing(scope text, tenant text, key text, message text, by text, note text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.forget_kept() FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.forget_kept() TO oncebox_relay;
 
 REVOKE ALL ON FUNCTION oncebox.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) TO oncebox_operator;
@@ -6655,6 +6959,8 @@ REVOKE ALL ON FUNCTION oncebox.is_own(row_xmin xid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.is_plain(key text, subject text, ordering_key text, headers jsonb, payload bytea) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION oncebox.kept_for() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.lane_count() FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.lane_count() TO oncebox_relay;
 GRANT ALL ON FUNCTION oncebox.lane_count() TO oncebox_operator;
@@ -6664,6 +6970,10 @@ GRANT ALL ON FUNCTION oncebox.lane_of(ordering_key text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.lead_consumer(scope text, stream text, durable text, pause interval) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.lead_consumer(scope text, stream text, durable text, pause interval) TO oncebox_consumer;
+
+GRANT SELECT(audit) ON TABLE oncebox.kept TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.letter_obstacle(k oncebox.kept) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.list_delayed(of_key text, most integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.list_delayed(of_key text, most integer) TO oncebox_producer;
@@ -6681,6 +6991,8 @@ REVOKE ALL ON FUNCTION oncebox.loss_event() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.media_type(content_type text, OUT kind text, OUT boundary text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.media_type(content_type text, OUT kind text, OUT boundary text) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.message_obstacle(k oncebox.kept, command text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) TO oncebox_relay;
@@ -6881,8 +7193,14 @@ REVOKE ALL ON FUNCTION oncebox.time_text(seconds double precision) FROM PUBLIC;
 REVOKE ALL ON FUNCTION oncebox.turn_of(part oid) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.turn_of(part oid) TO oncebox_operator;
 
+REVOKE ALL ON FUNCTION oncebox.undo_discard(audit bigint, by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.undo_discard(audit bigint, by text, note text) TO oncebox_operator;
+
 REVOKE ALL ON FUNCTION oncebox.undo_key(key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.undo_key(key text) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.undo_rows(audit bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.undo_rows(audit bigint) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.unhandled_max() FROM PUBLIC;
 

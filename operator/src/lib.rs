@@ -167,7 +167,15 @@ impl Operator {
         let sql = Statements::new(&config.schema);
         let row = client.query_typed_one(&sql.name_session, &[]).await.map_err(failed("name the session"))?;
         let (relay_name, command) = (row.get("name"), row.get("command"));
-        Ok(Self { client, schema: config.schema.clone(), stamp, sql, command, relay_name, pace: Pace::default() })
+        Ok(Self {
+            client,
+            schema: config.schema.clone(),
+            stamp,
+            sql,
+            command,
+            relay_name,
+            pace: Pace::default(),
+        })
     }
 
     /// Has the commands that act on many messages change so many a second at most, and tell how

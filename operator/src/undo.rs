@@ -54,8 +54,7 @@ impl Operator {
     pub async fn undo(&mut self, audit_id: i64) -> Result<u64, RelayError> {
         let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
         let transaction = self.begin().await?;
-        let rows =
-            query(&transaction, "undo", &sql.undo, &[&audit_id, &stamp.operator, &stamp.note]).await?;
+        let rows = query(&transaction, "undo", &sql.undo, &[&audit_id, &stamp.operator, &stamp.note]).await?;
         query(&transaction, "wake the relays", &sql.wake, &[&schema.as_str()]).await?;
         transaction.commit().await.map_err(failed("commit"))?;
         Ok(rows.len() as u64)

@@ -9,15 +9,13 @@ const WORDS: [&str; 5] = ["discard", "skip", "abandon", "bury", "cancel"];
 
 /// Gives all of them their option.
 pub(super) fn with_yes(command: Command) -> Command {
-    let command = match WORDS.contains(&command.get_name()) {
-        true => command.arg(
-            Arg::new("yes")
-                .long("yes")
-                .action(ArgAction::SetTrue)
-                .help("Do not wait for the command's word to be typed; without a terminal none is waited for"),
-        ),
-        false => command,
-    };
+    let command =
+        match WORDS.contains(&command.get_name()) {
+            true => command.arg(Arg::new("yes").long("yes").action(ArgAction::SetTrue).help(
+                "Do not wait for the command's word to be typed; without a terminal none is waited for",
+            )),
+            false => command,
+        };
     command.mut_subcommands(with_yes)
 }
 

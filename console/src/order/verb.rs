@@ -313,8 +313,10 @@ impl Verb {
 
     /// Whether a limit of changes a second means something.
     pub(crate) fn has_rate(self) -> bool {
-        let is_at_once =
-            matches!(self, Self::RetrySagas | Self::SkipStep | Self::AbandonSagas | Self::Resend | Self::Undo);
+        let is_at_once = matches!(
+            self,
+            Self::RetrySagas | Self::SkipStep | Self::AbandonSagas | Self::Resend | Self::Undo
+        );
         (self.has_rows() && !is_at_once) || self == Self::Throttle
     }
 

@@ -70,7 +70,10 @@ async fn discarded_letters_come_back_as_they_were_and_once() {
     let first = discard(url, &["inbox", "dead", "discard", "--id", "1"]).await;
     discard(url, &["inbox", "dead", "discard", "--id", "2"]).await;
     run_ok(url, &["undo", &first]).await;
-    assert_eq!(text(&client, "SELECT string_agg(id::text, ' ' ORDER BY id) FROM oncebox.dead_letter").await, "1 3 4 5");
+    assert_eq!(
+        text(&client, "SELECT string_agg(id::text, ' ' ORDER BY id) FROM oncebox.dead_letter").await,
+        "1 3 4 5"
+    );
     let (code, _, log) = run(url, &["undo", "999"]).await;
     assert!(code == 1 && log.contains("row 999 of the audit is no discard"), "{log}");
 }
@@ -103,8 +106,10 @@ async fn letters_whose_keys_moved_on_keep_their_whole_discard_away() {
     }
     // Another key, tenant or inbox is not in the way.
     client
-        .batch_execute("INSERT INTO oncebox.inbox (scope, tenant, key, fingerprint, status)
-                        VALUES ('s', 'u', 'k1', '\\x01', 'completed'), ('z', '', 'k1', '\\x01', 'completed')")
+        .batch_execute(
+            "INSERT INTO oncebox.inbox (scope, tenant, key, fingerprint, status)
+                        VALUES ('s', 'u', 'k1', '\\x01', 'completed'), ('z', '', 'k1', '\\x01', 'completed')",
+        )
         .await
         .unwrap();
     assert_eq!(run_ok(url, &["undo", &id]).await, "brought back 5 messages\n");
@@ -140,7 +145,10 @@ async fn a_discarded_message_comes_back_before_those_of_its_ordering_key_or_not_
     let rest = discard(url, &["outbox", "parked", "discard", "--all"]).await;
     run_ok(url, &["undo", &rest]).await;
     let subjects = [env.subject("taken.>"), lost.clone()];
-    let wide = async_nats::jetstream::stream::Config { subjects: subjects.to_vec(), ..stream_config(env.name(), "") };
+    let wide = async_nats::jetstream::stream::Config {
+        subjects: subjects.to_vec(),
+        ..stream_config(env.name(), "")
+    };
     env.jetstream().await.update_stream(wide).await.unwrap();
     run_ok(url, &["outbox", "dead", "retry", "--all"]).await;
     drain(&mut worker).await;
@@ -237,7 +245,10 @@ async fn on_a_terminal_a_command_that_destroys_waits_for_its_word() {
         assert_eq!(count(&client, "dead_letter").await, 5);
     }
     let (code, output) = typed(&env, "discard\n", &command).await;
-    assert!(code == 0 && output.contains("Type discard to go on") && output.contains("oncebox undo "), "{output}");
+    assert!(
+        code == 0 && output.contains("Type discard to go on") && output.contains("oncebox undo "),
+        "{output}"
+    );
     let (code, output) = typed(&env, "", &["inbox", "dead", "discard", "--id", "2", "--yes"]).await;
     assert!(code == 0 && !output.contains("Type"), "{output}");
     assert_eq!(count(&client, "dead_letter").await, 3);

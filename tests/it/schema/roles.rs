@@ -171,7 +171,7 @@ const RIGHTS: &[(&str, &str)] = &[
     ("o", "SELECT oncebox.enable_events('{dead}', 'mina', NULL), oncebox.disable_events('{dead}', 'mina', NULL)"),
     ("o", "SELECT oncebox.discard_letters('{1}', 'mina', NULL), oncebox.retry_letter(1, 'mina', NULL)"),
     ("o", "SELECT oncebox.undo_rows(1)"),
-    ("o", "SELECT oncebox.undo_discard(1, 'mina', NULL)"),
+    ("o", "SELECT oncebox.undo_discard(n, 'mina', NULL) FROM generate_series(1, 0) AS n"),
     ("o", "SELECT audit FROM oncebox.kept"),
     ("", "SELECT payload FROM oncebox.kept"),
     ("r", "SELECT oncebox.forget_kept()"),
