@@ -33,8 +33,8 @@ pub struct AuditRow {
     /// Why the message was dead, or failed; for a replay the name of the request, for a saga the
     /// step.
     pub reason: Option<String>,
-    /// Whether it is a discard that is still kept: [`Operator::undo`] takes it back, with the rest of
-    /// the same command.
+    /// Whether it is a discard that is still kept: [`Operator::undo`] takes it back, with the rest
+    /// of the same command.
     pub can_undo: bool,
 }
 
