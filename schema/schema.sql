@@ -111,17 +111,6 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT backlog bigint, OUT digest text) IS 'For operators: relays may serve this copy of an outbox, as an outbox of its own, or as the original that has moved here.';
 
-CREATE FUNCTION oncebox.advance_line(scope text, ordering_key text) RETURNS void
-    LANGUAGE sql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $_$
-  UPDATE "oncebox".inbox_behind AS b
-  SET is_due = true
-  WHERE NOT b.is_due
-    AND b.id = (SELECT f.id FROM "oncebox".inbox_behind AS f WHERE f.scope = $1 AND f.ordering_key = $2 ORDER BY f.id LIMIT 1)
-    AND NOT EXISTS (SELECT FROM "oncebox".dead_letter AS d WHERE d.scope = $1 AND d.ordering_key = $2 AND d.id < b.id)
-$_$;
-
 CREATE FUNCTION oncebox.append(ids bigint[], lanes smallint[], keys text[], subjects text[], ordering_keys text[], headers jsonb[], payloads bytea[], is_moved boolean) RETURNS bigint[]
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -520,6 +509,25 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.begin_effect_again(scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text) IS 'Before an open effect is called again, because the provider knows nothing of it, or because it answers one key once; false: the lease is lost.';
+
+CREATE FUNCTION oncebox.bound_kept() RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  SELECT "oncebox".forget_kept();
+  DELETE FROM "oncebox".kept AS k
+  WHERE k.audit IN (
+    SELECT o.audit
+    FROM (
+      SELECT n.audit, row_number() OVER newest AS place, sum(n.bytes) OVER newest AS bytes
+      FROM "oncebox".kept AS n
+      WINDOW newest AS (ORDER BY n.audit DESC)
+    ) AS o
+    WHERE o.place > 100000 OR o.bytes > 1073741824
+  )
+$$;
+
+COMMENT ON FUNCTION oncebox.bound_kept() IS 'Private: forgets the oldest discarded rows beyond the bounds.';
 
 CREATE FUNCTION oncebox.bounded_reason(reason text) RETURNS text
     LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -1582,42 +1590,32 @@ BEGIN
 END $$;
 
 CREATE FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) RETURNS SETOF bigint
-    LANGUAGE plpgsql SECURITY DEFINER
+    LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-DECLARE
-  scopes text[];
-  lines text[];
-BEGIN
-  WITH letter AS MATERIALIZED (
-    SELECT d.id, d.scope, d.ordering_key
-    FROM "oncebox".dead_letter AS d
-    WHERE d.id = ANY (discard_letters.ids) AND d.ordering_key IS NOT NULL
-    ORDER BY d.id
-    FOR UPDATE
-  ),
-  freed AS (
-    UPDATE "oncebox".dead_letter AS d
-    SET ordering_key = NULL
-    FROM letter AS l
-    WHERE d.id = l.id
-    RETURNING l.scope, l.ordering_key
-  )
-  SELECT array_agg(f.scope), array_agg(f.ordering_key) INTO scopes, lines FROM freed AS f;
-  RETURN QUERY
+    AS $_$
+  SELECT "oncebox".bound_kept();
   WITH gone AS (
-    DELETE FROM "oncebox".dead_letter AS d
-    WHERE d.id = ANY (discard_letters.ids)
-    RETURNING d.id, d.scope, d.key, d.subject, d.reason
+    DELETE FROM "oncebox".dead_letter
+    WHERE dead_letter.id = ANY ($1)
+    RETURNING dead_letter.*
+  ),
+  noted AS (
+    INSERT INTO "oncebox".audit (operator, note, action, message_id, scope, key, subject, reason)
+    SELECT $2, $3, 'discard', g.id, g.scope, g.key, g.subject, g.reason
+    FROM gone AS g
+    RETURNING audit.id, message_id
+  ),
+  kept AS (
+    INSERT INTO "oncebox".kept (audit, origin, id, bytes, columns, payload)
+    SELECT n.id, 'dead_letter', g.id, octet_length(g.payload), to_jsonb(g) - 'payload', g.payload
+    FROM noted AS n
+    JOIN gone AS g ON g.id = n.message_id
   )
-  INSERT INTO "oncebox".audit (operator, note, action, message_id, scope, key, subject, reason)
-  SELECT discard_letters.by, discard_letters.note, 'discard', g.id, g.scope, g.key, g.subject, g.reason
-  FROM gone AS g
-  RETURNING message_id;
-  PERFORM "oncebox".advance_line(l.scope, l.line) FROM unnest(scopes, lines) AS l (scope, line);
-END $$;
+  SELECT n.message_id
+  FROM noted AS n
+$_$;
 
-COMMENT ON FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) IS 'For operators: deletes dead letters; their keys stay settled as dead, and messages that wait behind them run. Returns their ids.';
+COMMENT ON FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) IS 'For operators: takes dead letters out, and keeps them for a day, see undo_discard(); their keys stay settled as dead. Returns their ids.';
 
 CREATE FUNCTION oncebox.drain_segments() RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1794,24 +1792,6 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.end_effect(scope text, key text, owner uuid, epoch bigint, lease interval, step text, status text, result json, reason text, tenant text) IS 'Remembers how an effect ended: done (with its result), rejected (it never will happen, with the reason), absent (it is known not to have happened, and is forgotten). Leave it open, and call release_leased(), when you do not know. False: the lease is lost, and nothing is written. May be repeated when its answer was lost.';
-
-CREATE FUNCTION oncebox.end_in_line(scope text, id bigint, since bigint) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-DECLARE
-  line text;
-BEGIN
-  DELETE FROM "oncebox".inbox_behind AS b
-  WHERE b.id = end_in_line.id AND b.scope = end_in_line.scope
-    AND (extract(epoch FROM b.created_at) * 1000000)::bigint = end_in_line.since
-  RETURNING b.ordering_key INTO line;
-  IF FOUND THEN
-    PERFORM "oncebox".advance_line(end_in_line.scope, line);
-  END IF;
-END $$;
-
-COMMENT ON FUNCTION oncebox.end_in_line(scope text, id bigint, since bigint) IS 'Takes a message of next_in_line() out of its line once it has ended, also as a dead letter; the next one is due then.';
 
 CREATE FUNCTION oncebox.end_leased(scope text, tenant text, key text, owner uuid, epoch bigint, status text, outcome bytea) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2518,26 +2498,15 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.finish_leased(scope text, key text, owner uuid, epoch bigint, outcome json, status text, tenant text) IS 'Ends a claim as completed or rejected: the last statement of the transaction with the final writes of the handler. Error OB014 when the lease is lost, so that nothing of it is committed. The effects of the key are forgotten.';
 
-CREATE FUNCTION oncebox.follow_lines(scope text, behind_max integer DEFAULT NULL::integer) RETURNS boolean
-    LANGUAGE plpgsql SECURITY DEFINER
+CREATE FUNCTION oncebox.follower(lane smallint, ordering_key text, id bigint) RETURNS bigint
+    LANGUAGE sql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-BEGIN
-  PERFORM "oncebox".check_inbox_names(follow_lines.scope, '');
-  IF follow_lines.behind_max NOT BETWEEN 1 AND 100000 THEN
-    RAISE EXCEPTION 'behind_max % is not 1 to 100000', follow_lines.behind_max
-      USING ERRCODE = 'OB011', HINT = 'So many messages of one ordering key may wait behind its dead letter; NULL lets them overtake it.';
-  END IF;
-  UPDATE "oncebox".inbox_scope AS s
-  SET behind_max = follow_lines.behind_max
-  WHERE s.scope = follow_lines.scope AND s.behind_max IS DISTINCT FROM follow_lines.behind_max;
-  PERFORM "oncebox".advance_line(follow_lines.scope, l.ordering_key)
-  FROM (SELECT DISTINCT b.ordering_key FROM "oncebox".inbox_behind AS b WHERE b.scope = follow_lines.scope) AS l;
-  RETURN EXISTS (SELECT FROM "oncebox".dead_letter AS d WHERE d.scope = follow_lines.scope AND d.ordering_key IS NOT NULL)
-      OR EXISTS (SELECT FROM "oncebox".inbox_behind AS b WHERE b.scope = follow_lines.scope);
-END $$;
-
-COMMENT ON FUNCTION oncebox.follow_lines(scope text, behind_max integer) IS 'Says, when a consumer has the right to consume and has found its place in the stream, how many messages of an ordering key may wait behind a dead letter (NULL, and where there is no strict order: they overtake it). Answers whether the scope has lines that are stopped: then ask wait_in_line() before each claim, and next_in_line() every second.';
+    AS $_$
+  SELECT least(
+    (SELECT min(p.id) FROM "oncebox".parked AS p WHERE p.lane = $1 AND p.ordering_key = $2 AND p.id > $3 AND p.dead_at IS NULL AND p.replay = 0),
+    (SELECT min(p.id) FROM "oncebox".parked AS p WHERE p.lane = $1 AND p.ordering_key = $2 AND p.id > $3 AND p.dead_at IS NOT NULL AND p.replay = 0)
+  )
+$_$;
 
 CREATE FUNCTION oncebox.forget_attempts(scope text, key text, tenant text DEFAULT ''::text) RETURNS void
     LANGUAGE sql SECURITY DEFINER
@@ -2601,12 +2570,34 @@ $_$;
 
 COMMENT ON FUNCTION oncebox.forget_failing(scope text, tenant text, key text, message text, by text, note text) IS 'For operators: forgets a failing message that its stream has no more.';
 
+CREATE FUNCTION oncebox.forget_kept() RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  gone bigint;
+BEGIN
+  DELETE FROM "oncebox".kept AS k
+  WHERE k.audit IN (
+    SELECT o.audit
+    FROM "oncebox".kept AS o
+    WHERE o.kept_at < clock_timestamp() - "oncebox".kept_for()
+    ORDER BY o.kept_at
+    LIMIT 10000
+  );
+  GET DIAGNOSTICS gone = ROW_COUNT;
+  RETURN gone;
+END $$;
+
+COMMENT ON FUNCTION oncebox.forget_kept() IS 'For relays: forgets rows that operators discarded more than a day ago. Returns how many; 10,000 means that there may be more.';
+
 CREATE FUNCTION oncebox.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) RETURNS SETOF bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
 BEGIN
   PERFORM FROM "oncebox".lane AS l WHERE l.lane = $1 FOR UPDATE;
+  PERFORM "oncebox".bound_kept();
   RETURN QUERY
   WITH gone AS (
     DELETE FROM "oncebox".parked AS p
@@ -2617,7 +2608,7 @@ BEGIN
         WHEN 'parked' THEN p.dead_at IS NULL AND p.replay = 0
         ELSE p.dead_at IS NULL AND p.replay > 0
       END
-    RETURNING p.lane, p.id, p.key, p.subject, p.ordering_key, p.error, p.replay
+    RETURNING p.*
   ),
   followed AS (
     UPDATE "oncebox".parked AS p
@@ -2646,14 +2637,27 @@ BEGIN
     SET cancelled = g.replay
     FROM gone AS g
     WHERE g.replay > 0 AND r.lane = g.lane AND r.id = g.id
+  ),
+  noted AS (
+    INSERT INTO "oncebox".audit (operator, note, action, lane, message_id, key, subject, reason)
+    SELECT $3, $4, CASE g.replay WHEN 0 THEN 'discard' ELSE 'cancel' END, g.lane, g.id, g.key, g.subject, g.error
+    FROM gone AS g
+    RETURNING audit.id, message_id
+  ),
+  kept AS (
+    INSERT INTO "oncebox".kept (audit, origin, lane, id, lane_floor, follower, bytes, columns, payload)
+    SELECT n.id, 'parked', g.lane, g.id, c.floor, "oncebox".follower(g.lane, g.ordering_key, g.id), octet_length(g.payload),
+           to_jsonb(g) - 'payload', g.payload
+    FROM noted AS n
+    JOIN gone AS g ON g.id = n.message_id
+    JOIN "oncebox".lane_cursor AS c ON c.lane = g.lane
+    WHERE g.replay = 0
   )
-  INSERT INTO "oncebox".audit (operator, note, action, lane, message_id, key, subject, reason)
-  SELECT $3, $4, CASE g.replay WHEN 0 THEN 'discard' ELSE 'cancel' END, g.lane, g.id, g.key, g.subject, g.error
-  FROM gone AS g
-  RETURNING message_id;
+  SELECT n.message_id
+  FROM noted AS n;
 END $_$;
 
-COMMENT ON FUNCTION oncebox.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) IS 'For operators: gives messages or replays of a lane up for good, each if it is still dead, parked or replay, as kind says. Returns their ids.';
+COMMENT ON FUNCTION oncebox.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) IS 'For operators: gives messages or replays of a lane up, each if it is still dead, parked or replay, as kind says, and keeps the messages for a day, see undo_discard(). Returns their ids.';
 
 CREATE FUNCTION oncebox.readable_headers(headers jsonb) RETURNS text
     LANGUAGE plpgsql STABLE STRICT
@@ -2684,13 +2688,6 @@ CREATE FUNCTION oncebox.inbox_lock(scope text, tenant text, key text) RETURNS bi
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN ((('x'::text || encode(SUBSTRING(sha256((((((((((int8send((15)::bigint) || '\x6f6e6365626f7820696e626f782031'::bytea) || int8send((octet_length('oncebox'::text))::bigint)) || '\x6f6e6365626f78'::bytea) || int8send((octet_length(convert_to(scope, 'UTF8'::name)))::bigint)) || convert_to(scope, 'UTF8'::name)) || int8send((octet_length(convert_to(tenant, 'UTF8'::name)))::bigint)) || convert_to(tenant, 'UTF8'::name)) || int8send((octet_length(convert_to(key, 'UTF8'::name)))::bigint)) || convert_to(key, 'UTF8'::name))) FROM 1 FOR 8), 'hex'::text)))::bit(64))::bigint;
 
-CREATE FUNCTION oncebox.is_in_store(headers jsonb, payload bytea) RETURNS boolean
-    LANGUAGE sql STABLE PARALLEL SAFE
-    BEGIN ATOMIC
- SELECT COALESCE(bool_or(((lower(h.name) = 'oncebox-object-digest'::text) AND (h.text = ('SHA-256='::text || translate(encode(sha256(is_in_store.payload), 'base64'::text), '+/'::text, '-_'::text))))), false) AS "coalesce"
-    FROM jsonb_each_text(is_in_store.headers) h(name, text);
-END;
-
 CREATE FUNCTION oncebox.is_own(row_xmin xid) RETURNS boolean
     LANGUAGE plpgsql
     AS $$
@@ -2708,16 +2705,9 @@ CREATE FUNCTION oncebox.is_plain(key text, subject text, ordering_key text, head
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN ((octet_length(key) <= 66) AND ((key COLLATE "C") ~ '^[!-$&-9;-~]+(:[a-z0-9][a-z0-9._-]*)*$'::text) AND (strpos(key, ':undo:undo'::text) = 0) AND (octet_length(subject) <= 255) AND ((subject COLLATE "C") ~ '^[A-Za-z0-9-][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*$'::text) AND (NOT starts_with(subject, 'oncebox.events.'::text)) AND ((ordering_key IS NULL) OR ((octet_length(ordering_key) <= 255) AND ((ordering_key COLLATE "C") ~ '^[!-~]+$'::text))) AND (headers = '{}'::jsonb) AND (octet_length(payload) <= 67108864));
 
-CREATE FUNCTION oncebox.keep_line() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-BEGIN
-  IF EXISTS (SELECT FROM "oncebox".inbox_behind AS b WHERE b.scope = OLD.scope AND b.ordering_key = OLD.ordering_key) THEN
-    RETURN NULL;
-  END IF;
-  RETURN OLD;
-END $$;
+CREATE FUNCTION oncebox.kept_for() RETURNS interval
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN '1 day'::interval;
 
 CREATE FUNCTION oncebox.lane_count() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -2756,23 +2746,57 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.lead_consumer(scope text, stream text, durable text, pause interval) IS 'Whether this transaction may consume, alone, in strict order; asked again in it until it may. The right ends with the transaction, which stays open: send a statement in it more often than every pause, for PostgreSQL ends its session otherwise.';
 
-CREATE FUNCTION oncebox.line_of(headers jsonb) RETURNS text
-    LANGUAGE sql STABLE PARALLEL SAFE
-    BEGIN ATOMIC
- SELECT
-         CASE
-             WHEN (octet_length(k.line) <= 255) THEN k.line
-             ELSE encode(sha256(convert_to(k.line, 'UTF8'::name)), 'hex'::text)
-         END AS encode
-    FROM ( SELECT
-                 CASE jsonb_typeof(h.value)
-                     WHEN 'array'::text THEN (h.value ->> 0)
-                     ELSE (h.value #>> '{}'::text[])
-                 END AS line
-            FROM jsonb_each(line_of.headers) h(name, value)
-           WHERE (lower(h.name) = 'oncebox-ordering-key'::text)
-          LIMIT 1) k;
-END;
+CREATE TABLE oncebox.kept (
+    audit bigint NOT NULL,
+    origin text NOT NULL,
+    lane smallint,
+    id bigint NOT NULL,
+    lane_floor bigint,
+    follower bigint,
+    bytes bigint NOT NULL,
+    kept_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    columns jsonb NOT NULL,
+    payload bytea NOT NULL,
+    CONSTRAINT kept_origin CHECK (((origin = ANY (ARRAY['dead_letter'::text, 'parked'::text])) AND ((origin = 'parked'::text) = (lane IS NOT NULL))))
+);
+
+COMMENT ON TABLE oncebox.kept IS 'Rows that operators discarded, whole: for a day, and the newest 100,000 of at most 1 GiB. audit is the row that records it.';
+
+COMMENT ON COLUMN oncebox.kept.lane_floor IS 'All messages of the lane up to this id had been sent, or set aside, by then.';
+
+COMMENT ON COLUMN oncebox.kept.follower IS 'The next message of its ordering key that was set aside then.';
+
+COMMENT ON COLUMN oncebox.kept.columns IS 'All columns of the row but the payload.';
+
+CREATE FUNCTION oncebox.letter_obstacle(k oncebox.kept) RETURNS text
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  SELECT CASE
+    WHEN d.key IS NULL THEN (
+      SELECT format('a copy of it died again: dead letter %s', l.id)
+      FROM "oncebox".dead_letter AS l
+      WHERE l.scope = d.scope AND l.stream = d.stream AND l.stream_sequence = d.stream_sequence AND l.stored_at = d.stored_at
+    )
+    ELSE coalesce(
+      (SELECT format('a message of its key died since: dead letter %s', min(l.id))
+       FROM "oncebox".dead_letter AS l
+       WHERE l.key = d.key AND l.scope = d.scope AND l.tenant = d.tenant AND l.created_at > k.kept_at
+       HAVING count(*) > 0),
+      (SELECT format('its key was settled again since, as %s', i.status)
+       FROM "oncebox".inbox AS i
+       WHERE i.scope = d.scope AND i.tenant = d.tenant AND i.key = d.key AND i.created_at > k.kept_at),
+      (SELECT 'a message of its key is being handled'
+       FROM "oncebox".inbox_claim AS c
+       WHERE c.scope = d.scope AND c.tenant = d.tenant AND c.key = d.key AND c.created_at > k.kept_at),
+      (SELECT 'a message of its key is failing'
+       FROM "oncebox".inbox_attempt AS a
+       WHERE a.scope = d.scope AND a.tenant = d.tenant AND a.key = d.key AND a.first_at > k.kept_at
+       LIMIT 1)
+    )
+  END
+  FROM jsonb_populate_record(NULL::"oncebox".dead_letter, k.columns) AS d
+$$;
 
 CREATE FUNCTION oncebox.list_delayed(of_key text, most integer DEFAULT 1000) RETURNS TABLE(key text, subject text, ordering_key text, not_before timestamp with time zone, created_at timestamp with time zone)
     LANGUAGE sql STABLE SECURITY DEFINER
@@ -2966,6 +2990,60 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.media_type(content_type text, OUT kind text, OUT boundary text) IS 'A part of request_fingerprint(): a content type as it counts there.';
 
+CREATE FUNCTION oncebox.message_obstacle(k oncebox.kept, command text) RETURNS text
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  m "oncebox".parked := jsonb_populate_record(NULL::"oncebox".parked, k.columns);
+  looked bigint;
+  passed bigint;
+BEGIN
+  IF EXISTS (SELECT FROM "oncebox".parked AS p WHERE p.lane = k.lane AND p.id = k.id) THEN
+    RETURN 'it is set aside again';
+  END IF;
+  IF NOT EXISTS (SELECT FROM "oncebox".discarded AS d WHERE d.lane = k.lane AND d.id = k.id) THEN
+    RETURN 'the log has forgotten that it was discarded, and the messages after it';
+  END IF;
+  IF m.ordering_key IS NULL
+     OR m.dead_at IS NOT NULL AND NOT coalesce((SELECT bool_or(r.dead_blocks) FROM "oncebox".relay AS r), true) THEN
+    RETURN NULL;
+  END IF;
+  IF k.follower IS NOT NULL
+     AND NOT EXISTS (SELECT FROM "oncebox".parked AS p WHERE p.lane = k.lane AND p.id = k.follower AND p.replay = 0)
+     AND NOT EXISTS (
+       SELECT
+       FROM "oncebox".kept AS other
+       JOIN "oncebox".audit AS a ON a.id = other.audit
+       WHERE other.lane = k.lane AND other.id = k.follower AND a.command = message_obstacle.command
+     ) THEN
+    RETURN format('the next message of its ordering key, id %s, waited behind it, and has been sent or given up since', k.follower);
+  END IF;
+  IF k.follower IS NOT NULL THEN
+    RETURN NULL;
+  END IF;
+  WITH later AS MATERIALIZED (
+    SELECT l.id, l.ordering_key, l.xact
+    FROM "oncebox".message AS l
+    WHERE l.lane = k.lane AND l.id > k.lane_floor
+    ORDER BY l.id
+    LIMIT 1000001
+  )
+  SELECT count(*), min(l.id) FILTER (
+    WHERE l.ordering_key = m.ordering_key
+      AND l.id > k.id
+      AND (l.id <= c.floor OR l.id <= c.high AND c.reset_until IS NULL AND pg_visible_in_snapshot(l.xact, c.snap))
+      AND NOT EXISTS (SELECT FROM "oncebox".parked AS p WHERE p.lane = k.lane AND p.id = l.id AND p.replay = 0)
+      AND NOT EXISTS (SELECT FROM "oncebox".discarded AS d WHERE d.lane = k.lane AND d.id = l.id)
+  ) INTO looked, passed
+  FROM later AS l
+  JOIN "oncebox".lane_cursor AS c ON c.lane = k.lane;
+  RETURN CASE
+    WHEN passed IS NOT NULL THEN format('a later message of its ordering key, id %s, was sent since', passed)
+    WHEN looked > 1000000 THEN 'more than 1,000,000 messages of its lane came since: it is not known whether one of its ordering key was sent'
+  END;
+END $$;
+
 CREATE FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3057,27 +3135,6 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) IS 'For relays: moves delayed messages that are due into the log, some at a time.';
-
-CREATE FUNCTION oncebox.next_in_line(scope text, stream text, after bigint, OUT id bigint, OUT since bigint, OUT subject text, OUT headers jsonb, OUT payload bytea, OUT stream_sequence bigint, OUT stored_at timestamp with time zone) RETURNS SETOF record
-    LANGUAGE plpgsql STABLE SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-BEGIN
-  RETURN QUERY
-  SELECT b.id, (extract(epoch FROM b.created_at) * 1000000)::bigint, b.subject, b.headers, b.payload, b.stream_sequence, b.stored_at
-  FROM "oncebox".inbox_behind AS b
-  WHERE b.scope = next_in_line.scope AND b.stream = next_in_line.stream AND b.is_due AND b.id > next_in_line.after
-  ORDER BY b.id
-  LIMIT 1;
-  IF NOT FOUND AND (
-    EXISTS (SELECT FROM "oncebox".dead_letter AS d WHERE d.scope = next_in_line.scope AND d.ordering_key IS NOT NULL)
-    OR EXISTS (SELECT FROM "oncebox".inbox_behind AS b WHERE b.scope = next_in_line.scope)
-  ) THEN
-    RETURN NEXT;
-  END IF;
-END $$;
-
-COMMENT ON FUNCTION oncebox.next_in_line(scope text, stream text, after bigint, OUT id bigint, OUT since bigint, OUT subject text, OUT headers jsonb, OUT payload bytea, OUT stream_sequence bigint, OUT stored_at timestamp with time zone) IS 'The next message of a line to run, above the id after: run it as one that was delivered before, without wait_in_line(), then call end_in_line().';
 
 CREATE FUNCTION oncebox.note_loss(wanted_lane smallint, wanted_stream text, seen bigint, kind text, lost_sequence bigint, proven bigint) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -4133,35 +4190,6 @@ $_$;
 
 COMMENT ON FUNCTION oncebox.retry_failing(scope text, tenant text, key text, message text, by text, note text) IS 'For operators: makes a failing message due now. The caller publishes a copy of it, and then commits.';
 
-CREATE FUNCTION oncebox.retry_in_line(id bigint, by text, note text) RETURNS boolean
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-DECLARE
-  letter "oncebox".dead_letter;
-BEGIN
-  SELECT d.* INTO letter FROM "oncebox".dead_letter AS d WHERE d.id = retry_in_line.id AND d.ordering_key IS NOT NULL FOR UPDATE;
-  IF NOT FOUND THEN
-    RETURN false;
-  END IF;
-  UPDATE "oncebox".dead_letter AS d SET ordering_key = NULL WHERE d.id = letter.id;
-  DELETE FROM "oncebox".dead_letter AS d WHERE d.id = letter.id;
-  INSERT INTO "oncebox".inbox_behind
-    (id, scope, tenant, key, ordering_key, subject, headers, payload, stream, stream_sequence, stored_at)
-  VALUES (letter.id, letter.scope, letter.tenant, letter.key, letter.ordering_key, letter.subject, letter.headers,
-          letter.payload, letter.stream, letter.stream_sequence, letter.stored_at)
-  ON CONFLICT ON CONSTRAINT inbox_behind_once DO NOTHING;
-  DELETE FROM "oncebox".inbox AS i
-  WHERE i.scope = letter.scope AND i.tenant = letter.tenant AND i.key = letter.key AND i.status = 'dead'
-    AND i.fingerprint = coalesce(letter.fingerprint, "oncebox".inbox_fingerprint(letter.payload));
-  INSERT INTO "oncebox".audit (operator, note, action, message_id, scope, key, subject, reason)
-  VALUES (retry_in_line.by, retry_in_line.note, 'retry', letter.id, letter.scope, letter.key, letter.subject, letter.reason);
-  PERFORM "oncebox".advance_line(letter.scope, letter.ordering_key);
-  RETURN true;
-END $$;
-
-COMMENT ON FUNCTION oncebox.retry_in_line(id bigint, by text, note text) IS 'For operators: has a dead letter of a line run again, before those that wait behind it. False for one of no line: retry_letter().';
-
 CREATE FUNCTION oncebox.retry_letter(id bigint, by text, note text) RETURNS TABLE(outbox text, key text, subject text, headers text, payload bytea, number bigint)
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -4673,27 +4701,6 @@ END $_$;
 
 COMMENT ON FUNCTION oncebox.step_key(key text, step text) IS 'The key of one step below this key: KEY:STEP, of letters in lower case, digits, ".", "_" and "-".';
 
-CREATE FUNCTION oncebox.stop_line() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-DECLARE
-  retried record;
-BEGIN
-  IF NEW.stream IS NOT NULL
-     AND (SELECT s.behind_max FROM "oncebox".inbox_scope AS s WHERE s.scope = NEW.scope) IS NOT NULL THEN
-    NEW.ordering_key := "oncebox".line_of(NEW.headers);
-  END IF;
-  DELETE FROM "oncebox".inbox_behind AS b
-  WHERE b.scope = NEW.scope AND b.stream = NEW.stream AND b.stream_sequence = NEW.stream_sequence AND b.stored_at = NEW.stored_at
-  RETURNING b.id, b.ordering_key INTO retried;
-  IF FOUND THEN
-    NEW.id := retried.id;
-    NEW.ordering_key := retried.ordering_key;
-  END IF;
-  RETURN NEW;
-END $$;
-
 CREATE FUNCTION oncebox.stream_time(created text) RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN (EXTRACT(epoch FROM (created)::timestamp with time zone))::text;
@@ -4762,7 +4769,6 @@ CREATE TABLE oncebox.dead_letter (
     reason text NOT NULL,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     fingerprint bytea,
-    ordering_key text COLLATE pg_catalog."C",
     CONSTRAINT dead_letter_origin CHECK ((((stream IS NULL) = (stream_sequence IS NULL)) AND ((stream IS NULL) = (stored_at IS NULL)))),
     CONSTRAINT dead_letter_reason_size CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000)))
 );
@@ -4774,8 +4780,6 @@ COMMENT ON COLUMN oncebox.dead_letter.key IS 'NULL when the message has no valid
 COMMENT ON COLUMN oncebox.dead_letter.stored_at IS 'When the stream stored the message: a recreated stream counts its sequence from 1 again.';
 
 COMMENT ON COLUMN oncebox.dead_letter.fingerprint IS 'That of the key, for a payload that stays in the Object Store, where the headers say; NULL when the payload is here.';
-
-COMMENT ON COLUMN oncebox.dead_letter.ordering_key IS 'The line that waits behind this message; NULL for one that nothing waits behind.';
 
 CREATE TABLE oncebox.inbox (
     scope character varying(255) NOT NULL COLLATE pg_catalog."C",
@@ -4830,8 +4834,6 @@ CREATE TABLE oncebox.inbox_scope (
     kind text DEFAULT 'consumer'::text NOT NULL,
     dead_letter_seconds double precision,
     mode text,
-    behind_max integer,
-    CONSTRAINT inbox_scope_behind CHECK (((behind_max >= 1) AND (behind_max <= 100000))),
     CONSTRAINT inbox_scope_dead_letters CHECK (((dead_letter_seconds > (0)::double precision) AND (dead_letter_seconds <= ('3162240000'::bigint)::double precision))),
     CONSTRAINT inbox_scope_kind CHECK ((kind = ANY (ARRAY['consumer'::text, 'http'::text]))),
     CONSTRAINT inbox_scope_mode CHECK ((mode = ANY (ARRAY['transaction'::text, 'lease'::text]))),
@@ -4847,8 +4849,6 @@ COMMENT ON COLUMN oncebox.inbox_scope.kind IS 'consumer: of messages; http: a ro
 COMMENT ON COLUMN oncebox.inbox_scope.dead_letter_seconds IS 'How long a dead letter is kept at least, and never shorter than a key; NULL is for ever.';
 
 COMMENT ON COLUMN oncebox.inbox_scope.mode IS 'transaction: keys are claimed in the handler''s transaction; lease: before it, under a lease. A process of the other mode is refused; see change_inbox_mode.';
-
-COMMENT ON COLUMN oncebox.inbox_scope.behind_max IS 'How many messages of one ordering key may wait behind its dead letter; NULL: they overtake it. The consumer that started last has set it.';
 
 CREATE FUNCTION oncebox.sweep_basis() RETURNS text
     LANGUAGE sql STABLE
@@ -5043,6 +5043,7 @@ DECLARE
                                      pg_relation_size('"oncebox".inbox_claim')) / current_setting('block_size')::bigint;
   this_block bigint;
 BEGIN
+  PERFORM "oncebox".forget_kept();
   IF shortest IS NULL THEN
     RETURN;
   END IF;
@@ -5120,6 +5121,78 @@ CREATE FUNCTION oncebox.turn_of(part oid) RETURNS bigint
   SELECT s.turn FROM "oncebox".segment AS s WHERE to_regclass(format('"oncebox".message_%s', s.number)) = $1
 $_$;
 
+CREATE FUNCTION oncebox.undo_discard(audit bigint, by text, note text) RETURNS SETOF bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+DECLARE
+  ids bigint[];
+  blocked bigint;
+  first text;
+  k "oncebox".kept;
+  letter "oncebox".dead_letter;
+  m "oncebox".parked;
+BEGIN
+  PERFORM FROM "oncebox".lane AS l
+  WHERE l.lane IN (
+    SELECT a.lane
+    FROM "oncebox".audit AS chosen
+    JOIN "oncebox".audit AS a ON a.command = chosen.command AND a.action = 'discard'
+    WHERE chosen.id = $1
+  )
+  ORDER BY l.lane
+  FOR UPDATE;
+  PERFORM FROM "oncebox".kept AS l
+  WHERE l.audit IN (
+    SELECT a.id
+    FROM "oncebox".audit AS chosen
+    JOIN "oncebox".audit AS a ON a.command = chosen.command AND a.action = 'discard'
+    WHERE chosen.id = $1
+  )
+  ORDER BY l.audit
+  FOR UPDATE;
+  SELECT array_agg(r.audit_id ORDER BY r.audit_id), count(r.obstacle),
+         min(format('message %s, key %s: %s', r.message_id, coalesce(r.key, 'none'), r.obstacle)) FILTER (WHERE r.obstacle IS NOT NULL)
+  INTO ids, blocked, first
+  FROM "oncebox".undo_rows($1) AS r;
+  IF ids IS NULL THEN
+    RAISE EXCEPTION 'row % of the audit is no discard', $1
+      USING ERRCODE = 'OB011', HINT = 'Only a discard can be taken back; the audit has its id.';
+  END IF;
+  IF blocked > 0 THEN
+    RAISE EXCEPTION '% of % rows cannot come back, so none did. %', blocked, cardinality(ids), first
+      USING ERRCODE = 'OB011', HINT = format('See each row: oncebox undo %s --dry-run', $1);
+  END IF;
+  FOR k IN SELECT l.* FROM "oncebox".kept AS l WHERE l.audit = ANY (ids) ORDER BY l.id LOOP
+    IF k.origin = 'dead_letter' THEN
+      letter := jsonb_populate_record(NULL::"oncebox".dead_letter, k.columns);
+      letter.payload := k.payload;
+      INSERT INTO "oncebox".dead_letter OVERRIDING SYSTEM VALUE SELECT letter.*;
+    ELSE
+      m := jsonb_populate_record(NULL::"oncebox".parked, k.columns);
+      m.payload := k.payload;
+      m.waits_for := NULL;
+      m.next_attempt_at := CASE WHEN m.dead_at IS NULL AND NOT EXISTS (
+        SELECT
+        FROM "oncebox".parked AS p
+        WHERE p.lane = m.lane AND p.ordering_key = m.ordering_key AND p.dead_at IS NULL AND p.id < m.id
+      ) THEN clock_timestamp() END;
+      INSERT INTO "oncebox".parked SELECT m.*;
+      DELETE FROM "oncebox".discarded AS d WHERE d.lane = k.lane AND d.id = k.id;
+    END IF;
+  END LOOP;
+  DELETE FROM "oncebox".kept AS l WHERE l.audit = ANY (ids);
+  RETURN QUERY
+  INSERT INTO "oncebox".audit (operator, note, action, lane, message_id, key, subject, reason, scope, undoes)
+  SELECT $2, $3, 'undo', a.lane, a.message_id, a.key, a.subject, a.reason, a.scope, a.id
+  FROM "oncebox".audit AS a
+  WHERE a.id = ANY (ids)
+  ORDER BY a.id
+  RETURNING audit.message_id;
+END $_$;
+
+COMMENT ON FUNCTION oncebox.undo_discard(audit bigint, by text, note text) IS 'For operators: brings back all rows of the discard with this row in the audit, or none. Returns the ids of the messages and letters.';
+
 CREATE FUNCTION oncebox.undo_key(key text) RETURNS text
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -5131,77 +5204,32 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.undo_key(key text) IS 'The key of the compensation of a step: KEY:undo.';
 
+CREATE FUNCTION oncebox.undo_rows(audit bigint) RETURNS TABLE(audit_id bigint, origin text, message_id bigint, scope text, key text, subject text, reason text, obstacle text)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  SELECT a.id, k.origin, a.message_id, a.scope, a.key, a.subject, a.reason,
+    CASE
+      WHEN u.id IS NOT NULL THEN format('%s brought it back at %s UTC', coalesce(u.operator, u.database_user),
+        to_char(u.happened_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'))
+      WHEN k.audit IS NULL OR k.kept_at < clock_timestamp() - "oncebox".kept_for()
+        THEN 'it is not kept: a discard is kept for a day, and of several the newest 100,000 rows of at most 1 GiB'
+      WHEN k.origin = 'dead_letter' THEN "oncebox".letter_obstacle(k)
+      ELSE "oncebox".message_obstacle(k, a.command)
+    END
+  FROM "oncebox".audit AS chosen
+  JOIN "oncebox".audit AS a ON a.command = chosen.command AND a.action = 'discard'
+  LEFT JOIN "oncebox".kept AS k ON k.audit = a.id
+  LEFT JOIN "oncebox".audit AS u ON u.undoes = a.id
+  WHERE chosen.id = $1 AND chosen.action = 'discard'
+  ORDER BY a.id
+$_$;
+
+COMMENT ON FUNCTION oncebox.undo_rows(audit bigint) IS 'For operators: what the discard with this row in the audit took out, and why a row cannot come back.';
+
 CREATE FUNCTION oncebox.unhandled_max() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN 10000;
-
-CREATE FUNCTION oncebox.wait_in_line(scope text, key text, payload bytea, subject text, headers jsonb, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) RETURNS text
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-DECLARE
-  line text := "oncebox".line_of(wait_in_line.headers);
-  settings record;
-  waiting bigint;
-BEGIN
-  SELECT s.behind_max, s.retention_seconds INTO settings FROM "oncebox".inbox_scope AS s WHERE s.scope = wait_in_line.scope;
-  IF line IS NULL OR settings.behind_max IS NULL THEN
-    RETURN 'free';
-  END IF;
-  PERFORM "oncebox".check_inbox_names(wait_in_line.scope, wait_in_line.tenant), "oncebox".check_key(wait_in_line.key),
-          "oncebox".check_stored_at(wait_in_line.stored_at);
-  FOR attempt IN 1 .. 5 LOOP
-    IF NOT EXISTS (SELECT FROM "oncebox".dead_letter AS d WHERE d.scope = wait_in_line.scope AND d.ordering_key = line)
-       AND NOT EXISTS (SELECT FROM "oncebox".inbox_behind AS b WHERE b.scope = wait_in_line.scope AND b.ordering_key = line)
-       OR EXISTS (
-         SELECT FROM "oncebox".inbox AS i
-         WHERE i.scope = wait_in_line.scope AND i.tenant = wait_in_line.tenant AND i.key = wait_in_line.key
-           AND NOT coalesce(i.created_at < statement_timestamp() - make_interval(secs => settings.retention_seconds), false)
-       ) THEN
-      RETURN 'free';
-    END IF;
-    -- The last of the line, or else its dead letter, stays until this message is written.
-    PERFORM FROM "oncebox".inbox_behind AS b
-    WHERE b.scope = wait_in_line.scope AND b.ordering_key = line ORDER BY b.id DESC LIMIT 1 FOR SHARE;
-    IF NOT FOUND THEN
-      PERFORM FROM "oncebox".dead_letter AS d
-      WHERE d.scope = wait_in_line.scope AND d.ordering_key = line ORDER BY d.id DESC LIMIT 1 FOR SHARE;
-    END IF;
-    CONTINUE WHEN NOT FOUND;
-    IF EXISTS (
-      SELECT FROM "oncebox".inbox_behind AS b
-      WHERE b.scope = wait_in_line.scope AND b.stream = wait_in_line.stream
-        AND b.stream_sequence = wait_in_line.stream_sequence AND b.stored_at = wait_in_line.stored_at
-    ) OR EXISTS (
-      SELECT FROM "oncebox".dead_letter AS d
-      WHERE d.scope = wait_in_line.scope AND d.stream = wait_in_line.stream
-        AND d.stream_sequence = wait_in_line.stream_sequence AND d.stored_at = wait_in_line.stored_at
-    ) THEN
-      RETURN 'behind';
-    END IF;
-    SELECT count(*) INTO waiting
-    FROM (
-      SELECT FROM "oncebox".inbox_behind AS b
-      WHERE b.scope = wait_in_line.scope AND b.ordering_key = line
-      LIMIT settings.behind_max
-    ) AS b;
-    IF waiting >= settings.behind_max THEN
-      RETURN 'full';
-    END IF;
-    INSERT INTO "oncebox".inbox_behind
-      (id, scope, tenant, key, ordering_key, subject, headers, payload, stream, stream_sequence, stored_at)
-    VALUES (nextval('"oncebox".dead_letter_id_seq'), wait_in_line.scope, wait_in_line.tenant, wait_in_line.key, line,
-            wait_in_line.subject, wait_in_line.headers,
-            CASE WHEN "oncebox".is_in_store(wait_in_line.headers, wait_in_line.payload) THEN '' ELSE wait_in_line.payload END,
-            wait_in_line.stream, wait_in_line.stream_sequence, wait_in_line.stored_at)
-    ON CONFLICT ON CONSTRAINT inbox_behind_once DO NOTHING;
-    RETURN 'behind';
-  END LOOP;
-  -- Others change the line at this moment.
-  RETURN 'full';
-END $$;
-
-COMMENT ON FUNCTION oncebox.wait_in_line(scope text, key text, payload bytea, subject text, headers jsonb, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) IS 'Asked before the claim of a message with an ordering key, while lines of the scope are stopped: free (claim it), behind (it waits in the database, behind a dead letter: acknowledge it), full (too many wait there: it stays in the stream, ask again later, and let no other of its ordering key pass).';
 
 CREATE FUNCTION oncebox.wake_relay() RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -5259,11 +5287,14 @@ CREATE TABLE oncebox.audit (
     reason text,
     messages bigint DEFAULT 1 NOT NULL,
     scope text,
-    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text, 'change-scope'::text, 'expect'::text, 'expect-no-more'::text]))),
+    command text DEFAULT COALESCE(NULLIF(current_setting('oncebox.command'::text, true), ''::text), ('transaction '::text || pg_current_xact_id())) NOT NULL COLLATE pg_catalog."C",
+    undoes bigint,
+    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text, 'change-scope'::text, 'expect'::text, 'expect-no-more'::text, 'undo'::text]))),
     CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR (action = 'resend'::text) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text]))))),
     CONSTRAINT audit_messages CHECK ((messages >= 1)),
     CONSTRAINT audit_note_size CHECK (((octet_length(note) >= 1) AND (octet_length(note) <= 1000))),
-    CONSTRAINT audit_operator_size CHECK (((octet_length(operator) >= 1) AND (octet_length(operator) <= 255)))
+    CONSTRAINT audit_operator_size CHECK (((octet_length(operator) >= 1) AND (octet_length(operator) <= 255))),
+    CONSTRAINT audit_undoes CHECK (((undoes IS NOT NULL) = (action = 'undo'::text)))
 );
 
 COMMENT ON TABLE oncebox.audit IS 'What operators did: a row for each message and action. Never deleted by Oncebox.';
@@ -5273,6 +5304,10 @@ COMMENT ON COLUMN oncebox.audit.operator IS 'Who it was by their own word (--by)
 COMMENT ON COLUMN oncebox.audit.reason IS 'Why the message was dead; for a replay the name of the request; of a pause or throttle its kind and value.';
 
 COMMENT ON COLUMN oncebox.audit.scope IS 'Who gave the message up, for a dead letter of an inbox; message_id is the letter''s id then.';
+
+COMMENT ON COLUMN oncebox.audit.command IS 'The same for all rows of one command, or of one transaction that called the functions itself.';
+
+COMMENT ON COLUMN oncebox.audit.undoes IS 'Of undo: the id of the row that it took back.';
 
 ALTER TABLE oncebox.audit ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME oncebox.audit_id_seq
@@ -5541,26 +5576,6 @@ CREATE TABLE oncebox.inbox_batch_end (
 );
 
 COMMENT ON TABLE oncebox.inbox_batch_end IS 'Always empty.';
-
-CREATE TABLE oncebox.inbox_behind (
-    id bigint NOT NULL,
-    scope text NOT NULL COLLATE pg_catalog."C",
-    tenant text NOT NULL,
-    key text COLLATE pg_catalog."C",
-    ordering_key text NOT NULL COLLATE pg_catalog."C",
-    subject text NOT NULL,
-    headers jsonb NOT NULL,
-    payload bytea NOT NULL,
-    stream text NOT NULL COLLATE pg_catalog."C",
-    stream_sequence bigint NOT NULL,
-    stored_at timestamp with time zone NOT NULL,
-    is_due boolean DEFAULT false NOT NULL,
-    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
-);
-
-COMMENT ON TABLE oncebox.inbox_behind IS 'Messages that wait behind a dead letter of their ordering key, whole, and dead letters that were retried and have not ended. No retention deletes them.';
-
-COMMENT ON COLUMN oncebox.inbox_behind.is_due IS 'The consumer runs it now: nothing of its line is before it.';
 
 CREATE TABLE oncebox.inbox_effect (
     scope character varying(255) NOT NULL COLLATE pg_catalog."C",
@@ -6088,7 +6103,7 @@ CREATE TABLE oncebox.migration (
     oldest_program integer
 );
 
-COMMENT ON TABLE oncebox.migration IS 'version 23, oldest program 14';
+COMMENT ON TABLE oncebox.migration IS 'version 22, oldest program 14';
 
 COMMENT ON COLUMN oncebox.migration.oldest_program IS 'Programs that were built for this version and later ones work with the schema as it is after this migration.';
 
@@ -6457,12 +6472,6 @@ ALTER TABLE ONLY oncebox.inbox_batch_end
 ALTER TABLE ONLY oncebox.inbox_batch
     ADD CONSTRAINT inbox_batch_pkey PRIMARY KEY (xact);
 
-ALTER TABLE ONLY oncebox.inbox_behind
-    ADD CONSTRAINT inbox_behind_once UNIQUE (scope, stream, stream_sequence, stored_at);
-
-ALTER TABLE ONLY oncebox.inbox_behind
-    ADD CONSTRAINT inbox_behind_pkey PRIMARY KEY (id);
-
 ALTER TABLE ONLY oncebox.inbox_claim
     ADD CONSTRAINT inbox_claim_pkey PRIMARY KEY (scope, tenant, key);
 
@@ -6486,6 +6495,9 @@ ALTER TABLE ONLY oncebox.inbox_sweep_range
 
 ALTER TABLE ONLY oncebox.installation
     ADD CONSTRAINT installation_pkey PRIMARY KEY (only_row);
+
+ALTER TABLE ONLY oncebox.kept
+    ADD CONSTRAINT kept_pkey PRIMARY KEY (audit) INCLUDE (bytes);
 
 ALTER TABLE ONLY oncebox.lane
     ADD CONSTRAINT lane_pkey PRIMARY KEY (lane);
@@ -6610,13 +6622,15 @@ ALTER TABLE ONLY oncebox.throttle
 ALTER TABLE ONLY oncebox.unhandled
     ADD CONSTRAINT unhandled_pkey PRIMARY KEY (expectation, lane, id);
 
+CREATE INDEX audit_discards ON oncebox.audit USING btree (command) WHERE (action = 'discard'::text);
+
 CREATE INDEX audit_key ON oncebox.audit USING btree (key);
+
+CREATE UNIQUE INDEX audit_undone ON oncebox.audit USING btree (undoes) WHERE (undoes IS NOT NULL);
 
 CREATE INDEX barrier_changed_at ON oncebox.barrier USING btree (barrier, changed_at);
 
 CREATE INDEX dead_letter_key ON oncebox.dead_letter USING btree (key) WHERE (key IS NOT NULL);
-
-CREATE INDEX dead_letter_line ON oncebox.dead_letter USING btree (scope, ordering_key, id) WHERE (ordering_key IS NOT NULL);
 
 CREATE INDEX delayed_due ON oncebox.delayed USING btree (not_before, id);
 
@@ -6628,13 +6642,9 @@ CREATE INDEX inbox_attempt_failed ON oncebox.inbox_attempt USING btree (scope, f
 
 CREATE INDEX inbox_attempt_touched ON oncebox.inbox_attempt USING btree (scope, touched_at);
 
-CREATE INDEX inbox_behind_due ON oncebox.inbox_behind USING btree (scope, id) WHERE is_due;
-
-CREATE INDEX inbox_behind_key ON oncebox.inbox_behind USING btree (key);
-
-CREATE INDEX inbox_behind_line ON oncebox.inbox_behind USING btree (scope, ordering_key, id);
-
 CREATE INDEX inbox_snooze_due ON oncebox.inbox_snooze USING btree (scope, due_at);
+
+CREATE INDEX kept_age ON oncebox.kept USING btree (kept_at);
 
 CREATE INDEX late_receipt_key ON oncebox.late_receipt USING btree (key) WHERE (key IS NOT NULL);
 
@@ -6688,8 +6698,6 @@ CREATE CONSTRAINT TRIGGER barrier_entry AFTER INSERT OR UPDATE OF xact ON oncebo
 
 CREATE TRIGGER dead_letter_event AFTER INSERT ON oncebox.dead_letter FOR EACH ROW EXECUTE FUNCTION oncebox.dead_letter_event();
 
-CREATE TRIGGER keep_line BEFORE DELETE ON oncebox.dead_letter FOR EACH ROW WHEN ((old.ordering_key IS NOT NULL)) EXECUTE FUNCTION oncebox.keep_line();
-
 CREATE TRIGGER loss_event AFTER INSERT ON oncebox.loss FOR EACH ROW EXECUTE FUNCTION oncebox.loss_event();
 
 CREATE TRIGGER parked_change_event AFTER UPDATE ON oncebox.parked FOR EACH ROW WHEN ((((old.dead_at IS NULL) AND (new.dead_at IS NOT NULL)) OR ((old.attempts = 0) AND (new.attempts > 0) AND (new.next_attempt_at IS NOT NULL)))) EXECUTE FUNCTION oncebox.parked_event();
@@ -6699,8 +6707,6 @@ CREATE TRIGGER parked_event AFTER INSERT ON oncebox.parked FOR EACH ROW WHEN (((
 CREATE TRIGGER pause_event AFTER INSERT ON oncebox.pause FOR EACH ROW EXECUTE FUNCTION oncebox.pause_event();
 
 CREATE TRIGGER resume_event AFTER DELETE ON oncebox.pause FOR EACH ROW WHEN ((old.ends_at > clock_timestamp())) EXECUTE FUNCTION oncebox.pause_event();
-
-CREATE TRIGGER stop_line BEFORE INSERT ON oncebox.dead_letter FOR EACH ROW EXECUTE FUNCTION oncebox.stop_line();
 
 CREATE TRIGGER stuck_event AFTER UPDATE OF state ON oncebox.saga FOR EACH ROW WHEN (((new.state = ANY (ARRAY['stuck'::text, 'quarantined'::text])) AND (new.state IS DISTINCT FROM old.state))) EXECUTE FUNCTION oncebox.stuck_event();
 
@@ -6729,8 +6735,6 @@ GRANT ALL ON FUNCTION oncebox.abandon_saga_as(saga_id bigint, why text, by text,
 REVOKE ALL ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT backlog bigint, OUT digest text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT backlog bigint, OUT digest text) TO oncebox_operator;
 
-REVOKE ALL ON FUNCTION oncebox.advance_line(scope text, ordering_key text) FROM PUBLIC;
-
 REVOKE ALL ON FUNCTION oncebox.append(ids bigint[], lanes smallint[], keys text[], subjects text[], ordering_keys text[], headers jsonb[], payloads bytea[], is_moved boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.arrived_keys(scope text, keys text[]) FROM PUBLIC;
@@ -6751,6 +6755,8 @@ GRANT ALL ON FUNCTION oncebox.begin_effect(scope text, key text, owner uuid, epo
 
 REVOKE ALL ON FUNCTION oncebox.begin_effect_again(scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.begin_effect_again(scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.bound_kept() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.bounded_reason(reason text) FROM PUBLIC;
 
@@ -6870,9 +6876,6 @@ GRANT ALL ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key te
 REVOKE ALL ON FUNCTION oncebox.end_effect(scope text, key text, owner uuid, epoch bigint, lease interval, step text, status text, result json, reason text, tenant text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.end_effect(scope text, key text, owner uuid, epoch bigint, lease interval, step text, status text, result json, reason text, tenant text) TO oncebox_consumer;
 
-REVOKE ALL ON FUNCTION oncebox.end_in_line(scope text, id bigint, since bigint) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.end_in_line(scope text, id bigint, since bigint) TO oncebox_consumer;
-
 REVOKE ALL ON FUNCTION oncebox.end_leased(scope text, tenant text, key text, owner uuid, epoch bigint, status text, outcome bytea) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer, pause_seconds double precision) FROM PUBLIC;
@@ -6920,8 +6923,7 @@ GRANT ALL ON FUNCTION oncebox.find_unsent(retention_seconds double precision, mo
 REVOKE ALL ON FUNCTION oncebox.finish_leased(scope text, key text, owner uuid, epoch bigint, outcome json, status text, tenant text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.finish_leased(scope text, key text, owner uuid, epoch bigint, outcome json, status text, tenant text) TO oncebox_consumer;
 
-REVOKE ALL ON FUNCTION oncebox.follow_lines(scope text, behind_max integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.follow_lines(scope text, behind_max integer) TO oncebox_consumer;
+REVOKE ALL ON FUNCTION oncebox.follower(lane smallint, ordering_key text, id bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.forget_attempts(scope text, key text, tenant text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.forget_attempts(scope text, key text, tenant text) TO oncebox_consumer;
@@ -6931,6 +6933,9 @@ GRANT ALL ON FUNCTION oncebox.forget_emptied(most integer) TO oncebox_relay;
 
 REVOKE ALL ON FUNCTION oncebox.forget_failing(scope text, tenant text, key text, message text, by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.forget_failing(scope text, tenant text, key text, message text, by text, note text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.forget_kept() FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.forget_kept() TO oncebox_relay;
 
 REVOKE ALL ON FUNCTION oncebox.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) TO oncebox_operator;
@@ -6950,13 +6955,11 @@ REVOKE ALL ON FUNCTION oncebox.inbox_fingerprint(payload bytea) FROM PUBLIC;
 REVOKE ALL ON FUNCTION oncebox.inbox_lock(scope text, tenant text, key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.inbox_lock(scope text, tenant text, key text) TO oncebox_operator;
 
-REVOKE ALL ON FUNCTION oncebox.is_in_store(headers jsonb, payload bytea) FROM PUBLIC;
-
 REVOKE ALL ON FUNCTION oncebox.is_own(row_xmin xid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.is_plain(key text, subject text, ordering_key text, headers jsonb, payload bytea) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION oncebox.keep_line() FROM PUBLIC;
+REVOKE ALL ON FUNCTION oncebox.kept_for() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.lane_count() FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.lane_count() TO oncebox_relay;
@@ -6968,7 +6971,9 @@ GRANT ALL ON FUNCTION oncebox.lane_of(ordering_key text) TO oncebox_operator;
 REVOKE ALL ON FUNCTION oncebox.lead_consumer(scope text, stream text, durable text, pause interval) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.lead_consumer(scope text, stream text, durable text, pause interval) TO oncebox_consumer;
 
-REVOKE ALL ON FUNCTION oncebox.line_of(headers jsonb) FROM PUBLIC;
+GRANT SELECT(audit) ON TABLE oncebox.kept TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.letter_obstacle(k oncebox.kept) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.list_delayed(of_key text, most integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.list_delayed(of_key text, most integer) TO oncebox_producer;
@@ -6987,11 +6992,10 @@ REVOKE ALL ON FUNCTION oncebox.loss_event() FROM PUBLIC;
 REVOKE ALL ON FUNCTION oncebox.media_type(content_type text, OUT kind text, OUT boundary text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.media_type(content_type text, OUT kind text, OUT boundary text) TO oncebox_consumer;
 
+REVOKE ALL ON FUNCTION oncebox.message_obstacle(k oncebox.kept, command text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) TO oncebox_relay;
-
-REVOKE ALL ON FUNCTION oncebox.next_in_line(scope text, stream text, after bigint, OUT id bigint, OUT since bigint, OUT subject text, OUT headers jsonb, OUT payload bytea, OUT stream_sequence bigint, OUT stored_at timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.next_in_line(scope text, stream text, after bigint, OUT id bigint, OUT since bigint, OUT subject text, OUT headers jsonb, OUT payload bytea, OUT stream_sequence bigint, OUT stored_at timestamp with time zone) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.note_loss(wanted_lane smallint, wanted_stream text, seen bigint, kind text, lost_sequence bigint, proven bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.note_loss(wanted_lane smallint, wanted_stream text, seen bigint, kind text, lost_sequence bigint, proven bigint) TO oncebox_relay;
@@ -7081,9 +7085,6 @@ GRANT ALL ON FUNCTION oncebox.retry_dead(lane smallint, ids bigint[], by text, n
 REVOKE ALL ON FUNCTION oncebox.retry_failing(scope text, tenant text, key text, message text, by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.retry_failing(scope text, tenant text, key text, message text, by text, note text) TO oncebox_operator;
 
-REVOKE ALL ON FUNCTION oncebox.retry_in_line(id bigint, by text, note text) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.retry_in_line(id bigint, by text, note text) TO oncebox_operator;
-
 REVOKE ALL ON FUNCTION oncebox.retry_letter(id bigint, by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.retry_letter(id bigint, by text, note text) TO oncebox_operator;
 
@@ -7125,8 +7126,6 @@ GRANT ALL ON FUNCTION oncebox.start_saga(type text, business_id text, data jsonb
 
 REVOKE ALL ON FUNCTION oncebox.step_key(key text, step text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.step_key(key text, step text) TO oncebox_producer;
-
-REVOKE ALL ON FUNCTION oncebox.stop_line() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.stream_time(created text) FROM PUBLIC;
 
@@ -7194,13 +7193,16 @@ REVOKE ALL ON FUNCTION oncebox.time_text(seconds double precision) FROM PUBLIC;
 REVOKE ALL ON FUNCTION oncebox.turn_of(part oid) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.turn_of(part oid) TO oncebox_operator;
 
+REVOKE ALL ON FUNCTION oncebox.undo_discard(audit bigint, by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.undo_discard(audit bigint, by text, note text) TO oncebox_operator;
+
 REVOKE ALL ON FUNCTION oncebox.undo_key(key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.undo_key(key text) TO oncebox_producer;
 
-REVOKE ALL ON FUNCTION oncebox.unhandled_max() FROM PUBLIC;
+REVOKE ALL ON FUNCTION oncebox.undo_rows(audit bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.undo_rows(audit bigint) TO oncebox_operator;
 
-REVOKE ALL ON FUNCTION oncebox.wait_in_line(scope text, key text, payload bytea, subject text, headers jsonb, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.wait_in_line(scope text, key text, payload bytea, subject text, headers jsonb, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) TO oncebox_consumer;
+REVOKE ALL ON FUNCTION oncebox.unhandled_max() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.wake_relay() FROM PUBLIC;
 
@@ -7254,9 +7256,6 @@ GRANT SELECT(reason) ON TABLE oncebox.inbox_attempt TO oncebox_relay;
 GRANT SELECT(failed_at) ON TABLE oncebox.inbox_attempt TO oncebox_relay;
 
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.inbox_batch TO oncebox_consumer;
-
-GRANT SELECT ON TABLE oncebox.inbox_behind TO oncebox_operator;
-GRANT SELECT ON TABLE oncebox.inbox_behind TO oncebox_consumer;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_effect TO oncebox_consumer;
 

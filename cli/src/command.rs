@@ -30,8 +30,10 @@ mod saga;
 mod scope;
 mod status;
 mod trace;
+mod undo;
 mod verify;
 mod why;
+mod word;
 
 use std::io::Write as _;
 
@@ -78,6 +80,7 @@ enum Action {
     Verify(verify::Verify, Box<Config>),
     Prove(proof::Prove, Option<Box<Config>>),
     Adopt(adopt::Adopt),
+    Undo(undo::Undo),
     PruneOutbox(prune::OfOutbox),
     PruneInboxes(prune::OfInboxes),
     Scope(scope::Scope),
@@ -156,6 +159,7 @@ fn parser() -> clap::Command {
         .subcommand(proof::command(options(FOR_STATUS).collect()))
         .subcommand(doctor::command(options(&[]).collect()).after_help(help::secrets()))
         .subcommand(adopt::command(connection()))
+        .subcommand(undo::command(connection()))
         .subcommand(console::command(options(&[]).collect()).after_help(help::secrets()))
         .subcommand(
             group("outbox", "Look at messages on their way to JetStream; retry, replay or give them up")
@@ -186,7 +190,7 @@ fn parser() -> clap::Command {
         .subcommand(events::command(connection))
         .subcommand(expect::command(connection))
         .subcommands(document::commands());
-    help::complete(program.mut_subcommands(databases::with_databases))
+    help::complete(word::with_yes(program.mut_subcommands(databases::with_databases)))
 }
 
 fn group(name: &'static str, about: &'static str) -> clap::Command {
@@ -208,6 +212,7 @@ impl Command {
         if let Some((text, code)) = document.or_else(|| contract::write(&path, flags)) {
             return Err(Refusal::Document(text, code));
         }
+        word::ask(&path, flags).map_err(Refusal::Clap)?;
         // Other commands have a --stream of their own: the one that they are about.
         let declares = ["relay", "doctor", "dev"].contains(&path[0]);
         let meant = OPTIONS.iter().filter(|option| declares || option.name != "stream");
@@ -280,6 +285,7 @@ impl Command {
                 let place = trace::Place { whole, ..databases::lone(&outbox) };
                 Action::Why(why::Why::new(flags, sources.values())?, vec![place])
             }
+            (["undo"], _) => Action::Undo(undo::Undo::new(flags)),
             (["adopt"], _) => Action::Adopt(adopt::Adopt::new(flags)),
             (["migrate"], _) => Action::Migrate(migrate::Migrate::new(flags)),
             (["outbox", "dead", name], _) => set_aside(ParkedKind::Dead, name, flags),
@@ -351,6 +357,7 @@ impl Command {
             Action::Why(why, places) => return why.run(places).await,
             Action::Console(console) => console.run().await,
             Action::Databases(_) => unreachable!("each of them is a command of its own"),
+            Action::Undo(undo) => undo.run(&self.outbox).await,
             Action::Adopt(adopt) => adopt.run(&self.outbox).await,
             Action::PruneOutbox(prune) => prune.run(&self.outbox).await,
             Action::PruneInboxes(prune) => prune.run(&self.outbox).await,

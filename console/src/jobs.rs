@@ -37,6 +37,10 @@ pub(crate) struct Job {
     #[serde(serialize_with = "loaded")]
     #[schemars(with = "u64")]
     pub(crate) done: Arc<AtomicU64>,
+    /// The row of the audit that undoes it; 0 when there is none.
+    #[serde(serialize_with = "loaded")]
+    #[schemars(with = "u64")]
+    pub(crate) undo: Arc<AtomicU64>,
     #[serde(serialize_with = "locked")]
     #[schemars(with = "Option<End>")]
     pub(crate) end: Mutex<Option<End>>,
@@ -107,6 +111,10 @@ impl Job {
         let progress = Box::new(move |count| done.store(count, Ordering::Relaxed));
         let mut operator = operator.at_rate(self.order.rate, Some(progress));
         let ended = self.order.run(&mut operator, member.config.as_ref(), self.rows.as_ref()).await;
+        // Also of one that failed on the way: whole batches are done.
+        if let Ok(Some(id)) = operator.last_discard().await {
+            self.undo.store(id.unsigned_abs(), Ordering::Relaxed);
+        }
         let (text, count) = ended?;
         if let Some(count) = count {
             self.done.store(count, Ordering::Relaxed);
@@ -140,6 +148,7 @@ impl Jobs {
             expected: counted.count(),
             rows: counted.into_rows(),
             done: Arc::default(),
+            undo: Arc::default(),
             end: Mutex::default(),
             began: Instant::now(),
             stop: CancellationToken::new(),

@@ -41,7 +41,7 @@ impl Order {
         let (mut selected, mut is_all) = (Vec::new(), false);
         for (name, value) in fields.given() {
             match name.as_str() {
-                "kind" | "action" | "token" | "note" | "rate" | "shown" => {}
+                "kind" | "action" | "token" | "note" | "rate" | "shown" | "word" => {}
                 "all" => {
                     is_all = match value.as_str() {
                         "1" | "true" => true,
@@ -110,11 +110,12 @@ impl Order {
 
     /// The commands that do the same; one alone confirms the rows that are shown.
     pub(crate) fn commands(&self, by: &str, database: &str, shown: Option<&str>) -> Vec<Vec<String>> {
-        let shown = shown.filter(|_| self.parts().len() == 1);
+        // An undo means its rows anyway.
+        let shown = shown.filter(|_| self.parts().len() == 1 && self.verb != Verb::Undo);
         let command = |part: &Part| {
             let mut words: Vec<String> = self.verb.command().split(' ').map(str::to_owned).collect();
             for (name, value) in &part.0.0 {
-                words.push(format!("--{name}"));
+                words.extend(Some(format!("--{name}")).filter(|_| self.verb != Verb::Undo));
                 // The others have a value.
                 words.extend(Some(value.clone()).filter(|_| name != "unseen"));
             }

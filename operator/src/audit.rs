@@ -13,6 +13,8 @@ use super::{Operator, time::Rfc3339};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct AuditRow {
+    /// Its id.
+    pub id: i64,
     /// When.
     #[serde(with = "Rfc3339")]
     pub happened_at: SystemTime,
@@ -24,29 +26,34 @@ pub struct AuditRow {
     pub note: Option<String>,
     /// `retry`, `discard`, `replay`, or `cancel` of a replay or of a delayed message; `bury` of one
     /// that fails in an inbox; of a saga also `skip` and `abandon`;
-    /// `pause`, `throttle`, `resume`, `enable-events` and `disable-events`.
+    /// `pause`, `throttle`, `resume`, `undo`, `enable-events` and `disable-events`.
     pub action: String,
     /// The message's key.
     pub key: Option<String>,
     /// Why the message was dead, or failed; for a replay the name of the request, for a saga the
     /// step.
     pub reason: Option<String>,
+    /// Whether it is a discard that is still kept: [`Operator::undo`] takes it back, with the rest
+    /// of the same command.
+    pub can_undo: bool,
 }
 
 impl Operator {
-    /// The actions of operators before the one with this id, the newest first, each with its id.
+    /// The actions of operators before the one with this id, the newest first.
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn audit(&self, before: i64, limit: u32) -> Result<Vec<(i64, AuditRow)>, RelayError> {
+    pub async fn audit(&self, before: i64, limit: u32) -> Result<Vec<AuditRow>, RelayError> {
         let limit = i64::from(limit);
         let rows = self.query("read the audit table", &self.sql.audits, &[&before, &limit]).await?;
-        Ok(rows.iter().map(|row| (row.get("id"), audit_row(row))).collect())
+        Ok(rows.iter().map(audit_row).collect())
     }
 }
 
 pub(super) fn audit_row(row: &Row) -> AuditRow {
     AuditRow {
+        id: row.get("id"),
+        can_undo: row.get("can_undo"),
         happened_at: row.get("happened_at"),
         database_user: row.get("database_user"),
         operator: row.get("operator"),

@@ -46,6 +46,7 @@ mod survey;
 mod sweep;
 mod time;
 mod trace;
+mod undo;
 mod verify;
 mod why;
 
@@ -105,6 +106,7 @@ pub use self::{
         Trace, TracedEffect, TracedFailure, TracedInbox, TracedKey, TracedLease, TracedLine, TracedMessage,
         TracedParking, TracedReplay, TracedSnooze,
     },
+    undo::UndoRow,
     verify::{AlteredCopy, Difference, UnloggedCopy, Verification, VerificationFinding, Verified},
     why::{Explained, Looked, Outcome, Passed, Remedy, Why, WhySource, explain},
 };
@@ -135,6 +137,8 @@ pub struct Operator {
     schema: SchemaName,
     stamp: Stamp,
     sql: Statements,
+    /// The name of this command in the audit.
+    command: String,
     /// The `application_name` that relays with this configuration have.
     relay_name: String,
     pace: Pace,
@@ -164,8 +168,16 @@ impl Operator {
         check_version(&client, &config.schema).await?;
         let sql = Statements::new(&config.schema);
         let row = client.query_typed_one(&sql.name_session, &[]).await.map_err(failed("name the session"))?;
-        let relay_name = row.get("name");
-        Ok(Self { client, schema: config.schema.clone(), stamp, sql, relay_name, pace: Pace::default() })
+        let (relay_name, command) = (row.get("name"), row.get("command"));
+        Ok(Self {
+            client,
+            schema: config.schema.clone(),
+            stamp,
+            sql,
+            command,
+            relay_name,
+            pace: Pace::default(),
+        })
     }
 
     /// Has the commands that act on many messages change so many a second at most, and tell how
@@ -207,7 +219,8 @@ impl Operator {
     /// A transaction with an operator's settings; dropped without a commit, it changes nothing.
     async fn begin(&mut self) -> Result<Transaction<'_>, RelayError> {
         let transaction = self.client.transaction().await.map_err(failed("begin"))?;
-        transaction.batch_execute(&self.sql.settings).await.map_err(failed("begin"))?;
+        let settings = self.sql.settings.replace("{command}", &self.command);
+        transaction.batch_execute(&settings).await.map_err(failed("begin"))?;
         Ok(transaction)
     }
 }

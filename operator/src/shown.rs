@@ -176,6 +176,11 @@ impl RowSet {
         rows.insert(digest);
     }
 
+    /// Takes a row in, whenever it came.
+    pub(crate) fn add_old(&mut self, row: &impl fmt::Display) {
+        self.rows.insert(self.digest(row));
+    }
+
     /// The later ones are no part of the selection, whose limit the others have reached.
     pub(crate) fn forget_late(&mut self) {
         self.late.clear();

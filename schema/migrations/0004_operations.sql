@@ -125,22 +125,93 @@ CREATE TABLE {schema}.audit (
   reason        text,
   messages      bigint NOT NULL DEFAULT 1,
   scope         text,
+  command       text COLLATE "C" NOT NULL
+    DEFAULT coalesce(nullif(current_setting('oncebox.command', true), ''), 'transaction ' || pg_current_xact_id()),
+  undoes        bigint,
   CONSTRAINT audit_action CHECK (action IN (
     'retry', 'discard', 'replay', 'prune', 'cancel', 'skip', 'abandon', 'resend', 'bury', 'pause', 'throttle', 'resume',
-    'enable-events', 'disable-events', 'adopt', 'change-scope', 'expect', 'expect-no-more'
+    'enable-events', 'disable-events', 'adopt', 'change-scope', 'expect', 'expect-no-more', 'undo'
   )),
   CONSTRAINT audit_operator_size CHECK (octet_length(operator) BETWEEN 1 AND 255),
   CONSTRAINT audit_note_size CHECK (octet_length(note) BETWEEN 1 AND 1000),
   CONSTRAINT audit_message CHECK (scope IS NOT NULL OR action = 'resend' OR (key IS NULL) = (action IN (
     'prune', 'resend', 'pause', 'throttle', 'resume', 'enable-events', 'disable-events', 'adopt'
   ))),
-  CONSTRAINT audit_messages CHECK (messages >= 1)
+  CONSTRAINT audit_messages CHECK (messages >= 1),
+  CONSTRAINT audit_undoes CHECK ((undoes IS NOT NULL) = (action = 'undo'))
 );
 COMMENT ON TABLE {schema}.audit IS 'What operators did: a row for each message and action. Never deleted by Oncebox.';
 COMMENT ON COLUMN {schema}.audit.operator IS 'Who it was by their own word (--by); database_user is who the database knows.';
 COMMENT ON COLUMN {schema}.audit.reason IS 'Why the message was dead; for a replay the name of the request; of a pause or throttle its kind and value.';
 COMMENT ON COLUMN {schema}.audit.scope IS 'Who gave the message up, for a dead letter of an inbox; message_id is the letter''s id then.';
+COMMENT ON COLUMN {schema}.audit.command IS 'The same for all rows of one command, or of one transaction that called the functions itself.';
+COMMENT ON COLUMN {schema}.audit.undoes IS 'Of undo: the id of the row that it took back.';
 CREATE INDEX audit_key ON {schema}.audit (key);
+CREATE INDEX audit_discards ON {schema}.audit (command) WHERE action = 'discard';
+CREATE UNIQUE INDEX audit_undone ON {schema}.audit (undoes) WHERE undoes IS NOT NULL;
+
+-- Messages and dead letters that operators discarded, for undo_discard(): they are gone from their
+-- tables, so no program that reads these needs to know of them.
+CREATE TABLE {schema}.kept (
+  audit      bigint NOT NULL,
+  origin     text NOT NULL,
+  lane       smallint,
+  id         bigint NOT NULL,
+  lane_floor bigint,
+  follower   bigint,
+  bytes      bigint NOT NULL,
+  kept_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+  columns    jsonb NOT NULL,
+  payload    bytea NOT NULL,
+  CONSTRAINT kept_pkey PRIMARY KEY (audit) INCLUDE (bytes),
+  CONSTRAINT kept_origin CHECK (origin IN ('dead_letter', 'parked') AND (origin = 'parked') = (lane IS NOT NULL))
+);
+COMMENT ON TABLE {schema}.kept IS 'Rows that operators discarded, whole: for a day, and the newest 100,000 of at most 1 GiB. audit is the row that records it.';
+COMMENT ON COLUMN {schema}.kept.lane_floor IS 'All messages of the lane up to this id had been sent, or set aside, by then.';
+COMMENT ON COLUMN {schema}.kept.follower IS 'The next message of its ordering key that was set aside then.';
+COMMENT ON COLUMN {schema}.kept.columns IS 'All columns of the row but the payload.';
+CREATE INDEX kept_age ON {schema}.kept (kept_at);
+
+-- How long a row can be brought back.
+CREATE FUNCTION {schema}.kept_for() RETURNS interval
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN interval '1 day';
+
+-- A batch at a time: relays, consumers and the discards themselves call it.
+CREATE FUNCTION {schema}.forget_kept() RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  gone bigint;
+BEGIN
+  DELETE FROM {schema}.kept AS k
+  WHERE k.audit IN (
+    SELECT o.audit
+    FROM {schema}.kept AS o
+    WHERE o.kept_at < clock_timestamp() - {schema}.kept_for()
+    ORDER BY o.kept_at
+    LIMIT 10000
+  );
+  GET DIAGNOSTICS gone = ROW_COUNT;
+  RETURN gone;
+END $$;
+COMMENT ON FUNCTION {schema}.forget_kept IS 'For relays: forgets rows that operators discarded more than a day ago. Returns how many; 10,000 means that there may be more.';
+
+-- Before a batch is discarded, so that it is kept at least as long as the next one.
+CREATE FUNCTION {schema}.bound_kept() RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT {schema}.forget_kept();
+  DELETE FROM {schema}.kept AS k
+  WHERE k.audit IN (
+    SELECT o.audit
+    FROM (
+      SELECT n.audit, row_number() OVER newest AS place, sum(n.bytes) OVER newest AS bytes
+      FROM {schema}.kept AS n
+      WINDOW newest AS (ORDER BY n.audit DESC)
+    ) AS o
+    WHERE o.place > 100000 OR o.bytes > 1073741824
+  )
+$$;
+COMMENT ON FUNCTION {schema}.bound_kept IS 'Private: forgets the oldest discarded rows beyond the bounds.';
 
 -- A relay writes its row when it starts and every minute; nothing per message.
 CREATE TABLE {schema}.relay (

@@ -176,17 +176,28 @@ COMMENT ON TABLE {schema}.inbox_sweep_range IS 'For each range of blocks: before
 
 CREATE FUNCTION {schema}.discard_letters(ids bigint[], by text, note text) RETURNS SETOF bigint
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT {schema}.bound_kept();
   WITH gone AS (
     DELETE FROM {schema}.dead_letter
     WHERE dead_letter.id = ANY ($1)
-    RETURNING dead_letter.id, scope, key, subject, reason
+    RETURNING dead_letter.*
+  ),
+  noted AS (
+    INSERT INTO {schema}.audit (operator, note, action, message_id, scope, key, subject, reason)
+    SELECT $2, $3, 'discard', g.id, g.scope, g.key, g.subject, g.reason
+    FROM gone AS g
+    RETURNING audit.id, message_id
+  ),
+  kept AS (
+    INSERT INTO {schema}.kept (audit, origin, id, bytes, columns, payload)
+    SELECT n.id, 'dead_letter', g.id, octet_length(g.payload), to_jsonb(g) - 'payload', g.payload
+    FROM noted AS n
+    JOIN gone AS g ON g.id = n.message_id
   )
-  INSERT INTO {schema}.audit (operator, note, action, message_id, scope, key, subject, reason)
-  SELECT $2, $3, 'discard', g.id, g.scope, g.key, g.subject, g.reason
-  FROM gone AS g
-  RETURNING message_id
+  SELECT n.message_id
+  FROM noted AS n
 $$;
-COMMENT ON FUNCTION {schema}.discard_letters IS 'For operators: deletes dead letters; their keys stay settled as dead. Returns their ids.';
+COMMENT ON FUNCTION {schema}.discard_letters IS 'For operators: takes dead letters out, and keeps them for a day, see undo_discard(); their keys stay settled as dead. Returns their ids.';
 
 -- The key is freed only where it died of this very payload: a letter about another payload under a
 -- used key (a mismatch) leaves the settled key as it is. The fingerprint is computed as in the

@@ -322,6 +322,7 @@ DECLARE
                                      pg_relation_size('{schema}.inbox_claim')) / current_setting('block_size')::bigint;
   this_block bigint;
 BEGIN
+  PERFORM {schema}.forget_kept();
   IF shortest IS NULL THEN
     RETURN;
   END IF;

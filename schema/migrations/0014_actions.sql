@@ -41,12 +41,22 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.retry_dead IS 'For operators: makes dead messages of a lane due again, with their attempts forgotten. Returns their ids.';
 
+-- The next message of an ordering key that is set aside.
+CREATE FUNCTION {schema}.follower(lane smallint, ordering_key text, id bigint) RETURNS bigint
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT least(
+    (SELECT min(p.id) FROM {schema}.parked AS p WHERE p.lane = $1 AND p.ordering_key = $2 AND p.id > $3 AND p.dead_at IS NULL AND p.replay = 0),
+    (SELECT min(p.id) FROM {schema}.parked AS p WHERE p.lane = $1 AND p.ordering_key = $2 AND p.id > $3 AND p.dead_at IS NOT NULL AND p.replay = 0)
+  )
+$$;
+
 -- A replay is given up alone: its message was stored once, and can be replayed again. Then the
 -- relay looks at the first message of each ordering key: perhaps nothing stands before it any more.
 CREATE FUNCTION {schema}.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   PERFORM FROM {schema}.lane AS l WHERE l.lane = $1 FOR UPDATE;
+  PERFORM {schema}.bound_kept();
   RETURN QUERY
   WITH gone AS (
     DELETE FROM {schema}.parked AS p
@@ -57,7 +67,7 @@ BEGIN
         WHEN 'parked' THEN p.dead_at IS NULL AND p.replay = 0
         ELSE p.dead_at IS NULL AND p.replay > 0
       END
-    RETURNING p.lane, p.id, p.key, p.subject, p.ordering_key, p.error, p.replay
+    RETURNING p.*
   ),
   followed AS (
     UPDATE {schema}.parked AS p
@@ -86,13 +96,26 @@ BEGIN
     SET cancelled = g.replay
     FROM gone AS g
     WHERE g.replay > 0 AND r.lane = g.lane AND r.id = g.id
+  ),
+  noted AS (
+    INSERT INTO {schema}.audit (operator, note, action, lane, message_id, key, subject, reason)
+    SELECT $3, $4, CASE g.replay WHEN 0 THEN 'discard' ELSE 'cancel' END, g.lane, g.id, g.key, g.subject, g.error
+    FROM gone AS g
+    RETURNING audit.id, message_id
+  ),
+  kept AS (
+    INSERT INTO {schema}.kept (audit, origin, lane, id, lane_floor, follower, bytes, columns, payload)
+    SELECT n.id, 'parked', g.lane, g.id, c.floor, {schema}.follower(g.lane, g.ordering_key, g.id), octet_length(g.payload),
+           to_jsonb(g) - 'payload', g.payload
+    FROM noted AS n
+    JOIN gone AS g ON g.id = n.message_id
+    JOIN {schema}.lane_cursor AS c ON c.lane = g.lane
+    WHERE g.replay = 0
   )
-  INSERT INTO {schema}.audit (operator, note, action, lane, message_id, key, subject, reason)
-  SELECT $3, $4, CASE g.replay WHEN 0 THEN 'discard' ELSE 'cancel' END, g.lane, g.id, g.key, g.subject, g.error
-  FROM gone AS g
-  RETURNING message_id;
+  SELECT n.message_id
+  FROM noted AS n;
 END $$;
-COMMENT ON FUNCTION {schema}.give_up_parked IS 'For operators: gives messages or replays of a lane up for good, each if it is still dead, parked or replay, as kind says. Returns their ids.';
+COMMENT ON FUNCTION {schema}.give_up_parked IS 'For operators: gives messages or replays of a lane up, each if it is still dead, parked or replay, as kind says, and keeps the messages for a day, see undo_discard(). Returns their ids.';
 
 -- A replay takes the way of a parked message, so it keeps the order of its ordering key, and later
 -- messages wait behind it. One that is still to be sent, or dead, gets the next number and is sent

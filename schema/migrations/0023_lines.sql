@@ -271,9 +271,11 @@ COMMENT ON FUNCTION {schema}.retry_in_line IS 'For operators: has a dead letter 
 CREATE OR REPLACE FUNCTION {schema}.discard_letters(ids bigint[], by text, note text) RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+  lined bigint[];
   scopes text[];
   lines text[];
 BEGIN
+  PERFORM {schema}.bound_kept();
   WITH letter AS MATERIALIZED (
     SELECT d.id, d.scope, d.ordering_key
     FROM {schema}.dead_letter AS d
@@ -286,19 +288,31 @@ BEGIN
     SET ordering_key = NULL
     FROM letter AS l
     WHERE d.id = l.id
-    RETURNING l.scope, l.ordering_key
+    RETURNING l.id, l.scope, l.ordering_key
   )
-  SELECT array_agg(f.scope), array_agg(f.ordering_key) INTO scopes, lines FROM freed AS f;
+  SELECT array_agg(f.id), array_agg(f.scope), array_agg(f.ordering_key) INTO lined, scopes, lines FROM freed AS f;
   RETURN QUERY
   WITH gone AS (
     DELETE FROM {schema}.dead_letter AS d
     WHERE d.id = ANY (discard_letters.ids)
-    RETURNING d.id, d.scope, d.key, d.subject, d.reason
+    RETURNING d.*
+  ),
+  noted AS (
+    INSERT INTO {schema}.audit (operator, note, action, message_id, scope, key, subject, reason)
+    SELECT discard_letters.by, discard_letters.note, 'discard', g.id, g.scope, g.key, g.subject, g.reason
+    FROM gone AS g
+    RETURNING audit.id, message_id
+  ),
+  kept AS (
+    INSERT INTO {schema}.kept (audit, origin, id, bytes, columns, payload)
+    SELECT n.id, 'dead_letter', g.id, octet_length(g.payload),
+      (to_jsonb(g) - 'payload') || jsonb_build_object('ordering_key', l.line), g.payload
+    FROM noted AS n
+    JOIN gone AS g ON g.id = n.message_id
+    LEFT JOIN unnest(lined, lines) AS l (id, line) ON l.id = g.id
   )
-  INSERT INTO {schema}.audit (operator, note, action, message_id, scope, key, subject, reason)
-  SELECT discard_letters.by, discard_letters.note, 'discard', g.id, g.scope, g.key, g.subject, g.reason
-  FROM gone AS g
-  RETURNING message_id;
+  SELECT n.message_id
+  FROM noted AS n;
   PERFORM {schema}.advance_line(l.scope, l.line) FROM unnest(scopes, lines) AS l (scope, line);
 END $$;
-COMMENT ON FUNCTION {schema}.discard_letters IS 'For operators: deletes dead letters; their keys stay settled as dead, and messages that wait behind them run. Returns their ids.';
+COMMENT ON FUNCTION {schema}.discard_letters IS 'For operators: takes dead letters out, and keeps them for a day, see undo_discard(); their keys stay settled as dead, and messages that wait behind them run. Returns their ids.';

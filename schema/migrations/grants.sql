@@ -86,7 +86,7 @@ BEGIN
     -- Retention: the ring of segments.
     GRANT EXECUTE ON FUNCTION
       {schema}.end_turn(float8, integer, float8), {schema}.drain_segments(), {schema}.find_unsent(float8, integer),
-      {schema}.empty_segment(float8), {schema}.forget_emptied(integer)
+      {schema}.empty_segment(float8), {schema}.forget_emptied(integer), {schema}.forget_kept()
       TO "{name}_relay";
     GRANT SELECT ON {schema}.discarded, {schema}.replay TO "{name}_relay";
     GRANT SELECT, INSERT, DELETE, UPDATE (reached_at) ON {schema}.milestone TO "{name}_relay";
@@ -136,6 +136,8 @@ BEGIN
       {schema}.audit
       TO "{name}_operator";
     GRANT SELECT ON {schema}.maintenance TO "{name}_operator";
+    -- Whether a discard can be taken back; not its payload.
+    GRANT SELECT (audit) ON {schema}.kept TO "{name}_operator";
     -- All that operators change. Each function writes the audit: no table is open to them.
     GRANT EXECUTE ON FUNCTION
       {schema}.retry_dead(smallint, bigint[], text, text),
@@ -152,6 +154,7 @@ BEGIN
       {schema}.abandon_saga_as(bigint, text, text, text),
       {schema}.discard_letters(bigint[], text, text), {schema}.retry_letter(bigint, text, text),
       {schema}.retry_in_line(bigint, text, text),
+      {schema}.undo_rows(bigint), {schema}.undo_discard(bigint, text, text),
       {schema}.retry_failing(text, text, text, text, text, text),
       {schema}.forget_failing(text, text, text, text, text, text),
       {schema}.bury_failing(text, text, text, bytea, text, jsonb, text, bigint, timestamptz, bigint, text, text, text)

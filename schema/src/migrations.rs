@@ -3,7 +3,7 @@
 /// Number, name, file.
 pub(crate) type Migration<'a> = (i32, &'a str, &'a str);
 
-pub(crate) const MIGRATIONS: [Migration<'_>; 24] = [
+pub(crate) const MIGRATIONS: [Migration<'_>; 25] = [
     (1, "grammar", include_str!("../migrations/0001_grammar.sql")),
     (2, "outbox", include_str!("../migrations/0002_outbox.sql")),
     (3, "delayed", include_str!("../migrations/0003_delayed.sql")),
@@ -28,6 +28,7 @@ pub(crate) const MIGRATIONS: [Migration<'_>; 24] = [
     (22, "letters", include_str!("../migrations/0022_letters.sql")),
     (23, "lines", include_str!("../migrations/0023_lines.sql")),
     (24, "history", include_str!("../migrations/0024_history.sql")),
+    (25, "undo", include_str!("../migrations/0025_undo.sql")),
 ];
 
 /// The schema version that this build installs.

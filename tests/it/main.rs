@@ -249,6 +249,7 @@ mod operator {
     mod databases; // commands on the databases that a file names
     mod verify; // the log compared with a stream, message by message
     mod confirmed; // a dry run of sagas and replays shows rows, which a token confirms
+    mod undo; // a discard comes back whole, or not at all
     mod dead; // dead messages: list, show, retry, discard
     mod given_up; // parked messages and replays that an operator gives up
     mod reused; // a key that is used again: each command acts on the message that is meant

@@ -25,6 +25,8 @@ pub(crate) struct Run {
     pub(super) json: bool,
     pub(super) rate: Option<f64>,
     pub(super) confirm: Option<Shown>,
+    /// A row in the audit by which the command can be undone.
+    pub(super) undo: Option<i64>,
 }
 
 pub(super) fn json() -> Arg {
@@ -93,6 +95,7 @@ impl Run {
             json: flags.get_flag("json"),
             rate: flags.try_get_one("rate").ok().flatten().copied(),
             confirm: flags.try_get_one("confirm").ok().flatten().copied(),
+            undo: None,
         }
     }
 
@@ -172,12 +175,16 @@ impl Run {
             if let Some(token) = token {
                 document["confirm"] = token.into();
             }
+            if let Some(undo) = self.undo {
+                document["undo"] = undo.into();
+            }
             output::json_lines(&[document])?
         } else {
             let verb = if self.dry_run { format!("would {action}") } else { past.to_owned() };
             let confirm = token.zip(rows).map(|(token, rows)| confirmation(action, &token, rows));
             let confirm = confirm.unwrap_or_default();
-            format!("{verb} {}\n{confirm}", counted(count, what))
+            let undo = self.undo.map(|id| format!("to bring them back within a day: oncebox undo {id}\n"));
+            format!("{verb} {}\n{confirm}{}", counted(count, what), undo.unwrap_or_default())
         };
         output::print(&text)?;
         Ok(())

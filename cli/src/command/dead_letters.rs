@@ -158,13 +158,14 @@ impl DeadLetters {
                 run.report_rows("retry", "retried", done, rows.as_ref())?;
                 ensure!(done > 0, NOTHING);
             }
-            Self::Discard { selection, limit, run } => {
+            Self::Discard { selection, limit, mut run } => {
                 let mut operator = run.connect(outbox, &mut tasks).await?;
                 let rows = look(&operator, "inbox dead discard", &selection, limit, &run).await?;
                 let done = match &rows {
                     Some(rows) if run.dry_run => rows.count(),
                     only => operator.discard_dead_letters(&selection, limit, only.as_ref()).await?,
                 };
+                run.undo = operator.last_discard().await?;
                 run.report_rows("discard", "discarded", done, rows.as_ref())?;
                 ensure!(done > 0, NOTHING);
             }

@@ -32,6 +32,7 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
     ),
     ("oncebox why order-4711 --json", "The same for programs"),
     ("oncebox trace order-4711", "Where a message and those of its steps are"),
+    ("oncebox undo 4711 --dry-run", "Which messages of a discard would come back, and which cannot"),
     ("oncebox adopt --discard-backlog --by mina", "Make a copied database an outbox of its own"),
     ("oncebox adopt --move --note INC-7", "The original has moved here: go on under its identity"),
     (

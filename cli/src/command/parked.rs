@@ -187,7 +187,7 @@ impl Asked {
                 })?;
                 output::print(&if json { output::json_lines(&[message])? } else { details(&message) })?;
             }
-            Self::Act { action, selection, limit, run } => {
+            Self::Act { action, selection, limit, mut run } => {
                 let mut operator = run.connect(config, &mut tasks).await?;
                 let mut rows = run.rows(&operator, words(action)).await?;
                 if let Some(rows) = &mut rows {
@@ -205,6 +205,7 @@ impl Asked {
                     }
                     ParkedAction::GiveUp(kind) => ("discard", "discarded", kind),
                 };
+                run.undo = operator.last_discard().await?;
                 run.report_rows(name, past, done, rows.as_ref())?;
                 if done == 0 {
                     return Err(action::nothing(&mut operator, noun(kind), selection.key.as_deref()).await);

@@ -105,6 +105,7 @@ impl Pauses {
             json: flags.get_flag("json"),
             rate: None,
             confirm: None,
+            undo: None,
         };
         if name == "resume" {
             return Self::Resume { of, run };

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use oncebox_connect::{config::Config, error::error_chain};
 use oncebox_operator::{
     Ends, FailingDone, Moment, Operator, ParkedAction, ParkedKind, PauseOf, ReplaySelection, RowSet,
-    SagaAction,
+    SagaAction, UndoRow,
 };
 
 use super::{Order, Part, Shown, Verb, delayed, failing, messages, sagas};
@@ -33,6 +33,11 @@ impl Part {
             Verb::AbandonSagas => Some(SagaAction::Abandon),
             _ => None,
         })
+    }
+
+    pub(crate) fn audit_id(&self) -> Result<i64, Problem> {
+        let id = self.0.parsed("id")?;
+        id.ok_or_else(|| Problem::Bad("id: which row of the audit?".to_owned()))
     }
 
     fn stream(&self) -> String {
@@ -139,6 +144,15 @@ impl Order {
         Ok(Counted::One)
     }
 
+    /// The rows of a discard, each with the reason why it cannot come back.
+    pub(crate) async fn undo_rows(&self, operator: &Operator) -> Result<Vec<UndoRow>, Problem> {
+        let mut found = Vec::new();
+        for part in self.parts().iter().filter(|_| self.verb == Verb::Undo) {
+            found.extend(operator.undo_rows(part.audit_id()?).await.map_err(refused)?);
+        }
+        Ok(found)
+    }
+
     async fn find(&self, part: &Part, operator: &Operator, rows: &mut RowSet) -> Result<(), Problem> {
         if let Some(action) = Part::parked(self.verb) {
             let selection = messages(&part.0)?;
@@ -155,6 +169,7 @@ impl Order {
                     .await
                     .map(drop)
             }
+            Verb::Undo => operator.find_undo(part.audit_id()?, rows).await,
             Verb::CancelDelayed => operator.find_delayed(&delayed(&part.0)?, None, rows).await,
             Verb::RetryFailing | Verb::BuryFailing => {
                 let is_retry = self.verb == Verb::RetryFailing;
@@ -231,6 +246,7 @@ impl Order {
                 }
                 done(found.map(|found| found.done + found.gone))
             }
+            Verb::Undo => done(operator.undo(part.audit_id()?).await),
             Verb::CancelDelayed => done(operator.cancel_delayed(&delayed(&part.0)?, None, rows).await),
             Verb::Replay => {
                 let now = match rows {

@@ -29,6 +29,7 @@ pub(crate) enum Verb {
     Pause,
     Throttle,
     Resume,
+    Undo,
 }
 
 /// All about one of them.
@@ -51,7 +52,7 @@ const OF_FAILING: &[&str] = OF_LETTERS;
 const OF_SAGAS: &[&str] = &["key", "type", "state"];
 const OF_PAUSES: &[&str] = &["subject", "stream", "ordering-key"];
 
-const ALL: [Words; 17] = [
+const ALL: [Words; 18] = [
     Words {
         verb: Verb::RetryDead,
         names: ["dead", "retry"],
@@ -71,7 +72,8 @@ const ALL: [Words; 17] = [
         things: "messages",
         selectors: OF_MESSAGES,
         others: &[],
-        consequence: "No relay ever sends these messages; the messages behind them go on. This cannot be undone.",
+        consequence: "No relay sends these messages; the messages behind them go on. For a day, undo brings them back, \
+                      unless a later message of their ordering key was sent.",
     },
     Words {
         verb: Verb::DiscardParked,
@@ -81,7 +83,8 @@ const ALL: [Words; 17] = [
         things: "messages",
         selectors: OF_MESSAGES,
         others: &[],
-        consequence: "No relay tries these messages again; the messages behind them go on. This cannot be undone.",
+        consequence: "No relay tries these messages again; the messages behind them go on. For a day, undo brings them \
+                      back, unless a later message of their ordering key was sent.",
     },
     Words {
         verb: Verb::CancelReplays,
@@ -111,7 +114,7 @@ const ALL: [Words; 17] = [
         things: "dead letters",
         selectors: OF_LETTERS,
         others: &[],
-        consequence: "The letters are deleted; their keys stay settled as dead. This cannot be undone.",
+        consequence: "The letters are taken out; their keys stay settled as dead. For a day, undo brings them back.",
     },
     Words {
         verb: Verb::RetryFailing,
@@ -228,6 +231,16 @@ const ALL: [Words; 17] = [
         others: &[],
         consequence: "Relays send these messages again from their next pass on.",
     },
+    Words {
+        verb: Verb::Undo,
+        names: ["audit", "undo"],
+        command: "oncebox undo",
+        past: "brought back",
+        things: "rows",
+        selectors: &["id"],
+        others: &[],
+        consequence: "All rows of this discard come back to where they were, or none does.",
+    },
 ];
 
 impl Verb {
@@ -288,9 +301,9 @@ impl Verb {
         self.all().consequence
     }
 
-    /// Whether it cannot be taken back.
+    /// Whether it destroys something: its word is typed before it is done, as on the command line.
     pub(crate) fn is_grave(self) -> bool {
-        self.consequence().contains("cannot be undone")
+        ["discard", "skip", "abandon", "bury", "cancel"].contains(&self.names()[1])
     }
 
     /// Whether it changes rows that can be shown first, and nothing else.
@@ -300,8 +313,10 @@ impl Verb {
 
     /// Whether a limit of changes a second means something.
     pub(crate) fn has_rate(self) -> bool {
-        let is_at_once =
-            matches!(self, Self::RetrySagas | Self::SkipStep | Self::AbandonSagas | Self::Resend);
+        let is_at_once = matches!(
+            self,
+            Self::RetrySagas | Self::SkipStep | Self::AbandonSagas | Self::Resend | Self::Undo
+        );
         (self.has_rows() && !is_at_once) || self == Self::Throttle
     }
 

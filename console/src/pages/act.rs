@@ -11,6 +11,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use maud::{Markup, html};
+use oncebox_operator::UndoRow;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
@@ -23,6 +24,7 @@ use crate::{
     html::{layout::token, words},
     jobs::Job,
     order::{Counted, Order},
+    pages::list::ROWS_MAX,
     problem::Problem,
     view::{View, document, problem_page},
 };
@@ -40,6 +42,8 @@ pub(crate) struct Plan {
     /// The rows that are shown, for the field of this name: only these are changed then.
     shown: Option<String>,
     consequence: &'static str,
+    /// The rows of a discard that would come back, each with the reason why it cannot.
+    rows: Vec<UndoRow>,
     /// `None` when time ran out.
     #[serde(skip)]
     counted: Option<Counted>,
@@ -53,18 +57,23 @@ pub(crate) async fn load(ask: Arc<Ask>) -> Result<Plan, Problem> {
 async fn plan(ask: &Ask, order: Order) -> Result<Plan, Problem> {
     let database = ask.database()?;
     let mut turn = database.turn().await?;
-    let counted = timeout(COUNT_MAX, order.count(turn.operator())).await;
-    let counted = match counted {
+    let looking = async {
+        let rows = order.undo_rows(turn.operator()).await?;
+        Ok::<_, Problem>((order.count(turn.operator()).await?, rows))
+    };
+    let counted = timeout(COUNT_MAX, looking).await;
+    let (counted, rows) = match counted {
         Ok(counted) => {
             turn.keep().await;
-            Some(counted?)
+            let (counted, rows) = counted?;
+            (Some(counted), rows)
         }
-        Err(_) => None,
+        Err(_) => (None, Vec::new()),
     };
     let consequence = order.verb.consequence();
     let count = counted.as_ref().and_then(Counted::count);
     let shown = counted.as_ref().and_then(Counted::rows).map(|rows| rows.shown().to_string());
-    Ok(Plan { database: database.name().to_owned(), order, count, shown, consequence, counted })
+    Ok(Plan { database: database.name().to_owned(), order, count, shown, consequence, rows, counted })
 }
 
 impl View for Plan {
@@ -88,8 +97,10 @@ impl View for Plan {
                 dt { "Database" } dd { (self.database) }
                 @for (name, value) in &self.order.fields { dt { (name) } dd { (value) } }
             }
+            (self.table())
             @if !ask.may_act() { p.problem { (why_not(ask)) } }
             @else if self.is_uncounted() {}
+            @else if self.is_blocked() { p.problem { "A row cannot come back, so none would." } }
             @else if is_idle { p.quiet { "Nothing is selected that can be changed so." } }
             @else {
                 form.stack action=(format!("/db/{}/act", self.database)) method="post" {
@@ -103,6 +114,10 @@ impl View for Plan {
                         input #rate type="number" name="rate" min="0.001" step="any" placeholder="as fast as it goes"
                             value=(self.order.rate.map(|rate| rate.to_string()).unwrap_or_default());
                     }
+                    @if self.order.verb.is_grave() {
+                        label for="word" { "Type " strong { (action) } " to go on" }
+                        input #word type="text" name="word" required pattern=(action) autocomplete="off" autocapitalize="off";
+                    }
                     button.main[!self.order.verb.is_grave()].grave[self.order.verb.is_grave()] { (action) " as " (ask.user.name) }
                 }
             }
@@ -115,6 +130,25 @@ impl View for Plan {
 }
 
 impl Plan {
+    fn is_blocked(&self) -> bool {
+        self.rows.iter().any(|row| row.obstacle.is_some())
+    }
+
+    /// The first rows that would come back, those that cannot before all others.
+    fn table(&self) -> Markup {
+        let (blocked, free): (Vec<_>, Vec<_>) = self.rows.iter().partition(|row| row.obstacle.is_some());
+        html! { @if !self.rows.is_empty() { div.scroll tabindex="0" { table {
+            thead { tr { th { "Key" } th { "Where" } th { "Subject" } th { "Reason" } th { "Cannot come back" } } }
+            tbody { @for row in blocked.into_iter().chain(free).take(ROWS_MAX) { tr {
+                td.long { (row.key.as_deref().unwrap_or("none")) }
+                td { (row.scope.as_deref().unwrap_or("outbox")) }
+                td.long { (row.subject.as_deref().unwrap_or_default()) }
+                td.long { (row.reason.as_deref().unwrap_or_default()) }
+                td.long { (row.obstacle.as_deref().unwrap_or_default()) }
+            } } }
+        } } } }
+    }
+
     /// Whether rows could not be counted in time: they cannot be confirmed then.
     fn is_uncounted(&self) -> bool {
         self.counted.is_none() && self.order.verb.has_rows()
@@ -182,6 +216,10 @@ async fn begin(ask: &Ask, fields: &Fields, was_shown: bool) -> Result<Arc<Job>, 
     let order = Order::parse(fields)?;
     if was_shown && order.verb.has_rows() && order.shown.is_none() {
         return Err(Problem::Bad("shown: the rows are not those of a page; load its page again".to_owned()));
+    }
+    let [_, word] = order.verb.names();
+    if was_shown && order.verb.is_grave() && fields.get("word") != Some(word) {
+        return Err(Problem::Bad(format!("word: {word} was not typed; nothing was done")));
     }
     let Plan { count, order, counted, .. } = plan(ask, order).await?;
     if count == Some(0) {

@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::list::{ROWS_MAX, more};
 use crate::{
     ask::Ask,
+    fields::Fields,
     html::{
         layout::key_link,
         words::{empty, time},
@@ -36,8 +37,7 @@ pub(crate) async fn load(ask: Arc<Ask>) -> Result<Audit, Problem> {
     turn.keep().await;
     let is_more = rows.len() > ROWS_MAX;
     rows.truncate(ROWS_MAX);
-    let after = rows.last().filter(|_| is_more).map(|(id, _)| *id);
-    let rows = rows.into_iter().map(|(_, row)| row).collect();
+    let after = rows.last().filter(|_| is_more).map(|row| row.id);
     Ok(Audit { database: database.name().to_owned(), rows, after })
 }
 
@@ -55,7 +55,9 @@ impl View for Audit {
                     tbody { @for row in &self.rows { tr {
                         td { (time(row.happened_at)) }
                         td { (row.operator.as_deref().unwrap_or("-")) " " span.quiet { "as " (row.database_user) } }
-                        td { (row.action) }
+                        td { (row.action) @if row.can_undo && ask.may_act() {
+                            " " a href=(Fields::link(&format!("/db/{}/act", self.database), &[("kind", "audit"), ("action", "undo"), ("id", &row.id.to_string())])) { "undo" }
+                        } }
                         td.long { @if let Some(key) = &row.key { (key_link(key)) } }
                         td.long { (row.reason.as_deref().unwrap_or_default()) }
                         td.long { (row.note.as_deref().unwrap_or_default()) }

@@ -137,6 +137,9 @@ impl View for One {
                     }
                 }
             }
+            @if end.is_some() { @if let id @ 1.. = job.undo.load(Ordering::Relaxed) { p {
+                a href=(format!("/db/{}/act?kind=audit&action=undo&id={id}", job.database)) { "Undo" } ", within a day"
+            } } }
             dl {
                 dt { "Database" } dd { a href=(format!("/db/{}", job.database)) { (job.database) } }
                 dt { "By" } dd { (job.by) }

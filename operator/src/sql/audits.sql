@@ -1,5 +1,5 @@
 -- Actions of operators, the newest first.
--- $1: before this id; $2: rows at most. Index: audit_pkey, backwards. Locking: none.
+-- $1: before this id; $2: rows at most. Index: audit_pkey, backwards; kept_pkey. Locking: none.
 SELECT
   a.id,
   a.happened_at,
@@ -8,7 +8,8 @@ SELECT
   a.note,
   a.action,
   a.key,
-  a.reason
+  a.reason,
+  EXISTS (SELECT FROM {schema}.kept AS k WHERE k.audit = a.id) AS can_undo
 FROM {schema}.audit AS a
 WHERE a.id < $1
 ORDER BY a.id DESC

@@ -1,13 +1,15 @@
 -- Actions of operators on messages, the newest rows.
--- $1: their keys; $2: rows at most. Index: audit_key. Locking: none.
+-- $1: their keys; $2: rows at most. Index: audit_key, kept_pkey. Locking: none.
 SELECT
+  a.id,
   a.happened_at,
   a.database_user,
   a.operator,
   a.note,
   a.action,
   a.key,
-  a.reason
+  a.reason,
+  EXISTS (SELECT FROM {schema}.kept AS k WHERE k.audit = a.id) AS can_undo
 FROM {schema}.audit AS a
 WHERE a.key = ANY ($1)
 ORDER BY a.id DESC

@@ -275,6 +275,8 @@ impl Maintainer {
         self.noted("look which segments are drained", drained).await?;
         self.tasks.extend(self.retention.map(|retention| Task::Turn { retention }));
         self.tasks.push_back(Task::Unhandled);
+        let forgotten = self.store.forget_kept().await;
+        self.noted("forget what operators discarded", forgotten).await?;
         let hastened = self.store.hasten().await;
         let hastened = self.noted("correct due times", hastened).await?;
         if hastened > 0 {

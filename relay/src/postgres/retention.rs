@@ -202,6 +202,11 @@ impl Store {
         Ok(hastened)
     }
 
+    /// Forgets a batch of what operators discarded more than a day ago.
+    pub(crate) async fn forget_kept(self: &Arc<Self>) -> Result<(), StoreError> {
+        self.ask("forget what operators discarded", &self.sql.forget_kept, &[]).await.map(drop)
+    }
+
     /// Has one of those messages tried, unless somebody else has the lane for a long time; returns
     /// how many that is.
     pub(crate) async fn probe(self: &Arc<Self>, lane: i16, waits_for: &str) -> Result<u64, StoreError> {

@@ -100,6 +100,7 @@ statements!(
     empty_segment,
     find_unsent,
     forget_emptied,
+    forget_kept,
     note_fault,
     forget_faults,
     end_turn,

@@ -46,7 +46,9 @@ pub(super) fn form(page: &Answer, fields: &str) -> String {
     let shown =
         page.body.split_once(r#"name="shown" value=""#).map(|(_, rest)| rest.split('"').next().unwrap());
     let shown = shown.map(|shown| format!("&shown={shown}")).unwrap_or_default();
-    format!("token={}&{fields}{shown}", token(page))
+    let word = page.body.split_once("Type <strong>").map(|(_, rest)| rest.split('<').next().unwrap());
+    let word = word.map(|word| format!("&word={word}")).unwrap_or_default();
+    format!("token={}&{fields}{shown}{word}", token(page))
 }
 
 /// Confirms an action as somebody who need not sign in; returns the job's path.
@@ -274,4 +276,45 @@ async fn sagas_pauses_and_replays_are_acted_on() {
     let actions = "SELECT string_agg(action, ' ' ORDER BY id) FROM oncebox.audit";
     let actions: String = client.query_one(actions, &[]).await.unwrap().get(0);
     assert_eq!(actions, "retry skip abandon pause resume pause resume");
+}
+
+#[tokio::test]
+async fn a_discard_waits_for_its_word_and_can_be_undone() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    client.batch_execute(LETTERS).await.unwrap();
+    let console = Console::of(&env, &["--allow-actions", "--by", "desk"]).await;
+    let fields = "kind=dead-letters&action=discard&reason=no+money";
+    let page = console.get(&format!("/db/shop/act?{fields}")).await;
+    let filled = form(&page, fields);
+    let (without, word) = filled.rsplit_once("&word=").unwrap();
+    assert_eq!(word, "discard");
+    let letters = async || number(&client, "SELECT count(*) FROM oncebox.dead_letter").await;
+    for wrong in [without.to_owned(), format!("{without}&word=yes")] {
+        let answer = console.ask("POST", "/db/shop/act", &[], &wrong).await;
+        assert!(answer.status == 400 && answer.body.contains("discard was not typed"), "{}", answer.body);
+        assert_eq!(letters().await, 260);
+    }
+    let job = confirm(&console, fields).await;
+    assert_eq!(end(&console, &job).await, json!({ "done": "discarded 10 dead letters" }));
+    assert_eq!(letters().await, 250);
+    let id = console.api(&job).await["undo"].as_u64().unwrap();
+    let undo = format!("kind=audit&action=undo&id={id}");
+    let link = format!("/db/shop/act?{}", undo.replace('&', "&amp;"));
+    for place in [&*job, "/db/shop/audit"] {
+        let page = console.get(place).await;
+        assert!(page.body.contains(&link), "{link}: {}", page.body);
+    }
+    let page = console.get(&format!("/db/shop/act?{undo}")).await;
+    assert!(
+        page.body.contains("<strong>10 rows</strong>") && page.body.contains("letter-251"),
+        "{}",
+        page.body
+    );
+    let job = confirm(&console, &undo).await;
+    assert_eq!(end(&console, &job).await, json!({ "done": "brought back 10 rows" }));
+    assert_eq!(letters().await, 260);
+    let page = console.get(&format!("/db/shop/act?{undo}")).await;
+    let is_refused = page.body.contains("desk brought it back at") && !page.body.contains("undo as desk");
+    assert!(is_refused, "{}", page.body);
 }

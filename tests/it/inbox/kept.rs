@@ -189,7 +189,7 @@ async fn the_effects_of_a_dead_key_are_remembered_as_long_as_it_can_be_retried()
         assert!(matches!(verdict, Verdict::Dead { .. }), "{verdict:?}");
     }
     let discard = ["inbox", "dead", "discard", "--key", "discarded"];
-    assert_eq!(run_ok(env.database_url(), &discard).await, "discarded 1 message\n");
+    assert!(run_ok(env.database_url(), &discard).await.starts_with("discarded 1 message\n"));
     pass(&env, 49).await;
     assert_eq!(sweep(leased.inbox()).await, 3, "the keys");
     assert_eq!(kept(&env).await, [0, 2, 0, 2], "the letters, and the effects of those that have one");

@@ -113,7 +113,7 @@ async fn dead_letters_are_listed_shown_retried_and_discarded() {
     assert_eq!((list(url, &[]).await.len(), audit(&env).await), (4, vec![]));
 
     let discard = ["inbox", "dead", "discard", "--key", "k0", "--by", "mina", "--note", "INC-7"];
-    assert_eq!(run_ok(url, &discard).await, "discarded 1 message\n");
+    assert!(run_ok(url, &discard).await.starts_with("discarded 1 message\n"));
     assert!(key_is_dead(&env, "k0").await, "a copy of it is answered, not handled");
     mended.store(true, SeqCst);
     let (code, output, log) = retry(&env, &["--all", "--limit", "2", "--json"]).await;
@@ -228,10 +228,8 @@ async fn a_mismatch_that_is_retried_leaves_the_settled_key_as_it_is() {
     eventually("and again", LIMIT, async || (inbox.counts().dead == 3).then_some(())).await;
     settled(&env).await;
     running.stop().await;
-    assert_eq!(
-        run_ok(env.database_url(), &["inbox", "dead", "discard", "--all"]).await,
-        "discarded 4 messages\n"
-    );
+    let discarded = run_ok(env.database_url(), &["inbox", "dead", "discard", "--all"]).await;
+    assert!(discarded.starts_with("discarded 4 messages\n"), "{discarded}");
     assert_eq!((count(&env, "oncebox.audit").await, effects(&env).await), (7, 1));
 }
 

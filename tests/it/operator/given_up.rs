@@ -86,9 +86,13 @@ async fn a_parked_message_is_discarded_and_its_ordering_key_goes_on_in_order() {
     let told = run_ok(url, &dry).await;
     assert!(told.starts_with("would discard 5 messages\n") && told.contains("--confirm 1-"), "{told}");
     let discard = ["outbox", "parked", "discard", "--key", "typo", "--by", "mina", "--note", "INC-8"];
-    assert_eq!(run_ok(url, &discard).await, "discarded 1 message\n");
+    assert!(run_ok(url, &discard).await.starts_with("discarded 1 message\n"));
     // From the middle: those before and behind it keep their order.
-    assert_eq!(run_ok(url, &["outbox", "parked", "discard", "--key", "c"]).await, "discarded 1 message\n");
+    assert!(
+        run_ok(url, &["outbox", "parked", "discard", "--key", "c"])
+            .await
+            .starts_with("discarded 1 message\n")
+    );
     // Not even before a relay has looked: nobody needs a stream for them any more.
     let subjects = &super::status::status(url).await["subjects"];
     assert!(
@@ -214,7 +218,11 @@ async fn a_dead_replay_is_listed_by_a_key_that_every_command_takes() {
     assert_eq!((&shown["state"], &shown["replay"]), (&json!("dead"), &json!(1)));
     assert_eq!(traced(url, keys[0]).await, (json!("settled"), json!("dead")));
     assert_eq!(run_ok(url, &["outbox", "dead", "retry", "--key", keys[0]]).await, "retried 1 message\n");
-    assert_eq!(run_ok(url, &["outbox", "dead", "discard", "--key", keys[1]]).await, "discarded 1 message\n");
+    assert!(
+        run_ok(url, &["outbox", "dead", "discard", "--key", keys[1]])
+            .await
+            .starts_with("discarded 1 message\n")
+    );
     assert_eq!(traced(url, "n").await, (json!("settled"), json!("cancelled")), "it was not sent");
     take(&env, ">").await;
     drain(&mut worker).await;

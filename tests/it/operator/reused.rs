@@ -139,5 +139,5 @@ async fn operators_see_both_messages_of_a_key_and_act_on_the_one_that_is_meant()
     let shown = json(run_ok(env.database_url(), &["outbox", "dead", "show", "p-0", "--json"]).await);
     assert_eq!(shown["id"].as_i64(), Some(of_parked[1]), "{shown}");
     let discard = ["outbox", "parked", "discard", "--key", "p-0"];
-    assert_eq!(run_ok(env.database_url(), &discard).await, "discarded 1 message\n");
+    assert!(run_ok(env.database_url(), &discard).await.starts_with("discarded 1 message\n"));
 }

@@ -48,6 +48,7 @@ async fn each_action_of_an_operator_is_in_the_audit_under_the_login() {
     client.batch_execute("SET ROLE oncebox_operator").await.unwrap();
     for (call, action) in [
         ("discard_letters('{1}', 'mina', 'n')", "discard"),
+        ("undo_discard((SELECT max(a.id) FROM oncebox.audit AS a), 'mina', 'n')", "undo"),
         ("retry_letter(2, 'mina', 'n')", "retry"),
         ("retry_in_line(3, 'mina', 'n')", "retry"),
         ("retry_failing('s', '', 'f1', '', 'mina', 'n')", "retry"),

@@ -116,7 +116,7 @@ JOIN pg_proc AS p ON p.pronamespace = s.oid
 WHERE s.nspname = $1
   AND p.proname IN (
     'repair_ids', 'written_by', 'lane_count', 'headers_text', 'readable_headers', 'move_delayed', 'end_turn',
-    'drain_segments', 'find_unsent', 'empty_segment', 'forget_emptied', 'note_loss', 'resend_lost'
+    'drain_segments', 'find_unsent', 'empty_segment', 'forget_emptied', 'forget_kept', 'note_loss', 'resend_lost'
   )
   AND NOT has_function_privilege(p.oid, 'EXECUTE')
 ORDER BY 1

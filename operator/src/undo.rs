@@ -1,0 +1,84 @@
+//! Undo: all that one discard took out comes back, or none of it.
+
+use oncebox_connect::error::RelayError;
+use schemars::JsonSchema;
+use serde::Serialize;
+use tokio_postgres::Row;
+
+use super::{Operator, failed, query, shown::RowSet};
+
+/// A row that a discard took out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[non_exhaustive]
+pub struct UndoRow {
+    /// The row of the audit that records it.
+    pub audit_id: i64,
+    /// The id of the message, or of the dead letter.
+    pub id: i64,
+    /// The inbox of a dead letter; `None` for a message of the outbox.
+    pub scope: Option<String>,
+    /// Its key.
+    pub key: Option<String>,
+    /// Its subject.
+    pub subject: Option<String>,
+    /// Why it had been given up.
+    pub reason: Option<String>,
+    /// Why it cannot come back; `None` when it can.
+    pub obstacle: Option<String>,
+}
+
+impl Operator {
+    /// The rows of a discard, which any of its rows in the audit names; none when it is no discard.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn undo_rows(&self, audit_id: i64) -> Result<Vec<UndoRow>, RelayError> {
+        let rows = self.query("look at a discard", &self.sql.undo_rows, &[&audit_id]).await?;
+        Ok(rows.iter().map(undo_row).collect())
+    }
+
+    /// Adds the rows of a discard to a set.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn find_undo(&self, audit_id: i64, found: &mut RowSet) -> Result<(), RelayError> {
+        let rows = self.undo_rows(audit_id).await?;
+        rows.iter().for_each(|row| found.add_old(&row.audit_id));
+        Ok(())
+    }
+
+    /// Brings all rows of a discard back to where they were, in one transaction; returns how many.
+    ///
+    /// # Errors
+    /// One of them cannot come back, so none did; or PostgreSQL refused or went away.
+    pub async fn undo(&mut self, audit_id: i64) -> Result<u64, RelayError> {
+        let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
+        let transaction = self.begin().await?;
+        let rows = query(&transaction, "undo", &sql.undo, &[&audit_id, &stamp.operator, &stamp.note]).await?;
+        query(&transaction, "wake the relays", &sql.wake, &[&schema.as_str()]).await?;
+        transaction.commit().await.map_err(failed("commit"))?;
+        Ok(rows.len() as u64)
+    }
+
+    /// The row of the audit that undoes what this operator has discarded; `None` when that is
+    /// nothing.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn last_discard(&self) -> Result<Option<i64>, RelayError> {
+        let rows = self.query("read the audit table", &self.sql.last_discard, &[&self.command]).await?;
+        Ok(rows.first().and_then(|row| row.get(0)))
+    }
+}
+
+fn undo_row(row: &Row) -> UndoRow {
+    UndoRow {
+        audit_id: row.get("audit_id"),
+        id: row.get("message_id"),
+        scope: row.get("scope"),
+        key: row.get("key"),
+        subject: row.get("subject"),
+        reason: row.get("reason"),
+        obstacle: row.get("obstacle"),
+    }
+}
