@@ -111,6 +111,17 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT backlog bigint, OUT digest text) IS 'For operators: relays may serve this copy of an outbox, as an outbox of its own, or as the original that has moved here.';
 
+CREATE FUNCTION oncebox.advance_line(scope text, ordering_key text) RETURNS void
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  UPDATE "oncebox".inbox_behind AS b
+  SET is_due = true
+  WHERE NOT b.is_due
+    AND b.id = (SELECT f.id FROM "oncebox".inbox_behind AS f WHERE f.scope = $1 AND f.ordering_key = $2 ORDER BY f.id LIMIT 1)
+    AND NOT EXISTS (SELECT FROM "oncebox".dead_letter AS d WHERE d.scope = $1 AND d.ordering_key = $2 AND d.id < b.id)
+$_$;
+
 CREATE FUNCTION oncebox.append(ids bigint[], lanes smallint[], keys text[], subjects text[], ordering_keys text[], headers jsonb[], payloads bytea[], is_moved boolean) RETURNS bigint[]
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1590,32 +1601,56 @@ BEGIN
 END $$;
 
 CREATE FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) RETURNS SETOF bigint
-    LANGUAGE sql SECURITY DEFINER
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $_$
-  SELECT "oncebox".bound_kept();
+    AS $$
+DECLARE
+  lined bigint[];
+  scopes text[];
+  lines text[];
+BEGIN
+  PERFORM "oncebox".bound_kept();
+  WITH letter AS MATERIALIZED (
+    SELECT d.id, d.scope, d.ordering_key
+    FROM "oncebox".dead_letter AS d
+    WHERE d.id = ANY (discard_letters.ids) AND d.ordering_key IS NOT NULL
+    ORDER BY d.id
+    FOR UPDATE
+  ),
+  freed AS (
+    UPDATE "oncebox".dead_letter AS d
+    SET ordering_key = NULL
+    FROM letter AS l
+    WHERE d.id = l.id
+    RETURNING l.id, l.scope, l.ordering_key
+  )
+  SELECT array_agg(f.id), array_agg(f.scope), array_agg(f.ordering_key) INTO lined, scopes, lines FROM freed AS f;
+  RETURN QUERY
   WITH gone AS (
-    DELETE FROM "oncebox".dead_letter
-    WHERE dead_letter.id = ANY ($1)
-    RETURNING dead_letter.*
+    DELETE FROM "oncebox".dead_letter AS d
+    WHERE d.id = ANY (discard_letters.ids)
+    RETURNING d.*
   ),
   noted AS (
     INSERT INTO "oncebox".audit (operator, note, action, message_id, scope, key, subject, reason)
-    SELECT $2, $3, 'discard', g.id, g.scope, g.key, g.subject, g.reason
+    SELECT discard_letters.by, discard_letters.note, 'discard', g.id, g.scope, g.key, g.subject, g.reason
     FROM gone AS g
     RETURNING audit.id, message_id
   ),
   kept AS (
     INSERT INTO "oncebox".kept (audit, origin, id, bytes, columns, payload)
-    SELECT n.id, 'dead_letter', g.id, octet_length(g.payload), to_jsonb(g) - 'payload', g.payload
+    SELECT n.id, 'dead_letter', g.id, octet_length(g.payload),
+      (to_jsonb(g) - 'payload') || jsonb_build_object('ordering_key', l.line), g.payload
     FROM noted AS n
     JOIN gone AS g ON g.id = n.message_id
+    LEFT JOIN unnest(lined, lines) AS l (id, line) ON l.id = g.id
   )
   SELECT n.message_id
-  FROM noted AS n
-$_$;
+  FROM noted AS n;
+  PERFORM "oncebox".advance_line(l.scope, l.line) FROM unnest(scopes, lines) AS l (scope, line);
+END $$;
 
-COMMENT ON FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) IS 'For operators: takes dead letters out, and keeps them for a day, see undo_discard(); their keys stay settled as dead. Returns their ids.';
+COMMENT ON FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) IS 'For operators: takes dead letters out, and keeps them for a day, see undo_discard(); their keys stay settled as dead, and messages that wait behind them run. Returns their ids.';
 
 CREATE FUNCTION oncebox.drain_segments() RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1792,6 +1827,24 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.end_effect(scope text, key text, owner uuid, epoch bigint, lease interval, step text, status text, result json, reason text, tenant text) IS 'Remembers how an effect ended: done (with its result), rejected (it never will happen, with the reason), absent (it is known not to have happened, and is forgotten). Leave it open, and call release_leased(), when you do not know. False: the lease is lost, and nothing is written. May be repeated when its answer was lost.';
+
+CREATE FUNCTION oncebox.end_in_line(scope text, id bigint, since bigint) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  line text;
+BEGIN
+  DELETE FROM "oncebox".inbox_behind AS b
+  WHERE b.id = end_in_line.id AND b.scope = end_in_line.scope
+    AND (extract(epoch FROM b.created_at) * 1000000)::bigint = end_in_line.since
+  RETURNING b.ordering_key INTO line;
+  IF FOUND THEN
+    PERFORM "oncebox".advance_line(end_in_line.scope, line);
+  END IF;
+END $$;
+
+COMMENT ON FUNCTION oncebox.end_in_line(scope text, id bigint, since bigint) IS 'Takes a message of next_in_line() out of its line once it has ended, also as a dead letter; the next one is due then.';
 
 CREATE FUNCTION oncebox.end_leased(scope text, tenant text, key text, owner uuid, epoch bigint, status text, outcome bytea) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2498,6 +2551,27 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.finish_leased(scope text, key text, owner uuid, epoch bigint, outcome json, status text, tenant text) IS 'Ends a claim as completed or rejected: the last statement of the transaction with the final writes of the handler. Error OB014 when the lease is lost, so that nothing of it is committed. The effects of the key are forgotten.';
 
+CREATE FUNCTION oncebox.follow_lines(scope text, behind_max integer DEFAULT NULL::integer) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  PERFORM "oncebox".check_inbox_names(follow_lines.scope, '');
+  IF follow_lines.behind_max NOT BETWEEN 1 AND 100000 THEN
+    RAISE EXCEPTION 'behind_max % is not 1 to 100000', follow_lines.behind_max
+      USING ERRCODE = 'OB011', HINT = 'So many messages of one ordering key may wait behind its dead letter; NULL lets them overtake it.';
+  END IF;
+  UPDATE "oncebox".inbox_scope AS s
+  SET behind_max = follow_lines.behind_max
+  WHERE s.scope = follow_lines.scope AND s.behind_max IS DISTINCT FROM follow_lines.behind_max;
+  PERFORM "oncebox".advance_line(follow_lines.scope, l.ordering_key)
+  FROM (SELECT DISTINCT b.ordering_key FROM "oncebox".inbox_behind AS b WHERE b.scope = follow_lines.scope) AS l;
+  RETURN EXISTS (SELECT FROM "oncebox".dead_letter AS d WHERE d.scope = follow_lines.scope AND d.ordering_key IS NOT NULL)
+      OR EXISTS (SELECT FROM "oncebox".inbox_behind AS b WHERE b.scope = follow_lines.scope);
+END $$;
+
+COMMENT ON FUNCTION oncebox.follow_lines(scope text, behind_max integer) IS 'Says, when a consumer has the right to consume and has found its place in the stream, how many messages of an ordering key may wait behind a dead letter (NULL, and where there is no strict order: they overtake it). Answers whether the scope has lines that are stopped: then ask wait_in_line() before each claim, and next_in_line() every second.';
+
 CREATE FUNCTION oncebox.follower(lane smallint, ordering_key text, id bigint) RETURNS bigint
     LANGUAGE sql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2688,6 +2762,58 @@ CREATE FUNCTION oncebox.inbox_lock(scope text, tenant text, key text) RETURNS bi
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN ((('x'::text || encode(SUBSTRING(sha256((((((((((int8send((15)::bigint) || '\x6f6e6365626f7820696e626f782031'::bytea) || int8send((octet_length('oncebox'::text))::bigint)) || '\x6f6e6365626f78'::bytea) || int8send((octet_length(convert_to(scope, 'UTF8'::name)))::bigint)) || convert_to(scope, 'UTF8'::name)) || int8send((octet_length(convert_to(tenant, 'UTF8'::name)))::bigint)) || convert_to(tenant, 'UTF8'::name)) || int8send((octet_length(convert_to(key, 'UTF8'::name)))::bigint)) || convert_to(key, 'UTF8'::name))) FROM 1 FOR 8), 'hex'::text)))::bit(64))::bigint;
 
+CREATE TABLE oncebox.inbox (
+    scope character varying(255) NOT NULL COLLATE pg_catalog."C",
+    tenant character varying(255) NOT NULL COLLATE pg_catalog."C",
+    key character varying(255) NOT NULL COLLATE pg_catalog."C",
+    fingerprint bytea NOT NULL,
+    status text NOT NULL,
+    outcome bytea,
+    message_id bigint,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE oncebox.inbox IS 'Consumed keys. A committed row means that the key was handled; status says how it ended.';
+
+COMMENT ON COLUMN oncebox.inbox.outcome IS 'The reply as JSON (completed, rejected; NULL stands for null), or the reason as text (dead).';
+
+CREATE FUNCTION oncebox.inbox_places(most integer) RETURNS TABLE(scope text, tenant text)
+    LANGUAGE sql STABLE ROWS 10
+    BEGIN ATOMIC
+ WITH RECURSIVE found AS (
+         ( SELECT i.scope,
+             i.tenant,
+             1 AS place
+            FROM oncebox.inbox i
+           ORDER BY i.scope, i.tenant
+          LIMIT 1)
+         UNION ALL
+          SELECT next.scope,
+             next.tenant,
+             (f_1.place + 1)
+            FROM (found f_1
+              CROSS JOIN LATERAL ( SELECT i.scope,
+                     i.tenant
+                    FROM oncebox.inbox i
+                   WHERE (ROW((i.scope)::text, (i.tenant)::text) > ROW((f_1.scope)::text, (f_1.tenant)::text))
+                   ORDER BY i.scope, i.tenant
+                  LIMIT 1) next)
+           WHERE (f_1.place < inbox_places.most)
+         )
+  SELECT (f.scope)::text AS scope,
+     (f.tenant)::text AS tenant
+    FROM found f;
+END;
+
+COMMENT ON FUNCTION oncebox.inbox_places(most integer) IS 'The inboxes of this database, each of a scope and a tenant, from one to the next by the index, up to a limit.';
+
+CREATE FUNCTION oncebox.is_in_store(headers jsonb, payload bytea) RETURNS boolean
+    LANGUAGE sql STABLE PARALLEL SAFE
+    BEGIN ATOMIC
+ SELECT COALESCE(bool_or(((lower(h.name) = 'oncebox-object-digest'::text) AND (h.text = ('SHA-256='::text || translate(encode(sha256(is_in_store.payload), 'base64'::text), '+/'::text, '-_'::text))))), false) AS "coalesce"
+    FROM jsonb_each_text(is_in_store.headers) h(name, text);
+END;
+
 CREATE FUNCTION oncebox.is_own(row_xmin xid) RETURNS boolean
     LANGUAGE plpgsql
     AS $$
@@ -2704,6 +2830,17 @@ END $$;
 CREATE FUNCTION oncebox.is_plain(key text, subject text, ordering_key text, headers jsonb, payload bytea) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN ((octet_length(key) <= 66) AND ((key COLLATE "C") ~ '^[!-$&-9;-~]+(:[a-z0-9][a-z0-9._-]*)*$'::text) AND (strpos(key, ':undo:undo'::text) = 0) AND (octet_length(subject) <= 255) AND ((subject COLLATE "C") ~ '^[A-Za-z0-9-][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*$'::text) AND (NOT starts_with(subject, 'oncebox.events.'::text)) AND ((ordering_key IS NULL) OR ((octet_length(ordering_key) <= 255) AND ((ordering_key COLLATE "C") ~ '^[!-~]+$'::text))) AND (headers = '{}'::jsonb) AND (octet_length(payload) <= 67108864));
+
+CREATE FUNCTION oncebox.keep_line() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  IF EXISTS (SELECT FROM "oncebox".inbox_behind AS b WHERE b.scope = OLD.scope AND b.ordering_key = OLD.ordering_key) THEN
+    RETURN NULL;
+  END IF;
+  RETURN OLD;
+END $$;
 
 CREATE FUNCTION oncebox.kept_for() RETURNS interval
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -2773,6 +2910,8 @@ CREATE FUNCTION oncebox.letter_obstacle(k oncebox.kept) RETURNS text
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
   SELECT CASE
+    WHEN d.ordering_key IS NOT NULL
+      THEN 'messages of its ordering key may have run since: they waited behind it until its discard'
     WHEN d.key IS NULL THEN (
       SELECT format('a copy of it died again: dead letter %s', l.id)
       FROM "oncebox".dead_letter AS l
@@ -2797,6 +2936,24 @@ CREATE FUNCTION oncebox.letter_obstacle(k oncebox.kept) RETURNS text
   END
   FROM jsonb_populate_record(NULL::"oncebox".dead_letter, k.columns) AS d
 $$;
+
+CREATE FUNCTION oncebox.line_of(headers jsonb) RETURNS text
+    LANGUAGE sql STABLE PARALLEL SAFE
+    BEGIN ATOMIC
+ SELECT
+         CASE
+             WHEN (octet_length(k.line) <= 255) THEN k.line
+             ELSE encode(sha256(convert_to(k.line, 'UTF8'::name)), 'hex'::text)
+         END AS encode
+    FROM ( SELECT
+                 CASE jsonb_typeof(h.value)
+                     WHEN 'array'::text THEN (h.value ->> 0)
+                     ELSE (h.value #>> '{}'::text[])
+                 END AS line
+            FROM jsonb_each(line_of.headers) h(name, value)
+           WHERE (lower(h.name) = 'oncebox-ordering-key'::text)
+          LIMIT 1) k;
+END;
 
 CREATE FUNCTION oncebox.list_delayed(of_key text, most integer DEFAULT 1000) RETURNS TABLE(key text, subject text, ordering_key text, not_before timestamp with time zone, created_at timestamp with time zone)
     LANGUAGE sql STABLE SECURITY DEFINER
@@ -3135,6 +3292,27 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) IS 'For relays: moves delayed messages that are due into the log, some at a time.';
+
+CREATE FUNCTION oncebox.next_in_line(scope text, stream text, after bigint, OUT id bigint, OUT since bigint, OUT subject text, OUT headers jsonb, OUT payload bytea, OUT stream_sequence bigint, OUT stored_at timestamp with time zone) RETURNS SETOF record
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  RETURN QUERY
+  SELECT b.id, (extract(epoch FROM b.created_at) * 1000000)::bigint, b.subject, b.headers, b.payload, b.stream_sequence, b.stored_at
+  FROM "oncebox".inbox_behind AS b
+  WHERE b.scope = next_in_line.scope AND b.stream = next_in_line.stream AND b.is_due AND b.id > next_in_line.after
+  ORDER BY b.id
+  LIMIT 1;
+  IF NOT FOUND AND (
+    EXISTS (SELECT FROM "oncebox".dead_letter AS d WHERE d.scope = next_in_line.scope AND d.ordering_key IS NOT NULL)
+    OR EXISTS (SELECT FROM "oncebox".inbox_behind AS b WHERE b.scope = next_in_line.scope)
+  ) THEN
+    RETURN NEXT;
+  END IF;
+END $$;
+
+COMMENT ON FUNCTION oncebox.next_in_line(scope text, stream text, after bigint, OUT id bigint, OUT since bigint, OUT subject text, OUT headers jsonb, OUT payload bytea, OUT stream_sequence bigint, OUT stored_at timestamp with time zone) IS 'The next message of a line to run, above the id after: run it as one that was delivered before, without wait_in_line(), then call end_in_line().';
 
 CREATE FUNCTION oncebox.note_loss(wanted_lane smallint, wanted_stream text, seen bigint, kind text, lost_sequence bigint, proven bigint) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -4190,6 +4368,35 @@ $_$;
 
 COMMENT ON FUNCTION oncebox.retry_failing(scope text, tenant text, key text, message text, by text, note text) IS 'For operators: makes a failing message due now. The caller publishes a copy of it, and then commits.';
 
+CREATE FUNCTION oncebox.retry_in_line(id bigint, by text, note text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  letter "oncebox".dead_letter;
+BEGIN
+  SELECT d.* INTO letter FROM "oncebox".dead_letter AS d WHERE d.id = retry_in_line.id AND d.ordering_key IS NOT NULL FOR UPDATE;
+  IF NOT FOUND THEN
+    RETURN false;
+  END IF;
+  UPDATE "oncebox".dead_letter AS d SET ordering_key = NULL WHERE d.id = letter.id;
+  DELETE FROM "oncebox".dead_letter AS d WHERE d.id = letter.id;
+  INSERT INTO "oncebox".inbox_behind
+    (id, scope, tenant, key, ordering_key, subject, headers, payload, stream, stream_sequence, stored_at)
+  VALUES (letter.id, letter.scope, letter.tenant, letter.key, letter.ordering_key, letter.subject, letter.headers,
+          letter.payload, letter.stream, letter.stream_sequence, letter.stored_at)
+  ON CONFLICT ON CONSTRAINT inbox_behind_once DO NOTHING;
+  DELETE FROM "oncebox".inbox AS i
+  WHERE i.scope = letter.scope AND i.tenant = letter.tenant AND i.key = letter.key AND i.status = 'dead'
+    AND i.fingerprint = coalesce(letter.fingerprint, "oncebox".inbox_fingerprint(letter.payload));
+  INSERT INTO "oncebox".audit (operator, note, action, message_id, scope, key, subject, reason)
+  VALUES (retry_in_line.by, retry_in_line.note, 'retry', letter.id, letter.scope, letter.key, letter.subject, letter.reason);
+  PERFORM "oncebox".advance_line(letter.scope, letter.ordering_key);
+  RETURN true;
+END $$;
+
+COMMENT ON FUNCTION oncebox.retry_in_line(id bigint, by text, note text) IS 'For operators: has a dead letter of a line run again, before those that wait behind it. False for one of no line: retry_letter().';
+
 CREATE FUNCTION oncebox.retry_letter(id bigint, by text, note text) RETURNS TABLE(outbox text, key text, subject text, headers text, payload bytea, number bigint)
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -4701,6 +4908,27 @@ END $_$;
 
 COMMENT ON FUNCTION oncebox.step_key(key text, step text) IS 'The key of one step below this key: KEY:STEP, of letters in lower case, digits, ".", "_" and "-".';
 
+CREATE FUNCTION oncebox.stop_line() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  retried record;
+BEGIN
+  IF NEW.stream IS NOT NULL
+     AND (SELECT s.behind_max FROM "oncebox".inbox_scope AS s WHERE s.scope = NEW.scope) IS NOT NULL THEN
+    NEW.ordering_key := "oncebox".line_of(NEW.headers);
+  END IF;
+  DELETE FROM "oncebox".inbox_behind AS b
+  WHERE b.scope = NEW.scope AND b.stream = NEW.stream AND b.stream_sequence = NEW.stream_sequence AND b.stored_at = NEW.stored_at
+  RETURNING b.id, b.ordering_key INTO retried;
+  IF FOUND THEN
+    NEW.id := retried.id;
+    NEW.ordering_key := retried.ordering_key;
+  END IF;
+  RETURN NEW;
+END $$;
+
 CREATE FUNCTION oncebox.stream_time(created text) RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN (EXTRACT(epoch FROM (created)::timestamp with time zone))::text;
@@ -4769,6 +4997,7 @@ CREATE TABLE oncebox.dead_letter (
     reason text NOT NULL,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     fingerprint bytea,
+    ordering_key text COLLATE pg_catalog."C",
     CONSTRAINT dead_letter_origin CHECK ((((stream IS NULL) = (stream_sequence IS NULL)) AND ((stream IS NULL) = (stored_at IS NULL)))),
     CONSTRAINT dead_letter_reason_size CHECK (((octet_length(reason) >= 1) AND (octet_length(reason) <= 1000)))
 );
@@ -4781,20 +5010,7 @@ COMMENT ON COLUMN oncebox.dead_letter.stored_at IS 'When the stream stored the m
 
 COMMENT ON COLUMN oncebox.dead_letter.fingerprint IS 'That of the key, for a payload that stays in the Object Store, where the headers say; NULL when the payload is here.';
 
-CREATE TABLE oncebox.inbox (
-    scope character varying(255) NOT NULL COLLATE pg_catalog."C",
-    tenant character varying(255) NOT NULL COLLATE pg_catalog."C",
-    key character varying(255) NOT NULL COLLATE pg_catalog."C",
-    fingerprint bytea NOT NULL,
-    status text NOT NULL,
-    outcome bytea,
-    message_id bigint,
-    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
-);
-
-COMMENT ON TABLE oncebox.inbox IS 'Consumed keys. A committed row means that the key was handled; status says how it ended.';
-
-COMMENT ON COLUMN oncebox.inbox.outcome IS 'The reply as JSON (completed, rejected; NULL stands for null), or the reason as text (dead).';
+COMMENT ON COLUMN oncebox.dead_letter.ordering_key IS 'The line that waits behind this message; NULL for one that nothing waits behind.';
 
 CREATE TABLE oncebox.inbox_claim (
     scope character varying(255) NOT NULL COLLATE pg_catalog."C",
@@ -4834,6 +5050,8 @@ CREATE TABLE oncebox.inbox_scope (
     kind text DEFAULT 'consumer'::text NOT NULL,
     dead_letter_seconds double precision,
     mode text,
+    behind_max integer,
+    CONSTRAINT inbox_scope_behind CHECK (((behind_max >= 1) AND (behind_max <= 100000))),
     CONSTRAINT inbox_scope_dead_letters CHECK (((dead_letter_seconds > (0)::double precision) AND (dead_letter_seconds <= ('3162240000'::bigint)::double precision))),
     CONSTRAINT inbox_scope_kind CHECK ((kind = ANY (ARRAY['consumer'::text, 'http'::text]))),
     CONSTRAINT inbox_scope_mode CHECK ((mode = ANY (ARRAY['transaction'::text, 'lease'::text]))),
@@ -4849,6 +5067,8 @@ COMMENT ON COLUMN oncebox.inbox_scope.kind IS 'consumer: of messages; http: a ro
 COMMENT ON COLUMN oncebox.inbox_scope.dead_letter_seconds IS 'How long a dead letter is kept at least, and never shorter than a key; NULL is for ever.';
 
 COMMENT ON COLUMN oncebox.inbox_scope.mode IS 'transaction: keys are claimed in the handler''s transaction; lease: before it, under a lease. A process of the other mode is refused; see change_inbox_mode.';
+
+COMMENT ON COLUMN oncebox.inbox_scope.behind_max IS 'How many messages of one ordering key may wait behind its dead letter; NULL: they overtake it. The consumer that started last has set it.';
 
 CREATE FUNCTION oncebox.sweep_basis() RETURNS text
     LANGUAGE sql STABLE
@@ -5231,6 +5451,74 @@ CREATE FUNCTION oncebox.unhandled_max() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN 10000;
 
+CREATE FUNCTION oncebox.wait_in_line(scope text, key text, payload bytea, subject text, headers jsonb, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  line text := "oncebox".line_of(wait_in_line.headers);
+  settings record;
+  waiting bigint;
+BEGIN
+  SELECT s.behind_max, s.retention_seconds INTO settings FROM "oncebox".inbox_scope AS s WHERE s.scope = wait_in_line.scope;
+  IF line IS NULL OR settings.behind_max IS NULL THEN
+    RETURN 'free';
+  END IF;
+  PERFORM "oncebox".check_inbox_names(wait_in_line.scope, wait_in_line.tenant), "oncebox".check_key(wait_in_line.key),
+          "oncebox".check_stored_at(wait_in_line.stored_at);
+  FOR attempt IN 1 .. 5 LOOP
+    IF NOT EXISTS (SELECT FROM "oncebox".dead_letter AS d WHERE d.scope = wait_in_line.scope AND d.ordering_key = line)
+       AND NOT EXISTS (SELECT FROM "oncebox".inbox_behind AS b WHERE b.scope = wait_in_line.scope AND b.ordering_key = line)
+       OR EXISTS (
+         SELECT FROM "oncebox".inbox AS i
+         WHERE i.scope = wait_in_line.scope AND i.tenant = wait_in_line.tenant AND i.key = wait_in_line.key
+           AND NOT coalesce(i.created_at < statement_timestamp() - make_interval(secs => settings.retention_seconds), false)
+       ) THEN
+      RETURN 'free';
+    END IF;
+    -- The last of the line, or else its dead letter, stays until this message is written.
+    PERFORM FROM "oncebox".inbox_behind AS b
+    WHERE b.scope = wait_in_line.scope AND b.ordering_key = line ORDER BY b.id DESC LIMIT 1 FOR SHARE;
+    IF NOT FOUND THEN
+      PERFORM FROM "oncebox".dead_letter AS d
+      WHERE d.scope = wait_in_line.scope AND d.ordering_key = line ORDER BY d.id DESC LIMIT 1 FOR SHARE;
+    END IF;
+    CONTINUE WHEN NOT FOUND;
+    IF EXISTS (
+      SELECT FROM "oncebox".inbox_behind AS b
+      WHERE b.scope = wait_in_line.scope AND b.stream = wait_in_line.stream
+        AND b.stream_sequence = wait_in_line.stream_sequence AND b.stored_at = wait_in_line.stored_at
+    ) OR EXISTS (
+      SELECT FROM "oncebox".dead_letter AS d
+      WHERE d.scope = wait_in_line.scope AND d.stream = wait_in_line.stream
+        AND d.stream_sequence = wait_in_line.stream_sequence AND d.stored_at = wait_in_line.stored_at
+    ) THEN
+      RETURN 'behind';
+    END IF;
+    SELECT count(*) INTO waiting
+    FROM (
+      SELECT FROM "oncebox".inbox_behind AS b
+      WHERE b.scope = wait_in_line.scope AND b.ordering_key = line
+      LIMIT settings.behind_max
+    ) AS b;
+    IF waiting >= settings.behind_max THEN
+      RETURN 'full';
+    END IF;
+    INSERT INTO "oncebox".inbox_behind
+      (id, scope, tenant, key, ordering_key, subject, headers, payload, stream, stream_sequence, stored_at)
+    VALUES (nextval('"oncebox".dead_letter_id_seq'), wait_in_line.scope, wait_in_line.tenant, wait_in_line.key, line,
+            wait_in_line.subject, wait_in_line.headers,
+            CASE WHEN "oncebox".is_in_store(wait_in_line.headers, wait_in_line.payload) THEN '' ELSE wait_in_line.payload END,
+            wait_in_line.stream, wait_in_line.stream_sequence, wait_in_line.stored_at)
+    ON CONFLICT ON CONSTRAINT inbox_behind_once DO NOTHING;
+    RETURN 'behind';
+  END LOOP;
+  -- Others change the line at this moment.
+  RETURN 'full';
+END $$;
+
+COMMENT ON FUNCTION oncebox.wait_in_line(scope text, key text, payload bytea, subject text, headers jsonb, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) IS 'Asked before the claim of a message with an ordering key, while lines of the scope are stopped: free (claim it), behind (it waits in the database, behind a dead letter: acknowledge it), full (too many wait there: it stays in the stream, ask again later, and let no other of its ordering key pass).';
+
 CREATE FUNCTION oncebox.wake_relay() RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -5476,6 +5764,43 @@ CREATE TABLE oncebox.expectation_mark (
 
 COMMENT ON TABLE oncebox.expectation_mark IS 'All transactions below xact had ended at marked_at. The messages of those below the oldest mark have been looked at.';
 
+CREATE TABLE oncebox.history (
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    relay uuid NOT NULL,
+    version text NOT NULL,
+    leads boolean NOT NULL,
+    seconds real NOT NULL,
+    stored bigint NOT NULL,
+    stored_median real,
+    stored_p99 real,
+    subjects text[] NOT NULL COLLATE pg_catalog."C",
+    counts bigint[] NOT NULL,
+    lag_seconds real,
+    backlog bigint,
+    parked bigint,
+    dead bigint,
+    delayed bigint,
+    failing bigint,
+    dead_letters bigint,
+    sampled bigint,
+    handled bigint,
+    handled_median real,
+    handled_p99 real,
+    CONSTRAINT history_subjects CHECK (((cardinality(subjects) = cardinality(counts)) AND (cardinality(subjects) <= 21)))
+);
+
+COMMENT ON TABLE oncebox.history IS 'The minutes of the last eight days: messages that relays had stored, and how the database stood.';
+
+COMMENT ON COLUMN oncebox.history.at IS 'The end of the time that the row is of; seconds is its length.';
+
+COMMENT ON COLUMN oncebox.history.leads IS 'This relay was the leader, and wrote how the database stood; NULL in other rows.';
+
+COMMENT ON COLUMN oncebox.history.stored_median IS 'Seconds from the enqueuing of a message until a stream had stored it: half of them took no longer, and 99 of 100 no longer than stored_p99.';
+
+COMMENT ON COLUMN oncebox.history.subjects IS 'Twenty subjects, and how many messages of each were stored; those of all others stand last, under an empty name.';
+
+COMMENT ON COLUMN oncebox.history.sampled IS 'Messages stored in the minute before that were looked for in the inboxes of this database; handled says how many one had handled, and handled_median and handled_p99 how many seconds after their enqueuing.';
+
 CREATE TABLE oncebox.home (
     only_row boolean DEFAULT true NOT NULL,
     token text DEFAULT "left"(replace((gen_random_uuid())::text, '-'::text, ''::text), 12) NOT NULL,
@@ -5576,6 +5901,26 @@ CREATE TABLE oncebox.inbox_batch_end (
 );
 
 COMMENT ON TABLE oncebox.inbox_batch_end IS 'Always empty.';
+
+CREATE TABLE oncebox.inbox_behind (
+    id bigint NOT NULL,
+    scope text NOT NULL COLLATE pg_catalog."C",
+    tenant text NOT NULL,
+    key text COLLATE pg_catalog."C",
+    ordering_key text NOT NULL COLLATE pg_catalog."C",
+    subject text NOT NULL,
+    headers jsonb NOT NULL,
+    payload bytea NOT NULL,
+    stream text NOT NULL COLLATE pg_catalog."C",
+    stream_sequence bigint NOT NULL,
+    stored_at timestamp with time zone NOT NULL,
+    is_due boolean DEFAULT false NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE oncebox.inbox_behind IS 'Messages that wait behind a dead letter of their ordering key, whole, and dead letters that were retried and have not ended. No retention deletes them.';
+
+COMMENT ON COLUMN oncebox.inbox_behind.is_due IS 'The consumer runs it now: nothing of its line is before it.';
 
 CREATE TABLE oncebox.inbox_effect (
     scope character varying(255) NOT NULL COLLATE pg_catalog."C",
@@ -6103,7 +6448,7 @@ CREATE TABLE oncebox.migration (
     oldest_program integer
 );
 
-COMMENT ON TABLE oncebox.migration IS 'version 22, oldest program 14';
+COMMENT ON TABLE oncebox.migration IS 'version 25, oldest program 14';
 
 COMMENT ON COLUMN oncebox.migration.oldest_program IS 'Programs that were built for this version and later ones work with the schema as it is after this migration.';
 
@@ -6460,6 +6805,9 @@ ALTER TABLE ONLY oncebox.expectation
 ALTER TABLE ONLY oncebox.expectation
     ADD CONSTRAINT expectation_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY oncebox.history
+    ADD CONSTRAINT history_pkey PRIMARY KEY (at, relay);
+
 ALTER TABLE ONLY oncebox.home
     ADD CONSTRAINT home_pkey PRIMARY KEY (only_row);
 
@@ -6471,6 +6819,12 @@ ALTER TABLE ONLY oncebox.inbox_batch_end
 
 ALTER TABLE ONLY oncebox.inbox_batch
     ADD CONSTRAINT inbox_batch_pkey PRIMARY KEY (xact);
+
+ALTER TABLE ONLY oncebox.inbox_behind
+    ADD CONSTRAINT inbox_behind_once UNIQUE (scope, stream, stream_sequence, stored_at);
+
+ALTER TABLE ONLY oncebox.inbox_behind
+    ADD CONSTRAINT inbox_behind_pkey PRIMARY KEY (id);
 
 ALTER TABLE ONLY oncebox.inbox_claim
     ADD CONSTRAINT inbox_claim_pkey PRIMARY KEY (scope, tenant, key);
@@ -6632,6 +6986,8 @@ CREATE INDEX barrier_changed_at ON oncebox.barrier USING btree (barrier, changed
 
 CREATE INDEX dead_letter_key ON oncebox.dead_letter USING btree (key) WHERE (key IS NOT NULL);
 
+CREATE INDEX dead_letter_line ON oncebox.dead_letter USING btree (scope, ordering_key, id) WHERE (ordering_key IS NOT NULL);
+
 CREATE INDEX delayed_due ON oncebox.delayed USING btree (not_before, id);
 
 CREATE INDEX delayed_ordering_key ON oncebox.delayed USING btree (ordering_key, not_before, id) WHERE (ordering_key IS NOT NULL);
@@ -6641,6 +6997,12 @@ CREATE INDEX discarded_turn ON oncebox.discarded USING btree (turn);
 CREATE INDEX inbox_attempt_failed ON oncebox.inbox_attempt USING btree (scope, failed_at) WHERE (failed_at IS NOT NULL);
 
 CREATE INDEX inbox_attempt_touched ON oncebox.inbox_attempt USING btree (scope, touched_at);
+
+CREATE INDEX inbox_behind_due ON oncebox.inbox_behind USING btree (scope, id) WHERE is_due;
+
+CREATE INDEX inbox_behind_key ON oncebox.inbox_behind USING btree (key);
+
+CREATE INDEX inbox_behind_line ON oncebox.inbox_behind USING btree (scope, ordering_key, id);
 
 CREATE INDEX inbox_snooze_due ON oncebox.inbox_snooze USING btree (scope, due_at);
 
@@ -6698,6 +7060,8 @@ CREATE CONSTRAINT TRIGGER barrier_entry AFTER INSERT OR UPDATE OF xact ON oncebo
 
 CREATE TRIGGER dead_letter_event AFTER INSERT ON oncebox.dead_letter FOR EACH ROW EXECUTE FUNCTION oncebox.dead_letter_event();
 
+CREATE TRIGGER keep_line BEFORE DELETE ON oncebox.dead_letter FOR EACH ROW WHEN ((old.ordering_key IS NOT NULL)) EXECUTE FUNCTION oncebox.keep_line();
+
 CREATE TRIGGER loss_event AFTER INSERT ON oncebox.loss FOR EACH ROW EXECUTE FUNCTION oncebox.loss_event();
 
 CREATE TRIGGER parked_change_event AFTER UPDATE ON oncebox.parked FOR EACH ROW WHEN ((((old.dead_at IS NULL) AND (new.dead_at IS NOT NULL)) OR ((old.attempts = 0) AND (new.attempts > 0) AND (new.next_attempt_at IS NOT NULL)))) EXECUTE FUNCTION oncebox.parked_event();
@@ -6707,6 +7071,8 @@ CREATE TRIGGER parked_event AFTER INSERT ON oncebox.parked FOR EACH ROW WHEN (((
 CREATE TRIGGER pause_event AFTER INSERT ON oncebox.pause FOR EACH ROW EXECUTE FUNCTION oncebox.pause_event();
 
 CREATE TRIGGER resume_event AFTER DELETE ON oncebox.pause FOR EACH ROW WHEN ((old.ends_at > clock_timestamp())) EXECUTE FUNCTION oncebox.pause_event();
+
+CREATE TRIGGER stop_line BEFORE INSERT ON oncebox.dead_letter FOR EACH ROW EXECUTE FUNCTION oncebox.stop_line();
 
 CREATE TRIGGER stuck_event AFTER UPDATE OF state ON oncebox.saga FOR EACH ROW WHEN (((new.state = ANY (ARRAY['stuck'::text, 'quarantined'::text])) AND (new.state IS DISTINCT FROM old.state))) EXECUTE FUNCTION oncebox.stuck_event();
 
@@ -6734,6 +7100,8 @@ GRANT ALL ON FUNCTION oncebox.abandon_saga_as(saga_id bigint, why text, by text,
 
 REVOKE ALL ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT backlog bigint, OUT digest text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.adopt(is_moved boolean, discards boolean, operator text, note text, OUT identity text, OUT backlog bigint, OUT digest text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.advance_line(scope text, ordering_key text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.append(ids bigint[], lanes smallint[], keys text[], subjects text[], ordering_keys text[], headers jsonb[], payloads bytea[], is_moved boolean) FROM PUBLIC;
 
@@ -6876,6 +7244,9 @@ GRANT ALL ON FUNCTION oncebox.end_compensation(barrier text, tenant text, key te
 REVOKE ALL ON FUNCTION oncebox.end_effect(scope text, key text, owner uuid, epoch bigint, lease interval, step text, status text, result json, reason text, tenant text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.end_effect(scope text, key text, owner uuid, epoch bigint, lease interval, step text, status text, result json, reason text, tenant text) TO oncebox_consumer;
 
+REVOKE ALL ON FUNCTION oncebox.end_in_line(scope text, id bigint, since bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.end_in_line(scope text, id bigint, since bigint) TO oncebox_consumer;
+
 REVOKE ALL ON FUNCTION oncebox.end_leased(scope text, tenant text, key text, owner uuid, epoch bigint, status text, outcome bytea) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer, pause_seconds double precision) FROM PUBLIC;
@@ -6923,6 +7294,9 @@ GRANT ALL ON FUNCTION oncebox.find_unsent(retention_seconds double precision, mo
 REVOKE ALL ON FUNCTION oncebox.finish_leased(scope text, key text, owner uuid, epoch bigint, outcome json, status text, tenant text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.finish_leased(scope text, key text, owner uuid, epoch bigint, outcome json, status text, tenant text) TO oncebox_consumer;
 
+REVOKE ALL ON FUNCTION oncebox.follow_lines(scope text, behind_max integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.follow_lines(scope text, behind_max integer) TO oncebox_consumer;
+
 REVOKE ALL ON FUNCTION oncebox.follower(lane smallint, ordering_key text, id bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.forget_attempts(scope text, key text, tenant text) FROM PUBLIC;
@@ -6955,9 +7329,28 @@ REVOKE ALL ON FUNCTION oncebox.inbox_fingerprint(payload bytea) FROM PUBLIC;
 REVOKE ALL ON FUNCTION oncebox.inbox_lock(scope text, tenant text, key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.inbox_lock(scope text, tenant text, key text) TO oncebox_operator;
 
+GRANT SELECT ON TABLE oncebox.inbox TO oncebox_operator;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox TO oncebox_consumer;
+
+GRANT SELECT(scope) ON TABLE oncebox.inbox TO oncebox_relay;
+
+GRANT SELECT(tenant) ON TABLE oncebox.inbox TO oncebox_relay;
+
+GRANT SELECT(key) ON TABLE oncebox.inbox TO oncebox_relay;
+
+GRANT SELECT(created_at) ON TABLE oncebox.inbox TO oncebox_relay;
+
+REVOKE ALL ON FUNCTION oncebox.inbox_places(most integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.inbox_places(most integer) TO oncebox_relay;
+GRANT ALL ON FUNCTION oncebox.inbox_places(most integer) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.is_in_store(headers jsonb, payload bytea) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.is_own(row_xmin xid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.is_plain(key text, subject text, ordering_key text, headers jsonb, payload bytea) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.keep_line() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.kept_for() FROM PUBLIC;
 
@@ -6974,6 +7367,8 @@ GRANT ALL ON FUNCTION oncebox.lead_consumer(scope text, stream text, durable tex
 GRANT SELECT(audit) ON TABLE oncebox.kept TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.letter_obstacle(k oncebox.kept) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.line_of(headers jsonb) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.list_delayed(of_key text, most integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.list_delayed(of_key text, most integer) TO oncebox_producer;
@@ -6996,6 +7391,9 @@ REVOKE ALL ON FUNCTION oncebox.message_obstacle(k oncebox.kept, command text) FR
 
 REVOKE ALL ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after_time timestamp with time zone, after_id bigint, OUT moved bigint, OUT looked_at bigint, OUT last_time timestamp with time zone, OUT last_id bigint, OUT next_seconds double precision) TO oncebox_relay;
+
+REVOKE ALL ON FUNCTION oncebox.next_in_line(scope text, stream text, after bigint, OUT id bigint, OUT since bigint, OUT subject text, OUT headers jsonb, OUT payload bytea, OUT stream_sequence bigint, OUT stored_at timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.next_in_line(scope text, stream text, after bigint, OUT id bigint, OUT since bigint, OUT subject text, OUT headers jsonb, OUT payload bytea, OUT stream_sequence bigint, OUT stored_at timestamp with time zone) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.note_loss(wanted_lane smallint, wanted_stream text, seen bigint, kind text, lost_sequence bigint, proven bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.note_loss(wanted_lane smallint, wanted_stream text, seen bigint, kind text, lost_sequence bigint, proven bigint) TO oncebox_relay;
@@ -7085,6 +7483,9 @@ GRANT ALL ON FUNCTION oncebox.retry_dead(lane smallint, ids bigint[], by text, n
 REVOKE ALL ON FUNCTION oncebox.retry_failing(scope text, tenant text, key text, message text, by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.retry_failing(scope text, tenant text, key text, message text, by text, note text) TO oncebox_operator;
 
+REVOKE ALL ON FUNCTION oncebox.retry_in_line(id bigint, by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.retry_in_line(id bigint, by text, note text) TO oncebox_operator;
+
 REVOKE ALL ON FUNCTION oncebox.retry_letter(id bigint, by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.retry_letter(id bigint, by text, note text) TO oncebox_operator;
 
@@ -7127,6 +7528,8 @@ GRANT ALL ON FUNCTION oncebox.start_saga(type text, business_id text, data jsonb
 REVOKE ALL ON FUNCTION oncebox.step_key(key text, step text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.step_key(key text, step text) TO oncebox_producer;
 
+REVOKE ALL ON FUNCTION oncebox.stop_line() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.stream_time(created text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.stuck_event() FROM PUBLIC;
@@ -7142,15 +7545,6 @@ GRANT SELECT,INSERT,DELETE ON TABLE oncebox.dead_letter TO oncebox_consumer;
 GRANT SELECT(scope) ON TABLE oncebox.dead_letter TO oncebox_relay;
 
 GRANT SELECT(stream) ON TABLE oncebox.dead_letter TO oncebox_relay;
-
-GRANT SELECT ON TABLE oncebox.inbox TO oncebox_operator;
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox TO oncebox_consumer;
-
-GRANT SELECT(scope) ON TABLE oncebox.inbox TO oncebox_relay;
-
-GRANT SELECT(tenant) ON TABLE oncebox.inbox TO oncebox_relay;
-
-GRANT SELECT(key) ON TABLE oncebox.inbox TO oncebox_relay;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_claim TO oncebox_consumer;
 
@@ -7204,6 +7598,9 @@ GRANT ALL ON FUNCTION oncebox.undo_rows(audit bigint) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.unhandled_max() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION oncebox.wait_in_line(scope text, key text, payload bytea, subject text, headers jsonb, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.wait_in_line(scope text, key text, payload bytea, subject text, headers jsonb, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) TO oncebox_consumer;
+
 REVOKE ALL ON FUNCTION oncebox.wake_relay() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.write_saga(type text, business_id text, key text, version integer, fingerprint text, data text, late_in double precision, due_in double precision, scope text, began_with bytea, steps text[], states text[], attempts integer[], undo_attempts integer[], in_doubt boolean[], subjects text[], payloads bytea[], undo_subjects text[], undo_payloads bytea[], reasons text[], late_steps_in double precision[]) FROM PUBLIC;
@@ -7234,6 +7631,9 @@ GRANT SELECT ON TABLE oncebox.event_kind TO oncebox_operator;
 GRANT SELECT ON TABLE oncebox.expectation TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.expectation TO oncebox_operator;
 
+GRANT SELECT,INSERT,DELETE ON TABLE oncebox.history TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.history TO oncebox_operator;
+
 GRANT SELECT,INSERT,UPDATE ON TABLE oncebox.home TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.home TO oncebox_operator;
 
@@ -7256,6 +7656,9 @@ GRANT SELECT(reason) ON TABLE oncebox.inbox_attempt TO oncebox_relay;
 GRANT SELECT(failed_at) ON TABLE oncebox.inbox_attempt TO oncebox_relay;
 
 GRANT SELECT,INSERT,DELETE ON TABLE oncebox.inbox_batch TO oncebox_consumer;
+
+GRANT SELECT ON TABLE oncebox.inbox_behind TO oncebox_operator;
+GRANT SELECT ON TABLE oncebox.inbox_behind TO oncebox_consumer;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_effect TO oncebox_consumer;
 

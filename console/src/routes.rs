@@ -31,7 +31,7 @@ const SUBJECT: (&str, &str) = ("subject", "A subject, or a pattern with * and >"
 
 fn routes() -> Routes {
     let begin = "An action: begins a job, which can be looked at; the console's page of the job stops it";
-    of_sagas(of_messages(of_databases(Routes::default())))
+    of_sagas(of_messages(of_times(of_databases(Routes::default()))))
         .view(
             "/find",
             operation(
@@ -100,20 +100,6 @@ fn of_databases(routes: Routes) -> Routes {
             pages::database::load,
         )
         .view(
-            "/db/{name}/history",
-            operation(
-                "getHistory",
-                "What happened in an hour, a day or a week up to a time, as relays wrote it down",
-                "Points, marks and subjects",
-            )
-            .chooses("range", &["hour", "day", "week"])
-            .takes(&[
-                ("until", "Its end, as 2026-11-29T12:00:00Z; now without one"),
-                ("at", "A moment to look at"),
-            ]),
-            pages::history::load,
-        )
-        .view(
             "/db/{name}/pauses",
             operation("listPauses", "Pauses and throttles", "All of them"),
             pages::pauses::load,
@@ -122,19 +108,6 @@ fn of_databases(routes: Routes) -> Routes {
             "/db/{name}/losses",
             operation("listLosses", "Losses of streams", "The ten newest"),
             pages::losses::load,
-        )
-        .view(
-            "/db/{name}/proof",
-            operation(
-                "proveTime",
-                "What was enqueued in a time, and whether streams have it and inboxes handled it",
-                "With `proof` null without a time",
-            )
-            .takes(&[
-                ("since", "The time's beginning: 24h, or 2026-11-29T00:00:00Z"),
-                ("until", "Its end; now without one"),
-            ]),
-            pages::proof::load,
         )
         .view(
             "/db/{name}/doctor",
@@ -149,6 +122,38 @@ fn of_databases(routes: Routes) -> Routes {
             "/db/{name}/audit",
             operation("listAudit", "Actions of operators, the newest first", "100 rows").takes(&[AFTER]),
             pages::audit::load,
+        )
+}
+
+/// Times of a database.
+fn of_times(routes: Routes) -> Routes {
+    routes
+        .view(
+            "/db/{name}/history",
+            operation(
+                "getHistory",
+                "What happened in an hour, a day or a week up to a time, as relays wrote it down",
+                "Points, marks and subjects",
+            )
+            .chooses("range", &["hour", "day", "week"])
+            .takes(&[
+                ("until", "Its end, as 2026-11-29T12:00:00Z; now without one"),
+                ("at", "A moment to look at"),
+            ]),
+            pages::history::load,
+        )
+        .view(
+            "/db/{name}/proof",
+            operation(
+                "proveTime",
+                "What was enqueued in a time, and whether streams have it and inboxes handled it",
+                "With `proof` null without a time",
+            )
+            .takes(&[
+                ("since", "The time's beginning: 24h, or 2026-11-29T00:00:00Z"),
+                ("until", "Its end; now without one"),
+            ]),
+            pages::proof::load,
         )
 }
 

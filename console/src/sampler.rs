@@ -109,7 +109,7 @@ async fn statuses(
     let (mut session, mut history) = (None, History::default());
     loop {
         let target = member.outbox.postgres_target();
-        match within(LOOK_MAX, target, look(member, &mut session)).await {
+        match Box::pin(within(LOOK_MAX, target, look(member, &mut session))).await {
             Ok(mut status) => {
                 let answer = answer.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 if let (Some(config), Some(answer)) = (&member.config, answer) {

@@ -9,6 +9,7 @@ pub(crate) mod home;
 pub(crate) mod lag;
 pub(crate) mod message;
 pub(crate) mod message_id;
+pub(crate) mod minute;
 pub(crate) mod object;
 pub(crate) mod outcome;
 pub(crate) mod pause;

@@ -3,6 +3,5 @@
 pub(crate) mod health;
 mod inboxes;
 pub(crate) mod metrics;
-pub(crate) mod minute;
 pub(crate) mod openmetrics;
 pub(crate) mod traces;

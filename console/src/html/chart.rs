@@ -118,7 +118,9 @@ fn moments(addresses: &[String], width: f64, height: f64) -> Markup {
 }
 
 fn peak<P>(points: &[P], lines: &[Line<P>]) -> f64 {
-    lines.iter().flat_map(|line| points.iter().filter_map(line.value)).fold(0.0, f64::max)
+    // Somebody may have written an infinite time.
+    let finite = |value: &f64| value.is_finite();
+    lines.iter().flat_map(|line| points.iter().filter_map(line.value)).filter(finite).fold(0.0, f64::max)
 }
 
 /// `0`, `0.25`, `17`, `1.2k`, `3.4M`.
@@ -144,7 +146,7 @@ fn path<P: Timed>(
     let (mut text, mut before): (String, Option<SystemTime>) = (String::new(), None);
     let mut drawn = 0;
     for point in points {
-        let Some(value) = (line.value)(point) else { continue };
+        let Some(value) = (line.value)(point).filter(|value| value.is_finite()) else { continue };
         let x = scale.x(point.at(), until, width);
         let y = height - 2.0 - value / peak.max(f64::MIN_POSITIVE) * (height - 4.0);
         let is_joined = before

@@ -14,6 +14,7 @@
 //! with the row before a message refers to it; and one that has spent half of the bucket's
 //! `max_age` is put again, since the message that is about to refer to it may have all of its own.
 
+mod tries;
 mod wire;
 
 use std::{
@@ -21,14 +22,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use async_nats::{
-    HeaderMap,
-    jetstream::{
-        self, ErrorCode,
-        context::{PublishError, PublishErrorKind},
-        response::Response,
-        stream::LastRawMessageErrorKind,
-    },
+use async_nats::jetstream::{
+    self, ErrorCode,
+    context::{PublishError, PublishErrorKind},
+    response::Response,
+    stream::LastRawMessageErrorKind,
 };
 use base64::{Engine as _, prelude::BASE64_URL_SAFE};
 use bytes::Bytes;
@@ -38,9 +36,11 @@ use tokio::time::Instant;
 
 use oncebox_connect::nats::Connection;
 
-use self::wire::{Description, Info};
+use self::{
+    tries::is_overtaken,
+    wire::{Description, Info},
+};
 use crate::{
-    clock::with_text,
     delivery::{decision::Failure, message::Message, object::Object},
     error::error_chain,
     postgres::session::Session,
@@ -226,15 +226,6 @@ impl<'a> Bucket<'a> {
         }
     }
 
-    /// Marks an object that is not whole as deleted: none of the tries that have begun can describe
-    /// it any more, and their chunks go.
-    async fn give_up_tries(&self, name: &str, message: &Message, replaced: u64) -> Result<u64, Trouble> {
-        let description = Description { deleted: true, ..self.described(name, message) };
-        let sequence = self.describe(&description, replaced).await.map_err(|error| self.trouble(&error))?;
-        self.remove(format!("$O.{}.C.{name}.>", self.name), Some(sequence)).await;
-        Ok(sequence)
-    }
-
     /// Remembers an object that is as its row.
     fn note(&self, compared: &mut Compared, sequence: u64, name: String, content: Content) -> Object {
         if compared.len() >= COMPARED_MAX {
@@ -314,30 +305,6 @@ impl<'a> Bucket<'a> {
         Ok(Content { chunks, first, digest, id: id.finish(message) })
     }
 
-    /// A description without chunks.
-    fn described(&self, name: &str, message: &Message) -> Description {
-        Description {
-            name: name.to_owned(),
-            bucket: self.name.to_owned(),
-            nuid: String::new(),
-            size: 0,
-            chunks: 0,
-            digest: String::new(),
-            mtime: humantime::format_rfc3339_micros(with_text(message.created_at)).to_string(),
-            deleted: false,
-        }
-    }
-
-    /// Stores a description in place of the one at `replaced`; returns its sequence.
-    async fn describe(&self, description: &Description, replaced: u64) -> Result<u64, PublishError> {
-        let body = serde_json::to_vec(description).expect("texts and numbers have a JSON form");
-        let mut headers = HeaderMap::new();
-        headers.insert("Nats-Rollup", "sub");
-        headers.insert("Nats-Expected-Last-Subject-Sequence", replaced.to_string().as_str());
-        let subject = self.description_subject(&description.name);
-        Ok(self.context.publish_with_headers(subject, headers, body.into()).await?.await?.sequence)
-    }
-
     /// Stores a piece, all chunks of it at once; returns the sequence of the first.
     async fn send_chunks(&self, subject: &str, piece: &Bytes) -> Result<u64, Trouble> {
         let mut sent = Vec::new();
@@ -352,23 +319,6 @@ impl<'a> Bucket<'a> {
             first.get_or_insert(sequence);
         }
         first.ok_or(None)
-    }
-
-    /// Removes chunks, if a sequence is given those before it; if it cannot, they stay as long as the
-    /// bucket keeps them. Sequence 1 has none before it, and nats-server 2.9 would take it for "all".
-    async fn remove(&self, chunks: String, before: Option<u64>) {
-        if before.is_some_and(|before| before <= 1) {
-            return;
-        }
-        let Ok(stream) = self.context.get_stream_no_info(&self.stream).await else { return };
-        let purge = stream.purge().filter(chunks);
-        let purged = match before {
-            Some(before) => purge.sequence(before).await,
-            None => purge.await,
-        };
-        if let Err(error) = purged {
-            tracing::debug!(error = error_chain(&error), "remove the chunks of a try");
-        }
     }
 
     /// A token that no other try has.
@@ -422,14 +372,4 @@ impl<'a> Bucket<'a> {
     fn silent(&self) -> Failure {
         Failure::Silent { stream: Some(self.stream.clone()) }
     }
-}
-
-/// Another description was stored meanwhile: it is certain that this one is not.
-fn is_overtaken(error: &PublishError) -> bool {
-    /// As nats-server 2.12 says it of a message that is still on its way.
-    const CONSTANT: u64 = 10_164;
-    let refused =
-        std::error::Error::source(error).and_then(|source| source.downcast_ref::<jetstream::Error>());
-    error.kind() == PublishErrorKind::WrongLastSequence
-        || refused.is_some_and(|refused| refused.error_code().0 == CONSTANT)
 }

@@ -182,11 +182,13 @@ impl Publisher {
                 batch.progress = Instant::now();
                 continue;
             }
-            if Instant::now() >= batch_deadline {
+            // Perhaps it was suspended, also while payloads went into the bucket.
+            if Instant::now() >= batch_deadline || !self.is_at_home() {
                 batch.free.clear();
             }
             while self.window.has_room(batch.weight)
                 && batch.away.is_none()
+                && self.is_at_home()
                 && let Some(index) = batch.free.pop_front()
             {
                 batch.progress = Instant::now();
@@ -232,11 +234,6 @@ impl Publisher {
         // Nothing is enqueued into a client that is not connected: it could be sent minutes later.
         if self.is_over() {
             batch.away = Some(Failure::Disconnected);
-            return;
-        }
-        // Suspended since the pass began, perhaps while payloads went into the bucket.
-        if !self.is_at_home() {
-            batch.free.clear();
             return;
         }
         let message = &batch.messages[index];

@@ -1,5 +1,5 @@
-//! Notes each minute of this relay in table `history`, for the charts of the console. The leader adds
-//! how the database stands.
+//! Notes each minute of this relay in table `history`, for the charts of the console. The leader
+//! adds how the database stands.
 
 use std::{
     sync::Arc,

@@ -5,7 +5,10 @@ use std::{sync::Arc, time::SystemTime};
 use oncebox_connect::postgres::Parameter;
 
 use super::Store;
-use crate::{delivery::lag::Standing, error::StoreError, telemetry::minute::Counts};
+use crate::{
+    delivery::{lag::Standing, minute::Counts},
+    error::StoreError,
+};
 
 /// Inboxes in which the messages of a sample are looked for, one for each scope and tenant.
 const INBOXES_MAX: i32 = 64;

@@ -60,7 +60,7 @@ impl Member {
                 return;
             }
             let begun = Instant::now();
-            let problem = match self.run_once(&stop).await {
+            let problem = match Box::pin(self.run_once(&stop)).await {
                 Ok(Ended::Woken) => {
                     (self.failures, said) = (0, None);
                     continue;

@@ -8,8 +8,8 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use super::{health::Health, inboxes::InboxGauges, minute::Minute};
-use crate::delivery::lag::Standing;
+use super::{health::Health, inboxes::InboxGauges};
+use crate::delivery::{lag::Standing, minute::Minute};
 
 type Seconds = Gauge<f64, AtomicU64>;
 

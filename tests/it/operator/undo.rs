@@ -253,3 +253,17 @@ async fn on_a_terminal_a_command_that_destroys_waits_for_its_word() {
     assert!(code == 0 && !output.contains("Type"), "{output}");
     assert_eq!(count(&client, "dead_letter").await, 3);
 }
+
+/// The messages that waited behind it have run since its discard.
+#[tokio::test]
+async fn a_letter_that_stopped_a_line_stays_discarded() {
+    let env = TestEnv::new().await;
+    let (client, url) = (env.pg().await, env.database_url());
+    let letter = r#"SELECT oncebox.register_scope('billing:charge'), oncebox.follow_lines('billing:charge', 5);
+        INSERT INTO oncebox.dead_letter (scope, tenant, key, subject, headers, payload, stream, stream_sequence, stored_at, deliveries, reason)
+        VALUES ('billing:charge', '', 'k', 'a', '{"Oncebox-Ordering-Key": "o"}', 'p', 'S', 1, '2026-01-01Z', 1, 'no table')"#;
+    client.batch_execute(letter).await.unwrap();
+    assert_eq!(text(&client, "SELECT ordering_key FROM oncebox.dead_letter").await, "o");
+    let id = discard(url, &["inbox", "dead", "discard", "--all"]).await;
+    refused(url, &id, "messages of its ordering key may have run since").await;
+}

@@ -1,4 +1,5 @@
-//! Counts the messages that streams have stored since this relay last wrote a row of table `history`.
+//! Counts the messages that streams have stored since this relay last wrote a row of table
+//! `history`.
 
 use std::{
     collections::HashMap,
