@@ -5769,13 +5769,13 @@ CREATE TABLE oncebox.history (
     relay uuid NOT NULL,
     version text NOT NULL,
     leads boolean NOT NULL,
-    seconds real NOT NULL,
+    seconds double precision NOT NULL,
     stored bigint NOT NULL,
-    stored_median real,
-    stored_p99 real,
+    stored_median double precision,
+    stored_p99 double precision,
     subjects text[] NOT NULL COLLATE pg_catalog."C",
     counts bigint[] NOT NULL,
-    lag_seconds real,
+    lag_seconds double precision,
     backlog bigint,
     parked bigint,
     dead bigint,
@@ -5784,8 +5784,8 @@ CREATE TABLE oncebox.history (
     dead_letters bigint,
     sampled bigint,
     handled bigint,
-    handled_median real,
-    handled_p99 real,
+    handled_median double precision,
+    handled_p99 double precision,
     CONSTRAINT history_subjects CHECK (((cardinality(subjects) = cardinality(counts)) AND (cardinality(subjects) <= 21)))
 );
 
