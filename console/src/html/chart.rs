@@ -29,8 +29,8 @@ pub(crate) struct Scale {
     pub(crate) gap: Duration,
     /// Events, each with its time: a stroke of its own.
     pub(crate) marks: Vec<(SystemTime, String)>,
-    /// Parts of the chart, each with the address of its moment.
-    pub(crate) moments: Vec<String>,
+    /// Parts of the chart, each with its name and the address of its moment.
+    pub(crate) moments: Vec<(String, String)>,
 }
 
 impl Scale {
@@ -106,11 +106,11 @@ pub(crate) fn chart<P: Timed>(
 }
 
 /// Links to moments, for the mouse; a form beside the charts leads to the same moments.
-fn moments(addresses: &[String], width: f64, height: f64) -> Markup {
-    let wide = width / addresses.iter().map(|_| 1.0).sum::<f64>();
+fn moments(moments: &[(String, String)], width: f64, height: f64) -> Markup {
+    let wide = width / moments.iter().map(|_| 1.0).sum::<f64>();
     html! {
-        @for (address, x) in addresses.iter().zip(std::iter::successors(Some(0.0), |x| Some(x + wide))) {
-            a href=(address) tabindex="-1" {
+        @for ((name, address), x) in moments.iter().zip(std::iter::successors(Some(0.0), |x| Some(x + wide))) {
+            a href=(address) aria-label=(name) tabindex="-1" {
                 rect.moment x=(format!("{x:.1}")) y="0" width=(format!("{wide:.1}")) height=(height) {}
             }
         }

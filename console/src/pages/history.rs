@@ -168,7 +168,8 @@ impl Shown {
         let History { since, until, ref marks, .. } = self.history;
         let parts = std::iter::successors(Some(since + part / 2), |at| Some(*at + part));
         let until_text = text(until);
-        let moment = |at| Fields::link(path, &[("range", name), ("until", &until_text), ("at", &text(at))]);
+        let address = |at| Fields::link(path, &[("range", name), ("until", &until_text), ("at", &text(at))]);
+        let moment = |at| (short(at), address(at));
         Scale {
             name: title,
             began: short(since),

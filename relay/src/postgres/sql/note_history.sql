@@ -2,9 +2,9 @@
 -- rows that are older than eight days.
 -- $1: the relay; $2: its version; $3: whether it leads; $4: seconds since its last row; $5:
 -- messages stored; $6, $7: seconds until they were, of half of them and of 99 in 100; $8, $9:
--- subjects, and the messages of each. NULL unless it leads: $10: the lag; $11: messages due, parked,
--- dead, delayed, failing in inboxes, and dead letters; $12: messages looked for in inboxes, and
--- found there; $13: seconds until these were handled, as $6 and $7.
+-- subjects, and the messages of each. NULL unless it leads: $10: the lag; $11: messages due,
+-- parked, dead, delayed, failing in inboxes, and dead letters; $12: messages looked for in inboxes,
+-- and found there; $13: seconds until these were handled, as $6 and $7.
 -- Index: history_pkey. Locking: old rows, which belong to nobody.
 WITH forgotten AS (
   DELETE FROM {schema}.history AS h
