@@ -201,8 +201,8 @@ CREATE FUNCTION {schema}.bound_kept() RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   SELECT {schema}.forget_kept();
   DELETE FROM {schema}.kept AS k
-  WHERE k.audit IN (
-    SELECT o.audit
+  WHERE k.audit <= (
+    SELECT max(o.audit)
     FROM (
       SELECT n.audit, row_number() OVER newest AS place, sum(n.bytes) OVER newest AS bytes
       FROM {schema}.kept AS n

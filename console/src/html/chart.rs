@@ -79,6 +79,8 @@ pub(crate) fn chart<P: Timed>(
     let last = |line: &Line<P>| points.last().and_then(line.value).map_or_else(|| "-".to_owned(), short);
     let name = format!("{title} over {}, at most {} {unit}", scale.name, short(peak));
     let until = scale.until.or_else(|| points.last().map(P::at));
+    // An image has no links in it.
+    let role = if scale.moments.is_empty() { "img" } else { "group" };
     html! {
         figure.chart {
             figcaption {
@@ -87,7 +89,7 @@ pub(crate) fn chart<P: Timed>(
                     span.key { i.(line.class) {} (line.name) " " b { (last(line)) " " (unit) } }
                 }
             }
-            svg viewBox=(format!("0 0 {width} {height}")) role="img" aria-label=(name) preserveAspectRatio="none" {
+            svg viewBox=(format!("0 0 {width} {height}")) role=(role) aria-label=(name) preserveAspectRatio="none" {
                 @for part in 0..4 {
                     @let y = 0.5 + f64::from(part) * (height - 1.0) / 3.0;
                     path.grid d=(format!("M0 {y:.1}H{width}")) {}
