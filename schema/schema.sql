@@ -527,8 +527,8 @@ CREATE FUNCTION oncebox.bound_kept() RETURNS void
     AS $$
   SELECT "oncebox".forget_kept();
   DELETE FROM "oncebox".kept AS k
-  WHERE k.audit IN (
-    SELECT o.audit
+  WHERE k.audit <= (
+    SELECT max(o.audit)
     FROM (
       SELECT n.audit, row_number() OVER newest AS place, sum(n.bytes) OVER newest AS bytes
       FROM "oncebox".kept AS n
