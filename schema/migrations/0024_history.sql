@@ -37,8 +37,7 @@ COMMENT ON COLUMN {schema}.history.sampled IS 'Messages stored in the minute bef
 
 -- The inboxes of this database, each of a scope and a tenant, up to a limit.
 CREATE FUNCTION {schema}.inbox_places(most integer) RETURNS TABLE (scope text, tenant text)
-LANGUAGE sql STABLE ROWS 10
-BEGIN ATOMIC
+LANGUAGE sql STABLE ROWS 10 SET search_path = pg_catalog, pg_temp AS $$
   WITH RECURSIVE found AS (
     (
       SELECT i.scope, i.tenant, 1 AS place
@@ -58,6 +57,6 @@ BEGIN ATOMIC
     ) AS next
     WHERE f.place < $1
   )
-  SELECT f.scope::text, f.tenant::text FROM found AS f;
-END;
+  SELECT f.scope::text, f.tenant::text FROM found AS f
+$$;
 COMMENT ON FUNCTION {schema}.inbox_places IS 'The inboxes of this database, each of a scope and a tenant, from one to the next by the index, up to a limit.';
