@@ -2762,48 +2762,31 @@ CREATE FUNCTION oncebox.inbox_lock(scope text, tenant text, key text) RETURNS bi
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN ((('x'::text || encode(SUBSTRING(sha256((((((((((int8send((15)::bigint) || '\x6f6e6365626f7820696e626f782031'::bytea) || int8send((octet_length('oncebox'::text))::bigint)) || '\x6f6e6365626f78'::bytea) || int8send((octet_length(convert_to(scope, 'UTF8'::name)))::bigint)) || convert_to(scope, 'UTF8'::name)) || int8send((octet_length(convert_to(tenant, 'UTF8'::name)))::bigint)) || convert_to(tenant, 'UTF8'::name)) || int8send((octet_length(convert_to(key, 'UTF8'::name)))::bigint)) || convert_to(key, 'UTF8'::name))) FROM 1 FOR 8), 'hex'::text)))::bit(64))::bigint;
 
-CREATE TABLE oncebox.inbox (
-    scope character varying(255) NOT NULL COLLATE pg_catalog."C",
-    tenant character varying(255) NOT NULL COLLATE pg_catalog."C",
-    key character varying(255) NOT NULL COLLATE pg_catalog."C",
-    fingerprint bytea NOT NULL,
-    status text NOT NULL,
-    outcome bytea,
-    message_id bigint,
-    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
-);
-
-COMMENT ON TABLE oncebox.inbox IS 'Consumed keys. A committed row means that the key was handled; status says how it ended.';
-
-COMMENT ON COLUMN oncebox.inbox.outcome IS 'The reply as JSON (completed, rejected; NULL stands for null), or the reason as text (dead).';
-
 CREATE FUNCTION oncebox.inbox_places(most integer) RETURNS TABLE(scope text, tenant text)
     LANGUAGE sql STABLE ROWS 10
-    BEGIN ATOMIC
- WITH RECURSIVE found AS (
-         ( SELECT i.scope,
-             i.tenant,
-             1 AS place
-            FROM oncebox.inbox i
-           ORDER BY i.scope, i.tenant
-          LIMIT 1)
-         UNION ALL
-          SELECT next.scope,
-             next.tenant,
-             (f_1.place + 1)
-            FROM (found f_1
-              CROSS JOIN LATERAL ( SELECT i.scope,
-                     i.tenant
-                    FROM oncebox.inbox i
-                   WHERE (ROW((i.scope)::text, (i.tenant)::text) > ROW((f_1.scope)::text, (f_1.tenant)::text))
-                   ORDER BY i.scope, i.tenant
-                  LIMIT 1) next)
-           WHERE (f_1.place < inbox_places.most)
-         )
-  SELECT (f.scope)::text AS scope,
-     (f.tenant)::text AS tenant
-    FROM found f;
-END;
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  WITH RECURSIVE found AS (
+    (
+      SELECT i.scope, i.tenant, 1 AS place
+      FROM "oncebox".inbox AS i
+      ORDER BY i.scope, i.tenant
+      LIMIT 1
+    )
+    UNION ALL
+    SELECT next.scope, next.tenant, f.place + 1
+    FROM found AS f
+    CROSS JOIN LATERAL (
+      SELECT i.scope, i.tenant
+      FROM "oncebox".inbox AS i
+      WHERE (i.scope, i.tenant) > (f.scope, f.tenant)
+      ORDER BY i.scope, i.tenant
+      LIMIT 1
+    ) AS next
+    WHERE f.place < $1
+  )
+  SELECT f.scope::text, f.tenant::text FROM found AS f
+$_$;
 
 COMMENT ON FUNCTION oncebox.inbox_places(most integer) IS 'The inboxes of this database, each of a scope and a tenant, from one to the next by the index, up to a limit.';
 
@@ -5011,6 +4994,21 @@ COMMENT ON COLUMN oncebox.dead_letter.stored_at IS 'When the stream stored the m
 COMMENT ON COLUMN oncebox.dead_letter.fingerprint IS 'That of the key, for a payload that stays in the Object Store, where the headers say; NULL when the payload is here.';
 
 COMMENT ON COLUMN oncebox.dead_letter.ordering_key IS 'The line that waits behind this message; NULL for one that nothing waits behind.';
+
+CREATE TABLE oncebox.inbox (
+    scope character varying(255) NOT NULL COLLATE pg_catalog."C",
+    tenant character varying(255) NOT NULL COLLATE pg_catalog."C",
+    key character varying(255) NOT NULL COLLATE pg_catalog."C",
+    fingerprint bytea NOT NULL,
+    status text NOT NULL,
+    outcome bytea,
+    message_id bigint,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+COMMENT ON TABLE oncebox.inbox IS 'Consumed keys. A committed row means that the key was handled; status says how it ended.';
+
+COMMENT ON COLUMN oncebox.inbox.outcome IS 'The reply as JSON (completed, rejected; NULL stands for null), or the reason as text (dead).';
 
 CREATE TABLE oncebox.inbox_claim (
     scope character varying(255) NOT NULL COLLATE pg_catalog."C",
@@ -7329,17 +7327,6 @@ REVOKE ALL ON FUNCTION oncebox.inbox_fingerprint(payload bytea) FROM PUBLIC;
 REVOKE ALL ON FUNCTION oncebox.inbox_lock(scope text, tenant text, key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.inbox_lock(scope text, tenant text, key text) TO oncebox_operator;
 
-GRANT SELECT ON TABLE oncebox.inbox TO oncebox_operator;
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox TO oncebox_consumer;
-
-GRANT SELECT(scope) ON TABLE oncebox.inbox TO oncebox_relay;
-
-GRANT SELECT(tenant) ON TABLE oncebox.inbox TO oncebox_relay;
-
-GRANT SELECT(key) ON TABLE oncebox.inbox TO oncebox_relay;
-
-GRANT SELECT(created_at) ON TABLE oncebox.inbox TO oncebox_relay;
-
 REVOKE ALL ON FUNCTION oncebox.inbox_places(most integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.inbox_places(most integer) TO oncebox_relay;
 GRANT ALL ON FUNCTION oncebox.inbox_places(most integer) TO oncebox_operator;
@@ -7545,6 +7532,17 @@ GRANT SELECT,INSERT,DELETE ON TABLE oncebox.dead_letter TO oncebox_consumer;
 GRANT SELECT(scope) ON TABLE oncebox.dead_letter TO oncebox_relay;
 
 GRANT SELECT(stream) ON TABLE oncebox.dead_letter TO oncebox_relay;
+
+GRANT SELECT ON TABLE oncebox.inbox TO oncebox_operator;
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox TO oncebox_consumer;
+
+GRANT SELECT(scope) ON TABLE oncebox.inbox TO oncebox_relay;
+
+GRANT SELECT(tenant) ON TABLE oncebox.inbox TO oncebox_relay;
+
+GRANT SELECT(key) ON TABLE oncebox.inbox TO oncebox_relay;
+
+GRANT SELECT(created_at) ON TABLE oncebox.inbox TO oncebox_relay;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.inbox_claim TO oncebox_consumer;
 
