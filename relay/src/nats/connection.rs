@@ -19,9 +19,9 @@ use crate::{
     telemetry::metrics::Metrics,
 };
 
-/// For so long after the database was seen as the outbox's home, workers send. A process that was
-/// suspended for longer looks and asks first: the outbox may have moved meanwhile.
-const AT_HOME: Duration = Duration::from_secs(15);
+/// A process that was suspended for so long looks and asks where its outbox lives before it sends. It
+/// is less than the time for which a relay of another place asks for this one.
+pub(crate) const SUSPENDED: Duration = Duration::from_secs(10);
 
 /// A live connection.
 #[derive(Clone, Debug)]
@@ -34,19 +34,19 @@ pub(crate) struct Connection {
     pub(crate) places: Arc<Places>,
     /// Wakes the task that makes declared streams again: a message met no stream.
     pub(crate) no_stream: Arc<Notify>,
-    /// When the database was last seen as the outbox's home; `None` where nobody looks.
-    seen_at_home: Arc<Mutex<Option<Instant>>>,
+    /// When the gate before this connection last noted that the process runs; `None` without a gate.
+    awake_at: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Connection {
-    pub(crate) fn note_home(&self, at: Instant) {
-        *self.seen_at_home.lock().unwrap_or_else(PoisonError::into_inner) = Some(at);
+    pub(crate) fn note_awake(&self) {
+        *self.awake_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// Whether the database was seen as the outbox's home a short while ago.
-    pub(crate) fn is_at_home(&self) -> bool {
-        let seen = *self.seen_at_home.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.is_none_or(|seen| seen.elapsed() < AT_HOME)
+    /// Whether the process has not been suspended since the gate was opened.
+    pub(crate) fn is_awake(&self) -> bool {
+        let awake_at = *self.awake_at.lock().unwrap_or_else(PoisonError::into_inner);
+        awake_at.is_none_or(|at| at.elapsed() < SUSPENDED)
     }
 }
 
@@ -98,7 +98,7 @@ impl Server {
             answers: Answers::new(),
             places: Arc::clone(&self.places),
             no_stream: Arc::default(),
-            seen_at_home: Arc::default(),
+            awake_at: Arc::default(),
         })
     }
 }

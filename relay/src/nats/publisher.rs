@@ -95,8 +95,8 @@ impl Publisher {
         connection.is_some_and(|connection| Arc::ptr_eq(connection, &self.connection))
     }
 
-    pub(crate) fn is_at_home(&self) -> bool {
-        self.connection.is_at_home()
+    pub(crate) fn is_awake(&self) -> bool {
+        self.connection.is_awake()
     }
 
     /// Gives the connection up: its answers cannot be true.
@@ -159,7 +159,7 @@ impl Publisher {
         // A subject that was denied before may be allowed by now: this batch finds out.
         while !matches!(self.denied.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
         let started = Instant::now();
-        if self.is_at_home() {
+        if self.is_awake() {
             self.publish_atomically(&mut batch, limits, started).await;
         }
         batch.line_up();
@@ -183,12 +183,12 @@ impl Publisher {
                 continue;
             }
             // Perhaps it was suspended, also while payloads went into the bucket.
-            if Instant::now() >= batch_deadline || !self.is_at_home() {
+            if Instant::now() >= batch_deadline || !self.is_awake() {
                 batch.free.clear();
             }
             while self.window.has_room(batch.weight)
                 && batch.away.is_none()
-                && self.is_at_home()
+                && self.is_awake()
                 && let Some(index) = batch.free.pop_front()
             {
                 batch.progress = Instant::now();

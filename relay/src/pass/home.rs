@@ -20,7 +20,7 @@ use crate::{
     delivery::home::{Heard, Noted, Verdict, Why, judge},
     error::{RelayError, StoreError},
     nats::{
-        connection::{Connection, Connections},
+        connection::{Connection, Connections, SUSPENDED},
         home::{Answer, Caller, answer, ask, listen},
     },
     postgres::{Store, home::Home, leader::Leader},
@@ -31,14 +31,17 @@ use crate::{
 const SILENT: Duration = Duration::from_secs(1);
 /// The pause between looks at the database while all is well.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// A look that comes or takes so much longer says that this process was suspended.
-const LATE: Duration = Duration::from_secs(5);
+/// The pause between notes that this process runs, however slow the database is.
+const TICK: Duration = Duration::from_secs(1);
 /// The leader asks so often whether another database has the same outbox.
 const ASK_EVERY: Duration = Duration::from_secs(30);
 /// The time for an answer: the other relay waits no longer.
 const ANSWER_MAX: Duration = Duration::from_millis(800);
 /// A relay of another database that has asked may serve it after so long.
 const ASKED: Duration = Duration::from_secs(2);
+
+/// Where workers find the connection while the gate is open.
+type Opened = watch::Sender<Option<Arc<Connection>>>;
 
 /// The gate of one relay.
 #[derive(Debug)]
@@ -71,12 +74,7 @@ impl Gate {
 
     /// Hands each connection on once this database is known as the outbox's home, and takes it back
     /// when it is no more, until shutdown.
-    pub(crate) async fn run(
-        self,
-        mut new: Connections,
-        opened: watch::Sender<Option<Arc<Connection>>>,
-        shutdown: CancellationToken,
-    ) {
+    pub(crate) async fn run(self, mut new: Connections, opened: Opened, shutdown: CancellationToken) {
         loop {
             let connection = new.borrow_and_update().clone();
             let keeping = async {
@@ -97,7 +95,16 @@ impl Gate {
     }
 
     /// Opens the gate when it may, and returns when it must be closed.
-    async fn keep(&self, connection: &Arc<Connection>, opened: &watch::Sender<Option<Arc<Connection>>>) {
+    async fn keep(&self, connection: &Arc<Connection>, opened: &Opened) {
+        tokio::select! {
+            // After a suspension both may be ready.
+            biased;
+            () = suspended(connection, opened) => {}
+            () = self.serve(connection, opened) => {}
+        }
+    }
+
+    async fn serve(&self, connection: &Arc<Connection>, opened: &Opened) {
         let (mut asking, mut failures) = (Asking { begun: Instant::now(), quiet: None }, 0);
         let own = loop {
             let pause = match self.enter(connection, &mut asking).await {
@@ -121,7 +128,7 @@ impl Gate {
             sleep(pause).await;
         };
         self.tell(None);
-        connection.note_home(Instant::now());
+        connection.note_awake();
         opened.send_replace(Some(Arc::clone(connection)));
         self.stay(connection, own).await;
     }
@@ -205,9 +212,6 @@ impl Gate {
         loop {
             let next = next_ask.min(next_look);
             tokio::select! {
-                // After a suspension both are ready.
-                biased;
-                () = sleep_until(next + LATE) => return,
                 Some(question) = questions.next() => {
                     let Some(caller) = Caller::asking(&question).filter(|caller| caller.id != own.id) else { continue };
                     let (says, noted) = self.answer(&caller).await;
@@ -233,9 +237,6 @@ impl Gate {
                         continue;
                     };
                     next_look = Instant::now() + LOOK_EVERY;
-                    if begun.elapsed() > LATE {
-                        return;
-                    }
                     if home.token.as_ref() != Some(&token) {
                         return;
                     }
@@ -244,7 +245,6 @@ impl Gate {
                     if verdict != Verdict::Home && (home.look.noted, verdict) != (Noted::Here, Verdict::Wait) {
                         return;
                     }
-                    connection.note_home(begun);
                 }
             }
         }
@@ -282,5 +282,17 @@ impl Gate {
             None if is_news => info!("this database is the home of its outbox: messages are sent"),
             _ => {}
         }
+    }
+}
+
+/// Returns when this process was suspended. While the gate is open, workers read the notes.
+async fn suspended(connection: &Connection, opened: &Opened) {
+    let mut noted = Instant::now();
+    while noted.elapsed() < SUSPENDED {
+        noted = Instant::now();
+        if opened.borrow().is_some() {
+            connection.note_awake();
+        }
+        sleep(TICK).await;
     }
 }

@@ -193,7 +193,7 @@ impl Worker {
         contracts::check(messages, session, &self.shared.tuning.limits).await;
         let outcomes = match &mut self.publisher {
             // Suspended since the claim: nothing is settled of it.
-            Some(publisher) if publisher.is_at_home() => {
+            Some(publisher) if publisher.is_awake() => {
                 publisher.put_large(messages, session, &self.shared.tuning.limits).await;
                 let outcomes = publisher.publish(messages, &self.shared.tuning.limits).await;
                 let births = publisher.take_births();
@@ -253,7 +253,7 @@ impl Worker {
     pub(super) async fn is_connected(&mut self) -> bool {
         let connection = self.shared.connections.borrow_and_update().clone();
         let connection =
-            connection.filter(|connection| !connection.over.is_cancelled() && connection.is_at_home());
+            connection.filter(|connection| !connection.over.is_cancelled() && connection.is_awake());
         self.publisher = self.publisher.take().filter(|publisher| publisher.is_on(connection.as_ref()));
         if self.publisher.is_none() {
             let Some(connection) = connection else { return false };
