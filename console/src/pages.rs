@@ -20,3 +20,4 @@ pub(crate) mod saga;
 pub(crate) mod sagas;
 pub(crate) mod set_aside;
 pub(crate) mod settings;
+pub(crate) mod sort;

@@ -26,6 +26,7 @@ use crate::{
 };
 
 const AFTER: (&str, &str) = ("after", "Where the page begins: `after` of the page before");
+const SORT: (&str, &str) = ("sort", pages::sort::SORT);
 const REASON: (&str, &str) = ("reason", "A part of it");
 const SUBJECT: (&str, &str) = ("subject", "A subject, or a pattern with * and >");
 
@@ -101,7 +102,8 @@ fn of_databases(routes: Routes) -> Routes {
         )
         .view(
             "/db/{name}/pauses",
-            operation("listPauses", "Pauses and throttles", "All of them"),
+            operation("listPauses", "Pauses and throttles", "All of them")
+                .takes(&[("sort", "A column of the page; behind a minus from the other end")]),
             pages::pauses::load,
         )
         .view(
@@ -120,7 +122,8 @@ fn of_databases(routes: Routes) -> Routes {
         )
         .view(
             "/db/{name}/audit",
-            operation("listAudit", "Actions of operators, the newest first", "100 rows").takes(&[AFTER]),
+            operation("listAudit", "Actions of operators, the newest first", "100 rows")
+                .takes(&[SORT, AFTER]),
             pages::audit::load,
         )
 }
@@ -169,7 +172,7 @@ fn of_messages(routes: Routes) -> Routes {
             )
             .chooses("kind", &["parked", "dead", "failing", "dead-letters"])
             .takes(&[("key", ""), SUBJECT, REASON, ("ordering-key", "Of parked and dead messages")])
-            .takes(&[("scope", "Of failing messages and dead letters"), AFTER]),
+            .takes(&[("scope", "Of failing messages and dead letters"), SORT, AFTER]),
             pages::set_aside::load,
         )
         .view(
@@ -194,6 +197,7 @@ fn of_messages(routes: Routes) -> Routes {
                 ("key", ""),
                 SUBJECT,
                 ("ordering-key", ""),
+                SORT,
                 AFTER,
             ]),
             pages::delayed::load,
@@ -206,6 +210,7 @@ fn of_messages(routes: Routes) -> Routes {
                 REASON,
                 ("ordering-key", ""),
                 ("request", ""),
+                SORT,
                 AFTER,
             ]),
             pages::replays::load,

@@ -107,7 +107,22 @@ function keys() {
   });
 }
 
+// The box in a table's head chooses all rows of the page, or none.
+function chooseAll() {
+  for (const all of document.querySelectorAll("input[data-all]")) {
+    const boxes = [...all.form.querySelectorAll(`input[name="${all.dataset.all}"]`)];
+    all.hidden = false;
+    all.addEventListener("change", () => boxes.forEach((box) => { box.checked = all.checked; }));
+    all.form.addEventListener("change", () => {
+      const chosen = boxes.filter((box) => box.checked).length;
+      all.checked = chosen === boxes.length;
+      all.indeterminate = chosen > 0 && chosen < boxes.length;
+    });
+  }
+}
+
 theme();
+chooseAll();
 showTimes(document);
 keys();
 live();

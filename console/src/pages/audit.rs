@@ -1,13 +1,16 @@
 //! `/db/NAME/audit`: the actions of operators, the newest first.
 
-use std::sync::Arc;
+use std::{cmp::Ordering, sync::Arc};
 
 use maud::{Markup, html};
 use oncebox_operator::AuditRow;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::list::{ROWS_MAX, more};
+use super::{
+    list::more,
+    sort::{self, Sort, head},
+};
 use crate::{
     ask::Ask,
     fields::Fields,
@@ -19,26 +22,39 @@ use crate::{
     view::View,
 };
 
+/// The columns that sort them.
+const COLUMNS: [&str; 6] = ["when", "who", "action", "key", "reason", "note"];
+
 #[derive(Serialize, JsonSchema)]
 pub(crate) struct Audit {
     database: String,
     rows: Vec<AuditRow>,
     /// Where the next page begins.
-    after: Option<i64>,
+    after: Option<String>,
 }
 
 pub(crate) async fn load(ask: Arc<Ask>) -> Result<Audit, Problem> {
     let database = ask.database()?;
-    let before = ask.query.parsed("after")?.unwrap_or(i64::MAX);
+    let sort = Sort::of(&ask.query, &COLUMNS)?;
+    let before = if sort.is_none() { ask.query.parsed("after")? } else { None }.unwrap_or(i64::MAX);
     let mut turn = database.turn().await?;
     let operator = turn.look().await?;
-    let limit = u32::try_from(ROWS_MAX + 1).unwrap_or(u32::MAX);
+    let limit = u32::try_from(sort::limit(sort)).unwrap_or(u32::MAX);
     let mut rows = database.answer(operator.audit(before, limit)).await?;
     turn.keep().await;
-    let is_more = rows.len() > ROWS_MAX;
-    rows.truncate(ROWS_MAX);
-    let after = rows.last().filter(|_| is_more).map(|row| row.id);
+    let after = sort::page(sort, &ask.query, &mut rows, |last| last.id.to_string(), compare)?;
     Ok(Audit { database: database.name().to_owned(), rows, after })
+}
+
+fn compare(by: &str, one: &AuditRow, other: &AuditRow) -> Ordering {
+    match by {
+        "who" => (&one.operator, &one.database_user).cmp(&(&other.operator, &other.database_user)),
+        "action" => one.action.cmp(&other.action),
+        "key" => one.key.cmp(&other.key),
+        "reason" => one.reason.cmp(&other.reason),
+        "note" => one.note.cmp(&other.note),
+        _ => one.happened_at.cmp(&other.happened_at),
+    }
 }
 
 impl View for Audit {
@@ -50,8 +66,9 @@ impl View for Audit {
         html! {
             @if self.rows.is_empty() { (empty("Who has retried, discarded, replayed or paused something stands here, with when and why.")) }
             @else {
+                (sort::note(ask))
                 div.scroll tabindex="0" { table {
-                    thead { tr { th { "When" } th { "Who" } th { "Action" } th { "Key" } th { "Reason" } th { "Note" } } }
+                    thead { tr { @for (by, label) in COLUMNS.into_iter().zip(["When", "Who", "Action", "Key", "Reason", "Note"]) { (head(ask, by, label)) } } }
                     tbody { @for row in &self.rows { tr {
                         td { (time(row.happened_at)) }
                         td { (row.operator.as_deref().unwrap_or("-")) " " span.quiet { "as " (row.database_user) } }
@@ -63,7 +80,7 @@ impl View for Audit {
                         td.long { (row.note.as_deref().unwrap_or_default()) }
                     } } }
                 } }
-                (more(ask, self.after.map(|after| after.to_string()).as_deref()))
+                (more(ask, self.after.as_deref()))
             }
         }
     }

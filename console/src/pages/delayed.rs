@@ -1,6 +1,7 @@
 //! `/db/NAME/delayed`: messages that wait for their time.
 
 use std::{
+    cmp::Ordering,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -10,7 +11,10 @@ use oncebox_operator::DelayedMessage;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::list::{ROWS_MAX, action, filter, more, why_no_actions};
+use super::{
+    list::{action, filter, more, why_no_actions},
+    sort::{self, Sort, head},
+};
 use crate::{
     ask::Ask,
     fields::Fields,
@@ -26,6 +30,9 @@ use crate::{
 const FIELDS: [(&str, &str); 3] =
     [("key", "Key"), ("subject", "Subject, also a.*"), ("ordering-key", "Ordering key")];
 
+/// The columns that sort them.
+const COLUMNS: [&str; 6] = ["due", "key", "subject", "ordering-key", "enqueued", "payload"];
+
 #[derive(Serialize, JsonSchema)]
 pub(crate) struct Delayed {
     database: String,
@@ -37,18 +44,31 @@ pub(crate) struct Delayed {
 pub(crate) async fn load(ask: Arc<Ask>) -> Result<Delayed, Problem> {
     let database = ask.database()?;
     let mut selection = order::delayed(&ask.query)?;
-    selection.after = ask.query.get("after").map(place).transpose()?;
+    let sort = Sort::of(&ask.query, &COLUMNS)?;
+    if sort.is_none() {
+        selection.after = ask.query.get("after").map(place).transpose()?;
+    }
     let mut turn = database.turn().await?;
     let operator = turn.look().await?;
-    let mut messages = database.answer(operator.delayed(&selection, ROWS_MAX + 1)).await?;
+    let mut messages = database.answer(operator.delayed(&selection, sort::limit(sort))).await?;
     turn.keep().await;
-    let is_more = messages.len() > ROWS_MAX;
-    messages.truncate(ROWS_MAX);
-    let after = messages.last().filter(|_| is_more).map(|last| {
+    let place = |last: &DelayedMessage| {
         let since = last.not_before.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         format!("{}-{}", since.as_micros(), last.id)
-    });
+    };
+    let after = sort::page(sort, &ask.query, &mut messages, place, compare)?;
     Ok(Delayed { database: database.name().to_owned(), messages, after })
+}
+
+fn compare(by: &str, one: &DelayedMessage, other: &DelayedMessage) -> Ordering {
+    match by {
+        "key" => one.key.cmp(&other.key),
+        "subject" => one.subject.cmp(&other.subject),
+        "ordering-key" => one.ordering_key.cmp(&other.ordering_key),
+        "enqueued" => one.created_at.cmp(&other.created_at),
+        "payload" => one.payload_bytes.cmp(&other.payload_bytes),
+        _ => one.not_before.cmp(&other.not_before),
+    }
 }
 
 /// Microseconds and an id.
@@ -75,8 +95,9 @@ impl View for Delayed {
             @if self.messages.is_empty() { (empty("Messages that were enqueued for later stand here until their time has come.")) }
             @else {
                 p { (action(ask, &self.database, if given.is_empty() { "cancel all" } else { "cancel all that match" }, &all)) }
+                (sort::note(ask))
                 div.scroll tabindex="0" { table {
-                    thead { tr { th { "Due" } th { "Key" } th { "Subject" } th { "Ordering key" } th { "Enqueued" } th.number { "Payload" } th { span.hidden { "Actions" } } } }
+                    thead { tr { @for (by, label) in COLUMNS.into_iter().zip(["Due", "Key", "Subject", "Ordering key", "Enqueued", "Payload"]) { (head(ask, by, label)) } th { span.hidden { "Actions" } } } }
                     tbody { @for message in &self.messages { tr {
                         td { (time(message.not_before)) }
                         td.long { (key_link(&message.key)) }

@@ -77,14 +77,16 @@ pub(crate) fn show_groups(
 /// A form that narrows a list; each field with its label.
 pub(crate) fn filter(ask: &Ask, kept: &[(&str, &str)], fields: &[(&str, &str)]) -> Markup {
     let path = ask.path.split('?').next().unwrap_or_default();
+    let kept = [kept, &[("sort", ask.query.get("sort").unwrap_or_default())]].concat();
+    let kept: Vec<_> = kept.into_iter().filter(|(_, value)| !value.is_empty()).collect();
     html! {
         form.row action=(path) method="get" {
-            @for (name, value) in kept { input type="hidden" name=(name) value=(value); }
+            @for (name, value) in &kept { input type="hidden" name=(name) value=(value); }
             @for (name, label) in fields {
                 label { (label) input type="text" name=(name) value=(ask.query.get(name).unwrap_or_default()); }
             }
             button { "Filter" }
-            @if fields.iter().any(|(name, _)| ask.query.get(name).is_some()) { a href=(Fields::link(path, kept)) { "All of them" } }
+            @if fields.iter().any(|(name, _)| ask.query.get(name).is_some()) { a href=(Fields::link(path, &kept)) { "All of them" } }
         }
     }
 }

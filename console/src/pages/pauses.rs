@@ -1,19 +1,25 @@
 //! `/db/NAME/pauses`: pauses and throttles of operators.
 
-use std::sync::Arc;
+use std::{cmp::Ordering, sync::Arc};
 
 use maud::{Markup, html};
 use oncebox_operator::PauseRow;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::list::{action, why_no_actions};
+use super::{
+    list::{action, why_no_actions},
+    sort::{Sort, head},
+};
 use crate::{
     ask::Ask,
     html::words::{self, empty, time, time_or},
     problem::Problem,
     view::View,
 };
+
+/// The columns that sort them.
+const COLUMNS: [&str; 7] = ["of", "value", "rate", "since", "until", "by", "note"];
 
 #[derive(Serialize, JsonSchema)]
 pub(crate) struct Pauses {
@@ -23,11 +29,31 @@ pub(crate) struct Pauses {
 
 pub(crate) async fn load(ask: Arc<Ask>) -> Result<Pauses, Problem> {
     let database = ask.database()?;
+    let sort = Sort::of(&ask.query, &COLUMNS)?;
     let mut turn = database.turn().await?;
     let operator = turn.look().await?;
-    let pauses = database.answer(operator.pauses()).await?;
+    let mut pauses = database.answer(operator.pauses()).await?;
     turn.keep().await;
+    if let Some(sort) = sort {
+        sort.apply(&mut pauses, compare);
+    }
     Ok(Pauses { database: database.name().to_owned(), pauses })
+}
+
+fn compare(by: &str, one: &PauseRow, other: &PauseRow) -> Ordering {
+    match by {
+        "of" => one.kind.cmp(&other.kind),
+        "value" => one.value.cmp(&other.value),
+        "rate" => one.rate.unwrap_or(0.0).total_cmp(&other.rate.unwrap_or(0.0)),
+        "until" => one.ends_at.cmp(&other.ends_at),
+        "by" => who(one).cmp(who(other)),
+        "note" => one.reason.cmp(&other.reason),
+        _ => one.paused_at.cmp(&other.paused_at),
+    }
+}
+
+fn who(pause: &PauseRow) -> &str {
+    pause.paused_by.as_deref().unwrap_or(&pause.database_user)
 }
 
 impl View for Pauses {
@@ -41,14 +67,14 @@ impl View for Pauses {
             @if self.pauses.is_empty() { (empty("Pauses and throttles stand here, with who made them and until when. Nothing is held back now.")) }
             @else {
                 div.scroll tabindex="0" { table {
-                    thead { tr { th { "Of" } th { "Value" } th.number { "Messages a second" } th { "Since" } th { "Until" } th { "By" } th { "Note" } th { span.hidden { "Actions" } } } }
+                    thead { tr { @for (by, label) in COLUMNS.into_iter().zip(["Of", "Value", "Messages a second", "Since", "Until", "By", "Note"]) { (head(ask, by, label)) } th { span.hidden { "Actions" } } } }
                     tbody { @for pause in &self.pauses { tr {
                         td { (pause.kind) }
                         td.long { (pause.value) }
                         td.number { @match pause.rate { Some(rate) => { (rate) }, None => "none" } }
                         td { (time(pause.paused_at)) }
                         td { (time_or(pause.ends_at, "until resumed")) }
-                        td { (pause.paused_by.as_deref().unwrap_or(&pause.database_user)) }
+                        td { (who(pause)) }
                         td.long { (pause.reason.as_deref().unwrap_or_default()) }
                         td { (action(ask, &self.database, "resume", &resume(pause))) }
                     } } }

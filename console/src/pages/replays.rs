@@ -1,13 +1,16 @@
 //! `/db/NAME/replays`: settled messages that are to be sent again.
 
-use std::sync::Arc;
+use std::{cmp::Ordering, sync::Arc};
 
 use maud::{Markup, html};
 use oncebox_operator::{ParkedKind, ParkedMessage};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::list::{ROWS_MAX, action, more, why_no_actions};
+use super::{
+    list::{action, more, why_no_actions},
+    sort::{self, Sort, head},
+};
 use crate::{
     ask::Ask,
     html::{
@@ -19,25 +22,42 @@ use crate::{
     view::View,
 };
 
+/// The columns that sort them.
+const COLUMNS: [&str; 7] = ["key", "state", "replay", "subject", "ordering-key", "next", "reason"];
+
 #[derive(Serialize, JsonSchema)]
 pub(crate) struct Replays {
     database: String,
     replays: Vec<ParkedMessage>,
-    after: Option<i64>,
+    after: Option<String>,
 }
 
 pub(crate) async fn load(ask: Arc<Ask>) -> Result<Replays, Problem> {
     let database = ask.database()?;
     let mut selection = order::messages(&ask.query)?;
-    selection.after = ask.query.parsed("after")?.unwrap_or_default();
+    let sort = Sort::of(&ask.query, &COLUMNS)?;
+    if sort.is_none() {
+        selection.after = ask.query.parsed("after")?.unwrap_or_default();
+    }
     let mut turn = database.turn().await?;
     let operator = turn.look().await?;
-    let mut replays = database.answer(operator.parked(ParkedKind::Replay, &selection, ROWS_MAX + 1)).await?;
+    let mut replays =
+        database.answer(operator.parked(ParkedKind::Replay, &selection, sort::limit(sort))).await?;
     turn.keep().await;
-    let is_more = replays.len() > ROWS_MAX;
-    replays.truncate(ROWS_MAX);
-    let after = replays.last().filter(|_| is_more).map(|last| last.id);
+    let after = sort::page(sort, &ask.query, &mut replays, |last| last.id.to_string(), compare)?;
     Ok(Replays { database: database.name().to_owned(), replays, after })
+}
+
+fn compare(by: &str, one: &ParkedMessage, other: &ParkedMessage) -> Ordering {
+    match by {
+        "key" => one.key.cmp(&other.key),
+        "state" => one.state.cmp(other.state),
+        "replay" => one.replay.cmp(&other.replay),
+        "subject" => one.subject.cmp(&other.subject),
+        "ordering-key" => one.ordering_key.cmp(&other.ordering_key),
+        "next" => one.next_attempt_at.cmp(&other.next_attempt_at),
+        _ => one.reason.cmp(&other.reason),
+    }
 }
 
 impl View for Replays {
@@ -51,8 +71,9 @@ impl View for Replays {
             @if self.replays.is_empty() { (empty("Replays that are still to be sent stand here. None is.")) }
             @else {
                 p { (action(ask, &self.database, "cancel all", &[("kind", "replays"), ("action", "cancel"), ("all", "1")])) }
+                (sort::note(ask))
                 div.scroll tabindex="0" { table {
-                    thead { tr { th { "Key" } th { "State" } th.number { "Replay" } th { "Subject" } th { "Ordering key" } th { "Next attempt" } th { "Reason" } th { span.hidden { "Actions" } } } }
+                    thead { tr { @for (by, label) in COLUMNS.into_iter().zip(["Key", "State", "Replay", "Subject", "Ordering key", "Next attempt", "Reason"]) { (head(ask, by, label)) } th { span.hidden { "Actions" } } } }
                     tbody { @for message in &self.replays { tr {
                         td.long { (key_link(&message.key)) }
                         td { (state(message.state)) }
@@ -64,7 +85,7 @@ impl View for Replays {
                         td { (action(ask, &self.database, "cancel", &[("kind", "replays"), ("action", "cancel"), ("id", &message.id.to_string())])) }
                     } } }
                 } }
-                (more(ask, self.after.map(|after| after.to_string()).as_deref()))
+                (more(ask, self.after.as_deref()))
             }
             @if ask.may_act() {
                 h2 { "Send settled messages again" }

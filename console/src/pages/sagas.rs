@@ -1,13 +1,16 @@
 //! `/db/NAME/sagas`: sagas by type and state.
 
-use std::{sync::Arc, time::Duration};
+use std::{cmp::Ordering, sync::Arc, time::Duration};
 
 use maud::{Markup, html};
 use oncebox_operator::{SAGA_STATES, Saga, SagasWaiting};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::list::{ROWS_MAX, action, filter, more, why_no_actions};
+use super::{
+    list::{ROWS_MAX, action, filter, more, why_no_actions},
+    sort::{Sort, head},
+};
 use crate::{
     ask::Ask,
     fields::Fields,
@@ -40,14 +43,14 @@ pub(crate) async fn load(ask: Arc<Ask>) -> Result<Sagas, Problem> {
         return Err(Problem::Bad(format!("state: none of {}", SAGA_STATES.join(", "))));
     }
     let after = ask.query.parsed::<i64>("after")?.unwrap_or_default();
-    let sort = ask.query.get("sort").map(Sort::of).transpose()?;
-    let limit = match &sort {
+    let sort = Sort::of(&ask.query, &COLUMNS)?;
+    let limit = match sort {
         None => {
             selection.after = after;
             ROWS_MAX + 1
         }
         Some(sort) => {
-            selection.newest_first = !sort.takes_oldest();
+            selection.newest_first = !takes_oldest(sort);
             SORTED_MAX + 1
         }
     };
@@ -56,9 +59,11 @@ pub(crate) async fn load(ask: Arc<Ask>) -> Result<Sagas, Problem> {
     let mut sagas = database.answer(operator.sagas(&selection, limit)).await?;
     turn.keep().await;
     let is_capped = sort.is_some() && sagas.len() > SORTED_MAX;
-    if let Some(sort) = &sort {
+    if let Some(sort) = sort {
         sagas.truncate(SORTED_MAX);
-        sort.apply(&mut sagas);
+        // Those that are equal stand in the order of their beginning: the ids grow with that.
+        sagas.sort_by_key(|saga| saga.id);
+        sort.apply(&mut sagas, compare);
         sagas.drain(..usize::try_from(after).unwrap_or(0).min(sagas.len()));
     }
     let is_more = sagas.len() > ROWS_MAX;
@@ -77,40 +82,21 @@ pub(crate) async fn load(ask: Arc<Ask>) -> Result<Sagas, Problem> {
     })
 }
 
-/// An order of sagas.
-struct Sort {
-    by: &'static str,
-    is_reversed: bool,
+/// The columns that sort them.
+const COLUMNS: [&str; 4] = ["business-id", "state", "age", "step"];
+
+/// The age grows from the newest to the oldest, which come first when it is reversed.
+fn takes_oldest(sort: Sort) -> bool {
+    sort.by == "age" && sort.is_reversed
 }
 
-impl Sort {
-    const ALL: [&str; 4] = ["business-id", "state", "age", "step"];
-
-    fn of(text: &str) -> Result<Self, Problem> {
-        let (name, is_reversed) = text.strip_prefix('-').map_or((text, false), |name| (name, true));
-        let by = Self::ALL.into_iter().find(|by| *by == name);
-        let by =
-            by.ok_or_else(|| Problem::Bad(format!("sort: {text:?} is none of {}", Self::ALL.join(", "))))?;
-        Ok(Self { by, is_reversed })
-    }
-
-    /// The age grows from the newest to the oldest, which come first when it is reversed.
-    fn takes_oldest(&self) -> bool {
-        self.by == "age" && self.is_reversed
-    }
-
-    /// Those that are equal stand in the order of their beginning. The ids grow with that.
-    fn apply(&self, sagas: &mut [Saga]) {
-        let place = |saga: &Saga| SAGA_STATES.iter().position(|state| *state == saga.state);
-        sagas.sort_by(|one, other| {
-            let order = match self.by {
-                "business-id" => one.business_id.cmp(&other.business_id),
-                "state" => place(one).cmp(&place(other)),
-                "age" => other.created_at.cmp(&one.created_at),
-                _ => one.current.cmp(&other.current),
-            };
-            (if self.is_reversed { order.reverse() } else { order }).then(one.id.cmp(&other.id))
-        });
+fn compare(by: &str, one: &Saga, other: &Saga) -> Ordering {
+    let place = |saga: &Saga| SAGA_STATES.iter().position(|state| *state == saga.state);
+    match by {
+        "business-id" => one.business_id.cmp(&other.business_id),
+        "state" => place(one).cmp(&place(other)),
+        "age" => other.created_at.cmp(&one.created_at),
+        _ => one.current.cmp(&other.current),
     }
 }
 
@@ -148,7 +134,7 @@ impl View for Sagas {
                     } }
                 } }
             }
-            (filter(ask, &[("state", wanted.unwrap_or_default()), ("sort", sort)], &[("type", "Type"), ("key", "Key")]))
+            (filter(ask, &[("state", wanted.unwrap_or_default())], &[("type", "Type"), ("key", "Key")]))
             (why_no_actions(ask))
             @if self.sagas.is_empty() {
                 (empty("Sagas stand here from their beginning on: business processes over several services, each with its steps."))
@@ -179,26 +165,6 @@ impl View for Sagas {
                 (more(ask, self.after.map(|after| after.to_string()).as_deref()))
             }
             (words::command(&["oncebox", "saga", "list", "--database", &self.database]))
-        }
-    }
-}
-
-/// The head of a column, which sorts by it, and the other way round when it does already.
-fn head(ask: &Ask, by: &str, label: &str) -> Markup {
-    let path = ask.path.split('?').next().unwrap_or_default();
-    let sort = ask.query.get("sort").unwrap_or_default();
-    let (word, next) = match sort {
-        sort if sort == by => (Some("ascending"), format!("-{by}")),
-        sort if sort.strip_prefix('-') == Some(by) => (Some("descending"), by.to_owned()),
-        _ => (None, by.to_owned()),
-    };
-    let kept = ask.query.0.iter().filter(|(name, _)| !["sort", "after"].contains(&name.as_str()));
-    let mut fields: Vec<(&str, &str)> = kept.map(|(name, value)| (name.as_str(), value.as_str())).collect();
-    fields.push(("sort", &next));
-    html! {
-        th aria-sort=[word] {
-            a href=(Fields::link(path, &fields)) { (label) }
-            @match word { Some("ascending") => " ↑", Some(_) => " ↓", None => "" }
         }
     }
 }

@@ -1,13 +1,16 @@
 //! `/db/NAME/set-aside`: parked, dead and failing messages, and dead letters of inboxes.
 
-use std::{sync::Arc, time::SystemTime};
+use std::{cmp::Ordering, sync::Arc, time::SystemTime};
 
 use maud::{Markup, html};
 use oncebox_operator::{DeadLetter, FailingMessage, ParkedKind, ParkedMessage};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::list::{self, GROUPED_MAX, Group, ROWS_MAX, action, filter, more, why_no_actions};
+use super::{
+    list::{self, GROUPED_MAX, Group, ROWS_MAX, action, filter, more, why_no_actions},
+    sort::{self, Sort, head},
+};
 use crate::{
     ask::Ask,
     fields::Fields,
@@ -28,6 +31,10 @@ const KINDS: [(&str, &str, &[&str], &str); 4] = [
     ("failing", "Failing in an inbox", &["retry", "bury"], "oncebox inbox failing list"),
     ("dead-letters", "Dead letters", &["retry", "discard"], "oncebox inbox dead list"),
 ];
+
+/// The columns that sort them.
+const COLUMNS: [&str; 9] =
+    ["key", "state", "subject", "owner", "reason", "tries", "since", "next", "payload"];
 
 /// The list of one kind.
 #[derive(Serialize, JsonSchema)]
@@ -72,12 +79,16 @@ pub(crate) async fn load(ask: Arc<Ask>) -> Result<SetAside, Problem> {
     let (kind, ..) = *KINDS.iter().find(|(kind, ..)| *kind == wanted).ok_or_else(|| {
         Problem::Bad(format!("kind: {wanted:?} is none of parked, dead, failing, dead-letters"))
     })?;
-    let after = ask.query.get("after");
+    let sort = Sort::of(&ask.query, &COLUMNS)?;
+    let after = ask.query.get("after").filter(|_| sort.is_none());
     let limit = if after.is_some() { ROWS_MAX + 1 } else { GROUPED_MAX };
     let mut turn = database.turn().await?;
     let operator = turn.look().await?;
     let fields = &ask.query;
-    let id = || fields.parsed::<i64>("after").map(Option::unwrap_or_default);
+    let id = || match after {
+        Some(_) => fields.parsed::<i64>("after").map(Option::unwrap_or_default),
+        None => Ok(0),
+    };
     let mut rows = match kind {
         "failing" => {
             let mut selection = order::failing(fields)?;
@@ -99,8 +110,8 @@ pub(crate) async fn load(ask: Arc<Ask>) -> Result<SetAside, Problem> {
         }
     };
     turn.keep().await;
-    let groups = if after.is_none() { rows.groups() } else { Vec::new() };
-    let after = rows.cut();
+    let groups = if fields.get("after").is_none() { rows.groups() } else { Vec::new() };
+    let after = rows.page(sort, fields)?;
     Ok(SetAside { database: database.name().to_owned(), kind, groups, rows, after })
 }
 
@@ -111,11 +122,29 @@ fn place(text: &str) -> Result<[String; 3], Problem> {
 
 impl Rows {
     /// Keeps a page; returns where the next one begins.
-    fn cut(&mut self) -> Option<String> {
+    fn page(&mut self, sort: Option<Sort>, fields: &Fields) -> Result<Option<String>, Problem> {
         match self {
-            Self::Messages(rows) => cut(rows, |row| row.id.to_string()),
-            Self::Letters(rows) => cut(rows, |row| row.id.to_string()),
-            Self::Failing(rows) => cut(rows, |row| serde_json::json!(row.place()).to_string()),
+            Self::Messages(rows) => sort::page(
+                sort,
+                fields,
+                rows,
+                |row| row.id.to_string(),
+                |by, one, other| of_message(one).compare(by, &of_message(other)),
+            ),
+            Self::Letters(rows) => sort::page(
+                sort,
+                fields,
+                rows,
+                |row| row.id.to_string(),
+                |by, one, other| of_letter(one).compare(by, &of_letter(other)),
+            ),
+            Self::Failing(rows) => sort::page(
+                sort,
+                fields,
+                rows,
+                |row| serde_json::json!(row.place()).to_string(),
+                |by, one, other| of_failing(one).compare(by, &of_failing(other)),
+            ),
         }
     }
 
@@ -133,10 +162,20 @@ impl Rows {
     }
 }
 
-fn cut<T>(rows: &mut Vec<T>, place: impl Fn(&T) -> String) -> Option<String> {
-    let is_more = rows.len() > ROWS_MAX;
-    rows.truncate(ROWS_MAX);
-    rows.last().filter(|_| is_more).map(place)
+impl Row<'_> {
+    fn compare(&self, by: &str, other: &Self) -> Ordering {
+        match by {
+            "key" => self.key.cmp(&other.key),
+            "state" => self.state.cmp(other.state),
+            "subject" => self.subject.cmp(other.subject),
+            "owner" => self.owner.cmp(other.owner),
+            "reason" => self.reason.cmp(other.reason),
+            "tries" => self.tries.cmp(&other.tries),
+            "next" => self.next_at.cmp(&other.next_at),
+            "payload" => self.payload_bytes.cmp(&other.payload_bytes),
+            _ => self.at.cmp(&other.at),
+        }
+    }
 }
 
 fn of_message(message: &ParkedMessage) -> Row<'_> {
@@ -231,6 +270,7 @@ impl View for SetAside {
                 }
                 h2 { "One by one" }
                 (self.of_all(ask, fields))
+                (sort::note(ask))
                 (self.table(ask))
                 (more(ask, self.after.as_deref()))
             }
@@ -301,15 +341,16 @@ impl SetAside {
 
     fn table(&self, ask: &Ask) -> Markup {
         let (kind, _, actions, _) = self.words();
-        let is_inbox = ["failing", "dead-letters"].contains(&kind);
+        let owner = if ["failing", "dead-letters"].contains(&kind) { "Inbox" } else { "Ordering key" };
         html! {
             form action=(format!("/db/{}/act", self.database)) method="get" {
                 input type="hidden" name="kind" value=(kind);
                 div.scroll tabindex="0" { table {
                     thead { tr {
-                        @if ask.may_act() { th { span.hidden { "Choose" } } }
-                        th { "Key" } th { "State" } th { "Subject" } th { @if is_inbox { "Inbox" } @else { "Ordering key" } }
-                        th { "Reason" } th.number { "Tries" } th { "Since" } th { "Next" } th.number { "Payload" }
+                        @if ask.may_act() { th { input type="checkbox" hidden data-all="id" aria-label="Choose all of this page"; } }
+                        @for (by, label) in COLUMNS.into_iter().zip(["Key", "State", "Subject", owner, "Reason", "Tries", "Since", "Next", "Payload"]) {
+                            (head(ask, by, label))
+                        }
                     } }
                     tbody { @for row in self.rows.rows() { (self.row(ask, &row)) } }
                 } }
