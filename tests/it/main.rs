@@ -284,6 +284,7 @@ mod why {
 mod console {
     pub(crate) mod support; // a console as a process, and requests to it
     mod shown; // an action changes the rows that were shown, and no other
+    mod sorted; // each list in the order of a column
     mod look; // what pages and the API show, of several databases, while some are away
     mod browser; // the pages in a real browser
     mod load; // fifty open pages cost a database what one does

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use crate::{
+    delivery::minute::Counts,
     error::{RelayError, StoreError, error_chain},
     postgres::{Store, leader::Leader},
     telemetry::metrics::Metrics,
@@ -32,11 +33,13 @@ pub struct Historian {
     leader: watch::Receiver<Leader>,
     /// Messages that were stored before the last row: by now they may have been handled.
     sample: Vec<(String, SystemTime)>,
+    /// The counts of the row that is being written.
+    unwritten: Option<Counts>,
 }
 
 impl Historian {
     pub(crate) fn new(store: Arc<Store>, metrics: Metrics, leader: watch::Receiver<Leader>) -> Self {
-        Self { store, metrics, leader, sample: Vec::new() }
+        Self { store, metrics, leader, sample: Vec::new(), unwritten: None }
     }
 
     /// Writes rows until shutdown. Nothing depends on them, so a row that fails is only told of in
@@ -53,6 +56,7 @@ impl Historian {
             let permit = store.permit().await;
             let noted = timeout(NOTE_MAX, self.note()).await;
             drop(permit);
+            self.give_back();
             match noted {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
@@ -68,7 +72,16 @@ impl Historian {
     /// # Errors
     /// PostgreSQL refused or went away; the next row has the counts.
     pub async fn note(&mut self) -> Result<(), RelayError> {
-        self.write().await.map_err(RelayError::store)
+        let noted = self.write().await;
+        self.give_back();
+        noted.map_err(RelayError::store)
+    }
+
+    /// The counts of a row that was refused or cut off belong to the next one.
+    fn give_back(&mut self) {
+        if let Some(counts) = self.unwritten.take() {
+            self.metrics.minute.give_back(counts);
+        }
     }
 
     async fn write(&mut self) -> Result<(), StoreError> {
@@ -77,19 +90,15 @@ impl Historian {
             true => Some((self.store.lag().await?, self.store.handled(&self.sample).await?)),
             false => None,
         };
-        let minute = &self.metrics.minute;
-        let counts = minute.take();
+        let counts = self.unwritten.insert(self.metrics.minute.take());
         if stands.is_none() && counts.stored == 0 {
+            self.unwritten = None;
             return Ok(());
         }
         let noted =
-            self.store.note_history(&counts, stands.as_ref().map(|(standing, handled)| (standing, handled)));
-        // Dropped in the middle, this loses the counts of one row.
-        if let Err(error) = noted.await {
-            minute.give_back(counts);
-            return Err(error);
-        }
-        self.sample = counts.sample;
+            self.store.note_history(counts, stands.as_ref().map(|(standing, handled)| (standing, handled)));
+        noted.await?;
+        self.sample = self.unwritten.take().map(|counts| counts.sample).unwrap_or_default();
         Ok(())
     }
 }

@@ -258,3 +258,32 @@ async fn an_operator_retries_all_that_match_with_a_few_clicks() {
     assert!(retried.await.is_ok(), "{}", text(page).await);
     assert!(page.current_url().await.unwrap().path().starts_with("/jobs/"), "its progress is shown");
 }
+
+#[tokio::test]
+async fn one_box_chooses_all_rows_of_a_page_and_each_can_be_left_out() {
+    let Some(browser) = Browser::start().await.unwrap() else { return };
+    let env = shop().await;
+    let console = Console::of(&env, &["--allow-actions"]).await;
+    let page = browser.page();
+    goto(page, &console, "/db/shop/set-aside?kind=dead-letters").await;
+    let click = async |css: &str| {
+        let found = page.find(Locator::Css(css)).await.unwrap_or_else(|error| panic!("{css}: {error}"));
+        found.click().await.unwrap();
+    };
+    let chosen = "return document.querySelectorAll('input[name=id]:checked').length";
+    let rows = run(page, "return document.querySelectorAll('input[name=id]').length").await;
+    assert!(rows.as_i64() > Some(2), "{rows}");
+    click("input[data-all]").await;
+    assert_eq!(run(page, chosen).await, rows);
+    click("tbody input[name=id]").await;
+    let left = json!(rows.as_i64().unwrap() - 1);
+    assert_eq!(run(page, chosen).await, left);
+    assert_eq!(run(page, "return document.querySelector('input[data-all]').indeterminate").await, true);
+    click("button[value=retry]").await;
+    let asked = text(page).await;
+    assert!(asked.contains(&format!("would retry {left} dead letters")), "{asked}");
+    page.back().await.unwrap();
+    click("input[data-all]").await;
+    click("input[data-all]").await;
+    assert_eq!(run(page, chosen).await, 0, "none");
+}
