@@ -278,6 +278,7 @@ mod why {
     mod streams; // NATS and its streams: away, missing, closed, full, with losses
     mod consumers; // consumers that get no messages, and those that do
     mod inboxes; // failing, snoozed, leased and dead messages; handlers at work; sagas
+    mod around; // the schema, another database, a cluster, the bucket
     mod places; // several messages, several databases, roles, the console
 }
 

@@ -1,0 +1,102 @@
+//! Obstacles of the schema, of another database, of a cluster and of the bucket: made, named, and
+//! mended by the remedy where a command can.
+
+use async_nats::jetstream::stream::Config;
+use oncebox_schema::{Lanes, SchemaName, migrate};
+use oncebox_tests::{NatsCluster, Postgres, TestEnv, adversity};
+
+use super::support::{Scene, assert_held, why};
+use crate::{
+    operator::status::named,
+    relay::support::{client, connect, drain, fresh_stream, stream_config, with},
+};
+
+/// The only answer of the command, asked as this login.
+async fn answer(url: &str, nats_url: &str, more: &[&str]) -> serde_json::Value {
+    let (_, told) = why(url, nats_url, &[&["order-1"], more].concat()).await;
+    told["answers"][0].clone()
+}
+
+#[tokio::test]
+async fn policies_that_hide_rows_and_their_statement() {
+    let scene = Scene::new().await;
+    scene.enqueue("order-1", &scene.taken, None).await;
+    let (login, role) = scene.env.login("oncebox_operator").await;
+    scene.pg.batch_execute("ALTER TABLE oncebox.lane ENABLE ROW LEVEL SECURITY").await.unwrap();
+    let found = answer(&login, scene.env.nats_url(), &[]).await;
+    let remedy = "ALTER TABLE oncebox.lane DISABLE ROW LEVEL SECURITY";
+    assert_held(&found, "schema", &["row level security holds", "lane"], &[remedy]);
+    scene.pg.batch_execute(remedy).await.unwrap();
+    assert_eq!(answer(&login, scene.env.nats_url(), &[]).await["outcome"], "on-its-way");
+    scene.pg.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_schema_that_was_renamed_gets_its_name_back() {
+    let scene = Scene::new().await;
+    scene.enqueue("order-1", &scene.taken, None).await;
+    scene.pg.batch_execute("ALTER SCHEMA oncebox RENAME TO moved").await.unwrap();
+    let (url, nats_url) = (scene.env.database_url(), scene.env.nats_url());
+    let found = answer(url, nats_url, &["--schema", "moved"]).await;
+    let remedy = "ALTER SCHEMA moved RENAME TO oncebox";
+    assert_held(&found, "schema", &["it was renamed"], &[remedy]);
+    scene.pg.batch_execute(remedy).await.unwrap();
+    assert_eq!(answer(url, nats_url, &[]).await["outcome"], "on-its-way");
+}
+
+/// Relays refuse to start there.
+#[tokio::test]
+async fn a_subscription_that_writes_the_log_holds_all_messages() {
+    let env = TestEnv::new().await;
+    let server = Postgres::start_with(&[("wal_level", "logical")]).await.unwrap();
+    let mut old = client(&server.url("postgres")).await;
+    old.batch_execute("CREATE DATABASE new").await.unwrap();
+    let mut new = client(&server.url("new")).await;
+    for client in [&mut old, &mut new] {
+        migrate(client, &SchemaName::default(), Lanes::default()).await.unwrap();
+    }
+    new.batch_execute("SELECT oncebox.enqueue('order-1', 'orders.placed', '1')").await.unwrap();
+    adversity::subscribe(&old, &server.url("postgres"), &new).await.unwrap();
+    let url = format!("{}?application_name=oncebox%20relay", server.url("new"));
+    let _relay = client(&url).await;
+    let found = answer(&server.url("new"), env.nats_url(), &[]).await;
+    assert_held(&found, "schema", &["the subscription moved writes into table message"], &["docs/upgrade.md"]);
+    new.batch_execute("DROP SUBSCRIPTION moved").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_stream_whose_server_is_gone_waits_for_it() {
+    let env = TestEnv::new().await;
+    let pg = env.pg().await;
+    let mut cluster = NatsCluster::start().await.unwrap();
+    let config = Config { num_replicas: 1, ..stream_config("BAD", "bad.>") };
+    cluster.create_stream(config).await.unwrap();
+    let node = cluster.leader("BAD").await.unwrap();
+    pg.batch_execute("SELECT oncebox.enqueue('order-1', 'bad.a', '1')").await.unwrap();
+    let _relay = client(&named(&env, "oncebox%20relay")).await;
+    cluster.nodes_mut()[node].kill().await;
+    let left = cluster.nodes()[(node + 1) % 3].url();
+    let found = answer(env.database_url(), &left, &[]).await;
+    assert_held(&found, "stream", &["stream BAD has no leader"], &["bring back the servers that hold it"]);
+    cluster.nodes_mut()[node].resume().await.unwrap();
+    oncebox_tests::eventually("it has a leader", crate::relay::support::LIMIT, async || {
+        (answer(env.database_url(), &left, &[]).await["outcome"] == "on-its-way").then_some(())
+    })
+    .await;
+}
+
+/// A large message, whose payload goes to a bucket that takes nothing.
+#[tokio::test]
+async fn a_bucket_that_is_sealed_is_named() {
+    let scene = Scene::new().await;
+    let bucket = format!("OBJ_{}", scene.env.name());
+    let subjects = ["C", "M"].map(|kind| format!("$O.{}.{kind}.>", scene.env.name()));
+    let config = Config { subjects: subjects.to_vec(), allow_rollup: true, ..stream_config(&bucket, "") };
+    fresh_stream(scene.env.nats_url(), config.clone()).await;
+    scene.env.jetstream().await.update_stream(Config { sealed: true, ..config }).await.unwrap();
+    let large = "SELECT oncebox.enqueue('order-1', $1, convert_to(repeat('x', 3000000), 'UTF8'))";
+    scene.pg.execute(large, &[&scene.taken]).await.unwrap();
+    let values = with(&scene.values, [("object-store", scene.env.name())]);
+    drain(&mut connect(&values).await.worker()).await;
+    scene.assert_held("order-1", "outbox", &["set aside", "10109"], &["--object-store", "seal"]).await;
+}
