@@ -106,6 +106,18 @@ pub enum RelayError {
          command, or see what `oncebox doctor` says with the options of this relay"
     )]
     Denied(#[source] PostgresError),
+    /// A policy would hide rows of the outbox's tables.
+    #[error(
+        "row level security holds for this database user on a table of the outbox, and would hide rows; `oncebox doctor` \
+         has the statement that ends it"
+    )]
+    RowSecurity(#[source] PostgresError),
+    /// A table or function of the schema is not there.
+    #[error(
+        "the schema is not as `oncebox migrate` has made it: it was renamed, or a part of it is gone; `oncebox doctor` says \
+         what, and what to do"
+    )]
+    SchemaBroken(#[source] PostgresError),
     /// PostgreSQL did not answer.
     #[error("PostgreSQL did not answer within 45 seconds")]
     PostgresTimeout,
@@ -172,12 +184,22 @@ pub enum RelayError {
 impl RelayError {
     /// Of a statement, or of the connection that it needed.
     pub fn store(error: StoreError) -> Self {
-        let is_denied = matches!(
-            &error,
-            StoreError::Statement(_, source) if source.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE)
-        );
-        let error = PostgresError(error);
-        if is_denied { Self::Denied(error) } else { Self::Postgres(error) }
+        let of = match &error {
+            StoreError::Statement(_, source) => source.as_db_error(),
+            _ => None,
+        };
+        let wrapped = match of.map(DbError::code) {
+            // The routine's name is the same in each language of the server.
+            Some(&SqlState::INSUFFICIENT_PRIVILEGE)
+                if of.and_then(DbError::routine) == Some("check_enable_rls") =>
+            {
+                Self::RowSecurity
+            }
+            Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Self::Denied,
+            Some(&SqlState::UNDEFINED_TABLE | &SqlState::UNDEFINED_FUNCTION) => Self::SchemaBroken,
+            _ => Self::Postgres,
+        };
+        wrapped(PostgresError(error))
     }
 
     /// A server is away, has no connection left, or is not ready yet: waiting may mend it.

@@ -80,12 +80,19 @@ pub(crate) fn obstacle(
 
 fn unusable(survey: &Survey) -> Option<Obstacle> {
     survey.unusable.as_ref().map(|problem| {
+        // A cluster without a leader is silent.
+        let first = match problem.contains("timed out") {
+            true => "bring back the servers of the cluster: a majority of them makes a leader. If all run, ",
+            false => "",
+        };
         obstacle(
             "jetstream",
             format!("JetStream cannot be used: {problem}"),
             "no message can be stored: all are set aside, or wait in the outbox",
-            "enable JetStream on the server (`jetstream {}`) and for the account, and let the relay's user subscribe \
-             to its inbox (see --nats-inbox-prefix)",
+            format!(
+                "{first}enable JetStream on the server (`jetstream {{}}`) and for the account, and let the relay's user \
+                 subscribe to its inbox (see --nats-inbox-prefix)"
+            ),
         )
     })
 }

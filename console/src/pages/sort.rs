@@ -38,8 +38,8 @@ impl Sort {
     }
 }
 
-/// How many rows a page asks the database for: its own and one more; or all that are sorted, of which
-/// it leaves out as many as `after` says.
+/// How many rows a page asks the database for: its own and one more; or all that are sorted, of
+/// which it leaves out as many as `after` says.
 pub(crate) fn limit(sort: Option<Sort>) -> usize {
     if sort.is_some() { GROUPED_MAX } else { ROWS_MAX + 1 }
 }

@@ -19,8 +19,8 @@ use crate::{
     telemetry::metrics::Metrics,
 };
 
-/// A process that was suspended for so long looks and asks where its outbox lives before it sends. It
-/// is less than the time for which a relay of another place asks for this one.
+/// A process that was suspended for so long looks and asks where its outbox lives before it sends.
+/// A relay of another place asks for this one for longer.
 pub(crate) const SUSPENDED: Duration = Duration::from_secs(10);
 
 /// A live connection.
@@ -34,7 +34,7 @@ pub(crate) struct Connection {
     pub(crate) places: Arc<Places>,
     /// Wakes the task that makes declared streams again: a message met no stream.
     pub(crate) no_stream: Arc<Notify>,
-    /// When the gate before this connection last noted that the process runs; `None` without a gate.
+    /// When the gate last noted that the process runs; `None` without a gate.
     awake_at: Arc<Mutex<Option<Instant>>>,
 }
 

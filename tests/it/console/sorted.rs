@@ -11,8 +11,8 @@ INSERT INTO oncebox.dead_letter (scope, tenant, key, subject, headers, payload, 
 SELECT 'shop:' || n % 3, '', 'letter-' || n % 7 || '-' || n, 'shop.' || n % 5, '{}', repeat('x', n % 11)::bytea, n % 13,
        'reason ' || n % 4, clock_timestamp() - n % 17 * interval '1 minute'
 FROM generate_series(1, 120) AS n;
-SELECT oncebox.enqueue_at('late-' || n % 7 || '-' || n, 'late.' || n % 5, repeat('x', n % 11),
-                          clock_timestamp() + n % 17 * interval '1 hour' + interval '1 hour', 'o-' || n % 3)
+SELECT oncebox.enqueue_at('late-' || n % 7 || '-' || n, 'late.' || n % 5, repeat('x', n % 11)::bytea,
+                          clock_timestamp() + n % 17 * interval '1 hour' + interval '1 hour', '{}', 'o-' || n % 3)
 FROM generate_series(1, 120) AS n;
 SELECT oncebox.pause_delivery('subject', 'late.' || n, NULL, ARRAY['late.' || n], NULL, 'who ' || n % 2, 'why ' || n % 3, NULL, NULL)
 FROM generate_series(0, 4) AS n;
@@ -88,7 +88,7 @@ async fn each_list_is_sorted_by_its_columns_over_all_its_pages() {
             let mut expected = forwards.clone();
             expected.sort_by_key(place);
             assert_eq!(forwards, expected, "{path} {sort}");
-            assert!(forwards.len() == 120 || rows == "pauses", "{path} {sort}: {}", forwards.len());
+            assert!(forwards.len() >= 120 || rows == "pauses", "{path} {sort}: {}", forwards.len());
             assert_ne!(forwards.first(), forwards.last(), "{path} {sort}: all are equal");
             let backwards = column(&console, &format!("{path}&sort=-{sort}"), rows, field).await;
             expected.reverse();

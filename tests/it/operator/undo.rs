@@ -95,6 +95,9 @@ async fn letters_whose_keys_moved_on_keep_their_whole_discard_away() {
          "DELETE FROM oncebox.dead_letter", "a copy of it died again: dead letter 7"),
         ("INSERT INTO oncebox.inbox_attempt (scope, tenant, key, message, failures) VALUES ('s', '', 'k4', 'm', 1)",
          "DELETE FROM oncebox.inbox_attempt", "a message of its key is failing"),
+        ("INSERT INTO oncebox.inbox_claim (scope, tenant, key, fingerprint, owner, lease_until)
+          VALUES ('s', '', 'k4', '\\x01', gen_random_uuid(), now())",
+         "DELETE FROM oncebox.inbox_claim", "a message of its key is being handled"),
         ("UPDATE oncebox.kept SET kept_at = kept_at - interval '25 hours' WHERE id = 4",
          "UPDATE oncebox.kept SET kept_at = now()", "it is not kept"),
     ];

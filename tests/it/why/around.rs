@@ -7,8 +7,8 @@ use oncebox_tests::{NatsCluster, Postgres, TestEnv, adversity};
 
 use super::support::{Scene, assert_held, why};
 use crate::{
-    operator::status::named,
-    relay::support::{client, connect, drain, fresh_stream, stream_config, with},
+    operator::{doctor::run_with, status::named},
+    relay::support::{LIMIT, client, connect, drain, fresh_stream, stream_config, with},
 };
 
 /// The only answer of the command, asked as this login.
@@ -23,9 +23,16 @@ async fn policies_that_hide_rows_and_their_statement() {
     scene.enqueue("order-1", &scene.taken, None).await;
     let (login, role) = scene.env.login("oncebox_operator").await;
     scene.pg.batch_execute("ALTER TABLE oncebox.lane ENABLE ROW LEVEL SECURITY").await.unwrap();
-    let found = answer(&login, scene.env.nats_url(), &[]).await;
+    let environment = [("DATABASE_URL", login.as_str()), ("NATS_URL", scene.env.nats_url())];
+    for command in [&["why", "order-1"][..], &["status"]] {
+        let (code, output, log) = run_with(command, &environment).await;
+        let told = output + &log;
+        assert!(code != 0 && told.contains("row level security holds for this database user"), "{told}");
+        assert!(told.contains("`oncebox doctor`"), "{told}");
+    }
     let remedy = "ALTER TABLE oncebox.lane DISABLE ROW LEVEL SECURITY";
-    assert_held(&found, "schema", &["row level security holds", "lane"], &[remedy]);
+    let (_, found, _) = run_with(&["doctor"], &environment).await;
+    assert!(found.contains(remedy), "{found}");
     scene.pg.batch_execute(remedy).await.unwrap();
     assert_eq!(answer(&login, scene.env.nats_url(), &[]).await["outcome"], "on-its-way");
     scene.pg.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await.unwrap();
@@ -37,9 +44,12 @@ async fn a_schema_that_was_renamed_gets_its_name_back() {
     scene.enqueue("order-1", &scene.taken, None).await;
     scene.pg.batch_execute("ALTER SCHEMA oncebox RENAME TO moved").await.unwrap();
     let (url, nats_url) = (scene.env.database_url(), scene.env.nats_url());
-    let found = answer(url, nats_url, &["--schema", "moved"]).await;
+    let environment = [("DATABASE_URL", url), ("NATS_URL", nats_url)];
+    let (code, output, log) = run_with(&["why", "order-1", "--schema", "moved"], &environment).await;
+    assert!(code != 0 && log.contains("it was renamed") && log.contains("`oncebox doctor`"), "{output}{log}");
     let remedy = "ALTER SCHEMA moved RENAME TO oncebox";
-    assert_held(&found, "schema", &["it was renamed"], &[remedy]);
+    let (_, found, _) = run_with(&["doctor", "--schema", "moved"], &environment).await;
+    assert!(found.contains(remedy), "{found}");
     scene.pg.batch_execute(remedy).await.unwrap();
     assert_eq!(answer(url, nats_url, &[]).await["outcome"], "on-its-way");
 }
@@ -60,7 +70,12 @@ async fn a_subscription_that_writes_the_log_holds_all_messages() {
     let url = format!("{}?application_name=oncebox%20relay", server.url("new"));
     let _relay = client(&url).await;
     let found = answer(&server.url("new"), env.nats_url(), &[]).await;
-    assert_held(&found, "schema", &["the subscription moved writes into table message"], &["docs/upgrade.md"]);
+    assert_held(
+        &found,
+        "schema",
+        &["the subscription moved writes into table message"],
+        &["docs/upgrade.md"],
+    );
     new.batch_execute("DROP SUBSCRIPTION moved").await.unwrap();
 }
 
@@ -76,10 +91,14 @@ async fn a_stream_whose_server_is_gone_waits_for_it() {
     let _relay = client(&named(&env, "oncebox%20relay")).await;
     cluster.nodes_mut()[node].kill().await;
     let left = cluster.nodes()[(node + 1) % 3].url();
-    let found = answer(env.database_url(), &left, &[]).await;
-    assert_held(&found, "stream", &["stream BAD has no leader"], &["bring back the servers that hold it"]);
+    // The servers that are left notice it after a while, and may have to choose a leader first.
+    let found = oncebox_tests::eventually("it has no leader", LIMIT, async || {
+        Some(answer(env.database_url(), &left, &[]).await).filter(|found| found["station"] == "stream")
+    });
+    let remedy = ["bring back the servers that hold it"];
+    assert_held(&found.await, "stream", &["stream BAD has no leader"], &remedy);
     cluster.nodes_mut()[node].resume().await.unwrap();
-    oncebox_tests::eventually("it has a leader", crate::relay::support::LIMIT, async || {
+    oncebox_tests::eventually("it has a leader", LIMIT, async || {
         (answer(env.database_url(), &left, &[]).await["outcome"] == "on-its-way").then_some(())
     })
     .await;
