@@ -108,8 +108,8 @@ pub enum RelayError {
     Denied(#[source] PostgresError),
     /// A policy would hide rows of the outbox's tables.
     #[error(
-        "row level security holds for this database user on a table of the outbox, and would hide rows; `oncebox doctor` \
-         has the statement that ends it"
+        "row level security holds for this database user on a table of the outbox, and would hide rows; end it as the \
+         owner of the table: ALTER TABLE SCHEMA.TABLE DISABLE ROW LEVEL SECURITY"
     )]
     RowSecurity(#[source] PostgresError),
     /// A table or function of the schema is not there.

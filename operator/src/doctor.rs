@@ -180,7 +180,8 @@ fn diagnose(plan: &Plan, seen: &Examination) -> Vec<Diagnosis> {
             found.extend(consumption(survey, &subjects).into_iter().map(behind));
             nats::check(plan, survey, &subjects, &mut found);
             streams::check_bucket(survey, &mut found);
-            for stream in &survey.streams {
+            // Of one without a leader not all is known.
+            for stream in survey.streams.iter().filter(|stream| stream.has_leader) {
                 streams::check(plan, survey, stream, &subjects, &mut found);
             }
             let inboxes = seen.postgres.iter().flat_map(|facts| &facts.inboxes).cloned().collect::<Vec<_>>();

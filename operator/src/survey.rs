@@ -166,7 +166,9 @@ impl Looker<'_> {
             Err(problem) => return self.survey.unusable = Some(problem),
         }
         for name in self.named() {
-            self.look_at(&name).await;
+            if let Err(problem) = self.look_at(&name).await {
+                self.survey.unasked.push(format!("stream {name}: {problem}"));
+            }
         }
         self.compare_with(&limits);
         self.set_bucket_apart();
@@ -217,7 +219,14 @@ impl Looker<'_> {
                 continue;
             }
             match self.stream_of(subject).await {
-                Ok(Some(name)) => self.look_at(&name).await,
+                Ok(Some(name)) => match self.look_at(&name).await {
+                    Err(problem) if is_denial(&problem) => {
+                        self.survey.unasked.push(format!("stream {name}: {problem}"));
+                    }
+                    // The cluster knows it, and none of its servers answers for it.
+                    Err(_) => self.survey.streams.push(StreamStatus::without_leader(name, subject)),
+                    Ok(()) => {}
+                },
                 Ok(None) => self.survey.subjects_without_stream.push(subject.clone()),
                 Err(problem) => {
                     self.survey.unasked.push(format!("which stream takes {subject}: {problem}"));
@@ -266,28 +275,28 @@ impl Looker<'_> {
         declared.chain(self.config.tuning.limits.expected_stream.clone()).collect()
     }
 
-    async fn look_at(&mut self, name: &str) {
+    async fn look_at(&mut self, name: &str) -> Result<(), String> {
         if self.survey.streams.len() >= STREAMS_MAX {
-            return;
+            return Ok(());
         }
         let before = Reading::now();
         let asking = async {
             let request = self.context.request(format!("STREAM.INFO.{name}"), &());
             request.await.map_err(|error| error_chain(&error))
         };
-        match unless_denied(self.connection, asking).await {
-            Ok(Response::Ok(Answer { info, ts })) => {
+        match unless_denied(self.connection, asking).await? {
+            Response::Ok(Answer { info, ts }) => {
                 let clock = ts.and_then(|text| humantime::parse_rfc3339(&text).ok());
                 self.survey.clock = clock.map(|clock| before.skew(clock)).or(self.survey.clock);
                 let declared = self.config.streams.iter().find(|stream| stream.name == name);
                 self.survey.streams.push(status(&info, declared));
             }
-            Ok(Response::Err { error }) if error.error_code() == ErrorCode::STREAM_NOT_FOUND => {
+            Response::Err { error } if error.error_code() == ErrorCode::STREAM_NOT_FOUND => {
                 self.survey.missing_streams.push(name.to_owned());
             }
-            Ok(Response::Err { error }) => self.survey.unasked.push(format!("stream {name}: {error}")),
-            Err(problem) => self.survey.unasked.push(format!("stream {name}: {problem}")),
+            Response::Err { error } => return Err(error.to_string()),
         }
+        Ok(())
     }
 
     async fn stream_of(&self, subject: &str) -> Result<Option<String>, String> {

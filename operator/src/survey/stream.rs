@@ -85,6 +85,13 @@ impl StreamStatus {
     }
 }
 
+impl StreamStatus {
+    /// One that takes this subject, and of which no more is known: no server answers for it.
+    pub(super) fn without_leader(name: String, subject: &str) -> Self {
+        Self { name, subjects: vec![subject.to_owned()], ..Self::default() }
+    }
+}
+
 pub(super) fn status(info: &Info, declared: Option<&StreamTable>) -> StreamStatus {
     let config = &info.config;
     let StreamConfig { max_messages, max_bytes, max_age, .. } = *config;

@@ -33,6 +33,11 @@ pub(super) fn judge(case: &Case<'_>, passed: &mut Vec<Passed>) -> End {
         );
     };
     let recent = [case.look.subject(subject)];
+    let closed = obstacles(case.expected, &survey, &recent).into_iter();
+    let mut closed = closed.filter(|found| found.check == "stream-closed" && !stream.has_leader);
+    if let Some(found) = closed.next().filter(|_| !is_handled) {
+        return End::obstacle("stream", found);
+    }
     let of_stream = |found: &Obstacle| found.check.ends_with("-unconsumed");
     if let Some(found) = consumption(&survey, &recent).into_iter().find(of_stream).filter(|_| !is_handled) {
         return End::obstacle("stream", found);

@@ -6,12 +6,12 @@ use std::{pin::pin, time::Duration};
 use async_nats::jetstream;
 use futures_util::poll;
 use oncebox_tests::{TestEnv, eventually};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     large::{bucket, enqueue_bytes, in_bucket, with_bucket},
     process::{Process, run_ok},
-    support::{LIMIT, connect, count, drain, fresh_stream, stream_config, with},
+    support::{LIMIT, connect, count, drain, fresh_stream, stream_config, through_proxy, with},
 };
 use crate::inbox::support::stream_environment;
 
@@ -20,14 +20,16 @@ async fn all_is_whole(env: &TestEnv) {
     run_ok(env.database_url(), &verify).await;
 }
 
-/// The first relay has read a payload, and stores its chunks when another has put the object.
+/// The first relay has read a payload, and stores its chunks when another has put the object. It
+/// has not heard that its session was ended, as after a suspension; or it has, in the middle.
 #[tokio::test]
 async fn a_try_that_was_overtaken_harms_no_other_and_leaves_nothing() {
     let env = stream_environment().await;
     let client = env.pg().await;
-    for bytes in [150_000, 5 << 20] {
+    for (bytes, hears) in [(150_000, false), (5 << 20, true)] {
         enqueue_bytes(&env, &client, &format!("k-{bytes}"), bytes).await;
-        let mut first = connect(&with_bucket(&env)).await.worker();
+        let (proxy, url) = through_proxy(env.database_url()).await;
+        let mut first = connect(&with(&with_bucket(&env), [("database-url", &*url)])).await.worker();
         let claimed = first.claim().await.unwrap().expect("something is due");
         let mut publishing = pin!(first.publish(claimed));
         let reads =
@@ -39,11 +41,13 @@ async fn a_try_that_was_overtaken_harms_no_other_and_leaves_nothing() {
             client.query_opt(reads, &[]).await.unwrap().map(|row| row.get::<_, i32>(0))
         });
         let reader = reader.await;
+        proxy.stall(!hears);
         client.query_one("SELECT pg_terminate_backend($1)", &[&reader]).await.unwrap();
         let mut second = connect(&with_bucket(&env)).await.worker();
         eventually("another delivers", LIMIT, async || (drain(&mut second).await > 0).then_some(())).await;
         let before = in_bucket(&env).await;
-        drop(publishing.await);
+        // What it waits for then comes never.
+        let _ = timeout(Duration::from_secs(5), publishing).await;
         assert_eq!(in_bucket(&env).await, before, "{bytes}");
         all_is_whole(&env).await;
     }
@@ -86,7 +90,8 @@ async fn a_relay_that_was_suspended_sends_no_large_message_again() {
     let stream = fresh_stream(env.nats_url(), config).await;
     let client = env.pg().await;
     let values = with(&with_bucket(&env), [("large-payload-bytes", "1000")]);
-    let first = Process::relay(&values);
+    let (proxy, url) = through_proxy(env.database_url()).await;
+    let first = Process::relay(&with(&values, [("database-url", &*url)]));
     first.await_log("this relay is the leader").await;
     let sql =
         "SELECT count(oncebox.enqueue('k-' || n, $1, convert_to(repeat('x', 200000), 'UTF8'), '{}', 'one'))
@@ -105,9 +110,12 @@ async fn a_relay_that_was_suspended_sends_no_large_message_again() {
     .await;
     sleep(Duration::from_secs(22).saturating_sub(stopped.elapsed())).await;
     let before = count(&stream).await;
+    // It does not hear that its session was ended.
+    proxy.stall(true);
     first.signal("CONT").await;
     sleep(Duration::from_secs(3)).await;
     assert_eq!(count(&stream).await, before, "it sends what another has sent");
+    proxy.stall(false);
     for relay in [first, second] {
         relay.signal("TERM").await;
         assert!(relay.ended().await.0.success());
