@@ -209,6 +209,7 @@ mod drivers {
 mod clients {
     mod chaos; // their consumers through kills, cuts at COMMIT and copies
     mod conformance; // one table of messages that each consumer ends alike
+    mod contracts; // one table on which the relay and each client's test helpers agree
     mod consumers; // what becomes of the durable that a client pulls from, and of its pulls
     mod crossing; // handlers under leases beside replays, pauses, turns, strict order and stops
     mod effects; // calls of a provider under a lease, through kills: the cashier of each README
