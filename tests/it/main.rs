@@ -215,6 +215,7 @@ mod clients {
     mod effects; // calls of a provider under a lease, through kills: the cashier of each README
     mod endings; // handlers, errors and connections that end in odd ways, each with its verdict
     mod failing; // the rows by which operators see failing messages, from each of these consumers
+    mod fleet; // relays and consumers that are killed while lines wait behind dead letters
     mod functions; // a loop that calls the SQL functions, as one of these consumers
     mod inbox; // the Rust inboxes as some of these consumers
     mod killer; // a message that ends its process is found, and given up
