@@ -51,7 +51,7 @@ mod relay {
     mod contracts; // a payload that breaks the contract of its subject is dead
     pub(crate) mod large; // large payloads lie in the Object Store, through crashes and losses
     mod large_tries; // two relays put one object; dead tries fill the bucket
-    mod asleep; // with nothing due a relay leaves its database alone, and comes back in time
+    pub(crate) mod asleep; // with nothing due a relay leaves its database alone, and comes back in time
     mod wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
     mod bursts; // a burst of one ordering key, and a full stream, hold up nobody else
     mod memory; // what a relay holds in memory is bounded, however large the messages are
@@ -235,6 +235,7 @@ mod clients {
     mod told; // the handler of the Rust ones, which does as the payload says
     mod programs; // the programs of the clients' READMEs: each promise, in each language
     mod shop; // the folders with these programs, and what they need to run
+    mod waking; // hints after COMMIT, which wake relays that sleep
 }
 
 mod operator {
