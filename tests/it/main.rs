@@ -51,7 +51,7 @@ mod relay {
     mod contracts; // a payload that breaks the contract of its subject is dead
     pub(crate) mod large; // large payloads lie in the Object Store, through crashes and losses
     mod large_tries; // two relays put one object; dead tries fill the bucket
-    pub(crate) mod asleep; // with nothing due a relay leaves its database alone, and comes back in time
+    pub(crate) mod asleep; // with nothing due a relay leaves its database alone, and comes back
     mod wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
     mod bursts; // a burst of one ordering key, and a full stream, hold up nobody else
     mod memory; // what a relay holds in memory is bounded, however large the messages are
