@@ -2,14 +2,12 @@
 //! of a hundred ordering keys have dead letters: each key has its effects once and in order in the
 //! end.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use oncebox_inbox::{Consumer, Context, Handler, HandlerError, Inbox, Order, Outcome};
 use oncebox_tests::{Program, TestEnv, eventually, pool};
 use serde::Deserialize;
+use tokio::time::{Instant, sleep};
 use tokio_postgres::Client;
 
 use super::{ordering, shop::Programs};
@@ -158,7 +156,7 @@ async fn until(client: &Client, expected: (i64, i64, i64)) {
     while stands(client).await != expected {
         let found = stands(client).await;
         assert!(begun.elapsed() < LIMIT, "effects, behind, dead: {found:?}, and not {expected:?}");
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        sleep(Duration::from_millis(100)).await;
     }
 }
 

@@ -123,7 +123,11 @@ async fn wake(client: &str) {
         took.push(begun.elapsed());
     }
     took.sort();
-    println!("{client}, after a hint: median {:?}, longest {:?}", took[took.len() / 2], took[took.len() - 1]);
+    eprintln!(
+        "{client}, after a hint: median {:?}, longest {:?}",
+        took[took.len() / 2],
+        took[took.len() - 1]
+    );
     running.stop().await;
 }
 
@@ -155,7 +159,7 @@ async fn bound(client: &str) {
     let mut heard = env.nats().await.subscribe(wake_subject(name, "oncebox")).await.unwrap();
     let Some(mut waking) = Waking::start(client, env.nats_url(), name, &["2000"]).await else { return };
     let longest = waking.wake().await;
-    println!("{client}: of 2,000 hints the longest took {longest:?}");
+    eprintln!("{client}: of 2,000 hints the longest took {longest:?}");
     assert!(longest < Duration::from_millis(500), "{longest:?}");
     for _ in 0..100 {
         timeout(LIMIT, heard.next()).await.expect("it is heard").unwrap();
