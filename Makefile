@@ -201,7 +201,7 @@ LINTER := PYTHONPATH=.dev/linters python3 .dev/linters/bin
 
 # A client whose toolchain is neither there nor to be had is left out, and tried again the next time.
 .SECONDEXPANSION:
-$(CLIENTS): .dev/clients/%: tests/clients/prepare.sh docs/testing.md docs/tutorials/saga.md $$(wildcard tests/clients/*.* tests/clients/documented/* tests/clients/spans/* tests/clients/orms/* tests/clients/libraries/*) $$(shell find $$(wildcard clients/$$* examples/$$*) -type f $$(addprefix -not -path ,'*/node_modules/*' '*/dist/*' '*/__pycache__/*' '*/target/*'))
+$(CLIENTS): .dev/clients/%: tests/clients/prepare.sh docs/testing.md docs/tutorials/saga.md $$(wildcard tests/clients/*.* tests/clients/documented/* tests/clients/spans/* tests/clients/orms/* tests/clients/libraries/* tests/clients/contracts/*) $$(shell find $$(wildcard clients/$$* examples/$$*) -type f $$(addprefix -not -path ,'*/node_modules/*' '*/dist/*' '*/__pycache__/*' '*/target/*'))
 	tests/clients/prepare.sh $* $@
 
 build:

@@ -1,4 +1,5 @@
-"""Writes the Go module as the module proxy's protocol has it: version.info, version.mod, version.zip.
+"""Writes a Go module as the module proxy's protocol has it: version.info, version.mod, version.zip. Modules within it are not
+parts of it.
 
 Usage: gomodule.py FOLDER VERSION DIRECTORY
 """
@@ -16,11 +17,12 @@ def main() -> None:
     manifest = (folder / "go.mod").read_text()
     module = manifest.split("module ", 1)[1].split()[0]
     epoch = int(os.environ["SOURCE_DATE_EPOCH"])
-    name = directory / f"oncebox-go-{version}"
+    name = directory / f"{module.replace('oncebox', 'oncebox-go', 1).replace('/', '-')}-{version}"
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch))
     name.with_name(f"{name.name}.info").write_text(json.dumps({"Version": version, "Time": stamp}) + "\n")
     name.with_name(f"{name.name}.mod").write_text(manifest)
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    within = [manifest.parent for manifest in folder.rglob("go.mod") if manifest.parent != folder]
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not any(path.is_relative_to(inner) for inner in within))
     paths += [Path("LICENSE-APACHE"), Path("LICENSE-MIT")]
     with zipfile.ZipFile(name.with_name(f"{name.name}.zip"), "w", zipfile.ZIP_DEFLATED) as archive:
         for path in paths:

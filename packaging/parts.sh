@@ -91,6 +91,7 @@ typescript_client() {
 # As the Go module proxy serves it: MODULE@VERSION/ before each name.
 go_module() {
     python3 packaging/gomodule.py clients/go "$VERSION" "$OUT/go"
+    python3 packaging/gomodule.py clients/go/contracts "$VERSION" "$OUT/go"
 }
 
 crates() {

@@ -54,6 +54,11 @@ impl Backlog {
         ordering: Ordering,
     ) -> anyhow::Result<Self> {
         Self::add(servers, &database, messages, ordering).await?;
+        Self::load(servers, database, messages).await
+    }
+
+    /// Reads the messages that were enqueued in a database.
+    pub(crate) async fn load(servers: &Servers, database: String, messages: usize) -> anyhow::Result<Self> {
         let session = servers.session(&database).await?;
         let loaded = session.query(&servers.schema.sql(include_str!("sql/load.sql")), &[]).await?;
         let loaded: Vec<Message> = loaded

@@ -65,10 +65,11 @@ pub(crate) enum Measurement {
     Loss,
     Large,
     Growth,
+    Contracts,
 }
 
 impl Measurement {
-    const ALL: [Self; 19] = [
+    const ALL: [Self; 20] = [
         Self::Drain,
         Self::Trickle,
         Self::Mixed,
@@ -88,15 +89,18 @@ impl Measurement {
         Self::Loss,
         Self::Large,
         Self::Growth,
+        Self::Contracts,
     ];
 
     /// The measurements that take a few minutes together.
     fn by_default() -> impl Iterator<Item = Self> {
         let on_demand = |measurement: &Self| {
-            use Measurement::{Console, Databases, Fleet, Growth, Large, Loss, Outage, Publish, Scale};
+            use Measurement::{
+                Console, Contracts, Databases, Fleet, Growth, Large, Loss, Outage, Publish, Scale,
+            };
             matches!(
                 measurement,
-                Fleet | Databases | Scale | Console | Outage | Publish | Loss | Large | Growth
+                Fleet | Databases | Scale | Console | Outage | Publish | Loss | Large | Growth | Contracts
             )
         };
         Self::ALL.into_iter().filter(move |measurement| !on_demand(measurement))
@@ -125,6 +129,7 @@ impl fmt::Display for Measurement {
             Self::Loss => "loss",
             Self::Large => "large",
             Self::Growth => "growth",
+            Self::Contracts => "contracts",
         })
     }
 }

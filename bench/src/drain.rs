@@ -155,6 +155,8 @@ pub(crate) enum Beside {
     OldSnapshot,
     /// The metrics are read every second.
     Scrapes,
+    /// Each payload is checked against `contracts.json`.
+    Contracts,
     /// The parked messages of the backlog wait for their next attempts, spread over the longest
     /// pause between two.
     ParkedMessages,
@@ -172,7 +174,7 @@ pub(crate) struct Drain {
     bytes: u64,
     wal_bytes_per_message: f64,
     pub(crate) peak_rss_mib: f64,
-    cpu_us_per_message: f64,
+    pub(crate) cpu_us_per_message: f64,
 }
 
 pub(crate) async fn publish(servers: &Servers, backlog: &Backlog) -> anyhow::Result<Stored> {
@@ -202,12 +204,17 @@ pub(crate) async fn drain_by(
         Beside::ParkedMessages => {
             holder.batch_execute(&servers.schema.sql(include_str!("sql/spread.sql"))).await?;
         }
-        Beside::Nothing | Beside::Scrapes => {}
+        Beside::Nothing | Beside::Scrapes | Beside::Contracts => {}
     }
     let mut stream = servers.fresh_stream_for(publish).await?;
     let admin = servers.admin().await?;
     let wal_before = wal_position(&admin).await?;
     let mut file = NamedTempFile::new()?;
+    let mut contracts = NamedTempFile::new()?;
+    if matches!(beside, Beside::Contracts) {
+        contracts.write_all(include_bytes!("contracts.json"))?;
+        writeln!(file, "contracts = {:?}", contracts.path())?;
+    }
     file.write_all(publish.file().as_bytes())?;
     let mut relay = Relay::start_with(servers, &database, file.path())?;
     let mut scraper = JoinSet::new();

@@ -5,8 +5,9 @@
 //! PostgreSQL and a nats-server of its own, measures, prints a table and writes `results.json` into
 //! `bench/` of the target directory. Arguments name the measurements to take: `drain trickle mixed
 //! idle inbox drivers http enqueue saga delayed` by default, `fleet`, `databases`, `scale`,
-//! `console`, `outage`, `publish`, `loss`, `large` and `growth` besides. The environment sets the
-//! sizes, see [`config`]. `bench compare OLD NEW drain` takes them with two programs by turns.
+//! `console`, `outage`, `publish`, `loss`, `large`, `growth` and `contracts` besides. The
+//! environment sets the sizes, see [`config`]. `bench compare OLD NEW drain` takes them with two
+//! programs by turns.
 //!
 //! Every ratio compares two things measured in turn within one round, so that a slow or noisy
 //! machine moves both sides. Rounds take the two sides in opposite orders, so that drift favours
@@ -20,6 +21,7 @@ mod backlog;
 mod batch;
 mod compare;
 mod config;
+mod contracts;
 mod console;
 mod databases;
 mod delayed;
@@ -109,6 +111,7 @@ async fn run(config: &Config) -> anyhow::Result<()> {
             Measurement::Publish => publish::measure(&mut servers, config, &mut report).await,
             Measurement::Loss => loss::measure(&mut servers, config, &mut report).await,
             Measurement::Large => large::measure(&servers, config, &mut report).await,
+            Measurement::Contracts => contracts::measure(&servers, config, &mut report).await,
             Measurement::Growth => growth::measure(&servers, config, &mut report).await,
             Measurement::Console => console::measure(&servers, config, &mut report).await,
             Measurement::Scale => scale::measure(&servers, config, &mut report).await,

@@ -101,6 +101,7 @@ const FIGURES: &[Figure] = &[
     figure("saga_finished_ratio", "sagas, a million finished / none", Goal::AtLeast(0.95)),
     figure("saga_running_ratio", "sagas, 100,000 running / none", Goal::AtLeast(0.95)),
     figure("delayed_drain_ratio", "drain, delayed messages / ordinary", Goal::AtLeast(0.5)),
+    figure("contracts_drain_ratio", "drain, checked by contracts / not", Goal::AtLeast(0.97)),
 ];
 
 #[derive(Debug)]

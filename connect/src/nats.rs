@@ -7,7 +7,7 @@ mod permissions;
 mod question;
 
 pub use self::{
-    connection::{Connection, HOME_SUBJECTS, Server, wake_subject},
+    connection::{Connection, HOME_SUBJECTS, Server},
     connection_error::ConnectionError,
     question::{QUESTION_TIMEOUT, answer_max, message_max, stream_info, unless_denied},
 };

@@ -61,7 +61,10 @@ impl Breach {
             | Referencing(_)
             | RegexEngineFailure { .. }
             | UnevaluatedItems { .. }
-            | UnevaluatedProperties { .. } => format!("breaks {} of the schema", error.schema_path()),
+            | UnevaluatedProperties { .. } => match error.schema_path().as_str() {
+                "" => "breaks the schema".to_owned(),
+                place => format!("breaks {place} of the schema"),
+            },
             _ => error.masked_with("the value").to_string(),
         };
         Self { pointer: bounded(&pointer), reason: bounded(&reason) }

@@ -8,7 +8,7 @@ use super::{Operator, query};
 /// Blocks of each table that one transaction looks at.
 const BLOCKS: i64 = 128;
 
-/// Rows of inboxes that were past their retentions, and were deleted.
+/// Rows of inboxes that were past their retentions, and were deleted but for letters that are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Swept {
@@ -16,6 +16,9 @@ pub struct Swept {
     pub keys: u64,
     /// Dead letters.
     pub dead_letters: u64,
+    /// Dead letters that stay although they are past their retention: messages of their ordering
+    /// keys wait behind them.
+    pub kept_letters: u64,
     /// Claims under leases that nobody came back for.
     pub claims: u64,
     /// Effects outside the database that went with these, and of which nobody found out whether
@@ -40,6 +43,7 @@ impl Operator {
             let step = self.sweep_step(first, dry_run).await?;
             swept.keys += step.keys;
             swept.dead_letters += step.dead_letters;
+            swept.kept_letters += step.kept_letters;
             swept.claims += step.claims;
             swept.unknown_effects += step.unknown_effects;
             first += BLOCKS;
@@ -59,6 +63,7 @@ impl Operator {
         let swept = Swept {
             keys: count("keys"),
             dead_letters: count("dead_letters"),
+            kept_letters: count("kept_letters"),
             claims: count("claims"),
             unknown_effects: count("unknown_effects"),
         };

@@ -43,6 +43,12 @@
 //! after all messages in the log by then. [`Outbox::cancel_delayed`] gives it up in a transaction
 //! of yours. See `docs/delayed-messages.md`.
 //!
+//! # Relays that sleep
+//!
+//! Beside a database that is suspended when nobody uses it, a relay may sleep (`sleep_after`). With
+//! the feature `nats`, `wake` sends it a hint after your COMMIT, so that it sends the message at
+//! once.
+//!
 //! # Tracing
 //!
 //! With the feature `opentelemetry` (on by default) a message gets `traceparent` and `tracestate`
@@ -57,6 +63,8 @@ mod error;
 mod message;
 mod outbox;
 mod trace;
+#[cfg(feature = "nats")]
+mod wake;
 
 pub use delayed::Delayed;
 pub use error::Error;
@@ -67,3 +75,5 @@ pub use oncebox_schema::{
 #[doc(hidden)]
 pub use outbox::{Ask, Direct, Through};
 pub use outbox::{OpenTransaction, Outbox};
+#[cfg(feature = "nats")]
+pub use wake::wake;

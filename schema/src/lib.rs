@@ -28,6 +28,7 @@ pub mod script;
 mod subject;
 mod transaction;
 mod version;
+mod wake;
 
 pub use driver::{Answer, BeginError, Cause, Columns, Driver, NoWrite, Statement, Value};
 pub use error_chain::error_chain;
@@ -46,3 +47,4 @@ pub use recording::Recording;
 pub use subject::{InvalidSubject, Subject};
 pub use transaction::{InTransaction, Transaction};
 pub use version::{OLDEST_VERSION, VersionError, check_version, check_version_through};
+pub use wake::{WAKE_SUBJECTS, wake_subject};

@@ -148,6 +148,8 @@ func pool(change func(*pgxpool.Config)) *pgxpool.Pool {
 func settings(config *pgxpool.Config) {
 	config.MaxConns = 3
 	switch os.Getenv("SETTINGS") {
+	case "strict":
+		config.MaxConns = 4 // one of them holds the right to consume
 	case "simple_protocol":
 		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
 	case "exec":
@@ -184,6 +186,9 @@ func main() {
 	setting := os.Getenv("SETTINGS")
 	if setting == "batch" || setting == "set" {
 		options.Batch = 16
+	}
+	if setting == "strict" {
+		options.Order = oncebox.Strict
 	}
 	consumer := oncebox.NewConsumer(js, os.Getenv("STREAM"), "conform", options)
 	if setting == "set" {

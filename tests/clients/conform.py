@@ -146,7 +146,7 @@ async def main():
     settings = {"configure": spoil, "kwargs": {"autocommit": True}} if SETTINGS == "spoiled" else {}
     client = await nats.connect(os.environ["NATS_URL"], max_reconnect_attempts=-1)
     async with (
-        AsyncConnectionPool(URL, min_size=1, max_size=3, **settings) as pool,
+        AsyncConnectionPool(URL, min_size=1, max_size=4 if SETTINGS == "strict" else 3, **settings) as pool,
         AsyncConnectionPool(URL, min_size=1, max_size=4, kwargs={"autocommit": True}) as log,
         AsyncConnectionPool(URL, min_size=1, max_size=1) as exhausted,
     ):
@@ -155,8 +155,8 @@ async def main():
             pool, scope="conform:test", tenant_header="Tenant", attempts_max=3, backoff=(0.4, 2.0), handler_timeout=3.0,
             lease=8.0 if SETTINGS == "leased" else None,
         )  # fmt: skip
-        batch = 16 if SETTINGS in ("batch", "set") else 1
-        consumer = oncebox.Consumer(client.jetstream(), os.environ["STREAM"], "conform", concurrency=3, batch=batch)
+        batch, order = 16 if SETTINGS in ("batch", "set") else 1, "strict" if SETTINGS == "strict" else "process"
+        consumer = oncebox.Consumer(client.jetstream(), os.environ["STREAM"], "conform", concurrency=3, batch=batch, order=order)
         handle = handler(log, exhausted, set())
         await consumer.run(inbox, oncebox.SetHandler(each(handle)) if SETTINGS == "set" else handle)
         # The process ends with the connection that nobody gives back.

@@ -135,7 +135,7 @@ if (isSpoiled) {
 }
 await exhausted.connect();
 exhausted.options.connectionTimeoutMillis = 50;
-const pool = new pg.Pool({ connectionString, max: 3, ...settings } as pg.PoolConfig);
+const pool = new pg.Pool({ connectionString, max: process.env.SETTINGS === "strict" ? 4 : 3, ...settings } as pg.PoolConfig);
 const inbox = new Inbox<Told>(pool, "conform:test", {
   tenantHeader: "Tenant",
   attemptsMax: 3,
@@ -144,7 +144,8 @@ const inbox = new Inbox<Told>(pool, "conform:test", {
 });
 const connection = await connect({ servers: process.env.NATS_URL!, maxReconnectAttempts: -1 });
 const batch = ["batch", "set"].includes(process.env.SETTINGS!) ? 16 : 1;
-const consumer = new Consumer(jetstream(connection), process.env.STREAM!, "conform", { concurrency: 3, batch });
+const order = process.env.SETTINGS === "strict" ? "strict" : "process";
+const consumer = new Consumer(jetstream(connection), process.env.STREAM!, "conform", { concurrency: 3, batch, order });
 if (process.env.SETTINGS === "set") {
   await consumer.runSet(inbox, async (cx, entries) => {
     const results: unknown[] = [];

@@ -115,11 +115,13 @@ go_client() {
   participants
   mv "$directory/saga/shipping.go" "$directory"
   cp -r tests/clients/spans tests/clients/orms "$directory"
+  cp -r tests/clients/contracts "$directory/contracting"
   mv "$directory/traced.go" "$directory/spans"
   mv "$directory/measured.go" "$directory/orms"
   (
     cd clients/go
     go vet ./...
+    (cd contracts && go vet ./...)
     go test -c -o "$directory/keys" .
     go test -c -o "$directory/testing" ./oncetest
     cp go.mod go.sum "$directory"
@@ -133,6 +135,10 @@ go_client() {
     cd ../orms
     go mod edit -replace="oncebox=$root/clients/go"
     go build -o ../libraries
+    cd ../contracting
+    cp "$root"/clients/go/contracts/go.{mod,sum} .
+    go mod edit -module=contracting -require=oncebox/contracts@v0.1.0 -replace="oncebox/contracts=$root/clients/go/contracts"
+    go build -o ../contracts
   )
 }
 

@@ -1,4 +1,4 @@
-# The Go module, taken from its zip, builds a program of another module.
+# The Go modules, taken from their zips, build a program of another module; the client needs no validator.
 if [ -d "$ROOT/.dev/toolchains/go/go/bin" ]; then PATH=$ROOT/.dev/toolchains/go/go/bin:$PATH; fi
 python3 -m zipfile -e "$DIST/go/oncebox-go-v$VERSION.zip" modules
 mv "modules/oncebox@v$VERSION" oncebox
@@ -10,4 +10,8 @@ cp ../oncebox/go.mod ../oncebox/go.sum .
 go mod edit -module=shop -require="oncebox@v$VERSION" -replace=oncebox=../oncebox
 printf 'package main\n\nimport "oncebox"\n\nvar _ oncebox.Message\n\nfunc main() {}\n' >main.go
 go vet ./...
-(cd ../oncebox && go vet ./...)
+(cd ../oncebox && go vet ./... && [ ! -e contracts ] && ! grep -q jsonschema go.mod)
+cd ..
+python3 -m zipfile -e "$DIST/go/oncebox-go-contracts-v$VERSION.zip" modules
+mv "modules/oncebox/contracts@v$VERSION" contracts
+(cd contracts && go vet ./...)

@@ -51,7 +51,7 @@ mod relay {
     mod contracts; // a payload that breaks the contract of its subject is dead
     pub(crate) mod large; // large payloads lie in the Object Store, through crashes and losses
     mod large_tries; // two relays put one object; dead tries fill the bucket
-    mod asleep; // with nothing due a relay leaves its database alone, and comes back in time
+    pub(crate) mod asleep; // with nothing due a relay leaves its database alone, and comes back
     mod wake; // NOTIFY wakes a sleeping relay and costs a busy one nothing
     mod bursts; // a burst of one ordering key, and a full stream, hold up nobody else
     mod memory; // what a relay holds in memory is bounded, however large the messages are
@@ -209,11 +209,13 @@ mod drivers {
 mod clients {
     mod chaos; // their consumers through kills, cuts at COMMIT and copies
     mod conformance; // one table of messages that each consumer ends alike
+    mod contracts; // one table on which the relay and each client's test helpers agree
     mod consumers; // what becomes of the durable that a client pulls from, and of its pulls
     mod crossing; // handlers under leases beside replays, pauses, turns, strict order and stops
     mod effects; // calls of a provider under a lease, through kills: the cashier of each README
     mod endings; // handlers, errors and connections that end in odd ways, each with its verdict
     mod failing; // the rows by which operators see failing messages, from each of these consumers
+    mod fleet; // relays and consumers that are killed while lines wait behind dead letters
     mod functions; // a loop that calls the SQL functions, as one of these consumers
     mod inbox; // the Rust inboxes as some of these consumers
     mod killer; // a message that ends its process is found, and given up
@@ -233,6 +235,7 @@ mod clients {
     mod told; // the handler of the Rust ones, which does as the payload says
     mod programs; // the programs of the clients' READMEs: each promise, in each language
     mod shop; // the folders with these programs, and what they need to run
+    mod waking; // hints after COMMIT, which wake relays that sleep
 }
 
 mod operator {

@@ -74,13 +74,20 @@ impl OfInboxes {
             output::json_lines(&[document])?
         } else {
             let verb = if self.run.dry_run { "would prune" } else { "pruned" };
-            let Swept { keys, dead_letters, claims, unknown_effects, .. } = swept;
+            let Swept { keys, dead_letters, kept_letters, claims, unknown_effects, .. } = swept;
+            let kept = match kept_letters {
+                0 => String::new(),
+                count => format!(
+                    "; kept: {} that messages of their ordering keys wait behind",
+                    counted(count, "dead letter")
+                ),
+            };
             let unknown = match unknown_effects {
                 0 => String::new(),
                 count => format!("; effects of unknown outcome: {count}"),
             };
             let (keys, claims) = (counted(keys, "key"), counted(claims, "abandoned claim"));
-            format!("{verb} {keys}, {}, {claims}{unknown}\n", counted(dead_letters, "dead letter"))
+            format!("{verb} {keys}, {}, {claims}{unknown}{kept}\n", counted(dead_letters, "dead letter"))
         };
         output::print(&text)?;
         Ok(())

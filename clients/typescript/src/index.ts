@@ -15,3 +15,4 @@ export { type LeasedContext, type LeasedHandler } from "./leased.ts";
 export { type Transaction } from "./library.ts";
 export { cancelDelayed, enqueue, enqueueAll, type Outgoing } from "./outbox.ts";
 export { type Action, Barrier, type Compensation, Replier, SagaRefused, type Started, startSaga } from "./saga.ts";
+export { wake } from "./wake.ts";

@@ -14,6 +14,7 @@ use std::{
 };
 
 use async_nats::{Client, ConnectOptions, Event, ReconnectToServer, ServerError, jetstream};
+use oncebox_schema::WAKE_SUBJECTS;
 use tokio::{
     sync::{Mutex, broadcast},
     time::{Instant, timeout},
@@ -49,21 +50,6 @@ const DENIED_CAPACITY: usize = 1024;
 /// The beginning of the subjects on which relays find other relays of the same outbox. They work
 /// without them.
 pub const HOME_SUBJECTS: &str = "_ONCEBOX.home.";
-
-/// The beginning of subjects on which a message wakes a sleeping relay, which wakes by itself
-/// without it.
-const WAKE_SUBJECTS: &str = "_ONCEBOX.wake.";
-
-/// The subject on which a message wakes the relays of a database and schema. Characters that a
-/// token of a subject cannot have, and `%`, are written as `%` and two hexadecimal digits.
-#[must_use]
-pub fn wake_subject(database: &str, schema: &str) -> String {
-    let token = |name: &str| -> String {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
-        name.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
-    };
-    format!("{WAKE_SUBJECTS}{}.{}", token(database), token(schema))
-}
 
 /// A live connection.
 #[derive(Clone, Debug)]

@@ -5,11 +5,10 @@ use std::time::SystemTime;
 use oncebox_connect::{
     config::Config,
     error::{RelayError, error_chain},
-    nats::wake_subject,
     postgres::{Parameter, typed},
 };
 use oncebox_relay::facts::{Expectation, InboxStatus, delayed_count, expectation, faults, inbox_status, sql};
-use oncebox_schema::SchemaName;
+use oncebox_schema::{SchemaName, wake_subject};
 use tokio_postgres::{Row, Transaction};
 
 use super::{

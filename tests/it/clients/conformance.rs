@@ -1,5 +1,6 @@
 //! One table of messages for the consumers in every language: each must end each message alike.
 
+mod line;
 mod program;
 mod standing;
 
@@ -29,15 +30,15 @@ macro_rules! conform {
     )*};
 }
 conform! {
-    python: plain, spoiled, batch, set, leased;
-    typescript: plain, spoiled, batch, set, leased;
-    go: plain, simple_protocol, exec, types, batch, set;
+    python: plain, spoiled, batch, set, leased, strict;
+    typescript: plain, spoiled, batch, set, leased, strict;
+    go: plain, simple_protocol, exec, types, batch, set, strict;
     java: plain, manual_commit;
-    rust: plain, spoiled;
-    sqlx: plain, spoiled;
+    rust: plain, spoiled, strict;
+    sqlx: plain, spoiled, strict;
     sea_orm: plain, spoiled;
-    diesel: plain, spoiled;
-    leased: plain, spoiled;
+    diesel: plain, spoiled, strict;
+    leased: plain, spoiled, strict;
     functions: plain;
 }
 
@@ -176,6 +177,9 @@ async fn conform(client: &str, settings: &str) {
         wrong.extend(lines(&postgres, LATE).await);
     }
     assert!(wrong.is_empty(), "{client}, {settings}:\n{}\n{}", wrong.join("\n"), consumer.log());
+    if settings == "strict" {
+        line::walk(&env, &postgres).await;
+    }
     consumer.stop().await;
 }
 

@@ -8,7 +8,8 @@ use diesel_async::{
 };
 use oncebox_diesel::Diesel;
 use oncebox_inbox::{
-    Answer, Builder, Consumer, Context, Exclusive, Handler, HandlerError, Inbox, LeasedContext, LeasedHandler,
+    Answer, Builder, Consumer, Context, Exclusive, Handler, HandlerError, Inbox, LeasedContext,
+    LeasedHandler, Order,
 };
 use oncebox_schema::Driver;
 use oncebox_sea_orm::SeaOrm;
@@ -105,7 +106,9 @@ impl Running {
     pub(super) async fn start(env: &TestEnv, name: &str, settings: &str) -> Option<Self> {
         let (told, is_spoiled) = (AsTold::new(env).await, settings == "spoiled");
         let url = if is_spoiled { spoiled(env.database_url()) } else { env.database_url().to_owned() };
-        let consumer = Consumer::new(env.jetstream().await, env.name(), "conform").concurrency(3);
+        let order = if settings == "strict" { Order::Strict } else { Order::PerProcess };
+        let consumer =
+            Consumer::new(env.jetstream().await, env.name(), "conform").concurrency(3).order(order);
         Some(match name {
             "rust" => {
                 let inbox = configured(Inbox::builder(pool(&url, CONNECTIONS as usize, WAIT).unwrap()))

@@ -66,7 +66,7 @@ async fn go_stops_a_line_and_typescript_runs_it() {
     behind_a_dead_letter(["go", "typescript"], "1").await;
 }
 
-const TABLES: &str = "
+pub(super) const TABLES: &str = "
 CREATE TABLE effect (id bigserial, key text NOT NULL, n int NOT NULL);
 CREATE TABLE tried (key text NOT NULL, n int NOT NULL)";
 const KEYS: [&str; 5] = ["a", "b", "c", "d", "e"];
@@ -77,7 +77,7 @@ const DISORDER: &str = "SELECT key || n FROM (
 /// PostgreSQL ends the session of a leader that is silent for 30 seconds.
 const STANDBY: Duration = Duration::from_secs(40);
 
-async fn start(env: &TestEnv, programs: &Programs, order: &str, batch: &str) -> Program {
+pub(super) async fn start(env: &TestEnv, programs: &Programs, order: &str, batch: &str) -> Program {
     let environment = [
         ("DATABASE_URL", env.database_url().to_owned()),
         ("NATS_URL", env.nats_url().to_owned()),

@@ -249,7 +249,7 @@ async fn an_operator_prunes_what_inboxes_keep_too_long() {
     assert_eq!(run_ok(url, &["inbox", "prune", "--dry-run"]).await, would);
     assert_eq!(kept(&env).await, [4, 1, 1, 1], "counting changes nothing");
     let output = run_ok(url, &["inbox", "prune", "--by", "mina", "--json"]).await;
-    let rows = json!({ "keys": 4, "dead_letters": 1, "claims": 1, "unknown_effects": 1 });
+    let rows = json!({ "keys": 4, "dead_letters": 1, "kept_letters": 0, "claims": 1, "unknown_effects": 1 });
     let expected = json!({ "action": "prune", "inboxes": rows, "dry_run": false });
     assert_eq!((serde_json::from_str::<Value>(&output).unwrap(), kept(&env).await), (expected, [0; 4]));
     let sql = "SELECT concat_ws(' ', action, operator, messages, reason) FROM oncebox.audit";

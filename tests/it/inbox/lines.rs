@@ -288,8 +288,14 @@ async fn retention_keeps_a_dead_letter_while_others_wait_behind_it() {
     let old = "UPDATE oncebox.dead_letter SET created_at = now() - interval '91 days';
                UPDATE oncebox.inbox_behind SET created_at = now() - interval '91 days'";
     pg.batch_execute(old).await.unwrap();
-    let swept = "SELECT dead_letters FROM oncebox.sweep_inbox(0, 100000, false)";
-    assert_eq!(pg.query_one(swept, &[]).await.unwrap().get::<_, i64>(0), 1);
+    let kept = "1 dead letter, 0 abandoned claims; kept: 1 dead letter that messages of their ordering keys wait behind";
+    let url = env.database_url();
+    for (arguments, verb) in
+        [(&["inbox", "prune", "--dry-run"][..], "would prune"), (&["inbox", "prune"][..], "pruned")]
+    {
+        let said = run_ok(url, arguments).await;
+        assert!(said.starts_with(verb) && said.contains(kept), "{arguments:?}: {said}");
+    }
     assert_eq!((dead(&env).await, waiting(&env).await), (vec!["k3".to_owned()], 9));
     run_ok(env.database_url(), &["inbox", "dead", "discard", "--all"]).await;
     let sql = "SELECT count(*) FROM oncebox.inbox_behind WHERE is_due AND scope = $1";

@@ -13,9 +13,12 @@ use oncebox_tests::{Nats, TestEnv, eventually};
 use tempfile::NamedTempFile;
 use tokio_postgres::Client;
 
-use crate::relay::support::{
-    LIMIT, Running, assert_delivered, await_messages, drain, enqueue, fresh_stream, stored, stream_config,
-    through_proxy, values, with,
+use crate::relay::{
+    process::run_ok,
+    support::{
+        LIMIT, Running, assert_delivered, await_messages, drain, enqueue, fresh_stream, stored,
+        stream_config, through_proxy, values, with,
+    },
 };
 
 const SUBJECT: &str = "orders.placed";
@@ -37,7 +40,7 @@ fn declared(values: &Values, fields: &str) -> Config {
 
 /// The servers of each test: its own nats-server, and a database.
 struct Scene {
-    _env: TestEnv,
+    env: TestEnv,
     nats: Nats,
     client: Client,
     values: Values,
@@ -50,7 +53,7 @@ impl Scene {
         let nats = Nats::start_with_jetstream(jetstream, config).await.unwrap();
         let client = env.pg().await;
         let values = values(env.database_url(), &nats.url());
-        Self { _env: env, nats, client, values, keys: Vec::new() }
+        Self { env, nats, client, values, keys: Vec::new() }
     }
 
     async fn worker(&self, fields: &str) -> Worker {
@@ -281,6 +284,41 @@ async fn what_a_batch_is_refused_for_concerns_only_the_message_that_causes_it() 
         (there >= scene.keys.len() as u64).then_some(())
     })
     .await;
+    scene.assert_all().await;
+}
+
+/// Contracts are checked before a batch is put together, so that a breach takes no other message of
+/// it along, and holds only its ordering key.
+#[tokio::test]
+async fn a_breach_in_the_midst_of_a_batch_is_dead_and_the_others_are_stored_once() {
+    let mut scene = Scene::start("", "").await;
+    let folder = tempfile::tempdir().unwrap();
+    let contracts = folder.path().join("contracts.json");
+    let rules = r#"{"contracts": [{"subject": "orders.placed", "schema": {"type": "integer"}}]}"#;
+    std::fs::write(&contracts, rules).unwrap();
+    scene.values = with(&scene.values, [("contracts", contracts.to_str().unwrap())]);
+    let mut worker = scene.worker("").await;
+    if is_known() {
+        scene.drain_in_batches(&mut worker).await;
+    }
+    let (before, after) = (scene.keys.len(), 60);
+    scene.enqueue(after).await;
+    let bad = "SELECT oncebox.enqueue('bad-' || n, 'orders.placed', '\x78', '{}', 'held' || n)
+               FROM generate_series(1, 20) AS n";
+    scene.client.query(bad, &[]).await.unwrap();
+    let behind = "SELECT oncebox.enqueue('behind-' || n, 'orders.placed', '1', '{}', 'held' || n)
+                  FROM generate_series(1, 20) AS n";
+    scene.client.query(behind, &[]).await.unwrap();
+    scene.enqueue(after).await;
+    drain(&mut worker).await;
+    scene.assert_all().await;
+    let batches = stored(&scene.stream().await).await[before..].iter().filter(|one| one.is_batched).count();
+    assert_eq!(batches > 0, is_known(), "{batches} came in batches");
+    let dead = "SELECT count(*) FROM oncebox.parked WHERE dead_at IS NOT NULL AND cause = 'contract' AND attempts = 1";
+    assert_eq!(scene.client.query_one(dead, &[]).await.unwrap().get::<_, i64>(0), 20);
+    run_ok(scene.env.database_url(), &["outbox", "dead", "discard", "--subject", "orders.placed"]).await;
+    drain(&mut worker).await;
+    scene.keys.extend((1..=20).map(|n| format!("behind-{n}")));
     scene.assert_all().await;
 }
 

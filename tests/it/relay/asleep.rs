@@ -17,26 +17,26 @@ use crate::relay::{
     },
 };
 
-const AFTER: [(&str, &str); 1] = [("sleep-after", "1s")];
+pub(crate) const AFTER: [(&str, &str); 1] = [("sleep-after", "1s")];
 /// Rounds of a test that measures.
 const ROUNDS: i32 = 3;
 
 /// A relay of this process that sleeps after a second, for so long at most.
-fn relay(values: &Values, at_most: Duration) -> Running {
+pub(crate) fn relay(values: &Values, at_most: Duration) -> Running {
     let mut config = Config::from_values(&with(values, AFTER)).unwrap();
     config.sleep_at_most = at_most;
     Running::start_with(config)
 }
 
-const LONG: Duration = Duration::from_secs(900);
+pub(crate) const LONG: Duration = Duration::from_secs(900);
 
-async fn sessions(client: &Client) -> i64 {
+pub(crate) async fn sessions(client: &Client) -> i64 {
     let sql = "SELECT count(*) FROM pg_stat_activity
                WHERE datname = current_database() AND application_name = 'oncebox relay'";
     client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
-async fn await_asleep(client: &Client) {
+pub(crate) async fn await_asleep(client: &Client) {
     let asleep = "SELECT count(*) > 0 FROM oncebox.relay WHERE seen_at > clock_timestamp()";
     eventually("it sleeps", LIMIT, async || {
         let is_noted: bool = client.query_one(asleep, &[]).await.unwrap().get(0);
@@ -57,7 +57,7 @@ async fn enqueue_one(env: &TestEnv, client: &Client, number: i32) -> Vec<String>
     enqueue(client, &env.subject("a"), "m-", number..number + 1, 0).await
 }
 
-async fn arrives(stream: &Stream, messages: i32, limit: Duration) -> Duration {
+pub(crate) async fn arrives(stream: &Stream, messages: i32, limit: Duration) -> Duration {
     let begun = Instant::now();
     let arrived = timeout(limit, await_messages(stream, usize::try_from(messages).unwrap()));
     arrived.await.unwrap_or_else(|_| panic!("message {messages} within {limit:?}"));

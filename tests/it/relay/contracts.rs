@@ -12,7 +12,7 @@ use crate::{
     inbox::support::stream_environment,
     relay::{
         process::{Process, run, run_ok},
-        support::{LIMIT, connect, drain, values_of, with},
+        support::{LIMIT, assert_delivered, await_messages, connect, count, drain, stored, values_of, with},
     },
 };
 
@@ -197,4 +197,54 @@ async fn contracts_that_are_missing_or_wrong_stop_the_start() {
         let (code, output, _) = run(env.database_url(), &["contract", "check", path.to_str().unwrap()]).await;
         assert!(code == 1 && output.contains(problem), "{output}");
     }
+}
+
+/// However often relays die between two steps: no breach is sent, each is dead after one attempt,
+/// and the rest arrives in order, also behind breaches that are discarded.
+#[tokio::test(flavor = "multi_thread")]
+async fn relays_that_are_killed_send_no_breach_and_lose_nothing() {
+    const ROUNDS: i32 = 6;
+    const EACH: i32 = 500;
+    let env = stream_environment().await;
+    let (client, (_folder, path)) = (env.pg().await, contracts(&env, 100));
+    let values = with_contracts(&values_of(&env), &path);
+    let stream = env.jetstream().await.get_stream(env.name()).await.unwrap();
+    // Of each forty one is bad, and holds the later ones of its ordering key in this round.
+    let some = "SELECT count(oncebox.enqueue('m-' || n, $1,
+                         convert_to('{\"cents\": ' || CASE WHEN n % 40 = 13 THEN '101' ELSE '1' END || '}', 'UTF8'),
+                         '{}', 'o-' || $2::int || '-' || n % 25))
+                FROM generate_series($2::int * $3::int, $2::int * $3::int + $3::int - 1) AS n";
+    let mut sent = 0;
+    for round in 0..ROUNDS {
+        let relay = Process::relay(&values);
+        client.query_one(some, &[&env.subject("orders"), &round, &EACH]).await.unwrap();
+        sent += 120;
+        await_messages(&stream, sent).await;
+        relay.kill().await;
+        sent = count(&stream).await;
+    }
+    let bad = ROUNDS * EACH / 40;
+    let relay = Process::relay(&values);
+    let dead = |unlike: &str| {
+        format!(
+            "SELECT count(*) FROM oncebox.parked WHERE dead_at IS NOT NULL AND (attempts, cause) {unlike} (1, 'contract')"
+        )
+    };
+    // A breach that another one holds is found when that one is gone.
+    eventually("all are sent, or dead and discarded", LIMIT, async || {
+        let other: i64 = client.query_one(&dead("<>"), &[]).await.unwrap().get(0);
+        assert_eq!(other, 0, "dead for another reason, or after more attempts");
+        if client.query_one(&dead("="), &[]).await.unwrap().get::<_, i64>(0) > 0 {
+            run_ok(env.database_url(), &["outbox", "dead", "discard", "--all", "--yes"]).await;
+        }
+        (count(&stream).await >= usize::try_from(ROUNDS * EACH - bad).unwrap()).then_some(())
+    })
+    .await;
+    relay.kill().await;
+    let good: Vec<String> = (0..ROUNDS * EACH).filter(|n| n % 40 != 13).map(|n| format!("m-{n}")).collect();
+    assert_eq!(assert_delivered(&stored(&stream).await, &good), 0, "copies");
+    let sql = "SELECT count(*) FROM oncebox.audit WHERE action = 'discard'";
+    let waiting: i64 = client.query_one(&dead("="), &[]).await.unwrap().get(0);
+    let discarded: i64 = client.query_one(sql, &[]).await.unwrap().get(0);
+    assert_eq!(discarded + waiting, i64::from(bad));
 }
