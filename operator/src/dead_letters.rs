@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use oncebox_connect::{config::Config, error::RelayError, postgres::Parameter};
+use oncebox_relay::facts::Letter;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
@@ -11,7 +12,7 @@ use super::{
     BATCH, Operator, execute, failed, is_selected,
     parked::printable,
     query,
-    resend::{Resender, ToResend},
+    resend::Resender,
     selection::DeadLetterSelection,
     shown::RowSet,
     time::{Rfc3339, Rfc3339Option},
@@ -263,7 +264,7 @@ impl Operator {
         }
         let rows = query(&transaction, "retry a dead letter", &sql, &parameters).await?;
         let Some(row) = rows.first() else { return Ok(false) };
-        let returned = ToResend {
+        let returned = Letter {
             outbox: row.get("outbox"),
             key: row.get("key"),
             subject: row.get("subject"),
