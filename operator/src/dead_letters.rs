@@ -277,6 +277,25 @@ impl Operator {
         Ok(true)
     }
 
+    /// The ids of the letters that match.
+    pub(super) async fn letter_ids(
+        &self,
+        selection: &DeadLetterSelection,
+        limit: Option<u64>,
+        only: Option<&RowSet>,
+    ) -> Result<Vec<i64>, RelayError> {
+        let limit = usize::try_from(limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
+        let (mut found, mut after) = (Vec::new(), Some(selection.after));
+        while let Some(last) = after.filter(|_| found.len() < limit) {
+            let rows = self.look_at_dead_letters(last, selection).await?;
+            let ids = rows.iter().filter(is_selected).map(|row| row.get::<_, i64>("id"));
+            found.extend(ids.filter(|id| only.is_none_or(|only| only.has(id))));
+            after = next(&rows);
+        }
+        found.truncate(limit);
+        Ok(found)
+    }
+
     async fn last_letter(&self) -> Result<i64, RelayError> {
         let rows = self.query("read the last dead letter", &self.sql.last_letter, &[]).await?;
         Ok(rows.first().map_or(0, |row| row.get(0)))
