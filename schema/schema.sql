@@ -458,6 +458,60 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.begin_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, subject text, attempts_max bigint, is_alone boolean) IS 'Records, in a transaction of its own before the claim, that a message which was delivered before is run again; attempt_failed(), forget_attempts() or cancel_attempt() ends it. Answers run (claim it), wait (its pause is not over: ask for it again after pause_left() seconds), alone (an earlier run left no trace: wait until no other such message runs in this process, and call again with is_alone), dead (its runs end their processes, or attempts_max is reached: bury it).';
 
+CREATE FUNCTION oncebox.begin_canary(kind text, lanes smallint[], ids bigint[], watch_seconds double precision, by text, note text) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  begun bigint;
+  taken integer;
+  keyless bigint;
+BEGIN
+  IF begin_canary.kind IS NULL OR begin_canary.kind NOT IN ('letter', 'message') THEN
+    RAISE EXCEPTION 'a canary is of kind letter or message' USING ERRCODE = 'OB011';
+  ELSIF begin_canary.watch_seconds IS NULL OR begin_canary.watch_seconds NOT BETWEEN 1 AND 86400 THEN
+    RAISE EXCEPTION 'a canary waits for a verdict for 1 to 86400 seconds' USING ERRCODE = 'OB011';
+  ELSIF cardinality(begin_canary.ids) > 100000 THEN
+    RAISE EXCEPTION 'a canary has at most 100000 rows' USING ERRCODE = 'OB011', HINT = 'Select less.';
+  ELSIF (SELECT count(*) FROM "oncebox".canary AS k WHERE k.state = 'running') >= 8 THEN
+    RAISE EXCEPTION 'eight canaries are running' USING ERRCODE = 'OB011', HINT = 'Wait for one, or stop one: oncebox canary list';
+  END IF;
+  SELECT d.id INTO keyless
+  FROM "oncebox".dead_letter AS d
+  WHERE begin_canary.kind = 'letter' AND d.id = ANY (begin_canary.ids) AND d.key IS NULL
+  LIMIT 1;
+  IF FOUND THEN
+    RAISE EXCEPTION 'dead letter % has no key, so its inbox shows no verdict on it', keyless
+      USING ERRCODE = 'OB011', HINT = 'Retry letters without a key without a canary: --no-key.';
+  END IF;
+  INSERT INTO "oncebox".canary AS k (kind, watch_seconds, operator, note, command)
+  VALUES (begin_canary.kind, begin_canary.watch_seconds, begin_canary.by, begin_canary.note,
+          coalesce(nullif(current_setting('oncebox.command', true), ''), 'transaction ' || pg_current_xact_id()))
+  RETURNING k.id INTO begun;
+  IF begin_canary.kind = 'letter' THEN
+    INSERT INTO "oncebox".canary_row (canary, place, id, died_at, scope, tenant, key)
+    SELECT begun, row_number() OVER (ORDER BY d.id), d.id, d.created_at, d.scope, d.tenant, d.key
+    FROM "oncebox".dead_letter AS d
+    WHERE d.id = ANY (begin_canary.ids);
+  ELSE
+    INSERT INTO "oncebox".canary_row (canary, place, lane, id, died_at, key)
+    SELECT begun, row_number() OVER (ORDER BY p.id), p.lane, p.id, p.dead_at, p.key
+    FROM unnest(begin_canary.lanes, begin_canary.ids) AS s (lane, id)
+    JOIN "oncebox".parked AS p ON p.lane = s.lane AND p.id = s.id
+    WHERE p.dead_at IS NOT NULL;
+  END IF;
+  GET DIAGNOSTICS taken = ROW_COUNT;
+  IF taken = 0 THEN
+    RAISE EXCEPTION 'none of these rows is dead any more; nothing was begun' USING ERRCODE = 'OB011';
+  END IF;
+  UPDATE "oncebox".canary AS k SET selected = taken WHERE k.id = begun;
+  INSERT INTO "oncebox".audit (operator, note, action, messages, reason)
+  VALUES (begin_canary.by, begin_canary.note, 'begin-canary', taken, format('canary %s', begun));
+  RETURN begun;
+END $$;
+
+COMMENT ON FUNCTION oncebox.begin_canary(kind text, lanes smallint[], ids bigint[], watch_seconds double precision, by text, note text) IS 'For operators: has these dead letters (kind letter), or dead messages of these lanes (kind message), retried in steps by the relays. watch_seconds: how long a retried row may be without a verdict. Returns the id of the canary.';
+
 CREATE FUNCTION oncebox.begin_effect(scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text DEFAULT ''::text, OUT answer text, OUT result json, OUT reason text, OUT age interval, OUT is_own boolean) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -711,6 +765,70 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.bury_leased(scope text, key text, owner uuid, epoch bigint, payload bytea, reason text, subject text, headers jsonb, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint) IS 'Gives a message up: ends its claim as dead and records the dead letter, in a transaction of its own. The reason names the effects that may have happened; the records of all stay, so that a retry calls none of them again. False: the lease is lost, and nothing is written. Call bury() for a mismatch, and for a message without a valid key.';
+
+CREATE TABLE oncebox.canary_row (
+    canary bigint NOT NULL,
+    place integer NOT NULL,
+    lane smallint,
+    id bigint NOT NULL,
+    died_at timestamp with time zone NOT NULL,
+    scope text COLLATE pg_catalog."C",
+    tenant text,
+    key text NOT NULL COLLATE pg_catalog."C",
+    state text DEFAULT 'waiting'::text NOT NULL COLLATE pg_catalog."C",
+    retried_at timestamp with time zone,
+    last_letter bigint,
+    settled_at timestamp with time zone,
+    CONSTRAINT canary_row_state CHECK ((state = ANY (ARRAY['waiting'::text, 'watched'::text, 'good'::text, 'failed'::text, 'skipped'::text])))
+);
+
+COMMENT ON TABLE oncebox.canary_row IS 'The rows of a canary, as they were when it began.';
+
+COMMENT ON COLUMN oncebox.canary_row.died_at IS 'A row that has died again since is another one.';
+
+COMMENT ON COLUMN oncebox.canary_row.last_letter IS 'The last id of a dead letter when this one was retried.';
+
+COMMENT ON COLUMN oncebox.canary_row.settled_at IS 'Of a key that was settled with another payload before: when.';
+
+CREATE FUNCTION oncebox.canary_row_name(r oncebox.canary_row) RETURNS text
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+  SELECT format('%s %s, key %s', CASE WHEN r.lane IS NULL THEN 'dead letter' ELSE 'message' END, r.id, r.key)
+$$;
+
+CREATE FUNCTION oncebox.canary_verdict(r oncebox.canary_row, OUT verdict text, OUT why text) RETURNS record
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  IF r.lane IS NOT NULL THEN
+    SELECT CASE WHEN p.dead_at IS NOT NULL OR p.attempts > 0 THEN 'failed' ELSE 'watched' END, p.error
+    INTO verdict, why
+    FROM "oncebox".parked AS p
+    WHERE p.lane = r.lane AND p.id = r.id;
+    verdict := coalesce(verdict, CASE
+      WHEN EXISTS (SELECT FROM "oncebox".discarded AS d WHERE d.lane = r.lane AND d.id = r.id)
+        OR EXISTS (SELECT FROM "oncebox".replay AS y WHERE y.lane = r.lane AND y.id = r.id AND y.cancelled = y.number)
+        THEN 'skipped'
+      ELSE 'good'
+    END);
+    RETURN;
+  END IF;
+  SELECT 'failed', d.reason
+  INTO verdict, why
+  FROM "oncebox".dead_letter AS d
+  WHERE d.key = r.key AND d.scope = r.scope AND d.tenant = r.tenant AND (d.id = r.id OR d.id > r.last_letter)
+  ORDER BY d.id
+  LIMIT 1;
+  IF verdict IS NULL THEN
+    SELECT CASE i.status WHEN 'dead' THEN 'failed' ELSE 'good' END, 'its new dead letter is gone already'
+    INTO verdict, why
+    FROM "oncebox".inbox AS i
+    WHERE i.scope = r.scope AND i.tenant = r.tenant AND i.key = r.key AND i.created_at IS DISTINCT FROM r.settled_at;
+  END IF;
+  verdict := coalesce(verdict, 'watched');
+END $$;
 
 CREATE FUNCTION oncebox.cancel_attempt(scope text, key text, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS void
     LANGUAGE sql SECURITY DEFINER
@@ -1414,6 +1532,35 @@ CREATE FUNCTION oncebox.consumer_place(stream text, durable text, stream_created
 $_$;
 
 COMMENT ON FUNCTION oncebox.consumer_place(stream text, durable text, stream_created text) IS 'The sequence from which a strictly ordered consumer goes on that JetStream does not have: NULL for one that has never been continued.';
+
+CREATE FUNCTION oncebox.continue_canary(canary bigint, by text, note text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  rest integer;
+BEGIN
+  UPDATE "oncebox".canary AS k
+  SET
+    state = 'running', step = 1, room = 1, reason = NULL, fault = NULL, fault_since = NULL, ended_at = NULL,
+    database_user = session_user, operator = continue_canary.by, note = continue_canary.note,
+    command = coalesce(nullif(current_setting('oncebox.command', true), ''), 'transaction ' || pg_current_xact_id())
+  WHERE k.id = continue_canary.canary
+    AND k.state IN ('failed', 'stopped')
+    AND k.selected > k.good + k.failed + k.skipped
+  RETURNING k.selected - k.good - k.failed - k.skipped INTO rest;
+  IF NOT FOUND THEN
+    RETURN false;
+  END IF;
+  UPDATE "oncebox".canary_row AS w
+  SET retried_at = clock_timestamp()
+  WHERE w.canary = continue_canary.canary AND w.state = 'watched';
+  INSERT INTO "oncebox".audit (operator, note, action, messages, reason)
+  VALUES (continue_canary.by, continue_canary.note, 'continue-canary', rest, format('canary %s', continue_canary.canary));
+  RETURN true;
+END $$;
+
+COMMENT ON FUNCTION oncebox.continue_canary(canary bigint, by text, note text) IS 'For operators: goes on with the rest of a canary that has stopped, one row first, under the name of this operator. False when it has not stopped, or nothing is left.';
 
 CREATE FUNCTION oncebox.continue_consumer(stream text, durable text, stream_created text, next_sequence bigint, took_over boolean) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2814,6 +2961,78 @@ CREATE FUNCTION oncebox.is_plain(key text, subject text, ordering_key text, head
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN ((octet_length(key) <= 66) AND ((key COLLATE "C") ~ '^[!-$&-9;-~]+(:[a-z0-9][a-z0-9._-]*)*$'::text) AND (strpos(key, ':undo:undo'::text) = 0) AND (octet_length(subject) <= 255) AND ((subject COLLATE "C") ~ '^[A-Za-z0-9-][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*$'::text) AND (NOT starts_with(subject, 'oncebox.events.'::text)) AND ((ordering_key IS NULL) OR ((octet_length(ordering_key) <= 255) AND ((ordering_key COLLATE "C") ~ '^[!-~]+$'::text))) AND (headers = '{}'::jsonb) AND (octet_length(payload) <= 67108864));
 
+CREATE TABLE oncebox.canary (
+    id bigint NOT NULL,
+    kind text NOT NULL,
+    state text DEFAULT 'running'::text NOT NULL,
+    step integer DEFAULT 1 NOT NULL,
+    room integer DEFAULT 1 NOT NULL,
+    watch_seconds double precision NOT NULL,
+    selected integer DEFAULT 0 NOT NULL,
+    watched integer DEFAULT 0 NOT NULL,
+    good integer DEFAULT 0 NOT NULL,
+    failed integer DEFAULT 0 NOT NULL,
+    skipped integer DEFAULT 0 NOT NULL,
+    reason text,
+    fault text,
+    fault_since timestamp with time zone,
+    database_user text DEFAULT SESSION_USER NOT NULL,
+    operator text,
+    note text,
+    command text NOT NULL COLLATE pg_catalog."C",
+    began_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    ended_at timestamp with time zone,
+    CONSTRAINT canary_ended CHECK (((ended_at IS NULL) = (state = 'running'::text))),
+    CONSTRAINT canary_kind CHECK ((kind = ANY (ARRAY['letter'::text, 'message'::text]))),
+    CONSTRAINT canary_state CHECK ((state = ANY (ARRAY['running'::text, 'failed'::text, 'stopped'::text, 'done'::text]))),
+    CONSTRAINT canary_watch CHECK (((watch_seconds >= (1)::double precision) AND (watch_seconds <= (86400)::double precision)))
+);
+
+COMMENT ON TABLE oncebox.canary IS 'Retries in steps of 1, 10, 100 and the rest. One that has ended is kept for a week, and of several the newest 100.';
+
+COMMENT ON COLUMN oncebox.canary.state IS 'failed: it stopped by itself, and reason says at which row; stopped: an operator stopped it.';
+
+COMMENT ON COLUMN oncebox.canary.room IS 'How many rows this step may still retry; the rest has steps of 100, and 1,000 rows without a verdict.';
+
+COMMENT ON COLUMN oncebox.canary.watched IS 'Rows that were retried and have no verdict yet.';
+
+COMMENT ON COLUMN oncebox.canary.fault IS 'Why the next row could not be retried when it was last tried.';
+
+CREATE FUNCTION oncebox.judge_canary(INOUT c oncebox.canary) RETURNS oncebox.canary
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  r "oncebox".canary_row;
+  verdict text;
+  why text;
+  failed text;
+  late text;
+BEGIN
+  FOR r IN SELECT w.* FROM "oncebox".canary_row AS w WHERE w.canary = c.id AND w.state = 'watched' ORDER BY w.place LOOP
+    SELECT v.verdict, v.why INTO verdict, why FROM "oncebox".canary_verdict(r) AS v;
+    IF verdict = 'watched' THEN
+      IF r.retried_at < clock_timestamp() - make_interval(secs => c.watch_seconds) THEN
+        late := coalesce(late, format('no verdict within %s s: %s', c.watch_seconds, "oncebox".canary_row_name(r)));
+      END IF;
+      CONTINUE;
+    END IF;
+    UPDATE "oncebox".canary_row AS w SET state = verdict WHERE w.canary = c.id AND w.place = r.place;
+    c.watched := c.watched - 1;
+    CASE verdict
+      WHEN 'good' THEN c.good := c.good + 1;
+      WHEN 'skipped' THEN c.skipped := c.skipped + 1;
+      ELSE
+        c.failed := c.failed + 1;
+        failed := coalesce(failed, format('failed again: %s: %s', "oncebox".canary_row_name(r), why));
+    END CASE;
+  END LOOP;
+  IF failed IS NOT NULL OR late IS NOT NULL THEN
+    c.state := 'failed';
+    c.reason := coalesce(failed, late);
+  END IF;
+END $$;
+
 CREATE FUNCTION oncebox.keep_line() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3296,6 +3515,27 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.next_in_line(scope text, stream text, after bigint, OUT id bigint, OUT since bigint, OUT subject text, OUT headers jsonb, OUT payload bytea, OUT stream_sequence bigint, OUT stored_at timestamp with time zone) IS 'The next message of a line to run, above the id after: run it as one that was delivered before, without wait_in_line(), then call end_in_line().';
+
+CREATE FUNCTION oncebox.note_canary_fault(canary bigint, fault text) RETURNS boolean
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  WITH known AS (
+    SELECT k.id, coalesce(k.fault_since, clock_timestamp()) AS since, k.fault_since IS NULL AS is_new
+    FROM "oncebox".canary AS k
+    WHERE k.id = $1 AND k.state = 'running'
+    FOR UPDATE
+  ),
+  noted AS (
+    UPDATE "oncebox".canary AS k
+    SET fault = left($2, 1000), fault_since = o.since
+    FROM known AS o
+    WHERE k.id = o.id
+  )
+  SELECT o.is_new FROM known AS o
+$_$;
+
+COMMENT ON FUNCTION oncebox.note_canary_fault(canary bigint, fault text) IS 'For relays: why the next row of a canary could not be retried. After the time of a verdict the canary stops for it. Whether the fault is new.';
 
 CREATE FUNCTION oncebox.note_loss(wanted_lane smallint, wanted_stream text, seen bigint, kind text, lost_sequence bigint, proven bigint) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -4265,6 +4505,41 @@ CREATE FUNCTION oncebox.retention_max() RETURNS double precision
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN (((100 * 366))::double precision * (86400)::double precision);
 
+CREATE FUNCTION oncebox.retry_canary_row(c oncebox.canary, r oncebox.canary_row, OUT is_retried boolean, OUT outbox text, OUT key text, OUT subject text, OUT headers text, OUT payload bytea, OUT number bigint) RETURNS record
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  PERFORM set_config('oncebox.command', c.command, true);
+  IF c.kind = 'message' THEN
+    PERFORM FROM "oncebox".lane AS l WHERE l.lane = r.lane FOR UPDATE;
+    PERFORM FROM "oncebox".parked AS p WHERE p.lane = r.lane AND p.id = r.id AND p.dead_at = r.died_at;
+    is_retried := FOUND;
+    IF is_retried THEN
+      PERFORM "oncebox".retry_dead(r.lane, ARRAY[r.id], c.operator, c.note);
+    END IF;
+  ELSE
+    PERFORM FROM "oncebox".dead_letter AS d WHERE d.id = r.id AND d.created_at = r.died_at FOR UPDATE;
+    is_retried := FOUND;
+    IF is_retried AND NOT "oncebox".retry_in_line(r.id, c.operator, c.note) THEN
+      SELECT l.outbox, l.key, l.subject, l.headers, l.payload, l.number
+      INTO outbox, key, subject, headers, payload, number
+      FROM "oncebox".retry_letter(r.id, c.operator, c.note) AS l;
+    END IF;
+  END IF;
+  IF is_retried THEN
+    -- The relay is only the hand of the operator.
+    UPDATE "oncebox".audit AS a SET database_user = c.database_user WHERE a.id = currval('"oncebox".audit_id_seq');
+  END IF;
+  UPDATE "oncebox".canary_row AS w
+  SET
+    state = CASE WHEN is_retried THEN 'watched' ELSE 'skipped' END,
+    retried_at = CASE WHEN is_retried THEN clock_timestamp() END,
+    last_letter = (SELECT q.last_value FROM "oncebox".dead_letter_id_seq AS q),
+    settled_at = (SELECT i.created_at FROM "oncebox".inbox AS i WHERE i.scope = r.scope AND i.tenant = r.tenant AND i.key = r.key)
+  WHERE w.canary = c.id AND w.place = r.place;
+END $$;
+
 CREATE FUNCTION oncebox.retry_dead(lane smallint, ids bigint[], by text, note text) RETURNS SETOF bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -4514,6 +4789,26 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.root_key(client_key text) IS 'The first level of a key, from a name of your own: ":" and "%" in it are written as %3A and %25.';
+
+CREATE FUNCTION oncebox.running_canaries() RETURNS SETOF bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  DELETE FROM "oncebox".canary AS k
+  WHERE k.id = (
+    SELECT o.id
+    FROM "oncebox".canary AS o
+    WHERE o.ended_at < clock_timestamp() - interval '7 days'
+      OR o.ended_at IS NOT NULL AND o.id <= (SELECT n.id FROM "oncebox".canary AS n ORDER BY n.id DESC OFFSET 100 LIMIT 1)
+    ORDER BY o.id
+    LIMIT 1
+    FOR UPDATE SKIP LOCKED
+  );
+  RETURN QUERY SELECT k.id FROM "oncebox".canary AS k WHERE k.state = 'running' ORDER BY k.id;
+END $$;
+
+COMMENT ON FUNCTION oncebox.running_canaries() IS 'For relays: the canaries that go on; forgets an old one that has ended.';
 
 CREATE FUNCTION oncebox.segment_is_due(number smallint) RETURNS boolean
     LANGUAGE plpgsql
@@ -4890,6 +5185,27 @@ BEGIN
 END $_$;
 
 COMMENT ON FUNCTION oncebox.step_key(key text, step text) IS 'The key of one step below this key: KEY:STEP, of letters in lower case, digits, ".", "_" and "-".';
+
+CREATE FUNCTION oncebox.stop_canary(canary bigint, by text, note text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  rest integer;
+BEGIN
+  UPDATE "oncebox".canary AS k
+  SET state = 'stopped', reason = format('%s stopped it', coalesce(stop_canary.by, session_user)), ended_at = clock_timestamp()
+  WHERE k.id = stop_canary.canary AND k.state IN ('running', 'failed')
+  RETURNING k.selected - k.good - k.failed - k.skipped INTO rest;
+  IF NOT FOUND THEN
+    RETURN false;
+  END IF;
+  INSERT INTO "oncebox".audit (operator, note, action, messages, reason)
+  VALUES (stop_canary.by, stop_canary.note, 'stop-canary', greatest(rest, 1), format('canary %s', stop_canary.canary));
+  RETURN true;
+END $$;
+
+COMMENT ON FUNCTION oncebox.stop_canary(canary bigint, by text, note text) IS 'For operators: stops a canary; one that stopped by itself is in no status any more. False when it is neither.';
 
 CREATE FUNCTION oncebox.stop_line() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
@@ -5329,6 +5645,62 @@ $_$;
 
 COMMENT ON FUNCTION oncebox.sweep_sagas(keep interval, most integer) IS 'Deletes sagas that finished longer ago than this, with their steps; 10000 at most. Their business ids are free again.';
 
+CREATE FUNCTION oncebox.take_canary_step(canary bigint, OUT moved boolean, OUT letter bigint, OUT outbox text, OUT key text, OUT subject text, OUT headers text, OUT payload bytea, OUT number bigint) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  c "oncebox".canary;
+  r "oncebox".canary_row;
+  is_retried boolean;
+BEGIN
+  moved := false;
+  SELECT k.* INTO c FROM "oncebox".canary AS k WHERE k.id = take_canary_step.canary AND k.state = 'running' FOR UPDATE SKIP LOCKED;
+  IF NOT FOUND THEN
+    RETURN;
+  END IF;
+  SELECT w.* INTO r FROM "oncebox".canary_row AS w WHERE w.canary = c.id AND w.state = 'waiting' ORDER BY w.place LIMIT 1;
+  IF c.room % 10 = 0 OR r.id IS NULL THEN
+    c := "oncebox".judge_canary(c);
+  END IF;
+  IF c.state = 'running' AND c.fault_since < clock_timestamp() - make_interval(secs => c.watch_seconds) THEN
+    c.state := 'failed';
+    c.reason := format('it could not be retried: %s: %s', "oncebox".canary_row_name(r), c.fault);
+  END IF;
+  IF c.state = 'running' AND r.id IS NULL AND c.watched = 0 THEN
+    c.state := 'done';
+  END IF;
+  IF c.state = 'running' AND c.room = 0 AND c.watched <= (CASE WHEN c.step < 4 THEN 0 ELSE 900 END) THEN
+    c.step := least(c.step + 1, 4);
+    c.room := CASE c.step WHEN 2 THEN 10 ELSE 100 END;
+  END IF;
+  IF c.state = 'running' AND c.room > 0 AND r.id IS NOT NULL THEN
+    SELECT t.is_retried, t.outbox, t.key, t.subject, t.headers, t.payload, t.number
+    INTO is_retried, outbox, key, subject, headers, payload, number
+    FROM "oncebox".retry_canary_row(c, r) AS t;
+    moved := true;
+    letter := CASE WHEN subject IS NOT NULL THEN r.id END;
+    IF is_retried THEN
+      c.watched := c.watched + 1;
+      c.room := c.room - 1;
+      c.fault := NULL;
+      c.fault_since := NULL;
+    ELSE
+      c.skipped := c.skipped + 1;
+    END IF;
+  END IF;
+  UPDATE "oncebox".canary AS k
+  SET
+    (state, step, room, watched, good, failed, skipped, reason, fault, fault_since) =
+      (c.state, c.step, c.room, c.watched, c.good, c.failed, c.skipped, c.reason, c.fault, c.fault_since),
+    ended_at = CASE WHEN c.state <> 'running' THEN clock_timestamp() END
+  WHERE k.id = c.id
+    AND (k.state, k.step, k.room, k.watched, k.good, k.failed, k.skipped, k.fault_since)
+      IS DISTINCT FROM (c.state, c.step, c.room, c.watched, c.good, c.failed, c.skipped, c.fault_since);
+END $$;
+
+COMMENT ON FUNCTION oncebox.take_canary_step(canary bigint, OUT moved boolean, OUT letter bigint, OUT outbox text, OUT key text, OUT subject text, OUT headers text, OUT payload bytea, OUT number bigint) IS 'For relays: judges the retried rows of a canary, and retries its next row. With a letter, publish it and then commit. moved: there may be more to do at once.';
+
 CREATE FUNCTION oncebox.time_text(seconds double precision) RETURNS text
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     RETURN COALESCE(NULLIF(concat_ws(' '::text, (NULLIF(((round(seconds))::bigint / 86400), 0) || 'd'::text), (NULLIF((((round(seconds))::bigint % (86400)::bigint) / 3600), 0) || 'h'::text), (NULLIF((((round(seconds))::bigint % (3600)::bigint) / 60), 0) || 'm'::text), (NULLIF(((round(seconds))::bigint % (60)::bigint), 0) || 's'::text)), ''::text), '0s'::text);
@@ -5575,8 +5947,8 @@ CREATE TABLE oncebox.audit (
     scope text,
     command text DEFAULT COALESCE(NULLIF(current_setting('oncebox.command'::text, true), ''::text), ('transaction '::text || pg_current_xact_id())) NOT NULL COLLATE pg_catalog."C",
     undoes bigint,
-    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text, 'change-scope'::text, 'expect'::text, 'expect-no-more'::text, 'undo'::text]))),
-    CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR (action = 'resend'::text) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text]))))),
+    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text, 'change-scope'::text, 'expect'::text, 'expect-no-more'::text, 'undo'::text, 'begin-canary'::text, 'stop-canary'::text, 'continue-canary'::text]))),
+    CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR (action = 'resend'::text) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text, 'begin-canary'::text, 'stop-canary'::text, 'continue-canary'::text]))))),
     CONSTRAINT audit_messages CHECK ((messages >= 1)),
     CONSTRAINT audit_note_size CHECK (((octet_length(note) >= 1) AND (octet_length(note) <= 1000))),
     CONSTRAINT audit_operator_size CHECK (((octet_length(operator) >= 1) AND (octet_length(operator) <= 255))),
@@ -5621,6 +5993,15 @@ COMMENT ON TABLE oncebox.barrier IS 'How far each action of a saga came here, so
 COMMENT ON COLUMN oncebox.barrier.attempt IS 'The newest attempt that was let through, at the action or, from undoing on, at its compensation; an earlier attempt at the action that comes later is refused.';
 
 COMMENT ON COLUMN oncebox.barrier.xact IS 'The transaction that was let through last: only it may say that it had no effect, or has undone nothing, except under a lease.';
+
+ALTER TABLE oncebox.canary ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME oncebox.canary_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
 
 CREATE TABLE oncebox.consumer_position (
     stream text NOT NULL COLLATE pg_catalog."C",
@@ -6446,7 +6827,7 @@ CREATE TABLE oncebox.migration (
     oldest_program integer
 );
 
-COMMENT ON TABLE oncebox.migration IS 'version 25, oldest program 14';
+COMMENT ON TABLE oncebox.migration IS 'version 26, oldest program 14';
 
 COMMENT ON COLUMN oncebox.migration.oldest_program IS 'Programs that were built for this version and later ones work with the schema as it is after this migration.';
 
@@ -6767,6 +7148,12 @@ ALTER TABLE ONLY oncebox.audit
 ALTER TABLE ONLY oncebox.barrier
     ADD CONSTRAINT barrier_pkey PRIMARY KEY (barrier, tenant, key);
 
+ALTER TABLE ONLY oncebox.canary
+    ADD CONSTRAINT canary_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY oncebox.canary_row
+    ADD CONSTRAINT canary_row_pkey PRIMARY KEY (canary, place);
+
 ALTER TABLE ONLY oncebox.consumer_position
     ADD CONSTRAINT consumer_position_pkey PRIMARY KEY (stream, durable);
 
@@ -6982,6 +7369,8 @@ CREATE UNIQUE INDEX audit_undone ON oncebox.audit USING btree (undoes) WHERE (un
 
 CREATE INDEX barrier_changed_at ON oncebox.barrier USING btree (barrier, changed_at);
 
+CREATE INDEX canary_row_next ON oncebox.canary_row USING btree (canary, state, place);
+
 CREATE INDEX dead_letter_key ON oncebox.dead_letter USING btree (key) WHERE (key IS NOT NULL);
 
 CREATE INDEX dead_letter_line ON oncebox.dead_letter USING btree (scope, ordering_key, id) WHERE (ordering_key IS NOT NULL);
@@ -7074,6 +7463,9 @@ CREATE TRIGGER stop_line BEFORE INSERT ON oncebox.dead_letter FOR EACH ROW EXECU
 
 CREATE TRIGGER stuck_event AFTER UPDATE OF state ON oncebox.saga FOR EACH ROW WHEN (((new.state = ANY (ARRAY['stuck'::text, 'quarantined'::text])) AND (new.state IS DISTINCT FROM old.state))) EXECUTE FUNCTION oncebox.stuck_event();
 
+ALTER TABLE ONLY oncebox.canary_row
+    ADD CONSTRAINT canary_row_canary_fkey FOREIGN KEY (canary) REFERENCES oncebox.canary(id) ON DELETE CASCADE;
+
 ALTER TABLE ONLY oncebox.expectation_mark
     ADD CONSTRAINT expectation_mark_expectation_fkey FOREIGN KEY (expectation) REFERENCES oncebox.expectation(id) ON DELETE CASCADE;
 
@@ -7116,6 +7508,9 @@ REVOKE ALL ON FUNCTION oncebox.backlog() FROM PUBLIC;
 REVOKE ALL ON FUNCTION oncebox.begin_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, subject text, attempts_max bigint, is_alone boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.begin_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, subject text, attempts_max bigint, is_alone boolean) TO oncebox_consumer;
 
+REVOKE ALL ON FUNCTION oncebox.begin_canary(kind text, lanes smallint[], ids bigint[], watch_seconds double precision, by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.begin_canary(kind text, lanes smallint[], ids bigint[], watch_seconds double precision, by text, note text) TO oncebox_operator;
+
 REVOKE ALL ON FUNCTION oncebox.begin_effect(scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text, OUT answer text, OUT result json, OUT reason text, OUT age interval, OUT is_own boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.begin_effect(scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text, OUT answer text, OUT result json, OUT reason text, OUT age interval, OUT is_own boolean) TO oncebox_consumer;
 
@@ -7134,6 +7529,12 @@ GRANT ALL ON FUNCTION oncebox.bury_failing(scope text, tenant text, key text, pa
 
 REVOKE ALL ON FUNCTION oncebox.bury_leased(scope text, key text, owner uuid, epoch bigint, payload bytea, reason text, subject text, headers jsonb, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.bury_leased(scope text, key text, owner uuid, epoch bigint, payload bytea, reason text, subject text, headers jsonb, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint) TO oncebox_consumer;
+
+GRANT SELECT ON TABLE oncebox.canary_row TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.canary_row_name(r oncebox.canary_row) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.canary_verdict(r oncebox.canary_row, OUT verdict text, OUT why text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.cancel_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.cancel_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) TO oncebox_consumer;
@@ -7198,6 +7599,9 @@ GRANT ALL ON FUNCTION oncebox.claim_request(scope text, tenant text, client_key 
 
 REVOKE ALL ON FUNCTION oncebox.consumer_place(stream text, durable text, stream_created text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.consumer_place(stream text, durable text, stream_created text) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.continue_canary(canary bigint, by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.continue_canary(canary bigint, by text, note text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.continue_consumer(stream text, durable text, stream_created text, next_sequence bigint, took_over boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.continue_consumer(stream text, durable text, stream_created text, next_sequence bigint, took_over boolean) TO oncebox_consumer;
@@ -7337,6 +7741,14 @@ REVOKE ALL ON FUNCTION oncebox.is_own(row_xmin xid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.is_plain(key text, subject text, ordering_key text, headers jsonb, payload bytea) FROM PUBLIC;
 
+GRANT SELECT ON TABLE oncebox.canary TO oncebox_operator;
+
+GRANT SELECT(id) ON TABLE oncebox.canary TO oncebox_relay;
+
+GRANT SELECT(state) ON TABLE oncebox.canary TO oncebox_relay;
+
+REVOKE ALL ON FUNCTION oncebox.judge_canary(INOUT c oncebox.canary) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.keep_line() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.kept_for() FROM PUBLIC;
@@ -7381,6 +7793,9 @@ GRANT ALL ON FUNCTION oncebox.move_delayed(messages integer, bytes bigint, after
 
 REVOKE ALL ON FUNCTION oncebox.next_in_line(scope text, stream text, after bigint, OUT id bigint, OUT since bigint, OUT subject text, OUT headers jsonb, OUT payload bytea, OUT stream_sequence bigint, OUT stored_at timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.next_in_line(scope text, stream text, after bigint, OUT id bigint, OUT since bigint, OUT subject text, OUT headers jsonb, OUT payload bytea, OUT stream_sequence bigint, OUT stored_at timestamp with time zone) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.note_canary_fault(canary bigint, fault text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.note_canary_fault(canary bigint, fault text) TO oncebox_relay;
 
 REVOKE ALL ON FUNCTION oncebox.note_loss(wanted_lane smallint, wanted_stream text, seen bigint, kind text, lost_sequence bigint, proven bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.note_loss(wanted_lane smallint, wanted_stream text, seen bigint, kind text, lost_sequence bigint, proven bigint) TO oncebox_relay;
@@ -7464,6 +7879,8 @@ GRANT ALL ON FUNCTION oncebox.resume_delivery(kind text, value text, by text, no
 
 REVOKE ALL ON FUNCTION oncebox.retention_max() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION oncebox.retry_canary_row(c oncebox.canary, r oncebox.canary_row, OUT is_retried boolean, OUT outbox text, OUT key text, OUT subject text, OUT headers text, OUT payload bytea, OUT number bigint) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.retry_dead(lane smallint, ids bigint[], by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.retry_dead(lane smallint, ids bigint[], by text, note text) TO oncebox_operator;
 
@@ -7483,6 +7900,9 @@ GRANT ALL ON FUNCTION oncebox.retry_saga_as(saga_id bigint, step text, by text, 
 
 REVOKE ALL ON FUNCTION oncebox.root_key(client_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.root_key(client_key text) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.running_canaries() FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.running_canaries() TO oncebox_relay;
 
 REVOKE ALL ON FUNCTION oncebox.segment_is_due(number smallint) FROM PUBLIC;
 
@@ -7514,6 +7934,9 @@ GRANT ALL ON FUNCTION oncebox.start_saga(type text, business_id text, data jsonb
 
 REVOKE ALL ON FUNCTION oncebox.step_key(key text, step text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.step_key(key text, step text) TO oncebox_producer;
+
+REVOKE ALL ON FUNCTION oncebox.stop_canary(canary bigint, by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.stop_canary(canary bigint, by text, note text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.stop_line() FROM PUBLIC;
 
@@ -7579,6 +8002,9 @@ GRANT ALL ON FUNCTION oncebox.sweep_inboxes(OUT keys bigint, OUT dead_letters bi
 
 REVOKE ALL ON FUNCTION oncebox.sweep_sagas(keep interval, most integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.sweep_sagas(keep interval, most integer) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.take_canary_step(canary bigint, OUT moved boolean, OUT letter bigint, OUT outbox text, OUT key text, OUT subject text, OUT headers text, OUT payload bytea, OUT number bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.take_canary_step(canary bigint, OUT moved boolean, OUT letter bigint, OUT outbox text, OUT key text, OUT subject text, OUT headers text, OUT payload bytea, OUT number bigint) TO oncebox_relay;
 
 REVOKE ALL ON FUNCTION oncebox.time_text(seconds double precision) FROM PUBLIC;
 

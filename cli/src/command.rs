@@ -2,6 +2,7 @@
 
 mod action;
 mod adopt;
+mod canary;
 mod console;
 mod contract;
 mod databases;
@@ -81,6 +82,7 @@ enum Action {
     Prove(proof::Prove, Option<Box<Config>>),
     Adopt(adopt::Adopt),
     Undo(undo::Undo),
+    Canary(canary::Canary),
     PruneOutbox(prune::OfOutbox),
     PruneInboxes(prune::OfInboxes),
     Scope(scope::Scope),
@@ -160,6 +162,7 @@ fn parser() -> clap::Command {
         .subcommand(doctor::command(options(&[]).collect()).after_help(help::secrets()))
         .subcommand(adopt::command(connection()))
         .subcommand(undo::command(connection()))
+        .subcommand(canary::command(connection))
         .subcommand(console::command(options(&[]).collect()).after_help(help::secrets()))
         .subcommand(
             group("outbox", "Look at messages on their way to JetStream; retry, replay or give them up")
@@ -286,6 +289,7 @@ impl Command {
                 Action::Why(why::Why::new(flags, sources.values())?, vec![place])
             }
             (["undo"], _) => Action::Undo(undo::Undo::new(flags)),
+            (["canary", name], _) => Action::Canary(canary::Canary::new(name, flags)),
             (["adopt"], _) => Action::Adopt(adopt::Adopt::new(flags)),
             (["migrate"], _) => Action::Migrate(migrate::Migrate::new(flags)),
             (["outbox", "dead", name], _) => set_aside(ParkedKind::Dead, name, flags),
@@ -358,6 +362,7 @@ impl Command {
             Action::Console(console) => console.run().await,
             Action::Databases(_) => unreachable!("each of them is a command of its own"),
             Action::Undo(undo) => undo.run(&self.outbox).await,
+            Action::Canary(canary) => canary.run(&self.outbox).await,
             Action::Adopt(adopt) => adopt.run(&self.outbox).await,
             Action::PruneOutbox(prune) => prune.run(&self.outbox).await,
             Action::PruneInboxes(prune) => prune.run(&self.outbox).await,

@@ -80,11 +80,19 @@ impl Order {
         if rate.is_some() && !verb.has_rate() {
             return Err(Problem::Bad(format!("rate: {} takes no such field", verb.words())));
         }
+        if rate.is_some() && selected.iter().any(|(name, _)| name == CANARY) {
+            return Err(Problem::Bad("rate: a canary goes at its own pace".to_owned()));
+        }
         let shown = fields.parsed::<Shown>("shown")?;
         let order = Self { verb, fields: selected, note, rate, shown };
         // The patterns and numbers of a selection are checked before anything is done.
         order.parts().iter().try_for_each(|part| part.check(verb))?;
         Ok(order)
+    }
+
+    /// Whether the rows are retried by a canary.
+    pub(crate) fn is_canary(&self) -> bool {
+        self.fields.iter().any(|(name, _)| name == CANARY)
     }
 
     /// One order for each row that is chosen; else one for the whole selection.
@@ -111,13 +119,13 @@ impl Order {
     /// The commands that do the same; one alone confirms the rows that are shown.
     pub(crate) fn commands(&self, by: &str, database: &str, shown: Option<&str>) -> Vec<Vec<String>> {
         // An undo means its rows anyway.
-        let shown = shown.filter(|_| self.parts().len() == 1 && self.verb != Verb::Undo);
+        let shown = shown.filter(|_| self.parts().len() == 1 && !self.verb.takes_id_alone());
         let command = |part: &Part| {
             let mut words: Vec<String> = self.verb.command().split(' ').map(str::to_owned).collect();
             for (name, value) in &part.0.0 {
-                words.extend(Some(format!("--{name}")).filter(|_| self.verb != Verb::Undo));
+                words.extend(Some(format!("--{name}")).filter(|_| !self.verb.takes_id_alone()));
                 // The others have a value.
-                words.extend(Some(value.clone()).filter(|_| name != "unseen"));
+                words.extend(Some(value.clone()).filter(|_| ![CANARY, "unseen"].contains(&name.as_str())));
             }
             if !part.0.0.iter().any(|(name, _)| self.verb.selects(name)) {
                 words.push("--all".to_owned());
@@ -131,6 +139,9 @@ impl Order {
         self.parts().iter().map(command).collect()
     }
 }
+
+/// The field that has rows retried by a canary.
+pub(crate) const CANARY: &str = "canary";
 
 /// Whether a field means one row, and may be given several times.
 pub(crate) fn is_chosen(name: &str) -> bool {
@@ -254,6 +265,10 @@ mod tests {
         check("kind=dead&action=retry&subject=a..b", Err("empty token"));
         check("kind=dead-letters&action=retry&id=x", Err("id:"));
         check("kind=dead&action=retry&all=1&rate=0", Err("rate"));
+        check("kind=dead&action=retry&canary=1", Err("nothing is selected"));
+        check("kind=dead&action=retry&all=1&canary=1&rate=5", Err("its own pace"));
+        check("kind=dead&action=discard&all=1&canary=1", Err("takes no such field"));
+        check("kind=canaries&action=stop&id=7", Ok(1));
         let many = "&id=7".repeat(101);
         check(&format!("kind=dead&action=retry{many}"), Err("more than 100 rows"));
         check("kind=dead&action=retry&id=7&id=8", Ok(2));

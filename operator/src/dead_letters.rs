@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use oncebox_connect::{config::Config, error::RelayError, postgres::Parameter};
+use oncebox_relay::facts::Letter;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
@@ -11,7 +12,7 @@ use super::{
     BATCH, Operator, execute, failed, is_selected,
     parked::printable,
     query,
-    resend::{Resender, ToResend},
+    resend::Resender,
     selection::DeadLetterSelection,
     shown::RowSet,
     time::{Rfc3339, Rfc3339Option},
@@ -263,7 +264,7 @@ impl Operator {
         }
         let rows = query(&transaction, "retry a dead letter", &sql, &parameters).await?;
         let Some(row) = rows.first() else { return Ok(false) };
-        let returned = ToResend {
+        let returned = Letter {
             outbox: row.get("outbox"),
             key: row.get("key"),
             subject: row.get("subject"),
@@ -274,6 +275,25 @@ impl Operator {
         resend.send(id, returned).await?;
         transaction.commit().await.map_err(failed("commit"))?;
         Ok(true)
+    }
+
+    /// The ids of the letters that match.
+    pub(super) async fn letter_ids(
+        &self,
+        selection: &DeadLetterSelection,
+        limit: Option<u64>,
+        only: Option<&RowSet>,
+    ) -> Result<Vec<i64>, RelayError> {
+        let limit = usize::try_from(limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
+        let (mut found, mut after) = (Vec::new(), Some(selection.after));
+        while let Some(last) = after.filter(|_| found.len() < limit) {
+            let rows = self.look_at_dead_letters(last, selection).await?;
+            let ids = rows.iter().filter(is_selected).map(|row| row.get::<_, i64>("id"));
+            found.extend(ids.filter(|id| only.is_none_or(|only| only.has(id))));
+            after = next(&rows);
+        }
+        found.truncate(limit);
+        Ok(found)
     }
 
     async fn last_letter(&self) -> Result<i64, RelayError> {

@@ -10,6 +10,7 @@
 
 mod adopt;
 mod audit;
+mod canaries;
 mod consumption;
 mod dead_letters;
 mod delayed;
@@ -65,6 +66,7 @@ use tokio_postgres::{Client, GenericClient, Row, Transaction};
 pub use self::{
     adopt::{Adopted, Adoption},
     audit::AuditRow,
+    canaries::{CANARY_WITHIN, Canary, CanaryOf},
     dead_letters::{DeadLetter, DeadLetterDetails, DeadLetters},
     delayed::{DelayedMessage, DelayedSelection},
     doctor::{DatabaseFacts, Diagnosis, Examination, InboxFacts, Severity, examine},

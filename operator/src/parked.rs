@@ -199,6 +199,20 @@ impl Operator {
         Ok(())
     }
 
+    /// The lanes and ids of the messages and replays that match.
+    pub(super) async fn parked_ids(
+        &self,
+        kind: ParkedKind,
+        selection: &ParkedSelection,
+        limit: Option<u64>,
+        only: Option<&RowSet>,
+    ) -> Result<Vec<(i16, i64)>, RelayError> {
+        let limit = usize::try_from(limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
+        let found = self.parked(kind, selection, usize::MAX).await?;
+        let ids = found.iter().map(|message| (message.lane, message.id));
+        Ok(ids.filter(|(_, id)| only.is_none_or(|only| only.has(id))).take(limit).collect())
+    }
+
     async fn act_in_batches(
         &mut self,
         action: ParkedAction,

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 pub(crate) use self::query::recent_subjects;
 use super::{
+    canaries::Canary,
     dead_letters::DeadLetters,
     losses::LossStatus,
     pause_row::PauseRow,
@@ -70,6 +71,8 @@ pub struct Status {
     /// Inboxes of this database with dead letters, ten at most; `None` when this role may not look
     /// into them.
     pub dead_letters: Option<Vec<DeadLetters>>,
+    /// The newest ten canaries; `None` when this role may not look at them.
+    pub canaries: Option<Vec<Canary>>,
     /// The inboxes of this database, the first 100 by name, and the others together; `None` when
     /// this role may not look into them.
     pub inboxes: Option<Vec<InboxStatus>>,

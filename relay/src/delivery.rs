@@ -7,6 +7,7 @@ pub(crate) mod cursor;
 pub(crate) mod decision;
 pub(crate) mod home;
 pub(crate) mod lag;
+pub(crate) mod letter;
 pub(crate) mod message;
 pub(crate) mod message_id;
 pub(crate) mod minute;

@@ -1,11 +1,12 @@
 //! The outbox's tables, and its copies in streams, as relays judge them: for operators' commands,
-//! which must come to the same conclusion.
+//! which must come to the same conclusion; and how both send a dead letter back.
 
-use crate::delivery::{cause::Cause, message_id};
+use crate::delivery::cause::Cause;
 pub use crate::{
     delivery::{
         copy::{Content, Copy},
         lag::{DelayedCount, Expectation, InboxStatus},
+        letter::Letter,
         subjects::{any_expression, covers, expression},
     },
     nats::objects::has_object,
@@ -16,8 +17,6 @@ pub use crate::{
         retention::LowIds,
     },
 };
-
-pub use message_id::of_letter as letter_id;
 
 /// The operator's remedy for a cause as it stands in the table `parked`; `None` for one that only
 /// relays of another version know.

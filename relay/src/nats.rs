@@ -4,6 +4,7 @@
 pub(crate) mod connection;
 pub(crate) mod home;
 pub(crate) mod keeper;
+pub(crate) mod letter;
 pub(crate) mod objects;
 pub(crate) mod places;
 pub(crate) mod proof;

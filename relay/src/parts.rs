@@ -4,6 +4,7 @@
 pub use crate::{
     pass::{
         Claimed, Pass, Published, Settled,
+        canary::Canaries,
         maintenance::{Maintained, Maintainer},
         mover::Mover,
         recovery::Recovery,

@@ -3,6 +3,7 @@
 pub(crate) mod acknowledgements;
 mod bounds;
 mod budget;
+pub(crate) mod canary;
 mod checks;
 mod claim;
 mod contracts;

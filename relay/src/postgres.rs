@@ -1,6 +1,7 @@
 //! PostgreSQL as a relay uses it: the claiming transaction, and the statements that deliver, one to
 //! a file in `sql`.
 
+pub(crate) mod canary;
 pub(crate) mod claim;
 pub(crate) mod delayed;
 pub(crate) mod expectations;

@@ -20,6 +20,7 @@ use crate::{
     },
     pass::{
         ANSWER_MAX, Budget, Common, Demand, Runner, bounded,
+        canary::Canaries,
         history::{Historian, note_last},
         home::Gate,
         idle::idle,
@@ -180,6 +181,12 @@ impl Relay {
         Mover::new(Arc::clone(&self.shared.store))
     }
 
+    /// This relay's steps of canaries by themselves, on its first connection to NATS.
+    #[must_use]
+    pub fn canaries(&self) -> Canaries {
+        Canaries::new(Arc::clone(&self.shared.store), self.shared.connections.clone())
+    }
+
     /// This relay's rows of table `history` by themselves, to write one at a time.
     #[must_use]
     pub fn historian(&self) -> Historian {
@@ -262,6 +269,8 @@ impl Relay {
         }
         tasks.spawn(unread::run(Arc::clone(&store), stop.clone()));
         tasks.spawn(maintainer(&config, &shared, peers).run(stop.clone()));
+        let canaries = Canaries::new(Arc::clone(&store), shared.connections.clone());
+        tasks.spawn(canaries.run(leader.clone(), stop.clone()));
         // The queue of traces ends with the last worker.
         drop(shared);
         tasks.spawn(Historian::new(Arc::clone(&store), metrics.clone(), leader.clone()).run(stop.clone()));

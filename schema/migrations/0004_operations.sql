@@ -130,12 +130,14 @@ CREATE TABLE {schema}.audit (
   undoes        bigint,
   CONSTRAINT audit_action CHECK (action IN (
     'retry', 'discard', 'replay', 'prune', 'cancel', 'skip', 'abandon', 'resend', 'bury', 'pause', 'throttle', 'resume',
-    'enable-events', 'disable-events', 'adopt', 'change-scope', 'expect', 'expect-no-more', 'undo'
+    'enable-events', 'disable-events', 'adopt', 'change-scope', 'expect', 'expect-no-more', 'undo',
+    'begin-canary', 'stop-canary', 'continue-canary'
   )),
   CONSTRAINT audit_operator_size CHECK (octet_length(operator) BETWEEN 1 AND 255),
   CONSTRAINT audit_note_size CHECK (octet_length(note) BETWEEN 1 AND 1000),
   CONSTRAINT audit_message CHECK (scope IS NOT NULL OR action = 'resend' OR (key IS NULL) = (action IN (
-    'prune', 'resend', 'pause', 'throttle', 'resume', 'enable-events', 'disable-events', 'adopt'
+    'prune', 'resend', 'pause', 'throttle', 'resume', 'enable-events', 'disable-events', 'adopt',
+    'begin-canary', 'stop-canary', 'continue-canary'
   ))),
   CONSTRAINT audit_messages CHECK (messages >= 1),
   CONSTRAINT audit_undoes CHECK ((undoes IS NOT NULL) = (action = 'undo'))

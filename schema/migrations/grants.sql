@@ -114,6 +114,11 @@ BEGIN
       {schema}.look_for_unhandled(), {schema}.expected_messages(bigint, xid8, xid8), {schema}.arrived_keys(text, text[]),
       {schema}.note_unhandled(bigint, xid8, xid8, smallint[], bigint[])
       TO "{name}_relay";
+    -- The steps of canaries, which operators begin.
+    GRANT SELECT (id, state) ON {schema}.canary TO "{name}_relay";
+    GRANT EXECUTE ON FUNCTION
+      {schema}.running_canaries(), {schema}.take_canary_step(bigint), {schema}.note_canary_fault(bigint, text)
+      TO "{name}_relay";
   END IF;
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}_operator') THEN
     GRANT USAGE ON SCHEMA {schema} TO "{name}_operator";
@@ -138,6 +143,7 @@ BEGIN
     GRANT SELECT ON {schema}.maintenance TO "{name}_operator";
     -- Whether a discard can be taken back; not its payload.
     GRANT SELECT (audit) ON {schema}.kept TO "{name}_operator";
+    GRANT SELECT ON {schema}.canary, {schema}.canary_row TO "{name}_operator";
     -- All that operators change. Each function writes the audit: no table is open to them.
     GRANT EXECUTE ON FUNCTION
       {schema}.retry_dead(smallint, bigint[], text, text),
@@ -155,6 +161,8 @@ BEGIN
       {schema}.discard_letters(bigint[], text, text), {schema}.retry_letter(bigint, text, text),
       {schema}.retry_in_line(bigint, text, text),
       {schema}.undo_rows(bigint), {schema}.undo_discard(bigint, text, text),
+      {schema}.begin_canary(text, smallint[], bigint[], double precision, text, text),
+      {schema}.stop_canary(bigint, text, text), {schema}.continue_canary(bigint, text, text),
       {schema}.retry_failing(text, text, text, text, text, text),
       {schema}.forget_failing(text, text, text, text, text, text),
       {schema}.bury_failing(text, text, text, bytea, text, jsonb, text, bigint, timestamptz, bigint, text, text, text)

@@ -109,7 +109,7 @@ mod inbox {
     mod isolation_level; // handlers above READ COMMITTED: what they see, and races that are lost
     mod foreign; // messages of others: CloudEvents, Debezium's, keys from anywhere
     pub(crate) mod order; // order per ordering key, within a process and across processes that die
-    mod lines; // strict order behind a dead letter: later messages wait, and follow it
+    pub(crate) mod lines; // strict order behind a dead letter: later messages wait, and follow it
     mod copies; // duplicates that follow each other
     mod replies; // replies whose type has changed
     mod failures; // handlers that say no, fail, panic, lie, or end the process
@@ -252,6 +252,8 @@ mod operator {
     mod databases; // commands on the databases that a file names
     mod verify; // the log compared with a stream, message by message
     mod confirmed; // a dry run of sagas and replays shows rows, which a token confirms
+    mod canary; // retries in steps of 1, 10, 100 and the rest
+    mod canary_faults; // what dies, or acts, beside a canary
     mod undo; // a discard comes back whole, or not at all
     mod dead; // dead messages: list, show, retry, discard
     mod given_up; // parked messages and replays that an operator gives up
@@ -294,7 +296,7 @@ mod console {
     mod load; // fifty open pages cost a database what one does
     mod access; // who gets in, under which name, and from which page
     mod sagas; // sagas in each order, and one with its data, replies and times
-    mod act; // actions: counted first, confirmed, done under a name, stopped
+    pub(crate) mod act; // actions: counted first, confirmed, done under a name, stopped
     mod api; // the description of the API: each answer fits it
     pub(crate) mod hostile; // texts that would be markup, rows that no program writes, on all pages
 }

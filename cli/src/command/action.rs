@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
+    num::NonZeroU32,
     time::Duration,
 };
 
@@ -16,7 +17,7 @@ use oncebox_operator::{Moment, Operator, Progress, RowSet, Shown, Stamp};
 use serde_json::json;
 use tokio::{task::JoinSet, time::Instant};
 
-use super::output;
+use super::{canary, output};
 
 /// How to act.
 pub(crate) struct Run {
@@ -25,6 +26,8 @@ pub(crate) struct Run {
     pub(super) json: bool,
     pub(super) rate: Option<f64>,
     pub(super) confirm: Option<Shown>,
+    /// Of a canary: the time for a verdict, in seconds.
+    pub(super) canary: Option<NonZeroU32>,
     /// A row in the audit by which the command can be undone.
     pub(super) undo: Option<i64>,
 }
@@ -95,6 +98,7 @@ impl Run {
             json: flags.get_flag("json"),
             rate: flags.try_get_one("rate").ok().flatten().copied(),
             confirm: flags.try_get_one("confirm").ok().flatten().copied(),
+            canary: canary::wanted(flags),
             undo: None,
         }
     }

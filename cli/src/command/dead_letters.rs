@@ -4,12 +4,12 @@ use anyhow::{Context as _, ensure};
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches};
 use oncebox_connect::config::{Config, OutboxConfig};
 use oncebox_operator::{
-    DeadLetter, DeadLetterDetails, DeadLetterSelection, Operator, RowSet, Stamp, SubjectPattern,
+    CanaryOf, DeadLetter, DeadLetterDetails, DeadLetterSelection, Operator, RowSet, Stamp, SubjectPattern,
 };
 use tokio::task::JoinSet;
 
 use super::{
-    action,
+    action, canary,
     output::{self, time},
 };
 
@@ -69,6 +69,7 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>, both_servers: Vec<Arg>)
         )
         .subcommand(
             acting("retry", "Have dead letters handled again: before those that wait behind them, or as new messages of JetStream")
+                .args(canary::options())
                 .args(both_servers),
         )
         .subcommand(
@@ -121,9 +122,9 @@ impl DeadLetters {
         }
     }
 
-    /// Whether it needs NATS.
+    /// Whether it needs NATS: of a canary, the relays do.
     pub(super) fn publishes(&self) -> bool {
-        matches!(self, Self::Retry { run, .. } if !run.dry_run)
+        matches!(self, Self::Retry { run, .. } if !run.dry_run && run.canary.is_none())
     }
 
     pub(super) async fn run(self, outbox: &OutboxConfig, config: Option<&Config>) -> anyhow::Result<()> {
@@ -149,6 +150,10 @@ impl DeadLetters {
             Self::Retry { selection, limit, run } => {
                 let mut operator = run.connect(outbox, &mut tasks).await?;
                 let rows = look(&operator, "inbox dead retry", &selection, limit, &run).await?;
+                if let (Some(within), false) = (run.canary, run.dry_run) {
+                    let of = CanaryOf::Letters(selection);
+                    return canary::begin(&mut operator, of, limit, rows.as_ref(), within, run.json).await;
+                }
                 let done = match config {
                     Some(config) => {
                         operator.retry_dead_letters(config, &selection, limit, rows.as_ref()).await?

@@ -55,7 +55,8 @@ impl Events {
         let stamp = Stamp { operator: text("by"), note: text("note") };
         let kinds: Vec<EventKind> = flags.get_many("kind").into_iter().flatten().copied().collect();
         let kinds = if kinds.is_empty() { EventKind::ALL.to_vec() } else { kinds };
-        let run = action::Run { stamp, dry_run: false, json, rate: None, confirm: None, undo: None };
+        let run =
+            action::Run { stamp, dry_run: false, json, rate: None, confirm: None, canary: None, undo: None };
         Self::Send { kinds, enabled: name == "enable", run }
     }
 

@@ -90,6 +90,7 @@ impl Expect {
             json,
             rate: None,
             confirm: None,
+            canary: None,
             undo: None,
         };
         let handled_by = text("handled-by");

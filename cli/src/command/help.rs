@@ -32,6 +32,9 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
     ),
     ("oncebox why order-4711 --json", "The same for programs"),
     ("oncebox trace order-4711", "Where a message and those of its steps are"),
+    ("oncebox canary list", "Retries in steps: how far each is, and at which row it stopped"),
+    ("oncebox canary stop 3 --by mina", "Retry no more of its rows"),
+    ("oncebox canary continue 3 --by mina --note INC-7", "Go on with its rest, one row first"),
     ("oncebox undo 4711 --dry-run", "Which messages of a discard would come back, and which cannot"),
     ("oncebox adopt --discard-backlog --by mina", "Make a copied database an outbox of its own"),
     ("oncebox adopt --move --note INC-7", "The original has moved here: go on under its identity"),
@@ -46,6 +49,7 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
     ("oncebox outbox dead list --subject 'orders.*'", "What was given up, and why"),
     ("oncebox outbox dead show order-4711:process-payment", "All about one that is parked or dead"),
     ("oncebox outbox dead retry --reason 'no stream' --dry-run", "How many would be due again"),
+    ("oncebox outbox dead retry --all --canary --within 1h", "One first; an hour for each to be stored"),
     (
         "oncebox outbox dead discard --key order-4711:process-payment --note INC-7",
         "Never publish it; what waits behind it goes on",
@@ -65,6 +69,10 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
     ("oncebox inbox dead list --scope payment-service:charge", "What an inbox gave up"),
     ("oncebox inbox dead show 17", "All about one of them"),
     ("oncebox inbox dead retry --id 17", "Send it back to JetStream"),
+    (
+        "oncebox inbox dead retry --scope payment-service:charge --canary --by mina --note INC-7",
+        "Retry one, then 10, 100 and the rest, until one fails again",
+    ),
     ("oncebox inbox dead discard --id 17 --note INC-7", "Delete it"),
     (
         "oncebox outbox replay --subject 'orders.>' --since 2030-01-31T08:00:00Z --until 2030-01-31T09:00:00Z",

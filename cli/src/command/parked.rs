@@ -5,12 +5,13 @@ use anyhow::Context as _;
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command};
 use oncebox_connect::config::OutboxConfig;
 use oncebox_operator::{
-    Operator, ParkedAction, ParkedDetails, ParkedKind, ParkedMessage, ParkedSelection, Stamp, SubjectPattern,
+    CanaryOf, Operator, ParkedAction, ParkedDetails, ParkedKind, ParkedMessage, ParkedSelection, Stamp,
+    SubjectPattern,
 };
 use tokio::task::JoinSet;
 
 use super::{
-    action,
+    action, canary,
     output::{self, time},
 };
 
@@ -30,7 +31,10 @@ pub(super) fn commands(connection: impl Fn() -> Vec<Arg>) -> [Command; 2] {
     let dead = group("dead", "Look at messages that were given up; retry or discard them")
         .subcommand(list(ParkedKind::Dead, "List dead messages in the order of their ids"))
         .subcommand(show())
-        .subcommand(acting("retry", ParkedKind::Dead, "Make dead messages due again, with no attempt spent"))
+        .subcommand(
+            acting("retry", ParkedKind::Dead, "Make dead messages due again, with no attempt spent")
+                .args(canary::options()),
+        )
         .subcommand(acting(
             "discard",
             ParkedKind::Dead,
@@ -193,6 +197,10 @@ impl Asked {
                 if let Some(rows) = &mut rows {
                     operator.find_parked(action.kind(), &selection, limit, rows).await?;
                     run.check(rows)?;
+                }
+                if let (Some(within), false) = (run.canary, run.dry_run) {
+                    let of = CanaryOf::Messages(selection);
+                    return canary::begin(&mut operator, of, limit, rows.as_ref(), within, run.json).await;
                 }
                 let done = match &rows {
                     Some(rows) if run.dry_run => rows.count(),

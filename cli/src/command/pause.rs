@@ -105,6 +105,7 @@ impl Pauses {
             json: flags.get_flag("json"),
             rate: None,
             confirm: None,
+            canary: None,
             undo: None,
         };
         if name == "resume" {

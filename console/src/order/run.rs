@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use oncebox_connect::{config::Config, error::error_chain};
 use oncebox_operator::{
-    Ends, FailingDone, Moment, Operator, ParkedAction, ParkedKind, PauseOf, ReplaySelection, RowSet,
-    SagaAction, UndoRow,
+    CANARY_WITHIN, CanaryOf, Ends, FailingDone, Moment, Operator, ParkedAction, ParkedKind, PauseOf,
+    ReplaySelection, RowSet, SagaAction, UndoRow,
 };
 
 use super::{Order, Part, Shown, Verb, delayed, failing, messages, sagas};
@@ -35,9 +35,16 @@ impl Part {
         })
     }
 
-    pub(crate) fn audit_id(&self) -> Result<i64, Problem> {
-        let id = self.0.parsed("id")?;
-        id.ok_or_else(|| Problem::Bad("id: which row of the audit?".to_owned()))
+    /// The row of the audit, or the canary.
+    pub(crate) fn row_id(&self) -> Result<i64, Problem> {
+        self.0.parsed("id")?.ok_or_else(|| Problem::Bad("id: which one?".to_owned()))
+    }
+
+    fn canary(&self, verb: Verb) -> Result<CanaryOf, Problem> {
+        Ok(match verb {
+            Verb::RetryDead => CanaryOf::Messages(messages(&self.0)?),
+            _ => CanaryOf::Letters(self.letters()?),
+        })
     }
 
     fn stream(&self) -> String {
@@ -139,7 +146,10 @@ impl Order {
             return Ok(Counted::Rows(rows));
         }
         for part in self.parts() {
-            self.check_pause(&part, operator).await?;
+            match self.verb.is_of_canary() {
+                true => part.row_id().map(drop)?,
+                false => self.check_pause(&part, operator).await?,
+            }
         }
         Ok(Counted::One)
     }
@@ -148,7 +158,7 @@ impl Order {
     pub(crate) async fn undo_rows(&self, operator: &Operator) -> Result<Vec<UndoRow>, Problem> {
         let mut found = Vec::new();
         for part in self.parts().iter().filter(|_| self.verb == Verb::Undo) {
-            found.extend(operator.undo_rows(part.audit_id()?).await.map_err(refused)?);
+            found.extend(operator.undo_rows(part.row_id()?).await.map_err(refused)?);
         }
         Ok(found)
     }
@@ -169,7 +179,7 @@ impl Order {
                     .await
                     .map(drop)
             }
-            Verb::Undo => operator.find_undo(part.audit_id()?, rows).await,
+            Verb::Undo => operator.find_undo(part.row_id()?, rows).await,
             Verb::CancelDelayed => operator.find_delayed(&delayed(&part.0)?, None, rows).await,
             Verb::RetryFailing | Verb::BuryFailing => {
                 let is_retry = self.verb == Verb::RetryFailing;
@@ -188,6 +198,12 @@ impl Order {
         config: Option<&Config>,
         rows: Option<&RowSet>,
     ) -> Result<(String, Option<u64>), Problem> {
+        if self.is_canary() {
+            let parts: Vec<CanaryOf> =
+                self.parts().iter().map(|part| part.canary(self.verb)).collect::<Result<_, _>>()?;
+            let begun = operator.begin_canary(&parts, None, rows, CANARY_WITHIN).await;
+            return Ok((format!("began canary {}: see the page of jobs", begun.map_err(refused)?), None));
+        }
         let mut sum = 0;
         for part in self.parts() {
             match self.act(&part, operator, config, rows).await? {
@@ -246,7 +262,9 @@ impl Order {
                 }
                 done(found.map(|found| found.done + found.gone))
             }
-            Verb::Undo => done(operator.undo(part.audit_id()?).await),
+            Verb::StopCanary => changed(operator.stop_canary(part.row_id()?).await),
+            Verb::ContinueCanary => changed(operator.continue_canary(part.row_id()?).await),
+            Verb::Undo => done(operator.undo(part.row_id()?).await),
             Verb::CancelDelayed => done(operator.cancel_delayed(&delayed(&part.0)?, None, rows).await),
             Verb::Replay => {
                 let now = match rows {
@@ -297,6 +315,16 @@ impl Order {
             },
             _ => done(operator.pause(&of, rate, ends, part.is_unseen(), config).await).map(|_| None),
         }
+    }
+}
+
+/// The answer of an action on one canary.
+fn changed(result: Result<bool, oncebox_connect::error::RelayError>) -> Result<Option<u64>, Problem> {
+    match result.map_err(refused)? {
+        true => Ok(None),
+        false => Err(Problem::Conflict(
+            "the canary has ended meanwhile, or has no rest; nothing was done".to_owned(),
+        )),
     }
 }
 

@@ -30,6 +30,8 @@ pub(crate) enum Verb {
     Throttle,
     Resume,
     Undo,
+    StopCanary,
+    ContinueCanary,
 }
 
 /// All about one of them.
@@ -52,7 +54,7 @@ const OF_FAILING: &[&str] = OF_LETTERS;
 const OF_SAGAS: &[&str] = &["key", "type", "state"];
 const OF_PAUSES: &[&str] = &["subject", "stream", "ordering-key"];
 
-const ALL: [Words; 18] = [
+const ALL: [Words; 20] = [
     Words {
         verb: Verb::RetryDead,
         names: ["dead", "retry"],
@@ -60,7 +62,7 @@ const ALL: [Words; 18] = [
         past: "retried",
         things: "messages",
         selectors: OF_MESSAGES,
-        others: &[],
+        others: &["canary"],
         consequence: "Each message becomes due again, with no attempt spent; the messages behind it wait until it is \
                       stored.",
     },
@@ -103,7 +105,7 @@ const ALL: [Words; 18] = [
         past: "retried",
         things: "dead letters",
         selectors: OF_LETTERS,
-        others: &[],
+        others: &["canary"],
         consequence: "Each letter goes back to the end of its stream as a new message, and its key is free again.",
     },
     Words {
@@ -241,6 +243,26 @@ const ALL: [Words; 18] = [
         others: &[],
         consequence: "All rows of this discard come back to where they were, or none does.",
     },
+    Words {
+        verb: Verb::StopCanary,
+        names: ["canaries", "stop"],
+        command: "oncebox canary stop",
+        past: "stopped",
+        things: "canary",
+        selectors: &["id"],
+        others: &[],
+        consequence: "No more of its rows are retried. It can be continued for a week.",
+    },
+    Words {
+        verb: Verb::ContinueCanary,
+        names: ["canaries", "continue"],
+        command: "oncebox canary continue",
+        past: "continued",
+        things: "canary",
+        selectors: &["id"],
+        others: &[],
+        consequence: "The relays go on with its rest: one row first, then 10, 100 and all others.",
+    },
 ];
 
 impl Verb {
@@ -308,7 +330,16 @@ impl Verb {
 
     /// Whether it changes rows that can be shown first, and nothing else.
     pub(crate) fn has_rows(self) -> bool {
-        !matches!(self, Self::Pause | Self::Throttle | Self::Resume)
+        !matches!(self, Self::Pause | Self::Throttle | Self::Resume) && !self.is_of_canary()
+    }
+
+    pub(crate) fn is_of_canary(self) -> bool {
+        matches!(self, Self::StopCanary | Self::ContinueCanary)
+    }
+
+    /// Whether its command takes an id, which is no option, and means no other rows.
+    pub(super) fn takes_id_alone(self) -> bool {
+        self == Self::Undo || self.is_of_canary()
     }
 
     /// Whether a limit of changes a second means something.
@@ -324,7 +355,7 @@ impl Verb {
         self.all().selectors.contains(&field)
     }
 
-    pub(super) fn takes(self, field: &str) -> bool {
+    pub(crate) fn takes(self, field: &str) -> bool {
         self.selects(field) || self.all().others.contains(&field)
     }
 }

@@ -23,7 +23,7 @@ use crate::{
     form,
     html::{layout::token, words},
     jobs::Job,
-    order::{Counted, Order},
+    order::{CANARY, Counted, Order},
     pages::list::ROWS_MAX,
     problem::Problem,
     view::{View, document, problem_page},
@@ -105,7 +105,7 @@ impl View for Plan {
             @else {
                 form.stack action=(format!("/db/{}/act", self.database)) method="post" {
                     (token(ask))
-                    @for (name, value) in self.order.hidden() { input type="hidden" name=(name) value=(value); }
+                    @for (name, value) in self.order.hidden().iter().filter(|(name, _)| name != CANARY) { input type="hidden" name=(name) value=(value); }
                     label for="note" { "Why, for the audit" }
                     input #note type="text" name="note" maxlength="1000" placeholder="INC-7";
                     @if let Some(shown) = &self.shown { input type="hidden" name="shown" value=(shown); }
@@ -113,6 +113,10 @@ impl View for Plan {
                         label for="rate" { "Limit a second" }
                         input #rate type="number" name="rate" min="0.001" step="any" placeholder="as fast as it goes"
                             value=(self.order.rate.map(|rate| rate.to_string()).unwrap_or_default());
+                    }
+                    @if self.order.verb.takes(CANARY) {
+                        label { input type="checkbox" name=(CANARY) value="1" checked[self.order.is_canary()]; " Canary: retry one, then 10, 100 and the rest, \
+                                 and stop at the first that fails again" }
                     }
                     @if self.order.verb.is_grave() {
                         label for="word" { "Type " strong { (action) } " to go on" }

@@ -8,11 +8,13 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use maud::{Markup, html};
+use oncebox_operator::Canary;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::{
     ask::{Ask, Console},
+    fleet::Database,
     form,
     html::{
         layout::token,
@@ -28,6 +30,15 @@ pub(crate) struct Jobs {
     #[serde(serialize_with = "all")]
     #[schemars(with = "Vec<Job>")]
     jobs: Vec<Arc<Job>>,
+    /// Those of the databases, which outlive this console.
+    canaries: Vec<OfDatabase>,
+}
+
+/// A canary of a database.
+#[derive(Serialize, JsonSchema)]
+struct OfDatabase {
+    database: String,
+    canary: Canary,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -46,7 +57,14 @@ fn one<S: serde::Serializer>(job: &Arc<Job>, serializer: S) -> Result<S::Ok, S::
 }
 
 pub(crate) async fn load(ask: Arc<Ask>) -> Result<Jobs, Problem> {
-    Ok(Jobs { jobs: ask.console.jobs.all() })
+    let of = |database: &Database| {
+        let status = database.sample().status.clone();
+        let found = status.and_then(|status| status.canaries.clone()).unwrap_or_default();
+        let name = database.name().to_owned();
+        found.into_iter().map(move |canary| OfDatabase { database: name.clone(), canary })
+    };
+    let canaries = ask.console.fleet.databases.iter().flat_map(of).collect();
+    Ok(Jobs { jobs: ask.console.jobs.all(), canaries })
 }
 
 pub(crate) async fn load_one(ask: Arc<Ask>) -> Result<One, Problem> {
@@ -91,7 +109,7 @@ impl View for Jobs {
         "Jobs".to_owned()
     }
 
-    fn body(&self, _: &Ask) -> Markup {
+    fn body(&self, ask: &Ask) -> Markup {
         html! { div #jobs data-live="*" {
             @if self.jobs.is_empty() {
                 (empty("Actions of this console stand here while they run, and after they have ended, until it restarts."))
@@ -108,7 +126,46 @@ impl View for Jobs {
                     } } }
                 } }
             }
+            (self.canaries(ask))
         } }
+    }
+}
+
+impl Jobs {
+    /// Each as it was a few seconds ago.
+    fn canaries(&self, ask: &Ask) -> Markup {
+        html! { @if !self.canaries.is_empty() {
+            h2 { "Canaries" }
+            div.scroll tabindex="0" { table {
+                thead { tr {
+                    th { "Canary" } th { "Database" } th { "By" } th { "Of" } th.number { "To go" } th.number { "Watched" }
+                    th.number { "Good" } th.number { "Failed" } th.number { "Skipped" } th { "State" } th { "Change" }
+                } }
+                tbody { @for OfDatabase { database, canary } in &self.canaries { tr {
+                    th scope="row" { (canary.id) }
+                    td { a href=(format!("/db/{database}")) { (database) } }
+                    td { (canary.operator.as_ref().unwrap_or(&canary.database_user)) }
+                    td { (canary.things()) }
+                    @for count in [canary.waiting, canary.watched, canary.good, canary.failed, canary.skipped] {
+                        td.number { (number(count.into())) }
+                    }
+                    td.long { (state(&canary.state)) " " (canary.reason.as_ref().or(canary.fault.as_ref()).map_or("", |why| why)) }
+                    td { @if ask.may_act() { @for action in actions(canary) {
+                        a.button href=(format!("/db/{database}/act?kind=canaries&action={action}&id={}", canary.id)) { (action) } " "
+                    } } }
+                } } }
+            } }
+        } }
+    }
+}
+
+/// The actions that it takes.
+fn actions(canary: &Canary) -> &'static [&'static str] {
+    match canary.state.as_str() {
+        "running" => &["stop"],
+        "failed" if canary.waiting + canary.watched > 0 => &["continue", "stop"],
+        "stopped" if canary.waiting + canary.watched > 0 => &["continue"],
+        _ => &[],
     }
 }
 

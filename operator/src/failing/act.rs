@@ -8,12 +8,13 @@ use std::{
 
 use async_nats::jetstream::message::StreamMessage;
 use oncebox_connect::{config::Config, error::RelayError, postgres::Parameter};
+use oncebox_relay::facts::Letter;
 use serde::Serialize;
 
 use super::{FailingMessage, Place};
 use crate::{
     Operator, execute, failed, query,
-    resend::{Payload, Resender, ToResend, headers_json},
+    resend::{Payload, Resender, headers_json},
     selection::FailingSelection,
     shown::RowSet,
 };
@@ -213,7 +214,7 @@ impl Operator {
         let parameters: [&dyn Parameter; 6] = [scope, tenant, key, copy, &stamp.operator, &stamp.note];
         let rows = query(&transaction, "retry a failing message", &sql, &parameters).await?;
         let Some(row) = rows.first() else { return Ok(Fate::Busy) };
-        let copy = ToResend {
+        let copy = Letter {
             outbox: row.get("outbox"),
             key: Some(key.clone()),
             subject: stored.subject.to_string(),

@@ -1,6 +1,7 @@
 -- The database's time, the milestones that retention uses, whether this role sees the activity of
--- other users' sessions, whether it takes writes, whether it may look into the inboxes, and
--- whether it may count there. Index: milestone_pkey, its first and last entry of each lane.
+-- other users' sessions, whether it takes writes, whether it may look into the inboxes, whether it
+-- may count there, and whether it may look at canaries. Index: milestone_pkey, its first and last
+-- entry of each lane.
 -- Locking: none.
 SELECT
   clock_timestamp() AS now,
@@ -9,6 +10,7 @@ SELECT
   pg_has_role('pg_read_all_stats', 'USAGE') AS sees_all_sessions,
   has_table_privilege('{schema}.dead_letter', 'SELECT')
     AND has_table_privilege('{schema}.inbox_behind', 'SELECT') AS sees_inboxes,
+  has_table_privilege('{schema}.canary', 'SELECT') AS sees_canaries,
   has_column_privilege('{schema}.inbox_attempt', 'reason', 'SELECT')
     AND has_column_privilege('{schema}.inbox', 'key', 'SELECT')
     AND has_column_privilege('{schema}.dead_letter', 'stream', 'SELECT')

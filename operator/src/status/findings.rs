@@ -13,6 +13,7 @@ use oncebox_relay::facts::{Expectation, Explained, Fault, InboxStatus, remedy};
 
 use super::{
     super::{
+        canaries::Canary,
         consumption::consumption,
         dead_letters::DeadLetters,
         losses::LossStatus,
@@ -103,6 +104,8 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
         )
     }));
     let behind = status.dead_letters.iter().flatten().map(dead_letters);
+    let canaries = status.canaries.iter().flatten().filter_map(Canary::problem);
+    let behind = behind.chain(canaries.map(|(what, remedy)| Finding::new(what, remedy)));
     let behind = behind.chain(failing(status.inboxes.as_deref().unwrap_or_default()));
     let behind = behind.chain(status.expectations.iter().filter_map(unhandled));
     let unled = |one: &SagasUnled| Finding::new(one.what(), one.remedy());

@@ -14,6 +14,7 @@ use tokio_postgres::{Row, Transaction};
 use super::{
     super::{
         Operator,
+        canaries::Canary,
         dead_letters::DeadLetters,
         disk::full_disk,
         failed,
@@ -83,8 +84,6 @@ impl Operator {
         let blocked = ask.all("find blocked ordering keys", &sql.status_blocked, &bounds).await?;
         let reasons = ask.all("read the reasons", &sql.status_reasons, &[&looked_at, &LISTED_MAX]).await?;
         let pauses = ask.all("list pauses", &sql.pauses, &[&LISTED_MAX]).await?;
-        let dead_letters = ask.dead_letters(&overview, &sql.status_letters).await?;
-        let inboxes = ask.inboxes(&overview, &schema.sql(sql::INBOXES)).await?;
         let losses = ask.all("read what was lost", &sql.losses, &[&LISTED_MAX]).await?;
         let faults = faults(&ask.0, &schema, &relay_name).await.map_err(failed("look for faults"))?;
         let relay_settings =
@@ -111,8 +110,9 @@ impl Operator {
             blocked: blocked.iter().map(blocked_key).collect(),
             pauses: pauses.iter().map(pause_row).collect(),
             parked_reasons: reasons.iter().map(parked_reason).collect(),
-            dead_letters,
-            inboxes,
+            dead_letters: ask.dead_letters(&overview, &sql.status_letters).await?,
+            canaries: ask.canaries(&overview, &sql.canaries).await?,
+            inboxes: ask.inboxes(&overview, &schema.sql(sql::INBOXES)).await?,
             expectations: ask.expectations(&schema).await?,
             sagas_waiting: ask.sagas_waiting(&schema).await?,
             sagas_unled: ask.sagas_unled(&sql.status_unled).await?,
@@ -210,6 +210,15 @@ impl Asking<'_> {
         let bounds: [&dyn Parameter; 2] = [&i64::from(LOOKED_AT_MAX), &LISTED_MAX];
         let rows = self.all("find dead letters", sql, &bounds).await?;
         Ok(Some(rows.iter().map(DeadLetters::new).collect()))
+    }
+
+    /// `None` when this role may not look.
+    async fn canaries(&self, overview: &Row, sql: &str) -> Result<Option<Vec<Canary>>, RelayError> {
+        if !overview.get::<_, bool>("sees_canaries") {
+            return Ok(None);
+        }
+        let rows = self.all("list canaries", sql, &[&LISTED_MAX]).await?;
+        Ok(Some(rows.iter().map(Canary::new).collect()))
     }
 
     async fn sagas_waiting(&self, schema: &SchemaName) -> Result<Vec<SagasWaiting>, RelayError> {

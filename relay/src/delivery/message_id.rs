@@ -107,7 +107,7 @@ impl IdOfLarge {
 /// The id of a dead letter that goes back to its stream at a time, in microseconds since 1970.
 /// `original` is the id that it came with; its key stays readable for inboxes that go by the id.
 #[must_use]
-pub fn of_letter(
+pub(crate) fn of_letter(
     outbox: &str,
     at: i64,
     original: &str,

@@ -144,6 +144,9 @@ statements!(
     arrived_keys,
     note_unhandled,
     expectations,
+    running_canaries,
+    take_canary_step,
+    note_canary_fault,
 );
 
 impl Store {

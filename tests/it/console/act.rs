@@ -52,7 +52,7 @@ pub(super) fn form(page: &Answer, fields: &str) -> String {
 }
 
 /// Confirms an action as somebody who need not sign in; returns the job's path.
-pub(super) async fn confirm(console: &Console, fields: &str) -> String {
+pub(crate) async fn confirm(console: &Console, fields: &str) -> String {
     let page = console.get(&format!("/db/shop/act?{fields}")).await;
     assert_eq!(page.status, 200, "{}", page.body);
     let done = console.ask("POST", "/db/shop/act", &[], &form(&page, fields)).await;
@@ -61,7 +61,7 @@ pub(super) async fn confirm(console: &Console, fields: &str) -> String {
 }
 
 /// The end of a job.
-pub(super) async fn end(console: &Console, path: &str) -> Value {
+pub(crate) async fn end(console: &Console, path: &str) -> Value {
     eventually("the job ends", LIMIT, async || {
         let job = console.api(path).await;
         (!job["end"].is_null()).then(|| job["end"].clone())

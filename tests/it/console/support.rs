@@ -137,6 +137,11 @@ impl Console {
         .await
     }
 
+    /// Kills it.
+    pub(crate) async fn kill(mut self) {
+        self.program.kill().await.unwrap();
+    }
+
     /// Ends it; returns its log.
     pub(crate) async fn stop(mut self) -> String {
         self.program.stop().await.unwrap();

@@ -37,7 +37,7 @@ struct Breakable {
 }
 
 /// As [`Breakable`], one message at a time.
-fn breakable() -> Does {
+pub(crate) fn breakable() -> Does {
     Does::new(|cx, job| {
         Box::pin(async move {
             let broken = "SELECT FROM broken WHERE n = $1";
@@ -76,7 +76,7 @@ impl Handler for Breakable {
     }
 }
 
-async fn broken(env: &TestEnv, numbers: &[i64]) {
+pub(crate) async fn broken(env: &TestEnv, numbers: &[i64]) {
     let pg = env.pg().await;
     pg.batch_execute("CREATE TABLE IF NOT EXISTS broken (n bigint); DELETE FROM broken").await.unwrap();
     pg.execute("INSERT INTO broken SELECT unnest($1::bigint[])", &[&numbers]).await.unwrap();
@@ -92,7 +92,7 @@ async fn dead(env: &TestEnv) -> Vec<String> {
     env.pg().await.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
 }
 
-async fn until(env: &TestEnv, all: i64, behind: i64, letters: &[&str]) {
+pub(crate) async fn until(env: &TestEnv, all: i64, behind: i64, letters: &[&str]) {
     eventually("the effects, those behind, and the letters", LIMIT, async || {
         let found = (effects(env).await, waiting(env).await, dead(env).await);
         (found.0 == all && found.1 == behind && found.2 == letters).then_some(())
@@ -106,7 +106,7 @@ async fn retry(env: &TestEnv) {
     assert_eq!(code, 0, "{output}{log}");
 }
 
-async fn strict(env: &TestEnv) -> Consumer {
+pub(crate) async fn strict(env: &TestEnv) -> Consumer {
     consumer(env).await.order(Order::Strict).concurrency(8)
 }
 

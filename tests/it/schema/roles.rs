@@ -49,6 +49,18 @@ const RIGHTS: &[(&str, &str)] = &[
     ("c", "SELECT * FROM oncebox.next_in_line('s', 'S', 0)"),
     ("c", "SELECT oncebox.end_in_line('s', 1, 1)"),
     ("", "SELECT oncebox.advance_line('s', 'o')"),
+    ("o", "SELECT oncebox.begin_canary('letter', NULL, '{1}', 9, 'mina', NULL)"),
+    ("o", "SELECT oncebox.stop_canary(1, 'mina', NULL)"),
+    ("o", "SELECT oncebox.continue_canary(1, 'mina', NULL)"),
+    ("r", "SELECT oncebox.take_canary_step(1)"),
+    ("r", "SELECT oncebox.note_canary_fault(1, 'no')"),
+    ("r", "SELECT oncebox.running_canaries()"),
+    ("ro", "SELECT state FROM oncebox.canary"),
+    ("o", "SELECT * FROM oncebox.canary, oncebox.canary_row"),
+    ("", "INSERT INTO oncebox.canary (kind, watch_seconds, command) VALUES ('letter', 9, 'c')"),
+    ("", "UPDATE oncebox.canary SET state = 'running', ended_at = NULL"),
+    ("", "UPDATE oncebox.canary_row SET id = 2"),
+    ("", "DELETE FROM oncebox.canary"),
     ("o", "SELECT oncebox.retry_in_line(1, 'mina', NULL)"),
     ("co", "SELECT * FROM oncebox.inbox_behind"),
     ("", "DELETE FROM oncebox.inbox_behind"),
@@ -213,7 +225,8 @@ async fn each_role_may_do_its_part_and_no_more() {
     let env = TestEnv::new().await;
     let mut client = env.pg().await;
     client.batch_execute("CREATE TABLE public.business (n int)").await.unwrap();
-    let seed = "SELECT oncebox.enqueue('seed', 's', 'p'); SELECT oncebox.register_scope('seeded')";
+    let seed = "SELECT oncebox.enqueue('seed', 's', 'p'); SELECT oncebox.register_scope('seeded');
+                SELECT oncebox.bury('seeded', 'dead', 'p', 'no', 's')";
     client.batch_execute(seed).await.unwrap();
     for (letter, role) in
         [('p', "producer"), ('r', "relay"), ('c', "consumer"), ('o', "operator"), ('-', "nobody")]

@@ -85,7 +85,8 @@ readable (name, columns) AS (
     ('inbox', '{scope,tenant,key,created_at}'::text[]),
     ('inbox_attempt', '{scope,tenant,key,message,failed_at,reason}'),
     ('inbox_snooze', '{scope,due_at}'),
-    ('dead_letter', '{scope,stream}')
+    ('dead_letter', '{scope,stream}'),
+    ('canary', '{id,state}')
 )
 SELECT 'USAGE on schema ' || s.nspname AS lacking
 FROM pg_namespace AS s
@@ -116,7 +117,8 @@ JOIN pg_proc AS p ON p.pronamespace = s.oid
 WHERE s.nspname = $1
   AND p.proname IN (
     'repair_ids', 'written_by', 'lane_count', 'headers_text', 'readable_headers', 'move_delayed', 'end_turn',
-    'drain_segments', 'find_unsent', 'empty_segment', 'forget_emptied', 'forget_kept', 'note_loss', 'resend_lost'
+    'drain_segments', 'find_unsent', 'empty_segment', 'forget_emptied', 'forget_kept', 'note_loss', 'resend_lost',
+    'running_canaries', 'take_canary_step', 'note_canary_fault'
   )
   AND NOT has_function_privilege(p.oid, 'EXECUTE')
 ORDER BY 1

@@ -1,6 +1,7 @@
 -- Look whether this outbox has work. Returns where its ids stand, which moves with each message;
 -- whether a transaction that has enqueued is open, prepared or not; in how many seconds the next
--- message or pause has its time (NULL: none has one); and the name of the database.
+-- message or pause has its time (NULL: none has one), which is now while a canary is running; and
+-- the name of the database.
 -- Index: parked_due and delayed_due, their first entries; few rows of pause. Locking: none.
 SELECT
   i.stood_at,
@@ -26,7 +27,8 @@ SELECT
       ) AS p
     ),
     (SELECT d.not_before FROM {schema}.delayed AS d ORDER BY d.not_before LIMIT 1),
-    (SELECT min(h.ends_at) FROM {schema}.pause AS h WHERE h.ends_at > clock_timestamp() AND isfinite(h.ends_at))
+    (SELECT min(h.ends_at) FROM {schema}.pause AS h WHERE h.ends_at > clock_timestamp() AND isfinite(h.ends_at)),
+    (SELECT clock_timestamp() FROM {schema}.canary AS k WHERE k.state = 'running' LIMIT 1)
   )) - extract(epoch FROM clock_timestamp()))::float8 AS next_seconds,
   current_database()::text AS database
 FROM {schema}.message_ids AS i

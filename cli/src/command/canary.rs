@@ -1,0 +1,167 @@
+//! `oncebox canary list | stop | continue`, and the options that begin one.
+
+use std::{num::NonZeroU32, time::Duration};
+
+use anyhow::ensure;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use oncebox_connect::{config::OutboxConfig, words::counted};
+use oncebox_operator::{CANARY_WITHIN, Canary as Listed, CanaryOf, Operator, RowSet, Stamp};
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use super::{
+    action,
+    output::{self, time},
+};
+
+const WITHIN_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The arguments of the command.
+pub(crate) enum Canary {
+    List { limit: i64, json: bool },
+    Stop { id: i64, run: action::Run },
+    Continue { id: i64, run: action::Run },
+}
+
+/// The options of a retry that begin a canary instead.
+pub(super) fn options() -> [Arg; 2] {
+    let canary = Arg::new("canary").long("canary").action(ArgAction::SetTrue).conflicts_with("rate");
+    let within = Arg::new("within").long("within").value_name("TIME").value_parser(within).requires("canary");
+    [
+        canary.help(
+            "Leave it to the relays to retry one, then 10, 100 and the rest, and to stop at the first that fails again",
+        ),
+        within.help("How long a retried one may be neither handled nor dead again before the canary stops [default: 10m]"),
+    ]
+}
+
+fn within(text: &str) -> Result<Duration, String> {
+    let parsed = humantime::parse_duration(text).ok();
+    let parsed = parsed.filter(|time| *time >= Duration::from_secs(1) && *time <= WITHIN_MAX);
+    parsed.ok_or_else(|| "it is not a time of a second to a day, such as 90s, 15m or 2h".to_owned())
+}
+
+/// The time for a verdict in seconds, where the options ask for a canary.
+pub(super) fn wanted(flags: &ArgMatches) -> Option<NonZeroU32> {
+    let is_wanted = flags.try_get_one::<bool>("canary").ok().flatten().is_some_and(|wanted| *wanted);
+    let within = flags.try_get_one("within").ok().flatten().copied().unwrap_or(CANARY_WITHIN);
+    NonZeroU32::new(u32::try_from(within.as_secs()).unwrap_or(u32::MAX)).filter(|_| is_wanted)
+}
+
+/// Begins one, and says so.
+pub(super) async fn begin(
+    operator: &mut Operator,
+    of: CanaryOf,
+    limit: Option<u64>,
+    rows: Option<&RowSet>,
+    within: NonZeroU32,
+    json: bool,
+) -> anyhow::Result<()> {
+    let within = Duration::from_secs(within.get().into());
+    let id = operator.begin_canary(&[of], limit, rows, within).await?;
+    let text = match json {
+        true => output::json_lines(&[json!({ "action": "canary", "canary": id, "dry_run": false })])?,
+        false => format!(
+            "canary {id} retries them: one first, then 10, 100 and the rest; see `oncebox canary list`\n"
+        ),
+    };
+    output::print(&text)?;
+    let status = operator.status().await?;
+    if status.lacks_relay() {
+        tracing::warn!(
+            "no relay is connected to this database: the canary waits for one, which takes its steps"
+        );
+    }
+    Ok(())
+}
+
+pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> Command {
+    let acting = |name: &'static str, about: &'static str| {
+        let run = action::run();
+        let run = run.into_iter().filter(|arg| !["limit", "dry-run"].contains(&arg.get_id().as_str()));
+        let id =
+            Arg::new("id").value_name("ID").required(true).value_parser(clap::value_parser!(i64).range(1..));
+        Command::new(name).about(about).arg(id.help("The canary, from the list")).args(run).args(connection())
+    };
+    let limit = Arg::new("limit").long("limit").value_name("N").default_value("100");
+    let limit =
+        limit.value_parser(clap::value_parser!(i64).range(1..=1_000)).help("Canaries at most; 1 to 1000");
+    Command::new("canary")
+        .about("Look at retries in steps of 1, 10, 100 and the rest; stop or continue them")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(
+            Command::new("list")
+                .about("List canaries, the newest first; those that ended are kept for a week")
+                .arg(limit)
+                .arg(action::json())
+                .args(connection()),
+        )
+        .subcommand(acting("stop", "Retry no more rows; of one that stopped by itself, give the rest up"))
+        .subcommand(acting("continue", "Go on with the rest of one that has stopped, one row first"))
+}
+
+impl Canary {
+    pub(super) fn new(name: &str, flags: &ArgMatches) -> Self {
+        let id = || flags.get_one::<i64>("id").copied().unwrap_or_default();
+        match name {
+            "stop" => Self::Stop { id: id(), run: action::Run::new(flags) },
+            "continue" => Self::Continue { id: id(), run: action::Run::new(flags) },
+            _ => {
+                let limit = flags.get_one::<i64>("limit").copied().unwrap_or(100);
+                Self::List { limit, json: flags.get_flag("json") }
+            }
+        }
+    }
+
+    pub(super) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
+        let mut tasks = JoinSet::new();
+        let text = match self {
+            Self::List { limit, json } => {
+                let operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
+                let canaries = operator.canaries(limit).await?;
+                if json { output::json_lines(&canaries)? } else { table(&canaries) }
+            }
+            Self::Stop { id, run } => {
+                let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
+                let is_stopped = operator.stop_canary(id).await?;
+                ensure!(
+                    is_stopped,
+                    "no canary {id} is running, or has stopped by itself; see `oncebox canary list`"
+                );
+                acted(&run, "stop", "stopped", id)?
+            }
+            Self::Continue { id, run } => {
+                let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
+                let goes_on = operator.continue_canary(id).await?;
+                ensure!(goes_on, "no canary {id} has stopped with a rest; see `oncebox canary list`");
+                acted(&run, "continue", "continued", id)?
+            }
+        };
+        output::print(&text)?;
+        Ok(())
+    }
+}
+
+fn acted(run: &action::Run, action: &str, past: &str, id: i64) -> anyhow::Result<String> {
+    Ok(match run.json {
+        true => output::json_lines(&[json!({ "action": action, "canary": id })])?,
+        false => format!("{past} canary {id}\n"),
+    })
+}
+
+fn table(canaries: &[Listed]) -> String {
+    let cells = |canary: &Listed| {
+        let by = canary.operator.as_ref().unwrap_or(&canary.database_user);
+        let of = counted(canary.selected, canary.things().trim_end_matches('s'));
+        let numbers = [canary.waiting, canary.watched, canary.good, canary.failed, canary.skipped];
+        let [waiting, watched, good, failed, skipped] = numbers.map(|number| number.to_string());
+        let why = canary.reason.as_ref().or(canary.fault.as_ref()).cloned().unwrap_or_default();
+        let (state, began) = (canary.state.clone(), time(canary.began_at));
+        [canary.id.to_string(), state, of, waiting, watched, good, failed, skipped, by.clone(), began, why]
+    };
+    let rows: Vec<[String; 11]> = canaries.iter().map(cells).collect();
+    let heads =
+        ["ID", "STATE", "OF", "WAITING", "WATCHED", "GOOD", "FAILED", "SKIPPED", "BY", "BEGAN", "REASON"];
+    output::table(heads, &rows)
+}

@@ -1,0 +1,193 @@
+//! Canaries: retries in steps of 1, 10, 100 and the rest, which relays take. Commands begin, list,
+//! stop and continue them.
+
+use std::time::{Duration, SystemTime};
+
+use oncebox_connect::{error::RelayError, postgres::Parameter, words::counted};
+use schemars::JsonSchema;
+use serde::Serialize;
+use tokio_postgres::Row;
+
+use super::{
+    Operator, failed, query,
+    selection::{DeadLetterSelection, ParkedKind, ParkedSelection},
+    shown::RowSet,
+    time::{Rfc3339, Rfc3339Option},
+};
+
+/// How long a retried row may be without a verdict, unless an operator says otherwise.
+pub const CANARY_WITHIN: Duration = Duration::from_secs(600);
+
+/// The rows of a canary.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "inboxes and the outbox give messages up, and nothing else")]
+pub enum CanaryOf {
+    /// Dead letters of inboxes.
+    Letters(DeadLetterSelection),
+    /// Dead messages of the outbox.
+    Messages(ParkedSelection),
+}
+
+/// A canary.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[non_exhaustive]
+pub struct Canary {
+    /// Its number.
+    pub id: i64,
+    /// `letter` for dead letters of inboxes, `message` for dead messages of the outbox.
+    pub kind: String,
+    /// `running`; `failed`, it stopped by itself; `stopped`, an operator stopped it; `done`.
+    pub state: String,
+    /// How many rows it had when it began.
+    pub selected: i32,
+    /// Rows that are still to be retried.
+    pub waiting: i32,
+    /// Rows that were retried and have no verdict yet.
+    pub watched: i32,
+    /// Rows that were handled, or stored by a stream.
+    pub good: i32,
+    /// Rows that failed again.
+    pub failed: i32,
+    /// Rows that somebody else retried or discarded first.
+    pub skipped: i32,
+    /// Why it stopped, and at which row.
+    pub reason: Option<String>,
+    /// Why its next row could not be retried when that was last tried.
+    pub fault: Option<String>,
+    /// The database's user who began it, or had it go on.
+    pub database_user: String,
+    /// Who that is by their own word.
+    pub operator: Option<String>,
+    /// Why.
+    pub note: Option<String>,
+    /// When it began.
+    #[serde(with = "Rfc3339")]
+    pub began_at: SystemTime,
+    /// When it ended or stopped.
+    #[serde(with = "Rfc3339Option")]
+    pub ended_at: Option<SystemTime>,
+}
+
+impl Canary {
+    /// `dead letters` or `dead messages`.
+    #[must_use]
+    pub fn things(&self) -> &'static str {
+        if self.kind == "letter" { "dead letters" } else { "dead messages" }
+    }
+
+    /// The problem and its remedy, of one that stopped by itself or cannot go on.
+    pub(super) fn problem(&self) -> Option<(String, String)> {
+        let (id, rest) = (self.id, self.waiting + self.watched);
+        match (self.state.as_str(), &self.fault) {
+            ("failed", _) if rest > 0 => Some((
+                format!(
+                    "canary {id} stopped before {}: {}",
+                    counted(rest, self.things().trim_end_matches('s')),
+                    self.reason.as_deref().unwrap_or_default()
+                ),
+                format!(
+                    "mend the cause, then `oncebox canary continue {id}`; or give the rest up: `oncebox canary stop {id}`"
+                ),
+            )),
+            ("running", Some(fault)) => Some((
+                format!("canary {id} cannot retry its next row: {fault}"),
+                format!("mend the cause: it is tried again; or stop it: `oncebox canary stop {id}`"),
+            )),
+            _ => None,
+        }
+    }
+
+    pub(super) fn new(row: &Row) -> Self {
+        Self {
+            id: row.get("id"),
+            kind: row.get("kind"),
+            state: row.get("state"),
+            selected: row.get("selected"),
+            waiting: row.get("waiting"),
+            watched: row.get("watched"),
+            good: row.get("good"),
+            failed: row.get("failed"),
+            skipped: row.get("skipped"),
+            reason: row.get("reason"),
+            fault: row.get("fault"),
+            database_user: row.get("database_user"),
+            operator: row.get("operator"),
+            note: row.get("note"),
+            began_at: row.get("began_at"),
+            ended_at: row.get("ended_at"),
+        }
+    }
+}
+
+impl Operator {
+    /// The canaries, the newest first, `limit` at most.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn canaries(&self, limit: i64) -> Result<Vec<Canary>, RelayError> {
+        let rows = self.query("list canaries", &self.sql.canaries, &[&limit]).await?;
+        Ok(rows.iter().map(Canary::new).collect())
+    }
+
+    /// Begins a canary of all rows that are selected, `limit` at most, and returns its id. All
+    /// selections are of one kind. `only` leaves out all rows but those of a set that was shown.
+    ///
+    /// # Errors
+    /// Nothing is selected, or more than a canary takes; or PostgreSQL refused or went away.
+    pub async fn begin_canary(
+        &mut self,
+        selections: &[CanaryOf],
+        limit: Option<u64>,
+        only: Option<&RowSet>,
+        within: Duration,
+    ) -> Result<i64, RelayError> {
+        let (mut lanes, mut ids, mut kind) = (Vec::new(), Vec::new(), "letter");
+        for selection in selections {
+            let room = limit.map(|limit| limit.saturating_sub(ids.len() as u64));
+            match selection {
+                CanaryOf::Letters(selection) => ids.extend(self.letter_ids(selection, room, only).await?),
+                CanaryOf::Messages(selection) => {
+                    kind = "message";
+                    let found = self.parked_ids(ParkedKind::Dead, selection, room, only).await?;
+                    lanes.extend(found.iter().map(|(lane, _)| *lane));
+                    ids.extend(found.iter().map(|(_, id)| *id));
+                }
+            }
+        }
+        let (stamp, sql) = (self.stamp.clone(), self.sql.begin_canary.clone());
+        let transaction = self.begin().await?;
+        let seconds = within.as_secs_f64();
+        let parameters: [&dyn Parameter; 6] = [&kind, &lanes, &ids, &seconds, &stamp.operator, &stamp.note];
+        let rows = query(&transaction, "begin a canary", &sql, &parameters).await?;
+        transaction.commit().await.map_err(failed("commit"))?;
+        Ok(rows.first().map_or(0, |row| row.get(0)))
+    }
+
+    /// Stops a canary; of one that stopped by itself `status` says nothing any more. False when it
+    /// has ended, or there is none.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn stop_canary(&mut self, id: i64) -> Result<bool, RelayError> {
+        let sql = self.sql.stop_canary.clone();
+        self.act_on_canary("stop a canary", &sql, id).await
+    }
+
+    /// Goes on with the rest of a canary that has stopped, one row first. False when it has not
+    /// stopped, or nothing is left.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn continue_canary(&mut self, id: i64) -> Result<bool, RelayError> {
+        let sql = self.sql.continue_canary.clone();
+        self.act_on_canary("continue a canary", &sql, id).await
+    }
+
+    async fn act_on_canary(&mut self, what: &'static str, sql: &str, id: i64) -> Result<bool, RelayError> {
+        let stamp = self.stamp.clone();
+        let transaction = self.begin().await?;
+        let rows = query(&transaction, what, sql, &[&id, &stamp.operator, &stamp.note]).await?;
+        transaction.commit().await.map_err(failed("commit"))?;
+        Ok(rows.first().is_some_and(|row| row.get(0)))
+    }
+}
