@@ -112,6 +112,13 @@ pub enum RelayError {
          owner of the table: ALTER TABLE SCHEMA.TABLE DISABLE ROW LEVEL SECURITY"
     )]
     RowSecurity(#[source] PostgresError),
+    /// Another session has a table, or a row, of the outbox locked.
+    #[error(
+        "another session keeps a table of the outbox locked (a migration, VACUUM FULL, an open transaction); find it: SELECT pid, \
+         usename, application_name, left(query, 80) FROM pg_stat_activity WHERE pid IN (SELECT unnest(pg_blocking_pids(pid)) \
+         FROM pg_stat_activity); then have it end"
+    )]
+    Locked(#[source] PostgresError),
     /// A table or function of the schema is not there.
     #[error(
         "the schema is not as `oncebox migrate` has made it: it was renamed, or a part of it is gone; `oncebox doctor` says \
@@ -197,6 +204,7 @@ impl RelayError {
             }
             Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Self::Denied,
             Some(&SqlState::UNDEFINED_TABLE | &SqlState::UNDEFINED_FUNCTION) => Self::SchemaBroken,
+            Some(&SqlState::LOCK_NOT_AVAILABLE) => Self::Locked,
             _ => Self::Postgres,
         };
         wrapped(PostgresError(error))

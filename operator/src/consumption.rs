@@ -35,7 +35,7 @@ pub(crate) fn of_consumer(survey: &Survey, consumer: &ConsumerStatus) -> Option<
         .and_then(|stream| without_match(stream, consumer))
         .or_else(|| paused(consumer))
         .or_else(|| full(consumer))
-        .or_else(|| forsaken(consumer))
+        .or_else(|| forsaken(consumer, consumer.pending > 0))
 }
 
 fn unconsumed(stream: &StreamStatus) -> Option<Obstacle> {
@@ -176,11 +176,17 @@ fn full(consumer: &ConsumerStatus) -> Option<Obstacle> {
     })
 }
 
+/// A consumer from which nobody pulls what it has to deliver again. That its handlers are at work
+/// for longer than `ack_wait` cannot be told from that by the consumer alone.
+pub(crate) fn left_alone(consumer: &ConsumerStatus) -> Option<Obstacle> {
+    forsaken(consumer, consumer.unacknowledged > 0)
+}
+
 /// While messages are unacknowledged for less than `ack_wait`, their handlers may be at work.
-fn forsaken(consumer: &ConsumerStatus) -> Option<Obstacle> {
+fn forsaken(consumer: &ConsumerStatus, has_work: bool) -> Option<Obstacle> {
     let work = if consumer.unacknowledged > 0 { consumer.ack_wait_seconds } else { 0.0 };
     let is_quiet = consumer.delivered_seconds.is_none_or(|seconds| seconds >= QUIET_SECONDS.max(work));
-    (consumer.pending > 0 && !consumer.is_awaited && is_quiet).then(|| {
+    (has_work && !consumer.is_awaited && is_quiet).then(|| {
         obstacle(
             "consumer-forsaken",
             format!("nobody pulls from {}", name(consumer)),
@@ -198,7 +204,10 @@ fn name(consumer: &ConsumerStatus) -> String {
 }
 
 fn waiting(consumer: &ConsumerStatus) -> String {
-    format!("it gets no message: {} wait in the stream", consumer.pending)
+    match (consumer.pending, consumer.unacknowledged) {
+        (0, left) => format!("it gets no message: {left} that it had are to be delivered again"),
+        (pending, _) => format!("it gets no message: {pending} wait in the stream"),
+    }
 }
 
 fn arguments(consumer: &ConsumerStatus) -> String {

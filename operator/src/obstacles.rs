@@ -209,8 +209,10 @@ fn closed(stream: &StreamStatus) -> Option<Obstacle> {
     } else {
         return None;
     };
-    let remedy = if stream.has_leader {
-        "use a stream without it"
+    let remedy = if stream.is_sealed {
+        "give its subjects to another stream: a seal cannot be undone"
+    } else if stream.is_silent {
+        "give its subjects to a stream that acknowledges"
     } else {
         "bring back the servers that hold it: a majority of them makes a leader"
     };

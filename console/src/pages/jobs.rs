@@ -100,7 +100,7 @@ fn ended(end: Option<&End>) -> Markup {
         None => (state("running")),
         Some(End::Done(text)) => { (state("done")) " " (text) },
         Some(End::Stopped) => { (state("stopped")) " whole batches are done" },
-        Some(End::Failed(problem)) => { (state("failed")) " " (problem) ". Whole batches are done; the same action goes on." },
+        Some(End::Failed(problem)) => { (state("failed")) " " (problem) ". What it did before stays done; the same action goes on with the rest." },
     } }
 }
 

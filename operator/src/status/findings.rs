@@ -155,8 +155,8 @@ fn full(words: &str) -> Finding {
 pub(crate) fn unsealed(reason: &str) -> Option<&'static str> {
     if reason.contains("object store") && reason.contains("10059") {
         return Some(
-            "nothing, if a relay runs: it makes its bucket again within a minute, and `oncebox outbox verify --stream` \
-                     with each stream's name finds the messages that were lost with it",
+            "nothing, if a relay runs: it makes its bucket again within a minute; to find the messages that were lost with \
+             it, run outbox verify for each stream",
         );
     }
     reason.contains("10109").then(|| match reason.contains("object store") {

@@ -37,6 +37,9 @@ pub(super) fn judge(case: &Case<'_>, passed: &mut Vec<Passed>) -> Option<End> {
         if behind.outcome == Outcome::Held {
             return Some(behind);
         }
+        if let Some(found) = stream::left_alone(case) {
+            return Some(found);
+        }
     } else {
         stream::note(case, passed);
     }

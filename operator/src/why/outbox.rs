@@ -1,9 +1,9 @@
 //! The way from the enqueuing transaction to the stream's acknowledgement.
 
 use oncebox_connect::words::counted;
-use oncebox_relay::facts::{Explained as FaultExplained, remedy};
+use oncebox_relay::facts::{Explained as FaultExplained, Fault, remedy};
 
-use super::{Case, End, Outcome, Passed, Remedy};
+use super::{Case, End, Explained, Outcome, Passed, Remedy};
 use crate::{
     TracedMessage, TracedParking,
     obstacles::obstacles,
@@ -60,11 +60,11 @@ fn discarded(case: &Case<'_>) -> End {
 }
 
 fn delayed(case: &Case<'_>) -> End {
-    let key = &case.message.key;
     let at = case.message.not_before.map(text).unwrap_or_default();
-    let fields = [("kind", "delayed"), ("action", "cancel"), ("key", key.as_str())];
-    let what = format!("none is needed: relays send it by themselves at {at}; to give it up");
-    let remedy = Remedy::action(what, "oncebox outbox delayed cancel", &fields);
+    let key = quoted(&case.message.key);
+    let remedy = Remedy::words(format!(
+        "none is needed: relays send it by themselves at {at}; `oncebox outbox delayed cancel --key {key}` gives it up"
+    ));
     End::held("delay", format!("its producer has delayed it until {at}"), remedy)
 }
 
@@ -89,9 +89,11 @@ fn waits_behind(case: &Case<'_>, ahead: &str) -> End {
     let (what, remedy) = match known {
         Some(message) => {
             let head = Case { message, ..*case };
-            let answer = super::walk(&head);
-            let remedy = of_replay(message).or(answer.remedy);
-            (answer.what, remedy.unwrap_or_else(|| Remedy::of_text(see(ahead))))
+            let End { what, remedy, .. } = replayed(&head).unwrap_or_else(|| {
+                let Explained { station, outcome, what, behind, remedy, .. } = super::walk(&head);
+                End { station, outcome, what, behind, remedy }
+            });
+            (what, remedy.unwrap_or_else(|| Remedy::of_text(see(ahead))))
         }
         None => ("it is not known how that stands".to_owned(), Remedy::of_text(see(ahead))),
     };
@@ -104,12 +106,23 @@ fn see(key: &str) -> String {
     format!("see to that message: `oncebox why {}`", quoted(key))
 }
 
-/// A replay that is set aside holds the messages behind it as a message does.
-fn of_replay(message: &TracedMessage) -> Option<Remedy> {
-    let is_open = message.state == "settled" && message.replay.as_ref()?.state != "done";
-    let fields = [("kind", "replays"), ("action", "cancel"), ("key", message.key.as_str())];
-    let what = "a replay of that message is still to be sent; mend its cause, or give the replay up";
-    is_open.then(|| Remedy::action(what, "oncebox outbox replay cancel", &fields))
+/// A replay that is still to be sent holds the messages behind it as a message does; `None` where
+/// there is none.
+fn replayed(case: &Case<'_>) -> Option<End> {
+    let message = case.message;
+    let replay = message.replay.as_ref()?;
+    if message.state != "settled" || ["done", "cancelled"].contains(&replay.state) {
+        return None;
+    }
+    let end = in_the_way(case, &mut Vec::new()).unwrap_or_else(|| match &message.parked {
+        Some(parked) => set_aside(case, parked, replay.state),
+        None => End::new("lane", Outcome::OnItsWay, "relays send it in its turn"),
+    });
+    let give_up = format!("`oncebox outbox replay cancel --key {}` gives it up", quoted(&message.key));
+    let remedy = end.remedy.map(|remedy| Remedy { what: format!("{}; {give_up}", remedy.what), ..remedy });
+    let remedy = remedy.unwrap_or_else(|| Remedy::words(format!("none is needed; {give_up}")));
+    let what = format!("a replay of it, asked for as {}, is still to be sent: {}", replay.request, end.what);
+    Some(End { what, remedy: Some(remedy), ..end })
 }
 
 /// The obstacles before a stream, the gravest first.
@@ -121,8 +134,7 @@ fn in_the_way(case: &Case<'_>, passed: &mut Vec<Passed>) -> Option<End> {
         return Some(End::held(station, &found.what, Remedy::of_text(&found.remedy)));
     }
     if let Some(fault) = status.faults.iter().find(|fault| fault.stops_delivery()) {
-        let FaultExplained { what, consequence, remedy } = fault.explained(&status.schema);
-        return Some(End::held("schema", format!("{what}: {consequence}"), Remedy::of_text(remedy)));
+        return Some(broken(fault, status));
     }
     passed.push(Passed { station: "relay", what: relays(status), at: None });
     if let Some(pause) = case.pause(false) {
@@ -144,6 +156,11 @@ fn in_the_way(case: &Case<'_>, passed: &mut Vec<Passed>) -> Option<End> {
     let throttle = case.pause(true)?;
     let found = paused(throttle);
     Some(End::held("pause", found.what, resume(&throttle.kind, &throttle.value, found.remedy)))
+}
+
+fn broken(fault: &Fault, status: &Status) -> End {
+    let FaultExplained { what, consequence, remedy } = fault.explained(&status.schema);
+    End::held("schema", format!("{what}: {consequence}"), Remedy::of_text(remedy))
 }
 
 fn resume(kind: &str, value: &str, words: String) -> Remedy {
@@ -231,6 +248,12 @@ fn due(case: &Case<'_>, key: &str) -> End {
 
 /// The end for a key that no message has: a transaction may not have committed yet.
 pub(super) fn unknown(key: &str, places: &[(&str, &Status)]) -> (Option<String>, End) {
+    // Where policies hide rows, it may be there.
+    for (place, status) in places {
+        if let Some(fault) = status.faults.iter().find(|fault| fault.fault == "row-security") {
+            return (Some((*place).to_owned()), broken(fault, status));
+        }
+    }
     let open =
         places.iter().flat_map(|(place, status)| status.enqueuing.iter().map(move |open| (*place, open)));
     let seconds = |holder: &Holder| holder.transaction_seconds.unwrap_or_default();

@@ -5,7 +5,7 @@ use oncebox_relay::facts::covers;
 
 use super::{Case, End, Outcome, Passed, Remedy, copy::Stored, outbox::survey_of};
 use crate::{
-    consumption::{consumption, of_consumer},
+    consumption::{consumption, left_alone as left_alone_of, of_consumer},
     obstacles::{Obstacle, obstacles},
     shell::quoted,
     status::findings::{lost, nats_away},
@@ -57,6 +57,17 @@ pub(super) fn judge(case: &Case<'_>, passed: &mut Vec<Passed>) -> End {
         return none_takes(&survey, &stream.name, subject);
     }
     at_consumers(case, &survey, &consumers, passed)
+}
+
+/// For a message whose next attempt is overdue: the consumer from which nobody pulls it.
+pub(super) fn left_alone(case: &Case<'_>) -> Option<End> {
+    let survey = survey_of(case)?;
+    let takes = |consumer: &&ConsumerStatus| {
+        let subject = &case.message.subject;
+        consumer.filters.is_empty() || consumer.filters.iter().any(|filter| covers(filter, subject))
+    };
+    let found = survey.consumers.iter().filter(takes).find_map(left_alone_of);
+    found.map(|found| End::obstacle("consumer", found))
 }
 
 /// Without NATS only inboxes know what happened behind the outbox.

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::support::Scene;
 use crate::relay::{
     process::run_ok,
-    support::{connect, drain, fresh_stream, stream_config, with},
+    support::{LIMIT, connect, drain, fresh_stream, stream_config, with},
 };
 
 #[tokio::test]
@@ -91,6 +91,14 @@ async fn a_replay_that_is_set_aside_holds_what_is_behind_it() {
     let pause = ["outbox", "pause", "--ordering-key", "k"];
     run_ok(scene.env.database_url(), &pause).await;
     drain(&mut connect(&scene.values).await.worker()).await;
-    let answer = scene.answer("order-2").await;
-    assert_eq!(answer["outcome"], "held", "{answer}");
+    let what = ["waits behind order-1", "a replay of it", "is still to be sent", "paused"];
+    let remedy = ["oncebox outbox resume --ordering-key 'k'"];
+    let answer = scene.assert_held("order-2", "ordering-key", &what, &remedy).await;
+    scene.mend(&answer).await;
+    let mut worker = connect(&scene.values).await.worker();
+    oncebox_tests::eventually("all are stored", LIMIT, async || {
+        drain(&mut worker).await;
+        (scene.answer("order-2").await["passed"][1]["station"] == "stream").then_some(())
+    })
+    .await;
 }

@@ -214,8 +214,13 @@ async fn an_attempt_that_is_overdue_waits_for_its_consumer() {
     let (running, _) = consuming(&scene, Until::Fails, 5).await;
     held(&scene, "inbox").await;
     running.stop().await;
-    scene.stream.delete_consumer("d").await.unwrap();
     scene.pg.batch_execute("UPDATE oncebox.inbox_attempt SET due_at = now() - interval '1 s'").await.unwrap();
+    let found = eventually("its consumer is quiet for long enough", 2 * LIMIT, async || {
+        Some(scene.answer("order-1").await).filter(|answer| answer["station"] == "consumer")
+    });
+    let what = ["nobody pulls from the consumer d", "are to be delivered again"];
+    assert_held(&found.await, "consumer", &what, &["start its service"]);
+    scene.stream.delete_consumer("d").await.unwrap();
     scene.assert_held("order-1", "stream", &["nobody consumes stream"], &["start the services"]).await;
 }
 

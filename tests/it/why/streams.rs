@@ -168,10 +168,12 @@ async fn a_stream_that_is_closed_is_named() {
     let context = scene.env.jetstream().await;
     context.update_stream(Config { no_ack: true, ..config.clone() }).await.unwrap();
     scene
-        .assert_held("order-1", "stream", &["acknowledges nothing (no_ack)"], &["use a stream without it"])
+        .assert_held("order-1", "stream", &["acknowledges nothing (no_ack)"], &["a stream that acknowledges"])
         .await;
     context.update_stream(Config { sealed: true, ..config }).await.unwrap();
-    scene.assert_held("order-1", "stream", &["is sealed"], &["use a stream without it"]).await;
+    scene
+        .assert_held("order-1", "stream", &["is sealed"], &["another stream: a seal cannot be undone"])
+        .await;
 }
 
 #[tokio::test]
