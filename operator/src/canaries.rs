@@ -129,18 +129,19 @@ impl Operator {
         Ok(rows.iter().map(Canary::new).collect())
     }
 
-    /// Begins a canary of all rows that are selected, `limit` at most, and returns its id. All
-    /// selections are of one kind. `only` leaves out all rows but those of a set that was shown.
+    /// Begins a canary of all rows that are selected, `limit` at most, and returns its id; `None`
+    /// where nothing is selected. All selections are of one kind. `only` leaves out all rows but
+    /// those of a set that was shown.
     ///
     /// # Errors
-    /// Nothing is selected, or more than a canary takes; or PostgreSQL refused or went away.
+    /// More than a canary takes is selected; or PostgreSQL refused or went away.
     pub async fn begin_canary(
         &mut self,
         selections: &[CanaryOf],
         limit: Option<u64>,
         only: Option<&RowSet>,
         within: Duration,
-    ) -> Result<i64, RelayError> {
+    ) -> Result<Option<i64>, RelayError> {
         let (mut lanes, mut ids, mut kind) = (Vec::new(), Vec::new(), "letter");
         for selection in selections {
             let room = limit.map(|limit| limit.saturating_sub(ids.len() as u64));
@@ -154,13 +155,16 @@ impl Operator {
                 }
             }
         }
+        if ids.is_empty() {
+            return Ok(None);
+        }
         let (stamp, sql) = (self.stamp.clone(), self.sql.begin_canary.clone());
         let transaction = self.begin().await?;
         let seconds = within.as_secs_f64();
         let parameters: [&dyn Parameter; 6] = [&kind, &lanes, &ids, &seconds, &stamp.operator, &stamp.note];
         let rows = query(&transaction, "begin a canary", &sql, &parameters).await?;
         transaction.commit().await.map_err(failed("commit"))?;
-        Ok(rows.first().map_or(0, |row| row.get(0)))
+        Ok(rows.first().map(|row| row.get(0)))
     }
 
     /// Stops a canary; of one that stopped by itself `status` says nothing any more. False when it

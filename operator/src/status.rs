@@ -117,12 +117,11 @@ pub struct Status {
 }
 
 impl Status {
-    /// Whether no message gets through: messages wait without a relay, due or set aside, or
-    /// PostgreSQL takes no writes, perhaps because its disk is full.
+    /// Whether no message gets through: messages wait without a relay, or PostgreSQL takes no
+    /// writes, perhaps because its disk is full.
     #[must_use]
     pub fn is_down(&self) -> bool {
-        let waits = self.backlog_messages > 0 || self.parked > 0 || self.replays > 0;
-        self.is_read_only || self.full_disk.is_some() || self.lacks_relay() && waits
+        self.is_read_only || self.full_disk.is_some() || self.lacks_relay() && self.backlog_messages > 0
     }
 }
 

@@ -59,13 +59,17 @@ pub(super) async fn begin(
 ) -> anyhow::Result<()> {
     let within = Duration::from_secs(within.get().into());
     let id = operator.begin_canary(&[of], limit, rows, within).await?;
-    let text = match json {
-        true => output::json_lines(&[json!({ "action": "canary", "canary": id, "dry_run": false })])?,
-        false => format!(
+    let text = match (json, id) {
+        (true, _) => output::json_lines(&[json!({ "action": "canary", "canary": id, "dry_run": false })])?,
+        (false, Some(id)) => format!(
             "canary {id} retries them: one first, then 10, 100 and the rest; see `oncebox canary list`\n"
         ),
+        (false, None) => "nothing matches, and no canary was begun\n".to_owned(),
     };
     output::print(&text)?;
+    if id.is_none() {
+        return Ok(());
+    }
     let status = operator.status().await?;
     if status.lacks_relay() {
         tracing::warn!(

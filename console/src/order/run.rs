@@ -202,7 +202,11 @@ impl Order {
             let parts: Vec<CanaryOf> =
                 self.parts().iter().map(|part| part.canary(self.verb)).collect::<Result<_, _>>()?;
             let begun = operator.begin_canary(&parts, None, rows, CANARY_WITHIN).await;
-            return Ok((format!("began canary {}: see the page of jobs", begun.map_err(refused)?), None));
+            let text = match begun.map_err(refused)? {
+                Some(id) => format!("began canary {id}: see the page of jobs"),
+                None => "nothing was left to retry, and no canary was begun".to_owned(),
+            };
+            return Ok((text, None));
         }
         let mut sum = 0;
         for part in self.parts() {

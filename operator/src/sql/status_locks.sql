@@ -1,6 +1,6 @@
 -- Which sessions have lanes locked now. A locked row carries the transaction that locked it as its
 -- xmax, and as long as that runs it holds the lock on its own id. A session that locked the whole
--- table has every lane.
+-- table has every lane. One for which a session with lanes waits, at another table, has these too.
 -- $1: sessions at most.
 -- Index: none: a row per lane, never updated; pg_locks and pg_stat_activity have a row per lock and
 --   session.
@@ -21,9 +21,15 @@ held AS (
   CROSS JOIN {schema}.lane AS l
   WHERE k.locktype = 'relation' AND k.relation = '{schema}.lane'::regclass AND k.mode = 'ExclusiveLock'
 ),
-holder AS (
-  SELECT h.virtualtransaction, h.pid, array_agg(h.lane ORDER BY h.lane) AS lanes
+blocking AS (
+  SELECT (SELECT min(k.virtualtransaction) FROM lock AS k WHERE k.pid = b.pid) AS virtualtransaction, b.pid, h.lane
   FROM held AS h
+  CROSS JOIN LATERAL unnest(pg_blocking_pids(h.pid)) AS b (pid)
+  WHERE b.pid <> 0
+),
+holder AS (
+  SELECT h.virtualtransaction, h.pid, array_agg(DISTINCT h.lane ORDER BY h.lane) AS lanes
+  FROM (SELECT o.virtualtransaction, o.pid, o.lane FROM held AS o UNION ALL SELECT b.virtualtransaction, b.pid, b.lane FROM blocking AS b) AS h
   GROUP BY h.virtualtransaction, h.pid
 )
 SELECT

@@ -229,7 +229,7 @@ fn answers(
             .iter()
             .zip(found)
             .filter_map(|(placed, look)| Some((placed.database.as_str(), &look.as_ref()?.status)));
-        let (place, end) = outbox::unknown(key, &Vec::from_iter(statuses));
+        let (place, end) = outbox::unknown(key, &Vec::from_iter(statuses), found.iter().any(Option::is_none));
         answers.push(finish(key, place.as_ref(), Vec::new(), end));
     }
     let is_named = |database: &str| {

@@ -247,7 +247,12 @@ fn due(case: &Case<'_>, key: &str) -> End {
 }
 
 /// The end for a key that no message has: a transaction may not have committed yet.
-pub(super) fn unknown(key: &str, places: &[(&str, &Status)]) -> (Option<String>, End) {
+pub(super) fn unknown(key: &str, places: &[(&str, &Status)], is_silent: bool) -> (Option<String>, End) {
+    if is_silent {
+        let what =
+            "no database that answered has a message with this key; what did not answer is named beside";
+        return (None, End::new("postgres", Outcome::Unknown, what));
+    }
     // Where policies hide rows, it may be there.
     for (place, status) in places {
         if let Some(fault) = status.faults.iter().find(|fault| fault.fault == "row-security") {

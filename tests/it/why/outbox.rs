@@ -6,8 +6,12 @@ use serde_json::json;
 use super::support::{Scene, assert_held, why};
 use crate::{
     operator::{doctor::run_with, status::named},
-    relay::support::{
-        LIMIT, Running, client, connect, drain, enqueue, fresh_stream, stream_config, values_of,
+    relay::{
+        process::Process,
+        support::{
+            LIMIT, Running, await_messages, client, connect, drain, enqueue, fresh_stream, stream_config,
+            values_of,
+        },
     },
 };
 
@@ -179,4 +183,24 @@ async fn a_database_that_takes_no_writes_holds_all_messages() {
         .await;
     scene.pg.batch_execute(&set("off")).await.unwrap();
     assert_eq!(scene.answer("order-1").await["outcome"], "on-its-way");
+}
+
+/// It locks what a relay needs besides the lane.
+#[tokio::test]
+async fn a_locked_cursor_names_the_session_that_has_it() {
+    let scene = Scene::new().await;
+    let session = client(&named(&scene.env, "psql")).await;
+    session.batch_execute("BEGIN; SELECT FROM oncebox.cursor FOR UPDATE").await.unwrap();
+    scene.enqueue("order-1", &scene.taken, None).await;
+    let relay = Process::relay(&scene.values);
+    let found = eventually("a relay waits", LIMIT, async || {
+        Some(scene.answer("order-1").await)
+            .filter(|answer| answer["station"] == "lane" && answer["outcome"] == "held")
+    });
+    let answer = found.await;
+    assert_held(&answer, "lane", &["locked by", "psql"], &["SELECT pg_terminate_backend("]);
+    scene.mend(&answer).await;
+    await_messages(&scene.stream, 1).await;
+    relay.signal("TERM").await;
+    assert!(relay.ended().await.0.success());
 }
