@@ -171,9 +171,9 @@ browser: build .dev/axe
 	@touch $@
 
 # The pictures of docs/console/, made anew.
-screenshots: browser ## Photograph the console's pages into docs/console/.
-	mkdir -p docs/console
-	ONCEBOX_TEST_SCREENSHOTS=$(abspath docs/console) cargo test -p oncebox-tests --test it -- console::browser::every_page
+screenshots: browser ## Photograph all pages of the console into target/screenshots; docs/console has a few of them.
+	mkdir -p $(BIN)/screenshots
+	ONCEBOX_TEST_SCREENSHOTS=$(abspath $(BIN)/screenshots) cargo test -p oncebox-tests --test it -- console::browser::every_page
 
 # What `make lint` runs besides cargo.
 LINTER := PYTHONPATH=.dev/linters python3 .dev/linters/bin

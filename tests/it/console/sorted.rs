@@ -22,7 +22,9 @@ FROM generate_series(1, 120) AS n;
 ";
 
 /// A list: its path, the field of its rows, and columns with the fields that they sort by.
-const LISTS: [(&str, &str, &[(&str, &str)]); 4] = [
+type List = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
+
+const LISTS: [List; 4] = [
     (
         "set-aside?kind=dead-letters",
         "rows",
