@@ -115,6 +115,11 @@ fn replayed(case: &Case<'_>) -> Option<End> {
         return None;
     }
     let end = in_the_way(case, &mut Vec::new()).unwrap_or_else(|| match &message.parked {
+        Some(parked) if replay.state == "dead" => {
+            let what =
+                format!("it is dead, after {}: {}", counted(parked.attempts, "attempt"), parked.reason);
+            End::held("outbox", what, Remedy::of_text(format!("mend the cause ({})", remedy_of(parked))))
+        }
         Some(parked) => set_aside(case, parked, replay.state),
         None => End::new("lane", Outcome::OnItsWay, "relays send it in its turn"),
     });
@@ -248,11 +253,6 @@ fn due(case: &Case<'_>, key: &str) -> End {
 
 /// The end for a key that no message has: a transaction may not have committed yet.
 pub(super) fn unknown(key: &str, places: &[(&str, &Status)], is_silent: bool) -> (Option<String>, End) {
-    if is_silent {
-        let what =
-            "no database that answered has a message with this key; what did not answer is named beside";
-        return (None, End::new("postgres", Outcome::Unknown, what));
-    }
     // Where policies hide rows, it may be there.
     for (place, status) in places {
         if let Some(fault) = status.faults.iter().find(|fault| fault.fault == "row-security") {
@@ -279,6 +279,11 @@ pub(super) fn unknown(key: &str, places: &[(&str, &Status)], is_silent: bool) ->
             end(holder)
         ));
         return (Some(place.to_owned()), End::held("transaction", what, remedy));
+    }
+    if is_silent {
+        let what =
+            "no database that answered has a message with this key; what did not answer is named beside";
+        return (None, End::new("postgres", Outcome::Unknown, what));
     }
     let what = "no message has this key: it was never enqueued, its transaction was rolled back, it was cancelled while it \
                 was delayed, or it was deleted after the retention time";
