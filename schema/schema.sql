@@ -482,7 +482,7 @@ BEGIN
   LIMIT 1;
   IF FOUND THEN
     RAISE EXCEPTION 'dead letter % has no key, so its inbox shows no verdict on it', keyless
-      USING ERRCODE = 'OB011', HINT = 'Retry letters without a key without a canary: --no-key.';
+      USING ERRCODE = 'OB011', HINT = 'Leave it out of the selection, or retry without a canary.';
   END IF;
   INSERT INTO "oncebox".canary AS k (kind, watch_seconds, operator, note, command)
   VALUES (begin_canary.kind, begin_canary.watch_seconds, begin_canary.by, begin_canary.note,
@@ -2939,10 +2939,7 @@ COMMENT ON FUNCTION oncebox.inbox_places(most integer) IS 'The inboxes of this d
 
 CREATE FUNCTION oncebox.is_in_store(headers jsonb, payload bytea) RETURNS boolean
     LANGUAGE sql STABLE PARALLEL SAFE
-    BEGIN ATOMIC
- SELECT COALESCE(bool_or(((lower(h.name) = 'oncebox-object-digest'::text) AND (h.text = ('SHA-256='::text || translate(encode(sha256(is_in_store.payload), 'base64'::text), '+/'::text, '-_'::text))))), false) AS "coalesce"
-    FROM jsonb_each_text(is_in_store.headers) h(name, text);
-END;
+    RETURN (SELECT COALESCE(bool_or(((lower(h.name) = 'oncebox-object-digest'::text) AND (h.text = ('SHA-256='::text || translate(encode(sha256(is_in_store.payload), 'base64'::text), '+/'::text, '-_'::text))))), false) AS "coalesce" FROM jsonb_each_text(is_in_store.headers) h(name, text));
 
 CREATE FUNCTION oncebox.is_own(row_xmin xid) RETURNS boolean
     LANGUAGE plpgsql
@@ -3141,21 +3138,7 @@ $$;
 
 CREATE FUNCTION oncebox.line_of(headers jsonb) RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE
-    BEGIN ATOMIC
- SELECT
-         CASE
-             WHEN (octet_length(k.line) <= 255) THEN k.line
-             ELSE encode(sha256(convert_to(k.line, 'UTF8'::name)), 'hex'::text)
-         END AS encode
-    FROM ( SELECT
-                 CASE jsonb_typeof(h.value)
-                     WHEN 'array'::text THEN (h.value ->> 0)
-                     ELSE (h.value #>> '{}'::text[])
-                 END AS line
-            FROM jsonb_each(line_of.headers) h(name, value)
-           WHERE (lower(h.name) = 'oncebox-ordering-key'::text)
-          LIMIT 1) k;
-END;
+    RETURN (SELECT CASE WHEN (octet_length(k.line) <= 255) THEN k.line ELSE encode(sha256(convert_to(k.line, 'UTF8'::name)), 'hex'::text) END AS encode FROM (SELECT CASE jsonb_typeof(h.value) WHEN 'array'::text THEN (h.value ->> 0) ELSE (h.value #>> '{}'::text[]) END AS line FROM jsonb_each(line_of.headers) h(name, value) WHERE (lower(h.name) = 'oncebox-ordering-key'::text) LIMIT 1) k);
 
 CREATE FUNCTION oncebox.list_delayed(of_key text, most integer DEFAULT 1000) RETURNS TABLE(key text, subject text, ordering_key text, not_before timestamp with time zone, created_at timestamp with time zone)
     LANGUAGE sql STABLE SECURITY DEFINER
@@ -5248,15 +5231,7 @@ END $$;
 
 CREATE FUNCTION oncebox.subject_shape(pattern text) RETURNS text
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-    BEGIN ATOMIC
- SELECT (('^'::text || string_agg(
-         CASE t.token
-             WHEN '*'::text THEN '[^.]+'::text
-             WHEN '>'::text THEN '.+'::text
-             ELSE regexp_replace(t.token, '[^[:alnum:]_-]'::text, '\\\&'::text, 'g'::text)
-         END, '\.'::text ORDER BY t.place)) || '$'::text)
-    FROM string_to_table(subject_shape.pattern, '.'::text) WITH ORDINALITY t(token, place);
-END;
+    RETURN (SELECT (('^'::text || string_agg(CASE t.token WHEN '*'::text THEN '[^.]+'::text WHEN '>'::text THEN '.+'::text ELSE regexp_replace(t.token, '[^[:alnum:]_-]'::text, '\\\&'::text, 'g'::text) END, '\.'::text ORDER BY t.place)) || '$'::text) FROM string_to_table(subject_shape.pattern, '.'::text) WITH ORDINALITY t(token, place));
 
 CREATE FUNCTION oncebox.sweep_barrier(barrier text, keep interval, most integer) RETURNS bigint
     LANGUAGE sql SECURITY DEFINER

@@ -57,12 +57,12 @@ RETURN 10000;
 -- The regular expression of a pattern of subjects.
 CREATE FUNCTION {schema}.subject_shape(pattern text) RETURNS text
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-BEGIN ATOMIC
+RETURN (
   SELECT '^' || string_agg(
     CASE t.token WHEN '*' THEN '[^.]+' WHEN '>' THEN '.+' ELSE regexp_replace(t.token, '[^[:alnum:]_-]', '\\\&', 'g') END,
     '\.' ORDER BY t.place) || '$'
-  FROM string_to_table(pattern, '.') WITH ORDINALITY AS t (token, place);
-END;
+  FROM string_to_table(pattern, '.') WITH ORDINALITY AS t (token, place)
+);
 
 -- A time as users write it: 15m, 1m 30s, 7d.
 CREATE FUNCTION {schema}.time_text(seconds double precision) RETURNS text

@@ -47,24 +47,24 @@ CREATE INDEX inbox_behind_key ON {schema}.inbox_behind (key);
 -- text of any length.
 CREATE FUNCTION {schema}.line_of(headers jsonb) RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE
-BEGIN ATOMIC
+RETURN (
   SELECT CASE WHEN octet_length(k.line) <= 255 THEN k.line ELSE encode(sha256(convert_to(k.line, 'UTF8')), 'hex') END
   FROM (
     SELECT CASE jsonb_typeof(h.value) WHEN 'array' THEN h.value ->> 0 ELSE h.value #>> '{}' END AS line
     FROM jsonb_each(headers) AS h (name, value)
     WHERE lower(h.name) = 'oncebox-ordering-key'
     LIMIT 1
-  ) AS k;
-END;
+  ) AS k
+);
 
 -- Whether a payload came from the Object Store, which keeps it: as in record_dead_letter().
 CREATE FUNCTION {schema}.is_in_store(headers jsonb, payload bytea) RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
-BEGIN ATOMIC
+RETURN (
   SELECT coalesce(bool_or(lower(h.name) = 'oncebox-object-digest'
                           AND h.text = 'SHA-256=' || translate(encode(sha256(payload), 'base64'), '+/', '-_')), false)
-  FROM jsonb_each_text(headers) AS h (name, text);
-END;
+  FROM jsonb_each_text(headers) AS h (name, text)
+);
 
 -- Has the first message of a line run, unless a dead letter is before it.
 CREATE FUNCTION {schema}.advance_line(scope text, ordering_key text) RETURNS void

@@ -295,7 +295,7 @@ BEGIN
   LIMIT 1;
   IF FOUND THEN
     RAISE EXCEPTION 'dead letter % has no key, so its inbox shows no verdict on it', keyless
-      USING ERRCODE = 'OB011', HINT = 'Retry letters without a key without a canary: --no-key.';
+      USING ERRCODE = 'OB011', HINT = 'Leave it out of the selection, or retry without a canary.';
   END IF;
   INSERT INTO {schema}.canary AS k (kind, watch_seconds, operator, note, command)
   VALUES (begin_canary.kind, begin_canary.watch_seconds, begin_canary.by, begin_canary.note,
