@@ -29,7 +29,7 @@ CLIENTS := $(addprefix .dev/clients/,python typescript go java)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo model conformance faults torture soak chaos test both suite-oldest suite-newest bench bench-works up down ci fmt lint outside schema servers prometheus redis \
-	browser screenshots build dist dist-works docs rehearsal
+	browser screenshots build tools dist dist-works docs rehearsal
 
 help: ## List these targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -96,12 +96,14 @@ up: servers ## Leave a PostgreSQL and a nats-server running, and print how to re
 down: build ## End what `make up` left running.
 	@$(BIN)/debug/servers down
 
-# First what compiles and what fails most often, one after the other. The rest waits as much as it
-# computes, so two run at a time, and each prints when it has ended. Nothing is compiled a second time
-# here, and what a second time would need takes a fifth of the first.
+# First what compiles and what fails most often, one after the other; what is fetched for the tests
+# of clients and packages comes meanwhile. The rest waits as much as it computes, so two run at a
+# time, and each prints when it has ended. Nothing is compiled a second time here, and what a second
+# time would need takes a fifth of the first.
 ci: export CARGO_INCREMENTAL := 0
 ci: ## Everything that must pass before a change lands; says how long each part took.
-	@$(MAKE) --no-print-directory ci-lint ci-outside ci-both
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=recurse ci-lint ci-tools
+	@$(MAKE) --no-print-directory ci-outside ci-both
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=recurse \
 		ci-dist-works ci-model ci-faults ci-demo ci-chaos ci-bench-works
 
@@ -203,6 +205,9 @@ LINTER := PYTHONPATH=.dev/linters python3 .dev/linters/bin
 .SECONDEXPANSION:
 $(CLIENTS): .dev/clients/%: tests/clients/prepare.sh docs/testing.md docs/tutorials/saga.md $$(wildcard tests/clients/*.* tests/clients/documented/* tests/clients/spans/* tests/clients/orms/* tests/clients/libraries/* tests/clients/contracts/*) $$(shell find $$(wildcard clients/$$* examples/$$*) -type f $$(addprefix -not -path ,'*/node_modules/*' '*/dist/*' '*/__pycache__/*' '*/target/*'))
 	tests/clients/prepare.sh $* $@
+
+# All of it needs no program of ours.
+tools: .dev/python $(CLIENTS) .dev/axe .dev/packaging .dev/migrators
 
 build:
 	@cargo build --workspace --bins

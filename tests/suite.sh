@@ -30,10 +30,12 @@ run() {
 # documentation of the crates need no server: once is enough.
 set -- TARGETS="--workspace --exclude oncebox-model"
 if [ "$version" = oldest ]; then
-    # Pages in a browser, alerts, and clients that are killed at each statement: what they show does
-    # not depend on the servers' version, and browsers and JVMs keep both processors busy. The newest
-    # servers see all of them, and the oldest all other tests of console and clients.
-    once=(console::browser deploy::alerts clients::effects clients::killer)
+    # What these show does not depend on the servers' version: pages in a browser, alerts, the rules
+    # of the sources, and of the clients their libraries, HTTP layers, helpers, and loops that are
+    # killed. Browsers and the clients' runtimes keep both processors busy. The newest servers see
+    # all of them; the oldest see how each client claims, orders and ends messages.
+    once=(console::browser deploy::alerts tidy::
+        clients::{contracts,effects,killer,libraries,programs,serving,testing,tracing,waking}::)
     set -- "$1 --tests" ARGS="${once[*]/#/--skip }"
 fi
 if run "$@"; then

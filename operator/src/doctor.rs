@@ -24,7 +24,7 @@ use crate::{
     survey::{self, Survey},
 };
 
-pub use self::facts::{DatabaseFacts, InboxFacts};
+pub use self::facts::{DatabaseFacts, InboxFacts, Lacking};
 
 /// The largest payload that the relay sends in its message, and not by a bucket.
 const INLINE_BYTES_MAX: u64 = 8 * 1024 * 1024;

@@ -105,6 +105,7 @@ statements!(
     status_blocked,
     status_reasons,
     status_letters,
+    status_lines,
     status_unled,
     status_marks,
     status_rates,

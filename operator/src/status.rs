@@ -71,6 +71,8 @@ pub struct Status {
     /// Inboxes of this database with dead letters, ten at most; `None` when this role may not look
     /// into them.
     pub dead_letters: Option<Vec<DeadLetters>>,
+    /// Inboxes that are to run messages which waited behind dead letters, ten at most.
+    pub lines_due: Vec<LinesDue>,
     /// The newest ten canaries; `None` when this role may not look at them.
     pub canaries: Option<Vec<Canary>>,
     /// The inboxes of this database, the first 100 by name, and the others together; `None` when
@@ -263,6 +265,19 @@ pub struct ParkedReason {
     /// When the first of them was set aside.
     #[serde(with = "Rfc3339")]
     pub since: SystemTime,
+}
+
+/// Messages of one inbox that waited behind dead letters, and that its consumer is to run now: the
+/// first of each ordering key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[non_exhaustive]
+pub struct LinesDue {
+    /// Whose they are: `service:handler`.
+    pub scope: String,
+    /// How many, of the first 1,000 of all inboxes.
+    pub messages: i64,
+    /// The key of one of them.
+    pub key: Option<String>,
 }
 
 /// Something that holds messages up, or will.

@@ -73,7 +73,8 @@ impl Why {
         let sources =
             places.iter().map(|place| WhySource { config: place.whole.as_deref(), is_named: place.is_named });
         let sources: Vec<WhySource<'_>> = sources.collect();
-        let looked = explain(&self.key, &mut asked, &sources, databases::LOOK_MAX).await;
+        let is_partial = !(unasked.is_empty() && silent.is_empty());
+        let looked = explain(&self.key, &mut asked, &sources, is_partial, databases::LOOK_MAX).await;
         let Looked { mut why, silent: more, is_nats_away, .. } = looked;
         silent.extend(more);
         for (database, error) in silent {

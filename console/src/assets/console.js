@@ -39,7 +39,7 @@ function concerns(names) {
 
 function live() {
   const told = document.getElementById("live");
-  if (!document.querySelector("[data-live]") || !told) return told?.remove();
+  if (!document.querySelector("[data-live]") || !told) return;
   const say = (text) => { told.textContent = text; };
   let busy = false;
   const take = async ({ told, names }) => {

@@ -106,7 +106,8 @@ const ALL: [Words; 20] = [
         things: "dead letters",
         selectors: OF_LETTERS,
         others: &["canary"],
-        consequence: "Each letter goes back to the end of its stream as a new message, and its key is free again.",
+        consequence: "Each letter goes back to the end of its stream as a new message, and its key is free again. In strict \
+                      order its inbox runs it where it stands, then those behind it.",
     },
     Words {
         verb: Verb::DiscardLetters,

@@ -73,7 +73,7 @@ impl View for Shown {
                 @if let Some(problem) = &self.sample.problem { p.problem role="alert" { (problem) } }
                 @match &self.sample.status {
                     None => (empty("Its numbers stand here as soon as the database has answered for the first time.")),
-                    Some(status) => (stands(&self.name, status, &self.sample)),
+                    Some(status) => (stands(&self.row, &self.name, status, &self.sample)),
                 }
             }
             (words::command(&["oncebox", "status", "--all", "--database", &self.name]))
@@ -81,7 +81,7 @@ impl View for Shown {
     }
 }
 
-fn stands(name: &str, status: &Status, sample: &Sample) -> Markup {
+fn stands(row: &Row, name: &str, status: &Status, sample: &Sample) -> Markup {
     let path = format!("/db/{name}");
     html! {
         (tiles(&path, status))
@@ -89,8 +89,13 @@ fn stands(name: &str, status: &Status, sample: &Sample) -> Markup {
         div.charts { @for (title, unit, lines) in CHARTS { (chart(&sample.history, (title, unit), lines, &hour)) } }
         p.quiet { a href=(format!("{path}/history")) { "Hours, days and a week, with what happened" } }
         h2 #findings { "What holds delivery up" }
-        @if status.findings.is_empty() { (empty("Nothing is seen to hold delivery up.")) }
-        @else { (findings(&status.findings)) }
+        @let diagnosed = row.diagnosed(&path);
+        @match &diagnosed {
+            None if status.findings.is_empty() && sample.problem.is_none() => { (empty("Nothing is seen to hold delivery up.")) },
+            None => {},
+            Some(diagnosed) => { p { (diagnosed) "; it looks once a minute" } },
+        }
+        (findings(&status.findings))
         h2 { "Relays" }
         (relays(status))
         @match (&status.nats, &status.nats_problem) {
@@ -140,8 +145,9 @@ fn tiles(path: &str, status: &Status) -> Markup {
     ];
     html! {
         ul.tiles {
+            @let grave = status.findings.iter().any(|finding| finding.holds_delivery);
             @let hold = i64::try_from(status.findings.len()).unwrap_or(i64::MAX);
-            @if hold > 0 { li { b { (count(hold, "bad")) } a href="#findings" { "what holds delivery up" } } }
+            @if hold > 0 { li { b { (count(hold, if grave { "bad" } else { "warn" })) } a href="#findings" { "what holds delivery up" } } }
             li { b { (span(status.lag_seconds)) } span { "lag" } }
             li { b { (about) (number(status.backlog_messages)) } span { "backlog" } }
             li { b { (format!("{:.1} /s", status.rates.enqueued_per_second)) } span { "enqueued" } }

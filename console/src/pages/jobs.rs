@@ -100,7 +100,7 @@ fn ended(end: Option<&End>) -> Markup {
         None => (state("running")),
         Some(End::Done(text)) => { (state("done")) " " (text) },
         Some(End::Stopped) => { (state("stopped")) " whole batches are done" },
-        Some(End::Failed(problem)) => { (state("failed")) " " (problem) ". What it did before stays done; the same action goes on with the rest." },
+        Some(End::Failed(problem)) => { (state("failed")) " " (problem.trim_end_matches('.')) ". What it did before stays done; the same action goes on with the rest." },
     } }
 }
 

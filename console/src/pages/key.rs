@@ -118,7 +118,8 @@ impl Gathered<'_> {
         let source =
             |(_, placed): &(Turn<'_>, PlacedTrace)| WhySource { config: config(placed), is_named: true };
         let sources: Vec<WhySource<'_>> = self.opened.iter().map(source).collect();
-        let Looked { why, silent, .. } = explain(key, &mut self.opened, &sources, WHY_MAX).await;
+        let Looked { why, silent, .. } =
+            explain(key, &mut self.opened, &sources, !self.unasked.is_empty(), WHY_MAX).await;
         self.note_silent(silent);
         why.answers
     }

@@ -207,6 +207,11 @@ impl Row {
                 (finding) @if self.findings > 1 { " " a href=(path) { "and " (self.findings - 1) " more" } }
             });
         }
+        self.diagnosed(path)
+    }
+
+    /// What the doctor has found, as a link.
+    pub(crate) fn diagnosed(&self, path: &str) -> Option<Markup> {
         let (problems, warnings) = (self.doctor_problems, self.doctor_warnings);
         (problems + warnings > 0).then(|| {
             let text = format!(
@@ -247,11 +252,13 @@ impl View for Overview {
             ("Relays", "number"),
         ];
         let need = self.databases.iter().filter(|row| row.level >= Level::NeedsSomebody).count();
+        let look = self.databases.iter().filter(|row| row.level == Level::Look).count();
         html! {
             div #overview data-live="*" {
                 p {
                     @match need {
-                        0 => { "Nothing is seen to hold delivery up." },
+                        0 if look == 0 => { "Nothing is seen to hold delivery up." },
+                        0 => { "No database needs somebody; look at " (counted(look, "database")) "." },
                         1 => { strong.bad { "1 database needs somebody." } },
                         _ => { strong.bad { (need) " databases need somebody." } },
                     }

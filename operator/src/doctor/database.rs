@@ -3,7 +3,7 @@
 use oncebox_connect::words::counted;
 use oncebox_relay::facts::{Explained, Fault, LowIds};
 
-use super::DatabaseFacts;
+use super::{DatabaseFacts, Lacking};
 use super::{Diagnosis, Plan, Severity, new, note, problem_of, warning};
 use crate::relay_settings::RelaySettings;
 
@@ -111,16 +111,16 @@ fn schema(facts: &DatabaseFacts) -> Option<Diagnosis> {
     ))
 }
 
-fn lacking(facts: &DatabaseFacts) -> Option<Diagnosis> {
-    (!facts.lacking.is_empty()).then(|| {
+fn lacking(facts: &DatabaseFacts) -> impl Iterator<Item = Diagnosis> {
+    facts.lacking.iter().map(|Lacking { role, privileges }| {
         problem_of(
             "privileges",
-            format!("the role {} lacks {}", facts.role_name, facts.lacking.join("; ")),
-            "the relay's statements fail: nothing is relayed",
+            format!("the role {role} lacks {privileges}"),
+            "statements of a relay with this role fail: it relays nothing",
             format!(
-                "GRANT \"{}_relay\" TO \"{}\"; when that role does not exist, have an administrator create it and run \
+                "GRANT \"{}_relay\" TO \"{role}\"; when that role does not exist, have an administrator create it and run \
                  `oncebox migrate` again",
-                facts.role_prefix, facts.role_name
+                facts.role_prefix
             ),
         )
     })

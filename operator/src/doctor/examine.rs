@@ -18,7 +18,7 @@ use tokio::{
 };
 use tokio_postgres::{AsyncMessage, Client, Row};
 
-use super::{DatabaseFacts, InboxFacts};
+use super::{DatabaseFacts, InboxFacts, Lacking};
 use crate::{
     LossStatus, SagasUnled,
     disk::full_disk,
@@ -132,9 +132,12 @@ async fn look_at_roles(config: &OutboxConfig, client: &mut Client, facts: &mut D
     if let Ok(rows) = ask(client, &config.schema.sql(INSTALLED_ROLE_PREFIX), &[]).await {
         rows.iter().for_each(|row| facts.role_prefix = row.get(0));
     }
-    match ask(client, PRIVILEGES, &[&schema]).await {
-        Ok(rows) => facts.lacking = rows.iter().map(|row| row.get(0)).collect(),
-        Err(problem) => facts.unasked.push(format!("the role's privileges: {problem}")),
+    match ask(client, PRIVILEGES, &[&schema, &facts.role_prefix]).await {
+        Ok(rows) => {
+            let lacking = |row: &Row| Lacking { role: row.get("role"), privileges: row.get("lacking") };
+            facts.lacking = rows.iter().map(lacking).collect();
+        }
+        Err(problem) => facts.unasked.push(format!("the privileges of relays: {problem}")),
     }
     let prefix = &facts.role_prefix;
     let roles = ["producer", "relay", "consumer", "operator"].map(|role| format!("{prefix}_{role}"));
@@ -154,7 +157,7 @@ async fn look_at_roles(config: &OutboxConfig, client: &mut Client, facts: &mut D
 /// The contents of the schema, where it is as this program needs it.
 async fn look_at_contents(config: &OutboxConfig, client: &mut Client, facts: &mut DatabaseFacts) {
     // Privileges that the role lacks are reported already.
-    if facts.lacking.is_empty() {
+    if facts.lacking.iter().all(|lacking| lacking.role != facts.role_name) {
         match subjects(config, client).await {
             Ok(subjects) => facts.subjects = subjects,
             Err(problem) => facts.unasked.push(format!("the subjects of recent messages: {problem}")),

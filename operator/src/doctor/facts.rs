@@ -7,6 +7,16 @@ use serde::Serialize;
 
 use crate::{LossStatus, SagasUnled, relay_settings::RelaySettings, status::RecentSubject};
 
+/// What a relay needs and its role lacks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[non_exhaustive]
+pub struct Lacking {
+    /// The role.
+    pub role: String,
+    /// The privileges, as one text.
+    pub privileges: String,
+}
+
 /// The facts about PostgreSQL.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[non_exhaustive]
@@ -45,8 +55,9 @@ pub struct DatabaseFacts {
     pub schema: String,
     /// The problem with its version.
     pub schema_problem: Option<String>,
-    /// The privileges that a relay needs and this role lacks.
-    pub lacking: Vec<String>,
+    /// The roles that lack what a relay needs: of the connected relays, and this one unless it is
+    /// an operator's.
+    pub lacking: Vec<Lacking>,
     /// Roles for the programs that are not there to be granted.
     pub missing_roles: Vec<String>,
     /// Tables of others that this role can read.

@@ -189,7 +189,8 @@ fn findings_of_postgresql() {
         "privileges",
         &["DELETE on message; x", "GRANT \"oncebox_orders_relay\" TO \"relay\""],
         |_, facts, _| {
-            facts.lacking = vec!["DELETE on message".to_owned(), "x".to_owned()];
+            let privileges = "DELETE on message; x".to_owned();
+            facts.lacking = vec![Lacking { role: "relay".to_owned(), privileges }];
         },
     );
     check(

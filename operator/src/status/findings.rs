@@ -1,26 +1,27 @@
 //! The findings of a status, that is all that holds delivery up: a line each, with its remedy.
 
+mod inboxes;
 #[cfg(test)]
 mod tests;
 
-use std::{cmp::Reverse, fmt::Write as _, time::Duration};
+use std::fmt::Write as _;
 
 use oncebox_connect::{
     config::Config,
     words::{counted, for_one},
 };
-use oncebox_relay::facts::{Expectation, Explained, Fault, InboxStatus, remedy};
+use oncebox_relay::facts::{Explained, Fault, remedy};
 
+use self::inboxes::{dead_letters, failing, line_due, unhandled};
 use super::{
     super::{
         canaries::Canary,
         consumption::consumption,
-        dead_letters::DeadLetters,
         losses::LossStatus,
         obstacles::{Expected, Obstacle, obstacles},
         pause_row::PauseRow,
         relay_settings::RelaySettings,
-        sagas::{SagasUnled, is_refused},
+        sagas::SagasUnled,
         shell::quoted,
     },
     Finding, Holder, LaneStatus, SagasWaiting, Status,
@@ -32,10 +33,6 @@ use crate::{status::RecentSubject, survey::Survey};
 const PASS_SECONDS: f64 = 30.0;
 /// Due for so long, with nothing settled meanwhile, is no pause between passes.
 const STALL_SECONDS: f64 = 10.0;
-/// Inboxes with failing messages that have a finding, at most.
-const INBOXES_LISTED_MAX: usize = 10;
-/// Messages that are counted for each expectation, at most.
-const UNHANDLED_MAX: i64 = 10_000;
 /// A transaction that has enqueued messages and is open for so long is forgotten, perhaps.
 const ENQUEUING_SECONDS: f64 = 60.0;
 
@@ -103,16 +100,19 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
             ),
         )
     }));
-    let behind = status.dead_letters.iter().flatten().map(dead_letters);
-    let canaries = status.canaries.iter().flatten().filter_map(Canary::problem);
-    let behind = behind.chain(canaries.map(|(what, remedy)| Finding::new(what, remedy)));
-    let behind = behind.chain(failing(status.inboxes.as_deref().unwrap_or_default()));
-    let behind = behind.chain(status.expectations.iter().filter_map(unhandled));
+    found.extend(status.expectations.iter().filter_map(unhandled));
     let unled = |one: &SagasUnled| Finding::new(one.what(), one.remedy());
-    let behind = behind.chain(status.sagas_unled.iter().map(unled));
-    let behind = behind.chain(status.sagas_waiting.iter().map(sagas)).chain(different(status));
-    let behind = behind.chain(status.enqueuing.iter().filter_map(enqueuing)).chain(restored(&status.lanes));
-    found.extend(behind.map(Finding::mild));
+    found.extend(status.sagas_unled.iter().map(unled));
+    found.extend(status.sagas_waiting.iter().map(sagas));
+    let letters = || status.dead_letters.iter().flatten();
+    found.extend(letters().filter(|group| group.behind > 0).map(dead_letters));
+    let mild = letters().filter(|group| group.behind == 0).map(dead_letters);
+    let canaries = status.canaries.iter().flatten().filter_map(Canary::problem);
+    let mild = mild.chain(canaries.map(|(what, remedy)| Finding::new(what, remedy)));
+    let mild = mild.chain(status.lines_due.iter().map(line_due));
+    let mild = mild.chain(failing(status.inboxes.as_deref().unwrap_or_default())).chain(different(status));
+    let mild = mild.chain(status.enqueuing.iter().filter_map(enqueuing)).chain(restored(&status.lanes));
+    found.extend(mild.map(Finding::mild));
     found.sort_by_key(|finding| !finding.holds_delivery);
     found
 }
@@ -209,70 +209,6 @@ pub(crate) fn lost(loss: &LossStatus) -> Finding {
     Finding::new(loss.what(), remedy)
 }
 
-/// Findings about dead letters of consumers: stored in a stream, and not done.
-fn dead_letters(group: &DeadLetters) -> Finding {
-    let DeadLetters { scope, letters, reason, is_capped, .. } = group;
-    let at_least = if *is_capped { "at least " } else { "" };
-    let word = quoted(scope);
-    let messages = counted(letters, "message");
-    let first = match is_refused(scope, reason) {
-        true => format!(
-            "mend the participant: its saga passes over a refused answer, also if it comes again; see which: \
-             `oncebox inbox dead list --scope {word}`, and help sagas that are stuck for it: `oncebox saga list --state stuck`"
-        ),
-        false => format!("mend the cause, then `oncebox inbox dead retry --scope {word}`"),
-    };
-    let waiting = group.waiting();
-    Finding::new(
-        format!("the inbox of {scope} has given {at_least}{messages} up{waiting}; the newest: {reason}"),
-        format!("{first}; or give them up: `oncebox inbox dead discard --scope {word}`"),
-    )
-}
-
-/// Findings about inboxes whose messages fail, the ten with the most.
-fn failing(inboxes: &[InboxStatus]) -> Vec<Finding> {
-    let mut failing: Vec<&InboxStatus> = inboxes.iter().filter(|inbox| inbox.failing > 0).collect();
-    failing.sort_by_key(|inbox| Reverse(inbox.failing));
-    let findings = failing.into_iter().take(INBOXES_LISTED_MAX).map(|inbox| {
-        let who = inbox.scope.as_ref().map_or("other inboxes".to_owned(), |scope| format!("the inbox of {scope}"));
-        let are = for_one(inbox.failing, "is", "are");
-        let reason = inbox.reason.as_deref().unwrap_or("unknown");
-        let at_least = if inbox.is_capped { "at least " } else { "" };
-        Finding::new(
-            format!(
-                "{at_least}{} of {who} failed and {are} tried again, the oldest is {:.0} s old; the newest reason: {reason}",
-                counted(inbox.failing, "message"),
-                inbox.failing_oldest_seconds
-            ),
-            "mend the cause: the consumer tries them again by itself, until its attempts are used up and they are dead",
-        )
-    });
-    findings.collect()
-}
-
-/// Findings about messages that should have had an effect by now.
-fn unhandled(expected: &Expectation) -> Option<Finding> {
-    let Expectation { subject, handled_by, unhandled, oldest_key, .. } = expected;
-    let key = oldest_key.as_deref().filter(|_| *unhandled > 0)?;
-    let at_least = if *unhandled >= UNHANDLED_MAX { "at least " } else { "" };
-    let within = Duration::from_secs_f64(expected.within_seconds);
-    Some(Finding::new(
-        format!(
-            "{at_least}{} to {subject} {} not in the inbox of {handled_by} within {}; the oldest, {key}, is {:.0} s old",
-            counted(unhandled, "message"),
-            for_one(unhandled, "was", "were"),
-            humantime::format_duration(within),
-            expected.oldest_seconds
-        ),
-        format!(
-            "start that consumer, or see what holds it: `oncebox why {}`; all of them: `oncebox expect unhandled \
-             --handled-by {}`",
-            quoted(key),
-            quoted(handled_by)
-        ),
-    ))
-}
-
 /// Findings about sagas that go on only when an operator acts.
 fn sagas(waiting: &SagasWaiting) -> Finding {
     let SagasWaiting { saga_type, state, sagas } = waiting;
@@ -337,7 +273,8 @@ pub(crate) fn stalled(status: &Status) -> Option<Finding> {
             format!(
                 "messages are due for {due:.0} s and nothing was settled for {settled:.0} s, though a relay is connected"
             ),
-            "see /readyz and the log of the relay: NATS is away, or does not acknowledge",
+            "see the log of the relay, which says why it cannot go on, and `oncebox doctor`: NATS is away or does not \
+             acknowledge, the relay is suspended, or its role lacks a privilege",
         )
     })
 }

@@ -25,7 +25,7 @@ use super::{
         relay_settings::relay_settings,
         sagas::{SagasUnled, UNLED_SECONDS},
     },
-    Asleep, BlockedKey, Holder, LaneStatus, ParkedReason, RelaySessions, SagasWaiting, Status,
+    Asleep, BlockedKey, Holder, LaneStatus, LinesDue, ParkedReason, RelaySessions, SagasWaiting, Status,
     findings::{DOWN, findings, nats_away, of_nats},
 };
 use crate::{
@@ -111,6 +111,7 @@ impl Operator {
             pauses: pauses.iter().map(pause_row).collect(),
             parked_reasons: reasons.iter().map(parked_reason).collect(),
             dead_letters: ask.dead_letters(&overview, &sql.status_letters).await?,
+            lines_due: ask.lines_due(&overview, &sql.status_lines).await?,
             canaries: ask.canaries(&overview, &sql.canaries).await?,
             inboxes: ask.inboxes(&overview, &schema.sql(sql::INBOXES)).await?,
             expectations: ask.expectations(&schema).await?,
@@ -210,6 +211,21 @@ impl Asking<'_> {
         let bounds: [&dyn Parameter; 2] = [&i64::from(LOOKED_AT_MAX), &LISTED_MAX];
         let rows = self.all("find dead letters", sql, &bounds).await?;
         Ok(Some(rows.iter().map(DeadLetters::new).collect()))
+    }
+
+    /// None when this role may not look.
+    async fn lines_due(&self, overview: &Row, sql: &str) -> Result<Vec<LinesDue>, RelayError> {
+        if !overview.get::<_, bool>("sees_inboxes") {
+            return Ok(Vec::new());
+        }
+        let bounds: [&dyn Parameter; 2] = [&i64::from(LOOKED_AT_MAX), &LISTED_MAX];
+        let rows = self.all("find lines that go on", sql, &bounds).await?;
+        let of = |row: &Row| LinesDue {
+            scope: row.get("scope"),
+            messages: row.get("messages"),
+            key: row.get("key"),
+        };
+        Ok(rows.iter().map(of).collect())
     }
 
     /// `None` when this role may not look.

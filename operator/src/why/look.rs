@@ -56,12 +56,14 @@ pub struct Looked {
 }
 
 /// Explains the traces of all databases, after [`look_elsewhere`](crate::look_elsewhere) has joined
-/// them. Of each database `sources` says how it is asked, in the same order. Bounded by `limit` for
-/// each server; changes nothing.
+/// them. Of each database `sources` says how it is asked, in the same order. `is_partial` says that
+/// others did not answer, so that nobody can say that no message has the key. Bounded by `limit`
+/// for each server; changes nothing.
 pub async fn explain<O: BorrowMut<Operator>>(
     key: &str,
     opened: &mut [(O, PlacedTrace)],
     sources: &[WhySource<'_>],
+    is_partial: bool,
     limit: Duration,
 ) -> Looked {
     let is_unknown = opened.iter().all(|(_, placed)| {
@@ -96,7 +98,7 @@ pub async fn explain<O: BorrowMut<Operator>>(
         }
     }
     let placed: Vec<&PlacedTrace> = opened.iter().map(|(_, placed)| placed).collect();
-    let answers = answers(key, &placed, &found, &all, sources);
+    let answers = answers(key, &placed, &found, &all, sources, is_partial);
     let is_cut = placed.iter().any(|placed| placed.trace.is_cut);
     let is_nats_away = found.iter().flatten().any(|look| look.status.nats_problem.is_some());
     Looked { why: Why { key: key.to_owned(), answers, is_cut }, silent, is_nats_away }
@@ -200,6 +202,7 @@ fn answers(
     found: &[Option<Look>],
     inboxes: &Inboxes,
     sources: &[WhySource<'_>],
+    is_partial: bool,
 ) -> Vec<Explained> {
     let mut answers = Vec::new();
     for ((placed, look), source) in placed.iter().zip(found).zip(sources) {
@@ -229,7 +232,8 @@ fn answers(
             .iter()
             .zip(found)
             .filter_map(|(placed, look)| Some((placed.database.as_str(), &look.as_ref()?.status)));
-        let (place, end) = outbox::unknown(key, &Vec::from_iter(statuses), found.iter().any(Option::is_none));
+        let is_silent = is_partial || found.iter().any(Option::is_none);
+        let (place, end) = outbox::unknown(key, &Vec::from_iter(statuses), is_silent);
         answers.push(finish(key, place.as_ref(), Vec::new(), end));
     }
     let is_named = |database: &str| {

@@ -36,7 +36,7 @@ conform! {
     java: plain, manual_commit;
     rust: plain, spoiled, strict;
     sqlx: plain, spoiled, strict;
-    sea_orm: plain, spoiled;
+    sea_orm: plain, spoiled, strict;
     diesel: plain, spoiled, strict;
     leased: plain, spoiled, strict;
     functions: plain;

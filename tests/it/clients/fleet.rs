@@ -1,4 +1,4 @@
-//! Two relays and two consumers in strict order, of which one is killed now and then, while some
+//! Several relays and consumers in strict order, of which one is killed now and then, while some
 //! of a hundred ordering keys have dead letters: each key has its effects once and in order in the
 //! end.
 
@@ -32,17 +32,17 @@ const EFFECTS: i64 = KEYS as i64 * EACH as i64;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rust() {
-    survive("rust").await;
+    survive("rust", 10).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn python() {
-    survive("python").await;
+    survive("python", 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn go() {
-    survive("go").await;
+    survive("go", 2).await;
 }
 
 /// A consumer, which can be killed.
@@ -102,7 +102,7 @@ impl Handler for Numbers {
 }
 
 async fn here(env: &TestEnv) -> Running {
-    let connections = pool(env.database_url(), 12, Duration::from_secs(10)).unwrap();
+    let connections = pool(env.database_url(), 9, Duration::from_secs(10)).unwrap();
     let inbox = Inbox::builder(connections).scope("ordering:test").single_tenant().build().unwrap();
     let consumer = Consumer::new(env.jetstream().await, env.name(), "ordering").order(Order::Strict);
     Running::start(consumer.concurrency(8).ack_wait(Duration::from_secs(2)), inbox, Numbers)
@@ -118,7 +118,7 @@ struct Fleet<'a> {
 
 impl Fleet<'_> {
     async fn kill_one(&mut self) {
-        let place = self.turn / 2 % 2;
+        let place = self.turn / 2 % self.relays.len();
         if self.turn.is_multiple_of(2) {
             self.consumers[place].replace(self.env).await;
         } else {
@@ -160,7 +160,7 @@ async fn until(client: &Client, expected: (i64, i64, i64)) {
     }
 }
 
-async fn survive(client: &str) {
+async fn survive(client: &str, size: usize) {
     let env = TestEnv::new().await;
     env.stream().await;
     let postgres = env.pg().await;
@@ -170,11 +170,11 @@ async fn survive(client: &str) {
         postgres.execute(broken, &[&key, &n]).await.unwrap();
     }
     let mut consumers = Vec::new();
-    for _ in 0..2 {
+    for _ in 0..size {
         let Some(consumer) = Consuming::start(&env, client).await else { return };
         consumers.push(consumer);
     }
-    let relays = vec![Process::relay(&values_of(&env)), Process::relay(&values_of(&env))];
+    let relays = (0..size).map(|_| Process::relay(&values_of(&env))).collect();
     let mut fleet = Fleet { env: &env, relays, consumers, turn: 0 };
     // The process that has seen the first one die is not killed before its line waits.
     enqueue(&env, &postgres, 0..2).await;

@@ -14,7 +14,10 @@ use super::{
 
 use crate::{
     operator::sagas::SAGAS,
-    relay::support::{LIMIT, Running, await_messages, enqueue, through_proxy, values_of},
+    relay::{
+        process::run_ok,
+        support::{LIMIT, Running, await_messages, enqueue, through_proxy, values_of},
+    },
 };
 
 /// Nobody listens there.
@@ -55,10 +58,48 @@ async fn every_database_is_a_row_and_one_that_is_away_delays_no_page() {
     for part in ["enqueued", "gone: PostgreSQL", "hangs: PostgreSQL", "oncebox trace m-1"] {
         assert!(key.body.contains(part), "{part}: {}", key.body);
     }
+    // Those that do not answer may have it.
+    let unknown = console.get("/key?key=nobody-knows-it").await.body;
+    assert!(unknown.contains("no database that answered has a message with this key"), "{unknown}");
     proxy.stall(false);
     console.row("hangs", answers).await;
     let log = console.stop().await;
     assert!(!log.contains("WARN") && !log.contains("ERROR"), "{log}");
+}
+
+/// Red means that somebody has to act; what only wants a look is never passed over.
+#[tokio::test]
+async fn what_needs_somebody_and_what_wants_a_look() {
+    const WELL: &str = "Nothing is seen to hold delivery up.";
+    const LINE: &str = "INSERT INTO oncebox.inbox_behind
+            (id, scope, tenant, key, ordering_key, subject, headers, payload, stream, stream_sequence, stored_at, is_due)
+        VALUES (7, 'stock:reserve', '', 'k7', 'line', 'a.b', '{}', '', 'S', 7, now(), true)";
+    let env = TestEnv::new().await;
+    env.stream().await;
+    let client = env.pg().await;
+    let relay = Running::start(&values_of(&env));
+    let console = Console::of(&env, &[]).await;
+    // The doctor's warning alone: these servers do not write to disk.
+    console.row("shop", |row| row["level"] == "look" && row["doctor_warnings"] != 0).await;
+    let pages = async || [console.get("/").await.body, console.get("/db/shop").await.body];
+    for page in pages().await {
+        assert!(!page.contains(WELL), "{page}");
+        assert!(page.contains("the doctor finds 0 problems and"), "{page}");
+    }
+    let finding = |row: &Value, part: &str| row["finding"].as_str().is_some_and(|what| what.contains(part));
+    client.batch_execute(LINE).await.unwrap();
+    console
+        .row("shop", |row| row["level"] == "look" && finding(row, "is to run 1 message of its lines"))
+        .await;
+    run_ok(env.database_url(), &["outbox", "pause", "--all"]).await;
+    let paused = console.row("shop", |row| finding(row, "paused")).await;
+    assert_eq!(paused["level"], "look", "{paused}");
+    for page in pages().await {
+        assert!(!page.contains(WELL), "{page}");
+    }
+    client.batch_execute(SAGAS).await.unwrap();
+    console.row("shop", |row| row["level"] == "needs_somebody" && finding(row, "sagas of type order")).await;
+    relay.stop().await;
 }
 
 #[tokio::test]

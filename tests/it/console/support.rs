@@ -129,10 +129,20 @@ impl Console {
 
     /// Waits until the row of a database is so.
     pub(crate) async fn row(&self, name: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        let mut told = Value::Null;
         eventually(&format!("the row of {name}"), 2 * LIMIT, async || {
-            let all = self.api("/databases").await;
-            let rows = all["databases"].as_array().unwrap();
-            rows.iter().find(|row| row["database"] == name && is_so(row)).cloned()
+            let mut all = self.api("/databases").await;
+            let row = all["databases"]
+                .as_array_mut()
+                .unwrap()
+                .iter_mut()
+                .find(|row| row["database"] == name)?
+                .take();
+            if told != row["finding"] {
+                told = row["finding"].clone();
+                println!("{row}");
+            }
+            is_so(&row).then_some(row)
         })
         .await
     }

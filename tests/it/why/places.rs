@@ -53,6 +53,14 @@ async fn an_inbox_in_another_database_is_asked_and_the_remedy_names_it() {
     let bury = "SELECT oncebox.bury('mail:send', 'order-1', 'payload', 'no account', 'mail.send')";
     pg.batch_execute(bury).await.unwrap();
     let (url, nats) = (scene.env.database_url(), scene.env.nats_url());
+    // Of two databases one is away: it may have the key.
+    let (environment, away) =
+        ([("DATABASE_URL", url), ("NATS_URL", nats)], "postgres://nobody@127.0.0.1:1/away");
+    let (code, output, log) = run_with(&["why", "nobody-knows-it", "--also", away], &environment).await;
+    assert!(
+        code == 69 && output.contains("no database that answered has a message"),
+        "{code}: {output}{log}"
+    );
     let (_, told) = why(url, nats, &["order-1", "--also", other.database_url()]).await;
     let answer = &told["answers"][0];
     let retry = "oncebox inbox dead retry --key 'order-1' --scope 'mail:send'";

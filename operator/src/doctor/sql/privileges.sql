@@ -1,7 +1,33 @@
--- The privileges that a relay or a doctor needs and this role lacks, on objects that exist: the
--- grants of schema/migrations/grants.sql.
--- $1: the schema. Index: those of the catalogs. Locking: none.
-WITH needed (name, privilege) AS (
+-- The privileges that a relay needs and its role lacks, on objects that exist: the grants of
+-- schema/migrations/grants.sql. The roles are those of the relays that are connected, and this one,
+-- unless it is an operator's. A doctor's session has the name of the relays' ones, with "operator".
+-- $1: the schema; $2: the beginning of the names of the roles that were made for it.
+-- Index: those of the catalogs. Locking: none.
+WITH role (name) AS (
+  SELECT r.rolname
+  FROM pg_roles AS r
+  WHERE r.rolname IN (
+    SELECT a.usename
+    FROM pg_stat_activity AS a
+    WHERE a.datname = current_database()
+      AND a.application_name = CASE current_setting('application_name')
+        WHEN 'oncebox operator' THEN 'oncebox relay'
+        ELSE regexp_replace(current_setting('application_name'), ' operator$', '')
+      END
+  )
+  UNION
+  SELECT current_user
+  WHERE NOT EXISTS (
+    SELECT
+    FROM pg_roles AS o
+    WHERE o.rolname = $2 || '_operator'
+      AND pg_has_role(o.oid, 'USAGE')
+      AND NOT EXISTS (SELECT FROM pg_roles AS l WHERE l.rolname = $2 || '_relay' AND pg_has_role(l.oid, 'USAGE'))
+  )
+  ORDER BY 1
+  LIMIT 8
+),
+needed (name, privilege) AS (
   VALUES
     ('migration', 'SELECT'),
     ('outbox', 'SELECT'),
@@ -88,37 +114,44 @@ readable (name, columns) AS (
     ('dead_letter', '{scope,stream}'),
     ('canary', '{id,state}')
 )
-SELECT 'USAGE on schema ' || s.nspname AS lacking
-FROM pg_namespace AS s
-WHERE s.nspname = $1 AND NOT has_schema_privilege(s.oid, 'USAGE')
-UNION ALL
-SELECT string_agg(n.privilege, ', ' ORDER BY n.privilege) || ' on ' || n.name
-FROM pg_namespace AS s
-JOIN pg_class AS c ON c.relnamespace = s.oid
-JOIN needed AS n ON n.name = c.relname
-WHERE s.nspname = $1
-  AND NOT CASE c.relkind
-    WHEN 'S' THEN has_sequence_privilege(c.oid, n.privilege)
-    ELSE has_table_privilege(c.oid, n.privilege)
-  END
-GROUP BY n.name
-UNION ALL
-SELECT 'SELECT (' || string_agg(a.attname, ', ' ORDER BY a.attnum) || ') on ' || r.name
-FROM pg_namespace AS s
-JOIN pg_class AS c ON c.relnamespace = s.oid
-JOIN readable AS r ON r.name = c.relname
-JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attname = ANY (r.columns)
-WHERE s.nspname = $1 AND NOT has_column_privilege(c.oid, a.attnum, 'SELECT')
-GROUP BY r.name
-UNION ALL
-SELECT 'EXECUTE on ' || p.oid::regprocedure
-FROM pg_namespace AS s
-JOIN pg_proc AS p ON p.pronamespace = s.oid
-WHERE s.nspname = $1
-  AND p.proname IN (
-    'repair_ids', 'written_by', 'lane_count', 'headers_text', 'readable_headers', 'move_delayed', 'end_turn',
-    'drain_segments', 'find_unsent', 'empty_segment', 'forget_emptied', 'forget_kept', 'note_loss', 'resend_lost',
-    'running_canaries', 'take_canary_step', 'note_canary_fault'
-  )
-  AND NOT has_function_privilege(p.oid, 'EXECUTE')
+SELECT l.role::text AS role, string_agg(l.privilege, '; ' ORDER BY l.privilege) AS lacking
+FROM (
+  SELECT r.name AS role, 'USAGE on schema ' || s.nspname AS privilege
+  FROM role AS r, pg_namespace AS s
+  WHERE s.nspname = $1 AND NOT has_schema_privilege(r.name, s.oid, 'USAGE')
+  UNION ALL
+  SELECT r.name, string_agg(n.privilege, ', ' ORDER BY n.privilege) || ' on ' || n.name
+  FROM pg_namespace AS s
+  JOIN pg_class AS c ON c.relnamespace = s.oid
+  JOIN needed AS n ON n.name = c.relname
+  CROSS JOIN role AS r
+  WHERE s.nspname = $1
+    AND NOT CASE c.relkind
+      WHEN 'S' THEN has_sequence_privilege(r.name, c.oid, n.privilege)
+      ELSE has_table_privilege(r.name, c.oid, n.privilege)
+    END
+  GROUP BY r.name, n.name
+  UNION ALL
+  SELECT r.name, 'SELECT (' || string_agg(a.attname, ', ' ORDER BY a.attnum) || ') on ' || n.name
+  FROM pg_namespace AS s
+  JOIN pg_class AS c ON c.relnamespace = s.oid
+  JOIN readable AS n ON n.name = c.relname
+  JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attname = ANY (n.columns)
+  CROSS JOIN role AS r
+  WHERE s.nspname = $1 AND NOT has_column_privilege(r.name, c.oid, a.attnum, 'SELECT')
+  GROUP BY r.name, n.name
+  UNION ALL
+  SELECT r.name, 'EXECUTE on ' || p.oid::regprocedure
+  FROM pg_namespace AS s
+  JOIN pg_proc AS p ON p.pronamespace = s.oid
+  CROSS JOIN role AS r
+  WHERE s.nspname = $1
+    AND p.proname IN (
+      'repair_ids', 'written_by', 'lane_count', 'headers_text', 'readable_headers', 'move_delayed', 'end_turn',
+      'drain_segments', 'find_unsent', 'empty_segment', 'forget_emptied', 'forget_kept', 'note_loss', 'resend_lost',
+      'running_canaries', 'take_canary_step', 'note_canary_fault'
+    )
+    AND NOT has_function_privilege(r.name, p.oid, 'EXECUTE')
+) AS l
+GROUP BY l.role
 ORDER BY 1
