@@ -14,9 +14,8 @@ from .leased import LeasedHandler
 from .life import Claim, Unreadable
 from .lines import Lines
 from .message import Context, Handler, Message, Verdict
-from .metrics import running
 from .reply import ended
-from .spans import handling
+from .spans import handling, handling_set
 from .transaction import Run, Unattempted, before_handler, check_open, check_session, connected, lent, limited
 from .wire import SESSION, execute_all, rows
 
@@ -222,7 +221,7 @@ class Batch:
     async def _set(self, connection: Any, claims: dict) -> dict[int, tuple[str, Any, str]]:
         entries = [Entry(data, claim.key, claim.tenant, claim.message) for claim, data in claims.values()]
         try:
-            with lent(connection) as handle, running(self.inbox.scope):
+            with lent(connection) as handle, handling_set(self.inbox.scope, [claim.message for claim, _ in claims.values()]):
                 running_all = handle.call(self.handler.all, handle.connection, entries)
                 replies = await limited(running_all, self.inbox.handler_timeout)
         except TimeoutError as late:
