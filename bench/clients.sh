@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Each client's loop against the same loop without an inbox, in its own language: pull a message,
 # BEGIN, one INSERT, COMMIT, acknowledge; 16 at once. Besides in batches of 64, 4 at once: with a
-# handler for each message, and with one for a set. Java has no sets, and its bare loop also inserts
-# the key, ON CONFLICT DO NOTHING. An effect under a lease is against a row of a table `pending` by
-# hand, with two commits: before the call, and after it together with the INSERT; 16 at once, and
-# the provider takes CALL_MS (default 0, so that nothing but the database is waited for).
+# handler for each message, in Python also with one whose statements go through a pipeline, and with
+# one for a set. Java has no sets, and its bare loop also inserts the key, ON CONFLICT DO NOTHING.
+# An effect under a lease is against a row of a table `pending` by hand, with two commits: before
+# the call, and after it together with the INSERT; 16 at once, and the provider takes CALL_MS
+# (default 0, so that nothing but the database is waited for).
 #
 # Messages a second and the processor time of PostgreSQL for each, with the ratios of each round and
 # of the medians; the rate is without the first fifth of the messages, which prepare the
@@ -16,7 +17,7 @@
 # .dev/clients/typescript .dev/clients/go .dev/clients/java`.
 set -euo pipefail
 export DATABASE_URL=$1 NATS_URL=$2 CALL_MS=${CALL_MS:-0}
-messages=${3:-5000} rounds=${4:-3} languages=${5:-python typescript go java} modes=${6:-inbox batch set lease} settings=${7:-on off}
+messages=${3:-5000} rounds=${4:-3} languages=${5:-python typescript go java} modes=${6:-inbox batch pipelined set lease} settings=${7:-on off}
 cd "$(dirname "$0")/.."
 root=$PWD programs=$PWD/bench/clients
 export PYTHONPATH=$root/.dev/python:$root/clients/python
@@ -57,6 +58,7 @@ run() {
   java) java -cp "$java/bench:$java/classes:$java/lib/*" oncebox.Loop "$2" "$messages" ;;
   esac
 }
+without() { for mode in $modes; do [[ " $1 " == *" $mode "* ]] || echo "$mode"; done | xargs; }
 median() { sort -n | awk '{ figures[NR] = $1 } END { print figures[int((NR + 1) / 2)] }'; }
 base() { if [ "$1" = lease ]; then echo pending; else echo bare; fi; }
 compare() {
@@ -67,8 +69,11 @@ for durable in $settings; do
   fsync "SET fsync = $durable"
   for language in $languages; do
     declare -A rates=() spends=()
-    own=$modes
-    [ "$language" = java ] && own=$(tr ' ' '\n' <<<"$modes" | grep -vx -e set -e lease | xargs)
+    case $language in
+    python) own=$modes ;;
+    java) own=$(without "pipelined set lease") ;;
+    *) own=$(without pipelined) ;;
+    esac
     measured=$(for mode in $own; do base "$mode"; echo "$mode"; done | awk '!seen[$0]++')
     for round in $(seq "$rounds"); do
       declare -A rate=() spend=()

@@ -1,5 +1,5 @@
-# The loop of clients.sh in Python: loop.py bare|inbox|batch|set|pending|lease MESSAGES, prints messages
-# a second.
+# The loop of clients.sh in Python: loop.py bare|inbox|batch|pipelined|set|pending|lease MESSAGES, prints
+# messages a second.
 import asyncio, os, sys, time
 
 import nats, oncebox
@@ -90,8 +90,9 @@ async def main():
             if MODE == "lease":
                 inbox, handling = oncebox.Inbox(pool, "bench:python-lease", lease=20.0), oncebox.LeasedHandler(leased, finish)
             else:
-                inbox, handling = oncebox.Inbox(pool, "bench:python"), oncebox.SetHandler(handle_set) if MODE == "set" else handler
-            consumer = oncebox.Consumer(jetstream, "BENCH", "bench", batch=64 if MODE in ("batch", "set") else 1)
+                kinds = {"set": oncebox.SetHandler(handle_set), "pipelined": oncebox.PipelinedHandler(handler)}
+                inbox, handling = oncebox.Inbox(pool, "bench:python"), kinds.get(MODE, handler)
+            consumer = oncebox.Consumer(jetstream, "BENCH", "bench", batch=1 if MODE in ("inbox", "lease") else 64)
             await consumer.run(inbox, handling, done)
     print(round((MESSAGES - MESSAGES // 5) / (ended - begun)))
     await client.close()

@@ -247,7 +247,7 @@ func (b *batch) handleSet(ctx context.Context, tx pgx.Tx, messages []Message, pl
 	}
 	var replies []any
 	err := guarded(ctx, b.options.HandlerTimeout, tx, given[0].Key, func(ctx context.Context, tx pgx.Tx) (err error) {
-		replies, err = b.set(ctx, tx, given)
+		replies, err = b.tracedSet(b.set)(ctx, tx, given)
 		return err
 	})
 	if err == nil && replies != nil && len(replies) != len(given) {

@@ -155,10 +155,11 @@ async def main():
             pool, scope="conform:test", tenant_header="Tenant", attempts_max=3, backoff=(0.4, 2.0), handler_timeout=3.0,
             lease=8.0 if SETTINGS == "leased" else None,
         )  # fmt: skip
-        batch, order = 16 if SETTINGS in ("batch", "set") else 1, "strict" if SETTINGS == "strict" else "process"
+        batch, order = 16 if SETTINGS in ("batch", "pipelined", "set") else 1, "strict" if SETTINGS == "strict" else "process"
         consumer = oncebox.Consumer(client.jetstream(), os.environ["STREAM"], "conform", concurrency=3, batch=batch, order=order)
         handle = handler(log, exhausted, set())
-        await consumer.run(inbox, oncebox.SetHandler(each(handle)) if SETTINGS == "set" else handle)
+        kinds = {"pipelined": oncebox.PipelinedHandler(handle), "set": oncebox.SetHandler(each(handle))}
+        await consumer.run(inbox, kinds.get(SETTINGS, handle))
         # The process ends with the connection that nobody gives back.
         os._exit(0)
 

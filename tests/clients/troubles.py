@@ -18,6 +18,7 @@ import oncebox
 import prometheus_client
 import psycopg
 from oncebox import transaction
+from oncebox.batch import Batch
 from psycopg_pool import AsyncConnectionPool
 from pydantic import BaseModel
 from sqlalchemy import Engine, create_engine
@@ -258,6 +259,44 @@ async def snoozes(pool):
         assert await found.fetchone() == ("awake",)
 
 
+async def pipelines(pool):
+    """A message that fails, or rolls back, changes nothing for the others that share its pipeline."""
+
+    async def handle(cx, data):
+        if cx.key == "rolls-back":
+            await cx.connection.execute("ROLLBACK")
+        elif cx.key.endswith("nested"):
+            async with cx.connection.transaction():
+                await cx.connection.execute("INSERT INTO piped VALUES (%s, 1)", [cx.key])
+        else:
+            cents = -1 if cx.key in ("breaks", "fails-too") else 1
+            await cx.connection.execute("INSERT INTO piped VALUES (%s, %s)", [cx.key, cents])
+        if cx.key == "fails-too":
+            raise ValueError("as it was told")
+
+    async with pool.connection() as connection:
+        await connection.execute("CREATE TABLE piped (id text, cents int CHECK (cents > 0))")
+    inbox = oncebox.Inbox(pool, scope="troubles:pipelines", attempts_max=1)
+    await inbox.register()
+    # Either error of the last one may be the first that is known.
+    odds = {"breaks": "piped_cents_check", "rolls-back": "ended the transaction by itself", "fails-too": ""}
+    for odd, reason in odds.items():
+        keys = [f"{odd}-1", f"{odd}-2", odd, f"{odd}-3", f"{odd}-4-nested", f"{odd}-5"]
+        answers = await Batch(inbox, oncebox.PipelinedHandler(handle)).run([message(key) for key in keys])
+        assert [answer.name for answer in answers] == ["handled"] * 2 + ["dead"] + ["handled"] * 3, answers
+        assert reason in answers[2].reason, answers[2]
+        async with pool.connection() as connection:
+            found = await connection.execute("SELECT id FROM piped WHERE starts_with(id, %s) ORDER BY id", [odd])
+            assert [key for (key,) in await found.fetchall()] == keys[:2] + keys[3:]
+    assert "ignored terminating" not in heard.getvalue(), "psycopg warns of no error that follows from another"
+    for engine in (create_engine, create_async_engine):
+        try:
+            oncebox.Inbox(engine("postgresql+psycopg://"), scope="piped").check(oncebox.PipelinedHandler(handle))
+            raise AssertionError("a library without pipelines was taken")
+        except TypeError as error:
+            assert "AsyncConnectionPool" in str(error), error
+
+
 async def small(client):
     """A pool that is too small is refused at the start, or is in the log."""
     settings = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 1}
@@ -292,6 +331,7 @@ async def main():
         await causes(pool)
         await connections(pool)
         await snoozes(pool)
+        await pipelines(pool)
     await ends(client)
     await starts(client)
     await shared(client)

@@ -10,7 +10,7 @@ from .effect import Absent, Happened, LeaseLost, NotSent, OutcomeUnknown, Reject
 from .inbox import Inbox
 from .keys import part_key, root_key, step_key, undo_key
 from .leased import LeasedContext, LeasedHandler
-from .message import Context, Dead, Message, Origin, Reject, RetryAfter, Snooze, Verdict
+from .message import Context, Dead, Message, Origin, PipelinedHandler, Reject, RetryAfter, Snooze, Verdict
 from .outbox import Outgoing, cancel_delayed, enqueue, enqueue_all
 from .saga import Action, Barrier, Compensation, Replier, SagaRefused, Started, start_saga
 from .wake import wake
@@ -19,6 +19,6 @@ __all__ = [
     *("Action", "Barrier", "Compensation", "Replier", "SagaRefused", "Started", "start_saga"),
     *("Consumer", "Context", "Dead", "Entry", "Inbox", "Message", "Origin", "Outgoing", "Reject", "RetryAfter"),
     *("Absent", "Happened", "LeaseLost", "LeasedContext", "LeasedHandler", "NotSent", "OutcomeUnknown", "Rejected", "Unknown"),
-    *("SetHandler", "Snooze", "Verdict"),
+    *("PipelinedHandler", "SetHandler", "Snooze", "Verdict"),
     *("cancel_delayed", "enqueue", "enqueue_all", "part_key", "root_key", "step_key", "undo_key", "wake"),
 ]

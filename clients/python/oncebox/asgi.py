@@ -273,7 +273,7 @@ class Idempotency:
         step.begin(connection, self.handler_timeout)
         try:
             try:
-                with lent(connection) as handle:
+                with lent(connection, pending) as handle:
                     own = Claim(handle.connection, pending.key, pending.tenant)
                     status, headers, body = await limited(self._call(pending, own), self.handler_timeout)
                     if status < 400 or own.keeps_writes:

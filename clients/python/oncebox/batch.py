@@ -6,6 +6,7 @@ which counts the attempt, and the others together; else each half is run again b
 
 import asyncio
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Awaitable, Callable, Sequence
 
@@ -13,17 +14,18 @@ from .inbox import Inbox, fingerprint
 from .leased import LeasedHandler
 from .life import Claim, Unreadable
 from .lines import Lines
-from .message import Context, Handler, Message, Verdict
-from .metrics import running
+from .message import Context, Handler, Message, PipelinedHandler, Verdict
 from .reply import ended
-from .spans import handling
-from .transaction import Run, Unattempted, before_handler, check_open, check_session, connected, lent, limited
+from .spans import handling, handling_set
+from .transaction import Run, Unattempted, answered, before_handler, check_open, check_session, connected, lent, limited, pipelined
 from .wire import SESSION, execute_all, rows
 
 # After these seconds no other handler of a batch begins: its locks must not be held for long.
 ROUND = 0.5
 # After this number of failures the rest of a batch is run one by one, since each runs the others again.
 FAILURES_MAX = 3
+# How many handlers of a pipeline are under way before their answers are awaited.
+PIPED_MAX = 16
 CHANGED = "the handler changed the role or a setting of the session, which others would have met"
 
 
@@ -85,7 +87,7 @@ class Batch:
         self.single = handler.one if isinstance(handler, SetHandler) else handler
         inbox.check(self.single)
         self._claim = inbox.database.sql(
-            "SELECT place::text, answer, outcome::text, CASE WHEN place = 1 THEN " + SESSION + " END"
+            "SELECT place::text, answer, outcome::text, CASE WHEN place = 1 THEN " + SESSION + " END, pg_current_xact_id_if_assigned()::text"
             " FROM {schema}.claim_batch(%s, %s::text[], %s::text[], %s::bytea[], %s::text[]::bigint[], make_interval(secs => %s::text::float8))"
         )
         # The cast fails, and so do all later statements.
@@ -110,7 +112,7 @@ class Batch:
                 alone.append(place)
             else:
                 claims[place] = read
-        rounds = [list(claims)]
+        rounds, at_once = [list(claims)], PIPED_MAX if isinstance(self.handler, PipelinedHandler) else 1
         while rounds:
             before = waiting | {messages[place].ordering_key for place in alone} - {None}
             places = [place for place in rounds[0] if messages[place].ordering_key not in before]
@@ -119,13 +121,16 @@ class Batch:
                 alone += places
                 continue
             try:
-                outcome = await self._together({place: claims[place] for place in places})
+                outcome = await self._together({place: claims[place] for place in places}, at_once)
             except Unattempted as unattempted:
                 answers |= dict.fromkeys(places, unattempted.__cause__)
                 waiting |= {messages[place].ordering_key for place in places} - {None}
             except _Failed as failed:
                 if failed.is_alone:
                     alone += places
+                elif failed.place is None and at_once > 1:
+                    at_once = 1  # which finds the one that fails
+                    rounds.insert(0, places)
                 elif failed.place is None:
                     rounds[:0] = [places[: len(places) // 2], places[len(places) // 2 :]]
                 else:
@@ -154,7 +159,7 @@ class Batch:
             self.lines.note_dead()
         return answer
 
-    async def _together(self, claims: dict[int, tuple[Claim, Any]]) -> _Outcome:
+    async def _together(self, claims: dict[int, tuple[Claim, Any]], at_once: int) -> _Outcome:
         inbox, run = self.inbox, Run()
         limit = inbox.handler_timeout + ROUND
         async with connected(inbox.pool, inbox.step_timeout) as (connection, deadline):
@@ -167,8 +172,9 @@ class Batch:
                     return outcome
                 deadline.begin(connection, limit)
                 try:
-                    handle = self._set if isinstance(self.handler, SetHandler) else self._each
-                    replies = await handle(connection, {place: claims[place] for place in fresh})
+                    of = {place: claims[place] for place in fresh}
+                    is_set = isinstance(self.handler, SetHandler)
+                    replies = await (self._set(connection, of, run) if is_set else self._each(connection, of, run, at_once))
                 finally:
                     deadline.begin(connection)
                 outcome.left = [place for place in fresh if place not in replies]
@@ -188,10 +194,10 @@ class Batch:
             self.inbox.scope, [claim.tenant for claim in of], [claim.key for claim in of],
             [fingerprint(claim.message) for claim in of], [None if claim.message.id is None else str(claim.message.id) for claim in of], str(limit),
         ])
-        run.session = claimed[0][3]
+        *_, run.session, run.xid = claimed[0]
         outcome = _Outcome({}, [], [], [])
         before: set[str | None] = set()
-        for place, (_, name, reply, _) in zip(claims, claimed, strict=True):
+        for place, (_, name, reply, *_) in zip(claims, claimed, strict=True):
             message = claims[place][0].message
             if name in ("replayed", "rejected"):
                 outcome.answers[place] = Verdict(name, reply and json.loads(reply))
@@ -202,27 +208,32 @@ class Batch:
                     outcome.given_back.append(place)
         return outcome
 
-    async def _each(self, connection: Any, claims: dict) -> dict[int, tuple[str, Any, str]]:
-        """One handler after another, as long as the round lasts."""
-        replies, clock = {}, asyncio.get_running_loop().time
-        until = clock() + ROUND
-        for place, (claim, data) in claims.items():
-            if replies and clock() > until:
-                break
-            try:
-                with lent(connection) as handle, handling(self.inbox.scope, claim.key, claim.message):
-                    context = Context(handle.connection, claim.key, claim.tenant, claim.message, self.inbox.scope)
-                    reply = await limited(handle.call(self.handler, context, data), self.inbox.handler_timeout)
-                check_open(connection)
-                replies[place] = ended(reply)
-            except Exception as error:
-                raise _Failed(place) from error
+    async def _each(self, connection: Any, claims: dict, run: Run, at_once: int) -> dict[int, tuple[str, Any, str]]:
+        """One handler after another, as long as the round lasts. In a pipeline this number begins before answers are awaited."""
+        replies, clock, limit = {}, asyncio.get_running_loop().time, self.inbox.handler_timeout
+        until, is_piped = clock() + ROUND, isinstance(self.handler, PipelinedHandler)
+        handler = self.handler.handle if is_piped else self.handler
+        async with pipelined(connection, run) if is_piped else nullcontext() as pipeline:
+            for place, (claim, data) in claims.items():
+                if replies and clock() > until:
+                    break
+                try:
+                    with lent(connection, run) as handle, handling(self.inbox.scope, claim.key, claim.message):
+                        context = Context(handle.connection, claim.key, claim.tenant, claim.message, self.inbox.scope)
+                        reply = await limited(handle.call(handler, context, data), limit)
+                    replies[place] = ended(reply)
+                    if pipeline is None:
+                        check_open(connection)
+                    elif len(replies) % at_once == 0 or len(replies) == len(claims):
+                        await limited(answered(pipeline, connection, run), limit)
+                except Exception as error:
+                    raise _Failed(place if at_once == 1 else None) from error
         return replies
 
-    async def _set(self, connection: Any, claims: dict) -> dict[int, tuple[str, Any, str]]:
+    async def _set(self, connection: Any, claims: dict, run: Run) -> dict[int, tuple[str, Any, str]]:
         entries = [Entry(data, claim.key, claim.tenant, claim.message) for claim, data in claims.values()]
         try:
-            with lent(connection) as handle, running(self.inbox.scope):
+            with lent(connection, run) as handle, handling_set(self.inbox.scope, [claim.message for claim, _ in claims.values()]):
                 running_all = handle.call(self.handler.all, handle.connection, entries)
                 replies = await limited(running_all, self.inbox.handler_timeout)
         except TimeoutError as late:

@@ -198,7 +198,7 @@ class Inbox:
             deadline.begin(connection, self.handler_timeout)
             async with undone(connection, claim):
                 try:
-                    with lent(connection) as handle, handling(self.scope, claim.key, claim.message):
+                    with lent(connection, claim) as handle, handling(self.scope, claim.key, claim.message):
                         context = Context(handle.connection, claim.key, claim.tenant, claim.message, self.scope)
                         reply = await limited(handle.call(handler, context, data), self.handler_timeout)
                 finally:

@@ -3,6 +3,7 @@
 import re
 
 _STEP = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_VISIBLE = re.compile(r"[!-~]+")
 _PART = re.compile(r"#(0|[1-9][0-9]{0,9})")
 
 
@@ -10,7 +11,7 @@ def root_key(client_key: str) -> str:
     """The root key of a client's text: 1 to 128 visible ASCII characters; ":" and "%" are escaped."""
     if not 1 <= len(client_key.encode()) <= 128:
         raise ValueError(f"root key is {len(client_key.encode())} bytes long; the limit is 1 to 128 bytes")
-    if not all("!" <= character <= "~" for character in client_key):
+    if not _VISIBLE.fullmatch(client_key):
         raise ValueError(f"root key {client_key!r} has a character outside visible ASCII")
     return _bounded(client_key.replace("%", "%25").replace(":", "%3A"))
 

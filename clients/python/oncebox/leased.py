@@ -278,7 +278,7 @@ class Lease(Life):
                 if finish is not None:
                     deadline.begin(connection, limit)
                     try:
-                        with lent(connection) as handle:
+                        with lent(connection, claim) as handle:
                             context = Context(handle.connection, claim.key, claim.tenant, claim.message, self.inbox.scope)
                             await self.keep(limited(handle.call(finish, context, reply), limit))
                     finally:

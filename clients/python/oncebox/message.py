@@ -5,7 +5,6 @@ from datetime import datetime
 from typing import Any, Awaitable, Callable, Mapping, NamedTuple
 
 
-
 class Origin(NamedTuple):
     """The place of a message in a stream."""
 
@@ -107,3 +106,16 @@ class Verdict(NamedTuple):
 
 
 Handler = Callable[[Context, Any], Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class PipelinedHandler:
+    """A handler, `async def handle(cx, data)`, that waits for no answer of PostgreSQL's but those that it
+    fetches: its statements go through a pipeline of psycopg's, which those of a batch share. An error may come up
+    later than its statement, also after the handler has returned, and `rowcount` is -1 until it fetches."""
+
+    handle: Handler
+
+    async def __call__(self, cx: Context, data: Any) -> Any:
+        async with cx.connection.pipeline():
+            return await self.handle(cx, data)

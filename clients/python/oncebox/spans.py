@@ -1,38 +1,55 @@
 """The span that a handler runs in, where the package opentelemetry-api is installed: that of docs/metrics.md."""
 
 import contextlib
-from typing import Any, Iterator, Mapping
+from typing import Any, Callable, ContextManager, Iterator, Mapping, Sequence
 
 from .message import Dead, Message, RetryAfter, Snooze
 from .metrics import running
 
 try:
     from opentelemetry import trace
+    from opentelemetry.context import Context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError:
     trace = None
 
 
-@contextlib.contextmanager
-def handling(scope: str, key: str, message: Message) -> Iterator[None]:
+def handling(scope: str, key: str, message: Message) -> ContextManager[None]:
     """A child of the span that the message's `traceparent` names; an error says why the handler left no effect."""
+    of_message = {
+        "messaging.destination.name": message.subject,
+        "messaging.message.id": key,
+        "oncebox.delivery": message.deliveries,
+    }
+    return _run("handle", scope, of_message, lambda: {"context": _parent(message)})
+
+
+def handling_set(scope: str, messages: Sequence[Message]) -> ContextManager[None]:
+    """Linked with the spans that the messages' `traceparent`s name: it cannot be a child of all."""
+
+    def place() -> dict[str, Any]:
+        parents = (trace.get_current_span(_parent(message)).get_span_context() for message in messages)
+        return {"context": Context(), "links": [trace.Link(parent) for parent in parents if parent.is_valid]}
+
+    return _run("handle_set", scope, {"messaging.batch.message_count": len(messages)}, place)
+
+
+@contextlib.contextmanager
+def _run(name: str, scope: str, more: dict[str, Any], place: Callable[[], dict[str, Any]]) -> Iterator[None]:
     if trace is None:
         with running(scope):
             yield
         return
-    attributes: dict[str, Any] = {
+    attributes = {
         "messaging.system": "nats",
         "messaging.operation.name": "process",
         "messaging.operation.type": "process",
         "messaging.consumer.group.name": scope,
-        "messaging.destination.name": message.subject,
-        "messaging.message.id": key,
         "oncebox.scope": scope,
-        "oncebox.delivery": message.deliveries,
+        **more,
     }
     try:
-        parent = TraceContextTextMapPropagator().extract(message.headers)
-        span = trace.get_tracer("oncebox").start_span("handle", parent, trace.SpanKind.CONSUMER, attributes)
+        span = trace.get_tracer("oncebox").start_span(name, kind=trace.SpanKind.CONSUMER, attributes=attributes, **place())
     except Exception:
         # A processor or an exporter that fails costs no attempt.
         span = trace.INVALID_SPAN
@@ -48,6 +65,10 @@ def handling(scope: str, key: str, message: Message) -> Iterator[None]:
     finally:
         with contextlib.suppress(Exception):
             span.end()
+
+
+def _parent(message: Message) -> "Context":
+    return TraceContextTextMapPropagator().extract(message.headers)
 
 
 def with_context(headers: Mapping[str, str] | None) -> dict[str, str]:

@@ -3,28 +3,26 @@
 import asyncio
 import logging
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any, AsyncIterator, Iterator
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg import AsyncPipeline
+from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg_pool import PoolTimeout
 
 from .causes import is_useless
 from .deadline import Deadline
+from .message import PipelinedHandler
 from .ports import Port, as_psycopg, port_of
-from .wire import SESSION, Handle, Parameters, close, execute_all
+from .wire import SESSION, Handle, Parameters, close, execute_all, send
 
 log = logging.getLogger("oncebox")
 
 # After so many seconds of waiting for a connection the log says so.
 SLOW_POOL = 10.0
 ENDED = "the handler ended the transaction by itself"
-# Raises an error in another transaction than that of the claim.
-_CHECK = (
-    f"SELECT CASE WHEN pg_current_xact_id_if_assigned()::text = '{{xid}}' THEN {SESSION}"
-    f" ELSE concat('{ENDED}', pg_current_xact_id_if_assigned())::int::text END; "
-)
 
 
 class Run:
@@ -35,6 +33,12 @@ class Run:
     session: str | None = None
     # Whether COMMIT has been sent.
     is_ending: bool = False
+
+    def check(self, answer: str = "NULL") -> str:
+        """A statement that answers this, and fails in another transaction than that of the claim."""
+        # The id is a number of PostgreSQL's. In the text it costs less than as a parameter.
+        ended = f"concat('{ENDED}', pg_current_xact_id_if_assigned())::int::text"
+        return f"SELECT CASE WHEN pg_current_xact_id_if_assigned()::text = '{self.xid}' THEN {answer} ELSE {ended} END"
 
 
 class Unattempted(Exception):
@@ -61,6 +65,10 @@ def before_handler(connection: Any) -> Iterator[None]:
 def check_handler(source: Any, handler: Any) -> None:
     """Fails unless a handler waits exactly if its library does not block."""
     port = port_of(source)
+    if isinstance(handler, PipelinedHandler):
+        handler = handler.handle
+        if port is not None:
+            raise TypeError("a PipelinedHandler needs an AsyncConnectionPool of psycopg's, which has pipelines")
     is_blocking, is_async = port is not None and port.is_blocking, iscoroutinefunction(handler)
     if is_blocking == (is_async or iscoroutinefunction(getattr(handler, "__call__", None))):
         kind = "def, since its library blocks; a SetHandler needs one that does not" if is_blocking else "async def"
@@ -151,14 +159,18 @@ async def commit(connection: Any, run: Run, settle: str = "", parameters: Parame
     """Settles and commits in one round trip, if this still is the transaction that made the claim."""
     check_open(connection)
     run.is_ending = True
-    try:
-        # The id is a number of PostgreSQL's. In the text it costs less than as a parameter.
-        text = f"{_CHECK.replace('{xid}', run.xid)}{settle}COMMIT"
-        (session,), *_ = await execute_all(connection, text, parameters)
-    except psycopg.errors.InvalidTextRepresentation as refused:
-        raise (RuntimeError(ENDED) if ENDED in str(refused) else refused) from None
+    with _end_is_told():
+        (session,), *_ = await execute_all(connection, f"{run.check(SESSION)}; {settle}COMMIT", parameters)
     if session != run.session:
         await check_session(connection, run)
+
+
+@contextmanager
+def _end_is_told() -> Iterator[None]:
+    try:
+        yield
+    except psycopg.errors.InvalidTextRepresentation as refused:
+        raise (RuntimeError(ENDED) if ENDED in str(refused) else refused) from None
 
 
 def check_open(connection: Any) -> None:
@@ -187,13 +199,49 @@ async def undone(connection: Any, run: Run) -> AsyncIterator[None]:
 
 
 @contextmanager
-def lent(connection: Any) -> Iterator[Handle]:
+def lent(connection: Any, run: Run) -> Iterator[Handle]:
     """The connection as a handler has it, until the end."""
     handle = Handle(connection)
+    own = {} if isinstance(connection, Port) else vars(handle.connection)
+    own["pipeline"] = partial(pipelined, handle.connection, run)
     try:
         yield handle
     finally:
         handle.revoke()
+        # It refers to the connection that has it, and only the collector ends such circles.
+        del own["pipeline"]
+
+
+@asynccontextmanager
+async def pipelined(connection: Any, run: Run) -> AsyncIterator[AsyncPipeline]:
+    """A pipeline of psycopg's. The end of each, nested ones included, commits what was sent behind a ROLLBACK
+    of the handler's, unless an error comes before."""
+    await _check_sent(connection, run)
+    with _end_is_told():
+        async with type(connection).pipeline(connection) as pipeline:
+            try:
+                yield pipeline
+                await _check_sent(connection, run)
+            except BaseException:
+                # Each time it takes in at least one answer. Else psycopg would warn of those that follow from the error.
+                while not connection.closed:
+                    with suppress(psycopg.Error):
+                        await pipeline.sync()
+                        break
+                raise
+
+
+async def answered(pipeline: AsyncPipeline, connection: Any, run: Run) -> None:
+    """Waits until all that was sent is done, in the transaction that made the claim."""
+    await _check_sent(connection, run)
+    await pipeline.sync()
+    check_open(connection)
+
+
+async def _check_sent(connection: Any, run: Run) -> None:
+    """Has what was sent fail with a statement behind it, unless it is in the transaction that made the claim."""
+    if connection.info.pipeline_status != PipelineStatus.OFF and connection.info.transaction_status == TransactionStatus.ACTIVE:
+        await send(connection, run.check())
 
 
 async def check_session(connection: Any, run: Run) -> None:

@@ -74,7 +74,8 @@ async def rows(connection: Any, statement: str, parameters: Parameters = ()) -> 
     It waits only for libraries that do not block: `complete` runs it for the others."""
     if isinstance(connection, AsyncConnection):
         cursor = await _Cursor(connection).execute(statement, parameters)
-        return await cursor.fetchall() if cursor.description else []
+        # In a pipeline nothing is known of the answer before it is fetched.
+        return await cursor.fetchall() if cursor.description or connection.info.pipeline_status else []
     if hasattr(connection, "rows"):  # a port
         return await connection.rows(statement, parameters)
     if hasattr(connection, "get_bind"):  # a session of SQLAlchemy
@@ -91,6 +92,11 @@ async def rows(connection: Any, statement: str, parameters: Parameters = ()) -> 
     with _BlockingCursor(connection) if is_psycopg else connection.cursor() as cursor:
         cursor.execute(statement, tuple(parameters) or None)
         return list(cursor.fetchall()) if cursor.description else []
+
+
+async def send(connection: AsyncConnection, statement: str) -> None:
+    """Sends a statement, whose answer a pipeline takes in later."""
+    await _Cursor(connection).execute(statement)
 
 
 def complete(running: Coroutine[Any, Any, Any]) -> Any:

@@ -10,7 +10,7 @@ import type { Claim } from "./claim.ts";
 import type { Inbox } from "./inbox.ts";
 import type { LeasedHandler } from "./leased.ts";
 import type { Context, Handler, Message, Verdict } from "./message.ts";
-import { count, handling } from "./spans.ts";
+import { count, handling, handlingSet } from "./spans.ts";
 import { ended, fingerprint, messageId } from "./text.ts";
 import { checkOpen, type Own, type Run, TimedOut } from "./database.ts";
 import { query, type Row, SESSION, together } from "./wire.ts";
@@ -214,7 +214,9 @@ export class Batch<T> {
 
   async #handleSet(client: PoolClient, claims: Claims<T>): Promise<Endings> {
     const entries = [...claims.values()].map(([{ key, tenant, message }, data]) => ({ data, key: key!, tenant, message }));
-    const results = await this.inbox.database.handle(client, (own) => this.#all(own, entries));
+    const { database, scope } = this.inbox;
+    const messages = entries.map(({ message }) => message);
+    const results = await handlingSet(scope, messages, () => database.handle(client, (own) => this.#all(own, entries)));
     checkOpen(client);
     const end = (place: number, n: number) => {
       try {

@@ -3,7 +3,7 @@
  * docs/metrics.md.
  */
 import { createRequire } from "node:module";
-import type { Counter, Histogram, MeterProvider, Span, UpDownCounter } from "@opentelemetry/api";
+import type { Attributes, Counter, Histogram, MeterProvider, Span, UpDownCounter } from "@opentelemetry/api";
 
 import { found } from "./errors.ts";
 import type { Message } from "./message.ts";
@@ -15,8 +15,18 @@ const api = installed();
  * Runs a handler; if it rejects its message with an error, that is its result. It is a child of the
  * span that the message's `traceparent` names; an error says why it left no effect.
  */
-export async function handling<R>(scope: string, key: string, message: Message, handle: () => Promise<R>): Promise<R> {
+export function handling<R>(scope: string, key: string, message: Message, handle: () => Promise<R>): Promise<R> {
   const run = () => handle().catch((error: unknown) => found<R>(error, "Reject") ?? Promise.reject(error));
+  const attributes = { "messaging.destination.name": message.subject, "messaging.message.id": key, "oncebox.delivery": message.deliveries ?? 1 };
+  return observed("handle", scope, attributes, [message], run);
+}
+
+/** Runs a handler of a set, whose span is linked with those of its messages: it cannot be a child of all. */
+export function handlingSet<R>(scope: string, messages: Message[], handle: () => Promise<R>): Promise<R> {
+  return observed("handle_set", scope, { "messaging.batch.message_count": messages.length }, messages, handle);
+}
+
+async function observed<R>(name: "handle" | "handle_set", scope: string, more: Attributes, messages: Message[], run: () => Promise<R>): Promise<R> {
   if (api === undefined) {
     return await run();
   }
@@ -24,13 +34,15 @@ export async function handling<R>(scope: string, key: string, message: Message, 
   quietly(() => measures?.running.add(1, { scope }));
   const attributes = {
     ...{ "messaging.system": "nats", "messaging.operation.name": "process", "messaging.operation.type": "process" },
-    ...{ "messaging.consumer.group.name": scope, "messaging.destination.name": message.subject, "messaging.message.id": key },
-    ...{ "oncebox.scope": scope, "oncebox.delivery": message.deliveries ?? 1 },
+    ...{ "messaging.consumer.group.name": scope, "oncebox.scope": scope, ...more },
   };
   let [within, span] = [api.context.active(), undefined as Span | undefined];
   quietly(() => {
-    const parent = api.propagation.extract(api.ROOT_CONTEXT, message.headers);
-    span = api.trace.getTracer("oncebox").startSpan("handle", { kind: api.SpanKind.CONSUMER, attributes }, parent);
+    const parents = messages.map(({ headers }) => api.propagation.extract(api.ROOT_CONTEXT, headers));
+    const parent = name === "handle" ? parents[0]! : api.ROOT_CONTEXT;
+    const contexts = name === "handle" ? [] : parents.map((of) => api.trace.getSpanContext(of));
+    const links = contexts.flatMap((context) => (context === undefined ? [] : [{ context }]));
+    span = api.trace.getTracer("oncebox").startSpan(name, { kind: api.SpanKind.CONSUMER, attributes, links }, parent);
     within = api.trace.setSpan(parent, span);
   });
   try {

@@ -10,11 +10,14 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/propagation"
@@ -63,15 +66,61 @@ func main() {
 			log.Fatal(err)
 		}
 	}
-	for _, span := range spans.GetSpans() {
-		fmt.Println(line(span))
+	if err := handleSets(ctx, inbox); err != nil {
+		log.Fatal(err)
 	}
+	for n, span := range spans.GetSpans() {
+		if n < 5 || span.Name == "handle_set" {
+			fmt.Println(line(span))
+		}
+	}
+}
+
+// handleSets handles the messages of the stream as sets, of which the first fails.
+func handleSets(ctx context.Context, inbox *oncebox.Inbox) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	client, err := nats.Connect(os.Getenv("NATS_URL"))
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	js, err := jetstream.New(client)
+	if err != nil {
+		return err
+	}
+	wanted, err := strconv.Atoi(os.Getenv("MESSAGES"))
+	if err != nil {
+		return err
+	}
+	seen, hasFailed := map[string]bool{}, false
+	consumer := oncebox.NewConsumer(js, os.Getenv("STREAM"), "tracing", oncebox.ConsumerOptions{Batch: 16, Concurrency: 1})
+	return consumer.RunSet(ctx, inbox, func(_ context.Context, _ pgx.Tx, messages []oncebox.Message) ([]any, error) {
+		if len(messages) > 1 && !hasFailed {
+			hasFailed = true
+			return nil, errors.New("as it was told")
+		}
+		for _, message := range messages {
+			seen[message.Key] = true
+		}
+		if len(seen) == wanted {
+			stop()
+		}
+		return nil, nil
+	})
 }
 
 func line(span tracetest.SpanStub) string {
 	context, cause := span.SpanContext, "-"
-	words := []string{span.Name, strings.ToUpper(span.SpanKind.String()), context.TraceID().String()}
-	words = append(words, span.Parent.SpanID().String(), context.SpanID().String())
+	place := []string{context.TraceID().String(), span.Parent.SpanID().String()}
+	if !span.Parent.IsValid() {
+		linked := map[string]bool{}
+		for _, link := range span.Links {
+			linked[link.SpanContext.TraceID().String()+":"+link.SpanContext.SpanID().String()] = true
+		}
+		place = append([]string{strconv.Itoa(len(span.Links))}, slices.Sorted(maps.Keys(linked))...)
+	}
+	words := slices.Concat([]string{span.Name, strings.ToUpper(span.SpanKind.String())}, place, []string{context.SpanID().String()})
 	attributes := map[string]string{}
 	for _, attribute := range span.Attributes {
 		attributes[string(attribute.Key)] = attribute.Value.Emit()

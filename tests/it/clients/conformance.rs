@@ -30,7 +30,7 @@ macro_rules! conform {
     )*};
 }
 conform! {
-    python: plain, spoiled, batch, set, leased, strict;
+    python: plain, spoiled, batch, pipelined, set, leased, strict;
     typescript: plain, spoiled, batch, set, leased, strict;
     go: plain, simple_protocol, exec, types, batch, set, strict;
     java: plain, manual_commit;
@@ -121,7 +121,7 @@ async fn conform(client: &str, settings: &str) {
     postgres.batch_execute(failing::KEEPS).await.unwrap();
     let locked = locked(&env).await;
     let (setting, sent): (Vec<_>, Vec<_>) = sent.into_iter().partition(Sent::changes_its_session);
-    let together = ["batch", "set"].contains(&settings);
+    let together = TOGETHER.contains(&settings);
     let (grouped, sent) = in_groups(settings, sent);
     let unlocked = returns("locked");
     let vectors = if column.reads_headers() { vectors() } else { Vec::new() };
@@ -192,6 +192,9 @@ async fn locked(env: &TestEnv) -> Client {
 /// Holds the key of a message, as if another process worked on it.
 const LOCK: &str = "SELECT pg_advisory_lock(oncebox.inbox_lock('conform:test', 'acme', 'locked'))";
 
+/// The settings with which messages share a transaction.
+const TOGETHER: [&str; 3] = ["batch", "pipelined", "set"];
+
 /// Whether messages have shared a transaction: each could fall back to one of its own.
 pub(super) const SHARED: &str = "SELECT 'shared' FROM effect GROUP BY xmin::text HAVING count(*) > 1 LIMIT 1";
 
@@ -200,7 +203,7 @@ const OTHER_ZONE: &str = "SELECT name || ' met another zone' FROM effect WHERE z
 
 /// The messages that each need a batch of their own, and the others.
 fn in_groups(settings: &str, sent: Vec<Sent>) -> (Vec<Sent>, Vec<Sent>) {
-    if !["batch", "set"].contains(&settings) {
+    if !TOGETHER.contains(&settings) {
         return (Vec::new(), sent.into_iter().chain([recovers("fails-once")]).collect());
     }
     // One handler may commit what another has begun behind its own ROLLBACK.
