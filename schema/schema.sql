@@ -963,6 +963,34 @@ BEGIN
   END IF;
 END $$;
 
+CREATE FUNCTION oncebox.check_edit(old_headers jsonb, old_payload bytea, headers jsonb, payload bytea, seen bytea, note text) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+DECLARE
+  fixed text;
+BEGIN
+  IF seen IS DISTINCT FROM "oncebox".content_digest(old_headers, old_payload) THEN
+    RAISE EXCEPTION 'the message is not the one that was shown'
+      USING ERRCODE = 'OB011', HINT = 'Somebody else has edited it, or it died again. Look at it again.';
+  ELSIF note IS NULL THEN
+    RAISE EXCEPTION 'an edit needs a reason' USING ERRCODE = 'OB011', HINT = 'Say why, for the audit: --note.';
+  ELSIF old_headers = headers AND old_payload = payload THEN
+    RAISE EXCEPTION 'nothing is changed' USING ERRCODE = 'OB011', HINT = 'Retry it as it is, or change its payload or a header.';
+  ELSIF EXISTS (SELECT FROM jsonb_object_keys(old_headers) AS h (name) WHERE lower(h.name) IN ('oncebox-reply-to', 'in-reply-to')) THEN
+    RAISE EXCEPTION 'the message belongs to a conversation: an answer goes by its key, and an edit would give it another'
+      USING ERRCODE = 'OB011', HINT = 'Retry it as it is; of a saga, retry the step, or skip it with the reply.';
+  END IF;
+  SELECT min(n.name) INTO fixed
+  FROM (SELECT jsonb_object_keys(old_headers || headers)) AS n (name)
+  WHERE n.name COLLATE "C" ~* '^(nats-|oncebox-|(x-)?idempotency-key$|ce-id$|ce-dataref$)'
+    AND (old_headers -> n.name) IS DISTINCT FROM (headers -> n.name);
+  IF fixed IS NOT NULL THEN
+    RAISE EXCEPTION 'header "%" is set by Oncebox or commands the broker', left(fixed, 300) USING ERRCODE = 'OB004';
+  END IF;
+  PERFORM "oncebox".check_payload(payload);
+END $_$;
+
 CREATE FUNCTION oncebox.check_end(state text, barrier text, key text, attempt integer) RETURNS text
     LANGUAGE plpgsql IMMUTABLE
     AS $$
@@ -983,9 +1011,9 @@ DECLARE
   stored record;
 BEGIN
   EXECUTE format($found$
-    SELECT m.subject, m.payload FROM "oncebox".message_%s AS m WHERE m.key = $1 AND m.lane >= 0
+    SELECT m.subject, m.payload FROM "oncebox".message_%s AS m WHERE m.key = $1 AND m.lane <> -1
     UNION ALL
-    SELECT m.subject, m.payload FROM "oncebox".message_%s AS m WHERE m.key = $1 AND m.lane >= 0
+    SELECT m.subject, m.payload FROM "oncebox".message_%s AS m WHERE m.key = $1 AND m.lane <> -1
     UNION ALL
     SELECT d.subject, d.payload FROM "oncebox".delayed AS d WHERE d.key = $1
     LIMIT 1
@@ -1401,6 +1429,34 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.claim_batch(scope text, tenants text[], keys text[], fingerprints bytea[], message_ids bigint[], time_limit interval, OUT place integer, OUT answer text, OUT outcome json) IS 'Claims the keys of a batch of messages in this transaction: one row for each place, from 1: new (handle it), replayed or rejected (a copy, with its outcome), alone (claim it by itself after this transaction: a copy within the batch, in flight, dead, of another payload, of a scope that is new). Nothing is committed before settle_batch(). A fingerprint is inbox_fingerprint(payload). time_limit: the transaction is ended after it (before PostgreSQL 17: when the session was idle for as long).';
 
+CREATE FUNCTION oncebox.claim_edit_once() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  root text COLLATE "C" := "oncebox".edit_root(NEW.key);
+BEGIN
+  IF root = NEW.key THEN
+    RETURN NEW;
+  END IF;
+  IF NOT pg_try_advisory_xact_lock("oncebox".inbox_lock(NEW.scope, NEW.tenant, root))
+     OR TG_TABLE_NAME = 'inbox_claim' AND EXISTS (
+       SELECT
+       FROM "oncebox".inbox_claim AS c
+       WHERE c.scope = NEW.scope AND c.tenant = NEW.tenant AND c.key <> NEW.key
+         AND (c.key = root OR c.key > root || ':edit-' AND c.key < root || ':edit.')
+         AND "oncebox".edit_root(c.key) = root
+         AND c.lease_until > clock_timestamp()
+     ) THEN
+    RETURN NULL;
+  END IF;
+  INSERT INTO "oncebox".inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
+  SELECT NEW.scope, NEW.tenant, NEW.key, NEW.fingerprint, NEW.message_id, e.status, e.outcome
+  FROM "oncebox".ended_before_edit(NEW.scope, NEW.tenant, NEW.key) AS e
+  ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING;
+  RETURN CASE WHEN NOT FOUND THEN NEW END;
+END $$;
+
 CREATE FUNCTION oncebox.claim_leased(scope text, key text, payload bytea, owner uuid, lease interval, tenant text DEFAULT ''::text, message_id bigint DEFAULT NULL::bigint, is_alone boolean DEFAULT false, OUT answer text, OUT outcome json, OUT reason text, OUT epoch bigint, OUT attempts integer) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1532,6 +1588,10 @@ CREATE FUNCTION oncebox.consumer_place(stream text, durable text, stream_created
 $_$;
 
 COMMENT ON FUNCTION oncebox.consumer_place(stream text, durable text, stream_created text) IS 'The sequence from which a strictly ordered consumer goes on that JetStream does not have: NULL for one that has never been continued.';
+
+CREATE FUNCTION oncebox.content_digest(headers jsonb, payload bytea) RETURNS bytea
+    LANGUAGE sql STABLE PARALLEL SAFE
+    RETURN sha256(((convert_to((headers)::text, 'UTF8'::name) || '\x00'::bytea) || payload));
 
 CREATE FUNCTION oncebox.continue_canary(canary bigint, by text, note text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1832,6 +1892,152 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.drain_segments() IS 'For relays: notes which segments of the log hold nothing that is due.';
 
+CREATE FUNCTION oncebox.edit_dead(lane smallint, id bigint, headers jsonb, payload bytea, seen bytea, by text, note text) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  old "oncebox".parked;
+  new_key text;
+  noted bigint;
+BEGIN
+  PERFORM FROM "oncebox".maintenance FOR UPDATE;
+  PERFORM FROM "oncebox".lane AS l WHERE l.lane = edit_dead.lane FOR UPDATE;
+  PERFORM "oncebox".bound_kept();
+  SELECT p.* INTO old
+  FROM "oncebox".parked AS p
+  WHERE p.lane = edit_dead.lane AND p.id = edit_dead.id AND p.dead_at IS NOT NULL;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'message % is not dead any more', edit_dead.id USING ERRCODE = 'OB011';
+  ELSIF old.replay > 0 THEN
+    RAISE EXCEPTION 'message % was stored once, and only its replay is dead', edit_dead.id
+      USING ERRCODE = 'OB011', HINT = 'Give the replay up, and enqueue another message.';
+  END IF;
+  PERFORM "oncebox".check_edit(old.headers, old.payload, edit_dead.headers, edit_dead.payload, seen, note),
+          "oncebox".check_headers(edit_dead.headers);
+  new_key := "oncebox".edit_key(old.key);
+  PERFORM "oncebox".rewrite_message(old.lane, old.id, new_key, edit_dead.headers, edit_dead.payload);
+  UPDATE "oncebox".parked AS p
+  SET key = new_key, headers = edit_dead.headers, payload = edit_dead.payload, waits_for = NULL
+  WHERE p.lane = old.lane AND p.id = old.id;
+  PERFORM "oncebox".make_due(old.lane, ARRAY[old.id]);
+  INSERT INTO "oncebox".audit (operator, note, action, lane, message_id, key, subject, reason)
+  VALUES (by, note, 'edit', old.lane, old.id, old.key, old.subject,
+          "oncebox".edit_reason(new_key, old.headers, old.payload, edit_dead.headers, edit_dead.payload))
+  RETURNING audit.id INTO noted;
+  INSERT INTO "oncebox".kept (audit, origin, lane, id, bytes, columns, payload)
+  VALUES (noted, 'edited', old.lane, old.id, octet_length(old.payload),
+          (to_jsonb(old) - 'payload') || jsonb_build_object('edited', new_key), old.payload);
+  RETURN new_key;
+END $$;
+
+COMMENT ON FUNCTION oncebox.edit_dead(lane smallint, id bigint, headers jsonb, payload bytea, seen bytea, by text, note text) IS 'For operators: gives a dead message other headers and another payload, under the next key KEY:edit-N, and makes it due; keeps it as it was for a day, see undo_discard(). seen: content_digest() of the row that was shown. Returns the new key.';
+
+CREATE FUNCTION oncebox.edit_key(key text) RETURNS text
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  root text COLLATE "C" := "oncebox".edit_root(edit_key.key);
+  number bigint;
+  edited text;
+BEGIN
+  SELECT count(*) INTO number
+  FROM "oncebox".audit AS a
+  WHERE a.action = 'edit' AND (a.key = root OR a.key > root || ':edit-' AND a.key < root || ':edit.')
+    AND "oncebox".edit_root(a.key) = root;
+  LOOP
+    number := number + 1;
+    edited := "oncebox".step_key(root, 'edit-' || number);
+    EXIT WHEN NOT EXISTS (SELECT FROM "oncebox".log AS l WHERE l.key = edited);
+  END LOOP;
+  RETURN edited;
+END $$;
+
+CREATE FUNCTION oncebox.edit_letter(id bigint, headers jsonb, payload bytea, seen bytea, by text, note text, OUT outbox text, OUT key text, OUT subject text, OUT edited_headers text, OUT edited_payload bytea, OUT number bigint, OUT is_in_line boolean) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+DECLARE
+  old "oncebox".dead_letter;
+  final jsonb := edit_letter.headers;
+  header record;
+  has_key boolean := false;
+BEGIN
+  SELECT d.* INTO old FROM "oncebox".dead_letter AS d WHERE d.id = edit_letter.id FOR UPDATE;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'dead letter % is gone', edit_letter.id USING ERRCODE = 'OB011';
+  ELSIF old.key IS NULL THEN
+    RAISE EXCEPTION 'dead letter % has no valid key, so an edit of it can have none', edit_letter.id
+      USING ERRCODE = 'OB011', HINT = 'Enqueue the right message under a key of its own, and discard the letter.';
+  ELSIF EXISTS (SELECT FROM "oncebox".inbox AS i WHERE i.scope = old.scope AND i.tenant = old.tenant AND i.key = old.key AND i.status <> 'dead') THEN
+    RAISE EXCEPTION 'the inbox has handled another message under the key of dead letter %, and would answer its edit as a copy of that', edit_letter.id
+      USING ERRCODE = 'OB011', HINT = 'Enqueue it under a key of its own, and discard the letter.';
+  END IF;
+  PERFORM "oncebox".check_edit(old.headers, old.payload, edit_letter.headers, edit_letter.payload, seen, note),
+          "oncebox".check_headers(coalesce(jsonb_object_agg(h.name, h.value), '{}'))
+  FROM jsonb_each(edit_letter.headers) AS h (name, value)
+  WHERE (old.headers -> h.name) IS DISTINCT FROM h.value;
+  key := "oncebox".edit_key(old.key);
+  FOR header IN SELECT h.name, h.value #>> '{}' AS value FROM jsonb_each(edit_letter.headers) AS h (name, value) LOOP
+    CASE
+      WHEN lower(header.name) IN ('idempotency-key', 'x-idempotency-key') AND header.value = old.key THEN
+        final := final || jsonb_build_object(header.name, key);
+        has_key := true;
+      WHEN lower(header.name) = 'nats-msg-id' THEN
+        final := (final - header.name) || jsonb_build_object('Nats-Msg-Id', key);
+        has_key := has_key OR header.value = old.key OR header.value LIKE '%/' || old.key;
+      WHEN lower(header.name) = 'ce-id' THEN
+        final := final || jsonb_build_object(header.name, "oncebox".edit_root(header.value) || substring(key FROM ':edit-[0-9]+$'));
+      -- A new payload is in the message; the old one stays in its bucket.
+      WHEN edit_letter.payload <> old.payload AND lower(header.name) ~ '^(oncebox-object.*|ce-dataref)$' THEN
+        final := final - header.name;
+      ELSE NULL;
+    END CASE;
+  END LOOP;
+  IF NOT has_key THEN
+    RAISE EXCEPTION 'the key of dead letter % is in none of its headers, so an edit cannot give it another', edit_letter.id
+      USING ERRCODE = 'OB011', HINT = 'Publish the right message where it came from, and discard the letter.';
+  END IF;
+  SELECT o.identity INTO outbox FROM "oncebox".outbox AS o;
+  subject := old.subject;
+  edited_headers := final::text;
+  edited_payload := edit_letter.payload;
+  number := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+  is_in_line := old.ordering_key IS NOT NULL;
+  UPDATE "oncebox".dead_letter AS d SET ordering_key = NULL WHERE d.id = old.id AND is_in_line;
+  DELETE FROM "oncebox".dead_letter AS d WHERE d.id = old.id;
+  INSERT INTO "oncebox".inbox_behind
+    (id, scope, tenant, key, ordering_key, subject, headers, payload, stream, stream_sequence, stored_at)
+  SELECT old.id, old.scope, old.tenant, edit_letter.key, old.ordering_key, old.subject, final, edit_letter.payload, old.stream,
+         old.stream_sequence, old.stored_at
+  WHERE is_in_line
+  ON CONFLICT ON CONSTRAINT inbox_behind_once DO NOTHING;
+  INSERT INTO "oncebox".audit (operator, note, action, message_id, scope, key, subject, reason)
+  VALUES (by, note, 'edit', old.id, old.scope, old.key, old.subject,
+          "oncebox".edit_reason(key, old.headers, old.payload, edit_letter.headers, edit_letter.payload));
+  PERFORM "oncebox".advance_line(old.scope, old.ordering_key) WHERE is_in_line;
+END $_$;
+
+COMMENT ON FUNCTION oncebox.edit_letter(id bigint, headers jsonb, payload bytea, seen bytea, by text, note text, OUT outbox text, OUT key text, OUT subject text, OUT edited_headers text, OUT edited_payload bytea, OUT number bigint, OUT is_in_line boolean) IS 'For operators: takes a dead letter out, and returns it with other headers and another payload under the next key KEY:edit-N. The caller publishes it, and then commits; one that is in a line is run by its consumer. seen: content_digest() of the row that was shown.';
+
+CREATE FUNCTION oncebox.edit_reason(new_key text, old_headers jsonb, old_payload bytea, headers jsonb, payload bytea) RETURNS text
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  SELECT format('%s; payload SHA-256 %s to %s; headers changed: %s', $1,
+    encode(sha256($3), 'hex'), encode(sha256($5), 'hex'),
+    coalesce((
+      SELECT string_agg(n.name, ', ' ORDER BY n.name)
+      FROM (SELECT jsonb_object_keys($2 || $4)) AS n (name)
+      WHERE ($2 -> n.name) IS DISTINCT FROM ($4 -> n.name)
+    ), 'none'))
+$_$;
+
+CREATE FUNCTION oncebox.edit_root(key text) RETURNS text
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN regexp_replace(key, ':edit-[1-9][0-9]*$'::text, ''::text);
+
 CREATE FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint) RETURNS SETOF record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2095,6 +2301,24 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer, pause_seconds double precision) IS 'For relays: has messages go into the next segment; says why it cannot.';
+
+CREATE FUNCTION oncebox.ended_before_edit(scope text, tenant text, key text) RETURNS TABLE(status text, outcome bytea)
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  SELECT i.status, i.outcome
+  FROM "oncebox".inbox AS i
+  CROSS JOIN (SELECT "oncebox".edit_root($3) COLLATE "C" AS root) AS r
+  WHERE i.scope = $1
+    AND i.tenant = $2
+    AND (i.key = r.root OR i.key > r.root || ':edit-' AND i.key < r.root || ':edit.')
+    AND "oncebox".edit_root(i.key) = r.root
+    AND i.key <> $3
+    AND "oncebox".edit_root($3) <> $3
+    AND i.status IN ('completed', 'rejected')
+  ORDER BY i.created_at
+  LIMIT 1
+$_$;
 
 CREATE FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -3093,16 +3317,16 @@ CREATE TABLE oncebox.kept (
     kept_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     columns jsonb NOT NULL,
     payload bytea NOT NULL,
-    CONSTRAINT kept_origin CHECK (((origin = ANY (ARRAY['dead_letter'::text, 'parked'::text])) AND ((origin = 'parked'::text) = (lane IS NOT NULL))))
+    CONSTRAINT kept_origin CHECK (((origin = ANY (ARRAY['dead_letter'::text, 'parked'::text, 'edited'::text])) AND ((origin <> 'dead_letter'::text) = (lane IS NOT NULL))))
 );
 
-COMMENT ON TABLE oncebox.kept IS 'Rows that operators discarded, whole: for a day, and the newest 100,000 of at most 1 GiB. audit is the row that records it.';
+COMMENT ON TABLE oncebox.kept IS 'Rows that operators discarded or edited, as they were: for a day, and the newest 100,000 of at most 1 GiB. audit is the row that records it.';
 
 COMMENT ON COLUMN oncebox.kept.lane_floor IS 'All messages of the lane up to this id had been sent, or set aside, by then.';
 
 COMMENT ON COLUMN oncebox.kept.follower IS 'The next message of its ordering key that was set aside then.';
 
-COMMENT ON COLUMN oncebox.kept.columns IS 'All columns of the row but the payload.';
+COMMENT ON COLUMN oncebox.kept.columns IS 'All columns of the row but the payload; of an edited one also edited, the new key.';
 
 CREATE FUNCTION oncebox.letter_obstacle(k oncebox.kept) RETURNS text
     LANGUAGE sql STABLE
@@ -3234,6 +3458,15 @@ BEGIN
     PERFORM "oncebox".register_scope(look_up_key.scope);
     RETURN;
   END IF;
+  -- The trigger of 0027_edit.sql has kept it from being claimed.
+  IF strpos(look_up_key.key, ':edit-') > 0 THEN
+    SELECT CASE e.status WHEN 'completed' THEN 'replayed' ELSE e.status END, e.outcome
+    INTO answer, outcome
+    FROM "oncebox".ended_before_edit(look_up_key.scope, look_up_key.tenant, look_up_key.key) AS e;
+    IF answer IS NOT NULL THEN
+      RETURN;
+    END IF;
+  END IF;
   SELECT i.status, i.fingerprint, i.outcome, "oncebox".is_own(i.xmin) AS is_own,
          coalesce(i.created_at < statement_timestamp() - make_interval(secs => registered.retention_seconds), false) AS is_expired
   INTO stored
@@ -3304,6 +3537,58 @@ BEGIN
   RETURN NULL;
 END $$;
 
+CREATE TABLE oncebox.parked (
+    lane smallint NOT NULL,
+    id bigint NOT NULL,
+    turn bigint NOT NULL,
+    ordering_key text COLLATE pg_catalog."C",
+    attempts integer NOT NULL,
+    next_attempt_at timestamp with time zone,
+    dead_at timestamp with time zone,
+    error text NOT NULL,
+    parked_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    replay integer DEFAULT 0 NOT NULL,
+    cause text,
+    waits_for text COLLATE pg_catalog."C",
+    key text NOT NULL COLLATE pg_catalog."C",
+    subject text NOT NULL,
+    headers jsonb NOT NULL,
+    payload bytea NOT NULL,
+    created_at timestamp with time zone NOT NULL,
+    CONSTRAINT parked_attempts CHECK ((attempts >= 0)),
+    CONSTRAINT parked_error CHECK ((octet_length(error) <= 1000)),
+    CONSTRAINT parked_replay CHECK ((replay >= 0)),
+    CONSTRAINT parked_state CHECK (((dead_at IS NULL) OR (next_attempt_at IS NULL)))
+);
+
+COMMENT ON TABLE oncebox.parked IS 'Messages set aside: next_attempt_at set = looked at again then, and sent if it is the first of its ordering key; dead_at set = dead; neither = waits behind its ordering key.';
+
+COMMENT ON COLUMN oncebox.parked.turn IS 'That of the segment of the log that holds the message too, until it is emptied.';
+
+COMMENT ON COLUMN oncebox.parked.replay IS '0 for a message that was never stored; N for its replay, sent with Nats-Msg-Id outbox/digest/rN/key.';
+
+COMMENT ON COLUMN oncebox.parked.cause IS 'What error is about, in a word that does not change, such as no-stream; behind = waits behind its ordering key, replay = to be replayed.';
+
+COMMENT ON COLUMN oncebox.parked.waits_for IS 'What refuses the message with others: stream NAME, subject NAME, or pause KIND VALUE. A few of them have the next due times; all others have one that is hours away, and are tried as soon as one of those is stored.';
+
+CREATE FUNCTION oncebox.make_due(lane smallint, ids bigint[]) RETURNS SETOF oncebox.parked
+    LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  UPDATE "oncebox".parked AS p
+  SET
+    attempts = 0,
+    dead_at = NULL,
+    next_attempt_at = CASE WHEN d.place = 1 OR d.ordering_key IS NULL THEN clock_timestamp() END
+  FROM (
+    SELECT q.lane, q.id, q.ordering_key, row_number() OVER (PARTITION BY q.ordering_key ORDER BY q.id) AS place
+    FROM "oncebox".parked AS q
+    WHERE q.lane = $1 AND q.id = ANY ($2) AND q.dead_at IS NOT NULL
+  ) AS d
+  WHERE p.lane = d.lane AND p.id = d.id
+  RETURNING p.*
+$_$;
+
 CREATE FUNCTION oncebox.media_type(content_type text, OUT kind text, OUT boundary text) RETURNS record
     LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3341,6 +3626,13 @@ DECLARE
   looked bigint;
   passed bigint;
 BEGIN
+  IF k.origin = 'edited' THEN
+    RETURN (SELECT 'the edited message was sent, tried or given up since' WHERE NOT EXISTS (
+      SELECT
+      FROM "oncebox".parked AS p
+      WHERE p.lane = k.lane AND p.id = k.id AND p.replay = 0 AND p.attempts = 0 AND p.key = k.columns ->> 'edited'
+    ));
+  END IF;
   IF EXISTS (SELECT FROM "oncebox".parked AS p WHERE p.lane = k.lane AND p.id = k.id) THEN
     RETURN 'it is set aside again';
   END IF;
@@ -4530,23 +4822,9 @@ CREATE FUNCTION oncebox.retry_dead(lane smallint, ids bigint[], by text, note te
 BEGIN
   PERFORM FROM "oncebox".lane AS l WHERE l.lane = $1 FOR UPDATE;
   RETURN QUERY
-  WITH retried AS (
-    UPDATE "oncebox".parked AS p
-    SET
-      attempts = 0,
-      dead_at = NULL,
-      next_attempt_at = CASE WHEN d.place = 1 OR d.ordering_key IS NULL THEN clock_timestamp() END
-    FROM (
-      SELECT q.lane, q.id, q.ordering_key, row_number() OVER (PARTITION BY q.ordering_key ORDER BY q.id) AS place
-      FROM "oncebox".parked AS q
-      WHERE q.lane = $1 AND q.id = ANY ($2) AND q.dead_at IS NOT NULL
-    ) AS d
-    WHERE p.lane = d.lane AND p.id = d.id
-    RETURNING p.lane, p.id, p.key, p.subject, p.error
-  )
   INSERT INTO "oncebox".audit (operator, note, action, lane, message_id, key, subject, reason)
   SELECT $3, $4, 'retry', r.lane, r.id, r.key, r.subject, r.error
-  FROM retried AS r
+  FROM "oncebox".make_due($1, $2) AS r
   RETURNING message_id;
 END $_$;
 
@@ -4755,6 +5033,32 @@ CREATE FUNCTION oncebox.retry_saga_as(saga_id bigint, step text, by text, note t
 $_$;
 
 COMMENT ON FUNCTION oncebox.retry_saga_as(saga_id bigint, step text, by text, note text) IS 'For operators: retry_saga(), recorded. A dead letter of the last attempt is discarded, and recorded, too.';
+
+CREATE FUNCTION oncebox.rewrite_message(lane smallint, id bigint, key text, headers jsonb, payload bytea) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+DECLARE
+  old record;
+  kept regclass;
+BEGIN
+  SELECT l.tableoid::regclass AS segment, l.key, l.subject, l.payload INTO old
+  FROM "oncebox".log AS l
+  WHERE l.lane = rewrite_message.lane AND l.id = rewrite_message.id;
+  SELECT l.tableoid::regclass INTO kept FROM "oncebox".log AS l WHERE l.key = rewrite_message.key AND l.lane = -2;
+  IF kept IS NOT NULL THEN
+    EXECUTE format('DELETE FROM %s AS m WHERE m.lane = -2 AND m.key = $1', kept) USING rewrite_message.key;
+  END IF;
+  IF old.segment IS NULL THEN
+    RETURN;
+  END IF;
+  EXECUTE format('UPDATE %s AS m SET key = $3, headers = $4, payload = $5 WHERE m.lane = $1 AND m.id = $2', old.segment)
+    USING rewrite_message.lane, rewrite_message.id, rewrite_message.key, rewrite_message.headers, rewrite_message.payload;
+  IF kept IS NULL THEN
+    PERFORM "oncebox".append(ARRAY[nextval('"oncebox".message_id_seq')], '{-2}', ARRAY[old.key], ARRAY[old.subject], '{NULL}',
+                            ARRAY['{}'::jsonb], ARRAY[old.payload], true);
+  END IF;
+END $_$;
 
 CREATE FUNCTION oncebox.root_key(client_key text) RETURNS text
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
@@ -5698,11 +6002,12 @@ DECLARE
   letter "oncebox".dead_letter;
   m "oncebox".parked;
 BEGIN
+  PERFORM FROM "oncebox".maintenance FOR UPDATE;
   PERFORM FROM "oncebox".lane AS l
   WHERE l.lane IN (
     SELECT a.lane
     FROM "oncebox".audit AS chosen
-    JOIN "oncebox".audit AS a ON a.command = chosen.command AND a.action = 'discard'
+    JOIN "oncebox".audit AS a ON a.command = chosen.command AND a.action IN ('discard', 'edit')
     WHERE chosen.id = $1
   )
   ORDER BY l.lane
@@ -5711,7 +6016,7 @@ BEGIN
   WHERE l.audit IN (
     SELECT a.id
     FROM "oncebox".audit AS chosen
-    JOIN "oncebox".audit AS a ON a.command = chosen.command AND a.action = 'discard'
+    JOIN "oncebox".audit AS a ON a.command = chosen.command AND a.action IN ('discard', 'edit')
     WHERE chosen.id = $1
   )
   ORDER BY l.audit
@@ -5721,8 +6026,8 @@ BEGIN
   INTO ids, blocked, first
   FROM "oncebox".undo_rows($1) AS r;
   IF ids IS NULL THEN
-    RAISE EXCEPTION 'row % of the audit is no discard', $1
-      USING ERRCODE = 'OB011', HINT = 'Only a discard can be taken back; the audit has its id.';
+    RAISE EXCEPTION 'row % of the audit is no discard and no edit', $1
+      USING ERRCODE = 'OB011', HINT = 'Only a discard or an edit can be taken back; the audit has its id.';
   END IF;
   IF blocked > 0 THEN
     RAISE EXCEPTION '% of % rows cannot come back, so none did. %', blocked, cardinality(ids), first
@@ -5737,6 +6042,10 @@ BEGIN
       m := jsonb_populate_record(NULL::"oncebox".parked, k.columns);
       m.payload := k.payload;
       m.waits_for := NULL;
+      IF k.origin = 'edited' THEN
+        DELETE FROM "oncebox".parked AS p WHERE p.lane = m.lane AND p.id = m.id;
+        PERFORM "oncebox".rewrite_message(m.lane, m.id, m.key, m.headers, m.payload);
+      END IF;
       m.next_attempt_at := CASE WHEN m.dead_at IS NULL AND NOT EXISTS (
         SELECT
         FROM "oncebox".parked AS p
@@ -5756,7 +6065,7 @@ BEGIN
   RETURNING audit.message_id;
 END $_$;
 
-COMMENT ON FUNCTION oncebox.undo_discard(audit bigint, by text, note text) IS 'For operators: brings back all rows of the discard with this row in the audit, or none. Returns the ids of the messages and letters.';
+COMMENT ON FUNCTION oncebox.undo_discard(audit bigint, by text, note text) IS 'For operators: brings back all rows of the discard, or edit, with this row in the audit, or none. Returns the ids of the messages and letters.';
 
 CREATE FUNCTION oncebox.undo_key(key text) RETURNS text
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
@@ -5777,20 +6086,21 @@ CREATE FUNCTION oncebox.undo_rows(audit bigint) RETURNS TABLE(audit_id bigint, o
     CASE
       WHEN u.id IS NOT NULL THEN format('%s brought it back at %s UTC', coalesce(u.operator, u.database_user),
         to_char(u.happened_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'))
+      WHEN a.action = 'edit' AND a.scope IS NOT NULL THEN 'the edited letter was sent, or given to its consumer, at once'
       WHEN k.audit IS NULL OR k.kept_at < clock_timestamp() - "oncebox".kept_for()
-        THEN 'it is not kept: a discard is kept for a day, and of several the newest 100,000 rows of at most 1 GiB'
+        THEN 'it is not kept: it is kept for a day, and of several the newest 100,000 rows of at most 1 GiB'
       WHEN k.origin = 'dead_letter' THEN "oncebox".letter_obstacle(k)
       ELSE "oncebox".message_obstacle(k, a.command)
     END
   FROM "oncebox".audit AS chosen
-  JOIN "oncebox".audit AS a ON a.command = chosen.command AND a.action = 'discard'
+  JOIN "oncebox".audit AS a ON a.command = chosen.command AND a.action IN ('discard', 'edit')
   LEFT JOIN "oncebox".kept AS k ON k.audit = a.id
   LEFT JOIN "oncebox".audit AS u ON u.undoes = a.id
-  WHERE chosen.id = $1 AND chosen.action = 'discard'
+  WHERE chosen.id = $1 AND chosen.action IN ('discard', 'edit')
   ORDER BY a.id
 $_$;
 
-COMMENT ON FUNCTION oncebox.undo_rows(audit bigint) IS 'For operators: what the discard with this row in the audit took out, and why a row cannot come back.';
+COMMENT ON FUNCTION oncebox.undo_rows(audit bigint) IS 'For operators: what the discard, or edit, with this row in the audit took out, and why a row cannot come back.';
 
 CREATE FUNCTION oncebox.unhandled_max() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -5922,7 +6232,7 @@ CREATE TABLE oncebox.audit (
     scope text,
     command text DEFAULT COALESCE(NULLIF(current_setting('oncebox.command'::text, true), ''::text), ('transaction '::text || pg_current_xact_id())) NOT NULL COLLATE pg_catalog."C",
     undoes bigint,
-    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text, 'change-scope'::text, 'expect'::text, 'expect-no-more'::text, 'undo'::text, 'begin-canary'::text, 'stop-canary'::text, 'continue-canary'::text]))),
+    CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text, 'change-scope'::text, 'expect'::text, 'expect-no-more'::text, 'undo'::text, 'begin-canary'::text, 'stop-canary'::text, 'continue-canary'::text, 'edit'::text]))),
     CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR (action = 'resend'::text) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text, 'begin-canary'::text, 'stop-canary'::text, 'continue-canary'::text]))))),
     CONSTRAINT audit_messages CHECK ((messages >= 1)),
     CONSTRAINT audit_note_size CHECK (((octet_length(note) >= 1) AND (octet_length(note) <= 1000))),
@@ -5934,7 +6244,7 @@ COMMENT ON TABLE oncebox.audit IS 'What operators did: a row for each message an
 
 COMMENT ON COLUMN oncebox.audit.operator IS 'Who it was by their own word (--by); database_user is who the database knows.';
 
-COMMENT ON COLUMN oncebox.audit.reason IS 'Why the message was dead; for a replay the name of the request; of a pause or throttle its kind and value.';
+COMMENT ON COLUMN oncebox.audit.reason IS 'Why the message was dead; for a replay the name of the request; of a pause or throttle its kind and value; of an edit the new key, and digests.';
 
 COMMENT ON COLUMN oncebox.audit.scope IS 'Who gave the message up, for a dead letter of an inbox; message_id is the letter''s id then.';
 
@@ -6427,7 +6737,7 @@ CREATE TABLE oncebox.message_0 (
 )
 WITH (autovacuum_vacuum_insert_scale_factor='0.05');
 
-COMMENT ON TABLE oncebox.message_0 IS 'A segment of the message log. Private: append-only, written by enqueue(), read by the relay.';
+COMMENT ON TABLE oncebox.message_0 IS 'A segment of the message log. Private: append-only but for edit_dead(), written by enqueue(), read by the relay.';
 
 CREATE TABLE oncebox.message_1 (
     id bigint DEFAULT nextval('oncebox.message_id_seq'::regclass) CONSTRAINT message_0_id_not_null NOT NULL,
@@ -6697,40 +7007,6 @@ CREATE TABLE oncebox.maintenance_fault (
 
 COMMENT ON TABLE oncebox.maintenance_fault IS 'Steps of maintenance that fail: each stops no other. A row goes when its step works again.';
 
-CREATE TABLE oncebox.parked (
-    lane smallint NOT NULL,
-    id bigint NOT NULL,
-    turn bigint NOT NULL,
-    ordering_key text COLLATE pg_catalog."C",
-    attempts integer NOT NULL,
-    next_attempt_at timestamp with time zone,
-    dead_at timestamp with time zone,
-    error text NOT NULL,
-    parked_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    replay integer DEFAULT 0 NOT NULL,
-    cause text,
-    waits_for text COLLATE pg_catalog."C",
-    key text NOT NULL COLLATE pg_catalog."C",
-    subject text NOT NULL,
-    headers jsonb NOT NULL,
-    payload bytea NOT NULL,
-    created_at timestamp with time zone NOT NULL,
-    CONSTRAINT parked_attempts CHECK ((attempts >= 0)),
-    CONSTRAINT parked_error CHECK ((octet_length(error) <= 1000)),
-    CONSTRAINT parked_replay CHECK ((replay >= 0)),
-    CONSTRAINT parked_state CHECK (((dead_at IS NULL) OR (next_attempt_at IS NULL)))
-);
-
-COMMENT ON TABLE oncebox.parked IS 'Messages set aside: next_attempt_at set = looked at again then, and sent if it is the first of its ordering key; dead_at set = dead; neither = waits behind its ordering key.';
-
-COMMENT ON COLUMN oncebox.parked.turn IS 'That of the segment of the log that holds the message too, until it is emptied.';
-
-COMMENT ON COLUMN oncebox.parked.replay IS '0 for a message that was never stored; N for its replay, sent with Nats-Msg-Id outbox/digest/rN/key.';
-
-COMMENT ON COLUMN oncebox.parked.cause IS 'What error is about, in a word that does not change, such as no-stream; behind = waits behind its ordering key, replay = to be replayed.';
-
-COMMENT ON COLUMN oncebox.parked.waits_for IS 'What refuses the message with others: stream NAME, subject NAME, or pause KIND VALUE. A few of them have the next due times; all others have one that is hours away, and are tried as soon as one of those is stored.';
-
 CREATE VIEW oncebox.message AS
  SELECT m.id,
     m.lane,
@@ -6802,7 +7078,7 @@ CREATE TABLE oncebox.migration (
     oldest_program integer
 );
 
-COMMENT ON TABLE oncebox.migration IS 'version 26, oldest program 14';
+COMMENT ON TABLE oncebox.migration IS 'version 27, oldest program 14';
 
 COMMENT ON COLUMN oncebox.migration.oldest_program IS 'Programs that were built for this version and later ones work with the schema as it is after this migration.';
 
@@ -7336,7 +7612,7 @@ ALTER TABLE ONLY oncebox.throttle
 ALTER TABLE ONLY oncebox.unhandled
     ADD CONSTRAINT unhandled_pkey PRIMARY KEY (expectation, lane, id);
 
-CREATE INDEX audit_discards ON oncebox.audit USING btree (command) WHERE (action = 'discard'::text);
+CREATE INDEX audit_discards ON oncebox.audit USING btree (command) WHERE (action = ANY (ARRAY['discard'::text, 'edit'::text]));
 
 CREATE INDEX audit_key ON oncebox.audit USING btree (key);
 
@@ -7419,6 +7695,10 @@ CREATE INDEX saga_finished_at ON oncebox.saga USING btree (finished_at, type, st
 CREATE INDEX saga_open ON oncebox.saga USING btree (type, version, fingerprint, state, created_at) WHERE (finished_at IS NULL);
 
 CREATE CONSTRAINT TRIGGER barrier_entry AFTER INSERT OR UPDATE OF xact ON oncebox.barrier DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN ((new.state = ANY (ARRAY['acted'::text, 'undone'::text]))) EXECUTE FUNCTION oncebox.refuse_lone_entry();
+
+CREATE TRIGGER claim_edit_once BEFORE INSERT ON oncebox.inbox FOR EACH ROW WHEN (((strpos((new.key)::text, ':edit-'::text) > 0) AND (pg_trigger_depth() = 0))) EXECUTE FUNCTION oncebox.claim_edit_once();
+
+CREATE TRIGGER claim_edit_once BEFORE INSERT ON oncebox.inbox_claim FOR EACH ROW WHEN (((strpos((new.key)::text, ':edit-'::text) > 0) AND (pg_trigger_depth() = 0))) EXECUTE FUNCTION oncebox.claim_edit_once();
 
 CREATE TRIGGER dead_letter_event AFTER INSERT ON oncebox.dead_letter FOR EACH ROW EXECUTE FUNCTION oncebox.dead_letter_event();
 
@@ -7528,6 +7808,8 @@ GRANT ALL ON FUNCTION oncebox.change_scope(scope text, retention interval, dead_
 
 REVOKE ALL ON FUNCTION oncebox.check_barrier(barrier text, tenant text, key text, flag boolean, attempt integer) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION oncebox.check_edit(old_headers jsonb, old_payload bytea, headers jsonb, payload bytea, seen bytea, note text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.check_end(state text, barrier text, key text, attempt integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.check_enqueued(wanted_key text, wanted_subject text, wanted_payload bytea) FROM PUBLIC;
@@ -7566,6 +7848,8 @@ GRANT ALL ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant 
 REVOKE ALL ON FUNCTION oncebox.claim_batch(scope text, tenants text[], keys text[], fingerprints bytea[], message_ids bigint[], time_limit interval, OUT place integer, OUT answer text, OUT outcome json) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.claim_batch(scope text, tenants text[], keys text[], fingerprints bytea[], message_ids bigint[], time_limit interval, OUT place integer, OUT answer text, OUT outcome json) TO oncebox_consumer;
 
+REVOKE ALL ON FUNCTION oncebox.claim_edit_once() FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.claim_leased(scope text, key text, payload bytea, owner uuid, lease interval, tenant text, message_id bigint, is_alone boolean, OUT answer text, OUT outcome json, OUT reason text, OUT epoch bigint, OUT attempts integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.claim_leased(scope text, key text, payload bytea, owner uuid, lease interval, tenant text, message_id bigint, is_alone boolean, OUT answer text, OUT outcome json, OUT reason text, OUT epoch bigint, OUT attempts integer) TO oncebox_consumer;
 
@@ -7574,6 +7858,9 @@ GRANT ALL ON FUNCTION oncebox.claim_request(scope text, tenant text, client_key 
 
 REVOKE ALL ON FUNCTION oncebox.consumer_place(stream text, durable text, stream_created text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.consumer_place(stream text, durable text, stream_created text) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.content_digest(headers jsonb, payload bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.content_digest(headers jsonb, payload bytea) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.continue_canary(canary bigint, by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.continue_canary(canary bigint, by text, note text) TO oncebox_operator;
@@ -7604,6 +7891,18 @@ GRANT ALL ON FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) 
 REVOKE ALL ON FUNCTION oncebox.drain_segments() FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.drain_segments() TO oncebox_relay;
 
+REVOKE ALL ON FUNCTION oncebox.edit_dead(lane smallint, id bigint, headers jsonb, payload bytea, seen bytea, by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.edit_dead(lane smallint, id bigint, headers jsonb, payload bytea, seen bytea, by text, note text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.edit_key(key text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.edit_letter(id bigint, headers jsonb, payload bytea, seen bytea, by text, note text, OUT outbox text, OUT key text, OUT subject text, OUT edited_headers text, OUT edited_payload bytea, OUT number bigint, OUT is_in_line boolean) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.edit_letter(id bigint, headers jsonb, payload bytea, seen bytea, by text, note text, OUT outbox text, OUT key text, OUT subject text, OUT edited_headers text, OUT edited_payload bytea, OUT number bigint, OUT is_in_line boolean) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.edit_reason(new_key text, old_headers jsonb, old_payload bytea, headers jsonb, payload bytea) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.edit_root(key text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint) TO oncebox_relay;
 
@@ -7628,6 +7927,8 @@ REVOKE ALL ON FUNCTION oncebox.end_leased(scope text, tenant text, key text, own
 
 REVOKE ALL ON FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer, pause_seconds double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer, pause_seconds double precision) TO oncebox_relay;
+
+REVOKE ALL ON FUNCTION oncebox.ended_before_edit(scope text, tenant text, key text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb, ordering_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.enqueue(key text, subject text, payload bytea, headers jsonb, ordering_key text) TO oncebox_producer;
@@ -7758,6 +8059,11 @@ REVOKE ALL ON FUNCTION oncebox.look_up_leased(scope text, tenant text, key text,
 
 REVOKE ALL ON FUNCTION oncebox.loss_event() FROM PUBLIC;
 
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.parked TO oncebox_relay;
+GRANT SELECT ON TABLE oncebox.parked TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.make_due(lane smallint, ids bigint[]) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.media_type(content_type text, OUT kind text, OUT boundary text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.media_type(content_type text, OUT kind text, OUT boundary text) TO oncebox_consumer;
 
@@ -7872,6 +8178,8 @@ REVOKE ALL ON FUNCTION oncebox.retry_saga(saga_id bigint, step text) FROM PUBLIC
 
 REVOKE ALL ON FUNCTION oncebox.retry_saga_as(saga_id bigint, step text, by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.retry_saga_as(saga_id bigint, step text, by text, note text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.rewrite_message(lane smallint, id bigint, key text, headers jsonb, payload bytea) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.root_key(client_key text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.root_key(client_key text) TO oncebox_producer;
@@ -8138,9 +8446,6 @@ GRANT SELECT ON TABLE oncebox.maintenance TO oncebox_operator;
 
 GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.maintenance_fault TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.maintenance_fault TO oncebox_operator;
-
-GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE oncebox.parked TO oncebox_relay;
-GRANT SELECT ON TABLE oncebox.parked TO oncebox_operator;
 
 GRANT SELECT ON TABLE oncebox.message TO oncebox_relay;
 GRANT SELECT ON TABLE oncebox.message TO oncebox_operator;

@@ -8,6 +8,7 @@ mod contract;
 mod databases;
 mod doctor;
 mod document;
+mod edit;
 mod enqueue;
 mod events;
 mod expect;
@@ -82,6 +83,8 @@ enum Action {
     Prove(proof::Prove, Option<Box<Config>>),
     Adopt(adopt::Adopt),
     Undo(undo::Undo),
+    /// Holds the whole configuration if it sends a message.
+    Edit(edit::Edits, Option<Box<Config>>),
     Canary(canary::Canary),
     PruneOutbox(prune::OfOutbox),
     PruneInboxes(prune::OfInboxes),
@@ -292,6 +295,7 @@ impl Command {
             (["canary", name], _) => Action::Canary(canary::Canary::new(name, flags)),
             (["adopt"], _) => Action::Adopt(adopt::Adopt::new(flags)),
             (["migrate"], _) => Action::Migrate(migrate::Migrate::new(flags)),
+            (["inbox" | "outbox", "dead", "edit"], config) => Action::Edit(edit::Edits::new(flags), config),
             (["outbox", "dead", name], _) => set_aside(ParkedKind::Dead, name, flags),
             (["outbox", "parked", name], _) => set_aside(ParkedKind::Parked, name, flags),
             (["outbox", "replay", name], _) => set_aside(ParkedKind::Replay, name, flags),
@@ -362,6 +366,7 @@ impl Command {
             Action::Console(console) => console.run().await,
             Action::Databases(_) => unreachable!("each of them is a command of its own"),
             Action::Undo(undo) => undo.run(&self.outbox).await,
+            Action::Edit(edit, config) => edit.run(&self.outbox, config.as_deref()).await,
             Action::Canary(canary) => canary.run(&self.outbox).await,
             Action::Adopt(adopt) => adopt.run(&self.outbox).await,
             Action::PruneOutbox(prune) => prune.run(&self.outbox).await,

@@ -139,6 +139,9 @@ pub enum RelayError {
     /// The messages to pause are not there.
     #[error("pause: {0}; nothing was done")]
     Pause(String),
+    /// A message cannot be edited so. In sentences, with the remedy.
+    #[error("edit: {0}; nothing was done")]
+    Edit(String),
     /// Messages cannot be expected so. In sentences, with the remedy.
     #[error("expect: {0} Nothing was done.")]
     Expect(String),

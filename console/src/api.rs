@@ -58,13 +58,14 @@ impl Operation {
 
     /// With the fields of an action in its body.
     pub(crate) fn reads_action(mut self) -> Self {
-        let one_or_more = |(name, schema): (&'static str, Value)| match is_chosen(name) {
-            true => {
-                let all = json!({ "type": "array", "items": schema, "maxItems": CHOSEN_MAX });
-                (name.to_owned(), json!({ "oneOf": [schema, all] }))
-            }
-            false => (name.to_owned(), schema),
-        };
+        let one_or_more =
+            |(name, schema): (&'static str, Value)| match is_chosen(name) || name.ends_with("header") {
+                true => {
+                    let all = json!({ "type": "array", "items": schema, "maxItems": CHOSEN_MAX });
+                    (name.to_owned(), json!({ "oneOf": [schema, all] }))
+                }
+                false => (name.to_owned(), schema),
+            };
         let mut properties: Map<String, Value> = action().into_iter().map(one_or_more).collect();
         properties.insert("note".to_owned(), json!({ "type": "string", "maxLength": NOTE_BYTES_MAX }));
         let schema = json!({

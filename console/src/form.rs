@@ -4,8 +4,8 @@ use axum::{body::to_bytes, extract::Request};
 
 use crate::{fields::Fields, problem::Problem};
 
-/// A form is small: selectors, a note, a token.
-const BODY_BYTES_MAX: usize = 64 * 1024;
+/// Selectors, a note, a token; the largest is the payload of an edit, each byte of it up to three.
+const BODY_BYTES_MAX: usize = 1024 * 1024;
 
 /// The body as text.
 pub(crate) async fn text(request: Request) -> Result<String, Problem> {

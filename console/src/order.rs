@@ -1,6 +1,7 @@
 //! The actions of operators: reading them from a form or a document, counting the things that they
 //! would change, doing them. The words are those of the command line.
 
+mod edit;
 mod run;
 mod verb;
 
@@ -11,7 +12,11 @@ use oncebox_operator::{
 use schemars::JsonSchema;
 use serde::Serialize;
 
-pub(crate) use self::{run::Counted, verb::Verb};
+pub(crate) use self::{
+    edit::{Payload, edit_of, unfolded},
+    run::Counted,
+    verb::Verb,
+};
 use crate::{fields::Fields, problem::Problem};
 
 /// The most rows that are chosen one by one: a page has no more.
@@ -30,6 +35,9 @@ pub(crate) struct Order {
     /// The rows that were shown, which alone are meant.
     #[serde(skip)]
     pub(crate) shown: Option<Shown>,
+    /// Of an edit: the new payload.
+    #[serde(skip)]
+    pub(crate) payload: Option<Payload>,
 }
 
 impl Order {
@@ -38,10 +46,11 @@ impl Order {
         let [kind, action] = ["kind", "action"].map(|name| fields.get(name).unwrap_or_default());
         let verb = Verb::of(kind, action)
             .ok_or_else(|| Problem::Bad(format!("there is no action {action:?} on {kind:?}")))?;
-        let (mut selected, mut is_all) = (Vec::new(), false);
+        let (mut selected, mut is_all, mut payload) = (Vec::new(), false, None);
         for (name, value) in fields.given() {
             match name.as_str() {
                 "kind" | "action" | "token" | "note" | "rate" | "shown" | "word" => {}
+                "payload" if verb.is_edit() => payload = Some(Payload::new(value)?),
                 "all" => {
                     is_all = match value.as_str() {
                         "1" | "true" => true,
@@ -84,7 +93,8 @@ impl Order {
             return Err(Problem::Bad("rate: a canary goes at its own pace".to_owned()));
         }
         let shown = fields.parsed::<Shown>("shown")?;
-        let order = Self { verb, fields: selected, note, rate, shown };
+        let order = Self { verb, fields: selected, note, rate, shown, payload };
+        order.edit()?;
         // The patterns and numbers of a selection are checked before anything is done.
         order.parts().iter().try_for_each(|part| part.check(verb))?;
         Ok(order)
@@ -123,9 +133,14 @@ impl Order {
         let command = |part: &Part| {
             let mut words: Vec<String> = self.verb.command().split(' ').map(str::to_owned).collect();
             for (name, value) in &part.0.0 {
-                words.extend(Some(format!("--{name}")).filter(|_| !self.verb.takes_id_alone()));
+                words.extend(
+                    Some(format!("--{name}")).filter(|_| !self.verb.takes_id_alone() || !is_chosen(name)),
+                );
                 // The others have a value.
                 words.extend(Some(value.clone()).filter(|_| ![CANARY, "unseen"].contains(&name.as_str())));
+            }
+            if self.payload.is_some() {
+                words.extend(["--payload".to_owned(), "FILE".to_owned()]);
             }
             if !part.0.0.iter().any(|(name, _)| self.verb.selects(name)) {
                 words.push("--all".to_owned());
@@ -269,6 +284,11 @@ mod tests {
         check("kind=dead&action=retry&all=1&canary=1&rate=5", Err("its own pace"));
         check("kind=dead&action=discard&all=1&canary=1", Err("takes no such field"));
         check("kind=canaries&action=stop&id=7", Ok(1));
+        check("kind=dead-letters&action=edit&id=7&payload={}&header=a=b&header=c=d&remove-header=e", Ok(1));
+        check("kind=dead-letters&action=edit&id=7&id=8&payload={}", Err("one at a time"));
+        check("kind=dead&action=edit&all=1&payload={}", Err("one at a time"));
+        check("kind=dead&action=edit&key=k&header=a", Err("NAME=VALUE"));
+        check("kind=dead&action=edit&key=k&rate=5", Err("rate"));
         let many = "&id=7".repeat(101);
         check(&format!("kind=dead&action=retry{many}"), Err("more than 100 rows"));
         check("kind=dead&action=retry&id=7&id=8", Ok(2));

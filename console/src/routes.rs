@@ -192,6 +192,18 @@ fn of_messages(routes: Routes) -> Routes {
             pages::message::letter,
         )
         .view(
+            "/db/{name}/edit",
+            operation(
+                "getEditable",
+                "The headers of a dead message or letter that can be edited, and its payload where the console shows payloads",
+                "What can be edited",
+            )
+            .chooses("kind", &["dead-letters", "dead"])
+            .takes(&[("id", "Of a dead letter"), ("key", "Of a dead message")]),
+            pages::edit::load,
+        )
+        .does("/db/{name}/edit", pages::edit::preview)
+        .view(
             "/db/{name}/delayed",
             operation("listDelayed", "Messages that wait for their time", "100 rows").takes(&[
                 ("key", ""),
@@ -288,7 +300,7 @@ mod tests {
             .collect();
         let ids: BTreeSet<&str> =
             operations.iter().map(|(_, operation)| operation["operationId"].as_str().unwrap()).collect();
-        assert_eq!((ids.len(), operations.len()), (22, 22), "{ids:?}");
+        assert_eq!((ids.len(), operations.len()), (23, 23), "{ids:?}");
         for (path, operation) in operations {
             let named = operation["parameters"].as_array().unwrap();
             let in_path = named.iter().filter(|parameter| parameter["in"] == "path").count();

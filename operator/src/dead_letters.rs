@@ -10,7 +10,7 @@ use tokio_postgres::Row;
 
 use super::{
     BATCH, Operator, execute, failed, is_selected,
-    parked::printable,
+    payload::{ShownPayload, shown_payload},
     query,
     resend::Resender,
     selection::DeadLetterSelection,
@@ -110,9 +110,9 @@ pub struct DeadLetterDetails {
     pub stored_at: Option<SystemTime>,
     /// All its headers, a JSON object; a name that occurred more than once has an array.
     pub headers: serde_json::Value,
-    /// Its payload, if asked for: text as it is, else hexadecimal digits after `\x`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub payload: Option<String>,
+    /// Its payload, if asked for.
+    #[serde(flatten)]
+    pub payload: Option<ShownPayload>,
 }
 
 impl Operator {
@@ -135,16 +135,17 @@ impl Operator {
         Ok(found)
     }
 
-    /// Reads everything about the dead letter with this id; `None` when there is none.
+    /// Reads everything about the dead letter with this id, with so many bytes of its payload;
+    /// `None` when there is none.
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
     pub async fn dead_letter(
         &self,
         id: i64,
-        with_payload: bool,
+        payload_bytes_max: Option<i32>,
     ) -> Result<Option<DeadLetterDetails>, RelayError> {
-        let rows = self.query("show a dead letter", &self.sql.letter, &[&id, &with_payload]).await?;
+        let rows = self.query("show a dead letter", &self.sql.letter, &[&id, &payload_bytes_max]).await?;
         Ok(rows.first().map(details))
     }
 
@@ -347,6 +348,6 @@ fn details(row: &Row) -> DeadLetterDetails {
         key_status: row.get("key_status"),
         stored_at: row.get("stored_at"),
         headers: serde_json::from_str(&headers).unwrap_or_default(),
-        payload: row.get::<_, Option<Vec<u8>>>("payload").map(printable),
+        payload: shown_payload(row),
     }
 }

@@ -9,14 +9,15 @@ use tokio_postgres::Row;
 
 use super::{
     Operator, failed,
-    parked::printable,
+    payload::{ShownPayload, shown_payload},
     time::{Rfc3339, enqueued_at},
 };
 
 /// Messages that are looked at, and rows that are returned, at most.
 const LOOKED_AT_MAX: i64 = 4_000;
 const FOUND_MAX: usize = 50;
-const PAYLOAD_BYTES_MAX: i32 = 64 * 1024;
+/// The bytes of a payload that a page shows at most.
+pub const PAYLOAD_BYTES_MAX: i32 = 64 * 1024;
 
 /// A message that was found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -56,12 +57,9 @@ pub struct MessageContent {
     pub headers: serde_json::Value,
     /// The size of its payload.
     pub payload_bytes: i64,
-    /// Whether `payload` is only its beginning.
-    pub payload_is_cut: bool,
-    /// The beginning of its payload, if asked for: text as it is, else hexadecimal digits after
-    /// `\x`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub payload: Option<String>,
+    /// The beginning of its payload, if asked for.
+    #[serde(flatten)]
+    pub payload: Option<ShownPayload>,
 }
 
 impl Operator {
@@ -77,8 +75,7 @@ impl Operator {
             message: found_message(row),
             headers: serde_json::from_str(row.get("headers")).unwrap_or_default(),
             payload_bytes: row.get("payload_bytes"),
-            payload_is_cut: with_payload && row.get::<_, i64>("payload_bytes") > PAYLOAD_BYTES_MAX.into(),
-            payload: row.get::<_, Option<Vec<u8>>>("payload").map(printable),
+            payload: shown_payload(row),
         }))
     }
 

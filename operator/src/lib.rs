@@ -16,6 +16,7 @@ mod dead_letters;
 mod delayed;
 mod disk;
 mod doctor;
+mod edit;
 mod events;
 mod everywhere;
 mod expectations;
@@ -28,6 +29,7 @@ mod pace;
 mod parked;
 mod pause_row;
 mod pauses;
+mod payload;
 mod proof;
 mod prune;
 mod quiet;
@@ -70,17 +72,19 @@ pub use self::{
     dead_letters::{DeadLetter, DeadLetterDetails, DeadLetters},
     delayed::{DelayedMessage, DelayedSelection},
     doctor::{DatabaseFacts, Diagnosis, Examination, InboxFacts, Lacking, Severity, examine},
+    edit::{DiffLine, EDITABLE_BYTES_MAX, Edit, EditOf, EditPreview, Editable},
     events::EventKind,
     everywhere::{PlacedTrace, look_elsewhere, together, within},
     expectations::{Expected, Unhandled},
     failing::{FailingDone, FailingMessage, FailingReason},
-    find::{Found, FoundMessage, MessageContent},
+    find::{Found, FoundMessage, MessageContent, PAYLOAD_BYTES_MAX},
     history::{History, HistoryPoint, Mark, SubjectCount},
     losses::LossStatus,
     pace::Progress,
     parked::{ParkedAction, ParkedDetails, ParkedMessage},
     pause_row::PauseRow,
     pauses::{Ends, PauseOf},
+    payload::{ShownPayload, pretty_json},
     proof::{Proof, ProofOf, ProvenInbox, ProvenStream, ProvenSubject},
     quiet::Unrest,
     rates::Rates,

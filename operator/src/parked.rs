@@ -8,7 +8,9 @@ use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::{
-    BATCH, Operator, execute, failed, is_selected, query,
+    BATCH, Operator, execute, failed, is_selected,
+    payload::{ShownPayload, shown_payload},
+    query,
     selection::{ParkedKind, ParkedSelection},
     shown::RowSet,
     time::{Rfc3339, Rfc3339Option},
@@ -89,9 +91,9 @@ pub struct ParkedDetails {
     pub headers: serde_json::Value,
     /// How many messages of its ordering key wait behind it, counted to 100,000.
     pub behind: i64,
-    /// Its payload, if asked for: text as it is, else hexadecimal digits after `\x`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub payload: Option<String>,
+    /// Its payload, if asked for.
+    #[serde(flatten)]
+    pub payload: Option<ShownPayload>,
 }
 
 impl Operator {
@@ -346,13 +348,6 @@ fn parked_details(row: &Row) -> ParkedDetails {
         parked_at: row.get("parked_at"),
         headers: serde_json::from_str(&headers).unwrap_or_default(),
         behind: row.get("behind"),
-        payload: row.get::<_, Option<Vec<u8>>>("payload").map(printable),
+        payload: shown_payload(row),
     }
-}
-
-pub(super) fn printable(payload: Vec<u8>) -> String {
-    String::from_utf8(payload).unwrap_or_else(|error| {
-        let digits = error.as_bytes().iter().map(|byte| format!("{byte:02x}"));
-        std::iter::once("\\x".to_owned()).chain(digits).collect()
-    })
 }

@@ -22,7 +22,7 @@ CREATE TABLE {schema}.message_0 (
   CONSTRAINT message_0_pkey PRIMARY KEY (lane, id),
   CONSTRAINT message_0_key_unique UNIQUE (key)
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
-COMMENT ON TABLE {schema}.message_0 IS 'A segment of the message log. Private: append-only, written by enqueue(), read by the relay.';
+COMMENT ON TABLE {schema}.message_0 IS 'A segment of the message log. Private: append-only but for edit_dead(), written by enqueue(), read by the relay.';
 
 -- The late rows of a lane, found by transaction; id last, so that the index skips newer rows.
 CREATE INDEX message_0_lane_xact_id ON {schema}.message_0 (lane, xact, id);
@@ -182,7 +182,8 @@ BEGIN
 END $$;
 
 -- Compares a key that was found with this message: in this turn and the one before, and while it is
--- delayed, one key names one message. Older ones may be kept whose key is free again.
+-- delayed, one key names one message. Older ones may be kept whose key is free again. A row of
+-- lane -2 keeps the key that a message had before an operator edited it, see 0027_edit.sql.
 CREATE FUNCTION {schema}.check_enqueued(wanted_key text, wanted_subject text, wanted_payload bytea) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -190,9 +191,9 @@ DECLARE
   stored record;
 BEGIN
   EXECUTE format($found$
-    SELECT m.subject, m.payload FROM {schema}.message_%s AS m WHERE m.key = $1 AND m.lane >= 0
+    SELECT m.subject, m.payload FROM {schema}.message_%s AS m WHERE m.key = $1 AND m.lane <> -1
     UNION ALL
-    SELECT m.subject, m.payload FROM {schema}.message_%s AS m WHERE m.key = $1 AND m.lane >= 0
+    SELECT m.subject, m.payload FROM {schema}.message_%s AS m WHERE m.key = $1 AND m.lane <> -1
     UNION ALL
     SELECT d.subject, d.payload FROM {schema}.delayed AS d WHERE d.key = $1
     LIMIT 1

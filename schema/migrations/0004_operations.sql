@@ -131,7 +131,7 @@ CREATE TABLE {schema}.audit (
   CONSTRAINT audit_action CHECK (action IN (
     'retry', 'discard', 'replay', 'prune', 'cancel', 'skip', 'abandon', 'resend', 'bury', 'pause', 'throttle', 'resume',
     'enable-events', 'disable-events', 'adopt', 'change-scope', 'expect', 'expect-no-more', 'undo',
-    'begin-canary', 'stop-canary', 'continue-canary'
+    'begin-canary', 'stop-canary', 'continue-canary', 'edit'
   )),
   CONSTRAINT audit_operator_size CHECK (octet_length(operator) BETWEEN 1 AND 255),
   CONSTRAINT audit_note_size CHECK (octet_length(note) BETWEEN 1 AND 1000),
@@ -144,16 +144,17 @@ CREATE TABLE {schema}.audit (
 );
 COMMENT ON TABLE {schema}.audit IS 'What operators did: a row for each message and action. Never deleted by Oncebox.';
 COMMENT ON COLUMN {schema}.audit.operator IS 'Who it was by their own word (--by); database_user is who the database knows.';
-COMMENT ON COLUMN {schema}.audit.reason IS 'Why the message was dead; for a replay the name of the request; of a pause or throttle its kind and value.';
+COMMENT ON COLUMN {schema}.audit.reason IS 'Why the message was dead; for a replay the name of the request; of a pause or throttle its kind and value; of an edit the new key, and digests.';
 COMMENT ON COLUMN {schema}.audit.scope IS 'Who gave the message up, for a dead letter of an inbox; message_id is the letter''s id then.';
 COMMENT ON COLUMN {schema}.audit.command IS 'The same for all rows of one command, or of one transaction that called the functions itself.';
 COMMENT ON COLUMN {schema}.audit.undoes IS 'Of undo: the id of the row that it took back.';
 CREATE INDEX audit_key ON {schema}.audit (key);
-CREATE INDEX audit_discards ON {schema}.audit (command) WHERE action = 'discard';
+CREATE INDEX audit_discards ON {schema}.audit (command) WHERE action IN ('discard', 'edit');
 CREATE UNIQUE INDEX audit_undone ON {schema}.audit (undoes) WHERE undoes IS NOT NULL;
 
 -- Messages and dead letters that operators discarded, for undo_discard(): they are gone from their
--- tables, so no program that reads these needs to know of them.
+-- tables, so no program that reads these needs to know of them. And messages as they were before
+-- an edit.
 CREATE TABLE {schema}.kept (
   audit      bigint NOT NULL,
   origin     text NOT NULL,
@@ -166,12 +167,12 @@ CREATE TABLE {schema}.kept (
   columns    jsonb NOT NULL,
   payload    bytea NOT NULL,
   CONSTRAINT kept_pkey PRIMARY KEY (audit) INCLUDE (bytes),
-  CONSTRAINT kept_origin CHECK (origin IN ('dead_letter', 'parked') AND (origin = 'parked') = (lane IS NOT NULL))
+  CONSTRAINT kept_origin CHECK (origin IN ('dead_letter', 'parked', 'edited') AND (origin <> 'dead_letter') = (lane IS NOT NULL))
 );
-COMMENT ON TABLE {schema}.kept IS 'Rows that operators discarded, whole: for a day, and the newest 100,000 of at most 1 GiB. audit is the row that records it.';
+COMMENT ON TABLE {schema}.kept IS 'Rows that operators discarded or edited, as they were: for a day, and the newest 100,000 of at most 1 GiB. audit is the row that records it.';
 COMMENT ON COLUMN {schema}.kept.lane_floor IS 'All messages of the lane up to this id had been sent, or set aside, by then.';
 COMMENT ON COLUMN {schema}.kept.follower IS 'The next message of its ordering key that was set aside then.';
-COMMENT ON COLUMN {schema}.kept.columns IS 'All columns of the row but the payload.';
+COMMENT ON COLUMN {schema}.kept.columns IS 'All columns of the row but the payload; of an edited one also edited, the new key.';
 CREATE INDEX kept_age ON {schema}.kept (kept_at);
 
 -- How long a row can be brought back.

@@ -13,30 +13,32 @@ BEGIN
   END IF;
 END $$;
 
--- Of an ordering key only the first gets a due time: the others follow it. Should another message
--- stand before it, the relay sees that (read_parked.sql).
+-- Dead messages become due. Of an ordering key only the first gets a due time: the others follow
+-- it. Should another message stand before it, the relay sees that (read_parked.sql).
+CREATE FUNCTION {schema}.make_due(lane smallint, ids bigint[]) RETURNS SETOF {schema}.parked
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+  UPDATE {schema}.parked AS p
+  SET
+    attempts = 0,
+    dead_at = NULL,
+    next_attempt_at = CASE WHEN d.place = 1 OR d.ordering_key IS NULL THEN clock_timestamp() END
+  FROM (
+    SELECT q.lane, q.id, q.ordering_key, row_number() OVER (PARTITION BY q.ordering_key ORDER BY q.id) AS place
+    FROM {schema}.parked AS q
+    WHERE q.lane = $1 AND q.id = ANY ($2) AND q.dead_at IS NOT NULL
+  ) AS d
+  WHERE p.lane = d.lane AND p.id = d.id
+  RETURNING p.*
+$$;
+
 CREATE FUNCTION {schema}.retry_dead(lane smallint, ids bigint[], by text, note text) RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   PERFORM FROM {schema}.lane AS l WHERE l.lane = $1 FOR UPDATE;
   RETURN QUERY
-  WITH retried AS (
-    UPDATE {schema}.parked AS p
-    SET
-      attempts = 0,
-      dead_at = NULL,
-      next_attempt_at = CASE WHEN d.place = 1 OR d.ordering_key IS NULL THEN clock_timestamp() END
-    FROM (
-      SELECT q.lane, q.id, q.ordering_key, row_number() OVER (PARTITION BY q.ordering_key ORDER BY q.id) AS place
-      FROM {schema}.parked AS q
-      WHERE q.lane = $1 AND q.id = ANY ($2) AND q.dead_at IS NOT NULL
-    ) AS d
-    WHERE p.lane = d.lane AND p.id = d.id
-    RETURNING p.lane, p.id, p.key, p.subject, p.error
-  )
   INSERT INTO {schema}.audit (operator, note, action, lane, message_id, key, subject, reason)
   SELECT $3, $4, 'retry', r.lane, r.id, r.key, r.subject, r.error
-  FROM retried AS r
+  FROM {schema}.make_due($1, $2) AS r
   RETURNING message_id;
 END $$;
 COMMENT ON FUNCTION {schema}.retry_dead IS 'For operators: makes dead messages of a lane due again, with their attempts forgotten. Returns their ids.';

@@ -1,5 +1,6 @@
 -- Undo: one discard of an operator comes back whole, to the tables and the order that it came from,
--- or not at all. Rows are in `kept` (0004_operations.sql) for a day.
+-- or not at all; and so does a message that was edited and not sent. Rows are in `kept`
+-- (0004_operations.sql) for a day.
 
 -- Why a dead letter cannot come back; NULL when it can.
 CREATE FUNCTION {schema}.letter_obstacle(k {schema}.kept) RETURNS text
@@ -42,6 +43,13 @@ DECLARE
   looked bigint;
   passed bigint;
 BEGIN
+  IF k.origin = 'edited' THEN
+    RETURN (SELECT 'the edited message was sent, tried or given up since' WHERE NOT EXISTS (
+      SELECT
+      FROM {schema}.parked AS p
+      WHERE p.lane = k.lane AND p.id = k.id AND p.replay = 0 AND p.attempts = 0 AND p.key = k.columns ->> 'edited'
+    ));
+  END IF;
   IF EXISTS (SELECT FROM {schema}.parked AS p WHERE p.lane = k.lane AND p.id = k.id) THEN
     RETURN 'it is set aside again';
   END IF;
@@ -95,22 +103,24 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     CASE
       WHEN u.id IS NOT NULL THEN format('%s brought it back at %s UTC', coalesce(u.operator, u.database_user),
         to_char(u.happened_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'))
+      WHEN a.action = 'edit' AND a.scope IS NOT NULL THEN 'the edited letter was sent, or given to its consumer, at once'
       WHEN k.audit IS NULL OR k.kept_at < clock_timestamp() - {schema}.kept_for()
-        THEN 'it is not kept: a discard is kept for a day, and of several the newest 100,000 rows of at most 1 GiB'
+        THEN 'it is not kept: it is kept for a day, and of several the newest 100,000 rows of at most 1 GiB'
       WHEN k.origin = 'dead_letter' THEN {schema}.letter_obstacle(k)
       ELSE {schema}.message_obstacle(k, a.command)
     END
   FROM {schema}.audit AS chosen
-  JOIN {schema}.audit AS a ON a.command = chosen.command AND a.action = 'discard'
+  JOIN {schema}.audit AS a ON a.command = chosen.command AND a.action IN ('discard', 'edit')
   LEFT JOIN {schema}.kept AS k ON k.audit = a.id
   LEFT JOIN {schema}.audit AS u ON u.undoes = a.id
-  WHERE chosen.id = $1 AND chosen.action = 'discard'
+  WHERE chosen.id = $1 AND chosen.action IN ('discard', 'edit')
   ORDER BY a.id
 $$;
-COMMENT ON FUNCTION {schema}.undo_rows IS 'For operators: what the discard with this row in the audit took out, and why a row cannot come back.';
+COMMENT ON FUNCTION {schema}.undo_rows IS 'For operators: what the discard, or edit, with this row in the audit took out, and why a row cannot come back.';
 
 -- A letter keeps its id and its time, and a message its attempts; one that was not dead is due, and
--- the relay looks at the first of each ordering key. The lanes are locked in their order.
+-- the relay looks at the first of each ordering key. Maintenance is locked first, as everywhere,
+-- and the lanes in their order.
 CREATE FUNCTION {schema}.undo_discard(audit bigint, by text, note text) RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -121,11 +131,12 @@ DECLARE
   letter {schema}.dead_letter;
   m {schema}.parked;
 BEGIN
+  PERFORM FROM {schema}.maintenance FOR UPDATE;
   PERFORM FROM {schema}.lane AS l
   WHERE l.lane IN (
     SELECT a.lane
     FROM {schema}.audit AS chosen
-    JOIN {schema}.audit AS a ON a.command = chosen.command AND a.action = 'discard'
+    JOIN {schema}.audit AS a ON a.command = chosen.command AND a.action IN ('discard', 'edit')
     WHERE chosen.id = $1
   )
   ORDER BY l.lane
@@ -134,7 +145,7 @@ BEGIN
   WHERE l.audit IN (
     SELECT a.id
     FROM {schema}.audit AS chosen
-    JOIN {schema}.audit AS a ON a.command = chosen.command AND a.action = 'discard'
+    JOIN {schema}.audit AS a ON a.command = chosen.command AND a.action IN ('discard', 'edit')
     WHERE chosen.id = $1
   )
   ORDER BY l.audit
@@ -144,8 +155,8 @@ BEGIN
   INTO ids, blocked, first
   FROM {schema}.undo_rows($1) AS r;
   IF ids IS NULL THEN
-    RAISE EXCEPTION 'row % of the audit is no discard', $1
-      USING ERRCODE = 'OB011', HINT = 'Only a discard can be taken back; the audit has its id.';
+    RAISE EXCEPTION 'row % of the audit is no discard and no edit', $1
+      USING ERRCODE = 'OB011', HINT = 'Only a discard or an edit can be taken back; the audit has its id.';
   END IF;
   IF blocked > 0 THEN
     RAISE EXCEPTION '% of % rows cannot come back, so none did. %', blocked, cardinality(ids), first
@@ -160,6 +171,10 @@ BEGIN
       m := jsonb_populate_record(NULL::{schema}.parked, k.columns);
       m.payload := k.payload;
       m.waits_for := NULL;
+      IF k.origin = 'edited' THEN
+        DELETE FROM {schema}.parked AS p WHERE p.lane = m.lane AND p.id = m.id;
+        PERFORM {schema}.rewrite_message(m.lane, m.id, m.key, m.headers, m.payload);
+      END IF;
       m.next_attempt_at := CASE WHEN m.dead_at IS NULL AND NOT EXISTS (
         SELECT
         FROM {schema}.parked AS p
@@ -178,4 +193,4 @@ BEGIN
   ORDER BY a.id
   RETURNING audit.message_id;
 END $$;
-COMMENT ON FUNCTION {schema}.undo_discard IS 'For operators: brings back all rows of the discard with this row in the audit, or none. Returns the ids of the messages and letters.';
+COMMENT ON FUNCTION {schema}.undo_discard IS 'For operators: brings back all rows of the discard, or edit, with this row in the audit, or none. Returns the ids of the messages and letters.';

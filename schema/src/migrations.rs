@@ -3,7 +3,7 @@
 /// Number, name, file.
 pub(crate) type Migration<'a> = (i32, &'a str, &'a str);
 
-pub(crate) const MIGRATIONS: [Migration<'_>; 26] = [
+pub(crate) const MIGRATIONS: [Migration<'_>; 27] = [
     (1, "grammar", include_str!("../migrations/0001_grammar.sql")),
     (2, "outbox", include_str!("../migrations/0002_outbox.sql")),
     (3, "delayed", include_str!("../migrations/0003_delayed.sql")),
@@ -30,6 +30,7 @@ pub(crate) const MIGRATIONS: [Migration<'_>; 26] = [
     (24, "history", include_str!("../migrations/0024_history.sql")),
     (25, "undo", include_str!("../migrations/0025_undo.sql")),
     (26, "canary", include_str!("../migrations/0026_canary.sql")),
+    (27, "edit", include_str!("../migrations/0027_edit.sql")),
 ];
 
 /// The schema version that this build installs.

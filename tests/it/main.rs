@@ -255,6 +255,7 @@ mod operator {
     mod canary; // retries in steps of 1, 10, 100 and the rest
     mod canary_faults; // what dies, or acts, beside a canary
     mod undo; // a discard comes back whole, or not at all
+    mod edit; // a dead message, or letter, is edited and tried again as a new fact
     mod dead; // dead messages: list, show, retry, discard
     mod given_up; // parked messages and replays that an operator gives up
     mod reused; // a key that is used again: each command acts on the message that is meant
@@ -297,6 +298,7 @@ mod console {
     mod access; // who gets in, under which name, and from which page
     mod sagas; // sagas in each order, and one with its data, replies and times
     pub(crate) mod act; // actions: counted first, confirmed, done under a name, stopped
+    mod edit; // a message is edited in a form, or by a program
     mod api; // the description of the API: each answer fits it
     pub(crate) mod hostile; // texts that would be markup, rows that no program writes, on all pages
 }

@@ -9,7 +9,7 @@ use oncebox_operator::{
 use tokio::task::JoinSet;
 
 use super::{
-    action, canary,
+    action, canary, edit,
     output::{self, time},
 };
 
@@ -46,7 +46,7 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>, both_servers: Vec<Arg>)
     let list = clap::Command::new("list").about("List dead letters in the order of their ids");
     let show = clap::Command::new("show").about("Show a dead letter, and how its key stands");
     clap::Command::new("dead")
-        .about("Look at messages that inboxes gave up; retry or discard them")
+        .about("Look at messages that inboxes gave up; retry, edit or discard them")
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(list.args(selection()).arg(limit).arg(action::json()).args(connection()))
@@ -70,8 +70,9 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>, both_servers: Vec<Arg>)
         .subcommand(
             acting("retry", "Have dead letters handled again: before those that wait behind them, or as new messages of JetStream")
                 .args(canary::options())
-                .args(both_servers),
+                .args(both_servers.clone()),
         )
+        .subcommand(edit::of_letters(both_servers))
         .subcommand(
             acting("discard", "Delete dead letters; their keys stay settled as dead, and those that wait behind them run").args(connection()),
         )
@@ -143,7 +144,7 @@ impl DeadLetters {
             }
             Self::Show { id, payload, json } => {
                 let operator = Operator::connect(outbox, Stamp::default(), &mut tasks).await?;
-                let letter = operator.dead_letter(id, payload).await?;
+                let letter = operator.dead_letter(id, payload.then_some(i32::MAX)).await?;
                 let letter = letter.with_context(|| format!("no dead letter has the id {id}"))?;
                 output::print(&if json { output::json_lines(&[letter])? } else { details(&letter) })?;
             }
@@ -234,6 +235,6 @@ fn details(opened: &DeadLetterDetails) -> String {
         line("headers", opened.headers.to_string()),
         line("payload bytes", letter.payload_bytes.to_string()),
     ];
-    rows.extend(opened.payload.clone().map(|payload| line("payload", payload)));
+    rows.extend(opened.payload.iter().map(|shown| line("payload", shown.payload.clone())));
     output::table(["ID", &letter.id.to_string()], &rows)
 }

@@ -28,7 +28,7 @@ pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
         .args(connection)
 }
 
-fn pair(text: &str) -> Result<(String, String), String> {
+pub(super) fn pair(text: &str) -> Result<(String, String), String> {
     let pair = text.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
     pair.ok_or_else(|| "it is not NAME=VALUE".to_owned())
 }

@@ -54,6 +54,10 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
         "oncebox outbox dead discard --key order-4711:process-payment --note INC-7",
         "Never publish it; what waits behind it goes on",
     ),
+    (
+        "oncebox outbox dead edit order-4711:charge --payload fixed.json --note INC-7",
+        "Send it with another payload, under a key of its own; --dry-run shows old and new",
+    ),
     ("oncebox outbox parked list --reason 'no stream'", "What waits to be tried again, and why"),
     ("oncebox outbox parked show order-4711:process-payment", "All about one of them"),
     (
@@ -72,6 +76,10 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
     (
         "oncebox inbox dead retry --scope payment-service:charge --canary --by mina --note INC-7",
         "Retry one, then 10, 100 and the rest, until one fails again",
+    ),
+    (
+        "oncebox inbox dead edit 17 --payload fixed.json --header currency=EUR --note INC-7 --dry-run",
+        "Show old and new, and what confirms it",
     ),
     ("oncebox inbox dead discard --id 17 --note INC-7", "Delete it"),
     (

@@ -34,6 +34,7 @@ pub(super) fn needs(path: &[&str], flags: &ArgMatches, sources: &Sources) -> &'s
         ["status" | "why" | "proof"] if sources.has("nats-url") => FOR_STATUS,
         ["console"] if sources.has("nats-url") => &[][..],
         ["inbox", "failing", name] if failing::Failing::new(name, flags).needs_nats() => FOR_BOTH,
+        ["inbox", "dead", "edit"] => [FOR_BOTH, FOR_DATABASE][usize::from(flags.get_flag("dry-run"))],
         ["inbox", "dead", name] if dead_letters::DeadLetters::new(name, flags).publishes() => FOR_BOTH,
         ["outbox", "verify"] | ["saga", "run"] => FOR_BOTH,
         ["outbox", "pause" | "throttle"] if pause::Pauses::names_stream(flags) => FOR_BOTH,

@@ -11,7 +11,7 @@ use oncebox_operator::{
 use tokio::task::JoinSet;
 
 use super::{
-    action, canary,
+    action, canary, edit,
     output::{self, time},
 };
 
@@ -28,13 +28,14 @@ pub(crate) enum Asked {
 pub(super) fn commands(connection: impl Fn() -> Vec<Arg>) -> [Command; 2] {
     let group =
         |name, about| Command::new(name).about(about).subcommand_required(true).arg_required_else_help(true);
-    let dead = group("dead", "Look at messages that were given up; retry or discard them")
+    let dead = group("dead", "Look at messages that were given up; retry, edit or discard them")
         .subcommand(list(ParkedKind::Dead, "List dead messages in the order of their ids"))
         .subcommand(show())
         .subcommand(
             acting("retry", ParkedKind::Dead, "Make dead messages due again, with no attempt spent")
                 .args(canary::options()),
         )
+        .subcommand(edit::of_messages())
         .subcommand(acting(
             "discard",
             ParkedKind::Dead,
@@ -276,7 +277,7 @@ fn details(parked: &ParkedDetails) -> String {
         line("headers", parked.headers.to_string()),
         line("payload bytes", message.payload_bytes.to_string()),
     ];
-    rows.extend(parked.payload.clone().map(|payload| line("payload", payload)));
+    rows.extend(parked.payload.iter().map(|shown| line("payload", shown.payload.clone())));
     output::table(["KEY", &message.key], &rows)
 }
 

@@ -155,7 +155,7 @@ impl Trace {
 pub(super) async fn ask(places: Vec<Place>, key: &str, steps_max: u32, json: bool) -> anyhow::Result<Asked> {
     let looked = together(places.into_iter().map(|place| async move {
         let (database, target) = (place.database.clone(), place.config.postgres_target());
-        (database, databases::in_time(target, open(place, key, steps_max)).await)
+        (database, Box::pin(databases::in_time(target, open(place, key, steps_max))).await)
     }));
     let looked = looked.await;
     let is_alone = looked.len() == 1;

@@ -17,13 +17,13 @@ pub(crate) struct Undo {
 pub(super) fn command(options: Vec<Arg>) -> Command {
     let run = action::run().into_iter().filter(|arg| arg.get_id() != "limit");
     Command::new("undo")
-        .about("Bring back all that a discard of the last day took out, or none of it")
+        .about("Bring back all that a discard of the last day took out, or none of it; take an edit back that was not sent")
         .arg(
             Arg::new("audit")
                 .value_name("ID")
                 .required(true)
                 .value_parser(clap::value_parser!(i64).range(1..))
-                .help("A row of the discard in the audit; the discard prints it"),
+                .help("A row of the discard, or edit, in the audit; the command prints it"),
         )
         .args(run)
         .args(options)
@@ -44,7 +44,7 @@ impl Undo {
         }
         let rows = operator.undo_rows(self.audit_id).await?;
         if rows.is_empty() {
-            bail!("row {} of the audit is no discard; nothing would be done", self.audit_id);
+            bail!("row {} of the audit is no discard and no edit; nothing would be done", self.audit_id);
         }
         output::print(&if self.run.json { output::json_lines(&rows)? } else { table(&rows) })?;
         let blocked = rows.iter().filter(|row| row.obstacle.is_some()).count();

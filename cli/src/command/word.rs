@@ -1,11 +1,12 @@
-//! Commands that destroy something: on a terminal they wait for their word, or take `--yes`.
+//! Commands that destroy or change something: on a terminal they wait for their word, or take
+//! `--yes`.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
 use clap::{Arg, ArgAction, ArgMatches, Command, Error, error::ErrorKind};
 
 /// The last words of these commands.
-const WORDS: [&str; 5] = ["discard", "skip", "abandon", "bury", "cancel"];
+const WORDS: [&str; 6] = ["discard", "skip", "abandon", "bury", "cancel", "edit"];
 
 /// Gives all of them their option.
 pub(super) fn with_yes(command: Command) -> Command {

@@ -164,6 +164,9 @@ impl Order {
     }
 
     async fn find(&self, part: &Part, operator: &Operator, rows: &mut RowSet) -> Result<(), Problem> {
+        if let Some((of, edit)) = self.edit()? {
+            return operator.find_edit(&of, &edit, rows).await.map_err(refused);
+        }
         if let Some(action) = Part::parked(self.verb) {
             let selection = messages(&part.0)?;
             return operator.find_parked(action.kind(), &selection, None, rows).await.map_err(refused);
@@ -207,6 +210,10 @@ impl Order {
                 None => "nothing was left to retry, and no canary was begun".to_owned(),
             };
             return Ok((text, None));
+        }
+        if let Some((of, edit)) = self.edit()? {
+            let key = operator.edit(config, &of, &edit, rows).await.map_err(refused)?;
+            return Ok((format!("edited; its key is {key}"), Some(1)));
         }
         let mut sum = 0;
         for part in self.parts() {

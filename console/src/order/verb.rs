@@ -14,10 +14,12 @@ use crate::html::words::number;
 pub(crate) enum Verb {
     RetryDead,
     DiscardDead,
+    EditDead,
     DiscardParked,
     CancelReplays,
     RetryLetters,
     DiscardLetters,
+    EditLetter,
     RetryFailing,
     BuryFailing,
     CancelDelayed,
@@ -54,7 +56,7 @@ const OF_FAILING: &[&str] = OF_LETTERS;
 const OF_SAGAS: &[&str] = &["key", "type", "state"];
 const OF_PAUSES: &[&str] = &["subject", "stream", "ordering-key"];
 
-const ALL: [Words; 20] = [
+const ALL: [Words; 22] = [
     Words {
         verb: Verb::RetryDead,
         names: ["dead", "retry"],
@@ -76,6 +78,17 @@ const ALL: [Words; 20] = [
         others: &[],
         consequence: "No relay sends these messages; the messages behind them go on. For a day, undo brings them back, \
                       unless a later message of their ordering key was sent.",
+    },
+    Words {
+        verb: Verb::EditDead,
+        names: ["dead", "edit"],
+        command: "oncebox outbox dead edit",
+        past: "edited",
+        things: "message",
+        selectors: &["key"],
+        others: &["payload", "header", "remove-header"],
+        consequence: "The message is due again, changed, in its place and under a key of its own. Until it is sent, for a day, \
+                      undo takes the change back.",
     },
     Words {
         verb: Verb::DiscardParked,
@@ -118,6 +131,17 @@ const ALL: [Words; 20] = [
         selectors: OF_LETTERS,
         others: &[],
         consequence: "The letters are taken out; their keys stay settled as dead. For a day, undo brings them back.",
+    },
+    Words {
+        verb: Verb::EditLetter,
+        names: ["dead-letters", "edit"],
+        command: "oncebox inbox dead edit",
+        past: "edited",
+        things: "dead letter",
+        selectors: &["id"],
+        others: &["payload", "header", "remove-header"],
+        consequence: "The letter goes back to its stream, changed, under a key of its own. Inboxes that have handled the old \
+                      message do not handle it again.",
     },
     Words {
         verb: Verb::RetryFailing,
@@ -326,7 +350,7 @@ impl Verb {
 
     /// Whether it destroys something: its word is typed before it is done, as on the command line.
     pub(crate) fn is_grave(self) -> bool {
-        ["discard", "skip", "abandon", "bury", "cancel"].contains(&self.names()[1])
+        ["discard", "skip", "abandon", "bury", "cancel", "edit"].contains(&self.names()[1])
     }
 
     /// Whether it changes rows that can be shown first, and nothing else.
@@ -338,9 +362,9 @@ impl Verb {
         matches!(self, Self::StopCanary | Self::ContinueCanary)
     }
 
-    /// Whether its command takes an id, which is no option, and means no other rows.
+    /// Whether its command takes an id, or a key, which is no option, and means no other rows.
     pub(super) fn takes_id_alone(self) -> bool {
-        self == Self::Undo || self.is_of_canary()
+        self == Self::Undo || self.is_of_canary() || self.is_edit()
     }
 
     /// Whether a limit of changes a second means something.
@@ -348,7 +372,7 @@ impl Verb {
         let is_at_once = matches!(
             self,
             Self::RetrySagas | Self::SkipStep | Self::AbandonSagas | Self::Resend | Self::Undo
-        );
+        ) || self.is_edit();
         (self.has_rows() && !is_at_once) || self == Self::Throttle
     }
 

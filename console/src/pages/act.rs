@@ -11,7 +11,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use maud::{Markup, html};
-use oncebox_operator::UndoRow;
+use oncebox_operator::{EditPreview, UndoRow};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
@@ -23,7 +23,7 @@ use crate::{
     form,
     html::{layout::token, words},
     jobs::Job,
-    order::{CANARY, Counted, Order},
+    order::{CANARY, Counted, Order, unfolded},
     pages::list::ROWS_MAX,
     problem::Problem,
     view::{View, document, problem_page},
@@ -44,6 +44,8 @@ pub(crate) struct Plan {
     consequence: &'static str,
     /// The rows of a discard that would come back, each with the reason why it cannot.
     rows: Vec<UndoRow>,
+    /// Old and new of an edit.
+    edit: Option<EditPreview>,
     /// `None` when time ran out.
     #[serde(skip)]
     counted: Option<Counted>,
@@ -54,26 +56,34 @@ pub(crate) async fn load(ask: Arc<Ask>) -> Result<Plan, Problem> {
     plan(&ask, order).await
 }
 
-async fn plan(ask: &Ask, order: Order) -> Result<Plan, Problem> {
+pub(crate) async fn plan(ask: &Ask, order: Order) -> Result<Plan, Problem> {
     let database = ask.database()?;
     let mut turn = database.turn().await?;
     let looking = async {
         let rows = order.undo_rows(turn.operator()).await?;
-        Ok::<_, Problem>((order.count(turn.operator()).await?, rows))
+        let edit = match order.edit()? {
+            Some((of, edit)) => {
+                let shown = ask.console.settings.shows_payloads;
+                let preview = turn.operator().preview_edit(&of, &edit, shown).await;
+                Some(preview.map_err(|error| Problem::of(database.name(), &error))?)
+            }
+            None => None,
+        };
+        Ok::<_, Problem>((order.count(turn.operator()).await?, rows, edit))
     };
     let counted = timeout(COUNT_MAX, looking).await;
-    let (counted, rows) = match counted {
+    let (counted, rows, edit) = match counted {
         Ok(counted) => {
             turn.keep().await;
-            let (counted, rows) = counted?;
-            (Some(counted), rows)
+            let (counted, rows, edit) = counted?;
+            (Some(counted), rows, edit)
         }
-        Err(_) => (None, Vec::new()),
+        Err(_) => (None, Vec::new(), None),
     };
     let consequence = order.verb.consequence();
     let count = counted.as_ref().and_then(Counted::count);
     let shown = counted.as_ref().and_then(Counted::rows).map(|rows| rows.shown().to_string());
-    Ok(Plan { database: database.name().to_owned(), order, count, shown, consequence, rows, counted })
+    Ok(Plan { database: database.name().to_owned(), order, count, shown, consequence, rows, edit, counted })
 }
 
 impl View for Plan {
@@ -98,6 +108,7 @@ impl View for Plan {
                 @for (name, value) in &self.order.fields { dt { (name) } dd { (value) } }
             }
             (self.table())
+            @if let Some(preview) = &self.edit { (super::difference::show(preview)) }
             @if !ask.may_act() { p.problem { (why_not(ask)) } }
             @else if self.is_uncounted() {}
             @else if self.is_blocked() { p.problem { "A row cannot come back, so none would." } }
@@ -106,8 +117,9 @@ impl View for Plan {
                 form.stack action=(format!("/db/{}/act", self.database)) method="post" {
                     (token(ask))
                     @for (name, value) in self.order.hidden().iter().filter(|(name, _)| name != CANARY) { input type="hidden" name=(name) value=(value); }
+                    @if let Some(payload) = &self.order.payload { textarea name="payload" hidden { "\n" (payload.0) } }
                     label for="note" { "Why, for the audit" }
-                    input #note type="text" name="note" maxlength="1000" placeholder="INC-7";
+                    input #note type="text" name="note" maxlength="1000" placeholder="INC-7" required[self.order.verb.is_edit()];
                     @if let Some(shown) = &self.shown { input type="hidden" name="shown" value=(shown); }
                     @if self.order.verb.has_rate() {
                         label for="rate" { "Limit a second" }
@@ -178,17 +190,26 @@ pub(crate) async fn confirm(State(console): State<Arc<Console>>, request: Reques
     let (mut parts, body) = request.into_parts();
     let Ok(ask) = Ask::from_request_parts(&mut parts, &console).await;
     let doing = async {
-        let fields = form::fields(Request::new(body)).await?;
-        let given = fields.get("token").unwrap_or_default();
-        if !console.key.equal(&ask.form_token(), given) {
-            let problem = "the form is not one of this console, or is older than it: load its page again";
-            return Err(Problem::Forbidden(problem.to_owned()));
-        }
+        let mut fields = form_fields(&ask, Request::new(body)).await?;
+        let payloads = fields.0.iter_mut().filter(|(name, _)| name == "payload");
+        payloads.for_each(|(_, text)| *text = unfolded(text));
         begin(&ask, &fields, true).await
     };
     match doing.await {
         Ok(job) => (StatusCode::SEE_OTHER, [(LOCATION, format!("/jobs/{}", job.id))]).into_response(),
         Err(problem) => problem_page(&ask, &problem),
+    }
+}
+
+/// The fields of a form that was on a page of this console.
+pub(crate) async fn form_fields(ask: &Ask, request: Request) -> Result<Fields, Problem> {
+    let fields = form::fields(request).await?;
+    match ask.console.key.equal(&ask.form_token(), fields.get("token").unwrap_or_default()) {
+        true => Ok(fields),
+        false => {
+            let problem = "the form is not one of this console, or is older than it: load its page again";
+            Err(Problem::Forbidden(problem.to_owned()))
+        }
     }
 }
 
@@ -220,6 +241,9 @@ async fn begin(ask: &Ask, fields: &Fields, was_shown: bool) -> Result<Arc<Job>, 
     let order = Order::parse(fields)?;
     if was_shown && order.verb.has_rows() && order.shown.is_none() {
         return Err(Problem::Bad("shown: the rows are not those of a page; load its page again".to_owned()));
+    }
+    if order.verb.is_edit() && order.note.is_none() {
+        return Err(Problem::Bad("note: an edit needs a reason, for the audit".to_owned()));
     }
     let [_, word] = order.verb.names();
     if was_shown && order.verb.is_grave() && fields.get("word") != Some(word) {

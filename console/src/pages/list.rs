@@ -113,6 +113,11 @@ pub(crate) fn action(ask: &Ask, database: &str, word: &str, fields: &[(&str, &st
     }
 }
 
+/// A link to the form that edits a message; nothing where this person may not act.
+pub(crate) fn edit_link(ask: &Ask, database: &str, fields: &[(&str, &str)]) -> Markup {
+    html! { @if ask.may_act() { a.button href=(Fields::link(&format!("/db/{database}/edit"), fields)) { "edit" } } }
+}
+
 /// Why there are no buttons.
 pub(crate) fn why_no_actions(ask: &Ask) -> Markup {
     let text = match (ask.may_act(), ask.console.settings.allows_actions) {

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use maud::{Markup, html};
-use oncebox_operator::{DeadLetterDetails, MessageContent};
+use oncebox_operator::{DeadLetterDetails, MessageContent, PAYLOAD_BYTES_MAX, ShownPayload, pretty_json};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::list::action;
+use super::list::{action, edit_link};
 use crate::{
     ask::Ask,
     html::{
@@ -18,6 +18,9 @@ use crate::{
     problem::Problem,
     view::View,
 };
+
+/// The characters of a payload that a page shows.
+const SHOWN_MAX: usize = 32 * 1024;
 
 /// A message of the log.
 #[derive(Serialize, JsonSchema)]
@@ -57,13 +60,14 @@ pub(crate) async fn letter(ask: Arc<Ask>) -> Result<Letter, Problem> {
     let (database, id) = (ask.database()?, ask.query.parsed::<i64>("id")?.unwrap_or_default());
     let mut turn = database.turn().await?;
     let operator = turn.look().await?;
-    let found = database.answer(operator.dead_letter(id, ask.console.settings.shows_payloads)).await?;
+    let most = ask.console.settings.shows_payloads.then_some(PAYLOAD_BYTES_MAX);
+    let found = database.answer(operator.dead_letter(id, most)).await?;
     turn.keep().await;
     let missing = || Problem::NotFound(format!("{} has no dead letter {id}", database.name()));
     Ok(Letter { database: database.name().to_owned(), details: found.ok_or_else(missing)? })
 }
 
-fn content(headers: &Value, payload_bytes: i64, payload: Option<&str>, is_cut: bool) -> Markup {
+fn content(headers: &Value, payload_bytes: i64, payload: Option<&ShownPayload>) -> Markup {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     html! {
         h2 { "Headers" }
@@ -73,9 +77,12 @@ fn content(headers: &Value, payload_bytes: i64, payload: Option<&str>, is_cut: b
         }
         h2 { "Payload, " (bytes(payload_bytes)) }
         @match payload {
-            Some(payload) => {
-                @if is_cut { p.quiet { "Its first 64 KiB." } }
-                pre { (payload) }
+            Some(shown) => {
+                @let text = pretty_json(&shown.payload).unwrap_or_else(|| shown.payload.clone());
+                @let end = text.char_indices().nth(SHOWN_MAX).map(|(end, _)| end);
+                @if shown.payload_is_binary { p.quiet { "Binary: hexadecimal digits." } }
+                @if shown.payload_is_cut || end.is_some() { p.quiet { "Cut: only its beginning." } }
+                pre { (text[..end.unwrap_or(text.len())]) }
             },
             None => p.quiet { "Hidden: --show-payloads shows payloads, which may hold what others must not see." },
         }
@@ -96,7 +103,7 @@ impl View for Message {
                 dt { "Ordering key" } dd { (message.ordering_key.as_deref().unwrap_or("none")) }
                 dt { "Enqueued" } dd { (time(message.created_at)) }
             }
-            (content(&self.content.headers, self.content.payload_bytes, self.content.payload.as_deref(), self.content.payload_is_cut))
+            (content(&self.content.headers, self.content.payload_bytes, self.content.payload.as_ref()))
             (words::command(&["oncebox", "trace", &message.key, "--database", &self.database]))
         }
     }
@@ -113,7 +120,7 @@ impl View for Letter {
         html! {
             p { @for word in ["retry", "discard"] {
                 (action(ask, &self.database, word, &[("kind", "dead-letters"), ("action", word), ("id", &id)]))
-            } }
+            } (edit_link(ask, &self.database, &[("kind", "dead-letters"), ("id", &id)])) }
             dl {
                 dt { "Key" } dd { @match &letter.key { Some(key) => (key_link(key)), None => "none" } }
                 dt { "The key is now" } dd { (self.details.key_status.as_deref().unwrap_or("free")) }
@@ -129,7 +136,7 @@ impl View for Letter {
                     dt { "Behind it" } dd { (letter.behind.unwrap_or_default()) " wait" }
                 }
             }
-            (content(&self.details.headers, letter.payload_bytes, self.details.payload.as_deref(), false))
+            (content(&self.details.headers, letter.payload_bytes, self.details.payload.as_ref()))
             (words::command(&["oncebox", "inbox", "dead", "show", &id, "--database", &self.database]))
         }
     }

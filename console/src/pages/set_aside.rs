@@ -381,6 +381,10 @@ impl SetAside {
             td { (time_or(row.next_at, "")) }
             td.number { @if row.payload_bytes.is_some() || self.kind == "failing" {
                 a href=(link) { @match row.payload_bytes { Some(count) => (bytes(count)), None => "show" } }
+            } @match (self.kind, row.key) {
+                ("dead", Some(key)) => { " " (list::edit_link(ask, &self.database, &[("kind", "dead"), ("key", key)])) },
+                ("dead-letters", Some(_)) => { " " (list::edit_link(ask, &self.database, &[("kind", "dead-letters"), ("id", &row.id)])) },
+                _ => {},
             } }
         } }
     }

@@ -1,5 +1,5 @@
 -- All about a dead letter of an inbox.
--- $1: its id; $2: whether with the payload.
+-- $1: its id; $2: bytes of the payload at most; NULL: none of it.
 -- Index: dead_letter_pkey, inbox_pkey, inbox_behind_line. Locking: none.
 SELECT
   d.id,
@@ -20,7 +20,7 @@ SELECT
   ) END AS behind,
   d.stored_at,
   d.headers::text AS headers,
-  CASE WHEN $2 THEN d.payload END AS payload,
+  substring(d.payload FROM 1 FOR $2::integer) AS payload,
   (
     SELECT i.status::text
     FROM {schema}.inbox AS i

@@ -69,6 +69,7 @@ fn pages() -> Vec<(&'static str, &'static str)> {
         ("failing", "/db/shop/set-aside?kind=failing"),
         ("dead-letters", "/db/shop/set-aside?kind=dead-letters"),
         ("letter", "/db/shop/letter?id=1"),
+        ("edit", "/db/shop/edit?kind=dead-letters&id=1"),
         ("message", "/db/shop/message?key=lost-1"),
         ("act", "/db/shop/act?kind=dead&action=retry&all=1"),
         ("sagas", "/db/shop/sagas"),

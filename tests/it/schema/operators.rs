@@ -40,6 +40,7 @@ async fn each_action_of_an_operator_is_in_the_audit_under_the_login() {
         SELECT oncebox.register_scope('s');
         SELECT oncebox.follow_lines('s', 9);
         SELECT oncebox.bury('s', 'k3', 'p', 'no', 's', '{\"Oncebox-Ordering-Key\": \"o\"}', '', NULL, 'S', 1, now());
+        SELECT oncebox.bury('s', 'k4', 'p', 'no', 's', '{\"Idempotency-Key\": \"k4\"}');
         SELECT oncebox.enqueue_at('later', 's', 'p', now() + interval '1 h');
         SELECT oncebox.enqueue(k, 's', 'p') FROM unnest('{d1,d2}'::text[]) AS k;
         INSERT INTO oncebox.parked (lane, id, turn, key, subject, headers, payload, created_at, attempts, error, dead_at)
@@ -51,6 +52,10 @@ async fn each_action_of_an_operator_is_in_the_audit_under_the_login() {
         ("undo_discard((SELECT max(a.id) FROM oncebox.audit AS a), 'mina', 'n')", "undo"),
         ("retry_letter(2, 'mina', 'n')", "retry"),
         ("retry_in_line(3, 'mina', 'n')", "retry"),
+        (
+            "edit_letter(4, '{\"Idempotency-Key\": \"k4\"}', 'q', oncebox.content_digest('{\"Idempotency-Key\": \"k4\"}', 'p'), 'mina', 'n')",
+            "edit",
+        ),
         ("begin_canary('letter', NULL, '{1}', 9, 'mina', 'n')", "begin-canary"),
         ("stop_canary(1, 'mina', 'n')", "stop-canary"),
         ("continue_canary(1, 'mina', 'n')", "continue-canary"),
@@ -75,11 +80,16 @@ async fn each_action_of_an_operator_is_in_the_audit_under_the_login() {
     }
     let on_lanes = "
         SELECT oncebox.retry_dead(p.lane, ARRAY[p.id], 'mina', 'n'), oncebox.give_up_parked(p.lane, ARRAY[p.id], 'mina', 'n', 'parked')
-        FROM oncebox.parked AS p";
+        FROM (SELECT o.* FROM oncebox.parked AS o ORDER BY o.id) AS p";
+    let edit = "
+        SELECT oncebox.edit_dead(p.lane, p.id, '{}', 'q', oncebox.content_digest(p.headers, p.payload), 'mina', 'n')
+        FROM oncebox.parked AS p
+        WHERE p.key = 'd1'";
+    client.batch_execute(edit).await.unwrap();
     client.batch_execute(on_lanes).await.unwrap();
     let recorded = "SELECT string_agg(action, ' ' ORDER BY id) FROM oncebox.audit WHERE lane IS NOT NULL";
     let recorded: String = client.query_one(recorded, &[]).await.unwrap().get(0);
-    assert_eq!(recorded, "retry discard retry discard");
+    assert_eq!(recorded, "edit discard retry discard");
 }
 
 #[tokio::test]

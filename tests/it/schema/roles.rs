@@ -191,6 +191,8 @@ const RIGHTS: &[(&str, &str)] = &[
     ("o", "SELECT oncebox.enable_events('{dead}', 'mina', NULL), oncebox.disable_events('{dead}', 'mina', NULL)"),
     ("o", "SELECT oncebox.discard_letters('{1}', 'mina', NULL), oncebox.retry_letter(1, 'mina', NULL)"),
     ("o", "SELECT oncebox.undo_rows(1)"),
+    ("o", "SELECT oncebox.content_digest('{}', '')"),
+    ("o", "SELECT oncebox.edit_dead('0', n, '{}', '', '', 'mina', 'n'), oncebox.edit_letter(n, '{}', '', '', 'mina', 'n') FROM generate_series(1, 0) AS n"),
     ("o", "SELECT oncebox.undo_discard(n, 'mina', NULL) FROM generate_series(1, 0) AS n"),
     ("o", "SELECT audit FROM oncebox.kept"),
     ("", "SELECT payload FROM oncebox.kept"),
