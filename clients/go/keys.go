@@ -29,8 +29,8 @@ func RootKey(clientKey string) (string, error) {
 
 // StepKey is the key of a step: key:step.
 func StepKey(key, step string) (string, error) {
-	if !stepPattern.MatchString(step) || step == "undo" {
-		return "", fmt.Errorf(`step %q does not match [a-z0-9][a-z0-9._-]{0,63}, or is "undo"`, step)
+	if !stepPattern.MatchString(step) || step == "undo" || strings.HasPrefix(step, "oncebox-") {
+		return "", fmt.Errorf(`step %q does not match [a-z0-9][a-z0-9._-]{0,63}, or is "undo" or "oncebox-..."`, step)
 	}
 	return derive(key, step)
 }

@@ -48,7 +48,7 @@ func TestKeysAreJudgedAndDerivedAsTheVectorsSay(t *testing.T) {
 			t.Errorf("%q became %q", text, key)
 		}
 	}
-	for _, step := range []string{"Pay", "undo", strings.Repeat("s", 65)} {
+	for _, step := range []string{"Pay", "undo", "oncebox-edit-1", strings.Repeat("s", 65)} {
 		if key, err := StepKey("a", step); err == nil {
 			t.Errorf("%q became %q", step, key)
 		}

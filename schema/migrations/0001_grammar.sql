@@ -68,8 +68,8 @@ END $$;
 CREATE FUNCTION {schema}.step_key(key text, step text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  IF step COLLATE "C" !~ '^[a-z0-9][a-z0-9._-]*$' OR step = 'undo' THEN
-    RAISE EXCEPTION 'step "%" does not match [a-z0-9][a-z0-9._-]{0,63}, or is the reserved word "undo"', step
+  IF step COLLATE "C" !~ '^[a-z0-9][a-z0-9._-]*$' OR step = 'undo' OR starts_with(step, 'oncebox-') THEN
+    RAISE EXCEPTION 'step "%" does not match [a-z0-9][a-z0-9._-]{0,63}, or is reserved: "undo", and what begins with "oncebox-"', step
       USING ERRCODE = 'OB002';
   END IF;
   PERFORM {schema}.check_key(key || ':' || step);

@@ -112,7 +112,7 @@ BEGIN
     RETURN;
   END IF;
   -- The trigger of 0027_edit.sql has kept it from being claimed.
-  IF strpos(look_up_key.key, ':edit-') > 0 THEN
+  IF strpos(look_up_key.key, ':oncebox-edit-') > 0 THEN
     SELECT CASE e.status WHEN 'completed' THEN 'replayed' ELSE e.status END, e.outcome
     INTO answer, outcome
     FROM {schema}.ended_before_edit(look_up_key.scope, look_up_key.tenant, look_up_key.key) AS e;

@@ -1,10 +1,11 @@
 -- Edit: an operator changes the headers or the payload of a dead message, or of a dead letter, and
--- has it tried again. The changed message is a new fact with a key of its own, KEY:edit-1, then
--- KEY:edit-2. The old key stays as it is: a copy of the old message is answered as before, and a
+-- has it tried again. The changed message is a new fact with a key of its own, KEY:oncebox-edit-1, then
+-- KEY:oncebox-edit-2. The old key stays as it is: a copy of the old message is answered as before, and a
 -- producer that enqueues it again finds it enqueued.
 --
 -- Other inboxes may have handled the old message. An inbox acts once on a key and all its edits: a
 -- claim of an edit is answered from the outcome of the key, or of another edit, that has ended.
+-- So no step of a user may be named like an edit: step_key() refuses "oncebox-".
 --
 -- In the log the edited message takes the place of the old one, so order, replays, proofs and the
 -- repair of losses see it and no other. A row of lane -2, which no relay claims, keeps the old key.
@@ -12,7 +13,7 @@
 
 CREATE FUNCTION {schema}.edit_root(key text) RETURNS text
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-RETURN regexp_replace(key, ':edit-[1-9][0-9]*$', '');
+RETURN regexp_replace(key, ':oncebox-edit-[1-9][0-9]*$', '');
 
 -- How a key, or another edit of it, has ended in an inbox; no row when none has.
 CREATE FUNCTION {schema}.ended_before_edit(scope text, tenant text, key text) RETURNS TABLE (status text, outcome bytea)
@@ -22,7 +23,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   CROSS JOIN (SELECT {schema}.edit_root($3) COLLATE "C" AS root) AS r
   WHERE i.scope = $1
     AND i.tenant = $2
-    AND (i.key = r.root OR i.key > r.root || ':edit-' AND i.key < r.root || ':edit.')
+    AND (i.key = r.root OR i.key > r.root || ':oncebox-edit-' AND i.key < r.root || ':oncebox-edit.')
     AND {schema}.edit_root(i.key) = r.root
     AND i.key <> $3
     AND {schema}.edit_root($3) <> $3
@@ -47,7 +48,7 @@ BEGIN
        SELECT
        FROM {schema}.inbox_claim AS c
        WHERE c.scope = NEW.scope AND c.tenant = NEW.tenant AND c.key <> NEW.key
-         AND (c.key = root OR c.key > root || ':edit-' AND c.key < root || ':edit.')
+         AND (c.key = root OR c.key > root || ':oncebox-edit-' AND c.key < root || ':oncebox-edit.')
          AND {schema}.edit_root(c.key) = root
          AND c.lease_until > clock_timestamp()
      ) THEN
@@ -60,9 +61,9 @@ BEGIN
   RETURN CASE WHEN NOT FOUND THEN NEW END;
 END $$;
 CREATE TRIGGER claim_edit_once BEFORE INSERT ON {schema}.inbox
-  FOR EACH ROW WHEN (strpos(NEW.key, ':edit-') > 0 AND pg_trigger_depth() = 0) EXECUTE FUNCTION {schema}.claim_edit_once();
+  FOR EACH ROW WHEN (strpos(NEW.key, ':oncebox-edit-') > 0 AND pg_trigger_depth() = 0) EXECUTE FUNCTION {schema}.claim_edit_once();
 CREATE TRIGGER claim_edit_once BEFORE INSERT ON {schema}.inbox_claim
-  FOR EACH ROW WHEN (strpos(NEW.key, ':edit-') > 0 AND pg_trigger_depth() = 0) EXECUTE FUNCTION {schema}.claim_edit_once();
+  FOR EACH ROW WHEN (strpos(NEW.key, ':oncebox-edit-') > 0 AND pg_trigger_depth() = 0) EXECUTE FUNCTION {schema}.claim_edit_once();
 
 -- The headers and the payload of a row as they were shown: an edit is of these and no other.
 CREATE FUNCTION {schema}.content_digest(headers jsonb, payload bytea) RETURNS bytea
@@ -79,11 +80,12 @@ DECLARE
 BEGIN
   SELECT count(*) INTO number
   FROM {schema}.audit AS a
-  WHERE a.action = 'edit' AND (a.key = root OR a.key > root || ':edit-' AND a.key < root || ':edit.')
+  WHERE a.action = 'edit' AND (a.key = root OR a.key > root || ':oncebox-edit-' AND a.key < root || ':oncebox-edit.')
     AND {schema}.edit_root(a.key) = root;
   LOOP
     number := number + 1;
-    edited := {schema}.step_key(root, 'edit-' || number);
+    edited := root || ':oncebox-edit-' || number;
+    PERFORM {schema}.check_key(edited);
     EXIT WHEN NOT EXISTS (SELECT FROM {schema}.log AS l WHERE l.key = edited);
   END LOOP;
   RETURN edited;
@@ -198,7 +200,7 @@ BEGIN
           (to_jsonb(old) - 'payload') || jsonb_build_object('edited', new_key), old.payload);
   RETURN new_key;
 END $$;
-COMMENT ON FUNCTION {schema}.edit_dead IS 'For operators: gives a dead message other headers and another payload, under the next key KEY:edit-N, and makes it due; keeps it as it was for a day, see undo_discard(). seen: content_digest() of the row that was shown. Returns the new key.';
+COMMENT ON FUNCTION {schema}.edit_dead IS 'For operators: gives a dead message other headers and another payload, under the next key KEY:oncebox-edit-N, and makes it due; keeps it as it was for a day, see undo_discard(). seen: content_digest() of the row that was shown. Returns the new key.';
 
 -- The letter is gone, and its key stays dead: a copy of the old message is answered so. A key that
 -- the consumer did not read from a header would be read again, and be dead.
@@ -238,7 +240,7 @@ BEGIN
         final := (final - header.name) || jsonb_build_object('Nats-Msg-Id', key);
         has_key := has_key OR header.value = old.key OR header.value LIKE '%/' || old.key;
       WHEN lower(header.name) = 'ce-id' THEN
-        final := final || jsonb_build_object(header.name, {schema}.edit_root(header.value) || substring(key FROM ':edit-[0-9]+$'));
+        final := final || jsonb_build_object(header.name, {schema}.edit_root(header.value) || substring(key FROM ':oncebox-edit-[0-9]+$'));
       -- A new payload is in the message; the old one stays in its bucket.
       WHEN edit_letter.payload <> old.payload AND lower(header.name) ~ '^(oncebox-object.*|ce-dataref)$' THEN
         final := final - header.name;
@@ -268,4 +270,4 @@ BEGIN
           {schema}.edit_reason(key, old.headers, old.payload, edit_letter.headers, edit_letter.payload));
   PERFORM {schema}.advance_line(old.scope, old.ordering_key) WHERE is_in_line;
 END $$;
-COMMENT ON FUNCTION {schema}.edit_letter IS 'For operators: takes a dead letter out, and returns it with other headers and another payload under the next key KEY:edit-N. The caller publishes it, and then commits; one that is in a line is run by its consumer. seen: content_digest() of the row that was shown.';
+COMMENT ON FUNCTION {schema}.edit_letter IS 'For operators: takes a dead letter out, and returns it with other headers and another payload under the next key KEY:oncebox-edit-N. The caller publishes it, and then commits; one that is in a line is run by its consumer. seen: content_digest() of the row that was shown.';

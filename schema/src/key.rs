@@ -6,6 +6,8 @@ const ROOT_LENGTH_MAX: usize = 128;
 const STEP_LENGTH_MAX: usize = 64;
 const LENGTH_MAX: usize = 255;
 const UNDO: &str = "undo";
+/// Steps of Oncebox itself: `oncebox-edit-1`, the key of a message that an operator edited.
+const OURS: &str = "oncebox-";
 
 /// An idempotency key: a root and any number of levels, `root:step:#part:undo`.
 ///
@@ -19,7 +21,7 @@ const UNDO: &str = "undo";
 /// let order = Key::root("4711")?;
 /// assert_eq!(order.step("ship")?.part(3)?.as_str(), "4711:ship:#3");
 /// assert_ne!(Key::root("a:b")?.step("c")?, Key::root("a")?.step("b")?.step("c")?);
-/// assert!(order.step("undo").is_err());
+/// assert!(order.step("undo").is_err() && order.step("oncebox-edit-1").is_err());
 /// # Ok::<(), oncebox_schema::KeyError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -36,7 +38,9 @@ pub enum KeyError {
     #[error("root key {0:?} has a character outside visible ASCII; blanks are not allowed either")]
     RootCharacter(String),
     /// The step's name does not match the grammar, or is reserved.
-    #[error("step {0:?} does not match [a-z0-9][a-z0-9._-]{{0,63}}, or is the reserved word \"undo\"")]
+    #[error(
+        "step {0:?} does not match [a-z0-9][a-z0-9._-]{{0,63}}, or is reserved: \"undo\", and what begins with \"oncebox-\""
+    )]
     Step(String),
     /// The key undoes an undo.
     #[error("key {0:?} is an undo already; an undo is not undone")]
@@ -65,12 +69,19 @@ impl Key {
         bounded(client_key.replace('%', "%25").replace(':', "%3A"))
     }
 
-    /// The key of a step: `key:name`, where name matches `[a-z0-9][a-z0-9._-]{0,63}` and is not
-    /// `undo`.
+    /// The key of a step: `key:name`, where name matches `[a-z0-9][a-z0-9._-]{0,63}`, is not `undo`,
+    /// and does not begin with `oncebox-`.
     ///
     /// # Errors
     /// A bad name, or more than 255 bytes in all.
     pub fn step(&self, name: &str) -> Result<Self, KeyError> {
+        if name.starts_with(OURS) {
+            return Err(KeyError::Step(name.to_owned()));
+        }
+        self.level(name)
+    }
+
+    fn level(&self, name: &str) -> Result<Self, KeyError> {
         if !is_step(name) || name == UNDO {
             return Err(KeyError::Step(name.to_owned()));
         }
@@ -132,7 +143,7 @@ impl FromStr for Key {
                     key.part(number)?
                 }
                 None if level == UNDO => key.undo()?,
-                None => key.step(level)?,
+                None => key.level(level)?,
             };
         }
         // One key has one spelling: no "#03", no "+3".

@@ -30,6 +30,7 @@ for function, arguments in [
     (root_key, ["a b"]),
     (step_key, ["a", "Pay"]),
     (step_key, ["a", "undo"]),
+    (step_key, ["a", "oncebox-edit-1"]),
     (step_key, ["a", "s" * 65]),
     (step_key, ["a b", "pay"]),
     (part_key, ["a", -1]),

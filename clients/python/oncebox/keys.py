@@ -18,8 +18,8 @@ def root_key(client_key: str) -> str:
 
 def step_key(key: str, step: str) -> str:
     """The key of a step: `key:step`."""
-    if not _STEP.fullmatch(step) or step == "undo":
-        raise ValueError(f'step {step!r} does not match [a-z0-9][a-z0-9._-]{{0,63}}, or is "undo"')
+    if not _STEP.fullmatch(step) or step == "undo" or step.startswith("oncebox-"):
+        raise ValueError(f'step {step!r} does not match [a-z0-9][a-z0-9._-]{{0,63}}, or is "undo" or "oncebox-..."')
     return _bounded(f"{check_key(key)}:{step}")
 
 

@@ -18,8 +18,8 @@ export function rootKey(clientKey: string): string {
 
 /** The key of a step: `key:step`. */
 export function stepKey(key: string, step: string): string {
-  if (!STEP.test(step) || step === "undo") {
-    throw new RangeError(`step ${JSON.stringify(step)} does not match [a-z0-9][a-z0-9._-]{0,63}, or is "undo"`);
+  if (!STEP.test(step) || step === "undo" || step.startsWith("oncebox-")) {
+    throw new RangeError(`step ${JSON.stringify(step)} does not match [a-z0-9][a-z0-9._-]{0,63}, or is "undo" or "oncebox-..."`);
   }
   return bounded(`${checkKey(key)}:${step}`);
 }

@@ -26,6 +26,7 @@ test("keys are judged and derived as the vectors say", () => {
     () => rootKey("a b"),
     () => stepKey("a", "Pay"),
     () => stepKey("a", "undo"),
+    () => stepKey("a", "oncebox-edit-1"),
     () => stepKey("a", "s".repeat(65)),
     () => stepKey("a b", "pay"),
     () => partKey("a", -1),

@@ -47,7 +47,7 @@ async fn a_letter_is_edited_in_a_form_that_shows_old_and_new() {
     assert_eq!(without.status, 403, "the token of a form: {}", without.body);
     let shown = console.ask("POST", "/db/shop/edit", &[], &form(&page, &filled)).await;
     for part in [
-        "k:edit-1",
+        "k:oncebox-edit-1",
         "- a: 1",
         "+ a: 3",
         "- b: 2",
@@ -72,14 +72,14 @@ async fn a_letter_is_edited_in_a_form_that_shows_old_and_new() {
     let done = console.ask("POST", "/db/shop/act", &[], &(form(&shown, &change) + "&note=INC-7")).await;
     assert_eq!(done.status, 303, "{}", done.body);
     let job = done.header("location").unwrap();
-    assert_eq!(end(&console, job).await, json!({ "done": "edited; its key is k:edit-1" }));
+    assert_eq!(end(&console, job).await, json!({ "done": "edited; its key is k:oncebox-edit-1" }));
     assert!(!console.api(job).await.to_string().contains("third"), "no job shows a payload");
     let sent = stream.get_raw_message(1).await.unwrap();
     assert_eq!(&sent.payload[..], b"first\n<b>third</b>");
     let header = |name: &str| sent.headers.get(name).map(ToString::to_string);
     assert_eq!(
         ["Idempotency-Key", "a", "b", "c"].map(header),
-        [Some("k:edit-1".into()), Some("3".into()), None, Some("4".into())]
+        [Some("k:oncebox-edit-1".into()), Some("3".into()), None, Some("4".into())]
     );
     let audit = console.api("/databases/shop/audit").await;
     assert_eq!((&audit["rows"][0]["action"], &audit["rows"][0]["note"]), (&json!("edit"), &json!("INC-7")));
@@ -104,7 +104,7 @@ async fn a_dead_message_is_edited_by_a_program() {
     let dry = console.api("/databases/shop/act?kind=dead&action=edit&key=k&payload=new&header=a=b").await;
     assert_eq!(
         (&dry["edit"]["key"], &dry["edit"]["payload"], &dry["count"]),
-        (&json!("k:edit-1"), &json!([]), &json!(1))
+        (&json!("k:oncebox-edit-1"), &json!([]), &json!(1))
     );
     assert!(!dry["order"].to_string().contains("new"), "{dry}");
     let body = json!({
@@ -116,10 +116,10 @@ async fn a_dead_message_is_edited_by_a_program() {
     let parked = "SELECT concat_ws(' ', key, payload, headers, dead_at IS NULL) FROM oncebox.parked";
     let parked = eventually("it is edited", LIMIT, async || {
         let row: String = client.query_one(parked, &[]).await.unwrap().get(0);
-        row.starts_with("k:edit-1").then_some(row)
+        row.starts_with("k:oncebox-edit-1").then_some(row)
     })
     .await;
-    assert_eq!(parked, r#"k:edit-1 \x6e6577 {"a": "b"} t"#);
+    assert_eq!(parked, r#"k:oncebox-edit-1 \x6e6577 {"a": "b"} t"#);
     let again = console.ask("POST", "/api/v1/databases/shop/act", &kind, &body.to_string()).await;
     assert!(again.status == 409 && again.body.contains("no dead message has the key"), "{}", again.body);
 }

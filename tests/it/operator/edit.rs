@@ -69,7 +69,7 @@ async fn an_edited_letter_is_handled_once_under_a_key_of_its_own() {
     let change = ["1", "--payload", &payload, "--header", "reason=secret-word"];
     let dry = ["inbox", "dead", "edit", "--dry-run"];
     let shown = run_ok(url, &[&dry[..], &change].concat()).await;
-    for part in ["would become k:edit-1", "-   \"n\": 1", "+   \"n\": 4", "+ reason: secret-word"] {
+    for part in ["would become k:oncebox-edit-1", "-   \"n\": 1", "+   \"n\": 4", "+ reason: secret-word"] {
         assert!(shown.contains(part), "{part}: {shown}");
     }
     assert_eq!(count(&env, "oncebox.audit").await, 0, "a dry run changes nothing");
@@ -78,24 +78,27 @@ async fn an_edited_letter_is_handled_once_under_a_key_of_its_own() {
     let (code, _, log) = edit_letter(&env, &["1", "--payload", &wrong, "--confirm", token(&shown)]).await;
     assert!(code == 1 && log.contains("has changed since it was shown"), "{log}");
     let (code, output, log) = edit_letter(&env, &[&change[..], &["--confirm", token(&shown)]].concat()).await;
-    assert_eq!((code, output.as_str()), (0, "edited; its key is k:edit-1\n"), "{log}");
+    assert_eq!((code, output.as_str()), (0, "edited; its key is k:oncebox-edit-1\n"), "{log}");
     eventually("it is handled", LIMIT, async || (effects(&env).await == 2).then_some(())).await;
     settled(&env).await;
     running.stop().await;
     let keys = format!(
         "SELECT string_agg(key || ' ' || status, ', ' ORDER BY key) FROM oncebox.inbox WHERE scope = '{SCOPE}'"
     );
-    assert_eq!(text(&client, &keys).await, "k dead, k:edit-1 completed");
+    assert_eq!(text(&client, &keys).await, "k dead, k:oncebox-edit-1 completed");
     // A copy of the old message is answered as before, and the other inbox answers the edit.
     assert!(format!("{:?}", inbox.run(&handler, &message("k", 1)).await.unwrap()).contains("Dead"));
-    let again = other.run(&other_handler, &message("k:edit-1", 4)).await.unwrap();
+    let again = other.run(&other_handler, &message("k:oncebox-edit-1", 4)).await.unwrap();
     assert!(format!("{again:?}").starts_with("Replayed"), "the outcome of k: {again:?}");
     assert_eq!((other_handler.runs(), effects(&env).await), (1, 2));
 
     let audit = "SELECT concat_ws(' ', action, note, scope, key, reason) FROM oncebox.audit";
     let audit = text(&client, audit).await;
     let sha256 = text(&client, r#"SELECT encode(sha256('{"n":4}'), 'hex')"#).await;
-    assert!(audit.starts_with(&format!("edit INC-7 {SCOPE} k k:edit-1; payload SHA-256 ")), "{audit}");
+    assert!(
+        audit.starts_with(&format!("edit INC-7 {SCOPE} k k:oncebox-edit-1; payload SHA-256 ")),
+        "{audit}"
+    );
     assert!(audit.ends_with(&format!("to {sha256}; headers changed: reason")), "{audit}");
     assert!(!audit.contains("secret-word"), "{audit}");
     // Sent at once, it cannot be taken back.
@@ -122,22 +125,27 @@ async fn an_inbox_acts_once_on_a_key_and_all_its_edits() {
         );
         text(&client, &sql).await
     };
-    assert_eq!(claim("k:edit-1", "p").await, "new");
-    for (key, answer) in
-        [("k:edit-2", "replayed"), ("k:edit-1", "replayed"), ("k:edit-1:ship", "new"), ("k2:edit-1", "new")]
-    {
-        assert_eq!(claim(key, if key == "k:edit-1" { "p" } else { "q" }).await, answer, "{key}");
+    // A step of a user is no edit, however it is named.
+    assert_eq!(claim("k:edit-1", "q").await, "new");
+    assert_eq!(claim("k:oncebox-edit-1", "p").await, "new");
+    for (key, answer) in [
+        ("k:oncebox-edit-2", "replayed"),
+        ("k:oncebox-edit-1", "replayed"),
+        ("k:oncebox-edit-1:ship", "new"),
+        ("k2:oncebox-edit-1", "new"),
+    ] {
+        assert_eq!(claim(key, if key == "k:oncebox-edit-1" { "p" } else { "q" }).await, answer, "{key}");
     }
-    assert_eq!(lease("k:edit-1").await, "new");
-    assert_eq!(lease("k:edit-2").await, "in_flight", "another edit is at work");
-    client.batch_execute("SELECT oncebox.end_leased('l', '', 'k:edit-1', '00000000-0000-0000-0000-000000000001', 1, 'completed', NULL)").await.unwrap();
-    assert_eq!(lease("k:edit-2").await, "replayed");
+    assert_eq!(lease("k:oncebox-edit-1").await, "new");
+    assert_eq!(lease("k:oncebox-edit-2").await, "in_flight", "another edit is at work");
+    client.batch_execute("SELECT oncebox.end_leased('l', '', 'k:oncebox-edit-1', '00000000-0000-0000-0000-000000000001', 1, 'completed', NULL)").await.unwrap();
+    assert_eq!(lease("k:oncebox-edit-2").await, "replayed");
     // While a transaction works on the key, its edit waits.
     let holder = env.pg().await;
     holder.batch_execute("BEGIN DEFERRABLE; SELECT oncebox.claim('s', 'busy', 'p')").await.unwrap();
-    assert_eq!(claim("busy:edit-1", "q").await, "in_flight");
+    assert_eq!(claim("busy:oncebox-edit-1", "q").await, "in_flight");
     holder.batch_execute("ROLLBACK").await.unwrap();
-    assert_eq!(claim("busy:edit-1", "q").await, "new");
+    assert_eq!(claim("busy:oncebox-edit-1", "q").await, "new");
 }
 
 async fn enqueue(client: &Client, key: &str, subject: &str) -> Option<i64> {
@@ -175,7 +183,7 @@ async fn an_edited_message_takes_the_place_of_the_old_one() {
         "--json",
     ];
     let done: Value = serde_json::from_str(&run_ok(url, &edit).await).unwrap();
-    assert_eq!(done["key"], "a:edit-1");
+    assert_eq!(done["key"], "a:oncebox-edit-1");
 
     // Until it is sent, it can be taken back, with its key.
     run_ok(url, &["undo", &done["undo"].to_string()]).await;
@@ -189,7 +197,7 @@ async fn an_edited_message_takes_the_place_of_the_old_one() {
         "t a,t b,t c"
     );
     let done: Value = serde_json::from_str(&run_ok(url, &edit).await).unwrap();
-    assert_eq!(done["key"], "a:edit-2", "no key is given twice");
+    assert_eq!(done["key"], "a:oncebox-edit-2", "no key is given twice");
     assert_eq!(enqueue(&client, "a", &lost).await, None, "its producer does not send the old one again");
 
     let subjects = vec![taken, lost.clone()];
@@ -197,7 +205,7 @@ async fn an_edited_message_takes_the_place_of_the_old_one() {
     env.jetstream().await.update_stream(wide).await.unwrap();
     drain(&mut worker).await;
     let all = stored(&stream).await;
-    assert_eq!(all.iter().map(|message| &*message.key).collect::<Vec<_>>(), ["a:edit-2", "b", "c"]);
+    assert_eq!(all.iter().map(|message| &*message.key).collect::<Vec<_>>(), ["a:oncebox-edit-2", "b", "c"]);
     assert_in_order(&all);
     let first = stream.get_raw_message(1).await.unwrap();
     assert_eq!((&first.payload[..], first.headers.get("h").unwrap().as_str()), (&b"\x00\xffsecret"[..], "2"));
@@ -208,12 +216,13 @@ async fn an_edited_message_takes_the_place_of_the_old_one() {
     let verified =
         run_ok(url, &["outbox", "verify", "--stream", env.name(), "--nats-url", env.nats_url()]).await;
     assert!(!verified.contains("missing  a"), "{verified}");
-    run_ok(url, &["outbox", "replay", "--key", "a:edit-2"]).await;
+    run_ok(url, &["outbox", "replay", "--key", "a:oncebox-edit-2"]).await;
     drain(&mut worker).await;
     assert_eq!(&stream.get_raw_message(4).await.unwrap().payload[..], b"\x00\xffsecret");
     let audit = text(&client, "SELECT string_agg(concat_ws(' ', action, operator, note, key, reason), E'\n' ORDER BY id) FROM oncebox.audit").await;
     assert!(
-        audit.contains("edit mina INC-7 a a:edit-2; payload SHA-256") && audit.contains("headers changed: h"),
+        audit.contains("edit mina INC-7 a a:oncebox-edit-2; payload SHA-256")
+            && audit.contains("headers changed: h"),
         "{audit}"
     );
     assert!(!audit.contains("secret"), "{audit}");
@@ -285,14 +294,17 @@ async fn an_edited_letter_keeps_its_payload_in_its_bucket_and_its_line() {
     let kept = text(&client, &edit.replace("PAYLOAD", "d.payload")).await;
     assert_eq!(
         kept,
-        r#"k:edit-1 {"a": "2", "ce-id": "k:edit-1", "ce-dataref": "x", "Nats-Msg-Id": "k:edit-1", "Oncebox-Object": "b/n"} \x f"#
+        r#"k:oncebox-edit-1 {"a": "2", "ce-id": "k:oncebox-edit-1", "ce-dataref": "x", "Nats-Msg-Id": "k:oncebox-edit-1", "Oncebox-Object": "b/n"} \x f"#
     );
     letter(&client, Some("k"), large).await;
     let moved = text(&client, &edit.replace("PAYLOAD", "'p'")).await;
-    assert_eq!(moved, r#"k:edit-2 {"a": "2", "ce-id": "k:edit-2", "Nats-Msg-Id": "k:edit-2"} \x70 f"#);
+    assert_eq!(
+        moved,
+        r#"k:oncebox-edit-2 {"a": "2", "ce-id": "k:oncebox-edit-2", "Nats-Msg-Id": "k:oncebox-edit-2"} \x70 f"#
+    );
     client.batch_execute("SELECT oncebox.register_scope('s'), oncebox.follow_lines('s', 9)").await.unwrap();
     letter(&client, Some("k"), r#"{"Idempotency-Key": "k", "Oncebox-Ordering-Key": "o"}"#).await;
     assert!(text(&client, &edit.replace("PAYLOAD", "'p'")).await.ends_with("\\x70 t"));
     let due = "SELECT concat_ws(' ', key, is_due, payload, headers ->> 'Idempotency-Key') FROM oncebox.inbox_behind";
-    assert_eq!(text(&client, due).await, "k:edit-3 t \\x70 k:edit-3");
+    assert_eq!(text(&client, due).await, "k:oncebox-edit-3 t \\x70 k:oncebox-edit-3");
 }
