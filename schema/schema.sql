@@ -1444,7 +1444,7 @@ BEGIN
        SELECT
        FROM "oncebox".inbox_claim AS c
        WHERE c.scope = NEW.scope AND c.tenant = NEW.tenant AND c.key <> NEW.key
-         AND (c.key = root OR c.key > root || ':edit-' AND c.key < root || ':edit.')
+         AND (c.key = root OR c.key > root || ':oncebox-edit-' AND c.key < root || ':oncebox-edit.')
          AND "oncebox".edit_root(c.key) = root
          AND c.lease_until > clock_timestamp()
      ) THEN
@@ -1931,7 +1931,7 @@ BEGIN
   RETURN new_key;
 END $$;
 
-COMMENT ON FUNCTION oncebox.edit_dead(lane smallint, id bigint, headers jsonb, payload bytea, seen bytea, by text, note text) IS 'For operators: gives a dead message other headers and another payload, under the next key KEY:edit-N, and makes it due; keeps it as it was for a day, see undo_discard(). seen: content_digest() of the row that was shown. Returns the new key.';
+COMMENT ON FUNCTION oncebox.edit_dead(lane smallint, id bigint, headers jsonb, payload bytea, seen bytea, by text, note text) IS 'For operators: gives a dead message other headers and another payload, under the next key KEY:oncebox-edit-N, and makes it due; keeps it as it was for a day, see undo_discard(). seen: content_digest() of the row that was shown. Returns the new key.';
 
 CREATE FUNCTION oncebox.edit_key(key text) RETURNS text
     LANGUAGE plpgsql STABLE
@@ -1944,11 +1944,12 @@ DECLARE
 BEGIN
   SELECT count(*) INTO number
   FROM "oncebox".audit AS a
-  WHERE a.action = 'edit' AND (a.key = root OR a.key > root || ':edit-' AND a.key < root || ':edit.')
+  WHERE a.action = 'edit' AND (a.key = root OR a.key > root || ':oncebox-edit-' AND a.key < root || ':oncebox-edit.')
     AND "oncebox".edit_root(a.key) = root;
   LOOP
     number := number + 1;
-    edited := "oncebox".step_key(root, 'edit-' || number);
+    edited := root || ':oncebox-edit-' || number;
+    PERFORM "oncebox".check_key(edited);
     EXIT WHEN NOT EXISTS (SELECT FROM "oncebox".log AS l WHERE l.key = edited);
   END LOOP;
   RETURN edited;
@@ -1988,7 +1989,7 @@ BEGIN
         final := (final - header.name) || jsonb_build_object('Nats-Msg-Id', key);
         has_key := has_key OR header.value = old.key OR header.value LIKE '%/' || old.key;
       WHEN lower(header.name) = 'ce-id' THEN
-        final := final || jsonb_build_object(header.name, "oncebox".edit_root(header.value) || substring(key FROM ':edit-[0-9]+$'));
+        final := final || jsonb_build_object(header.name, "oncebox".edit_root(header.value) || substring(key FROM ':oncebox-edit-[0-9]+$'));
       -- A new payload is in the message; the old one stays in its bucket.
       WHEN edit_letter.payload <> old.payload AND lower(header.name) ~ '^(oncebox-object.*|ce-dataref)$' THEN
         final := final - header.name;
@@ -2019,7 +2020,7 @@ BEGIN
   PERFORM "oncebox".advance_line(old.scope, old.ordering_key) WHERE is_in_line;
 END $_$;
 
-COMMENT ON FUNCTION oncebox.edit_letter(id bigint, headers jsonb, payload bytea, seen bytea, by text, note text, OUT outbox text, OUT key text, OUT subject text, OUT edited_headers text, OUT edited_payload bytea, OUT number bigint, OUT is_in_line boolean) IS 'For operators: takes a dead letter out, and returns it with other headers and another payload under the next key KEY:edit-N. The caller publishes it, and then commits; one that is in a line is run by its consumer. seen: content_digest() of the row that was shown.';
+COMMENT ON FUNCTION oncebox.edit_letter(id bigint, headers jsonb, payload bytea, seen bytea, by text, note text, OUT outbox text, OUT key text, OUT subject text, OUT edited_headers text, OUT edited_payload bytea, OUT number bigint, OUT is_in_line boolean) IS 'For operators: takes a dead letter out, and returns it with other headers and another payload under the next key KEY:oncebox-edit-N. The caller publishes it, and then commits; one that is in a line is run by its consumer. seen: content_digest() of the row that was shown.';
 
 CREATE FUNCTION oncebox.edit_reason(new_key text, old_headers jsonb, old_payload bytea, headers jsonb, payload bytea) RETURNS text
     LANGUAGE sql STABLE
@@ -2036,7 +2037,7 @@ $_$;
 
 CREATE FUNCTION oncebox.edit_root(key text) RETURNS text
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-    RETURN regexp_replace(key, ':edit-[1-9][0-9]*$'::text, ''::text);
+    RETURN regexp_replace(key, ':oncebox-edit-[1-9][0-9]*$'::text, ''::text);
 
 CREATE FUNCTION oncebox.empty_segment(retention_seconds double precision, OUT number smallint, OUT messages bigint) RETURNS SETOF record
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2311,7 +2312,7 @@ CREATE FUNCTION oncebox.ended_before_edit(scope text, tenant text, key text) RET
   CROSS JOIN (SELECT "oncebox".edit_root($3) COLLATE "C" AS root) AS r
   WHERE i.scope = $1
     AND i.tenant = $2
-    AND (i.key = r.root OR i.key > r.root || ':edit-' AND i.key < r.root || ':edit.')
+    AND (i.key = r.root OR i.key > r.root || ':oncebox-edit-' AND i.key < r.root || ':oncebox-edit.')
     AND "oncebox".edit_root(i.key) = r.root
     AND i.key <> $3
     AND "oncebox".edit_root($3) <> $3
@@ -3459,7 +3460,7 @@ BEGIN
     RETURN;
   END IF;
   -- The trigger of 0027_edit.sql has kept it from being claimed.
-  IF strpos(look_up_key.key, ':edit-') > 0 THEN
+  IF strpos(look_up_key.key, ':oncebox-edit-') > 0 THEN
     SELECT CASE e.status WHEN 'completed' THEN 'replayed' ELSE e.status END, e.outcome
     INTO answer, outcome
     FROM "oncebox".ended_before_edit(look_up_key.scope, look_up_key.tenant, look_up_key.key) AS e;
@@ -5463,8 +5464,8 @@ CREATE FUNCTION oncebox.step_key(key text, step text) RETURNS text
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
 BEGIN
-  IF step COLLATE "C" !~ '^[a-z0-9][a-z0-9._-]*$' OR step = 'undo' THEN
-    RAISE EXCEPTION 'step "%" does not match [a-z0-9][a-z0-9._-]{0,63}, or is the reserved word "undo"', step
+  IF step COLLATE "C" !~ '^[a-z0-9][a-z0-9._-]*$' OR step = 'undo' OR starts_with(step, 'oncebox-') THEN
+    RAISE EXCEPTION 'step "%" does not match [a-z0-9][a-z0-9._-]{0,63}, or is reserved: "undo", and what begins with "oncebox-"', step
       USING ERRCODE = 'OB002';
   END IF;
   PERFORM "oncebox".check_key(key || ':' || step);
@@ -7696,9 +7697,9 @@ CREATE INDEX saga_open ON oncebox.saga USING btree (type, version, fingerprint, 
 
 CREATE CONSTRAINT TRIGGER barrier_entry AFTER INSERT OR UPDATE OF xact ON oncebox.barrier DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN ((new.state = ANY (ARRAY['acted'::text, 'undone'::text]))) EXECUTE FUNCTION oncebox.refuse_lone_entry();
 
-CREATE TRIGGER claim_edit_once BEFORE INSERT ON oncebox.inbox FOR EACH ROW WHEN (((strpos((new.key)::text, ':edit-'::text) > 0) AND (pg_trigger_depth() = 0))) EXECUTE FUNCTION oncebox.claim_edit_once();
+CREATE TRIGGER claim_edit_once BEFORE INSERT ON oncebox.inbox FOR EACH ROW WHEN (((strpos((new.key)::text, ':oncebox-edit-'::text) > 0) AND (pg_trigger_depth() = 0))) EXECUTE FUNCTION oncebox.claim_edit_once();
 
-CREATE TRIGGER claim_edit_once BEFORE INSERT ON oncebox.inbox_claim FOR EACH ROW WHEN (((strpos((new.key)::text, ':edit-'::text) > 0) AND (pg_trigger_depth() = 0))) EXECUTE FUNCTION oncebox.claim_edit_once();
+CREATE TRIGGER claim_edit_once BEFORE INSERT ON oncebox.inbox_claim FOR EACH ROW WHEN (((strpos((new.key)::text, ':oncebox-edit-'::text) > 0) AND (pg_trigger_depth() = 0))) EXECUTE FUNCTION oncebox.claim_edit_once();
 
 CREATE TRIGGER dead_letter_event AFTER INSERT ON oncebox.dead_letter FOR EACH ROW EXECUTE FUNCTION oncebox.dead_letter_event();
 

@@ -2,6 +2,8 @@
 
 use std::time::SystemTime;
 
+use oncebox_relay::facts::InboxStatus;
+
 use super::{
     super::{BlockedKey, ParkedReason},
     *,
