@@ -1,7 +1,7 @@
 -- Edit: an operator changes the headers or the payload of a dead message, or of a dead letter, and
--- has it tried again. The changed message is a new fact with a key of its own, KEY:oncebox-edit-1, then
--- KEY:oncebox-edit-2. The old key stays as it is: a copy of the old message is answered as before, and a
--- producer that enqueues it again finds it enqueued.
+-- has it tried again. The changed message is a new fact with a key of its own,
+-- KEY:oncebox-edit-1, then KEY:oncebox-edit-2. The old key stays as it is: a copy of the old
+-- message is answered as before, and a producer that enqueues it again finds it enqueued.
 --
 -- Other inboxes may have handled the old message. An inbox acts once on a key and all its edits: a
 -- claim of an edit is answered from the outcome of the key, or of another edit, that has ended.

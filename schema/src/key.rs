@@ -69,8 +69,8 @@ impl Key {
         bounded(client_key.replace('%', "%25").replace(':', "%3A"))
     }
 
-    /// The key of a step: `key:name`, where name matches `[a-z0-9][a-z0-9._-]{0,63}`, is not `undo`,
-    /// and does not begin with `oncebox-`.
+    /// The key of a step: `key:name`, where name matches `[a-z0-9][a-z0-9._-]{0,63}`, is not
+    /// `undo`, and does not begin with `oncebox-`.
     ///
     /// # Errors
     /// A bad name, or more than 255 bytes in all.

@@ -99,7 +99,9 @@ function single(error: unknown): string {
   try {
     const { name, message } = error instanceof Error ? error : { name: typeof error, message: String(error) };
     const said = fields(error) || message || (error as { code?: string }).code;
-    return said ? `${name}: ${said}`.split("\n", 1)[0]! : name;
+    // Prisma begins with an empty line, and says at the end what it is.
+    const lines = said?.trim().split("\n") ?? [];
+    return said ? `${name}: ${said.startsWith("\n") ? lines.at(-1) : lines[0]}` : name;
   } catch {
     return `${typeof error}: its text cannot be read`;
   }

@@ -119,8 +119,7 @@ const ALL: [Words; 22] = [
         things: "dead letters",
         selectors: OF_LETTERS,
         others: &["canary"],
-        consequence: "Each letter goes back to the end of its stream as a new message, and its key is free again. In strict \
-                      order its inbox runs it where it stands, then those behind it.",
+        consequence: "Each letter goes to the end of its stream, or runs in its line, and its key is free again.",
     },
     Words {
         verb: Verb::DiscardLetters,

@@ -273,8 +273,8 @@ pub(crate) fn stalled(status: &Status) -> Option<Finding> {
             format!(
                 "messages are due for {due:.0} s and nothing was settled for {settled:.0} s, though a relay is connected"
             ),
-            "see the log of the relay, which says why it cannot go on, and `oncebox doctor`: NATS is away or does not \
-             acknowledge, the relay is suspended, or its role lacks a privilege",
+            "see /readyz and the log of the relay, which say why it cannot go on, and `oncebox doctor`: NATS is away or does \
+             not acknowledge, the relay is suspended, or its role lacks a privilege",
         )
     })
 }

@@ -1,6 +1,7 @@
 // Producers and handlers through the libraries of teams, as tests: with DATABASE_URL of a migrated database.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
+import { setTimeout as sleep } from "node:timers/promises";
 import { drizzle } from "drizzle-orm/node-postgres";
 import { drizzle as drizzleOver } from "drizzle-orm/postgres-js";
 import { integer, pgTable, text } from "drizzle-orm/pg-core";
@@ -195,5 +196,57 @@ for (const [name, db] of Object.entries(handlers)) {
     go();
     await assert.rejects(late);
     assert.deepEqual(await charged(`${name}-6`), []);
+  });
+}
+
+/** Libraries over `cx.pool`, where each transaction thinks that it has a connection of its own. */
+const beside: Record<string, (cx: Context) => Db> = {
+  kysely: handlers.kysely!,
+  prisma: (cx) => {
+    const db = new PrismaClient({ adapter: new PrismaPg(cx.pool) });
+    const insert = (tx: Pick<typeof db, "charge">) => (id: string) => tx.charge.create({ data: { id, cents: 1 } });
+    return { insert: insert(db), transaction: (work) => db.$transaction((tx) => work({ insert: insert(tx) })) };
+  },
+  pg: (cx) => {
+    const insert = (client: Pick<pg.Pool, "query">) => (id: string) => client.query("INSERT INTO charge (id, cents) VALUES ($1, 1)", [id]);
+    const transaction: Db["transaction"] = async (work) => {
+      const client = await cx.pool.connect();
+      try {
+        await client.query("BEGIN");
+        await work({ insert: insert(client) });
+        await client.query("COMMIT");
+      } catch (error) {
+        await client.query("ROLLBACK");
+        throw error;
+      } finally {
+        client.release();
+      }
+    };
+    return { insert: insert(cx.pool), transaction };
+  },
+};
+for (const [name, db] of Object.entries(beside)) {
+  test(`${name}: transactions and statements side by side are kept apart`, async () => {
+    const inbox = new Inbox(pool, `beside:${name}`, { attemptsMax: 1, log: { info() {}, warn() {} } });
+    await inbox.register();
+    const id = (end: string) => `beside-${name}-${end}`;
+    const handler = async (cx: Context) => {
+      const own = db(cx);
+      const work = (end: string, ms: number, fails = false) => own.transaction(async (tx) => {
+        await tx.insert(id(end));
+        await sleep(ms);
+        if (fails) {
+          throw new Error("within");
+        }
+      });
+      const all = [work("a", 80, true), sleep(20).then(() => work("b", 100)), sleep(40).then(() => own.insert(id("c"))), sleep(60).then(() => work("d", 10, true))];
+      assert.deepEqual((await Promise.allSettled(all)).map(({ status }) => status), ["rejected", "fulfilled", "fulfilled", "rejected"]);
+      // One that waits for itself is told so.
+      await assert.rejects(own.transaction(async () => void (await own.insert(id("e")))), /end it first/);
+      await own.insert(id("f"));
+    };
+    const ran = await inbox.run(handler, { subject: "s", payload: Buffer.from("{}"), headers: { "idempotency-key": name } });
+    assert.equal(ran.name, "handled");
+    assert.deepEqual(await charged(`beside-${name}`), ["b", "c", "f"].map(id));
   });
 }
