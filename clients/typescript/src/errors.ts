@@ -100,8 +100,9 @@ function single(error: unknown): string {
     const { name, message } = error instanceof Error ? error : { name: typeof error, message: String(error) };
     const said = fields(error) || message || (error as { code?: string }).code;
     // Prisma begins with an empty line, and says at the end what it is.
-    const lines = said?.trim().split("\n") ?? [];
-    return said ? `${name}: ${said.startsWith("\n") ? lines.at(-1) : lines[0]}` : name;
+    const text = String(said ?? "");
+    const lines = text.trim().split("\n");
+    return text === "" ? name : `${name}: ${text.startsWith("\n") ? lines.at(-1) : lines[0]}`;
   } catch {
     return `${typeof error}: its text cannot be read`;
   }

@@ -250,3 +250,14 @@ for (const [name, db] of Object.entries(beside)) {
     assert.deepEqual(await charged(`beside-${name}`), ["b", "c", "f"].map(id));
   });
 }
+
+test("prisma: the reason of a dead letter says what was refused", async () => {
+  const inbox = new Inbox(pool, "refused:prisma", { attemptsMax: 1, log: { info() {}, warn() {} } });
+  await inbox.register();
+  const handler = async (cx: Context) => {
+    await beside.prisma!(cx).insert("twice");
+    await beside.prisma!(cx).insert("twice");
+  };
+  const ran = await inbox.run(handler, { subject: "s", payload: Buffer.from("{}"), headers: { "idempotency-key": "k" } });
+  assert.match(JSON.stringify(ran), /PrismaClientKnownRequestError: Unique constraint failed/);
+});

@@ -6,7 +6,7 @@ use async_nats::jetstream::{
     self,
     stream::{Config, DiscardPolicy, RetentionPolicy, StorageType, Stream},
 };
-use oncebox_tests::{Nats, TestEnv, eventually, oncebox, pool};
+use oncebox_tests::{Nats, TestEnv, eventually, oncebox};
 use serde_json::Value;
 use tempfile::NamedTempFile;
 use tokio_postgres::Client;
@@ -310,29 +310,6 @@ async fn schema_versions_and_read_only_databases() {
     assert_eq!((code, found(&seen)), (1, pairs(&[("problem", "read-only")])), "{seen}");
 }
 
-/// The doctor of an operator needs no relay's privileges, and names those that a connected relay
-/// lacks.
-async fn an_operator_sees_what_relays_lack(env: &TestEnv, relay_url: &str) {
-    let (url, operator) = env.login("oncebox_operator").await;
-    let (code, seen) = doctor(&url, env.nats_url(), &[]).await;
-    assert_eq!((code, found(&seen)), (0, vec![]), "{seen}");
-    let pg = env.pg().await;
-    let separator = if relay_url.contains('?') { '&' } else { '?' };
-    let named = format!("{relay_url}{separator}application_name=oncebox%20relay");
-    let relay = pool(&named, 1, LIMIT).unwrap();
-    let _session = relay.get().await.unwrap();
-    pg.batch_execute("REVOKE DELETE ON oncebox.parked FROM oncebox_relay").await.unwrap();
-    let (code, seen) = doctor(&url, env.nats_url(), &[]).await;
-    assert_eq!((code, found(&seen)), (1, pairs(&[("problem", "privileges")])), "{seen}");
-    let text = text_of(&seen, "privileges");
-    assert!(text.contains("lacks DELETE on parked") && !text.contains(&operator), "{seen}");
-    pg.batch_execute(&format!(
-        "GRANT DELETE ON oncebox.parked TO oncebox_relay; DROP OWNED BY {operator}; DROP ROLE {operator}"
-    ))
-    .await
-    .unwrap();
-}
-
 #[tokio::test]
 async fn the_relays_role_may_do_what_it_needs_and_no_more() {
     let env = TestEnv::new().await;
@@ -344,7 +321,6 @@ async fn the_relays_role_may_do_what_it_needs_and_no_more() {
     let (code, seen) = doctor(&url, env.nats_url(), &[]).await;
     assert_eq!((code, found(&seen)), (0, vec![]), "{seen}");
     assert_eq!(seen["postgres"]["role_name"], *name);
-    an_operator_sees_what_relays_lack(&env, &url).await;
 
     pg.batch_execute(&format!(
         "GRANT SELECT (id) ON public.orders TO {name}; GRANT SELECT ON public.sums TO PUBLIC"

@@ -9,7 +9,7 @@ use async_nats::jetstream::{
     stream::{Config, DiscardPolicy, RetentionPolicy},
 };
 use oncebox_schema::{Lanes, SchemaName, migrate};
-use oncebox_tests::{Nats, PgBouncer, Postgres, TestEnv, eventually};
+use oncebox_tests::{Nats, PgBouncer, Postgres, TestEnv, eventually, pool};
 use serde_json::Value;
 use tempfile::NamedTempFile;
 use tokio_postgres::{Client, NoTls};
@@ -180,4 +180,28 @@ async fn a_pooler_in_statement_mode_is_one_problem() {
     assert_eq!(code, 1, "{seen}");
     says(&seen, "problem", "pooler", &["statement pooling", "pool_mode = transaction"]);
     assert_eq!(text_of(&seen, "unasked"), "", "one cause is one finding: {seen}");
+}
+
+/// The doctor of an operator needs no relay's privileges, and names those that a connected relay
+/// lacks.
+#[tokio::test]
+async fn an_operator_sees_what_relays_lack() {
+    let env = TestEnv::new().await;
+    let (_stream, pg) = start(&env, sound(&env)).await;
+    let (url, operator) = env.login("oncebox_operator").await;
+    let (code, seen) = doctor(&url, env.nats_url(), &[]).await;
+    assert_eq!((code, found(&seen)), (0, vec![]), "{seen}");
+    let (relay_url, relay) = env.login("oncebox_relay").await;
+    let separator = if relay_url.contains('?') { '&' } else { '?' };
+    let named = format!("{relay_url}{separator}application_name=oncebox%20relay");
+    let pool = pool(&named, 1, LIMIT).unwrap();
+    let session = pool.get().await.unwrap();
+    pg.batch_execute("REVOKE DELETE ON oncebox.parked FROM oncebox_relay").await.unwrap();
+    let (code, seen) = doctor(&url, env.nats_url(), &[]).await;
+    assert_eq!((code, found(&seen).len()), (1, 1), "{seen}");
+    says(&seen, "problem", "privileges", &[&relay, "lacks DELETE on parked"]);
+    drop(session);
+    pool.close();
+    let roles = format!("DROP OWNED BY {operator}, {relay}; DROP ROLE {operator}, {relay}");
+    pg.batch_execute(&roles).await.unwrap();
 }
