@@ -9,7 +9,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     process::Command,
-    time::timeout,
+    time::{Instant, sleep, timeout},
 };
 
 use crate::relay::{process::program, support::LIMIT};
@@ -129,22 +129,17 @@ impl Console {
 
     /// Waits until the row of a database is so.
     pub(crate) async fn row(&self, name: &str, is_so: impl Fn(&Value) -> bool) -> Value {
-        let mut told = Value::Null;
-        eventually(&format!("the row of {name}"), 2 * LIMIT, async || {
+        let begun = Instant::now();
+        loop {
             let mut all = self.api("/databases").await;
-            let row = all["databases"]
-                .as_array_mut()
-                .unwrap()
-                .iter_mut()
-                .find(|row| row["database"] == name)?
-                .take();
-            if told != row["finding"] {
-                told = row["finding"].clone();
-                println!("{row}");
+            let rows = all["databases"].as_array_mut().unwrap();
+            let row = rows.iter_mut().find(|row| row["database"] == name).map(Value::take);
+            match row {
+                Some(row) if is_so(&row) => return row,
+                row => assert!(begun.elapsed() < 2 * LIMIT, "the row of {name}: {row:?}"),
             }
-            is_so(&row).then_some(row)
-        })
-        .await
+            sleep(Duration::from_millis(50)).await;
+        }
     }
 
     /// Kills it.

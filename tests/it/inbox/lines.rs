@@ -92,10 +92,12 @@ async fn dead(env: &TestEnv) -> Vec<String> {
     env.pg().await.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
 }
 
+/// The letters are in the order of their names: lines die side by side.
 pub(crate) async fn until(env: &TestEnv, all: i64, behind: i64, letters: &[&str]) {
     eventually("the effects, those behind, and the letters", LIMIT, async || {
-        let found = (effects(env).await, waiting(env).await, dead(env).await);
-        (found.0 == all && found.1 == behind && found.2 == letters).then_some(())
+        let mut dead = dead(env).await;
+        dead.sort_unstable();
+        (effects(env).await == all && waiting(env).await == behind && dead == letters).then_some(())
     })
     .await;
 }
