@@ -207,7 +207,7 @@ $(CLIENTS): .dev/clients/%: tests/clients/prepare.sh docs/testing.md docs/tutori
 	tests/clients/prepare.sh $* $@
 
 # All of it needs no program of ours.
-tools: .dev/python $(CLIENTS) .dev/axe .dev/packaging .dev/migrators
+tools: .dev/python $(CLIENTS) .dev/packaging .dev/migrators
 
 build:
 	@cargo build --workspace --bins
