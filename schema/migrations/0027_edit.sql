@@ -3,9 +3,10 @@
 -- KEY:oncebox-edit-1, then KEY:oncebox-edit-2. The old key stays as it is: a copy of the old
 -- message is answered as before, and a producer that enqueues it again finds it enqueued.
 --
--- Other inboxes may have handled the old message. An inbox acts once on a key and all its edits: a
--- claim of an edit is answered from the outcome of the key, or of another edit, that has ended.
--- So no step of a user may be named like an edit: step_key() refuses "oncebox-".
+-- Other inboxes may have handled the old message: a claim of an edit is answered from the outcome
+-- of the key, or of another edit, that has ended. A claim of the key does not look for edits, so an
+-- inbox that still tries the old message may handle both. No step of a user may be named like an
+-- edit: step_key() refuses "oncebox-".
 --
 -- In the log the edited message takes the place of the old one, so order, replays, proofs and the
 -- repair of losses see it and no other. A row of lane -2, which no relay claims, keeps the old key.
