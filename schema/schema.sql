@@ -405,6 +405,16 @@ CREATE FUNCTION oncebox.backlog() RETURNS TABLE(lane smallint, id bigint, key te
   FROM "oncebox".delayed AS d
 $$;
 
+CREATE FUNCTION oncebox.before_edit(key text) RETURNS SETOF text
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    AS $_$
+  SELECT "oncebox".edit_root($1)
+  UNION ALL
+  SELECT "oncebox".edit_root($1) || ':oncebox-edit-' || earlier
+  FROM substring($1 FROM ':oncebox-edit-([1-9][0-9]{0,8})$') AS number,
+    generate_series(greatest(number::integer - 100, 1), number::integer - 1) AS earlier
+$_$;
+
 CREATE FUNCTION oncebox.begin_attempt(scope text, key text, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone, subject text DEFAULT NULL::text, attempts_max bigint DEFAULT 20, is_alone boolean DEFAULT false) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1436,25 +1446,46 @@ CREATE FUNCTION oncebox.claim_edit_once() RETURNS trigger
 DECLARE
   root text COLLATE "C" := "oncebox".edit_root(NEW.key);
 BEGIN
-  IF root = NEW.key THEN
+  -- A client chooses the keys of its requests; and what ends a claim under a lease was asked for it.
+  IF root = NEW.key OR EXISTS (
+       SELECT
+       FROM "oncebox".inbox_scope AS s
+       WHERE s.scope = NEW.scope AND (s.kind = 'http' OR s.mode = 'lease' AND TG_TABLE_NAME = 'inbox')
+     ) THEN
     RETURN NEW;
   END IF;
-  IF NOT pg_try_advisory_xact_lock("oncebox".inbox_lock(NEW.scope, NEW.tenant, root))
-     OR TG_TABLE_NAME = 'inbox_claim' AND EXISTS (
+  IF NOT pg_try_advisory_xact_lock("oncebox".inbox_lock(NEW.scope, NEW.tenant, root)) OR EXISTS (
        SELECT
-       FROM "oncebox".inbox_claim AS c
-       WHERE c.scope = NEW.scope AND c.tenant = NEW.tenant AND c.key <> NEW.key
-         AND (c.key = root OR c.key > root || ':oncebox-edit-' AND c.key < root || ':oncebox-edit.')
-         AND "oncebox".edit_root(c.key) = root
-         AND c.lease_until > clock_timestamp()
+       FROM "oncebox".inbox AS i
+       WHERE i.scope = NEW.scope AND i.tenant = NEW.tenant AND i.key <> NEW.key AND i.fingerprint <> ''
+         AND (i.key = root OR i.key > root || ':oncebox-edit-' AND i.key < root || ':oncebox-edit.')
+         AND "oncebox".edit_root(i.key) = root
+         AND "oncebox".is_own(i.xmin)
      ) THEN
     RETURN NULL;
+  END IF;
+  IF TG_TABLE_NAME = 'inbox_claim' THEN
+    IF NOT "oncebox".take_claims_before(NEW.scope, NEW.tenant, NEW.key, NEW.owner) THEN
+      RETURN NULL;
+    END IF;
   END IF;
   INSERT INTO "oncebox".inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
   SELECT NEW.scope, NEW.tenant, NEW.key, NEW.fingerprint, NEW.message_id, e.status, e.outcome
   FROM "oncebox".ended_before_edit(NEW.scope, NEW.tenant, NEW.key) AS e
   ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING;
-  RETURN CASE WHEN NOT FOUND THEN NEW END;
+  IF FOUND THEN
+    RETURN NULL;
+  END IF;
+  INSERT INTO "oncebox".inbox AS i (scope, tenant, key, fingerprint, status, outcome)
+  SELECT NEW.scope, NEW.tenant, b.key, '', 'dead', convert_to(format('%s came in its place', NEW.key), 'UTF8')
+  FROM "oncebox".before_edit(NEW.key) AS b (key)
+  ORDER BY b.key
+  ON CONFLICT ON CONSTRAINT inbox_pkey DO UPDATE
+  SET fingerprint = '', outcome = excluded.outcome
+  WHERE i.status = 'dead' AND i.fingerprint <> '';
+  DELETE FROM "oncebox".inbox_attempt AS a
+  WHERE a.scope = NEW.scope AND a.tenant = NEW.tenant AND a.key IN (SELECT "oncebox".before_edit(NEW.key));
+  RETURN NEW;
 END $$;
 
 CREATE FUNCTION oncebox.claim_leased(scope text, key text, payload bytea, owner uuid, lease interval, tenant text DEFAULT ''::text, message_id bigint DEFAULT NULL::bigint, is_alone boolean DEFAULT false, OUT answer text, OUT outcome json, OUT reason text, OUT epoch bigint, OUT attempts integer) RETURNS record
@@ -3431,7 +3462,7 @@ BEGIN
   END IF;
   outcome := stored.outcome;
   answer := CASE
-    WHEN stored.fingerprint <> look_up_ended.fingerprint THEN 'mismatch'
+    WHEN stored.fingerprint NOT IN ('', look_up_ended.fingerprint) THEN 'mismatch'
     WHEN stored.status = 'completed' THEN 'replayed'
     ELSE stored.status
   END;
@@ -3476,6 +3507,9 @@ BEGIN
   IF NOT FOUND THEN
     -- With the lock it can be claimed: its row went, or the scope came, a moment ago.
     answer := CASE WHEN NOT pg_try_advisory_xact_lock(look_up_key.lock) THEN 'in_flight' END;
+  ELSIF stored.is_own AND stored.fingerprint = '' THEN
+    -- This transaction has claimed an edit of it, see 0027_edit.sql.
+    answer := 'in_flight';
   ELSIF stored.is_own THEN
     RAISE EXCEPTION 'key "%" of scope "%" is claimed by this transaction already', look_up_key.key, look_up_key.scope
       USING ERRCODE = 'OB010', HINT = 'Claim a key once in a transaction. To give its message up, roll the transaction back first.';
@@ -3484,7 +3518,7 @@ BEGIN
     WHERE i.scope = look_up_key.scope AND i.tenant = look_up_key.tenant AND i.key = look_up_key.key
       AND i.created_at < statement_timestamp() - make_interval(secs => registered.retention_seconds)
       AND pg_try_advisory_xact_lock(look_up_key.lock);
-  ELSIF stored.fingerprint <> look_up_key.fingerprint THEN
+  ELSIF stored.fingerprint NOT IN ('', look_up_key.fingerprint) THEN
     answer := 'mismatch';
   ELSE
     answer := CASE stored.status WHEN 'completed' THEN 'replayed' ELSE stored.status END;
@@ -5981,6 +6015,33 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.take_canary_step(canary bigint, OUT moved boolean, OUT letter bigint, OUT outbox text, OUT key text, OUT subject text, OUT headers text, OUT payload bytea, OUT number bigint) IS 'For relays: judges the retried rows of a canary, and retries its next row. With a letter, publish it and then commit. moved: there may be more to do at once.';
 
+CREATE FUNCTION oncebox.take_claims_before(scope text, tenant text, key text, owner uuid) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+DECLARE
+  has_owner boolean;
+BEGIN
+  INSERT INTO "oncebox".inbox_claim AS c (scope, tenant, key, fingerprint, owner, lease_until)
+  SELECT $1, $2, b.key, '', $4, '-infinity'
+  FROM "oncebox".before_edit($3) AS b (key)
+  ORDER BY b.key
+  ON CONFLICT ON CONSTRAINT inbox_claim_pkey DO UPDATE SET lease_until = c.lease_until;
+  has_owner := EXISTS (
+    SELECT
+    FROM "oncebox".inbox_claim AS c
+    WHERE c.scope = $1 AND c.tenant = $2 AND c.key IN (SELECT "oncebox".before_edit($3))
+      AND c.lease_until > clock_timestamp() AND c.state <> 'failed'
+  );
+  DELETE FROM "oncebox".inbox_claim AS c
+  WHERE c.scope = $1 AND c.tenant = $2 AND c.key IN (SELECT "oncebox".before_edit($3))
+    AND (c.lease_until = '-infinity' OR NOT has_owner);
+  UPDATE "oncebox".inbox_effect AS e
+  SET epoch = 0
+  WHERE NOT has_owner AND e.scope = $1 AND e.tenant = $2 AND e.key IN (SELECT "oncebox".before_edit($3));
+  RETURN NOT has_owner;
+END $_$;
+
 CREATE FUNCTION oncebox.time_text(seconds double precision) RETURNS text
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     RETURN COALESCE(NULLIF(concat_ws(' '::text, (NULLIF(((round(seconds))::bigint / 86400), 0) || 'd'::text), (NULLIF((((round(seconds))::bigint % (86400)::bigint) / 3600), 0) || 'h'::text), (NULLIF((((round(seconds))::bigint % (3600)::bigint) / 60), 0) || 'm'::text), (NULLIF(((round(seconds))::bigint % (60)::bigint), 0) || 's'::text)), ''::text), '0s'::text);
@@ -7761,6 +7822,8 @@ GRANT ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, 
 
 REVOKE ALL ON FUNCTION oncebox.backlog() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION oncebox.before_edit(key text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION oncebox.begin_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, subject text, attempts_max bigint, is_alone boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.begin_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, subject text, attempts_max bigint, is_alone boolean) TO oncebox_consumer;
 
@@ -8289,6 +8352,8 @@ GRANT ALL ON FUNCTION oncebox.sweep_sagas(keep interval, most integer) TO oncebo
 
 REVOKE ALL ON FUNCTION oncebox.take_canary_step(canary bigint, OUT moved boolean, OUT letter bigint, OUT outbox text, OUT key text, OUT subject text, OUT headers text, OUT payload bytea, OUT number bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.take_canary_step(canary bigint, OUT moved boolean, OUT letter bigint, OUT outbox text, OUT key text, OUT subject text, OUT headers text, OUT payload bytea, OUT number bigint) TO oncebox_relay;
+
+REVOKE ALL ON FUNCTION oncebox.take_claims_before(scope text, tenant text, key text, owner uuid) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.time_text(seconds double precision) FROM PUBLIC;
 

@@ -38,7 +38,8 @@ impl Status {
 pub struct Stored {
     /// How the key ended.
     pub status: Status,
-    /// The fingerprint of the message, or request, that ended it.
+    /// The fingerprint of the message, or request, that ended it; empty where an edit came in its
+    /// place, whose payload is another.
     pub fingerprint: Vec<u8>,
     /// The answer to duplicates; for a dead key, the reason.
     pub outcome: Option<Vec<u8>>,
@@ -46,6 +47,14 @@ pub struct Stored {
     pub message_id: Option<i64>,
     /// Older than the retention: it counts for nothing.
     pub is_expired: bool,
+}
+
+impl Stored {
+    /// Whether it answers a message with this fingerprint. Otherwise its key was used for another.
+    #[must_use]
+    pub fn answers(&self, fingerprint: &[u8; 32]) -> bool {
+        self.fingerprint.is_empty() || self.fingerprint == fingerprint
+    }
 }
 
 /// How a key ended, with the outcome to store.

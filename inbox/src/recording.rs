@@ -145,7 +145,7 @@ impl Shared {
 }
 
 fn known(stored: &Stored, identity: &Identity) -> Value {
-    if stored.fingerprint != identity.fingerprint {
+    if !stored.answers(&identity.fingerprint) {
         return json!({ "how": "mismatch" });
     }
     // The reason of a dead key is a text for people.

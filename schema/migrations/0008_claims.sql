@@ -128,6 +128,8 @@ BEGIN
   IF NOT FOUND THEN
     -- With the lock it can be claimed: its row went, or the scope came, a moment ago.
     answer := CASE WHEN NOT pg_try_advisory_xact_lock(look_up_key.lock) THEN 'in_flight' END;
+  ELSIF stored.is_own AND stored.fingerprint = '' THEN
+    answer := 'in_flight'; -- this transaction has claimed an edit of it
   ELSIF stored.is_own THEN
     RAISE EXCEPTION 'key "%" of scope "%" is claimed by this transaction already', look_up_key.key, look_up_key.scope
       USING ERRCODE = 'OB010', HINT = 'Claim a key once in a transaction. To give its message up, roll the transaction back first.';
@@ -136,7 +138,7 @@ BEGIN
     WHERE i.scope = look_up_key.scope AND i.tenant = look_up_key.tenant AND i.key = look_up_key.key
       AND i.created_at < statement_timestamp() - make_interval(secs => registered.retention_seconds)
       AND pg_try_advisory_xact_lock(look_up_key.lock);
-  ELSIF stored.fingerprint <> look_up_key.fingerprint THEN
+  ELSIF stored.fingerprint NOT IN ('', look_up_key.fingerprint) THEN
     answer := 'mismatch';
   ELSE
     answer := CASE stored.status WHEN 'completed' THEN 'replayed' ELSE stored.status END;

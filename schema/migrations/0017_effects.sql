@@ -82,7 +82,7 @@ BEGIN
   END IF;
   outcome := stored.outcome;
   answer := CASE
-    WHEN stored.fingerprint <> look_up_ended.fingerprint THEN 'mismatch'
+    WHEN stored.fingerprint NOT IN ('', look_up_ended.fingerprint) THEN 'mismatch'
     WHEN stored.status = 'completed' THEN 'replayed'
     ELSE stored.status
   END;

@@ -3,10 +3,11 @@
 -- KEY:oncebox-edit-1, then KEY:oncebox-edit-2. The old key stays as it is: a copy of the old
 -- message is answered as before, and a producer that enqueues it again finds it enqueued.
 --
--- Other inboxes may have handled the old message: a claim of an edit is answered from the outcome
--- of the key, or of another edit, that has ended. A claim of the key does not look for edits, so an
--- inbox that still tries the old message may handle both. No step of a user may be named like an
--- edit: step_key() refuses "oncebox-".
+-- Other inboxes may have handled the old message, or still try it. A claim of an edit is answered
+-- from the outcome of the key, or of another edit, that has ended; else it takes the place of the
+-- key and of earlier edits, which are dead in this inbox from then on. A fingerprint of no bytes
+-- says so: it stands for every payload, and no retry of a dead letter frees it. No step of a user
+-- may be named like an edit: step_key() refuses "oncebox-".
 --
 -- In the log the edited message takes the place of the old one, so order, replays, proofs and the
 -- repair of losses see it and no other. A row of lane -2, which no relay claims, keeps the old key.
@@ -33,33 +34,93 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   LIMIT 1
 $$;
 
+-- The key of an edit, and of a hundred earlier edits.
+CREATE FUNCTION {schema}.before_edit(key text) RETURNS SETOF text
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+  SELECT {schema}.edit_root($1)
+  UNION ALL
+  SELECT {schema}.edit_root($1) || ':oncebox-edit-' || earlier
+  FROM substring($1 FROM ':oncebox-edit-([1-9][0-9]{0,8})$') AS number,
+    generate_series(greatest(number::integer - 100, 1), number::integer - 1) AS earlier
+$$;
+
+-- Under a lease no transaction is open, and the claims say who works on the key, or on an earlier
+-- edit. A claim that failed, or whose lease is over, is taken away, so that its owner cannot end it
+-- any more. A row is inserted where there is none: who claims the key at this moment has it, or
+-- waits until the edit is claimed.
+CREATE FUNCTION {schema}.take_claims_before(scope text, tenant text, key text, owner uuid) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  has_owner boolean;
+BEGIN
+  INSERT INTO {schema}.inbox_claim AS c (scope, tenant, key, fingerprint, owner, lease_until)
+  SELECT $1, $2, b.key, '', $4, '-infinity'
+  FROM {schema}.before_edit($3) AS b (key)
+  ORDER BY b.key
+  ON CONFLICT ON CONSTRAINT inbox_claim_pkey DO UPDATE SET lease_until = c.lease_until;
+  has_owner := EXISTS (
+    SELECT
+    FROM {schema}.inbox_claim AS c
+    WHERE c.scope = $1 AND c.tenant = $2 AND c.key IN (SELECT {schema}.before_edit($3))
+      AND c.lease_until > clock_timestamp() AND c.state <> 'failed'
+  );
+  DELETE FROM {schema}.inbox_claim AS c
+  WHERE c.scope = $1 AND c.tenant = $2 AND c.key IN (SELECT {schema}.before_edit($3))
+    AND (c.lease_until = '-infinity' OR NOT has_owner);
+  UPDATE {schema}.inbox_effect AS e
+  SET epoch = 0
+  WHERE NOT has_owner AND e.scope = $1 AND e.tenant = $2 AND e.key IN (SELECT {schema}.before_edit($3));
+  RETURN NOT has_owner;
+END $$;
+
 -- Before a claim of an edit. The outcome is copied to its key, for clients that read it by the key.
--- While a transaction works on the key or another edit, the claim is in flight: the lock is that of
--- claim(). Under a lease no transaction is open, and the claims say it.
+-- While a transaction works on the key or another edit, this one too, the claim is in flight: the
+-- lock is that of claim().
 CREATE FUNCTION {schema}.claim_edit_once() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   root text COLLATE "C" := {schema}.edit_root(NEW.key);
 BEGIN
-  IF root = NEW.key THEN
+  -- A client names its requests as it likes; a claim under a lease has passed this when it ends.
+  IF root = NEW.key OR EXISTS (
+       SELECT
+       FROM {schema}.inbox_scope AS s
+       WHERE s.scope = NEW.scope AND (s.kind = 'http' OR s.mode = 'lease' AND TG_TABLE_NAME = 'inbox')
+     ) THEN
     RETURN NEW;
   END IF;
-  IF NOT pg_try_advisory_xact_lock({schema}.inbox_lock(NEW.scope, NEW.tenant, root))
-     OR TG_TABLE_NAME = 'inbox_claim' AND EXISTS (
+  IF NOT pg_try_advisory_xact_lock({schema}.inbox_lock(NEW.scope, NEW.tenant, root)) OR EXISTS (
        SELECT
-       FROM {schema}.inbox_claim AS c
-       WHERE c.scope = NEW.scope AND c.tenant = NEW.tenant AND c.key <> NEW.key
-         AND (c.key = root OR c.key > root || ':oncebox-edit-' AND c.key < root || ':oncebox-edit.')
-         AND {schema}.edit_root(c.key) = root
-         AND c.lease_until > clock_timestamp()
+       FROM {schema}.inbox AS i
+       WHERE i.scope = NEW.scope AND i.tenant = NEW.tenant AND i.key <> NEW.key AND i.fingerprint <> ''
+         AND (i.key = root OR i.key > root || ':oncebox-edit-' AND i.key < root || ':oncebox-edit.')
+         AND {schema}.edit_root(i.key) = root
+         AND {schema}.is_own(i.xmin)
      ) THEN
     RETURN NULL;
+  END IF;
+  IF TG_TABLE_NAME = 'inbox_claim' THEN
+    IF NOT {schema}.take_claims_before(NEW.scope, NEW.tenant, NEW.key, NEW.owner) THEN
+      RETURN NULL;
+    END IF;
   END IF;
   INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
   SELECT NEW.scope, NEW.tenant, NEW.key, NEW.fingerprint, NEW.message_id, e.status, e.outcome
   FROM {schema}.ended_before_edit(NEW.scope, NEW.tenant, NEW.key) AS e
   ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING;
-  RETURN CASE WHEN NOT FOUND THEN NEW END;
+  IF FOUND THEN
+    RETURN NULL;
+  END IF;
+  INSERT INTO {schema}.inbox AS i (scope, tenant, key, fingerprint, status, outcome)
+  SELECT NEW.scope, NEW.tenant, b.key, '', 'dead', convert_to(format('%s came in its place', NEW.key), 'UTF8')
+  FROM {schema}.before_edit(NEW.key) AS b (key)
+  ORDER BY b.key
+  ON CONFLICT ON CONSTRAINT inbox_pkey DO UPDATE
+  SET fingerprint = '', outcome = excluded.outcome
+  WHERE i.status = 'dead' AND i.fingerprint <> '';
+  DELETE FROM {schema}.inbox_attempt AS a
+  WHERE a.scope = NEW.scope AND a.tenant = NEW.tenant AND a.key IN (SELECT {schema}.before_edit(NEW.key));
+  RETURN NEW;
 END $$;
 CREATE TRIGGER claim_edit_once BEFORE INSERT ON {schema}.inbox
   FOR EACH ROW WHEN (strpos(NEW.key, ':oncebox-edit-') > 0 AND pg_trigger_depth() = 0) EXECUTE FUNCTION {schema}.claim_edit_once();

@@ -95,7 +95,7 @@ mod inbox {
     mod message; // one message: claim, replay, failures, and what crashes leave behind
     mod recorded; // recordings of messages that are given up
     mod pipeline; // messages one after another over one connection
-    mod batch; // many messages in one transaction
+    pub(crate) mod batch; // many messages in one transaction
     mod batch_faults; // batches whose transaction is lost
     mod sets; // the messages of a batch taken together
     mod batch_functions; // batches in SQL: nothing is committed before they are settled
@@ -256,6 +256,8 @@ mod operator {
     mod canary_faults; // what dies, or acts, beside a canary
     mod undo; // a discard comes back whole, or not at all
     mod edit; // a dead message, or letter, is edited and tried again as a new fact
+    mod edit_inbox; // an inbox acts once on a key and its edits, whichever comes first
+    mod edit_faults; // edits while inboxes are cut off, large payloads among them
     mod dead; // dead messages: list, show, retry, discard
     mod given_up; // parked messages and replays that an operator gives up
     mod reused; // a key that is used again: each command acts on the message that is meant

@@ -78,7 +78,7 @@ impl<D: Driver> TransactionalClaims<D> {
         let row = self.look(transaction, scope, identity).await.ok()??;
         let stored = stored(row, identity.key.as_str()).ok()?;
         let is_copy =
-            stored.status != Status::Dead && !stored.is_expired && stored.fingerprint == identity.fingerprint;
+            stored.status != Status::Dead && !stored.is_expired && stored.answers(&identity.fingerprint);
         is_copy.then_some(Claim::Stored(stored))
     }
 

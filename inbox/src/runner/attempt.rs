@@ -154,7 +154,7 @@ impl<D: Driver> Inbox<D> {
             Claim::Stored(stored) => {
                 self.duplicate_hint.note_duplicate();
                 self.shared.counters.causes.add(Cause::of(&delivery.received, stored.message_id));
-                match stored.fingerprint == delivery.identity.fingerprint {
+                match stored.answers(&delivery.identity.fingerprint) {
                     true => "answered from the stored outcome",
                     false => "a dead letter, as the same key with another payload",
                 }
@@ -175,7 +175,7 @@ impl<D: Driver> Inbox<D> {
     ) -> Result<Uncommitted<R>, Error> {
         let key = identity.key.as_str();
         self.shared.counters.causes.add(Cause::of(received, stored.message_id));
-        if stored.fingerprint != identity.fingerprint {
+        if !stored.answers(&identity.fingerprint) {
             return self.record_mismatch(transaction, identity, received).await;
         }
         let verdict = match stored.status {

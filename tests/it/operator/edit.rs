@@ -28,12 +28,12 @@ fn evens() -> Does {
     })
 }
 
-async fn text(client: &Client, sql: &str) -> String {
+pub(crate) async fn text(client: &Client, sql: &str) -> String {
     client.query_one(sql, &[]).await.unwrap().get::<_, Option<String>>(0).unwrap_or_default()
 }
 
 /// A file with a new payload, in a directory that goes with the test.
-fn file(bytes: &[u8]) -> (tempfile::TempDir, String) {
+pub(crate) fn file(bytes: &[u8]) -> (tempfile::TempDir, String) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("payload");
     std::fs::write(&path, bytes).unwrap();
@@ -105,47 +105,6 @@ async fn an_edited_letter_is_handled_once_under_a_key_of_its_own() {
     let id = text(&client, "SELECT max(id)::text FROM oncebox.audit").await;
     let (code, _, log) = run(url, &["undo", &id]).await;
     assert!(code == 1 && log.contains("at once"), "{log}");
-}
-
-/// Clients in any language claim by these functions, or by the INSERT that the crates use.
-#[tokio::test]
-async fn an_inbox_acts_once_on_a_key_and_all_its_edits() {
-    let env = stream_environment().await;
-    let client = env.pg().await;
-    let claim = async |key: &str, payload: &str| {
-        let sql = format!("SELECT answer FROM oncebox.claim('s', '{key}', '{payload}')");
-        client.batch_execute("BEGIN DEFERRABLE").await.unwrap();
-        let answer = text(&client, &sql).await;
-        client.batch_execute("COMMIT").await.unwrap();
-        answer
-    };
-    let lease = async |key: &str| {
-        let sql = format!(
-            "SELECT answer FROM oncebox.claim_leased('l', '{key}', 'p', '00000000-0000-0000-0000-000000000001', '1 min')"
-        );
-        text(&client, &sql).await
-    };
-    // A step of a user is no edit, however it is named.
-    assert_eq!(claim("k:edit-1", "q").await, "new");
-    assert_eq!(claim("k:oncebox-edit-1", "p").await, "new");
-    for (key, answer) in [
-        ("k:oncebox-edit-2", "replayed"),
-        ("k:oncebox-edit-1", "replayed"),
-        ("k:oncebox-edit-1:ship", "new"),
-        ("k2:oncebox-edit-1", "new"),
-    ] {
-        assert_eq!(claim(key, if key == "k:oncebox-edit-1" { "p" } else { "q" }).await, answer, "{key}");
-    }
-    assert_eq!(lease("k:oncebox-edit-1").await, "new");
-    assert_eq!(lease("k:oncebox-edit-2").await, "in_flight", "another edit is at work");
-    client.batch_execute("SELECT oncebox.end_leased('l', '', 'k:oncebox-edit-1', '00000000-0000-0000-0000-000000000001', 1, 'completed', NULL)").await.unwrap();
-    assert_eq!(lease("k:oncebox-edit-2").await, "replayed");
-    // While a transaction works on the key, its edit waits.
-    let holder = env.pg().await;
-    holder.batch_execute("BEGIN DEFERRABLE; SELECT oncebox.claim('s', 'busy', 'p')").await.unwrap();
-    assert_eq!(claim("busy:oncebox-edit-1", "q").await, "in_flight");
-    holder.batch_execute("ROLLBACK").await.unwrap();
-    assert_eq!(claim("busy:oncebox-edit-1", "q").await, "new");
 }
 
 async fn enqueue(client: &Client, key: &str, subject: &str) -> Option<i64> {

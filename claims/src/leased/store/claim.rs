@@ -129,8 +129,7 @@ fn lookup(row: Option<Row>, name: &Name, fingerprint: &[u8; 32]) -> Result<Looku
             message_id: row.get("message_id"),
             is_expired: false,
         };
-        let is_same = stored.fingerprint == fingerprint;
-        return Ok(if is_same { Lookup::Stored(stored) } else { Lookup::Mismatch });
+        return Ok(if stored.answers(fingerprint) { Lookup::Stored(stored) } else { Lookup::Mismatch });
     }
     let claimed: Option<&[u8]> = row.get("claimed_fingerprint");
     Ok(match claimed {

@@ -183,7 +183,7 @@ fn takeable(
             Some(Claim::Won(_)) if leaders[index] == index => places.push(index),
             Some(Claim::Stored(stored)) if !stored.is_expired => {
                 let is_dead =
-                    stored.status == Status::Dead || stored.fingerprint != delivery.identity.fingerprint;
+                    stored.status == Status::Dead || !stored.answers(&delivery.identity.fingerprint);
                 stopped.extend(line.filter(|_| waits && is_dead));
             }
             _ => stopped.extend(line),
