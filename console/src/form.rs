@@ -5,16 +5,18 @@ use axum::{body::to_bytes, extract::Request};
 use crate::{fields::Fields, problem::Problem};
 
 /// Selectors, a note, a token; the largest is the payload of an edit, each byte of it up to three.
-const BODY_BYTES_MAX: usize = 1024 * 1024;
+pub(crate) const BYTES_MAX: usize = 1024 * 1024;
+/// Of a form that anybody may send: a token, and the page to go to.
+pub(crate) const SIGN_IN_BYTES_MAX: usize = 16 * 1024;
 
 /// The body as text.
-pub(crate) async fn text(request: Request) -> Result<String, Problem> {
-    let body = to_bytes(request.into_body(), BODY_BYTES_MAX).await;
-    let body = body.map_err(|_| Problem::Bad(format!("the body has more than {BODY_BYTES_MAX} bytes")))?;
+pub(crate) async fn text(request: Request, bytes_max: usize) -> Result<String, Problem> {
+    let body = to_bytes(request.into_body(), bytes_max).await;
+    let body = body.map_err(|_| Problem::Bad(format!("the body has more than {bytes_max} bytes")))?;
     String::from_utf8(body.into()).map_err(|_| Problem::Bad("the body is not UTF-8".to_owned()))
 }
 
 /// The fields of a form.
-pub(crate) async fn fields(request: Request) -> Result<Fields, Problem> {
-    Ok(Fields::parse(&text(request).await?))
+pub(crate) async fn fields(request: Request, bytes_max: usize) -> Result<Fields, Problem> {
+    Ok(Fields::parse(&text(request, bytes_max).await?))
 }

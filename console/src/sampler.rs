@@ -36,6 +36,8 @@ const DOCTOR_PAUSE: Duration = Duration::from_secs(60);
 const DOCTOR_MAX: Duration = Duration::from_secs(120);
 /// A status that is older is not true any more.
 const FRESH: Duration = Duration::from_secs(20);
+/// One that is younger says why a message is not there: that of an open page.
+const RECENT: Duration = Duration::from_secs(4);
 
 /// The last answers of a database.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
@@ -59,6 +61,11 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
+    /// The status of the last seconds.
+    pub(crate) fn recent_status(&self) -> Option<&Status> {
+        self.status.as_deref().filter(|_| self.looked_at.is_some_and(|at| at.elapsed() < RECENT))
+    }
+
     /// Whether the database has answered lately.
     pub(crate) fn is_fresh(&self) -> bool {
         self.looked_at.is_some_and(|looked_at| looked_at.elapsed() < FRESH)

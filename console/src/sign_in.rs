@@ -32,7 +32,7 @@ pub(crate) async fn begin(State(console): State<Arc<Console>>, request: Request)
     let origin = request.headers().get(ORIGIN).and_then(|origin| origin.to_str().ok());
     let secure = if origin.is_some_and(|origin| origin.starts_with("https://")) { "; Secure" } else { "" };
     let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
-    let fields = match form::fields(request).await {
+    let fields = match form::fields(request, form::SIGN_IN_BYTES_MAX).await {
         Ok(fields) => fields,
         Err(problem) => return (problem.status(), problem.text().to_owned()).into_response(),
     };

@@ -70,8 +70,11 @@ impl Why {
             all_tasks.push(_tasks);
         }
         let mut silent = look_elsewhere(&mut asked, databases::LOOK_MAX).await;
-        let sources =
-            places.iter().map(|place| WhySource { config: place.whole.as_deref(), is_named: place.is_named });
+        let sources = places.iter().map(|place| WhySource {
+            config: place.whole.as_deref(),
+            is_named: place.is_named,
+            status: None,
+        });
         let sources: Vec<WhySource<'_>> = sources.collect();
         let is_partial = !(unasked.is_empty() && silent.is_empty());
         let looked = explain(&self.key, &mut asked, &sources, is_partial, databases::LOOK_MAX).await;

@@ -203,7 +203,7 @@ pub(crate) async fn confirm(State(console): State<Arc<Console>>, request: Reques
 
 /// The fields of a form that was on a page of this console.
 pub(crate) async fn form_fields(ask: &Ask, request: Request) -> Result<Fields, Problem> {
-    let fields = form::fields(request).await?;
+    let fields = form::fields(request, form::BYTES_MAX).await?;
     match ask.console.key.equal(&ask.form_token(), fields.get("token").unwrap_or_default()) {
         true => Ok(fields),
         false => {
@@ -224,7 +224,7 @@ pub(crate) async fn post(State(console): State<Arc<Console>>, request: Request) 
         if !is_json {
             return Err(Problem::Bad("the body has to be application/json".to_owned()));
         }
-        let text = form::text(Request::new(body)).await?;
+        let text = form::text(Request::new(body), form::BYTES_MAX).await?;
         begin(&ask, &document_fields(&text)?, false).await
     };
     match doing.await {

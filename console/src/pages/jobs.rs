@@ -76,7 +76,7 @@ pub(crate) async fn stop(State(console): State<Arc<Console>>, request: Request) 
     let (mut parts, body) = request.into_parts();
     let Ok(ask) = Ask::from_request_parts(&mut parts, &console).await;
     let stopping = async {
-        let fields = form::fields(Request::new(body)).await?;
+        let fields = form::fields(Request::new(body), form::BYTES_MAX).await?;
         if !console.key.equal(&ask.form_token(), fields.get("token").unwrap_or_default()) {
             return Err(Problem::Forbidden(
                 "the form is not one of this console: load its page again".to_owned(),

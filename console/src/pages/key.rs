@@ -22,6 +22,7 @@ use crate::{
         words::{self, empty, state, time_or},
     },
     problem::Problem,
+    sampler::Sample,
     view::View,
 };
 
@@ -114,10 +115,14 @@ impl Gathered<'_> {
     }
 
     async fn explain(&mut self, key: &str) -> Vec<Explained> {
-        let config = |placed: &PlacedTrace| self.fleet.find(&placed.database).ok()?.member.config.as_ref();
-        let source =
-            |(_, placed): &(Turn<'_>, PlacedTrace)| WhySource { config: config(placed), is_named: true };
-        let sources: Vec<WhySource<'_>> = self.opened.iter().map(source).collect();
+        let databases = self.opened.iter().map(|(_, placed)| self.fleet.find(&placed.database).ok());
+        let asked: Vec<_> = databases.map(|database| (database, database.map(Database::sample))).collect();
+        let sources = asked.iter().map(|(database, sample)| WhySource {
+            config: database.and_then(|database| database.member.config.as_ref()),
+            status: sample.as_deref().and_then(Sample::recent_status),
+            is_named: true,
+        });
+        let sources: Vec<WhySource<'_>> = sources.collect();
         let Looked { why, silent, .. } =
             explain(key, &mut self.opened, &sources, !self.unasked.is_empty(), WHY_MAX).await;
         self.note_silent(silent);

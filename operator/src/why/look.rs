@@ -21,8 +21,13 @@ use super::{
     finish, inbox, outbox, walk,
 };
 use crate::{
-    Operator, PlacedTrace, TracedMessage, disk::full_disk, everywhere::within, obstacles::Expected, query,
-    status::findings::findings, survey,
+    Operator, PlacedTrace, TracedMessage,
+    disk::full_disk,
+    everywhere::within,
+    obstacles::Expected,
+    query,
+    status::{Status, findings::findings},
+    survey,
 };
 
 /// Subjects that NATS is asked about, and messages ahead of others that are looked at, at most.
@@ -39,6 +44,8 @@ const ROWS_MAX: i64 = 100;
 pub struct WhySource<'a> {
     /// The whole configuration, where NATS is configured.
     pub config: Option<&'a Config>,
+    /// Its status of the last seconds, if the caller has one; else it is read.
+    pub status: Option<&'a Status>,
     /// Whether a configuration file names the database, so that commands choose it by its name.
     pub is_named: bool,
 }
@@ -125,8 +132,13 @@ async fn look(
     limit: Duration,
 ) -> Result<Look, RelayError> {
     let messages = &placed.trace.messages;
-    let (mut status, _) = operator.stand().await?;
-    status.full_disk = full_disk(&mut operator.client).await;
+    let mut status = match source.status {
+        Some(seen) => Status { nats: None, nats_problem: None, ..seen.clone() },
+        None => {
+            let (status, _) = operator.stand().await?;
+            Status { full_disk: full_disk(&mut operator.client).await, ..status }
+        }
+    };
     status.findings = findings(&status);
     let pauses = operator.pauses().await?;
     let mut heads = HashMap::new();
