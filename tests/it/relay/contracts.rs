@@ -64,6 +64,34 @@ async fn dead(client: &Client) -> Vec<(String, i32, String)> {
     rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect()
 }
 
+/// The commonest use of an edit; the contract is asked again.
+#[tokio::test]
+async fn a_breach_is_mended_by_an_edit_that_keeps_the_contract() {
+    let env = stream_environment().await;
+    let (client, (folder, path)) = (env.pg().await, contracts(&env, 100));
+    for (key, payload) in [("bad", r#"{"cents": "1"}"#), ("behind", r#"{"cents": 2}"#)] {
+        enqueue(&client, key, &env.subject("orders"), payload, Some("line")).await;
+    }
+    let values = with_contracts(&with(&values_of(&env), [("cloud-events-source", "/shop")]), &path);
+    let mut worker = connect(&values).await.worker();
+    drain(&mut worker).await;
+    let new = folder.path().join("new.json");
+    for (key, payload, arrives) in [
+        ("bad", r#"{"cents": 101}"#, vec![]),
+        ("bad:oncebox-edit-1", r#"{"cents": 100}"#, vec!["bad:oncebox-edit-2", "behind"]),
+    ] {
+        std::fs::write(&new, payload).unwrap();
+        let edit = ["outbox", "dead", "edit", key, "--payload", new.to_str().unwrap(), "--note", "INC-7"];
+        run_ok(env.database_url(), &edit).await;
+        drain(&mut worker).await;
+        assert_eq!(arrived(&env).await, arrives);
+    }
+    let first = &env.messages().await[0];
+    let header = |name: &str| first.headers.get(name).unwrap().as_str();
+    assert_eq!((header("ce-id"), header("ce-source")), ("bad:oncebox-edit-2", "/shop"));
+    assert_eq!(dead(&client).await, []);
+}
+
 #[tokio::test]
 async fn a_breach_is_dead_at_once_and_holds_only_its_ordering_key() {
     let env = stream_environment().await;
