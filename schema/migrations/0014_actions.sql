@@ -43,6 +43,25 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.retry_dead IS 'For operators: makes dead messages of a lane due again, with their attempts forgotten. Returns their ids.';
 
+-- A parked message becomes due, with the attempts that it has. Others wait behind it as before.
+CREATE FUNCTION {schema}.retry_parked(lane smallint, ids bigint[], by text, note text) RETURNS SETOF bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM FROM {schema}.lane AS l WHERE l.lane = $1 FOR UPDATE;
+  RETURN QUERY
+  WITH due AS (
+    UPDATE {schema}.parked AS p
+    SET next_attempt_at = clock_timestamp()
+    WHERE p.lane = $1 AND p.id = ANY ($2) AND p.dead_at IS NULL AND p.next_attempt_at IS NOT NULL
+    RETURNING p.id, p.key, p.subject, p.error
+  )
+  INSERT INTO {schema}.audit (operator, note, action, lane, message_id, key, subject, reason)
+  SELECT $3, $4, 'retry', $1, d.id, d.key, d.subject, d.error
+  FROM due AS d
+  RETURNING message_id;
+END $$;
+COMMENT ON FUNCTION {schema}.retry_parked IS 'For operators: has relays try parked messages of a lane again now, and not after their pause. Returns their ids.';
+
 -- The next message of an ordering key that is set aside.
 CREATE FUNCTION {schema}.follower(lane smallint, ordering_key text, id bigint) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$

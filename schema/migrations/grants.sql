@@ -146,7 +146,7 @@ BEGIN
     GRANT SELECT ON {schema}.canary, {schema}.canary_row TO "{name}_operator";
     -- All that operators change. Each function writes the audit: no table is open to them.
     GRANT EXECUTE ON FUNCTION
-      {schema}.retry_dead(smallint, bigint[], text, text),
+      {schema}.retry_dead(smallint, bigint[], text, text), {schema}.retry_parked(smallint, bigint[], text, text),
       {schema}.give_up_parked(smallint, bigint[], text, text, text),
       {schema}.replay_messages(smallint, bigint[], text, text, text),
       {schema}.cancel_delayed_messages(text[], text, text),

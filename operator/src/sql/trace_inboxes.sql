@@ -1,15 +1,21 @@
 -- How keys stand in the inboxes of this database.
 -- $1: the keys; $2: inboxes (of each scope and tenant one) to look at, at most; $3: rows at most;
--- $4: a key, NULL = none: dead ones below it too, whose messages may be from elsewhere.
+-- $4: a key, NULL = none: dead ones below it too, whose messages may be from elsewhere. A key is
+-- edited where an edit came in its place: see the migration 0027_edit.sql.
 -- Index: inbox_pkey, from one scope and tenant to the next, then each key in each, and the range
 -- below $4. Locking: none.
-SELECT f.key::text AS key, f.scope::text AS scope, f.tenant::text AS tenant, f.status::text AS status, f.created_at
+SELECT
+  f.key::text AS key,
+  f.scope::text AS scope,
+  f.tenant::text AS tenant,
+  CASE WHEN f.fingerprint = '' THEN 'edited' ELSE f.status END AS status,
+  f.created_at
 FROM (
   SELECT f.*
   FROM {schema}.inbox_places($2::integer) AS h
   CROSS JOIN unnest($1::text[]) AS k (key)
   CROSS JOIN LATERAL (
-    SELECT i.key, i.scope, i.tenant, i.status, i.created_at
+    SELECT i.key, i.scope, i.tenant, i.status, i.created_at, i.fingerprint
     FROM {schema}.inbox AS i
     WHERE i.scope = h.scope AND i.tenant = h.tenant AND i.key = k.key
     OFFSET 0
@@ -18,7 +24,7 @@ FROM (
   SELECT f.*
   FROM {schema}.inbox_places($2::integer) AS h
   CROSS JOIN LATERAL (
-    SELECT i.key, i.scope, i.tenant, i.status, i.created_at
+    SELECT i.key, i.scope, i.tenant, i.status, i.created_at, i.fingerprint
     FROM {schema}.inbox AS i
     WHERE i.scope = h.scope
       AND i.tenant = h.tenant

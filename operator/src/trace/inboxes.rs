@@ -38,10 +38,10 @@ pub struct TracedInbox {
     pub scope: String,
     /// Whose key; empty where there is only one tenant.
     pub tenant: String,
-    /// `completed`, `rejected` or `dead`: given up, there may be a dead letter; or `failing`,
-    /// `snoozed`, `leased` (a process works on it), or `unknown`: an effect outside the database
-    /// may have happened, and the next attempt finds out; or `behind`: it waits for others of its
-    /// ordering key.
+    /// `completed`, `rejected`, `edited` (an edit of it came in its place) or `dead`: given up,
+    /// there may be a dead letter; or `failing`, `snoozed`, `leased` (a process works on it), or
+    /// `unknown`: an effect outside the database may have happened, and the next attempt finds out;
+    /// or `behind`: it waits for others of its ordering key.
     pub status: String,
     /// When the inbox settled it.
     #[serde(with = "Rfc3339Option")]

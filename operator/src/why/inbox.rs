@@ -20,7 +20,7 @@ pub(super) fn judge(case: &Case<'_>, passed: &mut Vec<Passed>) -> Option<End> {
     let key = case.message.key.as_str();
     let database = &case.placed.database;
     for inbox in case.message.inboxes.iter().filter(|inbox| is_handled(inbox)) {
-        let what = format!("{} by {}{}", inbox.status, inbox.scope, of(inbox));
+        let what = format!("{}{}", ended(inbox), of(inbox));
         passed.push(Passed { station: "inbox", what, at: inbox.settled_at });
     }
     let mut open: Vec<&TracedInbox> =
@@ -52,16 +52,23 @@ pub(super) fn of_lone(traced: &TracedKey, database: &String, inboxes: &Inboxes) 
     match is_handled(inbox) {
         true => {
             let at = inbox.settled_at.map(|at| format!(" at {}", text(at))).unwrap_or_default();
-            let what =
-                format!("{} by {}{at}; its message is from another database", inbox.status, inbox.scope);
+            let what = format!("{}{at}; its message is from another database", ended(inbox));
             End::new("end", Outcome::Done, what)
         }
         false => held(&traced.key, inbox, database, inboxes),
     }
 }
 
+/// Whether the inbox has handled it, or an edit of it, or is about to handle the edit.
 fn is_handled(inbox: &TracedInbox) -> bool {
-    ["completed", "rejected"].contains(&inbox.status.as_str())
+    ["completed", "rejected", "edited"].contains(&inbox.status.as_str())
+}
+
+fn ended(inbox: &TracedInbox) -> String {
+    match inbox.status.as_str() {
+        "edited" => format!("an edit came in its place in {}", inbox.scope),
+        status => format!("{status} by {}", inbox.scope),
+    }
 }
 
 /// The gravest first.

@@ -14,6 +14,7 @@ use crate::{
         support::{Does, SCOPE, count, effects, environment, inbox, insert, message, tried},
     },
     leased::support::{LEASE, Mood, Pays, builder as leased_builder, setup},
+    relay::process::run_ok,
 };
 
 const ROOT_AND_EDIT: [&str; 2] = ["k", "k:oncebox-edit-1"];
@@ -87,6 +88,12 @@ async fn a_key_is_dead_where_its_edit_came_first() {
     let reason = "SELECT convert_from(outcome, 'UTF8') FROM oncebox.inbox WHERE key = 'k'";
     assert_eq!(text(&client, reason).await, "k:oncebox-edit-2 came in its place");
     assert_eq!(count(&env, "oncebox.dead_letter").await, 0, "the payload is another's, and no fault of it");
+
+    // Nobody is told to send the old message again.
+    let why = run_ok(env.database_url(), &["why", "k"]).await;
+    assert!(why.contains("an edit came in its place in s") && !why.contains("enqueue it again"), "{why}");
+    let trace = run_ok(env.database_url(), &["trace", "k"]).await;
+    assert!(trace.contains("edited in s"), "{trace}");
 
     let bury = "SELECT oncebox.bury('s', 'died', 'died', 'no', 'a.b')";
     assert_eq!(text(&client, bury).await, "dead");
@@ -205,7 +212,8 @@ async fn an_edit_waits_for_a_claim_under_a_lease_that_is_being_made() {
             "SELECT answer FROM oncebox.claim_leased('l', '{key}', 'p', '00000000-0000-0000-0000-00000000000{owner}', '1 min')"
         )
     };
-    owner.batch_execute("SELECT oncebox.register_scope('l', mode => 'lease'); BEGIN").await.unwrap();
+    owner.batch_execute("SELECT oncebox.register_scope('l', mode => 'lease')").await.unwrap();
+    owner.batch_execute("BEGIN").await.unwrap();
     assert_eq!(text(&owner, &lease("k", 1)).await, "new");
     let edit = tokio::spawn(async move { text(&other, &lease("k:oncebox-edit-1", 2)).await });
     tokio::time::sleep(Duration::from_millis(300)).await;

@@ -79,7 +79,7 @@ async fn each_action_of_an_operator_is_in_the_audit_under_the_login() {
         assert!(last.starts_with(&format!("{action} mina n t ")), "{call}: {last}");
     }
     let on_lanes = "
-        SELECT oncebox.retry_dead(p.lane, ARRAY[p.id], 'mina', 'n'), oncebox.give_up_parked(p.lane, ARRAY[p.id], 'mina', 'n', 'parked')
+        SELECT oncebox.retry_dead(p.lane, ARRAY[p.id], 'mina', 'n'), oncebox.retry_parked(p.lane, ARRAY[p.id], 'mina', 'n'), oncebox.give_up_parked(p.lane, ARRAY[p.id], 'mina', 'n', 'parked')
         FROM (SELECT o.* FROM oncebox.parked AS o ORDER BY o.id) AS p";
     let edit = "
         SELECT oncebox.edit_dead(p.lane, p.id, '{}', 'q', oncebox.content_digest(p.headers, p.payload), 'mina', 'n')
@@ -89,7 +89,7 @@ async fn each_action_of_an_operator_is_in_the_audit_under_the_login() {
     client.batch_execute(on_lanes).await.unwrap();
     let recorded = "SELECT string_agg(action, ' ' ORDER BY id) FROM oncebox.audit WHERE lane IS NOT NULL";
     let recorded: String = client.query_one(recorded, &[]).await.unwrap().get(0);
-    assert_eq!(recorded, "edit discard retry discard");
+    assert_eq!(recorded, "edit retry discard retry retry discard");
 }
 
 #[tokio::test]

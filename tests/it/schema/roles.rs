@@ -178,7 +178,7 @@ const RIGHTS: &[(&str, &str)] = &[
     ("c", "DELETE FROM oncebox.dead_letter"),
     ("", "DELETE FROM oncebox.pause"),
     ("", "INSERT INTO oncebox.event_kind VALUES ('dead')"),
-    ("o", "SELECT oncebox.retry_dead('0', '{1}', 'mina', NULL), oncebox.give_up_parked('0', '{1}', 'mina', NULL, 'dead')"),
+    ("o", "SELECT oncebox.retry_dead('0', '{1}', 'mina', NULL), oncebox.retry_parked('0', '{1}', 'mina', NULL), oncebox.give_up_parked('0', '{1}', 'mina', NULL, 'dead')"),
     ("o", "SELECT oncebox.replay_messages('0', '{1}', 'mina', NULL, 'r'), oncebox.resend_missing('0', '{1}', 'mina', NULL, 'w')"),
     ("o", "SELECT oncebox.cancel_delayed_messages('{kd}', 'mina', NULL)"),
     ("o", "SELECT oncebox.pause_delivery('all', '>', NULL, '{>}', NULL, 'mina', NULL, NULL, 9)"),
