@@ -124,7 +124,7 @@ func (c *Consumer) run(ctx context.Context, batch *batch) (err error) {
 			err = c.pump(batch, source, nil).run(ctx, working)
 		}
 		if err == nil {
-			slog.Info("the consumer has ended", "stream", c.stream, "consumer", c.durable, "messages", batch.ends.String())
+			slog.Info("the consumer has finished", "stream", c.stream, "consumer", c.durable, "messages", batch.ends.String())
 		}
 		ended <- err
 	}()

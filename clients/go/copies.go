@@ -54,11 +54,14 @@ func (p *pump) lookUp(ctx context.Context, messages []*held) []string {
 		places, tenants, keys = append(places, place), append(tenants, identified.Tenant), append(keys, identified.Key)
 		fingerprints = append(fingerprints, bytea(fingerprint[:]))
 	}
+	if len(places) == 0 {
+		return answers
+	}
 	statement := "SELECT array_to_string({schema}.look_up_copies($1::text, $2::text[], $3::text[], $4::bytea[]), ',', '')"
 	parameters := []any{p.batch.scope, array(tenants), array(keys), array(fingerprints)}
 	var found string
 	// Where the look fails, the claim tells why.
-	if err := p.batch.read(ctx, copiesWait, statement, parameters, &found); err == nil && len(places) > 0 {
+	if err := p.batch.read(ctx, copiesWait, statement, parameters, &found); err == nil {
 		for n, name := range strings.Split(found, ",") {
 			answers[places[n]] = name
 		}

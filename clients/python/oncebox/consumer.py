@@ -101,7 +101,7 @@ class Consumer:
                 await running.run()
             self.problem = "the consumer has ended"
             ends = ", ".join(f"{name} {count}" for name, count in running.ends.items()) or "no messages"
-            log.info("consumer %s of stream %s has ended: %s", self.durable, self.stream, ends)
+            log.info("consumer %s of stream %s has finished: %s", self.durable, self.stream, ends)
         except Exception as error:
             self.problem = first_line(error)
             # The task may be one that nobody waits for.

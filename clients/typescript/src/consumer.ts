@@ -100,7 +100,7 @@ export class Consumer {
       const pump = new Pump(this.#jetstream, new Durable(this.#jetstream, wanted), batch, { ...limits, isStrict }, stop);
       await pump.run(ackWaitMs);
       const ends = Object.entries(pump.ends).map(([answer, count]) => `${answer} ${count}`);
-      inbox.options.log.info(`${name} has ended: ${ends.join(", ") || "no messages"}`);
+      inbox.options.log.info(`${name} has finished: ${ends.join(", ") || "no messages"}`);
     } catch (error) {
       // Where nobody awaits the promise, this is all that tells.
       inbox.options.log.warn(`${name} has ended, and consumes no more: ${line(error)}`);

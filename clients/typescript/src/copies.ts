@@ -79,6 +79,9 @@ export class Copies<D extends { given: Message }> {
         return []; // it has no key
       }
     });
+    if (claims.length === 0) {
+      return answers;
+    }
     const { database, scope } = this.#inbox;
     const text = `SELECT array_to_string(${database.of("look_up_copies")}($1, $2::text[], $3::text[], $4::bytea[]), ',', '')`;
     const values = [scope, claims.map(({ tenant }) => tenant), claims.map(({ key }) => key), claims.map(({ message }) => fingerprint(message))];

@@ -56,7 +56,7 @@ async fn read_again(client: &str, batch: &str) {
     let mut program: Program = start(&env, &programs, "process", batch).await;
     until(&postgres, &env, 999, &["b-5"]).await;
     program.stop().await.unwrap();
-    assert_eq!(program.log().matches("has ended").count(), 1, "{}", program.log());
+    assert_eq!(program.log().matches("has finished").count(), 1, "{}", program.log());
     assert!(program.log().contains("handled 999"), "{}", program.log());
 
     let count = format!("ALTER DATABASE \"{}\" SET track_functions = 'all'", env.name());
@@ -72,6 +72,11 @@ async fn read_again(client: &str, batch: &str) {
     program.stop().await.unwrap();
 
     // A session reports its calls when it ends.
+    let sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    eventually("all sessions have ended", LIMIT, async || {
+        (postgres.query_one(sessions, &[]).await.unwrap().get::<_, i64>(0) == 0).then_some(())
+    })
+    .await;
     let calls = "SELECT coalesce(sum(calls) FILTER (WHERE funcname = 'claim'), 0)::bigint,
                         coalesce(sum(calls) FILTER (WHERE funcname = 'claim_batch'), 0)::bigint,
                         coalesce(sum(calls) FILTER (WHERE funcname = 'look_up_copies'), 0)::bigint
