@@ -3443,6 +3443,44 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.look_for_unhandled() IS 'For relays: looks for messages that are not in their inbox in time.';
 
+CREATE FUNCTION oncebox.look_up_copies(scope text, tenants text[], keys text[], fingerprints bytea[]) RETURNS text[]
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  asked integer := cardinality(look_up_copies.keys);
+BEGIN
+  IF asked IS NULL OR asked > 1000
+     OR (cardinality(look_up_copies.tenants), cardinality(look_up_copies.fingerprints)) IS DISTINCT FROM (asked, asked) THEN
+    RAISE EXCEPTION '% keys, % tenants and % fingerprints are looked up', coalesce(asked, 0),
+      coalesce(cardinality(look_up_copies.tenants), 0), coalesce(cardinality(look_up_copies.fingerprints), 0)
+      USING ERRCODE = 'OB011', HINT = 'At most 1000 keys are looked up at once, each with a tenant and a fingerprint.';
+  END IF;
+  RETURN ARRAY(
+    SELECT s.answer
+    FROM unnest(look_up_copies.tenants, look_up_copies.keys, look_up_copies.fingerprints)
+      WITH ORDINALITY AS w (tenant, key, fingerprint, place)
+    LEFT JOIN LATERAL (
+      SELECT CASE r.status WHEN 'completed' THEN 'replayed' ELSE r.status END AS answer
+      FROM "oncebox".inbox AS r
+      JOIN "oncebox".inbox_scope AS t ON t.scope = r.scope
+      WHERE r.scope = look_up_copies.scope AND r.tenant = w.tenant AND r.key = w.key
+        AND r.status IN ('completed', 'rejected')
+        AND r.fingerprint = w.fingerprint
+        AND t.mode = 'transaction'
+        AND NOT coalesce(r.created_at < statement_timestamp() - make_interval(secs => t.retention_seconds), false)
+        AND (pg_current_xact_id_if_assigned() IS NULL OR NOT "oncebox".is_own(r.xmin))
+        AND NOT EXISTS (
+          SELECT FROM "oncebox".inbox_attempt AS a WHERE a.scope = r.scope AND a.tenant = r.tenant AND a.key = r.key
+        )
+      OFFSET 0
+    ) AS s ON true
+    ORDER BY w.place
+  );
+END $$;
+
+COMMENT ON FUNCTION oncebox.look_up_copies(scope text, tenants text[], keys text[], fingerprints bytea[]) IS 'Which messages are copies that need no claim: for each place replayed or rejected, which are acknowledged, or NULL: claim it. Reads only, and takes no lock. A fingerprint is inbox_fingerprint(payload).';
+
 CREATE FUNCTION oncebox.look_up_ended(scope text, tenant text, key text, fingerprint bytea, OUT answer text, OUT outcome bytea, OUT is_expired boolean) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -7140,7 +7178,7 @@ CREATE TABLE oncebox.migration (
     oldest_program integer
 );
 
-COMMENT ON TABLE oncebox.migration IS 'version 27, oldest program 14';
+COMMENT ON TABLE oncebox.migration IS 'version 28, oldest program 14';
 
 COMMENT ON COLUMN oncebox.migration.oldest_program IS 'Programs that were built for this version and later ones work with the schema as it is after this migration.';
 
@@ -8114,6 +8152,9 @@ GRANT ALL ON FUNCTION oncebox.list_delayed(of_key text, most integer) TO oncebox
 
 REVOKE ALL ON FUNCTION oncebox.look_for_unhandled() FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.look_for_unhandled() TO oncebox_relay;
+
+REVOKE ALL ON FUNCTION oncebox.look_up_copies(scope text, tenants text[], keys text[], fingerprints bytea[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.look_up_copies(scope text, tenants text[], keys text[], fingerprints bytea[]) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.look_up_ended(scope text, tenant text, key text, fingerprint bytea, OUT answer text, OUT outcome bytea, OUT is_expired boolean) FROM PUBLIC;
 

@@ -7,9 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -50,6 +52,33 @@ type batch struct {
 	each Handler
 	// set is nil where each message has a handler of its own.
 	set SetHandler
+	// ends counts the messages that got each answer, for the log.
+	ends tally
+}
+
+// tally counts names.
+type tally struct {
+	mutex  sync.Mutex
+	counts map[string]int
+}
+
+func (t *tally) add(name string) {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	if t.counts == nil {
+		t.counts = map[string]int{}
+	}
+	t.counts[name]++
+}
+
+func (t *tally) String() string {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	var texts []string
+	for _, name := range slices.Sorted(maps.Keys(t.counts)) {
+		texts = append(texts, fmt.Sprintf("%s %d", name, t.counts[name]))
+	}
+	return cmp.Or(strings.Join(texts, ", "), "no messages")
 }
 
 // result is the answer to a message; an error means what it does for [Inbox.Run].
@@ -297,11 +326,14 @@ func (b *batch) settle(ctx context.Context, tx pgx.Tx, current *run, messages []
 	return err
 }
 
+// escaped is a text between quotes in an array.
+var escaped = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
+
 // array is a text[] as PostgreSQL writes it.
 func array(texts []string) string {
 	quoted := make([]string, len(texts))
 	for n, text := range texts {
-		quoted[n] = `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(text) + `"`
+		quoted[n] = `"` + escaped.Replace(text) + `"`
 	}
 	return "{" + strings.Join(quoted, ",") + "}"
 }

@@ -86,7 +86,7 @@ func (c *Consumer) Run(ctx context.Context, inbox *Inbox, handler Handler) error
 
 // RunSet is Run with a handler for all messages of a batch at once: see Batch of the options.
 func (c *Consumer) RunSet(ctx context.Context, inbox *Inbox, handler SetHandler) error {
-	return c.run(ctx, &batch{inbox, handler.each, handler})
+	return c.run(ctx, &batch{Inbox: inbox, each: handler.each, set: handler})
 }
 
 func (c *Consumer) run(ctx context.Context, batch *batch) (err error) {
@@ -117,11 +117,16 @@ func (c *Consumer) run(ctx context.Context, batch *batch) (err error) {
 	defer abandon()
 	ended := make(chan error, 1)
 	go func() {
+		var err error
 		if c.options.Order == Strict {
-			ended <- c.lead(ctx, working, batch)
+			err = c.lead(ctx, working, batch)
 		} else {
-			ended <- c.pump(batch, source, nil).run(ctx, working)
+			err = c.pump(batch, source, nil).run(ctx, working)
 		}
+		if err == nil {
+			slog.Info("the consumer has finished", "stream", c.stream, "consumer", c.durable, "messages", batch.ends.String())
+		}
+		ended <- err
 	}()
 	// Else the last acknowledgements would be lost with a process that ends now.
 	defer c.flush()

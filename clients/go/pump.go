@@ -38,6 +38,8 @@ type pump struct {
 	// isAway is set while PostgreSQL does not answer. Then the worker that has the turn tries, and no other.
 	isAway atomic.Bool
 	turn   sync.Mutex
+	// expectsCopies says that messages are looked up before they are put into the queue.
+	expectsCopies atomic.Bool
 }
 
 func (c *Consumer) pump(batch *batch, source jetstream.Consumer, place *place) *pump {
@@ -135,7 +137,7 @@ func (p *pump) pull(ctx context.Context) error {
 			}
 			continue
 		}
-		err := p.fetch(room)
+		err := p.fetch(ctx, room)
 		switch {
 		case err == nil:
 			pause = 0
@@ -157,50 +159,44 @@ func (p *pump) pull(ctx context.Context) error {
 	return nil
 }
 
-func (p *pump) fetch(room int) error {
+func (p *pump) fetch(ctx context.Context, room int) error {
 	fetched, err := p.source.Fetch(room, jetstream.FetchMaxWait(pull))
 	if err != nil {
 		return err
 	}
-	for message := range fetched.Messages() {
-		if err := p.take(message); err != nil {
-			return err
-		}
-	}
-	return fetched.Error()
+	return cmp.Or(p.takeAll(ctx, fetched.Messages()), fetched.Error())
 }
 
-// take puts a message into the queue.
-func (p *pump) take(message jetstream.Msg) error {
+// take reads a message; it is nil when there is nothing to handle.
+func (p *pump) take(message jetstream.Msg) (*held, error) {
 	metadata, err := message.Metadata()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	received, _ := Received(message) // its error is that of Metadata
 	if p.place != nil {
 		earlier, err := p.place.arrived(metadata)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		received.Deliveries += earlier
 	}
 	if _, isMarker := received.Headers["nats-marker-reason"]; isMarker && len(received.Payload) == 0 {
 		// The stream has deleted the last message of a subject by its age, and says so. Nobody sent this.
-		return message.Ack()
+		return nil, message.Ack()
 	}
 	filter := p.options.FilterSubject
 	if filter != "" && !matches(strings.Split(filter, "."), strings.Split(message.Subject(), ".")) {
 		slog.Error("a message outside of the consumer's filter: another service has changed the durable, and needs a name of its own",
 			"consumer", p.durable, "stream", p.stream, "subject", received.Subject, "filter", filter)
-		return message.NakWithDelay(time.Second)
+		return nil, message.NakWithDelay(time.Second)
 	}
 	line, _, err := single(received.Headers, "oncebox-ordering-key")
 	if err != nil {
 		line = "" // several keys are none
 	}
 	id := heldID{metadata.Sequence.Stream, metadata.Timestamp.UnixNano()}
-	p.queue.add(&held{Msg: message, received: received, line: line, id: id, since: time.Now()})
-	return nil
+	return &held{Msg: message, received: received, line: line, id: id, since: time.Now()}, nil
 }
 
 func (p *pump) handle(ctx context.Context, messages []*held) {
@@ -231,7 +227,6 @@ func (p *pump) handle(ctx context.Context, messages []*held) {
 // settle acknowledges the message, or has it run again: one with an ordering key here, so that those
 // behind it wait, others by JetStream.
 func (p *pump) settle(ctx context.Context, message *held, answer result) {
-	received := message.received
 	p.isAway.Store(answer.err != nil)
 	if answer.err != nil {
 		slog.Error("the message could not be handled now, will retry", "consumer", p.durable, "reason", answer.err)
@@ -240,22 +235,26 @@ func (p *pump) settle(ctx context.Context, message *held, answer result) {
 	if answer.Name == "dead" || answer.Name == "mismatch" {
 		p.lines.seen.Add(1)
 	}
+	p.batch.ends.add(answer.Name)
 	if message.Msg == nil {
 		p.settleInLine(ctx, message, answer)
 		return
 	}
-	if metadata, err := message.Metadata(); err == nil && answer.Name == "replayed" && metadata.NumDelivered > 2 && p.batch.leased == nil {
-		slog.Warn("a message that was handled comes again: may this user publish to $JS.ACK.>?", "consumer", p.durable,
-			"stream", received.Origin.Stream, "sequence", received.Origin.Sequence, "deliveries", received.Deliveries)
-	}
-	var err error
-	switch answer.Name {
-	case "in_flight", "retry":
-		isShort := p.place != nil || time.Since(message.since)+answer.After < holdMax
-		if message.line != "" && isShort {
+	if isAgain := answer.Name == "in_flight" || answer.Name == "retry"; isAgain && message.line != "" {
+		if isShort := p.place != nil || time.Since(message.since)+answer.After < holdMax; isShort {
 			p.queue.again(message, answer.After)
 			return
 		}
+	}
+	p.acknowledge(message, answer.Verdict)
+	p.queue.end(message)
+}
+
+// acknowledge tells JetStream how a message has ended for now.
+func (p *pump) acknowledge(message *held, answer Verdict) {
+	var err error
+	switch answer.Name {
+	case "in_flight", "retry":
 		err = message.NakWithDelay(answer.After)
 	case "dead", "mismatch":
 		err = message.Term()
@@ -266,7 +265,14 @@ func (p *pump) settle(ctx context.Context, message *held, answer result) {
 		// The message is delivered again, and the copy is answered from the stored outcome.
 		slog.Info("an acknowledgement was not sent", "consumer", p.durable, "reason", err)
 	}
-	p.queue.end(message)
+	if answer.Name != "replayed" || p.batch.leased != nil {
+		return
+	}
+	p.expectsCopies.Store(true)
+	if metadata, err := message.Metadata(); err == nil && metadata.NumDelivered > 2 {
+		slog.Warn("a message that was handled comes again: may this user publish to $JS.ACK.>?", "consumer", p.durable, "stream",
+			metadata.Stream, "sequence", metadata.Sequence.Stream, "deliveries", message.received.Deliveries)
+	}
 }
 
 // settleInLine has a message of a stopped line run again here, or takes it out of its line.

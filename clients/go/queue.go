@@ -91,6 +91,14 @@ func (q *queue) add(message *held) (isNew bool) {
 	return true
 }
 
+// has says whether the message is held.
+func (q *queue) has(id heldID) bool {
+	q.mutex.Lock()
+	defer q.mutex.Unlock()
+	_, isHeld := q.all[id]
+	return isHeld
+}
+
 // take waits for a message that may run, and takes more of those that are there. It returns none once
 // the context has ended.
 func (q *queue) take(ctx context.Context, most int) (messages []*held) {

@@ -110,7 +110,7 @@ pub use self::{
     time::Rfc3339,
     trace::{
         Trace, TracedEffect, TracedFailure, TracedInbox, TracedKey, TracedLease, TracedLine, TracedMessage,
-        TracedParking, TracedReplay, TracedSnooze,
+        TracedParking, TracedReplay, TracedRequest, TracedSnooze,
     },
     undo::UndoRow,
     verify::{AlteredCopy, Difference, UnloggedCopy, Verification, VerificationFinding, Verified},

@@ -11,7 +11,7 @@ use tokio_postgres::{Row, error::SqlState};
 
 use self::inboxes::inboxes;
 pub use self::inboxes::{
-    TracedEffect, TracedFailure, TracedInbox, TracedKey, TracedLease, TracedLine, TracedSnooze,
+    TracedEffect, TracedFailure, TracedInbox, TracedKey, TracedLease, TracedLine, TracedRequest, TracedSnooze,
 };
 use super::{
     AuditRow, Operator,
@@ -39,7 +39,8 @@ pub struct Trace {
     /// There are more below it.
     pub is_cut: bool,
     /// How the key stands in inboxes of this database although none of its messages has it, and
-    /// which keys below it fail there: the message is from another database.
+    /// which keys below it fail there: the message is from another database, or the key is that of
+    /// an HTTP request.
     pub inboxes: Vec<TracedKey>,
     /// The sagas with this key, or below it, and how far they are.
     pub sagas: Vec<SagaProgress>,

@@ -209,6 +209,7 @@ BEGIN
       {schema}.settle(text, text, json, text, text),
       {schema}.claim_batch(text, text[], text[], bytea[], bigint[], interval),
       {schema}.settle_batch(text, text[], text[], text[], text[], text[], text[]),
+      {schema}.look_up_copies(text, text[], text[], bytea[]),
       {schema}.attempt_failed(
         text, text, text, text, bigint, timestamptz, text, text, double precision, double precision),
       {schema}.begin_attempt(text, text, text, text, bigint, timestamptz, text, bigint, boolean),

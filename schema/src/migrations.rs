@@ -3,7 +3,7 @@
 /// Number, name, file.
 pub(crate) type Migration<'a> = (i32, &'a str, &'a str);
 
-pub(crate) const MIGRATIONS: [Migration<'_>; 27] = [
+pub(crate) const MIGRATIONS: [Migration<'_>; 28] = [
     (1, "grammar", include_str!("../migrations/0001_grammar.sql")),
     (2, "outbox", include_str!("../migrations/0002_outbox.sql")),
     (3, "delayed", include_str!("../migrations/0003_delayed.sql")),
@@ -31,6 +31,7 @@ pub(crate) const MIGRATIONS: [Migration<'_>; 27] = [
     (25, "undo", include_str!("../migrations/0025_undo.sql")),
     (26, "canary", include_str!("../migrations/0026_canary.sql")),
     (27, "edit", include_str!("../migrations/0027_edit.sql")),
+    (28, "copies", include_str!("../migrations/0028_copies.sql")),
 ];
 
 /// The schema version that this build installs.

@@ -84,6 +84,7 @@ typescript() {
   cp -r clients/typescript/{package.json,package-lock.json,tsconfig.json,.npmrc,src,test} tests/clients/*.ts "$directory"
   cp -r tests/clients/libraries "$directory/with-libraries"
   programs clients/typescript/README.md "$directory"
+  mv "$directory/prisma_shop.ts" "$directory/with-libraries"
   documented
   participants
   (
@@ -95,6 +96,7 @@ typescript() {
     cd with-libraries
     # Prisma would fetch an engine from elsewhere, which neither its client nor `generate` needs.
     npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+    ln -s ../.. node_modules/oncebox
     PRISMA_SCHEMA_ENGINE_BINARY=$(type -P true) node_modules/.bin/prisma generate --schema schema.prisma >/dev/null
     ../node_modules/.bin/tsc --noEmit --ignoreConfig --module nodenext --target es2024 --strict --types node \
       --allowImportingTsExtensions --skipLibCheck ./*.ts

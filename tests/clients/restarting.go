@@ -120,7 +120,8 @@ func main() {
 	fmt.Println("schema:", oncebox.NewConsumer(js, "NONE", "none", none).Run(ctx, oncebox.NewInbox(large, "none:test", oncebox.InboxOptions{Schema: "nowhere"}), nil))
 	fmt.Println("mode:", oncebox.NewConsumer(js, "NONE", "none", none).RunLeased(ctx, oncebox.NewInbox(large, "snoozing:test", oncebox.InboxOptions{}), oncebox.Leased{}))
 	fmt.Println("small:", oncebox.NewConsumer(js, "NONE", "none", none).RunLeased(ctx, inbox, oncebox.Leased{}))
-	fmt.Println("told:", strings.Count(said.String(), "the consumer starts"), strings.Count(said.String(), "the consumer has ended"))
+	told := func(what string) int { return strings.Count(said.String(), "the consumer "+what) }
+	fmt.Println("told:", told("starts"), told("has ended"), told("has finished"))
 	taken, err := small.Acquire(ctx)
 	must(err)
 	time.AfterFunc(12*time.Second, taken.Release)

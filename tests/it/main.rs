@@ -99,6 +99,7 @@ mod inbox {
     mod batch_faults; // batches whose transaction is lost
     mod sets; // the messages of a batch taken together
     mod batch_functions; // batches in SQL: nothing is committed before they are settled
+    mod looked_up; // copies looked up in SQL: only a key that has ended is answered
     mod redelivered; // batches of messages that were delivered before
     pub(crate) mod consumer; // the consumer runtime on a real stream
     mod large; // large payloads: whole, or later
@@ -211,6 +212,7 @@ mod clients {
     mod conformance; // one table of messages that each consumer ends alike
     mod contracts; // one table on which the relay and each client's test helpers agree
     mod consumers; // what becomes of the durable that a client pulls from, and of its pulls
+    mod copies; // copies are acknowledged together, without a claim; what resembles them is not
     mod crossing; // handlers under leases beside replays, pauses, turns, strict order and stops
     mod effects; // calls of a provider under a lease, through kills: the cashier of each README
     mod endings; // handlers, errors and connections that end in odd ways, each with its verdict

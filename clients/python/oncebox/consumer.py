@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from datetime import datetime
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from nats.js.errors import APIError
 from . import headers, large, metrics, signals
 from .batch import Batch, SetHandler
 from .causes import first_line
+from .copies import MOST, Copies
 from .durable import Durable, Place
 from .inbox import Inbox
 from .leader import Leader
@@ -95,8 +97,11 @@ class Consumer:
         for the running handlers. Raises TimeoutError when some go on although they are cancelled."""
         try:
             with signals.stop() if stop is None else contextlib.nullcontext(stop) as stop:
-                await _Running(self, inbox, handler, stop).run()
+                running = _Running(self, inbox, handler, stop)
+                await running.run()
             self.problem = "the consumer has ended"
+            ends = ", ".join(f"{name} {count}" for name, count in running.ends.items()) or "no messages"
+            log.info("consumer %s of stream %s has finished: %s", self.durable, self.stream, ends)
         except Exception as error:
             self.problem = first_line(error)
             # The task may be one that nobody waits for.
@@ -120,9 +125,12 @@ class _Running:
         )  # fmt: skip
         self.lines, self.looked_at = Lines(inbox, consumer.behind_dead), 0.0
         self.queue, self.batch = Queue(), Batch(inbox, handler, self.lines)
+        self.copies = Copies(inbox, self.queue, self._settle)
         self.filter = consumer.filter_subject and consumer.filter_subject.split(".")
         self.changed = asyncio.Event()
         self.failures, self.reminded, self.idle = 0, 0.0, 0
+        # How many messages got each answer.
+        self.ends: Counter[str] = Counter()
 
     async def run(self) -> None:
         client = self.of.jetstream._nc
@@ -194,7 +202,7 @@ class _Running:
             await self.durable.prepare()
             if before not in (None, self.durable.created):
                 # Acknowledgements go by sequence: those of an earlier stream's messages would settle others.
-                self.queue.take_idle()
+                self._take_idle()
             await self.lines.follow()
             return None
         is_new = leader.lost.is_set() or not leader.leads.is_set()
@@ -205,7 +213,7 @@ class _Running:
             return None
         leader.lost.clear()
         # Messages that no worker has come again, in their places.
-        self.queue.take_idle()
+        self._take_idle()
         place = await self.durable.continued(self.inbox, is_new)
         await self.lines.follow()
         return place
@@ -217,8 +225,7 @@ class _Running:
                 raise Lost("the right to consume is lost")
             await pull.check()
             await self._take_of_lines()
-            room = min(self.at_once - self.queue.active, self.held_max - len(self.queue))
-            if not pull.asked and room > 0:
+            if not pull.asked and (room := self._room()) > 0:
                 await pull.ask(room)
             if pull.is_answered:
                 self._recovered()
@@ -226,6 +233,16 @@ class _Running:
                 async with asyncio.timeout(0.5):
                     await self.changed.wait()
         await pull.finish()
+
+    def _room(self) -> int:
+        waiting = len(self.copies.waiting)
+        if self.copies.are_expected:
+            return max(self.held_max, MOST) - waiting - len(self.queue)
+        return min(self.at_once - self.queue.active, self.held_max - len(self.queue)) - waiting
+
+    def _take_idle(self) -> list[Held]:
+        """Takes out everything that no worker has."""
+        return self.copies.take() + self.queue.take_idle()
 
     def _take(self, msg: Msg, message: Message) -> None:
         if "nats-marker-reason" in message.headers:
@@ -237,7 +254,7 @@ class _Running:
             log.error(text + " and needs a name of its own", self.of.durable, msg.subject)
             asyncio.get_running_loop().create_task(self._tell(msg.nak(delay=1.0)))
             return
-        self.queue.push(msg, message)
+        self.copies.push(msg, message)
 
     async def _take_of_lines(self) -> None:
         """Takes messages of stopped lines whose turn has come, of each line one."""
@@ -289,6 +306,7 @@ class _Running:
     async def _settle(self, held: Held, answer: Verdict | Exception) -> None:
         message = held.message
         metrics.ended(self.inbox.scope, answer)
+        self.ends[answer.name if isinstance(answer, Verdict) else "unavailable"] += 1
         if isinstance(answer, Exception) or answer.name == "in_flight":
             # PostgreSQL is away, or a copy is at work: that must not end the consumer of all others.
             pause = min(WAIT_FIRST * 2 ** min(held.waits, 8), WAIT_LONGEST)
@@ -307,6 +325,7 @@ class _Running:
         elif answer.name == "behind":
             self.queue.rest(held, 0.0)
         else:
+            self.copies.are_expected |= answer.name == "replayed"
             # Under a lease a copy may have waited for long.
             if answer.name == "replayed" and message.deliveries > 2 and self.inbox.lease is None:
                 text = "message %d of stream %s comes again, delivery %d: may this user publish to $JS.ACK.>?"
@@ -335,14 +354,14 @@ class _Running:
         """Tells JetStream that messages are in progress, so that they are not delivered again meanwhile."""
         while True:
             await asyncio.sleep(self.durable.ack_wait / 3)
-            for held in self.queue.all():
+            for held in self.copies.waiting + self.queue.all():
                 if held.msg is not None:
                     await self._tell(held.msg.in_progress())
 
     async def _drain(self, pump: asyncio.Task, workers: list[asyncio.Task]) -> None:
         """Gives back the messages that no worker has, and lets the others finish within the grace period."""
         await asyncio.wait([pump], timeout=self.of.grace)
-        await self._give_back(self.queue.take_idle())
+        await self._give_back(self._take_idle())
         self.queue.close(len(workers))
         _, late = await asyncio.wait(workers, timeout=self.of.grace)
         for task in late:

@@ -22,9 +22,9 @@ class Database:
     def sql(self, text: str) -> str:
         return named(self.schema, text)
 
-    async def ask(self, statement: str, parameters: Parameters = ()) -> tuple:
+    async def ask(self, statement: str, parameters: Parameters = (), wait: float | None = None) -> tuple:
         try:
-            async with connected(self.pool, self.step_timeout, autocommit=True) as (connection, _):
+            async with connected(self.pool, self.step_timeout, wait, autocommit=True) as (connection, _):
                 return await execute(connection, self.sql(statement), parameters)
         except Unattempted as unattempted:
             raise unattempted.__cause__

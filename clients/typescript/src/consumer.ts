@@ -97,7 +97,10 @@ export class Consumer {
     const ackPending = Math.max(1000, 16 * heldMax(limits));
     const wanted = { stream: this.#stream, durable: this.#durable, filterSubject, ackWaitMs, ackPending, start };
     try {
-      await new Pump(this.#jetstream, new Durable(this.#jetstream, wanted), batch, { ...limits, isStrict }, stop).run(ackWaitMs);
+      const pump = new Pump(this.#jetstream, new Durable(this.#jetstream, wanted), batch, { ...limits, isStrict }, stop);
+      await pump.run(ackWaitMs);
+      const ends = Object.entries(pump.ends).map(([answer, count]) => `${answer} ${count}`);
+      inbox.options.log.info(`${name} has finished: ${ends.join(", ") || "no messages"}`);
     } catch (error) {
       // Where nobody awaits the promise, this is all that tells.
       inbox.options.log.warn(`${name} has ended, and consumes no more: ${line(error)}`);

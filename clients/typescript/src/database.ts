@@ -2,6 +2,7 @@
  * The connections of a pool, as inboxes and the HTTP layer use them: each wait has a bound, a
  * broken session is closed.
  */
+import { setTimeout as sleep } from "node:timers/promises";
 import type { Pool, PoolClient } from "pg";
 
 import { hasState, isOfPostgres, isUseless, line } from "./errors.ts";
@@ -116,6 +117,17 @@ export class Database {
   async rows(text: string, values: unknown[] = [], limitMs = this.stepTimeoutMs): Promise<Row[]> {
     const client = await this.connect();
     return await this.within(client, {}, () => step(client, limitMs, () => query(client, text, values)));
+  }
+
+  /** The same, unless no connection is free within this time: then it has no rows. */
+  async rowsSoon(waitMs: number, text: string, values: unknown[]): Promise<Row[]> {
+    const connecting = this.pool.connect();
+    const client = await Promise.race([connecting, sleep(waitMs, undefined, { ref: false })]);
+    if (client === undefined) {
+      connecting.then((late) => late.release(), () => {});
+      return [];
+    }
+    return await this.within(client, {}, () => this.step(client, () => query(client, text, values)));
   }
 
   async register(scope: string, retentionMs: number | null | undefined, more: Record<string, string>): Promise<void> {

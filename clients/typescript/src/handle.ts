@@ -72,10 +72,16 @@ export class Handle {
     this.#freed.resolve();
   }
 
-  /** Statements of a handler's own client belong to whatever is open; only a BEGIN waits there. */
+  /**
+   * Statements of a handler's own client belong to whatever is open; only a BEGIN waits there. A borrowed client
+   * that begins again nests its transactions.
+   */
   #waits(owner: object, given: unknown): boolean {
-    const word = () => this.#controls(given)?.[0];
-    return this.#owner !== undefined && (/^(BEGIN|START)/i.test(word() ?? "") || (this.#owner !== owner && (owner !== this || word() !== undefined)));
+    if (this.#owner === undefined || (this.#owner === owner && owner !== this)) {
+      return false;
+    }
+    const word = this.#controls(given)?.[0];
+    return /^(BEGIN|START)/i.test(word ?? "") || (this.#owner !== owner && (owner !== this || word !== undefined));
   }
 
   /** Sends it when the transaction beside it has ended. */

@@ -3,6 +3,7 @@ import { setImmediate as turn, setTimeout as sleep } from "node:timers/promises"
 import type { Consumer as Source, JetStreamClient, JsMsg } from "@nats-io/jetstream";
 
 import type { Batch } from "./batch.ts";
+import { Copies, MOST } from "./copies.ts";
 import { ackWaitMs, apiCode, type Durable, Refused } from "./durable.ts";
 import { line, remedied } from "./errors.ts";
 import { collected } from "./headers.ts";
@@ -10,6 +11,7 @@ import { type InLine, Lines } from "./lines.ts";
 import { isElsewhere, whole, Wrong } from "./large.ts";
 import type { Message, Verdict } from "./message.ts";
 import { type Held, Queue } from "./queue.ts";
+import { count } from "./spans.ts";
 import { checked, continued, Lead, type Place } from "./strict.ts";
 import { matches } from "./text.ts";
 
@@ -59,10 +61,13 @@ export class Pump<T> {
   readonly #limits: Limits;
   readonly #stop: AbortSignal;
   readonly #queue = new Queue<Delivery>(() => this.#wake());
+  readonly #copies: Copies<Delivery>;
   readonly #running = new Set<Promise<void>>();
   readonly #lines: Lines;
   /** When stopped lines are looked at again. */
   #lookAt = 0;
+  /** How many messages got each answer. */
+  readonly ends: Record<string, number> = {};
   #woken = Promise.withResolvers<void>();
   #lead: Lead | undefined;
   /** When the stream was created whose messages are held. */
@@ -75,6 +80,13 @@ export class Pump<T> {
   constructor(jetstream: JetStreamClient, durable: Durable, batch: Batch<T>, limits: Limits, stop: AbortSignal) {
     [this.#jetstream, this.#durable, this.#batch, this.#limits, this.#stop] = [jetstream, durable, batch, limits, stop];
     this.#lines = new Lines(batch.inbox, limits.isStrict ? limits.behindDead : null);
+    const settle = ({ source }: Delivery, name: Verdict["name"]) => {
+      count(batch.inbox.scope, name);
+      this.#tally(name);
+      this.#acknowledge(source!, name);
+      this.#wake();
+    };
+    this.#copies = new Copies(batch.inbox, settle, (delivery) => this.#push(delivery));
   }
 
   /** Consumes until the signal, and then waits for the running handlers. */
@@ -126,7 +138,7 @@ export class Pump<T> {
       // Acknowledgements go by sequence: that of an old message would settle a new one.
       inbox.options.log.warn(`stream ${this.#durable.wanted.stream} was created again: the old messages held are dropped`);
       await Promise.all(this.#running);
-      this.#queue.drainIdle();
+      this.#drainIdle();
     }
     this.#created = created;
     if (!this.#limits.isStrict) {
@@ -135,7 +147,7 @@ export class Pump<T> {
       return { source, place: undefined };
     }
     // What nobody works on comes again, in its place.
-    this.#queue.drainIdle();
+    this.#drainIdle();
     const [source, place] = await continued(inbox, this.#durable, tookOver);
     await this.#lines.follow();
     return { source, place };
@@ -151,7 +163,7 @@ export class Pump<T> {
     while (!this.#stop.aborted && !lost?.aborted && failure === undefined) {
       await this.#takeOfLines();
       this.#handOut();
-      const room = max - this.#queue.size;
+      const room = (this.#copies.areExpected ? Math.max(max, MOST) : max) - this.#queue.size - this.#copies.waiting.length;
       // Not one pull for each message: of a few at once, unless nothing is left to do.
       if (reading === undefined && room > 0 && (room >= max / 4 || this.#queue.ready === 0)) {
         const read = this.#read(source, room, place).catch((error) => (failure = error ?? new Error("the pull ended")));
@@ -228,8 +240,18 @@ export class Pump<T> {
       tell(() => source.nak(ELSEWHERE_MS));
       return;
     }
-    const key = given.headers["oncebox-ordering-key"];
-    this.#queue.push(`${source.seq} ${source.timestampNanos}`, key, { source, given });
+    const delivery = { source, given };
+    this.#batch.isLeased || this.#queue.has(idOf(delivery)) ? this.#push(delivery) : this.#copies.take(delivery);
+  }
+
+  #push(delivery: Delivery): void {
+    this.#queue.push(idOf(delivery), delivery.given.headers["oncebox-ordering-key"], delivery);
+    this.#wake();
+  }
+
+  /** Takes out all that nobody works on. */
+  #drainIdle(): Delivery[] {
+    return [...this.#copies.drain(), ...this.#queue.drainIdle().map(({ message }) => message)];
   }
 
   #handOut(): void {
@@ -285,6 +307,7 @@ export class Pump<T> {
     const { log, backoffMs, scope } = { ...this.#batch.inbox.options, scope: this.#batch.inbox.scope };
     const { source, given, inLine } = held.message;
     const isAway = answer instanceof Error;
+    this.#tally(isAway ? "unavailable" : answer.name);
     if (isAway && this.#tryAt <= Date.now()) {
       this.#tryAt = Date.now() + AWAY_MS;
       setTimeout(() => this.#wake(), AWAY_MS + 1).unref();
@@ -318,25 +341,37 @@ export class Pump<T> {
       }
       this.#lookAt = 0;
     } else {
-      if (source.info.deliveryCount > 2 && name === "replayed") {
-        const which = `message ${source.seq} of stream ${source.info.stream} comes again, delivery ${source.info.deliveryCount}`;
-        log.warn(`${which}: may this user publish to $JS.ACK.>?`);
-      }
-      tell(() => (name === "dead" || name === "mismatch" ? source.term() : source.ack()));
+      this.#acknowledge(source, name);
     }
     this.#queue.remove(held);
   }
 
+  #tally(name: string): void {
+    this.ends[name] = (this.ends[name] ?? 0) + 1;
+  }
+
+  #acknowledge(source: JsMsg, name: Verdict["name"]): void {
+    if (name === "replayed") {
+      this.#copies.areExpected = true;
+      if (source.info.deliveryCount > 2) {
+        const which = `message ${source.seq} of stream ${source.info.stream} comes again, delivery ${source.info.deliveryCount}`;
+        this.#batch.inbox.options.log.warn(`${which}: may this user publish to $JS.ACK.>?`);
+      }
+    }
+    tell(() => (name === "dead" || name === "mismatch" ? source.term() : source.ack()));
+  }
+
   /** Tells JetStream that messages are in progress, so that they are not delivered again meanwhile. */
   #progress(): void {
-    this.#queue.all().forEach(({ message }) => tell(() => message.source?.working()));
+    const held = [...this.#copies.waiting, ...this.#queue.all().map(({ message }) => message)];
+    held.forEach(({ source }) => tell(() => source?.working()));
   }
 
   /** Gives back what nobody works on, and waits for the handlers. In strict order it comes again in its place. */
   async #drain(): Promise<void> {
     const giveBack = () => {
-      const idle = this.#queue.drainIdle();
-      this.#limits.isStrict || idle.forEach(({ message }) => tell(() => message.source?.nak()));
+      const idle = this.#drainIdle();
+      this.#limits.isStrict || idle.forEach(({ source }) => tell(() => source?.nak()));
     };
     giveBack();
     const { graceMs } = this.#limits;
@@ -360,6 +395,11 @@ export class Pump<T> {
   #wake(): void {
     this.#woken.resolve();
   }
+}
+
+/** Tells a stored message from all others; a copy has the same. */
+function idOf({ source }: Delivery): string {
+  return `${source!.seq} ${source!.timestampNanos}`;
 }
 
 /** Makes the message that an inbox takes. */

@@ -46,6 +46,9 @@ pub struct TracedInbox {
     /// When the inbox settled it.
     #[serde(with = "Rfc3339Option")]
     pub settled_at: Option<SystemTime>,
+    /// It is the key of an HTTP request, once that is settled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request: Option<TracedRequest>,
     /// How it fails, while it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<TracedFailure>,
@@ -61,6 +64,14 @@ pub struct TracedInbox {
     /// Its effects outside the database that the inbox remembers, the oldest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub effects: Vec<TracedEffect>,
+}
+
+/// A request with an `Idempotency-Key` that was answered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[non_exhaustive]
+pub struct TracedRequest {
+    /// The status of the response; `None` when none is stored.
+    pub status: Option<i32>,
 }
 
 /// A message that its handler has put off.
@@ -196,6 +207,8 @@ pub(super) async fn inboxes(
 fn settled_key(row: &Row) -> TracedKey {
     let mut traced = key(row, row.get("status"));
     traced.inbox.settled_at = row.get("created_at");
+    traced.inbox.request =
+        row.get::<_, bool>("is_request").then(|| TracedRequest { status: row.get("http_status") });
     traced
 }
 
@@ -281,6 +294,7 @@ fn key(row: &Row, status: String) -> TracedKey {
         tenant,
         status,
         settled_at: None,
+        request: None,
         failure: None,
         snooze: None,
         line: None,

@@ -52,7 +52,12 @@ pub(super) fn of_lone(traced: &TracedKey, database: &String, inboxes: &Inboxes) 
     match is_handled(inbox) {
         true => {
             let at = inbox.settled_at.map(|at| format!(" at {}", text(at))).unwrap_or_default();
-            let what = format!("{}{at}; its message is from another database", ended(inbox));
+            let whose = match inbox.request.as_ref().map(|request| request.status) {
+                None => "its message is from another database".to_owned(),
+                Some(None) => "it is the key of an HTTP request, whose response is not stored".to_owned(),
+                Some(Some(status)) => format!("it is the key of an HTTP request, answered with {status}"),
+            };
+            let what = format!("{}{at}; {whose}", ended(inbox));
             End::new("end", Outcome::Done, what)
         }
         false => held(&traced.key, inbox, database, inboxes),

@@ -1,5 +1,8 @@
 // Producers and handlers through the libraries of teams, as tests: with DATABASE_URL of a migrated database.
 import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { type AddressInfo, createServer } from "node:net";
+import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import { drizzle } from "drizzle-orm/node-postgres";
@@ -250,6 +253,52 @@ for (const [name, db] of Object.entries(beside)) {
     assert.deepEqual(await charged(`beside-${name}`), ["b", "c", "f"].map(id));
   });
 }
+
+test("pg: a borrowed client that begins again nests its transactions", async () => {
+  const inbox = new Inbox(pool, "nested:pg", { attemptsMax: 1, log: { info() {}, warn() {} } });
+  await inbox.register();
+  const handler = async (cx: Context) => {
+    const client = await cx.pool.connect();
+    const steps = ["BEGIN", "nested-a", "BEGIN", "nested-b", "ROLLBACK", "nested-c", "BEGIN", "nested-d", "COMMIT", "COMMIT"];
+    for (const step of steps) {
+      await client.query(step.startsWith("nested") ? `INSERT INTO charge (id, cents) VALUES ('${step}', 1)` : step);
+    }
+    client.release();
+    await cx.pool.query("INSERT INTO charge (id, cents) VALUES ('nested-e', 1)");
+  };
+  const ran = await inbox.run(handler, { subject: "s", payload: Buffer.from("{}"), headers: { "idempotency-key": "k" } });
+  assert.deepEqual([ran.name, ran.reason], ["handled", undefined]);
+  assert.deepEqual(await charged("nested"), ["nested-a", "nested-c", "nested-d", "nested-e"]);
+});
+
+test("prisma: the shop of the README answers a request that is repeated", async () => {
+  const port = await new Promise<number>((resolve) => {
+    const server = createServer().listen(0, "127.0.0.1", () => {
+      const { port } = server.address() as AddressInfo;
+      server.close(() => resolve(port));
+    });
+  });
+  const shop = spawn(process.execPath, [join(import.meta.dirname, "prisma_shop.ts")], { env: { ...process.env, PORT: String(port) }, stdio: "inherit" });
+  const place = async (key: string, order: string) => {
+    const [headers, body] = [{ "content-type": "application/json", "idempotency-key": key }, JSON.stringify({ order, cents: 7 })];
+    const answer = await fetch(`http://127.0.0.1:${port}/orders`, { method: "POST", headers, body });
+    return [answer.status, await answer.text()];
+  };
+  try {
+    for (let left = 100; left > 0 && !(await fetch(`http://127.0.0.1:${port}`).then(() => true, () => false)); left--) {
+      await sleep(100);
+    }
+    assert.deepEqual(await place("prisma-shop", "shop-1"), [201, '{"placed":"shop-1"}']);
+    assert.deepEqual(await place("prisma-shop", "shop-1"), [201, '{"placed":"shop-1"}']);
+    assert.equal((await place("prisma-shop", "shop-2"))[0], 422);
+    assert.equal((await place("prisma-shop-2", "shop-1"))[0], 500, "the order is there already");
+    assert.deepEqual(await charged("shop"), ["shop-1"]);
+    const { rows } = await pool.query("SELECT count(*)::int AS n FROM oncebox.backlog() WHERE key LIKE '%prisma-shop%:charge'");
+    assert.equal(rows[0].n, 1);
+  } finally {
+    shop.kill();
+  }
+});
 
 test("prisma: the reason of a dead letter says what was refused", async () => {
   const inbox = new Inbox(pool, "refused:prisma", { attemptsMax: 1, log: { info() {}, warn() {} } });

@@ -49,7 +49,7 @@ schema: consumer none cannot begin: the database has no schema nowhere of this v
 mode: consumer none cannot begin: ERROR: scope \"snoozing:test\" claims its keys in the transaction of their \
 handlers (SQLSTATE OB010): Use another scope, or stop its processes and call change_inbox_mode().
 small: consumer none needs 2 connections at least, and MaxConns of the pool is 1: make it larger
-told: 6 5
+told: 6 5 6
 waits: true
 ";
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_nats::{
     HeaderMap,
-    jetstream::{self, stream::Stream},
+    jetstream::{self, Context, stream::Stream},
 };
 use oncebox_tests::{Program, TestEnv, eventually};
 use tokio_postgres::Client;
@@ -88,18 +88,23 @@ pub(super) async fn start(env: &TestEnv, programs: &Programs, order: &str, batch
     Program::start_file(&programs.file("ordering"), &[], &environment).await.unwrap()
 }
 
-async fn publish(env: &TestEnv, from: usize, to: usize) {
+pub(super) async fn publish(env: &TestEnv, from: usize, to: usize) {
     let jetstream = jetstream::new(async_nats::connect(env.nats_url()).await.unwrap());
     for n in from..to {
         for key in KEYS {
-            let mut headers = HeaderMap::new();
-            headers.insert("Idempotency-Key", format!("{key}-{n}"));
-            headers.insert("Oncebox-Ordering-Key", key);
-            let payload = format!(r#"{{"key":"{key}","n":{n}}}"#);
-            let publish = jetstream.publish_with_headers(env.subject("s"), headers, payload.into());
-            publish.await.unwrap().await.unwrap();
+            publish_one(env, &jetstream, key, n, n).await;
         }
     }
+}
+
+/// The message with number `of` in its key, and `n` in its payload.
+pub(super) async fn publish_one(env: &TestEnv, jetstream: &Context, key: &str, of: usize, n: usize) {
+    let mut headers = HeaderMap::new();
+    headers.insert("Idempotency-Key", format!("{key}-{of}"));
+    headers.insert("Oncebox-Ordering-Key", key);
+    let payload = format!(r#"{{"key":"{key}","n":{n}}}"#);
+    let publish = jetstream.publish_with_headers(env.subject("s"), headers, payload.into());
+    publish.await.unwrap().await.unwrap();
 }
 
 async fn effects(client: &Client) -> i64 {

@@ -256,3 +256,23 @@ async fn a_saga_that_waits_for_an_operator_is_held() {
     let saga = answers.iter().find(|one| one["station"] == "saga").unwrap_or_else(|| panic!("{told}"));
     assert_held(saga, "saga", &["is stuck"], &[&format!("oncebox saga retry --key '{key}'")]);
 }
+
+/// The HTTP layer's keys have no message, so none is looked for elsewhere.
+#[tokio::test]
+async fn the_key_of_a_request_is_called_so_and_tells_its_response() {
+    let scene = Scene::new().await;
+    let register = "SELECT oncebox.register_scope('shop:orders', kind => 'http')";
+    scene.pg.batch_execute(register).await.unwrap();
+    let request = "BEGIN DEFERRABLE;
+                   SELECT oncebox.claim_request('shop:orders', '', 'order-7', sha256('1'));
+                   SELECT oncebox.settle_request('shop:orders', '', 'order-7', false, 201, '[]', 'ok');
+                   COMMIT";
+    scene.pg.batch_execute(request).await.unwrap();
+    let answer = scene.answer("order-7").await;
+    let what = answer["what"].as_str().unwrap();
+    assert!(what.starts_with("completed by shop:orders at "), "{what}");
+    assert!(what.ends_with("; it is the key of an HTTP request, answered with 201"), "{what}");
+    let told = run_ok(scene.env.database_url(), &["trace", "order-7"]).await;
+    assert!(told.contains("KEY WITHOUT A MESSAGE HERE"), "{told}");
+    assert!(told.contains("completed in shop:orders, an HTTP request, answered with 201"), "{told}");
+}

@@ -52,12 +52,12 @@ pub(super) fn text(trace: &Trace) -> String {
     text + &rest(trace)
 }
 
-/// Inboxes that have keys of messages of other databases.
+/// Inboxes that have keys of messages of other databases, or of requests.
 fn elsewhere<'a>(inboxes: impl Iterator<Item = &'a TracedKey>) -> String {
     let rows: Vec<[String; 2]> = inboxes.map(|traced| [traced.key.clone(), stand(&traced.inbox)]).collect();
     match rows.is_empty() {
         true => String::new(),
-        false => output::table(["KEY OF A MESSAGE FROM ELSEWHERE", "IN AN INBOX"], &rows),
+        false => output::table(["KEY WITHOUT A MESSAGE HERE", "IN AN INBOX"], &rows),
     }
 }
 
@@ -135,6 +135,10 @@ fn stand(inbox: &TracedInbox) -> String {
         format!(": {}{next}, {reason}", counted(failures, "failure"))
     });
     let mut text = format!("{status} in {}{tenant}{database}{}", inbox.scope, failure.unwrap_or_default());
+    if let Some(request) = &inbox.request {
+        let status = request.status.map(|status| format!(", answered with {status}")).unwrap_or_default();
+        text += &format!(", an HTTP request{status}");
+    }
     if let Some(line) = &inbox.line {
         text += &format!(", {}", line.what());
     }
