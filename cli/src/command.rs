@@ -1,5 +1,6 @@
 //! The command line of `oncebox`.
 
+mod act;
 mod action;
 mod adopt;
 mod canary;
@@ -13,23 +14,19 @@ mod enqueue;
 mod events;
 mod expect;
 mod help;
-mod dead_letters;
-mod delayed;
 mod dev;
-mod failing;
+mod list;
 mod logging;
-mod losses;
 mod migrate;
 mod options;
 mod output;
-mod parked;
 mod pause;
 mod proof;
 mod prune;
 mod relay;
-mod replay;
 mod saga;
 mod scope;
+mod show;
 mod status;
 mod trace;
 mod undo;
@@ -41,7 +38,7 @@ use std::io::Write as _;
 
 use clap::{Arg, ArgMatches};
 use oncebox_connect::config::{Config, ConfigError, NamedConfig, OPTIONS, OutboxConfig, Sources, Values};
-use oncebox_operator::ParkedKind;
+use oncebox_operator::{Action as Catalogue, Kind, Verb};
 
 pub(crate) use logging::start_logging;
 use options::{FOR_BOTH, FOR_DATABASE, FOR_DEV, FOR_PRUNE, FOR_STATUS, is_meant, needs};
@@ -61,13 +58,10 @@ enum Action {
     /// Holds all that was typed too, to read the file again.
     Relays(Vec<NamedConfig>, Box<Sources>, Option<console::Console>),
     Migrate(migrate::Migrate),
-    Parked(parked::Asked),
-    Delayed(delayed::Delayed),
+    List(Box<list::List>),
+    Show(show::Show),
     /// Holds the whole configuration if the command sends messages.
-    DeadLetters(dead_letters::DeadLetters, Option<Box<Config>>),
-    /// The same.
-    Failing(failing::Failing, Option<Box<Config>>),
-    Replay(replay::Replay),
+    Act(Box<act::Act>, Option<Box<Config>>),
     /// Holds the whole configuration if a stream is named.
     Pauses(pause::Pauses, Option<Box<Config>>),
     Events(events::Events),
@@ -78,13 +72,10 @@ enum Action {
     LeadSagas(saga::Lead, Box<Config>),
     ApplySagas(saga::Lead),
     StartSaga(saga::Start),
-    Resend(losses::Resend),
     Verify(verify::Verify, Box<Config>),
     Prove(proof::Prove, Option<Box<Config>>),
     Adopt(adopt::Adopt),
     Undo(undo::Undo),
-    /// Holds the whole configuration if it sends a message.
-    Edit(edit::Edits, Option<Box<Config>>),
     Canary(canary::Canary),
     PruneOutbox(prune::OfOutbox),
     PruneInboxes(prune::OfInboxes),
@@ -143,6 +134,8 @@ fn parser() -> clap::Command {
         })
     };
     let connection = || options(FOR_DATABASE).collect::<Vec<Arg>>();
+    let both = || options(FOR_BOTH).collect::<Vec<Arg>>();
+    let of_kind = |kind| of_kind(kind, &connection, &both);
     let program = clap::Command::new("oncebox")
         .max_term_width(100)
         .about("Transactional outbox and inbox for PostgreSQL and NATS JetStream")
@@ -170,23 +163,17 @@ fn parser() -> clap::Command {
         .subcommand(
             group("outbox", "Look at messages on their way to JetStream; retry, replay or give them up")
                 .subcommand(enqueue::command(connection()))
-                .subcommands(parked::commands(connection))
-                .subcommand(delayed::command(connection))
-                .subcommand(replay::command(connection))
+                .subcommands([Kind::Dead, Kind::Parked, Kind::Delayed].map(of_kind))
+                .subcommand(replay(&connection))
                 .subcommands(pause::commands(connection, || options(FOR_BOTH).collect()))
-                .subcommand(losses::command(connection()))
+                .subcommand(act::command(Verb::Resend).args(connection()))
                 .subcommand(verify::command(options(FOR_BOTH).collect()).after_help(help::secrets()))
                 .subcommand(prune::of_outbox(options(FOR_PRUNE).collect())),
         )
         .subcommand(
             group("inbox", "Look at messages that consumers fail or gave up; delete what is old")
-                .subcommand(
-                    failing::command(connection(), || options(FOR_BOTH).collect())
-                        .after_help(help::secrets()),
-                )
-                .subcommand(
-                    dead_letters::command(connection, options(FOR_BOTH).collect())
-                        .after_help(help::secrets()),
+                .subcommands(
+                    [Kind::Failing, Kind::Letters].map(of_kind).map(|of| of.after_help(help::secrets())),
                 )
                 .subcommand(scope::command(connection))
                 .subcommand(prune::of_inboxes(connection())),
@@ -197,6 +184,35 @@ fn parser() -> clap::Command {
         .subcommand(expect::command(connection))
         .subcommands(document::commands());
     help::complete(word::with_yes(program.mut_subcommands(databases::with_databases)))
+}
+
+/// `list`, `show` and the actions of a kind.
+fn of_kind(kind: Kind, connection: &impl Fn() -> Vec<Arg>, both: &impl Fn() -> Vec<Arg>) -> clap::Command {
+    let about = match kind {
+        Kind::Dead => "Look at messages that were given up; retry, edit or discard them",
+        Kind::Parked => "Look at messages that are set aside to be tried again; discard them",
+        Kind::Delayed => "Look at messages that wait for their time; cancel them",
+        Kind::Failing => "Look at messages whose handlers fail; run them now, or give them up",
+        _ => "Look at messages that inboxes gave up; retry, edit or discard them",
+    };
+    let name = kind.command().rsplit(' ').next().unwrap_or_default();
+    let shows = [Kind::Dead, Kind::Parked, Kind::Letters].contains(&kind);
+    let to_nats = |verb: Verb| verb.needs_nats() || verb == Verb::EditLetter;
+    let actions = Catalogue::on(kind)
+        .map(|verb| act::command(verb).args(if to_nats(verb) { both() } else { connection() }));
+    group(name, about)
+        .subcommand(list::command(kind).args(connection()))
+        .subcommands(shows.then(|| show::command(kind).args(connection())))
+        .subcommands(actions)
+}
+
+fn replay(connection: &impl Fn() -> Vec<Arg>) -> clap::Command {
+    let cancel = act::command(Verb::CancelReplays);
+    act::command(Verb::Replay)
+        .args(connection())
+        .args_conflicts_with_subcommands(true)
+        .subcommand_negates_reqs(true)
+        .subcommands([list::command(Kind::Replays), cancel].map(|command| command.args(connection())))
 }
 
 fn group(name: &'static str, about: &'static str) -> clap::Command {
@@ -295,24 +311,12 @@ impl Command {
             (["canary", name], _) => Action::Canary(canary::Canary::new(name, flags)),
             (["adopt"], _) => Action::Adopt(adopt::Adopt::new(flags)),
             (["migrate"], _) => Action::Migrate(migrate::Migrate::new(flags)),
-            (["inbox" | "outbox", "dead", "edit"], config) => Action::Edit(edit::Edits::new(flags), config),
-            (["outbox", "dead", name], _) => set_aside(ParkedKind::Dead, name, flags),
-            (["outbox", "parked", name], _) => set_aside(ParkedKind::Parked, name, flags),
-            (["outbox", "replay", name], _) => set_aside(ParkedKind::Replay, name, flags),
-            (["outbox", "replay"], _) => Action::Replay(replay::Replay::new(flags)),
-            (["outbox", "delayed", name], _) => Action::Delayed(delayed::Delayed::new(name, flags)),
+            ([_, "dead" | "parked", "show"], _) => Action::Show(show::Show::new(flags)),
             (["outbox", name @ ("pause" | "throttle" | "resume" | "pauses")], config) => {
-                Action::Pauses(pause::Pauses::new(name, flags), config)
+                Action::Pauses(pause::Pauses::new(name, flags)?, config)
             }
-            (["outbox", "resend"], _) => Action::Resend(losses::Resend::new(flags)),
             (["outbox", "verify"], Some(config)) => Action::Verify(verify::Verify::new(flags), config),
             (["outbox", "prune"], _) => Action::PruneOutbox(prune::OfOutbox::new(flags, &outbox)?),
-            (["inbox", "dead", name], config) => {
-                Action::DeadLetters(dead_letters::DeadLetters::new(name, flags), config)
-            }
-            (["inbox", "failing", name], config) => {
-                Action::Failing(failing::Failing::new(name, flags), config)
-            }
             (["inbox", "scope", name], _) => Action::Scope(scope::Scope::new(name, flags)),
             (["inbox", "prune"], _) => Action::PruneInboxes(prune::OfInboxes::new(flags)),
             (["outbox", "enqueue"], _) => {
@@ -323,8 +327,14 @@ impl Command {
             (["saga", "run"], Some(config)) => Action::LeadSagas(saga::Lead::new(flags)?, config),
             (["saga", "apply"], _) => Action::ApplySagas(saga::Lead::new(flags)?),
             (["saga", "start"], _) => Action::StartSaga(saga::Start::new(flags)),
-            (["saga", name], _) => Action::Sagas(saga::Sagas::new(name, flags)),
-            (other, _) => unreachable!("{other:?} is a command, and each has its line here"),
+            (["saga", name @ ("show" | "graph")], _) => Action::Sagas(saga::Sagas::new(name, flags)),
+            ([group @ .., "list"], _) if let Some(kind) = Kind::of_command(group) => {
+                Action::List(Box::new(list::List::new(kind, flags)?))
+            }
+            (other, config) => {
+                let verb = Catalogue::of_command(other).expect("the other commands are actions");
+                Action::Act(Box::new(act::Act::new(verb, flags)?), config)
+            }
         };
         Ok(Self { values: sources.values().clone(), outbox, action, hidden })
     }
@@ -340,19 +350,14 @@ impl Command {
 
     async fn run_one(self) -> anyhow::Result<u8> {
         match self.action {
-            Action::Parked(asked) => asked.run(&self.outbox).await,
-            Action::Delayed(delayed) => delayed.run(&self.outbox).await,
-            Action::DeadLetters(dead_letters, config) => {
-                dead_letters.run(&self.outbox, config.as_deref()).await
-            }
+            Action::List(list) => list.run(&self.outbox).await,
+            Action::Show(show) => show.run(&self.outbox).await,
+            Action::Act(act, config) => act.run(&self.outbox, config.as_deref()).await,
             Action::Pauses(pauses, config) => pauses.run(&self.outbox, config.as_deref()).await,
             Action::Events(events) => events.run(&self.outbox).await,
             Action::Expect(expect) => expect.run(&self.outbox).await,
             Action::Enqueue(enqueue) => enqueue.run(&self.outbox).await,
             Action::Dev(dev) => dev.run().await,
-            Action::Failing(failing, config) => failing.run(&self.outbox, config.as_deref()).await,
-            Action::Resend(resend) => resend.run(&self.outbox).await,
-            Action::Replay(replay) => replay.run(&self.outbox).await,
             Action::Sagas(sagas) => sagas.run(&self.outbox).await,
             Action::LeadSagas(lead, config) => lead.run(&config).await,
             Action::ApplySagas(lead) => lead.apply(&self.outbox).await,
@@ -366,7 +371,6 @@ impl Command {
             Action::Console(console) => console.run().await,
             Action::Databases(_) => unreachable!("each of them is a command of its own"),
             Action::Undo(undo) => undo.run(&self.outbox).await,
-            Action::Edit(edit, config) => edit.run(&self.outbox, config.as_deref()).await,
             Action::Canary(canary) => canary.run(&self.outbox).await,
             Action::Adopt(adopt) => adopt.run(&self.outbox).await,
             Action::PruneOutbox(prune) => prune.run(&self.outbox).await,
@@ -378,8 +382,4 @@ impl Command {
         }
         .map(|()| 0)
     }
-}
-
-fn set_aside(kind: ParkedKind, name: &str, flags: &ArgMatches) -> Action {
-    Action::Parked(parked::Asked::new(kind, name, flags))
 }

@@ -139,6 +139,9 @@ pub enum RelayError {
     /// The messages to pause are not there.
     #[error("pause: {0}; nothing was done")]
     Pause(String),
+    /// An action cannot be done. In sentences, with the remedy.
+    #[error("{0}")]
+    Refused(String),
     /// A message cannot be edited so. In sentences, with the remedy.
     #[error("edit: {0}; nothing was done")]
     Edit(String),

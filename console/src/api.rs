@@ -5,7 +5,8 @@ use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::order::{CHOSEN_MAX, NOTE_BYTES_MAX, Verb, is_chosen};
+use crate::order::REPLY;
+use oncebox_operator::{Action, CHOSEN_MAX, NOTE_BYTES_MAX, is_chosen};
 
 /// The body of an answer that is an error.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -97,8 +98,9 @@ impl Operation {
 
 /// The fields of all actions, and their schemas.
 fn action() -> Vec<(&'static str, Value)> {
-    let texts = Verb::fields().into_iter().map(|name| (name, json!({ "type": "string" })));
-    let [kinds, actions] = Verb::all_names();
+    let names = Action::all_fields().into_iter().filter(|name| *name != REPLY);
+    let texts = names.map(|name| (name, json!({ "type": "string" })));
+    let [kinds, actions] = Action::all_names();
     let mut all = vec![
         ("kind", json!({ "type": "string", "enum": kinds })),
         ("action", json!({ "type": "string", "enum": actions })),

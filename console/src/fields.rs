@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use oncebox_operator::{Kind, Selection};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 
 use crate::problem::Problem;
@@ -52,6 +53,19 @@ impl Fields {
         let text = self.get(name);
         let wrong = |text: &str| Problem::Bad(format!("{name}: {text:?} is none"));
         text.map(|text| text.parse().map_err(|_| wrong(text))).transpose()
+    }
+
+    /// The rows of a kind that are meant, as its options say; `is_page` has those behind a place.
+    pub(crate) fn selection(&self, kind: Kind, is_page: bool) -> Result<Selection, Problem> {
+        let mut selection = Selection::of(kind);
+        let is_meant = |name: &str| {
+            kind.selectors().iter().any(|field| field.name == name) || (is_page && name == "after")
+        };
+        for (name, value) in self.given().filter(|(name, _)| is_meant(name)) {
+            let value = if Self::is_exact(name) { value } else { value.trim() };
+            selection.set(name, value).map_err(|problem| Problem::Bad(format!("{name}: {problem}")))?;
+        }
+        Ok(selection)
     }
 
     /// The address with these fields.

@@ -9,17 +9,14 @@ use std::{
     },
 };
 
-use oncebox_operator::{Operator, RowSet, Stamp};
+use oncebox_connect::error::error_chain;
+use oncebox_operator::{Counted, Operator, Order, RowSet, Stamp};
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use tokio::{task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    order::{Counted, Order},
-    problem::Problem,
-    settings::Member,
-};
+use crate::{order::told, problem::Problem, settings::Member};
 
 /// Jobs under way at a time, and those that are remembered.
 const RUNNING_MAX: usize = 8;
@@ -95,7 +92,7 @@ impl Job {
             job = self.id,
             database = self.database,
             by = self.by,
-            action = self.order.verb.words(),
+            action = self.order.verb.command,
             ?end,
             "ended"
         );
@@ -115,7 +112,8 @@ impl Job {
         if let Ok(Some(id)) = operator.last_discard().await {
             self.undo.store(id.unsigned_abs(), Ordering::Relaxed);
         }
-        let (text, count) = ended?;
+        let ended = ended.map_err(|error| Problem::told(&error, error_chain(&error)))?;
+        let (text, count) = told(&self.order, &ended, self.rows.as_ref())?;
         if let Some(count) = count {
             self.done.store(count, Ordering::Relaxed);
         }
@@ -145,15 +143,15 @@ impl Jobs {
             database: member.name.clone(),
             by: by.to_owned(),
             order,
-            expected: counted.count(),
-            rows: counted.into_rows(),
+            expected: counted.expected(),
+            rows: counted.rows,
             done: Arc::default(),
             undo: Arc::default(),
             end: Mutex::default(),
             began: Instant::now(),
             stop: CancellationToken::new(),
         });
-        tracing::info!(job = job.id, database = job.database, by, action = job.order.verb.words(), "begun");
+        tracing::info!(job = job.id, database = job.database, by, action = job.order.verb.command, "begun");
         held.jobs.push_front(Arc::clone(&job));
         held.jobs.truncate(KEPT_MAX);
         held.tasks.spawn(Arc::clone(&job).run(Arc::clone(member)));

@@ -26,7 +26,7 @@ impl Problem {
     /// The same, in these words.
     pub(crate) fn told(error: &RelayError, text: String) -> Self {
         match error {
-            RelayError::Pause(_) | RelayError::Edit(_) => Self::Conflict(text),
+            RelayError::Pause(_) | RelayError::Edit(_) | RelayError::Refused(_) => Self::Conflict(text),
             // It names the role. A console beside a relay has the relay's login.
             RelayError::Denied(_) => Self::Forbidden(text),
             _ => Self::Away(text),

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::{Operator, time::Rfc3339};
+use super::{Operator, columns::columns, time::Rfc3339};
 
 /// The action of an operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -51,15 +51,7 @@ impl Operator {
 }
 
 pub(super) fn audit_row(row: &Row) -> AuditRow {
-    AuditRow {
-        id: row.get("id"),
-        can_undo: row.get("can_undo"),
-        happened_at: row.get("happened_at"),
-        database_user: row.get("database_user"),
-        operator: row.get("operator"),
-        note: row.get("note"),
-        action: row.get("action"),
-        key: row.get("key"),
-        reason: row.get("reason"),
-    }
+    columns!(row => AuditRow {
+        id, can_undo, happened_at, database_user, operator, note, action, key, reason
+    })
 }

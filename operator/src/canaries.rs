@@ -9,24 +9,17 @@ use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::{
-    Operator, failed, query,
-    selection::{DeadLetterSelection, ParkedKind, ParkedSelection},
+    DeadLetter, Operator, ParkedMessage,
+    action::{Acting, Listed, Verb},
+    columns::columns,
+    failed, query,
+    selection::Selection,
     shown::RowSet,
     time::{Rfc3339, Rfc3339Option},
 };
 
 /// How long a retried row may be without a verdict, unless an operator says otherwise.
 pub const CANARY_WITHIN: Duration = Duration::from_secs(600);
-
-/// The rows of a canary.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "inboxes and the outbox give messages up, and nothing else")]
-pub enum CanaryOf {
-    /// Dead letters of inboxes.
-    Letters(DeadLetterSelection),
-    /// Dead messages of the outbox.
-    Messages(ParkedSelection),
-}
 
 /// A canary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -98,24 +91,10 @@ impl Canary {
     }
 
     pub(super) fn new(row: &Row) -> Self {
-        Self {
-            id: row.get("id"),
-            kind: row.get("kind"),
-            state: row.get("state"),
-            selected: row.get("selected"),
-            waiting: row.get("waiting"),
-            watched: row.get("watched"),
-            good: row.get("good"),
-            failed: row.get("failed"),
-            skipped: row.get("skipped"),
-            reason: row.get("reason"),
-            fault: row.get("fault"),
-            database_user: row.get("database_user"),
-            operator: row.get("operator"),
-            note: row.get("note"),
-            began_at: row.get("began_at"),
-            ended_at: row.get("ended_at"),
-        }
+        columns!(row => Self {
+            id, kind, state, selected, waiting, watched, good, failed, skipped, reason, fault,
+            database_user, operator, note, began_at, ended_at
+        })
     }
 }
 
@@ -132,27 +111,27 @@ impl Operator {
     /// Begins a canary of all rows that are selected, `limit` at most, and returns its id; `None`
     /// where nothing is selected. All selections are of one kind. `only` leaves out all rows but
     /// those of a set that was shown.
-    ///
-    /// # Errors
-    /// More than a canary takes is selected; or PostgreSQL refused or went away.
-    pub async fn begin_canary(
+    pub(crate) async fn begin_canary(
         &mut self,
-        selections: &[CanaryOf],
-        limit: Option<u64>,
+        verb: Verb,
+        selections: &[Selection],
+        limit: u64,
         only: Option<&RowSet>,
         within: Duration,
     ) -> Result<Option<i64>, RelayError> {
-        let (mut lanes, mut ids, mut kind) = (Vec::new(), Vec::new(), "letter");
-        for selection in selections {
-            let room = limit.map(|limit| limit.saturating_sub(ids.len() as u64));
-            match selection {
-                CanaryOf::Letters(selection) => ids.extend(self.letter_ids(selection, room, only).await?),
-                CanaryOf::Messages(selection) => {
-                    kind = "message";
-                    let found = self.parked_ids(ParkedKind::Dead, selection, room, only).await?;
-                    lanes.extend(found.iter().map(|(lane, _)| *lane));
-                    ids.extend(found.iter().map(|(_, id)| *id));
-                }
+        let (mut lanes, mut ids): (Vec<i16>, Vec<i64>) = Default::default();
+        let kind = if verb == Verb::RetryDead { "message" } else { "letter" };
+        for of in selections {
+            let room = usize::try_from(limit - ids.len() as u64).unwrap_or(usize::MAX);
+            let acting = Acting { verb, of, resender: None };
+            if verb == Verb::RetryDead {
+                let is_meant = |row: &ParkedMessage| only.is_none_or(|only| only.has(&row.name(&acting)));
+                let found = self.list(of, room, is_meant).await?;
+                lanes.extend(found.iter().map(|row| row.lane));
+                ids.extend(found.iter().map(|row| row.id));
+            } else {
+                let is_meant = |row: &DeadLetter| only.is_none_or(|only| only.has(&row.name(&acting)));
+                ids.extend(self.list(of, room, is_meant).await?.iter().map(|row| row.id));
             }
         }
         if ids.is_empty() {

@@ -8,7 +8,7 @@ use oncebox_relay::facts::{Expectation, expectation, sql};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{Operator, selection::SubjectPattern, time::Rfc3339};
+use super::{Operator, columns::columns, selection::SubjectPattern, time::Rfc3339};
 
 /// Messages that an inbox must have in time.
 #[derive(Clone, Debug)]
@@ -116,13 +116,13 @@ impl Operator {
         let rows = self
             .query("list unhandled messages", &self.sql.unhandled, &[&subject, &handled_by, &limit])
             .await?;
-        let unhandled = rows.iter().map(|row| Unhandled {
-            handled_by: row.get("scope"),
-            key: row.get("key"),
-            subject: row.get("subject"),
-            lane: row.get("lane"),
-            id: row.get("id"),
-            enqueued_at: row.get("created_at"),
+        let unhandled = rows.iter().map(|row| {
+            columns!(row => Unhandled {
+                key, subject, lane, id
+            } with {
+                handled_by: row.get("scope"),
+                enqueued_at: row.get("created_at"),
+            })
         });
         Ok(unhandled.collect())
     }

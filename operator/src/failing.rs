@@ -11,12 +11,11 @@ use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::{
-    BATCH, Operator, is_selected,
-    selection::{FailingId, FailingSelection},
+    Operator,
+    columns::columns,
+    selection::{FailingId, Place, Selection},
     time::{Rfc3339, Rfc3339Option},
 };
-
-pub use act::FailingDone;
 
 /// A message that fails.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -60,8 +59,8 @@ pub struct FailingMessage {
 impl FailingMessage {
     /// Its place in the list, for the page behind it.
     #[must_use]
-    pub fn place(&self) -> [String; 3] {
-        [&self.scope, &self.tenant, &self.key].map(Clone::clone)
+    pub fn place(&self) -> Place {
+        Place::Key([&self.scope, &self.tenant, &self.key].map(Clone::clone))
     }
 }
 
@@ -88,19 +87,8 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn failing(
-        &self,
-        selection: &FailingSelection,
-        limit: usize,
-    ) -> Result<Vec<FailingMessage>, RelayError> {
-        let (mut found, mut page) = (Vec::new(), Some(Place(selection.after.clone())));
-        while let Some(after) = page.filter(|_| found.len() < limit) {
-            let (messages, next) = self.look_at_failing(&after, selection).await?;
-            found.extend(messages);
-            page = next;
-        }
-        found.truncate(limit);
-        Ok(found)
+    pub async fn failing(&self, of: &Selection, limit: usize) -> Result<Vec<FailingMessage>, RelayError> {
+        self.list(of, limit, |_| true).await
     }
 
     /// How many messages fail, by inbox and reason, the most frequent first; `limit` rows at most.
@@ -109,81 +97,33 @@ impl Operator {
     /// PostgreSQL refused or went away.
     pub async fn failing_reasons(
         &self,
-        selection: &FailingSelection,
+        of: &Selection,
         limit: usize,
     ) -> Result<Vec<FailingReason>, RelayError> {
-        let FailingSelection { key, scope, .. } = selection;
-        let (subject, reason) = (selection.expression(), selection.part_of_reason());
+        let Selection { key, scope, .. } = of;
+        let (subject, reason) = (of.expression(), of.part_of_reason());
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let parameters: [&dyn Parameter; 5] = [key, scope, &subject, &reason, &limit];
         let rows = self.query("count failing messages", &self.sql.failing_reasons, &parameters).await?;
-        let read = |row: &Row| FailingReason {
-            scope: row.get("scope"),
-            reason: row.get("reason"),
-            messages: row.get("messages"),
-            oldest_at: row.get("oldest_at"),
-            next_at: row.get("next_at"),
+        let read = |row: &Row| {
+            columns!(row => FailingReason {
+                scope, reason, messages, oldest_at, next_at
+            })
         };
         Ok(rows.iter().map(read).collect())
     }
-
-    /// The selected ones of a page, and where the next one begins.
-    async fn look_at_failing(
-        &self,
-        Place([scope, tenant, key]): &Place,
-        selection: &FailingSelection,
-    ) -> Result<(Vec<FailingMessage>, Option<Place>), RelayError> {
-        let (subject, reason) = (selection.expression(), selection.part_of_reason());
-        let FailingSelection { reason_is, subject_is, .. } = selection;
-        let of = |place: usize| selection.id.as_ref().map(|FailingId(id)| id[place].as_str());
-        let meant_scope = of(0).or(selection.scope.as_deref());
-        let meant_tenant = of(1);
-        let meant_key = of(2).or(selection.key.as_deref());
-        let parameters: [&dyn Parameter; 11] = [
-            scope,
-            tenant,
-            key,
-            &BATCH,
-            &meant_key,
-            &meant_scope,
-            &subject,
-            &reason,
-            &meant_tenant,
-            reason_is,
-            subject_is,
-        ];
-        let rows = self.query("look at failing messages", &self.sql.failing, &parameters).await?;
-        let is_full = rows.len() >= usize::try_from(BATCH).unwrap_or(usize::MAX);
-        let next = rows.last().filter(|_| is_full).map(Place::of);
-        Ok((rows.iter().filter(is_selected).map(failing_message).collect(), next))
-    }
 }
 
-/// Behind which row a page begins.
-#[derive(Debug)]
-struct Place([String; 3]);
-
-impl Place {
-    fn of(row: &Row) -> Self {
-        Self(["scope", "tenant", "key"].map(|column| row.get(column)))
-    }
+fn place(row: &Row) -> [String; 3] {
+    ["scope", "tenant", "key"].map(|column| row.get(column))
 }
 
 fn failing_message(row: &Row) -> FailingMessage {
-    FailingMessage {
-        id: FailingId(Place::of(row).0).to_string(),
-        scope: row.get("scope"),
-        tenant: row.get("tenant"),
-        key: row.get("key"),
-        subject: row.get("subject"),
-        stream: row.get("stream"),
-        stream_sequence: row.get("stream_sequence"),
-        failures: row.get("failures"),
-        reason: row.get("reason"),
-        failed_at: row.get("failed_at"),
-        due_at: row.get("due_at"),
-        message: row.get("message"),
-        first_at: row.get("first_at"),
+    columns!(row => FailingMessage {
+        scope, tenant, key, subject, stream, stream_sequence, failures, reason, failed_at, due_at, message,
+        first_at
+    } with {
+        id: FailingId(place(row)).to_string(),
         is_due: row.get::<_, Option<bool>>("is_due") == Some(true),
-    }
+    })
 }

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::{Operator, time::Rfc3339};
+use super::{Operator, columns::columns, time::Rfc3339};
 
 /// The limit on subjects of a stretch of time.
 const SUBJECTS_MAX: i64 = 21;
@@ -129,22 +129,9 @@ impl Operator {
 
 impl HistoryPoint {
     fn read(row: &Row) -> Self {
-        Self {
-            at: row.get("at"),
-            stored: row.get("stored"),
-            stored_median: row.get("stored_median"),
-            stored_p99: row.get("stored_p99"),
-            sampled: row.get("sampled"),
-            handled: row.get("handled"),
-            handled_median: row.get("handled_median"),
-            handled_p99: row.get("handled_p99"),
-            lag_seconds: row.get("lag_seconds"),
-            backlog: row.get("backlog"),
-            parked: row.get("parked"),
-            dead: row.get("dead"),
-            delayed: row.get("delayed"),
-            failing: row.get("failing"),
-            dead_letters: row.get("dead_letters"),
-        }
+        columns!(row => Self {
+            at, stored, stored_median, stored_p99, sampled, handled, handled_median, handled_p99,
+            lag_seconds, backlog, parked, dead, delayed, failing, dead_letters
+        })
     }
 }

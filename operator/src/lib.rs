@@ -8,9 +8,11 @@
 //! leaves whole batches done and can be run again. A parked message changes only under its lane's
 //! lock, as in the relay; a batch holds one lock.
 
+mod action;
 mod adopt;
 mod audit;
 mod canaries;
+mod columns;
 mod consumption;
 mod dead_letters;
 mod delayed;
@@ -66,22 +68,26 @@ use tokio::task::JoinSet;
 use tokio_postgres::{Client, GenericClient, Row, Transaction};
 
 pub use self::{
+    action::{
+        Action, CHOSEN_MAX, Counted, Done, Field, GRAVE, Kind, NOTE_BYTES_MAX, Order, Payload, Verb,
+        is_chosen,
+    },
     adopt::{Adopted, Adoption},
     audit::AuditRow,
-    canaries::{CANARY_WITHIN, Canary, CanaryOf},
+    canaries::{CANARY_WITHIN, Canary},
     dead_letters::{DeadLetter, DeadLetterDetails, DeadLetters},
-    delayed::{DelayedMessage, DelayedSelection},
+    delayed::DelayedMessage,
     doctor::{DatabaseFacts, Diagnosis, Examination, InboxFacts, Lacking, Severity, examine},
     edit::{DiffLine, EDITABLE_BYTES_MAX, Edit, EditOf, EditPreview, Editable},
     events::EventKind,
     everywhere::{PlacedTrace, look_elsewhere, together, within},
     expectations::{Expected, Unhandled},
-    failing::{FailingDone, FailingMessage, FailingReason},
+    failing::{FailingMessage, FailingReason},
     find::{Found, FoundMessage, MessageContent, PAYLOAD_BYTES_MAX},
     history::{History, HistoryPoint, Mark, SubjectCount},
     losses::LossStatus,
     pace::Progress,
-    parked::{ParkedAction, ParkedDetails, ParkedMessage},
+    parked::{ParkedDetails, ParkedMessage},
     pause_row::PauseRow,
     pauses::{Ends, PauseOf},
     payload::{ShownPayload, pretty_json},
@@ -89,17 +95,12 @@ pub use self::{
     quiet::Unrest,
     rates::Rates,
     relay_settings::RelaySettings,
-    replay::Replayed,
     sagas::{
-        ActedOn, Json, RefusedAnswer, SAGA_STATES, Saga, SagaAction, SagaDefinition, SagaDetails,
-        SagaDrawing, SagaEvent, SagaGraphStep, SagaNode, SagaProgress, SagaReply, SagaSelection, SagaStep,
-        SagasUnled,
+        Json, RefusedAnswer, Saga, SagaDefinition, SagaDetails, SagaDrawing, SagaEvent, SagaGraphStep,
+        SagaNode, SagaProgress, SagaReply, SagaStep, SagasUnled,
     },
     scopes::{Keeps, ScopeChange, ScopeSettings},
-    selection::{
-        DeadLetterSelection, FailingId, FailingSelection, Moment, ParkedKind, ParkedSelection,
-        ReplaySelection, SubjectPattern,
-    },
+    selection::{FailingId, Moment, Place, SAGA_STATES, Selection, SubjectPattern, pause_time},
     shown::{Changed, RowSet, Shown},
     status::{
         BlockedKey, Finding, Holder, LaneStatus, LinesDue, ParkedReason, RecentSubject, RelaySessions,
@@ -125,15 +126,15 @@ const BATCH: i64 = 1_000;
 ///
 /// ```no_run
 /// use oncebox_connect::config::OutboxConfig;
-/// use oncebox_operator::{Operator, ParkedAction, ParkedSelection, Stamp};
+/// use oncebox_operator::{Operator, Order, Stamp, Verb};
 ///
 /// # async fn example(config: &OutboxConfig) -> Result<(), Box<dyn std::error::Error>> {
 /// let mut tasks = tokio::task::JoinSet::new();
 /// let stamp = Stamp { operator: Some("mina".into()), note: Some("INC-7".into()) };
 /// let mut operator = Operator::connect(config, stamp, &mut tasks).await?;
-/// let selection = ParkedSelection { subject: Some("orders.>".parse()?), ..ParkedSelection::default() };
-/// let retried = operator.act(ParkedAction::Retry, &selection, None, None).await?;
-/// println!("{retried} messages are due again");
+/// let order = Order::new(Verb::RetryDead, false, vec![("subject".into(), "orders.>".into())])?;
+/// let retried = order.run(&mut operator, None, None).await?;
+/// println!("{} messages are due again", retried.done);
 /// # Ok(())
 /// # }
 /// ```
@@ -222,6 +223,25 @@ impl Operator {
         Ok(rows.first().map(|row| (row.get(0), row.get(1))))
     }
 
+    /// Changes rows in a transaction of its own; returns how many. Relays that are asleep are woken
+    /// for those that have something to do then.
+    async fn change(
+        &mut self,
+        what: &'static str,
+        statement: fn(&Statements) -> &str,
+        parameters: &[&(dyn Parameter + '_)],
+        wakes: bool,
+    ) -> Result<u64, RelayError> {
+        let (sql, schema) = (self.sql.clone(), self.schema.clone());
+        let transaction = self.begin().await?;
+        let changed = execute(&transaction, what, statement(&sql), parameters).await?;
+        if wakes {
+            query(&transaction, "wake the relays", &sql.wake, &[&schema.as_str()]).await?;
+        }
+        transaction.commit().await.map_err(failed("commit"))?;
+        Ok(changed)
+    }
+
     /// A transaction with an operator's settings; dropped without a commit, it changes nothing.
     async fn begin(&mut self) -> Result<Transaction<'_>, RelayError> {
         let transaction = self.client.transaction().await.map_err(failed("begin"))?;
@@ -250,6 +270,16 @@ async fn execute(
     parameters: &[&(dyn Parameter + '_)],
 ) -> Result<u64, RelayError> {
     client.execute_typed(sql, &typed(parameters)).await.map_err(failed(what))
+}
+
+/// Whether a page is full, so that more may come behind it.
+fn is_full(rows: &[Row]) -> bool {
+    rows.len() >= usize::try_from(BATCH).unwrap_or(usize::MAX)
+}
+
+/// The id behind which the next page begins; `None` when these rows are the last.
+fn next_id(rows: &[Row]) -> Option<i64> {
+    rows.last().filter(|_| is_full(rows)).map(|row| row.get("id"))
 }
 
 /// Whether a row that was looked at is selected. SQL may answer NULL where a column has none.

@@ -7,7 +7,15 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::{Operator, query, shown::RowSet, time::Rfc3339};
+use super::{
+    Operator,
+    action::Done,
+    columns::columns,
+    query,
+    selection::{Moment, Selection},
+    shown::RowSet,
+    time::Rfc3339,
+};
 
 /// A stream's loss of messages that it had acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -34,15 +42,9 @@ pub struct LossStatus {
 
 impl LossStatus {
     pub(crate) fn new(row: &Row) -> Self {
-        Self {
-            stream: row.get("stream"),
-            state: row.get("state"),
-            kind: row.get("kind"),
-            lanes: row.get("lanes"),
-            sequence: row.get("sequence"),
-            lost_sequence: row.get("lost_sequence"),
-            found_at: row.get("found_at"),
-        }
+        columns!(row => Self {
+            stream, state, kind, lanes, sequence, lost_sequence, found_at
+        })
     }
 
     /// Which messages are gone, and how many at most.
@@ -74,59 +76,53 @@ impl LossStatus {
 
 impl Operator {
     /// Takes into the set each loss of a stream that relays have reported and nobody has had sent
-    /// again; returns how many messages come into question. `None` when there is no such loss. A
-    /// loss that is found later changes the set: its lane is sent again as a whole.
-    ///
-    /// # Errors
-    /// PostgreSQL refused or went away.
-    pub async fn find_losses(
+    /// again; counts the messages that come into question. A loss that is found later changes the
+    /// set: its lane is sent again as a whole.
+    pub(crate) async fn find_losses(
         &self,
-        stream: &str,
-        since: Option<SystemTime>,
+        of: &Selection,
         rows: &mut RowSet,
-    ) -> Result<Option<u64>, RelayError> {
+        done: &mut Done,
+    ) -> Result<(), RelayError> {
+        let (stream, since) = of_stream(of);
         let lost = self.lost(stream, since).await?;
         let until = rows.until();
         lost.values().flatten().for_each(|loss| rows.add(loss, until));
-        let mut messages = 0;
         for lane in lost.keys() {
             let parameters: [&dyn Parameter; 3] = [lane, &stream, &since];
             let found = self.query("count what was lost", &self.sql.count_lost, &parameters).await?;
-            messages += counted_by(&found);
+            done.done += counted_by(&found);
+            done.losses += 1;
         }
-        Ok((!lost.is_empty()).then_some(messages))
+        Ok(())
     }
 
     /// Has the relays send again the messages that a stream acknowledged and then lost, as far as
-    /// relays have reported the loss; returns how many messages come into question, `None` when
-    /// nothing is reported. With a set, leaves alone the lanes with a loss that is not in it. If
-    /// the stream still has some of the messages, it answers that they are duplicates, within its
-    /// window.
+    /// relays have reported the loss; counts the messages that come into question. With a set,
+    /// leaves alone the lanes with a loss that is not in it. If the stream still has some of the
+    /// messages, it answers that they are duplicates, within its window.
     ///
     /// With `since`, leaves out messages settled before the last milestone that is older than
     /// `since`: for a stream that was made anew on purpose.
-    ///
-    /// # Errors
-    /// PostgreSQL refused or went away: whole lanes are done, and the same call goes on with the
-    /// rest.
-    pub async fn resend(
+    pub(crate) async fn resend(
         &mut self,
-        stream: &str,
-        since: Option<SystemTime>,
+        of: &Selection,
         only: Option<&RowSet>,
-    ) -> Result<Option<u64>, RelayError> {
+        done: &mut Done,
+    ) -> Result<(), RelayError> {
+        let (stream, since) = of_stream(of);
         let mut lost = self.lost(stream, since).await?;
         lost.retain(|_, losses| only.is_none_or(|rows| losses.iter().all(|loss| rows.has(loss))));
         let (sql, stamp) = (self.sql.clone(), self.stamp.clone());
-        let mut messages = 0;
         for lane in lost.keys() {
             let transaction = self.begin().await?;
             let parameters: [&dyn Parameter; 5] = [lane, &stream, &since, &stamp.operator, &stamp.note];
-            let done = query(&transaction, "send again what was lost", &sql.resend, &parameters).await?;
+            let sent = query(&transaction, "send again what was lost", &sql.resend, &parameters).await?;
             transaction.commit().await.map_err(super::failed("commit"))?;
-            messages += counted_by(&done);
+            done.done += counted_by(&sent);
+            done.losses += 1;
         }
-        Ok((!lost.is_empty()).then_some(messages))
+        Ok(())
     }
 
     /// The losses of each lane, with the time that the operator gave: another one is another set.
@@ -144,6 +140,10 @@ impl Operator {
         }
         Ok(lost)
     }
+}
+
+fn of_stream(of: &Selection) -> (&str, Option<SystemTime>) {
+    (of.stream.as_deref().unwrap_or_default(), of.since.and_then(Moment::time))
 }
 
 fn counted_by(rows: &[Row]) -> u64 {

@@ -8,37 +8,17 @@ use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::{
-    BATCH, Operator, execute, failed, is_selected,
+    BATCH, Operator,
+    action::{Acting, Done, Listed, Page, Scan, Verb},
+    columns::columns,
+    is_selected, next_id,
     payload::{ShownPayload, shown_payload},
-    query,
-    selection::{ParkedKind, ParkedSelection},
-    shown::RowSet,
+    selection::{Place, Selection},
     time::{Rfc3339, Rfc3339Option},
 };
 
 /// How far `behind` of a [`ParkedDetails`] counts.
 const BEHIND_MAX: i64 = 100_000;
-
-/// The actions on messages that are set aside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ParkedAction {
-    /// Dead ones become due again, with no attempt spent.
-    Retry,
-    /// Given up for good: no relay sends the message, and the messages behind it go on. Of a replay
-    /// only that copy is given up: its message was stored once, and can be replayed again.
-    GiveUp(ParkedKind),
-}
-
-impl ParkedAction {
-    /// The kind that it acts on.
-    #[must_use]
-    pub fn kind(self) -> ParkedKind {
-        match self {
-            Self::Retry => ParkedKind::Dead,
-            Self::GiveUp(aside) => aside,
-        }
-    }
-}
 
 /// A message that is set aside, without headers and payload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -75,6 +55,9 @@ pub struct ParkedMessage {
     pub created_at: SystemTime,
     /// The size of its payload.
     pub payload_bytes: i64,
+    /// When it came to be as it is.
+    #[serde(skip)]
+    came_at: SystemTime,
 }
 
 /// All about one parked or dead message.
@@ -101,26 +84,8 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn parked(
-        &self,
-        kind: ParkedKind,
-        selection: &ParkedSelection,
-        limit: usize,
-    ) -> Result<Vec<ParkedMessage>, RelayError> {
-        let Some(Scan { lanes, mut after, last }) = self.scan(selection).await? else {
-            return Ok(Vec::new());
-        };
-        let mut found = Vec::new();
-        loop {
-            let rows = self.look(kind, &lanes, after, selection).await?;
-            found.extend(rows.iter().filter(is_selected).map(parked_message));
-            match rows.last() {
-                Some(row) if found.len() < limit && !is_last(&rows, last) => after = row.get("id"),
-                _ => break,
-            }
-        }
-        found.truncate(limit);
-        Ok(found)
+    pub async fn parked(&self, of: &Selection, limit: usize) -> Result<Vec<ParkedMessage>, RelayError> {
+        self.list(of, limit, |_| true).await
     }
 
     /// All about the parked or dead message with this key; `None` when there is none.
@@ -132,137 +97,39 @@ impl Operator {
         let rows = self.query("show a message", &self.sql.show, &parameters).await?;
         Ok(rows.first().map(parked_details))
     }
+}
 
-    /// Retries or gives up messages and replays that are set aside, `limit` at most, a batch per
-    /// transaction; returns how many. `only` leaves out all but those of a set that was shown.
-    ///
-    /// # Errors
-    /// PostgreSQL refused or went away: whole batches are done, and the same call goes on with the
-    /// rest.
-    pub async fn act(
-        &mut self,
-        action: ParkedAction,
-        selection: &ParkedSelection,
-        limit: Option<u64>,
-        only: Option<&RowSet>,
-    ) -> Result<u64, RelayError> {
-        let Some(Scan { lanes, after, last }) = self.scan(selection).await? else { return Ok(0) };
-        let limit = limit.unwrap_or(u64::MAX);
-        let mut done = 0;
-        for lane in lanes {
-            let mut after = after;
-            while done < limit {
-                let rows = self.look(action.kind(), &[lane], after, selection).await?;
-                let room = usize::try_from(limit - done).unwrap_or(usize::MAX);
-                let selected = rows.iter().filter(is_selected).map(|row| row.get("id"));
-                let selected = selected.filter(|id| only.is_none_or(|only| only.has(id)));
-                let ids: Vec<i64> = selected.take(room).collect();
-                done += self.act_in_batches(action, lane, &ids).await?;
-                match rows.last() {
-                    Some(row) if !is_last(&rows, last) => after = row.get("id"),
-                    _ => break,
-                }
-            }
+impl Listed for ParkedMessage {
+    async fn scans(operator: &Operator, of: &Selection, to_act: bool) -> Result<Vec<Scan>, RelayError> {
+        let mut scan = Scan::from(of);
+        if let Some(id) = of.id {
+            (scan.after, scan.last) = (Place::Id(id - 1), id);
         }
-        Ok(done)
-    }
-
-    /// Adds the messages and replays that match to a set, up to `limit`, in the order in which
-    /// [`Operator::act`] takes them.
-    ///
-    /// # Errors
-    /// PostgreSQL refused or went away.
-    pub async fn find_parked(
-        &self,
-        kind: ParkedKind,
-        selection: &ParkedSelection,
-        limit: Option<u64>,
-        found: &mut RowSet,
-    ) -> Result<(), RelayError> {
-        let Some(Scan { lanes, after, last }) = self.scan(selection).await? else { return Ok(()) };
-        let limit = limit.unwrap_or(u64::MAX);
-        for lane in lanes {
-            let mut after = after;
-            while found.count() < limit {
-                let rows = self.look(kind, &[lane], after, selection).await?;
-                for row in rows.iter().filter(is_selected) {
-                    let died_at: Option<SystemTime> = row.get("dead_at");
-                    if found.count() < limit {
-                        let came_at = died_at.unwrap_or_else(|| row.get("parked_at"));
-                        found.add(&row.get::<_, i64>("id"), came_at);
-                    }
-                }
-                match rows.last() {
-                    Some(row) if !is_last(&rows, last) => after = row.get("id"),
-                    _ => break,
-                }
+        scan.lanes = match (&of.key, &of.ordering_key) {
+            (Some(key), _) if of.id.is_none() => {
+                let Some((lane, id)) = operator.find_key(key, true).await? else { return Ok(Vec::new()) };
+                (scan.after, scan.last) = (Place::Id(id - 1), id);
+                vec![lane]
             }
-        }
-        Ok(())
-    }
-
-    /// The lanes and ids of the messages and replays that match.
-    pub(super) async fn parked_ids(
-        &self,
-        kind: ParkedKind,
-        selection: &ParkedSelection,
-        limit: Option<u64>,
-        only: Option<&RowSet>,
-    ) -> Result<Vec<(i16, i64)>, RelayError> {
-        let limit = usize::try_from(limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
-        let found = self.parked(kind, selection, usize::MAX).await?;
-        let ids = found.iter().map(|message| (message.lane, message.id));
-        Ok(ids.filter(|(_, id)| only.is_none_or(|only| only.has(id))).take(limit).collect())
-    }
-
-    async fn act_in_batches(
-        &mut self,
-        action: ParkedAction,
-        lane: i16,
-        ids: &[i64],
-    ) -> Result<u64, RelayError> {
-        let mut done = 0;
-        for some in ids.chunks(self.pace.batch()) {
-            let acted = self.act_on(action, lane, some).await?;
-            self.pace.did(acted).await;
-            done += acted;
-        }
-        Ok(done)
-    }
-
-    /// One batch. Under the lane's lock the statement looks again at the state of each: somebody
-    /// else may act as well.
-    async fn act_on(&mut self, action: ParkedAction, lane: i16, ids: &[i64]) -> Result<u64, RelayError> {
-        let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
-        let transaction = self.begin().await?;
-        let name = action.kind().name();
-        let parameters: [&dyn Parameter; 5] = [&lane, &ids, &stamp.operator, &stamp.note, &name];
-        let done = match action {
-            ParkedAction::Retry => {
-                execute(&transaction, "retry messages", &sql.retry, &parameters[..4]).await?
+            (_, Some(ordering_key)) if of.id.is_none() => {
+                let rows = operator.query("find a lane", &operator.sql.lane_of, &[ordering_key]).await?;
+                rows.iter().map(|row| row.get(0)).collect()
             }
-            ParkedAction::GiveUp(_) => {
-                execute(&transaction, "give messages up", &sql.give_up, &parameters).await?
-            }
+            _ => operator.lanes().await?,
         };
-        query(&transaction, "wake the relays", &sql.wake, &[&schema.as_str()]).await?;
-        transaction.commit().await.map_err(failed("commit"))?;
-        Ok(done)
+        if !to_act {
+            return Ok(vec![scan]);
+        }
+        let alone = |lane: &i16| Scan { lanes: vec![*lane], after: scan.after.clone(), last: scan.last };
+        Ok(scan.lanes.iter().map(alone).collect())
     }
 
-    async fn look(
-        &self,
-        kind: ParkedKind,
-        lanes: &[i16],
-        after: i64,
-        selection: &ParkedSelection,
-    ) -> Result<Vec<Row>, RelayError> {
-        let subject = selection.subject.as_ref().map(|pattern| pattern.expression());
-        let reason = selection.reason.as_ref().map(|reason| reason.to_lowercase());
-        let ParkedSelection { id, key, ordering_key, request, reason_is, subject_is, .. } = selection;
-        let (name, most) = (kind.name(), if id.is_some() { 1 } else { BATCH });
+    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>, RelayError> {
+        let (subject, reason, after) = (of.expression(), of.part_of_reason(), scan.after.id());
+        let Selection { id, key, ordering_key, request, reason_is, subject_is, .. } = of;
+        let (name, most) = (of.kind.in_sql(), if id.is_some() { 1 } else { BATCH });
         let parameters: [&dyn Parameter; 12] = [
-            &lanes,
+            &scan.lanes,
             &after,
             &most,
             key,
@@ -275,39 +142,44 @@ impl Operator {
             reason_is,
             subject_is,
         ];
-        self.query("look at what is set aside", &self.sql.list_parked, &parameters).await
+        let rows =
+            operator.query("look at what is set aside", &operator.sql.list_parked, &parameters).await?;
+        let next = next_id(&rows).filter(|id| *id < scan.last).map(Place::Id);
+        Ok(Page::new(rows.iter().filter(is_selected).map(parked_message).collect(), next))
     }
 
-    /// The part of the table that can hold selected messages; `None` when none can.
-    async fn scan(&self, selection: &ParkedSelection) -> Result<Option<Scan>, RelayError> {
-        if let Some(id) = selection.id {
-            return Ok(Some(Scan { lanes: self.lanes().await?, after: id - 1, last: id }));
-        }
-        if let Some(key) = &selection.key {
-            let found = self.find_key(key, true).await?;
-            return Ok(found.map(|(lane, id)| Scan { lanes: vec![lane], after: id - 1, last: id }));
-        }
-        let lanes = match &selection.ordering_key {
-            Some(ordering_key) => {
-                let rows = self.query("find a lane", &self.sql.lane_of, &[ordering_key]).await?;
-                rows.iter().map(|row| row.get(0)).collect()
+    fn name(&self, _: &Acting<'_>) -> String {
+        self.id.to_string()
+    }
+
+    fn came_at(&self) -> SystemTime {
+        self.came_at
+    }
+
+    /// Under the lane's lock. A message that is given up is sent by no relay, and the messages
+    /// behind it go on; of a replay only that copy is given up.
+    async fn change(
+        operator: &mut Operator,
+        acting: &Acting<'_>,
+        rows: &[Self],
+        done: &mut Done,
+    ) -> Result<(), RelayError> {
+        const GIVES_UP: [Verb; 3] = [Verb::DiscardDead, Verb::DiscardParked, Verb::CancelReplays];
+        let stamp = operator.stamp.clone();
+        let ids: Vec<i64> = rows.iter().map(|row| row.id).collect();
+        let (lane, name) = (rows[0].lane, acting.of.kind.in_sql());
+        let parameters: [&dyn Parameter; 5] = [&lane, &ids, &stamp.operator, &stamp.note, &name];
+        done.done += match acting.verb {
+            Verb::RetryDead => {
+                operator.change("retry messages", |sql| &sql.retry, &parameters[..4], true).await?
             }
-            None => self.lanes().await?,
+            _ => {
+                acting.is_one_of(&GIVES_UP)?;
+                operator.change("give messages up", |sql| &sql.give_up, &parameters, true).await?
+            }
         };
-        Ok(Some(Scan { lanes, after: selection.after, last: i64::MAX }))
+        Ok(())
     }
-}
-
-struct Scan {
-    lanes: Vec<i16>,
-    after: i64,
-    last: i64,
-}
-
-/// Whether nothing is left to look at after these rows.
-fn is_last(rows: &[Row], last: i64) -> bool {
-    rows.len() < usize::try_from(BATCH).unwrap_or(usize::MAX)
-        || rows.last().is_none_or(|row| row.get::<_, i64>("id") >= last)
 }
 
 /// How a row of the table `parked` stands, in the words of every command.
@@ -324,21 +196,15 @@ pub(super) fn parking_state(
 
 fn parked_message(row: &Row) -> ParkedMessage {
     let (died_at, next_attempt_at) = (row.get("dead_at"), row.get("next_attempt_at"));
-    ParkedMessage {
-        id: row.get("id"),
-        lane: row.get("lane"),
-        key: row.get("key"),
+    columns!(row => ParkedMessage {
+        id, lane, key, subject, ordering_key, attempts, replay, created_at, payload_bytes
+    } with {
         state: parking_state(died_at, next_attempt_at),
-        subject: row.get("subject"),
-        ordering_key: row.get("ordering_key"),
-        attempts: row.get("attempts"),
-        next_attempt_at,
-        died_at,
+        next_attempt_at: next_attempt_at,
+        died_at: died_at,
         reason: row.get("error"),
-        replay: row.get("replay"),
-        created_at: row.get("created_at"),
-        payload_bytes: row.get("payload_bytes"),
-    }
+        came_at: died_at.unwrap_or_else(|| row.get("parked_at")),
+    })
 }
 
 fn parked_details(row: &Row) -> ParkedDetails {

@@ -7,7 +7,10 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::time::{Rfc3339, Rfc3339Option};
+use super::{
+    columns::columns,
+    time::{Rfc3339, Rfc3339Option},
+};
 
 /// A pause, or with a rate a throttle.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
@@ -46,15 +49,7 @@ impl PauseRow {
 }
 
 pub(crate) fn pause_row(row: &Row) -> PauseRow {
-    PauseRow {
-        kind: row.get("kind"),
-        value: row.get("value"),
-        rate: row.get("rate"),
-        subjects: row.get("subjects"),
-        reason: row.get("reason"),
-        paused_by: row.get("paused_by"),
-        database_user: row.get("database_user"),
-        paused_at: row.get("paused_at"),
-        ends_at: row.get("ends_at"),
-    }
+    columns!(row => PauseRow {
+        kind, value, rate, subjects, reason, paused_by, database_user, paused_at, ends_at
+    })
 }

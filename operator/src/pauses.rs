@@ -17,7 +17,7 @@ use super::{
     Operator, execute, failed,
     pause_row::{PauseRow, pause_row},
     query,
-    selection::SubjectPattern,
+    selection::{Selection, SubjectPattern},
     status::recent_subjects,
 };
 
@@ -42,6 +42,15 @@ pub enum PauseOf {
 }
 
 impl PauseOf {
+    /// The messages that a selection means.
+    #[must_use]
+    pub fn of(of: &Selection) -> Self {
+        let stream = || of.stream.clone().map(Self::Stream);
+        let ordering_key = || of.ordering_key.clone().map(Self::OrderingKey);
+        let subject = of.subject.clone().map(Self::Subject);
+        subject.or_else(stream).or_else(ordering_key).unwrap_or(Self::All)
+    }
+
     /// Whether this is what that pause takes.
     #[must_use]
     pub fn is(&self, pause: &PauseRow) -> bool {

@@ -4,7 +4,7 @@
 use oncebox_connect::{config::Config, error::RelayError, words::counted};
 
 use crate::{
-    DeadLetterSelection, FailingSelection, Operator, ParkedKind, ParkedSelection, Status,
+    Kind, Operator, Selection, Status,
     failing::FailingMessage,
     parked::ParkedMessage,
     survey::{ConsumerStatus, Survey},
@@ -50,15 +50,15 @@ impl Operator {
             waiting.push("messages were enqueued just now".to_owned());
         }
         if !waiting.is_empty() {
-            waiting.extend(self.set_aside(ParkedKind::Parked, "is parked").await?);
+            waiting.extend(self.set_aside(Kind::Parked, "is parked").await?);
             waiting.extend(self.fail().await?);
         }
         let mut given_up = Vec::new();
         if after.dead > 0 {
-            given_up = self.set_aside(ParkedKind::Dead, "is dead").await?;
+            given_up = self.set_aside(Kind::Dead, "is dead").await?;
         }
         if after.dead_letters.is_some_and(|letters| !letters.is_empty()) {
-            let letters = self.dead_letters(&DeadLetterSelection::default(), NAMED_MAX).await?;
+            let letters = self.dead_letters(&Selection::of(Kind::Letters), NAMED_MAX).await?;
             given_up.extend(letters.iter().map(|letter| {
                 let key = letter.key.clone();
                 let key = key.unwrap_or_else(|| format!("a message without a key (letter {})", letter.id));
@@ -68,8 +68,8 @@ impl Operator {
         Ok(Ok(Unrest { waiting, given_up }))
     }
 
-    async fn set_aside(&self, kind: ParkedKind, is: &str) -> Result<Vec<String>, RelayError> {
-        let found = self.parked(kind, &ParkedSelection::default(), NAMED_MAX).await?;
+    async fn set_aside(&self, kind: Kind, is: &str) -> Result<Vec<String>, RelayError> {
+        let found = self.parked(&Selection::of(kind), NAMED_MAX).await?;
         let line = |message: &ParkedMessage| {
             format!("{} on {} {is}: {}", message.key, message.subject, message.reason)
         };
@@ -77,7 +77,7 @@ impl Operator {
     }
 
     async fn fail(&self) -> Result<Vec<String>, RelayError> {
-        let found = self.failing(&FailingSelection::default(), NAMED_MAX).await?;
+        let found = self.failing(&Selection::of(Kind::Failing), NAMED_MAX).await?;
         let line = |message: &FailingMessage| {
             let FailingMessage { key, scope, failures, reason, .. } = message;
             format!("{key} fails in {scope}, {} so far: {reason}", counted(failures, "time"))

@@ -2,14 +2,16 @@
 
 use std::time::SystemTime;
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_connect::error::RelayError;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio_postgres::Row;
 
 use super::{
-    AuditRow, BATCH, Operator,
+    AuditRow, Kind, Operator,
     audit::audit_row,
+    columns::columns,
+    selection::{SAGA_STATES, Selection},
     time::{Rfc3339, Rfc3339Option},
 };
 
@@ -20,7 +22,6 @@ mod drawing;
 mod unled;
 
 pub use self::{
-    act::{ActedOn, SagaAction},
     data::{Json, RefusedAnswer, SagaReply},
     definitions::SagaDefinition,
     drawing::{Drawing as SagaDrawing, Node as SagaNode},
@@ -37,27 +38,7 @@ const BESIDE_MAX: i64 = 1_000;
 /// Sagas that a trace shows at most.
 const TRACED_MAX: i64 = 100;
 
-/// The states of sagas, those that have finished last.
-pub const SAGA_STATES: [&str; 7] =
-    ["running", "compensating", "stuck", "quarantined", "completed", "compensated", "abandoned"];
 const FINISHED: [&str; 3] = [SAGA_STATES[4], SAGA_STATES[5], SAGA_STATES[6]];
-
-/// Which sagas are meant: those that match all that is given. Finished ones only where their state,
-/// or their key, is given.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[expect(clippy::exhaustive_structs, reason = "a caller fills in what it selects by")]
-pub struct SagaSelection {
-    /// The saga with this key.
-    pub key: Option<String>,
-    /// Sagas of this type.
-    pub saga_type: Option<String>,
-    /// Sagas in this state, one of [`SAGA_STATES`].
-    pub state: Option<String>,
-    /// Sagas behind this id, where a page begins; 0 is the first page.
-    pub after: i64,
-    /// From the newest to the oldest.
-    pub newest_first: bool,
-}
 
 /// A saga, without its steps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -202,28 +183,14 @@ pub struct SagaDetails {
     pub audit: Vec<AuditRow>,
 }
 
-/// A part of the sagas that were looked at.
-struct Page {
-    selected: Vec<Saga>,
-    /// The id that the next one begins after; `None` when this was the last.
-    next: Option<i64>,
-}
-
 impl Operator {
-    /// Sagas in the order of their ids, that of their beginning, `limit` at most.
+    /// Sagas in the order of their ids, that of their beginning, `limit` at most. Finished ones
+    /// only where their state, or their key, is given.
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn sagas(&self, selection: &SagaSelection, limit: usize) -> Result<Vec<Saga>, RelayError> {
-        let first = if selection.newest_first && selection.after == 0 { i64::MAX } else { selection.after };
-        let (mut found, mut after) = (Vec::new(), Some(first));
-        while let Some(last) = after.filter(|_| found.len() < limit) {
-            let page = self.look_sagas(selection, last).await?;
-            found.extend(page.selected);
-            after = page.next;
-        }
-        found.truncate(limit);
-        Ok(found)
+    pub async fn sagas(&self, of: &Selection, limit: usize) -> Result<Vec<Saga>, RelayError> {
+        self.list(of, limit, |_| true).await
     }
 
     /// Reads everything about the saga with this key; `None` when there is none.
@@ -265,9 +232,10 @@ impl Operator {
     async fn saga_progress(&self, keys: &[String]) -> Result<Vec<SagaProgress>, RelayError> {
         let mut found: Vec<SagaProgress> = Vec::new();
         for key in keys {
-            let selection = SagaSelection { key: Some(key.clone()), ..SagaSelection::default() };
-            let sagas = self.look_sagas(&selection, 0).await?.selected;
-            found.extend(sagas.into_iter().map(|saga| SagaProgress { saga, steps: Vec::new() }));
+            let of = Selection { key: Some(key.clone()), ..Selection::of(Kind::Sagas) };
+            found.extend(
+                self.sagas(&of, 1).await?.into_iter().map(|saga| SagaProgress { saga, steps: Vec::new() }),
+            );
         }
         let ids: Vec<i64> = found.iter().map(|progress| progress.saga.id).collect();
         for row in &self.query("read the steps of sagas", &self.sql.saga_steps, &[&ids]).await? {
@@ -277,61 +245,26 @@ impl Operator {
         }
         Ok(found)
     }
-
-    async fn look_sagas(&self, selection: &SagaSelection, after: i64) -> Result<Page, RelayError> {
-        let SagaSelection { key, saga_type, state, newest_first, .. } = selection;
-        let finished = state.as_deref().is_some_and(|state| FINISHED.contains(&state));
-        let parameters: [&dyn Parameter; 7] =
-            [&after, &BATCH, key, saga_type, state, &finished, newest_first];
-        let rows = self.query("look at sagas", &self.sql.look_sagas, &parameters).await?;
-        let is_full = rows.len() as i64 >= BATCH;
-        let next = rows.last().filter(|_| is_full).map(|row| row.get("id"));
-        Ok(Page { selected: rows.iter().filter(|row| row.get("selected")).map(saga).collect(), next })
-    }
 }
 
 fn saga(row: &Row) -> Saga {
-    Saga {
-        id: row.get("id"),
+    columns!(row => Saga {
+        id, business_id, key, version, state, direction, reason, waiting, current, created_at, age_ms,
+        changed_at, deadline_at, finished_at
+    } with {
         saga_type: row.get("type"),
-        business_id: row.get("business_id"),
-        key: row.get("key"),
-        version: row.get("version"),
-        state: row.get("state"),
-        direction: row.get("direction"),
-        reason: row.get("reason"),
-        waiting: row.get("waiting"),
-        current: row.get("current"),
-        created_at: row.get("created_at"),
-        age_ms: row.get("age_ms"),
-        changed_at: row.get("changed_at"),
-        deadline_at: row.get("deadline_at"),
-        finished_at: row.get("finished_at"),
-    }
+    })
 }
 
 fn saga_step(row: &Row) -> SagaStep {
-    SagaStep {
-        step: row.get("step"),
-        state: row.get("state"),
-        attempt: row.get("attempt"),
-        undo_attempt: row.get("undo_attempt"),
-        subject: row.get("subject"),
-        undo_subject: row.get("undo_subject"),
-        reason: row.get("reason"),
-        deadline_at: row.get("deadline_at"),
-        sent_at: row.get("sent_at"),
-        answered_at: row.get("answered_at"),
-        undo_sent_at: row.get("undo_sent_at"),
-        undone_at: row.get("undone_at"),
-    }
+    columns!(row => SagaStep {
+        step, state, attempt, undo_attempt, subject, undo_subject, reason, deadline_at, sent_at,
+        answered_at, undo_sent_at, undone_at
+    })
 }
 
 fn saga_event(row: &Row) -> SagaEvent {
-    SagaEvent {
-        kind: row.get("kind"),
-        step: row.get("step"),
-        is_undo: row.get("is_undo"),
-        created_at: row.get("created_at"),
-    }
+    columns!(row => SagaEvent {
+        kind, step, is_undo, created_at
+    })
 }

@@ -6,7 +6,7 @@ use oncebox_connect::{error::RelayError, postgres::Parameter};
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::{Operator, failed, query, time::Rfc3339};
+use super::{Operator, columns::columns, failed, query, time::Rfc3339};
 
 /// The settings of a scope, as its processes registered them or an operator changed them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -29,14 +29,9 @@ pub struct ScopeSettings {
 
 impl ScopeSettings {
     fn new(row: &Row) -> Self {
-        Self {
-            scope: row.get("scope"),
-            kind: row.get("kind"),
-            mode: row.get("mode"),
-            retention_seconds: row.get("retention_seconds"),
-            dead_letter_seconds: row.get("dead_letter_seconds"),
-            registered_at: row.get("registered_at"),
-        }
+        columns!(row => Self {
+            scope, kind, mode, retention_seconds, dead_letter_seconds, registered_at
+        })
     }
 }
 

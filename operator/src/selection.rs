@@ -7,121 +7,224 @@ use std::{
 };
 
 use oncebox_relay::facts::expression;
+use serde::de::IgnoredAny;
 
-/// A class of messages, or replays of messages, that are set aside; each is in one class at most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ParkedKind {
-    /// Messages that the relays gave up.
-    Dead,
-    /// Messages that are tried again, or that wait behind another one of their ordering key.
-    Parked,
-    /// Replays that are still to be sent.
-    Replay,
+use crate::action::Kind;
+
+/// The states of sagas, those that have finished last.
+pub const SAGA_STATES: [&str; 7] =
+    ["running", "compensating", "stuck", "quarantined", "completed", "compensated", "abandoned"];
+
+/// Which rows of a kind are meant: those that match all that is given. Nothing given means every
+/// one. Each kind takes some of these: [`Kind::selectors`].
+///
+/// ```
+/// use oncebox_operator::{Kind, Selection};
+///
+/// let mut selection = Selection::of(Kind::Dead);
+/// selection.set("subject", "orders.*.placed")?;
+/// # Ok::<(), String>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Selection {
+    /// The kind of the rows.
+    pub kind: Kind,
+    /// The row with this id.
+    pub id: Option<i64>,
+    /// The failing message with this id.
+    pub failing_id: Option<FailingId>,
+    /// Rows with this key: in inboxes of each scope and tenant one.
+    pub key: Option<String>,
+    /// Letters without a key: no other part but the id tells them apart.
+    pub no_key: bool,
+    /// Rows of this scope.
+    pub scope: Option<String>,
+    /// Rows whose subject matches.
+    pub subject: Option<SubjectPattern>,
+    /// Rows whose reason contains this, upper or lower case.
+    pub reason: Option<String>,
+    /// Rows whose reason has this first line, which may be empty: a group of a list.
+    pub reason_is: Option<String>,
+    /// Rows with exactly this subject: no pattern.
+    pub subject_is: Option<String>,
+    /// Rows with this ordering key.
+    pub ordering_key: Option<String>,
+    /// Replays that were asked for under this name; of messages to replay, the name to ask under.
+    pub request: Option<String>,
+    /// Sagas of this definition.
+    pub saga_type: Option<String>,
+    /// Sagas in this state, one of [`SAGA_STATES`].
+    pub state: Option<String>,
+    /// The step that an action on sagas is about.
+    pub step: Option<String>,
+    /// The reply that the participant of a skipped step would have sent, as JSON.
+    pub reply: Option<String>,
+    /// Messages enqueued then or later; of losses, what was settled then or later.
+    pub since: Option<Moment>,
+    /// Messages enqueued earlier.
+    pub until: Option<Moment>,
+    /// Messages with this id or a higher one.
+    pub from_id: Option<i64>,
+    /// Messages with this id or a lower one.
+    pub to_id: Option<i64>,
+    /// The stream that a pause, or a loss, is of.
+    pub stream: Option<String>,
+    /// How long a pause takes; without it until it is resumed.
+    pub pause: Option<Duration>,
+    /// A pause of a subject that no recent message has.
+    pub is_unseen: bool,
+    /// The place behind which a page begins.
+    pub after: Option<Place>,
+    /// Sagas from the newest to the oldest.
+    pub newest_first: bool,
 }
 
-impl ParkedKind {
-    /// The name of this kind in the statements.
-    pub(crate) fn name(self) -> &'static str {
+/// The place of a row in the list of its kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Place {
+    /// Most kinds stand in the order of their ids.
+    Id(i64),
+    /// Delayed messages stand in the order of their times.
+    Due(SystemTime, i64),
+    /// Failing messages stand in the order of scope, tenant and key.
+    Key([String; 3]),
+}
+
+/// As [`Selection::set`] reads it.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Dead => "dead",
-            Self::Parked => "parked",
-            Self::Replay => "replay",
+            Self::Id(id) => id.fmt(f),
+            Self::Due(at, id) => {
+                let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                write!(f, "{}-{id}", since.as_micros())
+            }
+            Self::Key(key) => serde_json::json!(key).fmt(f),
         }
     }
 }
 
-/// Messages of a class of [`ParkedKind`] that match all that is given; nothing given means every
-/// one.
-///
-/// ```
-/// use oncebox_operator::ParkedSelection;
-///
-/// let selection = ParkedSelection { subject: Some("orders.*.placed".parse()?), ..ParkedSelection::default() };
-/// # let _ = selection;
-/// # Ok::<(), String>(())
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ParkedSelection {
-    /// The message with this id.
-    pub id: Option<i64>,
-    /// The message with this key.
-    pub key: Option<String>,
-    /// Messages whose subject matches.
-    pub subject: Option<SubjectPattern>,
-    /// Messages whose reason contains this, upper or lower case.
-    pub reason: Option<String>,
-    /// Messages whose reason has this first line, which may be empty: a group of a list.
-    pub reason_is: Option<String>,
-    /// Messages with exactly this subject: no pattern.
-    pub subject_is: Option<String>,
-    /// Messages with this ordering key.
-    pub ordering_key: Option<String>,
-    /// Replays that were asked for under this name.
-    pub request: Option<String>,
-    /// Messages behind this id, where a page begins; 0 is the first page.
-    pub after: i64,
+impl Place {
+    fn of(kind: Kind, text: &str) -> Option<Self> {
+        match kind {
+            Kind::Failing => serde_json::from_str(text).ok().map(Self::Key),
+            Kind::Delayed => {
+                let (micros, id) = text.split_once('-')?;
+                let since = Duration::from_micros(micros.parse().ok()?);
+                Some(Self::Due(SystemTime::UNIX_EPOCH.checked_add(since)?, id.parse().ok()?))
+            }
+            _ => text.parse().ok().map(Self::Id),
+        }
+    }
+
+    pub(crate) fn id(&self) -> i64 {
+        if let Self::Id(id) | Self::Due(_, id) = self { *id } else { 0 }
+    }
 }
 
-/// Dead letters of inboxes that match all that is given; nothing given means every one.
-///
-/// ```
-/// use oncebox_operator::DeadLetterSelection;
-///
-/// let selection = DeadLetterSelection { scope: Some("payment-service:charge".into()), ..DeadLetterSelection::default() };
-/// # let _ = selection;
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DeadLetterSelection {
-    /// The letter with this id.
-    pub id: Option<i64>,
-    /// Letters with this key: of each scope and tenant one.
-    pub key: Option<String>,
-    /// Letters without a key: no other part but the id tells them apart.
-    pub no_key: bool,
-    /// Letters of this scope.
-    pub scope: Option<String>,
-    /// Letters whose subject matches.
-    pub subject: Option<SubjectPattern>,
-    /// Letters whose reason contains this, upper or lower case.
-    pub reason: Option<String>,
-    /// Letters whose reason has this first line, which may be empty: a group of a list.
-    pub reason_is: Option<String>,
-    /// Letters with exactly this subject: no pattern.
-    pub subject_is: Option<String>,
-    /// Letters behind this id, where a page begins; 0 is the first page.
-    pub after: i64,
+impl Selection {
+    /// All of a kind.
+    #[must_use]
+    pub fn of(kind: Kind) -> Self {
+        Self { kind, ..Self::default() }
+    }
+
+    /// Whether everything is meant.
+    #[must_use]
+    pub fn is_all(&self) -> bool {
+        *self == Self::of(self.kind)
+    }
+
+    /// The same with times instead of spans before `now`.
+    pub(crate) fn at(&self, now: SystemTime) -> Self {
+        let [since, until] = [self.since, self.until].map(|part| part.map(|part| Moment::At(part.at(now))));
+        Self { since, until, ..self.clone() }
+    }
+
+    /// Takes the value of an option, or of a field, by its name.
+    ///
+    /// # Errors
+    /// The value is none of the option.
+    pub fn set(&mut self, name: &str, text: &str) -> Result<(), String> {
+        let id = || text.parse().ok().filter(|id| *id > 0).ok_or(format!("{text:?} is no number in 1.."));
+        let value = Some(text.to_owned());
+        match name {
+            "id" if self.kind == Kind::Failing => self.failing_id = Some(text.parse()?),
+            "id" => self.id = Some(id()?),
+            "from-id" => self.from_id = Some(id()?),
+            "to-id" => self.to_id = Some(id()?),
+            "key" => self.key = value,
+            "no-key" if is_yes(text)? => self.no_key = true,
+            "no-key" => return Err("it is given, or left out".to_owned()),
+            "scope" => self.scope = value,
+            "subject" => self.subject = Some(text.parse()?),
+            "reason" => self.reason = value,
+            "reason-is" => self.reason_is = value,
+            "subject-is" => self.subject_is = value,
+            "ordering-key" if self.kind == Kind::Pauses => self.ordering_key = bounded(text, 1000)?,
+            "ordering-key" => self.ordering_key = value,
+            "request" => self.request = bounded(text, 255)?,
+            "type" => self.saga_type = value,
+            "state" if !SAGA_STATES.contains(&text) => {
+                return Err(format!("none of {}", SAGA_STATES.join(", ")));
+            }
+            "state" => self.state = value,
+            "step" => self.step = value,
+            "reply" => {
+                let read = serde_json::from_str::<IgnoredAny>(text);
+                self.reply = read.map(|_| value).map_err(|error| format!("it is not JSON: {error}"))?;
+            }
+            "since" => self.since = Some(text.parse()?),
+            "until" => self.until = Some(text.parse()?),
+            "stream" => self.stream = bounded(text, 255)?,
+            "for" => self.pause = Some(pause_time(text)?),
+            "unseen" => self.is_unseen = is_yes(text)?,
+            "after" => {
+                let place = Place::of(self.kind, text);
+                self.after = Some(place.ok_or_else(|| "that is no place in the list".to_owned())?);
+            }
+            // Those of an edit are not of its row.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    pub(crate) fn expression(&self) -> Option<&str> {
+        self.subject.as_ref().map(SubjectPattern::expression)
+    }
+
+    pub(crate) fn part_of_reason(&self) -> Option<String> {
+        self.reason.as_ref().map(|reason| reason.to_lowercase())
+    }
 }
 
-/// Messages that fail in an inbox and match all that is given; nothing given means every one.
+fn is_yes(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "true" => Ok(true),
+        "0" | "false" => Ok(false),
+        _ => Err(format!("{text:?} is neither true nor false")),
+    }
+}
+
+/// A text of this number of bytes at most.
+fn bounded(text: &str, most: usize) -> Result<Option<String>, String> {
+    match text.len() {
+        length if (1..=most).contains(&length) => Ok(Some(text.to_owned())),
+        length => Err(format!("{length} bytes; the limit is 1 to {most} bytes")),
+    }
+}
+
+/// How long a pause may take.
 ///
-/// ```
-/// use oncebox_operator::FailingSelection;
-///
-/// let selection = FailingSelection { reason: Some("does not exist".into()), ..FailingSelection::default() };
-/// # let _ = selection;
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FailingSelection {
-    /// The one message with this id: [`FailingMessage::id`].
-    ///
-    /// [`FailingMessage::id`]: crate::FailingMessage::id
-    pub id: Option<FailingId>,
-    /// Messages with this key: of each scope and tenant one.
-    pub key: Option<String>,
-    /// Messages of this scope.
-    pub scope: Option<String>,
-    /// Messages whose subject matches.
-    pub subject: Option<SubjectPattern>,
-    /// Messages whose last attempt failed for a reason that contains this, upper or lower case.
-    pub reason: Option<String>,
-    /// Messages whose reason has this first line, which may be empty: a group of a list.
-    pub reason_is: Option<String>,
-    /// Messages with exactly this subject: no pattern.
-    pub subject_is: Option<String>,
-    /// Messages behind this place, where a page begins: [`FailingMessage::place`].
-    ///
-    /// [`FailingMessage::place`]: crate::FailingMessage::place
-    pub after: [String; 3],
+/// # Errors
+/// It is no time, or too short or long a one.
+pub fn pause_time(text: &str) -> Result<Duration, String> {
+    let most = Duration::from_secs(366 * 24 * 60 * 60);
+    let parsed = humantime::parse_duration(text).ok();
+    let parsed = parsed.filter(|time| *time >= Duration::from_secs(1) && *time <= most);
+    parsed.ok_or_else(|| "it is not a time of a second to a year, such as 90s, 15m or 2h".to_owned())
 }
 
 /// Scope, tenant and key of a failing message: a JSON array as text.
@@ -142,33 +245,6 @@ impl fmt::Display for FailingId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         serde_json::json!(self.0).fmt(f)
     }
-}
-
-impl FailingSelection {
-    pub(crate) fn expression(&self) -> Option<&str> {
-        self.subject.as_ref().map(SubjectPattern::expression)
-    }
-
-    pub(crate) fn part_of_reason(&self) -> Option<String> {
-        self.reason.as_ref().map(|reason| reason.to_lowercase())
-    }
-}
-
-/// Settled messages that match all that is given.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ReplaySelection {
-    /// The message with this key.
-    pub key: Option<String>,
-    /// Messages whose subject matches.
-    pub subject: Option<SubjectPattern>,
-    /// Messages enqueued at this time or later.
-    pub since: Option<SystemTime>,
-    /// Messages enqueued before this time.
-    pub until: Option<SystemTime>,
-    /// Messages with this id or a higher one.
-    pub from_id: Option<i64>,
-    /// Messages with this id or a lower one.
-    pub to_id: Option<i64>,
 }
 
 /// A time as an operator writes it: in UTC, or how long ago.
@@ -198,6 +274,11 @@ impl Moment {
             Self::At(time) => time,
             Self::Ago(ago) => now.checked_sub(ago).unwrap_or(SystemTime::UNIX_EPOCH),
         }
+    }
+
+    /// The time, of one that is fixed.
+    pub(crate) fn time(self) -> Option<SystemTime> {
+        if let Self::At(time) = self { Some(time) } else { None }
     }
 }
 

@@ -16,6 +16,7 @@ pub use self::inboxes::{
 use super::{
     AuditRow, Operator,
     audit::audit_row,
+    columns::columns,
     failed,
     parked::parking_state,
     query,
@@ -170,14 +171,14 @@ impl Operator {
 }
 
 fn traced_message(row: &Row) -> TracedMessage {
-    let parked = row.get::<_, Option<i32>>("attempts").map(|attempts| TracedParking {
-        attempts,
-        reason: row.get("error"),
-        cause: row.get("cause"),
-        parked_at: row.get("parked_at"),
-        next_attempt_at: row.get("next_attempt_at"),
-        died_at: row.get("dead_at"),
-        behind: row.get("behind"),
+    let parked = row.get::<_, Option<i32>>("attempts").map(|attempts| {
+        columns!(row => TracedParking {
+            cause, parked_at, next_attempt_at, behind
+        } with {
+            attempts: attempts,
+            reason: row.get("error"),
+            died_at: row.get("dead_at"),
+        })
     });
     let parking = parked.as_ref().map(|parked| parking_state(parked.died_at, parked.next_attempt_at));
     let parked_replay = row.get::<_, Option<i32>>("parked_replay");

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::{Operator, failed, query, shown::RowSet};
+use super::{Operator, columns::columns, failed, query};
 
 /// A row that a discard took out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -37,16 +37,6 @@ impl Operator {
         Ok(rows.iter().map(undo_row).collect())
     }
 
-    /// Adds the rows of a discard to a set.
-    ///
-    /// # Errors
-    /// PostgreSQL refused or went away.
-    pub async fn find_undo(&self, audit_id: i64, found: &mut RowSet) -> Result<(), RelayError> {
-        let rows = self.undo_rows(audit_id).await?;
-        rows.iter().for_each(|row| found.add_old(&row.audit_id));
-        Ok(())
-    }
-
     /// Brings all rows of a discard back to where they were, in one transaction; returns how many.
     ///
     /// # Errors
@@ -72,13 +62,9 @@ impl Operator {
 }
 
 fn undo_row(row: &Row) -> UndoRow {
-    UndoRow {
-        audit_id: row.get("audit_id"),
+    columns!(row => UndoRow {
+        audit_id, scope, key, subject, reason, obstacle
+    } with {
         id: row.get("message_id"),
-        scope: row.get("scope"),
-        key: row.get("key"),
-        subject: row.get("subject"),
-        reason: row.get("reason"),
-        obstacle: row.get("obstacle"),
-    }
+    })
 }

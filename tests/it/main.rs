@@ -68,7 +68,7 @@ mod relay {
     mod cli; // the program's manners: exit codes, signals, HTTP
     mod databases; // one process for several databases
     mod embedded; // a relay inside another program
-    mod documents; // completions, the manual page, log lines in JSON
+    pub(crate) mod documents; // completions, the manual page, log lines in JSON
 }
 
 mod nats {
@@ -316,6 +316,7 @@ mod deploy {
 }
 
 mod dev; // everything on one machine, from an empty directory
+mod golden; // help and the description of the API, as committed
 mod examples; // every example runs, and says what it should
 mod readme; // the SQL and shell blocks of README and docs
 mod tidy; // rules of the house that the compiler cannot see

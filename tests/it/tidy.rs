@@ -139,7 +139,7 @@ fn the_program_s_clock_decides_nothing() {
         "inbox/src/effect_time.rs",
         "inbox/src/inbox/shared.rs",
         "connect/src/clock.rs",
-        "cli/src/command/replay.rs",
+        "operator/src/action/order.rs",
         "relay/src/serve/push.rs",
         "relay/src/telemetry/traces.rs",
     ];

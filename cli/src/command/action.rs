@@ -2,7 +2,6 @@
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
-    num::NonZeroU32,
     time::Duration,
 };
 
@@ -13,11 +12,13 @@ use oncebox_connect::{
     error::RelayError,
     words::{counted, for_one},
 };
-use oncebox_operator::{Moment, Operator, Progress, RowSet, Shown, Stamp};
+use oncebox_operator::{
+    Field, Kind, Moment, Operator, Progress, RowSet, SAGA_STATES, Selection, Shown, Stamp, Verb,
+};
 use serde_json::json;
 use tokio::{task::JoinSet, time::Instant};
 
-use super::{canary, output};
+use super::{enqueue, output};
 
 /// How to act.
 pub(crate) struct Run {
@@ -26,8 +27,6 @@ pub(crate) struct Run {
     pub(super) json: bool,
     pub(super) rate: Option<f64>,
     pub(super) confirm: Option<Shown>,
-    /// Of a canary: the time for a verdict, in seconds.
-    pub(super) canary: Option<NonZeroU32>,
     /// A row in the audit by which the command can be undone.
     pub(super) undo: Option<i64>,
 }
@@ -36,22 +35,25 @@ pub(super) fn json() -> Arg {
     Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON, a document per line")
 }
 
-pub(super) fn run() -> [Arg; 5] {
+/// The options of a command that changes many things.
+pub(super) fn run() -> Vec<Arg> {
     let limit = Arg::new("limit").long("limit").value_name("N");
-    let by = Arg::new("by").long("by").value_name("NAME").value_parser(bounded(255));
-    let note = Arg::new("note").long("note").value_name("TEXT").value_parser(bounded(1000));
-    [
-        limit.value_parser(clap::value_parser!(u64).range(1..)).help("Stop after so many messages"),
-        Arg::new("dry-run").long("dry-run").action(ArgAction::SetTrue).help("Only count; change nothing"),
-        by.help("Who acts, for the audit table, beside the database's user"),
-        note.help("Why, for the audit table"),
-        json(),
-    ]
+    let limit = limit.value_parser(clap::value_parser!(u64).range(1..)).help("Stop after so many messages");
+    [vec![limit], without_limit()].concat()
 }
 
-/// The options of a command whose dry run shows rows.
-pub(super) fn of_rows() -> [Arg; 2] {
-    [confirm(), rate()]
+/// The options of one that changes all or nothing.
+pub(super) fn without_limit() -> Vec<Arg> {
+    let dry_run = Arg::new("dry-run").long("dry-run").action(ArgAction::SetTrue);
+    [vec![dry_run.help("Only count; change nothing")], who()].concat()
+}
+
+/// The options of any command that changes something.
+pub(super) fn who() -> Vec<Arg> {
+    let by = Arg::new("by").long("by").value_name("NAME").value_parser(bounded(255));
+    let note = Arg::new("note").long("note").value_name("TEXT").value_parser(bounded(1000));
+    let by = by.help("Who acts, for the audit table, beside the database's user");
+    vec![by, note.help("Why, for the audit table"), json()]
 }
 
 /// The option that confirms the rows of a dry run.
@@ -78,7 +80,47 @@ pub(super) fn messages_a_second(text: &str) -> Result<f64, String> {
 /// An option that takes a moment: all have one parser, and one text of the forms that it reads.
 pub(super) fn moment(name: &'static str, help: &str) -> Arg {
     let arg = Arg::new(name).long(name).value_name("TIME").value_parser(clap::value_parser!(Moment));
-    arg.help(format!("{help}: in UTC, 2030-01-31 or 2030-01-31T08:00:00Z, or how long ago, 24h"))
+    arg.help(with_forms(help))
+}
+
+fn with_forms(help: &str) -> String {
+    format!("{help}: in UTC, 2030-01-31 or 2030-01-31T08:00:00Z, or how long ago, 24h")
+}
+
+/// The options of fields of the catalogue, on a kind of things.
+pub(super) fn selectors(kind: Kind, fields: &'static [Field]) -> Vec<Arg> {
+    fields.iter().map(|field| selector(kind, field)).collect()
+}
+
+fn selector(kind: Kind, field: &'static Field) -> Arg {
+    let arg = Arg::new(field.name).long(field.name);
+    let check = move |text: &str| Selection::of(kind).set(field.name, text).map(|()| text.to_owned());
+    let (arg, help) = (arg.value_name(field.value), field.help(kind.things()));
+    match (field.name, field.value) {
+        (_, "") => arg.action(ArgAction::SetTrue).help(help),
+        ("header", _) => {
+            let pair = |text: &str| enqueue::pair(text).map(|_| text.to_owned());
+            arg.value_parser(pair).action(ArgAction::Append).help(help)
+        }
+        ("remove-header", _) => arg.action(ArgAction::Append).help(help),
+        (_, "TIME") => arg.value_parser(check).help(with_forms(&help)),
+        ("state", _) => arg.value_parser(SAGA_STATES).help(help),
+        _ => arg.value_parser(check).help(help),
+    }
+}
+
+/// The names and values of those that were given.
+pub(super) fn fields(fields: &[Field], flags: &ArgMatches) -> Vec<(String, String)> {
+    let given = |field: &Field| {
+        let is_set = || flags.try_get_one::<bool>(field.name).ok().flatten() == Some(&true);
+        let values: Vec<String> = match field.value {
+            "" => is_set().then(|| "1".to_owned()).into_iter().collect(),
+            _ => flags.try_get_many(field.name).ok().flatten().into_iter().flatten().cloned().collect(),
+        };
+        let name = field.name.to_owned();
+        values.into_iter().map(move |value| (name.clone(), value))
+    };
+    fields.iter().flat_map(given).collect()
 }
 
 /// A text of at most this number of bytes.
@@ -98,7 +140,6 @@ impl Run {
             json: flags.get_flag("json"),
             rate: flags.try_get_one("rate").ok().flatten().copied(),
             confirm: flags.try_get_one("confirm").ok().flatten().copied(),
-            canary: canary::wanted(flags),
             undo: None,
         }
     }
@@ -147,35 +188,28 @@ impl Run {
         rows.filter(|rows| self.dry_run && rows.count() > 0).map(|rows| rows.shown().to_string())
     }
 
-    /// Says how many rows were changed, or would be; the latter with the token that confirms them.
-    pub(super) fn report_rows(
-        &self,
-        action: &str,
-        past: &str,
-        count: u64,
-        rows: Option<&RowSet>,
-    ) -> anyhow::Result<()> {
-        self.report_of("message", action, past, count, rows)
+    /// Says how many things were changed, or would be, the latter with the token that confirms
+    /// them.
+    pub(super) fn report(&self, verb: Verb, count: u64, rows: Option<&RowSet>) -> anyhow::Result<()> {
+        let things = match verb.kind {
+            Kind::Sagas => ["saga", "sagas"],
+            Kind::Replays => ["replay", "messages"],
+            _ => ["message", "messages"],
+        };
+        self.report_of(things, [verb.word(), verb.past], count, rows)
     }
 
-    /// Says how many were changed, or would be.
-    pub(super) fn report(&self, action: &str, past: &str, count: u64) -> anyhow::Result<()> {
-        self.report_of("message", action, past, count, None)
-    }
-
-    /// Says the same of other things than messages; the caller names them.
+    /// The same; the words are a thing, and its name in JSON, and the action before and after.
     pub(super) fn report_of(
         &self,
-        what: &str,
-        action: &str,
-        past: &str,
+        [thing, name]: [&str; 2],
+        [action, past]: [&str; 2],
         count: u64,
         rows: Option<&RowSet>,
     ) -> anyhow::Result<()> {
         let token = self.token(rows);
         let text = if self.json {
-            let mut document =
-                json!({ "action": action, format!("{what}s"): count, "dry_run": self.dry_run });
+            let mut document = json!({ "action": action, name: count, "dry_run": self.dry_run });
             if let Some(token) = token {
                 document["confirm"] = token.into();
             }
@@ -188,7 +222,7 @@ impl Run {
             let confirm = token.zip(rows).map(|(token, rows)| confirmation(action, &token, rows));
             let confirm = confirm.unwrap_or_default();
             let undo = self.undo.map(|id| format!("to bring them back within a day: oncebox undo {id}\n"));
-            format!("{verb} {}\n{confirm}{}", counted(count, what), undo.unwrap_or_default())
+            format!("{verb} {}\n{confirm}{}", counted(count, thing), undo.unwrap_or_default())
         };
         output::print(&text)?;
         Ok(())
@@ -216,9 +250,27 @@ fn progress() -> Progress {
     })
 }
 
-/// The error of a command that found nothing; where a key was given, it says how that one stands.
-pub(super) async fn nothing(operator: &mut Operator, sought: &str, key: Option<&str>) -> anyhow::Error {
-    let Some(key) = key else { return anyhow!("no {sought} is selected; nothing was done") };
+/// The error of a command that found none of a kind; where a key was given, it says how that one
+/// stands.
+pub(super) async fn nothing(operator: &mut Operator, kind: Kind, key: Option<&str>) -> anyhow::Error {
+    let sought = kind.thing();
+    match (kind, key) {
+        (Kind::Letters, _) => {
+            return anyhow!(
+                "no dead letter is selected; see `oncebox inbox dead list`, and with --no-key those of messages \
+                 without a valid key: --id names one"
+            );
+        }
+        (Kind::Failing, _) => {
+            return anyhow!("no failing message is selected; see `oncebox inbox failing list`");
+        }
+        (Kind::Sagas, _) => {
+            return anyhow!("no saga is selected; finished ones are where --state or --key names them");
+        }
+        (_, None) => return anyhow!("no {sought} is selected; nothing was done"),
+        _ => {}
+    }
+    let key = key.unwrap_or_default();
     let trace = match operator.trace(key, 1).await {
         Ok(trace) => trace,
         Err(error) => return error.into(),

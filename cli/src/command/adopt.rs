@@ -21,7 +21,7 @@ pub(super) fn command(options: Vec<Arg>) -> Command {
     let choice = |name: &'static str, help: &'static str| {
         Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
     };
-    let run = action::run().into_iter().filter(|arg| arg.get_id() != "limit");
+    let run = action::without_limit();
     Command::new("adopt")
         .about("Let relays serve an outbox that they take for a copy of another database's")
         .arg(choice("move", "The original has moved here, and nothing serves it where it was: it goes on as it is"))

@@ -1,11 +1,11 @@
 //! `oncebox canary list | stop | continue`, and the options that begin one.
 
-use std::{num::NonZeroU32, time::Duration};
+use std::time::Duration;
 
 use anyhow::ensure;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use oncebox_connect::{config::OutboxConfig, words::counted};
-use oncebox_operator::{CANARY_WITHIN, Canary as Listed, CanaryOf, Operator, RowSet, Stamp};
+use oncebox_operator::{CANARY_WITHIN, Canary as Listed, Operator, Stamp, Verb};
 use serde_json::json;
 use tokio::task::JoinSet;
 
@@ -41,24 +41,15 @@ fn within(text: &str) -> Result<Duration, String> {
     parsed.ok_or_else(|| "it is not a time of a second to a day, such as 90s, 15m or 2h".to_owned())
 }
 
-/// The time for a verdict in seconds, where the options ask for a canary.
-pub(super) fn wanted(flags: &ArgMatches) -> Option<NonZeroU32> {
-    let is_wanted = flags.try_get_one::<bool>("canary").ok().flatten().is_some_and(|wanted| *wanted);
+/// The time for a verdict, where the options ask for a canary.
+pub(super) fn wanted(flags: &ArgMatches) -> Option<Duration> {
+    let is_wanted = flags.try_get_one("canary").ok().flatten() == Some(&true);
     let within = flags.try_get_one("within").ok().flatten().copied().unwrap_or(CANARY_WITHIN);
-    NonZeroU32::new(u32::try_from(within.as_secs()).unwrap_or(u32::MAX)).filter(|_| is_wanted)
+    is_wanted.then_some(within)
 }
 
-/// Begins one, and says so.
-pub(super) async fn begin(
-    operator: &mut Operator,
-    of: CanaryOf,
-    limit: Option<u64>,
-    rows: Option<&RowSet>,
-    within: NonZeroU32,
-    json: bool,
-) -> anyhow::Result<()> {
-    let within = Duration::from_secs(within.get().into());
-    let id = operator.begin_canary(&[of], limit, rows, within).await?;
+/// Says which canary was begun.
+pub(super) async fn begun(operator: &mut Operator, id: Option<i64>, json: bool) -> anyhow::Result<()> {
     let text = match (json, id) {
         (true, _) => output::json_lines(&[json!({ "action": "canary", "canary": id, "dry_run": false })])?,
         (false, Some(id)) => format!(
@@ -80,12 +71,14 @@ pub(super) async fn begin(
 }
 
 pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> Command {
-    let acting = |name: &'static str, about: &'static str| {
-        let run = action::run();
-        let run = run.into_iter().filter(|arg| !["limit", "dry-run"].contains(&arg.get_id().as_str()));
+    let acting = |verb: Verb| {
         let id =
             Arg::new("id").value_name("ID").required(true).value_parser(clap::value_parser!(i64).range(1..));
-        Command::new(name).about(about).arg(id.help("The canary, from the list")).args(run).args(connection())
+        Command::new(verb.word())
+            .about(verb.about)
+            .arg(id.help("The canary, from the list"))
+            .args(action::who())
+            .args(connection())
     };
     let limit = Arg::new("limit").long("limit").value_name("N").default_value("100");
     let limit =
@@ -101,8 +94,8 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> Command {
                 .arg(action::json())
                 .args(connection()),
         )
-        .subcommand(acting("stop", "Retry no more rows; of one that stopped by itself, give the rest up"))
-        .subcommand(acting("continue", "Go on with the rest of one that has stopped, one row first"))
+        .subcommand(acting(Verb::StopCanary))
+        .subcommand(acting(Verb::ContinueCanary))
 }
 
 impl Canary {
@@ -124,7 +117,7 @@ impl Canary {
             Self::List { limit, json } => {
                 let operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
                 let canaries = operator.canaries(limit).await?;
-                if json { output::json_lines(&canaries)? } else { table(&canaries) }
+                output::listed(json, &canaries, HEADS, cells)?
             }
             Self::Stop { id, run } => {
                 let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
@@ -154,18 +147,14 @@ fn acted(run: &action::Run, action: &str, past: &str, id: i64) -> anyhow::Result
     })
 }
 
-fn table(canaries: &[Listed]) -> String {
-    let cells = |canary: &Listed| {
-        let by = canary.operator.as_ref().unwrap_or(&canary.database_user);
-        let of = counted(canary.selected, canary.things().trim_end_matches('s'));
-        let numbers = [canary.waiting, canary.watched, canary.good, canary.failed, canary.skipped];
-        let [waiting, watched, good, failed, skipped] = numbers.map(|number| number.to_string());
-        let why = canary.reason.as_ref().or(canary.fault.as_ref()).cloned().unwrap_or_default();
-        let (state, began) = (canary.state.clone(), time(canary.began_at));
-        [canary.id.to_string(), state, of, waiting, watched, good, failed, skipped, by.clone(), began, why]
-    };
-    let rows: Vec<[String; 11]> = canaries.iter().map(cells).collect();
-    let heads =
-        ["ID", "STATE", "OF", "WAITING", "WATCHED", "GOOD", "FAILED", "SKIPPED", "BY", "BEGAN", "REASON"];
-    output::table(heads, &rows)
+const HEADS: [&str; 11] =
+    ["ID", "STATE", "OF", "WAITING", "WATCHED", "GOOD", "FAILED", "SKIPPED", "BY", "BEGAN", "REASON"];
+fn cells(canary: &Listed) -> [String; 11] {
+    let by = canary.operator.as_ref().unwrap_or(&canary.database_user);
+    let of = counted(canary.selected, canary.things().trim_end_matches('s'));
+    let numbers = [canary.waiting, canary.watched, canary.good, canary.failed, canary.skipped];
+    let [waiting, watched, good, failed, skipped] = numbers.map(|number| number.to_string());
+    let why = canary.reason.as_ref().or(canary.fault.as_ref()).cloned().unwrap_or_default();
+    let (state, began) = (canary.state.clone(), time(canary.began_at));
+    [canary.id.to_string(), state, of, waiting, watched, good, failed, skipped, by.clone(), began, why]
 }

@@ -7,7 +7,7 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 use oncebox_connect::config::OPTIONS;
 
-use super::help::{EXAMPLES, EXIT_CODES};
+use super::help::{EXIT_CODES, examples};
 
 pub(super) fn commands() -> [Command; 2] {
     let shell = Arg::new("shell")
@@ -51,7 +51,7 @@ fn manual(mut parser: Command, text: &mut Vec<u8>) -> io::Result<()> {
     let secrets = OPTIONS.iter().filter(|option| option.is_secret);
     entries("ENVIRONMENT", secrets.map(|option| (option.environment, option.help)), text)?;
     entries("EXIT STATUS", EXIT_CODES.iter().copied(), text)?;
-    entries("EXAMPLES", EXAMPLES.iter().copied(), text)
+    entries("EXAMPLES", examples(), text)
 }
 
 /// A section for a command that does something; the sections that clap_mangen makes stand below it.

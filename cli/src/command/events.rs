@@ -23,8 +23,7 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> clap::Command {
         [kinds, all.conflicts_with("kind")]
     };
     let changes = |name, about| {
-        let run =
-            action::run().into_iter().filter(|arg| !["limit", "dry-run"].contains(&arg.get_id().as_str()));
+        let run = action::who();
         let group = ArgGroup::new("kinds").args(["kind", "all"]).required(true);
         clap::Command::new(name).about(about).args(kinds()).group(group).args(run).args(connection())
     };
@@ -51,12 +50,9 @@ impl Events {
         if name == "list" {
             return Self::List { json };
         }
-        let text = |name| flags.get_one::<String>(name).cloned();
-        let stamp = Stamp { operator: text("by"), note: text("note") };
         let kinds: Vec<EventKind> = flags.get_many("kind").into_iter().flatten().copied().collect();
         let kinds = if kinds.is_empty() { EventKind::ALL.to_vec() } else { kinds };
-        let run =
-            action::Run { stamp, dry_run: false, json, rate: None, confirm: None, canary: None, undo: None };
+        let run = action::Run::new(flags);
         Self::Send { kinds, enabled: name == "enable", run }
     }
 

@@ -5,14 +5,13 @@ use std::time::Duration;
 use anyhow::ensure;
 use clap::{Arg, ArgAction, ArgMatches};
 use oncebox_connect::config::OutboxConfig;
-use oncebox_operator::{Expectation, Expected, Operator, Stamp, SubjectPattern, Unhandled};
+use oncebox_operator::{Expectation, Expected, Operator, Stamp, SubjectPattern, Unhandled, pause_time};
 use serde_json::json;
 use tokio::task::JoinSet;
 
 use super::{
     action,
     output::{self, time},
-    pause,
 };
 
 /// The arguments of the command.
@@ -45,9 +44,8 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> clap::Command {
         let inbox = Arg::new("handled-by").long("handled-by").value_name("SCOPE");
         inbox.value_parser(action::bounded(255)).help("The inbox: the scope of a consumer, service:handler")
     };
-    let run =
-        || action::run().into_iter().filter(|arg| !["limit", "dry-run"].contains(&arg.get_id().as_str()));
-    let within = Arg::new("within").long("within").value_name("TIME").value_parser(pause::duration);
+    let run = || action::who();
+    let within = Arg::new("within").long("within").value_name("TIME").value_parser(pause_time);
     let inbox_in = Arg::new("in").long("in").value_name("DATABASE").value_parser(action::bounded(255));
     let unseen = Arg::new("unseen").long("unseen").action(ArgAction::SetTrue);
     let add = clap::Command::new("add")
@@ -84,15 +82,7 @@ impl Expect {
         let json = flags.get_flag("json");
         let text = |name| flags.try_get_one::<String>(name).ok().flatten().cloned();
         let pattern = flags.try_get_one::<SubjectPattern>("subject").ok().flatten();
-        let run = || action::Run {
-            stamp: Stamp { operator: text("by"), note: text("note") },
-            dry_run: false,
-            json,
-            rate: None,
-            confirm: None,
-            canary: None,
-            undo: None,
-        };
+        let run = || action::Run::new(flags);
         let handled_by = text("handled-by");
         match (name, pattern, handled_by) {
             ("add", Some(subject), Some(handled_by)) => Self::Add(
@@ -156,12 +146,12 @@ impl Expect {
             Self::List { json } => {
                 let operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
                 let all = operator.expectations().await?;
-                if json { output::json_lines(&all)? } else { expectations(&all) }
+                output::listed(json, &all, EXPECTED, expectation)?
             }
             Self::Unhandled { subject, handled_by, limit, json } => {
                 let operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
                 let found = operator.unhandled(subject.as_deref(), handled_by.as_deref(), limit).await?;
-                if json { output::json_lines(&found)? } else { unhandled(&found) }
+                output::listed(json, &found, UNHANDLED, unhandled)?
             }
         };
         output::print(&text)?;
@@ -205,30 +195,21 @@ fn removed(run: &action::Run, subject: &str, handled_by: &str) -> anyhow::Result
     Ok(format!("expected no more: messages to {subject} in the inbox of {handled_by}\n"))
 }
 
-fn expectations(all: &[Expectation]) -> String {
-    let within = |expected: &Expectation| {
-        humantime::format_duration(Duration::from_secs_f64(expected.within_seconds)).to_string()
-    };
+const EXPECTED: [&str; 7] = ["SUBJECT", "HANDLED BY", "WITHIN", "DATABASE", "LOOKED AT", "MISSING", "OLDEST"];
+fn expectation(expected: &Expectation) -> [String; 7] {
     let looked = |seconds: f64| format!("{seconds:.0} s ago");
-    let row = |expected: &Expectation| {
-        [
-            expected.subject.clone(),
-            expected.handled_by.clone(),
-            within(expected),
-            expected.inbox_database.clone().unwrap_or_else(|| "this one".to_owned()),
-            expected.looked_seconds.map_or_else(|| "never".to_owned(), looked),
-            expected.unhandled.to_string(),
-            expected.oldest_key.clone().unwrap_or_default(),
-        ]
-    };
-    let rows: Vec<[String; 7]> = all.iter().map(row).collect();
-    output::table(["SUBJECT", "HANDLED BY", "WITHIN", "DATABASE", "LOOKED AT", "MISSING", "OLDEST"], &rows)
+    [
+        expected.subject.clone(),
+        expected.handled_by.clone(),
+        humantime::format_duration(Duration::from_secs_f64(expected.within_seconds)).to_string(),
+        expected.inbox_database.clone().unwrap_or_else(|| "this one".to_owned()),
+        expected.looked_seconds.map_or_else(|| "never".to_owned(), looked),
+        expected.unhandled.to_string(),
+        expected.oldest_key.clone().unwrap_or_default(),
+    ]
 }
 
-fn unhandled(found: &[Unhandled]) -> String {
-    let row = |message: &Unhandled| {
-        [message.key.clone(), message.subject.clone(), message.handled_by.clone(), time(message.enqueued_at)]
-    };
-    let rows: Vec<[String; 4]> = found.iter().map(row).collect();
-    output::table(["KEY", "SUBJECT", "NOT HANDLED BY", "ENQUEUED"], &rows)
+const UNHANDLED: [&str; 4] = ["KEY", "SUBJECT", "NOT HANDLED BY", "ENQUEUED"];
+fn unhandled(message: &Unhandled) -> [String; 4] {
+    [message.key.clone(), message.subject.clone(), message.handled_by.clone(), time(message.enqueued_at)]
 }

@@ -3,9 +3,10 @@
 
 use clap::Command;
 use oncebox_connect::config::OPTIONS;
+use oncebox_operator::Action;
 
 /// A command line, and its effect.
-pub(super) const EXAMPLES: &[(&str, &str)] = &[
+const EXAMPLES: &[(&str, &str)] = &[
     (
         "oncebox migrate --database-url postgres://owner@localhost/orders",
         "Install the schema, or bring it up to date",
@@ -33,9 +34,6 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
     ("oncebox why order-4711 --json", "The same for programs"),
     ("oncebox trace order-4711", "Where a message and those of its steps are"),
     ("oncebox canary list", "Retries in steps: how far each is, and at which row it stopped"),
-    ("oncebox canary stop 3 --by mina", "Retry no more of its rows"),
-    ("oncebox canary continue 3 --by mina --note INC-7", "Go on with its rest, one row first"),
-    ("oncebox undo 4711 --dry-run", "Which messages of a discard would come back, and which cannot"),
     ("oncebox adopt --discard-backlog --by mina", "Make a copied database an outbox of its own"),
     ("oncebox adopt --move --note INC-7", "The original has moved here: go on under its identity"),
     (
@@ -48,54 +46,14 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
     ),
     ("oncebox outbox dead list --subject 'orders.*'", "What was given up, and why"),
     ("oncebox outbox dead show order-4711:process-payment", "All about one that is parked or dead"),
-    ("oncebox outbox dead retry --reason 'no stream' --dry-run", "How many would be due again"),
-    ("oncebox outbox dead retry --all --canary --within 1h", "One first; an hour for each to be stored"),
-    (
-        "oncebox outbox dead discard --key order-4711:process-payment --note INC-7",
-        "Never publish it; what waits behind it goes on",
-    ),
-    (
-        "oncebox outbox dead edit order-4711:charge --payload fixed.json --note INC-7",
-        "Send it with another payload, under a key of its own; --dry-run shows old and new",
-    ),
     ("oncebox outbox parked list --reason 'no stream'", "What waits to be tried again, and why"),
     ("oncebox outbox parked show order-4711:process-payment", "All about one of them"),
-    (
-        "oncebox outbox parked discard --key order-4711:process-payment",
-        "Give it up before it is dead; what waits behind it goes on",
-    ),
     ("oncebox outbox delayed list --subject 'reminders.>'", "What waits for its time"),
-    ("oncebox outbox delayed cancel --key order-4711:remind", "Give one up before it is sent"),
     ("oncebox inbox failing list --by-reason", "Which messages handlers fail on, and why"),
     ("oncebox inbox failing list --scope payment-service:charge", "Each of them, and when it is run again"),
-    ("oncebox inbox failing retry --reason 'does not exist' --dry-run", "How many would be run now"),
-    ("oncebox inbox failing bury --key order-4711:charge --note INC-7", "Give one up, as a dead letter"),
     ("oncebox inbox dead list --scope payment-service:charge", "What an inbox gave up"),
     ("oncebox inbox dead show 17", "All about one of them"),
-    ("oncebox inbox dead retry --id 17", "Send it back to JetStream"),
-    (
-        "oncebox inbox dead retry --scope payment-service:charge --canary --by mina --note INC-7",
-        "Retry one, then 10, 100 and the rest, until one fails again",
-    ),
-    (
-        "oncebox inbox dead edit 17 --payload fixed.json --header currency=EUR --note INC-7 --dry-run",
-        "Show old and new, and what confirms it",
-    ),
-    ("oncebox inbox dead discard --id 17 --note INC-7", "Delete it"),
-    (
-        "oncebox outbox replay --subject 'orders.>' --since 2030-01-31T08:00:00Z --until 2030-01-31T09:00:00Z",
-        "Send an hour's messages again",
-    ),
-    ("oncebox outbox replay --key order-4711:process-payment", "Send one again"),
     ("oncebox outbox replay list", "Replays that are still to be sent"),
-    ("oncebox outbox replay cancel --subject 'orders.>'", "Give them up"),
-    (
-        "oncebox outbox pause --subject 'orders.>' --for 2h --by mina --note INC-7",
-        "Send no orders for two hours; everything else goes on",
-    ),
-    ("oncebox outbox pause --stream ORDERS", "Send nothing to a stream, until it is resumed"),
-    ("oncebox outbox throttle --subject 'mail.>' --rate 50", "Send 50 mails a second at most"),
-    ("oncebox outbox resume --subject 'orders.>'", "Go on"),
     (
         "oncebox expect add --subject orders.placed --handled-by billing:charge --within 15m",
         "Find orders that billing has not handled in time",
@@ -111,16 +69,6 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
     ("oncebox saga show 4711:order", "Each step of one, and each compensation"),
     ("oncebox saga show 4711:order --mermaid", "The same as a flowchart"),
     ("oncebox saga graph order --svg > order.svg", "A definition as a picture"),
-    ("oncebox saga retry --type order --state stuck --dry-run", "How many would try again what waits"),
-    (
-        "oncebox saga skip --key 4711:order --step ship --by mina --note INC-7",
-        "Go on: somebody has sent the parcel by hand",
-    ),
-    (
-        "oncebox saga skip --key 4711:order --step reserve --reply '{\"id\": \"r-7\"}'",
-        "The same, with the reply that a later step needs",
-    ),
-    ("oncebox saga abandon --key 4711:order --note INC-7", "Give one up as it stands"),
     ("oncebox saga check order.toml", "Every mistake in a file of a saga, with its line"),
     ("oncebox saga test order.toml order.scenarios.toml", "The way of each scenario, without a server"),
     ("oncebox saga schema > saga.schema.json", "The format of these files, for an editor"),
@@ -134,7 +82,6 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
     ),
     ("oncebox contract diff old.json new.json", "Which subjects a change breaks, and for which consumers"),
     ("oncebox contract export --asyncapi contracts.json > asyncapi.json", "The same for other tools"),
-    ("oncebox outbox resend --stream ORDERS --dry-run", "How many messages a stream may have lost"),
     (
         "oncebox outbox verify --stream ORDERS --since 2030-01-31T08:00:00Z",
         "Whether a stream holds all that it should",
@@ -172,6 +119,11 @@ pub(super) const EXIT_CODES: &[(&str, &str)] = &[
     ("130", "A second signal ended a relay before it had drained."),
 ];
 
+/// Those of actions stand in the catalogue.
+pub(super) fn examples() -> impl Iterator<Item = (&'static str, &'static str)> {
+    EXAMPLES.iter().copied().chain(Action::all_examples())
+}
+
 /// Adds to the help of every command its examples, and to the program's own help the exit codes.
 pub(super) fn complete(program: Command) -> Command {
     let codes = EXIT_CODES.iter().map(|(code, meaning)| format!("\n  {code:<4} {meaning}"));
@@ -190,7 +142,7 @@ fn with_examples(mut command: Command, above: &str) -> Command {
         text += &format!("A selection is --all, or one or more of {names}.\n\n");
     }
     text += "Examples:";
-    for (line, meaning) in EXAMPLES.iter().filter(|(line, _)| is_of_it(line)) {
+    for (line, meaning) in examples().filter(|(line, _)| is_of_it(line)) {
         text += &format!("\n  {line}\n      {meaning}");
     }
     if let Some(more) = command.get_after_help() {
@@ -223,7 +175,7 @@ mod tests {
 
     #[test]
     fn every_example_parses() {
-        for (line, _) in EXAMPLES {
+        for (line, _) in examples() {
             let command = line.split(" > ").next().unwrap();
             let words = shlex::split(command).expect("the quotes of an example are closed");
             let parsed = super::super::parser().try_get_matches_from(words);

@@ -2,8 +2,9 @@
 
 use clap::ArgMatches;
 use oncebox_connect::config::Sources;
+use oncebox_operator::Action;
 
-use super::{dead_letters, failing, pause};
+use super::pause;
 
 /// The options of a command that talks to PostgreSQL alone; a name that ends in `-` stands for all
 /// options that begin with it.
@@ -33,9 +34,12 @@ pub(super) fn needs(path: &[&str], flags: &ArgMatches, sources: &Sources) -> &'s
         ["relay" | "doctor"] => &[][..],
         ["status" | "why" | "proof"] if sources.has("nats-url") => FOR_STATUS,
         ["console"] if sources.has("nats-url") => &[][..],
-        ["inbox", "failing", name] if failing::Failing::new(name, flags).needs_nats() => FOR_BOTH,
         ["inbox", "dead", "edit"] => [FOR_BOTH, FOR_DATABASE][usize::from(flags.get_flag("dry-run"))],
-        ["inbox", "dead", name] if dead_letters::DeadLetters::new(name, flags).publishes() => FOR_BOTH,
+        // Of a canary, the relays do.
+        _ if Action::of_command(path).is_some_and(|verb| verb.needs_nats()) => {
+            let is_given = |name| flags.try_get_one(name).ok().flatten() == Some(&true);
+            [FOR_BOTH, FOR_DATABASE][usize::from(is_given("dry-run") || is_given("canary"))]
+        }
         ["outbox", "verify"] | ["saga", "run"] => FOR_BOTH,
         ["outbox", "pause" | "throttle"] if pause::Pauses::names_stream(flags) => FOR_BOTH,
         ["outbox", "prune"] => FOR_PRUNE,

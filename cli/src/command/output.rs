@@ -93,6 +93,25 @@ pub(super) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> S
     text
 }
 
+/// A list: JSON for programs, a table for people.
+pub(super) fn listed<T: serde::Serialize, const N: usize>(
+    json: bool,
+    values: &[T],
+    heads: [&str; N],
+    cells: impl Fn(&T) -> [String; N],
+) -> Result<String, serde_json::Error> {
+    match json {
+        true => json_lines(values),
+        false => Ok(table(heads, &values.iter().map(cells).collect::<Vec<_>>())),
+    }
+}
+
+/// All about one thing: a line for each fact.
+pub(super) fn facts(kind: &str, name: &str, facts: &[(&str, String)]) -> String {
+    let lines: Vec<_> = facts.iter().map(|(fact, value)| [(*fact).to_owned(), value.clone()]).collect();
+    table([kind, name], &lines)
+}
+
 fn cut(cell: &str) -> String {
     match cell.char_indices().nth(CELL_MAX) {
         Some((at, _)) => cell[..at].to_owned() + "...",

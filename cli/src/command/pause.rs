@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::ensure;
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command};
-use oncebox_connect::config::{Config, OutboxConfig};
-use oncebox_operator::{Ends, Moment, Operator, PauseOf, PauseRow, Stamp, SubjectPattern};
+use oncebox_connect::config::{Config, ConfigError, OutboxConfig};
+use oncebox_operator::{Ends, Kind, Moment, Operator, PauseOf, PauseRow, Selection, Stamp, Verb, pause_time};
 use serde_json::json;
 use tokio::task::JoinSet;
 
@@ -32,15 +32,12 @@ pub(super) fn commands(connection: impl Fn() -> Vec<Arg>, both: impl Fn() -> Vec
         .help("Messages a second; less than 1 is possible: 0.1 is one in ten seconds");
     let unseen = Arg::new("unseen").long("unseen").action(ArgAction::SetTrue);
     let unseen = unseen.help("Also if no recent message has such a subject");
-    let pause =
-        Command::new("pause").about("Send no messages of a subject, stream or ordering key for a while");
-    let throttle = Command::new("throttle").about("Send so many messages a second of a subject or stream");
-    let resume = Command::new("resume").about("End a pause or a throttle");
+    let command = |verb: Verb| Command::new(verb.word()).about(verb.about);
+    let [pause, throttle, resume] = [Verb::Pause, Verb::Throttle, Verb::Resume].map(command);
     let list = Command::new("pauses").about("List what is paused or throttled").arg(action::json());
     let changes = |command: Command| {
         let group = ArgGroup::new("selection").args(SELECTORS).required(true);
-        let run =
-            action::run().into_iter().filter(|arg| !["limit", "dry-run"].contains(&arg.get_id().as_str()));
+        let run = action::who();
         command.args(selection()).group(group).args(run)
     };
     [
@@ -51,17 +48,9 @@ pub(super) fn commands(connection: impl Fn() -> Vec<Arg>, both: impl Fn() -> Vec
     ]
 }
 
-fn selection() -> [Arg; 4] {
-    let text = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
-    let subject =
-        text("subject", "PATTERN", "Messages with this subject; * is one token, a last > one or more");
-    let stream = "Messages with the subjects that this stream has now; hub.NAME is one of the domain hub";
-    [
-        Arg::new("all").long("all").action(ArgAction::SetTrue).help("All messages of the outbox"),
-        subject.value_parser(clap::value_parser!(SubjectPattern)),
-        text("stream", "NAME", stream).value_parser(action::bounded(255)),
-        text("ordering-key", "KEY", "Messages with this ordering key").value_parser(action::bounded(1000)),
-    ]
+fn selection() -> Vec<Arg> {
+    let all = Arg::new("all").long("all").action(ArgAction::SetTrue).help("All messages of the outbox");
+    [vec![all], action::selectors(Kind::Pauses, Kind::Pauses.selectors())].concat()
 }
 
 /// A moment that is given as a time.
@@ -75,7 +64,7 @@ fn instant(text: &str) -> Result<SystemTime, String> {
 }
 
 fn ends() -> [Arg; 2] {
-    let after = Arg::new("for").long("for").value_name("TIME").value_parser(duration);
+    let after = Arg::new("for").long("for").value_name("TIME").value_parser(pause_time);
     let at = Arg::new("until").long("until").value_name("TIME").value_parser(instant);
     [
         after.help("End by itself after this time: 90s, 15m, 2h"),
@@ -83,39 +72,25 @@ fn ends() -> [Arg; 2] {
     ]
 }
 
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    let most = Duration::from_secs(366 * 24 * 60 * 60);
-    let parsed = humantime::parse_duration(text).ok();
-    let parsed = parsed.filter(|time| *time >= Duration::from_secs(1) && *time <= most);
-    parsed.ok_or_else(|| "it is not a time of a second to a year, such as 90s, 15m or 2h".to_owned())
-}
-
 impl Pauses {
-    pub(super) fn new(name: &str, flags: &ArgMatches) -> Self {
+    pub(super) fn new(name: &str, flags: &ArgMatches) -> Result<Self, ConfigError> {
         if name == "pauses" {
-            return Self::List { json: flags.get_flag("json") };
+            return Ok(Self::List { json: flags.get_flag("json") });
         }
-        let text = |name| flags.get_one::<String>(name).cloned();
-        let subject = || flags.get_one::<SubjectPattern>("subject").cloned().map(PauseOf::Subject);
-        let of = subject().or_else(|| text("stream").map(PauseOf::Stream));
-        let of = of.or_else(|| text("ordering-key").map(PauseOf::OrderingKey)).unwrap_or(PauseOf::All);
-        let run = action::Run {
-            stamp: Stamp { operator: text("by"), note: text("note") },
-            dry_run: false,
-            json: flags.get_flag("json"),
-            rate: None,
-            confirm: None,
-            canary: None,
-            undo: None,
-        };
+        let mut selection = Selection::of(Kind::Pauses);
+        for (name, value) in action::fields(Kind::Pauses.selectors(), flags) {
+            let set = selection.set(&name, &value);
+            set.map_err(|problem| ConfigError(vec![format!("--{name}: {problem}")]))?;
+        }
+        let (of, run) = (PauseOf::of(&selection), action::Run::new(flags));
         if name == "resume" {
-            return Self::Resume { of, run };
+            return Ok(Self::Resume { of, run });
         }
         let after = flags.get_one::<Duration>("for").copied().map(Ends::After);
         let at = flags.get_one::<SystemTime>("until").copied().map(Ends::At);
         let rate = flags.try_get_one::<f64>("rate").ok().flatten().copied();
         let is_unseen = flags.get_flag("unseen");
-        Self::Pause { of, rate, ends: after.or(at).unwrap_or(Ends::Never), is_unseen, run }
+        Ok(Self::Pause { of, rate, ends: after.or(at).unwrap_or(Ends::Never), is_unseen, run })
     }
 
     /// Whether the command needs NATS.
@@ -129,7 +104,7 @@ impl Pauses {
             Self::List { json } => {
                 let operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
                 let pauses = operator.pauses().await?;
-                output::print(&if json { output::json_lines(&pauses)? } else { table(&pauses) })?;
+                output::print(&output::listed(json, &pauses, HEADS, cells)?)?;
             }
             Self::Pause { of, rate, ends, is_unseen, run } => {
                 let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
@@ -167,18 +142,15 @@ fn report(run: &action::Run, action: &str, of: &PauseOf, ends_at: Option<SystemT
     Ok(())
 }
 
-fn table(pauses: &[PauseRow]) -> String {
-    let row = |pause: &PauseRow| {
-        [
-            pause.kind.clone(),
-            pause.value.clone(),
-            pause.rate.map_or_else(|| "none".to_owned(), |rate| rate.to_string()),
-            time(pause.paused_at),
-            pause.ends_at.map(time).unwrap_or_default(),
-            pause.paused_by.clone().unwrap_or_else(|| pause.database_user.clone()),
-            pause.reason.clone().unwrap_or_default(),
-        ]
-    };
-    let rows: Vec<[String; 7]> = pauses.iter().map(row).collect();
-    output::table(["KIND", "VALUE", "MESSAGES/S", "SINCE", "UNTIL", "BY", "NOTE"], &rows)
+const HEADS: [&str; 7] = ["KIND", "VALUE", "MESSAGES/S", "SINCE", "UNTIL", "BY", "NOTE"];
+fn cells(pause: &PauseRow) -> [String; 7] {
+    [
+        pause.kind.clone(),
+        pause.value.clone(),
+        pause.rate.map_or_else(|| "none".to_owned(), |rate| rate.to_string()),
+        time(pause.paused_at),
+        pause.ends_at.map(time).unwrap_or_default(),
+        pause.paused_by.clone().unwrap_or_else(|| pause.database_user.clone()),
+        pause.reason.clone().unwrap_or_default(),
+    ]
 }

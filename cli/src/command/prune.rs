@@ -35,7 +35,7 @@ pub(super) fn of_inboxes(options: Vec<Arg>) -> Command {
 }
 
 fn command(about: &'static str, options: Vec<Arg>) -> Command {
-    let run = action::run().into_iter().filter(|arg| arg.get_id() != "limit");
+    let run = action::without_limit();
     Command::new("prune").about(about).args(run).args(options)
 }
 
@@ -52,7 +52,7 @@ impl OfOutbox {
         let mut tasks = JoinSet::new();
         let mut operator = Operator::connect(config, self.run.stamp.clone(), &mut tasks).await?;
         let pruned = operator.prune(self.retention, self.run.dry_run).await?;
-        self.run.report("prune", "pruned", pruned)
+        self.run.report_of(["message", "messages"], ["prune", "pruned"], pruned, None)
     }
 }
 

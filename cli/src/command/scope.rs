@@ -9,7 +9,7 @@ use oncebox_operator::{Keeps, Operator, ScopeChange, ScopeSettings, Stamp};
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use super::{action, output};
+use super::{action, list, output};
 
 const SETTINGS: [&str; 4] = ["retention", "dead-letter-retention", "kind", "mode"];
 
@@ -21,14 +21,9 @@ pub(crate) enum Scope {
 
 pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> Command {
     let text = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
-    let limit = text("limit", "N", "Scopes at most; 1 to 100000")
-        .value_parser(clap::value_parser!(u32).range(1..=100_000))
-        .default_value("1000");
-    let run = action::run().into_iter().filter(|arg| arg.get_id() != "limit").map(|arg| {
-        match arg.get_id() == "dry-run" {
-            true => arg.help("Only show the settings before and after; change nothing"),
-            false => arg,
-        }
+    let run = action::without_limit().into_iter().map(|arg| match arg.get_id() == "dry-run" {
+        true => arg.help("Only show the settings before and after; change nothing"),
+        false => arg,
     });
     Command::new("scope")
         .about("Look at the settings of scopes, and change them")
@@ -37,7 +32,7 @@ pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> Command {
         .subcommand(
             Command::new("list")
                 .about("List scopes, and how long they keep keys and dead letters")
-                .args([limit, action::json()])
+                .args([list::limit("Scopes at most; 1 to 100000"), action::json()])
                 .args(connection()),
         )
         .subcommand(
@@ -107,11 +102,8 @@ impl Scope {
             Self::List { limit, json } => {
                 let operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
                 let mut scopes = operator.scopes("", limit.saturating_add(1)).await?;
-                if scopes.len() > limit as usize {
-                    scopes.truncate(limit as usize);
-                    tracing::warn!(limit, "there are more; see them with a higher --limit");
-                }
-                output::print(&if json { output::json_lines(&scopes)? } else { list(&scopes) })?;
+                list::cut(&mut scopes, limit as usize);
+                output::print(&output::listed(json, &scopes, HEADS, cells)?)?;
             }
             Self::Change { scope, change, run } => {
                 let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
@@ -157,17 +149,14 @@ fn settings(scope: &ScopeSettings) -> String {
     format!("{kind} ({mode}): keys {keys}, dead letters {letters}")
 }
 
-fn list(scopes: &[ScopeSettings]) -> String {
-    let row = |scope: &ScopeSettings| {
-        [
-            scope.scope.clone(),
-            scope.kind.clone(),
-            scope.mode.clone().unwrap_or_default(),
-            kept(scope.retention_seconds),
-            kept(scope.dead_letter_seconds),
-            output::time(scope.registered_at),
-        ]
-    };
-    let rows: Vec<[String; 6]> = scopes.iter().map(row).collect();
-    output::table(["SCOPE", "KIND", "MODE", "KEYS", "DEAD LETTERS", "SET"], &rows)
+const HEADS: [&str; 6] = ["SCOPE", "KIND", "MODE", "KEYS", "DEAD LETTERS", "SET"];
+fn cells(scope: &ScopeSettings) -> [String; 6] {
+    [
+        scope.scope.clone(),
+        scope.kind.clone(),
+        scope.mode.clone().unwrap_or_default(),
+        kept(scope.retention_seconds),
+        kept(scope.dead_letter_seconds),
+        output::time(scope.registered_at),
+    ]
 }

@@ -9,7 +9,7 @@ use oncebox_operator::{Operator, PlacedTrace, Stamp, look_elsewhere, together};
 use oncebox_schema::Key;
 use tokio::task::JoinSet;
 
-use super::{action, databases, output};
+use super::{action, databases, list, output};
 
 /// The arguments of the command.
 pub(crate) struct Trace {
@@ -50,16 +50,10 @@ pub(super) struct Asked {
 }
 
 pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
-    let limit = Arg::new("limit")
-        .long("limit")
-        .value_name("N")
-        .value_parser(clap::value_parser!(u32).range(1..=100_000))
-        .default_value("1000")
-        .help("Messages below the key at most; 1 to 100000");
     clap::Command::new("trace")
         .about("Show where a message is, those of the steps below its key, and the saga that sends them")
         .arg(key())
-        .arg(limit)
+        .arg(list::limit("Messages below the key at most; 1 to 100000"))
         .arg(also())
         .arg(action::json().help("Print one JSON document"))
         .args(connection)

@@ -3,7 +3,7 @@
 use anyhow::bail;
 use clap::{Arg, ArgMatches, Command};
 use oncebox_connect::{config::OutboxConfig, words::counted};
-use oncebox_operator::{Operator, UndoRow};
+use oncebox_operator::{Operator, UndoRow, Verb};
 use tokio::task::JoinSet;
 
 use super::{action, output};
@@ -15,9 +15,9 @@ pub(crate) struct Undo {
 }
 
 pub(super) fn command(options: Vec<Arg>) -> Command {
-    let run = action::run().into_iter().filter(|arg| arg.get_id() != "limit");
+    let run = action::without_limit();
     Command::new("undo")
-        .about("Bring back all that a discard of the last day took out, or none of it; take an edit back that was not sent")
+        .about(Verb::Undo.about)
         .arg(
             Arg::new("audit")
                 .value_name("ID")
@@ -40,13 +40,13 @@ impl Undo {
         let mut operator = Operator::connect(config, self.run.stamp.clone(), &mut tasks).await?;
         if !self.run.dry_run {
             let back = operator.undo(self.audit_id).await?;
-            return self.run.report("bring back", "brought back", back);
+            return self.run.report_of(["message", "messages"], ["bring back", "brought back"], back, None);
         }
         let rows = operator.undo_rows(self.audit_id).await?;
         if rows.is_empty() {
             bail!("row {} of the audit is no discard and no edit; nothing would be done", self.audit_id);
         }
-        output::print(&if self.run.json { output::json_lines(&rows)? } else { table(&rows) })?;
+        output::print(&output::listed(self.run.json, &rows, HEADS, cells)?)?;
         let blocked = rows.iter().filter(|row| row.obstacle.is_some()).count();
         match blocked {
             0 => Ok(()),
@@ -55,13 +55,10 @@ impl Undo {
     }
 }
 
-fn table(rows: &[UndoRow]) -> String {
-    let cells = |row: &UndoRow| {
-        let place = row.scope.clone().unwrap_or_else(|| "outbox".to_owned());
-        let texts = [&row.key, &row.subject, &row.reason, &row.obstacle];
-        let [key, subject, reason, obstacle] = texts.map(|text| text.clone().unwrap_or_default());
-        [row.id.to_string(), place, key, subject, reason, obstacle]
-    };
-    let rows: Vec<[String; 6]> = rows.iter().map(cells).collect();
-    output::table(["ID", "WHERE", "KEY", "SUBJECT", "REASON", "CANNOT COME BACK"], &rows)
+const HEADS: [&str; 6] = ["ID", "WHERE", "KEY", "SUBJECT", "REASON", "CANNOT COME BACK"];
+fn cells(row: &UndoRow) -> [String; 6] {
+    let place = row.scope.clone().unwrap_or_else(|| "outbox".to_owned());
+    let texts = [&row.key, &row.subject, &row.reason, &row.obstacle];
+    let [key, subject, reason, obstacle] = texts.map(|text| text.clone().unwrap_or_default());
+    [row.id.to_string(), place, key, subject, reason, obstacle]
 }

@@ -19,7 +19,7 @@ pub(crate) struct Verify {
 
 pub(super) fn command(options: Vec<Arg>) -> clap::Command {
     let text = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
-    let run = action::run().into_iter().filter(|arg| arg.get_id() != "limit");
+    let run = action::without_limit();
     let resend = Arg::new("resend").long("resend").action(ArgAction::SetTrue);
     clap::Command::new("verify")
         .about("Compare the log with a stream, message by message; changes nothing without --resend")

@@ -3,15 +3,14 @@
 
 use std::io::{self, IsTerminal as _, Write as _};
 
-use clap::{Arg, ArgAction, ArgMatches, Command, Error, error::ErrorKind};
+use oncebox_operator::GRAVE;
 
-/// The last words of these commands.
-const WORDS: [&str; 6] = ["discard", "skip", "abandon", "bury", "cancel", "edit"];
+use clap::{Arg, ArgAction, ArgMatches, Command, Error, error::ErrorKind};
 
 /// Gives all of them their option.
 pub(super) fn with_yes(command: Command) -> Command {
     let command =
-        match WORDS.contains(&command.get_name()) {
+        match GRAVE.contains(&command.get_name()) {
             true => command.arg(Arg::new("yes").long("yes").action(ArgAction::SetTrue).help(
                 "Do not wait for the command's word to be typed; without a terminal none is waited for",
             )),
@@ -22,7 +21,7 @@ pub(super) fn with_yes(command: Command) -> Command {
 
 /// Waits for the word, unless its rows were shown and are confirmed.
 pub(super) fn ask(path: &[&str], flags: &ArgMatches) -> Result<(), Error> {
-    let Some(word) = path.last().filter(|word| WORDS.contains(word)) else { return Ok(()) };
+    let Some(word) = path.last().filter(|word| GRAVE.contains(word)) else { return Ok(()) };
     let is_given = |name| flags.value_source(name) == Some(clap::parser::ValueSource::CommandLine);
     if ["yes", "dry-run", "confirm"].into_iter().any(is_given) || !io::stdin().is_terminal() {
         return Ok(());

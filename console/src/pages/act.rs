@@ -11,7 +11,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use maud::{Markup, html};
-use oncebox_operator::{EditPreview, UndoRow};
+use oncebox_connect::error::{RelayError, error_chain};
+use oncebox_operator::{Counted, EditPreview, Order, UndoRow};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
@@ -23,7 +24,7 @@ use crate::{
     form,
     html::{layout::token, words},
     jobs::Job,
-    order::{CANARY, Counted, Order, unfolded},
+    order::{self, CANARY, counted, unfolded},
     pages::list::ROWS_MAX,
     problem::Problem,
     view::{View, document, problem_page},
@@ -52,7 +53,7 @@ pub(crate) struct Plan {
 }
 
 pub(crate) async fn load(ask: Arc<Ask>) -> Result<Plan, Problem> {
-    let order = Order::parse(&ask.query)?;
+    let order = order::parse(&ask.query)?;
     plan(&ask, order).await
 }
 
@@ -60,29 +61,30 @@ pub(crate) async fn plan(ask: &Ask, order: Order) -> Result<Plan, Problem> {
     let database = ask.database()?;
     let mut turn = database.turn().await?;
     let looking = async {
-        let rows = order.undo_rows(turn.operator()).await?;
-        let edit = match order.edit()? {
+        let rows = order::undo_rows(&order, turn.operator()).await?;
+        let edit = match order.edit().map_err(RelayError::Refused)? {
             Some((of, edit)) => {
                 let shown = ask.console.settings.shows_payloads;
-                let preview = turn.operator().preview_edit(&of, &edit, shown).await;
-                Some(preview.map_err(|error| Problem::of(database.name(), &error))?)
+                Some(turn.operator().preview_edit(&of, &edit, shown).await?)
             }
             None => None,
         };
-        Ok::<_, Problem>((order.count(turn.operator()).await?, rows, edit))
+        Ok((order.count(turn.operator()).await?, rows, edit))
     };
     let counted = timeout(COUNT_MAX, looking).await;
     let (counted, rows, edit) = match counted {
         Ok(counted) => {
             turn.keep().await;
-            let (counted, rows, edit) = counted?;
+            let (counted, rows, edit) =
+                counted.map_err(|error: RelayError| Problem::told(&error, error_chain(&error)))?;
             (Some(counted), rows, edit)
         }
         Err(_) => (None, Vec::new(), None),
     };
-    let consequence = order.verb.consequence();
-    let count = counted.as_ref().and_then(Counted::count);
-    let shown = counted.as_ref().and_then(Counted::rows).map(|rows| rows.shown().to_string());
+    let consequence = order.verb.consequence;
+    let count = counted.as_ref().and_then(Counted::expected);
+    let shown =
+        counted.as_ref().and_then(|counted| counted.rows.as_ref()).map(|rows| rows.shown().to_string());
     Ok(Plan { database: database.name().to_owned(), order, count, shown, consequence, rows, edit, counted })
 }
 
@@ -92,12 +94,12 @@ impl View for Plan {
     }
 
     fn body(&self, ask: &Ask) -> Markup {
-        let [_, action] = self.order.verb.names();
+        let action = self.order.verb.word();
         let is_idle = self.count == Some(0);
         html! {
             p.told {
                 @match self.count {
-                    Some(count) => { "This would " (action) " " strong { (self.order.verb.counted(count)) } "." },
+                    Some(count) => { "This would " (action) " " strong { (counted(self.order.verb, count)) } "." },
                     None if self.is_uncounted() => { (uncounted()) " " },
                     None => {}
                 }
@@ -116,8 +118,8 @@ impl View for Plan {
             @else {
                 form.stack action=(format!("/db/{}/act", self.database)) method="post" {
                     (token(ask))
-                    @for (name, value) in self.order.hidden().iter().filter(|(name, _)| name != CANARY) { input type="hidden" name=(name) value=(value); }
-                    @if let Some(payload) = &self.order.payload { textarea name="payload" hidden { "\n" (payload.0) } }
+                    @for (name, value) in order::hidden(&self.order).iter().filter(|(name, _)| name != CANARY) { input type="hidden" name=(name) value=(value); }
+                    @if let Some(payload) = &self.order.payload { textarea name="payload" hidden { "\n" (String::from_utf8_lossy(&payload.0)) } }
                     label for="note" { "Why, for the audit" }
                     input #note type="text" name="note" maxlength="1000" placeholder="INC-7" required[self.order.verb.is_edit()];
                     @if let Some(shown) = &self.shown { input type="hidden" name="shown" value=(shown); }
@@ -127,7 +129,7 @@ impl View for Plan {
                             value=(self.order.rate.map(|rate| rate.to_string()).unwrap_or_default());
                     }
                     @if self.order.verb.takes(CANARY) {
-                        label { input type="checkbox" name=(CANARY) value="1" checked[self.order.is_canary()]; " Canary: retry one, then 10, 100 and the rest, \
+                        label { input type="checkbox" name=(CANARY) value="1" checked[self.order.canary.is_some()]; " Canary: retry one, then 10, 100 and the rest, \
                                  and stop at the first that fails again" }
                     }
                     @if self.order.verb.is_grave() {
@@ -138,7 +140,7 @@ impl View for Plan {
                 }
             }
             p { a href=(format!("/db/{}", self.database)) { "Do nothing" } }
-            @for line in self.order.commands(&ask.user.name, &self.database, self.shown.as_deref()) {
+            @for line in order::commands(&self.order, &ask.user.name, &self.database, self.shown.as_deref()) {
                 (words::command(&line.iter().map(String::as_str).collect::<Vec<_>>()))
             }
         }
@@ -238,14 +240,14 @@ async fn begin(ask: &Ask, fields: &Fields, was_shown: bool) -> Result<Arc<Job>, 
     if !ask.may_act() {
         return Err(Problem::Forbidden(why_not(ask).to_owned()));
     }
-    let order = Order::parse(fields)?;
+    let order = order::parse(fields)?;
     if was_shown && order.verb.has_rows() && order.shown.is_none() {
         return Err(Problem::Bad("shown: the rows are not those of a page; load its page again".to_owned()));
     }
     if order.verb.is_edit() && order.note.is_none() {
         return Err(Problem::Bad("note: an edit needs a reason, for the audit".to_owned()));
     }
-    let [_, word] = order.verb.names();
+    let word = order.verb.word();
     if was_shown && order.verb.is_grave() && fields.get("word") != Some(word) {
         return Err(Problem::Bad(format!("word: {word} was not typed; nothing was done")));
     }
@@ -255,12 +257,12 @@ async fn begin(ask: &Ask, fields: &Fields, was_shown: bool) -> Result<Arc<Job>, 
         let problem = if order.shown.is_some() { gone } else { "nothing is selected; nothing was done" };
         return Err(Problem::Conflict(problem.to_owned()));
     }
-    if let (Some(rows), Some(shown)) = (counted.as_ref().and_then(Counted::rows), &order.shown) {
-        rows.check(shown).map_err(|changed| Problem::Conflict(changed.to_string()))?;
+    if let Some(rows) = counted.as_ref().and_then(|counted| counted.rows.as_ref()) {
+        order.check(rows).map_err(|changed| Problem::Conflict(changed.to_string()))?;
     }
     let counted = match counted {
         None if order.verb.has_rows() => return Err(Problem::Conflict(uncounted())),
-        counted => counted.unwrap_or(Counted::One),
+        counted => counted.unwrap_or_default(),
     };
     let member = &ask.database()?.member;
     ask.console.jobs.begin(member, &ask.user.name, order, counted)

@@ -1,13 +1,9 @@
 //! `/db/NAME/delayed`: messages that wait for their time.
 
-use std::{
-    cmp::Ordering,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{cmp::Ordering, sync::Arc};
 
 use maud::{Markup, html};
-use oncebox_operator::DelayedMessage;
+use oncebox_operator::{DelayedMessage, Kind};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -22,7 +18,6 @@ use crate::{
         layout::key_link,
         words::{self, bytes, empty, time},
     },
-    order,
     problem::Problem,
     view::View,
 };
@@ -43,19 +38,13 @@ pub(crate) struct Delayed {
 
 pub(crate) async fn load(ask: Arc<Ask>) -> Result<Delayed, Problem> {
     let database = ask.database()?;
-    let mut selection = order::delayed(&ask.query)?;
     let sort = Sort::of(&ask.query, &COLUMNS)?;
-    if sort.is_none() {
-        selection.after = ask.query.get("after").map(place).transpose()?;
-    }
+    let selection = ask.query.selection(Kind::Delayed, sort.is_none())?;
     let mut turn = database.turn().await?;
     let operator = turn.look().await?;
     let mut messages = database.answer(operator.delayed(&selection, sort::limit(sort))).await?;
     turn.keep().await;
-    let place = |last: &DelayedMessage| {
-        let since = last.not_before.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        format!("{}-{}", since.as_micros(), last.id)
-    };
+    let place = |last: &DelayedMessage| last.place().to_string();
     let after = sort::page(sort, &ask.query, &mut messages, place, compare)?;
     Ok(Delayed { database: database.name().to_owned(), messages, after })
 }
@@ -69,14 +58,6 @@ fn compare(by: &str, one: &DelayedMessage, other: &DelayedMessage) -> Ordering {
         "payload" => one.payload_bytes.cmp(&other.payload_bytes),
         _ => one.not_before.cmp(&other.not_before),
     }
-}
-
-/// Microseconds and an id.
-fn place(text: &str) -> Result<(SystemTime, i64), Problem> {
-    let pair = text.split_once('-').and_then(|(at, id)| Some((at.parse::<u64>().ok()?, id.parse().ok()?)));
-    let at =
-        pair.and_then(|(at, id)| Some((SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(at))?, id)));
-    at.ok_or_else(|| Problem::Bad("after: that is no place in the list".to_owned()))
 }
 
 impl View for Delayed {

@@ -21,7 +21,7 @@ use crate::{
         layout::{self, token},
         words::bytes,
     },
-    order::{Order, edit_of, unfolded},
+    order::{edit_of, parse, unfolded},
     problem::Problem,
     view::{View, html as page, problem_page},
 };
@@ -56,7 +56,7 @@ pub(crate) async fn preview(State(console): State<Arc<Console>>, request: Reques
     let Ok(ask) = Ask::from_request_parts(&mut parts, &console).await;
     let looking = async {
         let fields = act::form_fields(&ask, Request::new(body)).await?;
-        act::plan(&ask, Order::parse(&order(&ask, &fields).await?)?).await
+        act::plan(&ask, parse(&order(&ask, &fields).await?)?).await
     };
     match looking.await {
         Ok(plan) => page(StatusCode::OK, &layout::page(&ask, &plan.title(), &plan.body(&ask))),

@@ -118,7 +118,7 @@ impl View for Jobs {
                     thead { tr { th { "Job" } th { "Action" } th { "Database" } th { "By" } th.number { "Done" } th { "End" } } }
                     tbody { @for job in &self.jobs { tr {
                         th scope="row" { a href=(format!("/jobs/{}", job.id)) { (job.id) } }
-                        td { (job.order.verb.words()) }
+                        td { (job.order.verb.command) }
                         td { (job.database) }
                         td { (job.by) }
                         td.number { (done(job)) }
@@ -177,7 +177,7 @@ fn done(job: &Job) -> String {
 
 impl View for One {
     fn title(&self) -> String {
-        format!("Job {}: {}", self.job.id, self.job.order.verb.words())
+        format!("Job {}: {}", self.job.id, self.job.order.verb.command)
     }
 
     fn body(&self, ask: &Ask) -> Markup {

@@ -3,7 +3,7 @@
 use std::{cmp::Ordering, sync::Arc};
 
 use maud::{Markup, html};
-use oncebox_operator::{ParkedKind, ParkedMessage};
+use oncebox_operator::{Kind, ParkedMessage};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -17,7 +17,6 @@ use crate::{
         layout::key_link,
         words::{self, empty, state, time_or},
     },
-    order,
     problem::Problem,
     view::View,
 };
@@ -34,15 +33,11 @@ pub(crate) struct Replays {
 
 pub(crate) async fn load(ask: Arc<Ask>) -> Result<Replays, Problem> {
     let database = ask.database()?;
-    let mut selection = order::messages(&ask.query)?;
     let sort = Sort::of(&ask.query, &COLUMNS)?;
-    if sort.is_none() {
-        selection.after = ask.query.parsed("after")?.unwrap_or_default();
-    }
+    let selection = ask.query.selection(Kind::Replays, sort.is_none())?;
     let mut turn = database.turn().await?;
     let operator = turn.look().await?;
-    let mut replays =
-        database.answer(operator.parked(ParkedKind::Replay, &selection, sort::limit(sort))).await?;
+    let mut replays = database.answer(operator.parked(&selection, sort::limit(sort))).await?;
     turn.keep().await;
     let after = sort::page(sort, &ask.query, &mut replays, |last| last.id.to_string(), compare)?;
     Ok(Replays { database: database.name().to_owned(), replays, after })

@@ -3,7 +3,7 @@
 use std::{cmp::Ordering, sync::Arc, time::Duration};
 
 use maud::{Markup, html};
-use oncebox_operator::{SAGA_STATES, Saga, SagasWaiting};
+use oncebox_operator::{Kind, SAGA_STATES, Saga, SagasWaiting};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -15,7 +15,6 @@ use crate::{
     ask::Ask,
     fields::Fields,
     html::words::{self, count, empty, number, span, state, time},
-    order,
     problem::Problem,
     view::View,
 };
@@ -38,17 +37,11 @@ pub(crate) struct Sagas {
 
 pub(crate) async fn load(ask: Arc<Ask>) -> Result<Sagas, Problem> {
     let database = ask.database()?;
-    let mut selection = order::sagas(&ask.query);
-    if selection.state.as_ref().is_some_and(|state| !SAGA_STATES.contains(&state.as_str())) {
-        return Err(Problem::Bad(format!("state: none of {}", SAGA_STATES.join(", "))));
-    }
     let after = ask.query.parsed::<i64>("after")?.unwrap_or_default();
     let sort = Sort::of(&ask.query, &COLUMNS)?;
+    let mut selection = ask.query.selection(Kind::Sagas, sort.is_none())?;
     let limit = match sort {
-        None => {
-            selection.after = after;
-            ROWS_MAX + 1
-        }
+        None => ROWS_MAX + 1,
         Some(sort) => {
             selection.newest_first = !takes_oldest(sort);
             SORTED_MAX + 1

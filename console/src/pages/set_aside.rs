@@ -3,9 +3,9 @@
 use std::{cmp::Ordering, sync::Arc, time::SystemTime};
 
 use maud::{Markup, html};
-use oncebox_operator::{DeadLetter, FailingMessage, ParkedKind, ParkedMessage};
+use oncebox_operator::{Action, DeadLetter, FailingMessage, Kind, ParkedMessage};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::{
     list::{self, GROUPED_MAX, Group, ROWS_MAX, action, filter, more, why_no_actions},
@@ -18,18 +18,16 @@ use crate::{
         layout::key_link,
         words::{self, bytes, empty, state, time, time_or},
     },
-    order,
     problem::Problem,
     view::View,
 };
 
-/// A kind of things that are set aside: its name in addresses, its title, its actions, and the
-/// command that lists it.
-const KINDS: [(&str, &str, &[&str], &str); 4] = [
-    ("parked", "Parked", &["discard"], "oncebox outbox parked list"),
-    ("dead", "Dead", &["retry", "discard"], "oncebox outbox dead list"),
-    ("failing", "Failing in an inbox", &["retry", "bury"], "oncebox inbox failing list"),
-    ("dead-letters", "Dead letters", &["retry", "discard"], "oncebox inbox dead list"),
+/// The kinds of things that are set aside, and their titles.
+const KINDS: [(Kind, &str); 4] = [
+    (Kind::Parked, "Parked"),
+    (Kind::Dead, "Dead"),
+    (Kind::Failing, "Failing in an inbox"),
+    (Kind::Letters, "Dead letters"),
 ];
 
 /// The columns that sort them.
@@ -40,7 +38,9 @@ const COLUMNS: [&str; 9] =
 #[derive(Serialize, JsonSchema)]
 pub(crate) struct SetAside {
     database: String,
-    kind: &'static str,
+    #[serde(serialize_with = "name")]
+    #[schemars(with = "String")]
+    kind: Kind,
     /// Of the first 1,000, on the first page.
     groups: Vec<Group>,
     rows: Rows,
@@ -73,10 +73,14 @@ struct Row<'a> {
     behind: Option<i64>,
 }
 
+fn name<S: Serializer>(kind: &Kind, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(kind.name())
+}
+
 pub(crate) async fn load(ask: Arc<Ask>) -> Result<SetAside, Problem> {
     let database = ask.database()?;
     let wanted = ask.query.get("kind").unwrap_or("parked");
-    let (kind, ..) = *KINDS.iter().find(|(kind, ..)| *kind == wanted).ok_or_else(|| {
+    let (kind, _) = *KINDS.iter().find(|(kind, _)| kind.name() == wanted).ok_or_else(|| {
         Problem::Bad(format!("kind: {wanted:?} is none of parked, dead, failing, dead-letters"))
     })?;
     let sort = Sort::of(&ask.query, &COLUMNS)?;
@@ -85,39 +89,16 @@ pub(crate) async fn load(ask: Arc<Ask>) -> Result<SetAside, Problem> {
     let mut turn = database.turn().await?;
     let operator = turn.look().await?;
     let fields = &ask.query;
-    let id = || match after {
-        Some(_) => fields.parsed::<i64>("after").map(Option::unwrap_or_default),
-        None => Ok(0),
-    };
+    let selection = fields.selection(kind, after.is_some())?;
     let mut rows = match kind {
-        "failing" => {
-            let mut selection = order::failing(fields)?;
-            if let Some(after) = after {
-                selection.after = place(after)?;
-            }
-            Rows::Failing(database.answer(operator.failing(&selection, limit)).await?)
-        }
-        "dead-letters" => {
-            let mut selection = order::letters(fields)?;
-            selection.after = id()?;
-            Rows::Letters(database.answer(operator.dead_letters(&selection, limit)).await?)
-        }
-        _ => {
-            let mut selection = order::messages(fields)?;
-            selection.after = id()?;
-            let kind = if kind == "dead" { ParkedKind::Dead } else { ParkedKind::Parked };
-            Rows::Messages(database.answer(operator.parked(kind, &selection, limit)).await?)
-        }
+        Kind::Failing => Rows::Failing(database.answer(operator.failing(&selection, limit)).await?),
+        Kind::Letters => Rows::Letters(database.answer(operator.dead_letters(&selection, limit)).await?),
+        _ => Rows::Messages(database.answer(operator.parked(&selection, limit)).await?),
     };
     turn.keep().await;
     let groups = if fields.get("after").is_none() { rows.groups() } else { Vec::new() };
     let after = rows.page(sort, fields)?;
     Ok(SetAside { database: database.name().to_owned(), kind, groups, rows, after })
-}
-
-/// The place of a failing message, as the address has it.
-fn place(text: &str) -> Result<[String; 3], Problem> {
-    serde_json::from_str(text).map_err(|_| Problem::Bad("after: that is no place in the list".to_owned()))
 }
 
 impl Rows {
@@ -142,7 +123,7 @@ impl Rows {
                 sort,
                 fields,
                 rows,
-                |row| serde_json::json!(row.place()).to_string(),
+                |row| row.place().to_string(),
                 |by, one, other| of_failing(one).compare(by, &of_failing(other)),
             ),
         }
@@ -233,9 +214,8 @@ impl View for SetAside {
 
     fn body(&self, ask: &Ask) -> Markup {
         let path = format!("/db/{}/set-aside", self.database);
-        let (_, _, _, command) = self.words();
         let fields: &[(&str, &str)] = match self.kind {
-            "failing" | "dead-letters" => &[
+            Kind::Failing | Kind::Letters => &[
                 ("key", "Key"),
                 ("scope", "Inbox"),
                 ("subject", "Subject, also a.*"),
@@ -250,16 +230,16 @@ impl View for SetAside {
         };
         html! {
             nav aria-label="Kinds" {
-                @for (kind, title, ..) in KINDS {
-                    a href=(format!("{path}?kind={kind}")) aria-current=[(kind == self.kind).then_some("page")] { (title) }
+                @for (kind, title) in KINDS {
+                    a href=(format!("{path}?kind={}", kind.name())) aria-current=[(kind == self.kind).then_some("page")] { (title) }
                 }
             }
-            (filter(ask, &[("kind", self.kind)], fields))
+            (filter(ask, &[("kind", self.kind.name())], fields))
             @for (name, value) in exact(ask) {
                 p { (if name == "reason-is" { "Reason is " } else { "Subject is " })
                     @if value.is_empty() { "empty" } @else { code { (value) } } }
             }
-            @if !exact(ask).is_empty() { p { a href=(format!("{path}?kind={}", self.kind)) { "All of them" } } }
+            @if !exact(ask).is_empty() { p { a href=(format!("{path}?kind={}", self.kind.name())) { "All of them" } } }
             (why_no_actions(ask))
             @if self.rows.rows().is_empty() { (empty(self.nothing())) }
             @else {
@@ -274,7 +254,7 @@ impl View for SetAside {
                 (self.table(ask))
                 (more(ask, self.after.as_deref()))
             }
-            (words::command(&self.line(ask, command, fields).iter().map(String::as_str).collect::<Vec<_>>()))
+            (words::command(&self.line(ask, fields).iter().map(String::as_str).collect::<Vec<_>>()))
         }
     }
 }
@@ -286,23 +266,27 @@ fn exact(ask: &Ask) -> Vec<(&'static str, String)> {
 }
 
 impl SetAside {
-    fn words(&self) -> (&'static str, &'static str, &'static [&'static str], &'static str) {
-        KINDS.into_iter().find(|(kind, ..)| *kind == self.kind).unwrap_or(KINDS[0])
+    /// The actions on many of them.
+    fn actions(&self) -> impl Iterator<Item = &'static str> {
+        Action::on(self.kind).filter(|verb| !verb.is_edit()).map(|verb| verb.word())
     }
 
     /// The command that lists the same.
-    fn line(&self, ask: &Ask, command: &str, fields: &[(&str, &str)]) -> Vec<String> {
+    fn line(&self, ask: &Ask, fields: &[(&str, &str)]) -> Vec<String> {
         let given = fields.iter().filter_map(|(name, _)| Some((*name, ask.query.text(name)?)));
         let given = given.chain(exact(ask)).flat_map(|(name, value)| [format!("--{name}"), value]);
         let database = ["--database".to_owned(), self.database.clone()];
+        let command = format!("oncebox {} list", self.kind.command());
         command.split(' ').map(str::to_owned).chain(given).chain(database).collect()
     }
 
     fn nothing(&self) -> &'static str {
         match self.kind {
-            "dead" => "Messages that relays gave up stand here, until an operator retries or discards them.",
-            "failing" => "Messages stand here whose handlers failed, and that are delivered again.",
-            "dead-letters" => "Messages that inboxes gave up stand here, whole and with the reason.",
+            Kind::Dead => {
+                "Messages that relays gave up stand here, until an operator retries or discards them."
+            }
+            Kind::Failing => "Messages stand here whose handlers failed, and that are delivered again.",
+            Kind::Letters => "Messages that inboxes gave up stand here, whole and with the reason.",
             _ => {
                 "Messages stand here that a stream refused and that are tried again, and those that wait behind them."
             }
@@ -312,13 +296,13 @@ impl SetAside {
     fn group_link(&self, path: &str, group: &Group) -> String {
         Fields::link(
             path,
-            &[("kind", self.kind), ("reason-is", &group.reason), ("subject-is", &group.subject)],
+            &[("kind", self.kind.name()), ("reason-is", &group.reason), ("subject-is", &group.subject)],
         )
     }
 
     fn of_group(&self, ask: &Ask, group: &Group) -> Markup {
-        let (kind, _, actions, _) = self.words();
-        html! { @for word in actions {
+        let kind = self.kind.name();
+        html! { @for word in self.actions() {
             (action(ask, &self.database, word, &[
                 ("kind", kind), ("action", word), ("reason-is", &group.reason), ("subject-is", &group.subject),
             ]))
@@ -327,24 +311,23 @@ impl SetAside {
 
     /// The actions on all that match the filter, not only on this page.
     fn of_all(&self, ask: &Ask, fields: &[(&str, &str)]) -> Markup {
-        let (kind, _, actions, _) = self.words();
         let given = fields.iter().filter_map(|(name, _)| ask.query.get(name).map(|value| (*name, value)));
         let exact = exact(ask);
         let given: Vec<(&str, &str)> =
             given.chain(exact.iter().map(|(name, value)| (*name, value.as_str()))).collect();
         let which = if given.is_empty() { "all" } else { "all that match" };
-        html! { p { @for word in actions {
-            @let fields = [&[("kind", kind), ("action", *word)][..], &given[..], if given.is_empty() { &[("all", "1")] } else { &[] }].concat();
+        html! { p { @for word in self.actions() {
+            @let fields = [&[("kind", self.kind.name()), ("action", word)][..], &given[..], if given.is_empty() { &[("all", "1")] } else { &[] }].concat();
             (action(ask, &self.database, &format!("{word} {which}"), &fields))
         } } }
     }
 
     fn table(&self, ask: &Ask) -> Markup {
-        let (kind, _, actions, _) = self.words();
-        let owner = if ["failing", "dead-letters"].contains(&kind) { "Inbox" } else { "Ordering key" };
+        let owner =
+            if [Kind::Failing, Kind::Letters].contains(&self.kind) { "Inbox" } else { "Ordering key" };
         html! {
             form action=(format!("/db/{}/act", self.database)) method="get" {
-                input type="hidden" name="kind" value=(kind);
+                input type="hidden" name="kind" value=(self.kind.name());
                 div.scroll tabindex="0" { table {
                     thead { tr {
                         @if ask.may_act() { th { input type="checkbox" hidden data-all="id" aria-label="Choose all of this page"; } }
@@ -355,7 +338,7 @@ impl SetAside {
                     tbody { @for row in self.rows.rows() { (self.row(ask, &row)) } }
                 } }
                 @if ask.may_act() {
-                    p { "Of the chosen ones: " @for word in actions { button name="action" value=(word) { (word) } " " } }
+                    p { "Of the chosen ones: " @for word in self.actions() { button name="action" value=(word) { (word) } " " } }
                 }
             }
         }
@@ -364,7 +347,7 @@ impl SetAside {
     fn row(&self, ask: &Ask, row: &Row<'_>) -> Markup {
         let name = row.key.unwrap_or(&row.id);
         let link = match self.kind {
-            "dead-letters" => format!("/db/{}/letter?id={}", self.database, row.id),
+            Kind::Letters => format!("/db/{}/letter?id={}", self.database, row.id),
             _ => Fields::link(&format!("/db/{}/message", self.database), &[("key", name)]),
         };
         html! { tr {
@@ -379,11 +362,11 @@ impl SetAside {
             td.number { (row.tries) }
             td { (time(row.at)) }
             td { (time_or(row.next_at, "")) }
-            td.number { @if row.payload_bytes.is_some() || self.kind == "failing" {
+            td.number { @if row.payload_bytes.is_some() || self.kind == Kind::Failing {
                 a href=(link) { @match row.payload_bytes { Some(count) => (bytes(count)), None => "show" } }
             } @match (self.kind, row.key) {
-                ("dead", Some(key)) => { " " (list::edit_link(ask, &self.database, &[("kind", "dead"), ("key", key)])) },
-                ("dead-letters", Some(_)) => { " " (list::edit_link(ask, &self.database, &[("kind", "dead-letters"), ("id", &row.id)])) },
+                (Kind::Dead, Some(key)) => { " " (list::edit_link(ask, &self.database, &[("kind", "dead"), ("key", key)])) },
+                (Kind::Letters, Some(_)) => { " " (list::edit_link(ask, &self.database, &[("kind", "dead-letters"), ("id", &row.id)])) },
                 _ => {},
             } }
         } }

@@ -7,46 +7,21 @@ use std::{
 };
 
 use async_nats::jetstream::message::StreamMessage;
-use oncebox_connect::{config::Config, error::RelayError, postgres::Parameter};
+use oncebox_connect::{error::RelayError, postgres::Parameter};
 use oncebox_relay::facts::Letter;
-use serde::Serialize;
 
-use super::{FailingMessage, Place};
+use super::{FailingMessage, failing_message, place};
 use crate::{
-    Operator, execute, failed, query,
+    BATCH, Operator,
+    action::{Acting, Done, Listed, Page, Scan, Verb},
+    failed, is_full, is_selected, query,
     resend::{Payload, Resender, headers_json},
-    selection::FailingSelection,
-    shown::RowSet,
+    selection::{FailingId, Place, Selection},
 };
 
 /// A client may have rounded the time at which a stream stored a message, to seconds at most. No
 /// stream is made again, and has as many messages, within that, and one of them fails.
 const ROUNDED: Duration = Duration::from_secs(1);
-
-/// How many messages a command has dealt with, and how many it has left alone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct FailingDone {
-    /// Retried, or buried.
-    pub done: u64,
-    /// Left alone: due already, or at work.
-    pub busy: u64,
-    /// Not in their stream any more: nobody delivers them again. A burial forgets them.
-    pub gone: u64,
-    /// They came from no stream, so nobody can fetch them.
-    pub elsewhere: u64,
-    /// Left alone: their large payload is not in its bucket, and without it nobody can tell copies
-    /// of the key from other messages.
-    pub incomplete: u64,
-}
-
-impl FailingDone {
-    /// Of any fate.
-    #[must_use]
-    pub fn all(self) -> u64 {
-        self.done + self.busy + self.gone + self.elsewhere + self.incomplete
-    }
-}
 
 /// The fate of one message.
 enum Fate {
@@ -59,130 +34,90 @@ enum Fate {
     Ended,
 }
 
-/// The action of a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Act {
-    Retry,
-    Bury,
+impl Listed for FailingMessage {
+    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>, RelayError> {
+        let [scope, tenant, key] = match &scan.after {
+            Place::Key(place) => place.clone(),
+            _ => Default::default(),
+        };
+        let (subject, reason) = (of.expression(), of.part_of_reason());
+        let Selection { reason_is, subject_is, .. } = of;
+        let part = |place: usize| of.failing_id.as_ref().map(|FailingId(id)| id[place].as_str());
+        let meant_scope = part(0).or(of.scope.as_deref());
+        let meant_tenant = part(1);
+        let meant_key = part(2).or(of.key.as_deref());
+        let parameters: [&dyn Parameter; 11] = [
+            &scope,
+            &tenant,
+            &key,
+            &BATCH,
+            &meant_key,
+            &meant_scope,
+            &subject,
+            &reason,
+            &meant_tenant,
+            reason_is,
+            subject_is,
+        ];
+        let rows = operator.query("look at failing messages", &operator.sql.failing, &parameters).await?;
+        let next = rows.last().filter(|_| is_full(&rows)).map(|row| Place::Key(place(row)));
+        Ok(Page::new(rows.iter().filter(is_selected).map(failing_message).collect(), next))
+    }
+
+    fn name(&self, _: &Acting<'_>) -> String {
+        [&*self.scope, &*self.tenant, &*self.key].join("\0")
+    }
+
+    fn came_at(&self) -> SystemTime {
+        self.first_at
+    }
+
+    /// So a key gets one copy for each time that it fails.
+    fn is_busy(&self, acting: &Acting<'_>) -> bool {
+        acting.verb == Verb::RetryFailing && self.is_due
+    }
+
+    fn in_batches(_: Verb) -> bool {
+        false
+    }
+
+    /// A retry publishes a copy at the end of the stream, with the same key, headers and payload.
+    /// Of the two the first one that succeeds counts; the inbox answers the other as a duplicate,
+    /// as do the inboxes of other scopes. A message that is buried becomes a dead letter of its
+    /// inbox, whole, and copies of it are answered as dead. One that its stream has no more is
+    /// forgotten.
+    async fn change(
+        operator: &mut Operator,
+        acting: &Acting<'_>,
+        rows: &[Self],
+        done: &mut Done,
+    ) -> Result<(), RelayError> {
+        acting.is_one_of(&[Verb::RetryFailing, Verb::BuryFailing])?;
+        for message in rows {
+            let count = match operator.act_on_one(acting, message).await? {
+                Fate::Done => &mut done.done,
+                Fate::Busy => &mut done.busy,
+                Fate::Gone => &mut done.gone,
+                Fate::Elsewhere => &mut done.elsewhere,
+                Fate::Incomplete => &mut done.incomplete,
+                Fate::Ended => continue,
+            };
+            *count += 1;
+        }
+        Ok(())
+    }
 }
 
 impl Operator {
-    /// Has failing messages run again now, `limit` keys at most: of each key a copy of one message,
-    /// at the end of its stream, with the same key, headers and payload. Of the two the first one
-    /// that succeeds counts; the inbox answers the other as a duplicate, as do the inboxes of other
-    /// scopes. A key whose message is due already is left alone, so it gets one copy for each time
-    /// that it fails. `only` leaves out all keys but those of a set that was shown.
-    ///
-    /// # Errors
-    /// PostgreSQL or NATS refused or went away: the messages so far are retried, and the same call
-    /// goes on with the rest.
-    pub async fn retry_failing(
-        &mut self,
-        config: &Config,
-        selection: &FailingSelection,
-        limit: Option<u64>,
-        only: Option<&RowSet>,
-    ) -> Result<FailingDone, RelayError> {
-        self.act_on_failing(config, selection, limit, only, Act::Retry).await
-    }
-
-    /// Gives failing messages up, `limit` keys at most: each becomes a dead letter of its inbox,
-    /// whole, and copies of it are answered as dead. One that its stream has no more is forgotten.
-    /// `only` leaves out all keys but those of a set that was shown.
-    ///
-    /// # Errors
-    /// PostgreSQL or NATS refused or went away: the messages so far are buried, and the same call
-    /// goes on with the rest.
-    pub async fn bury_failing(
-        &mut self,
-        config: &Config,
-        selection: &FailingSelection,
-        limit: Option<u64>,
-        only: Option<&RowSet>,
-    ) -> Result<FailingDone, RelayError> {
-        self.act_on_failing(config, selection, limit, only, Act::Bury).await
-    }
-
-    /// Adds the keys of failing messages to a set, up to `limit`, and counts them; with `to_retry`,
-    /// those that are due already are busy.
-    ///
-    /// # Errors
-    /// PostgreSQL refused or went away.
-    pub async fn count_failing(
-        &self,
-        selection: &FailingSelection,
-        limit: Option<u64>,
-        to_retry: bool,
-        set: &mut RowSet,
-    ) -> Result<FailingDone, RelayError> {
-        let (mut found, mut page) = (FailingDone::default(), Some(Place(selection.after.clone())));
-        let limit = limit.unwrap_or(u64::MAX);
-        while let Some(after) = page.filter(|_| found.all() < limit) {
-            let (messages, next) = self.look_at_failing(&after, selection).await?;
-            for message in messages {
-                if found.all() == limit {
-                    break;
-                }
-                set.add(&name(&message), message.first_at);
-                if set.has(&name(&message)) {
-                    let is_busy = to_retry && message.is_due;
-                    *(if is_busy { &mut found.busy } else { &mut found.done }) += 1;
-                }
-            }
-            page = next;
-        }
-        Ok(found)
-    }
-
-    async fn act_on_failing(
-        &mut self,
-        config: &Config,
-        selection: &FailingSelection,
-        limit: Option<u64>,
-        only: Option<&RowSet>,
-        act: Act,
-    ) -> Result<FailingDone, RelayError> {
-        let resender = Resender::connect(config).await?;
-        let (mut found, mut page) = (FailingDone::default(), Some(Place(selection.after.clone())));
-        let limit = limit.unwrap_or(u64::MAX);
-        while let Some(after) = page.filter(|_| found.all() < limit) {
-            let (messages, next) = self.look_at_failing(&after, selection).await?;
-            for message in messages {
-                if found.all() == limit {
-                    return Ok(found);
-                }
-                if only.is_some_and(|only| !only.has(&name(&message))) {
-                    continue;
-                }
-                match self.act_on_one(&resender, &message, act).await? {
-                    Fate::Done => {
-                        found.done += 1;
-                        self.pace.did(1).await;
-                    }
-                    Fate::Busy => found.busy += 1,
-                    Fate::Gone => {
-                        found.gone += 1;
-                        self.pace.did(1).await;
-                    }
-                    Fate::Elsewhere => found.elsewhere += 1,
-                    Fate::Incomplete => found.incomplete += 1,
-                    Fate::Ended => {}
-                }
-            }
-            page = next;
-        }
-        Ok(found)
-    }
-
     async fn act_on_one(
         &mut self,
-        resender: &Resender,
+        acting: &Acting<'_>,
         message: &FailingMessage,
-        act: Act,
     ) -> Result<Fate, RelayError> {
-        if act == Act::Retry && message.is_due {
+        if message.is_busy(acting) {
             return Ok(Fate::Busy);
         }
+        let Some(resender) = acting.resender else { return Ok(Fate::Busy) };
         let Some((stream, sequence)) = message.stream.as_deref().zip(message.stream_sequence) else {
             return Ok(Fate::Elsewhere);
         };
@@ -194,11 +129,11 @@ impl Operator {
         let stored = stored.filter(|stored| {
             is_named(&message.message, stream, stored.sequence, at(stored).unwrap_or_default())
         });
-        match (stored, act) {
-            (Some(stored), Act::Retry) => self.send_copy(resender, message, stored).await,
-            (Some(stored), Act::Bury) => self.bury_one(resender, message, stored).await,
-            (None, Act::Retry) => Ok(Fate::Gone),
-            (None, Act::Bury) => self.forget_one(message).await,
+        match (stored, acting.verb) {
+            (Some(stored), Verb::BuryFailing) => self.bury_one(resender, message, stored).await,
+            (Some(stored), _) => self.send_copy(resender, message, stored).await,
+            (None, Verb::BuryFailing) => self.forget_one(message).await,
+            (None, _) => Ok(Fate::Gone),
         }
     }
 
@@ -271,23 +206,16 @@ impl Operator {
     }
 
     async fn forget_one(&mut self, message: &FailingMessage) -> Result<Fate, RelayError> {
-        let (stamp, sql) = (self.stamp.clone(), self.sql.forget_failing.clone());
+        let stamp = self.stamp.clone();
         let FailingMessage { scope, tenant, key, message: copy, .. } = message;
-        let transaction = self.begin().await?;
         let parameters: [&dyn Parameter; 6] = [scope, tenant, key, copy, &stamp.operator, &stamp.note];
-        execute(&transaction, "forget a failing message", &sql, &parameters).await?;
-        transaction.commit().await.map_err(failed("commit"))?;
+        self.change("forget a failing message", |sql| &sql.forget_failing, &parameters, false).await?;
         Ok(Fate::Gone)
     }
 }
 
 fn refused(key: &str, source: Box<dyn Error + Send + Sync>) -> RelayError {
     RelayError::Failing { key: key.to_owned(), source }
-}
-
-/// A key's name in a set.
-fn name(message: &FailingMessage) -> String {
-    message.place().join("\0")
 }
 
 /// Whether inboxes name a copy by this place in its stream, and this time: `inbox/src/records.rs`.

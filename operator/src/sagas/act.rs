@@ -1,172 +1,113 @@
 //! The actions of an operator on sagas.
 
+use std::time::SystemTime;
+
 use oncebox_connect::{
     error::{RelayError, StoreError},
     postgres::{Parameter, typed},
 };
 use tokio_postgres::error::SqlState;
 
-use super::{Saga, SagaSelection};
-use crate::{Operator, RowSet, failed};
+use super::{FINISHED, Saga, saga};
+use crate::{
+    BATCH, Operator,
+    action::{Acting, Done, Listed, Page, Scan, Verb},
+    failed, next_id,
+    selection::{Place, Selection},
+};
 
 /// The database's word for a saga that is not as the caller thinks.
 const NOT_WAITING: &str = "OB009";
 
-/// The outcome of a command on sagas.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ActedOn {
-    /// How many sagas.
-    pub sagas: u64,
-    /// Dead letters of participants, of this database, that were discarded: another attempt has a
-    /// key of its own.
-    pub letters: u64,
-    /// Commands of which a new attempt was asked for, and whose dead letter is not here, or cannot
-    /// be told from others with its key.
-    pub commands_elsewhere: Vec<String>,
-}
+impl Listed for Saga {
+    async fn scans(_: &Operator, of: &Selection, _: bool) -> Result<Vec<Scan>, RelayError> {
+        let mut scan = Scan::from(of);
+        if of.newest_first && of.after.is_none() {
+            scan.after = Place::Id(i64::MAX);
+        }
+        Ok(vec![scan])
+    }
 
-/// The actions on sagas.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "what an operator can do is the interface")]
-pub enum SagaAction {
-    /// A new attempt at this step that waits for an operator, or at all that wait; a saga in
-    /// quarantine is read again.
-    Retry {
-        /// The step.
-        step: Option<String>,
-    },
-    /// Go on as if this step, which waits for an operator, were done, or undone; in a saga in
-    /// quarantine also one that is under way.
-    Skip {
-        /// The step.
-        step: String,
-        /// The reply that the participant would have sent, as JSON.
-        reply: Option<String>,
-    },
-    /// Give the saga up as it stands.
-    Abandon,
-}
+    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>, RelayError> {
+        let (Selection { key, saga_type, state, newest_first, .. }, after) = (of, scan.after.id());
+        let finished = state.as_deref().is_some_and(|state| FINISHED.contains(&state));
+        let parameters: [&dyn Parameter; 7] =
+            [&after, &BATCH, key, saga_type, state, &finished, newest_first];
+        let rows = operator.query("look at sagas", &operator.sql.look_sagas, &parameters).await?;
+        let selected = rows.iter().filter(|row| row.get("selected")).map(saga).collect();
+        Ok(Page::new(selected, next_id(&rows).map(Place::Id)))
+    }
 
-impl SagaAction {
-    /// A saga in a set of this action. Another step is another action.
-    fn row(&self, saga: &Saga) -> String {
-        match self {
-            Self::Retry { step: Some(step) } | Self::Skip { step, reply: None } => {
-                format!("{} {step}", saga.id)
-            }
-            Self::Skip { step, reply: Some(reply) } => format!("{} {step} {reply}", saga.id),
-            Self::Retry { step: None } | Self::Abandon => saga.id.to_string(),
+    /// Another step, or reply, is another action.
+    fn name(&self, acting: &Acting<'_>) -> String {
+        let parts = [acting.of.step.as_ref(), acting.of.reply.as_ref()];
+        parts.into_iter().flatten().fold(self.id.to_string(), |name, part| format!("{name} {part}"))
+    }
+
+    /// A saga that has changed since the set was shown came later.
+    fn came_at(&self) -> SystemTime {
+        self.changed_at
+    }
+
+    fn can(&self, acting: &Acting<'_>) -> bool {
+        match (acting.verb, &acting.of.step) {
+            (Verb::AbandonSagas, _) => self.finished_at.is_none(),
+            (Verb::RetrySagas, Some(step)) => self.waiting.contains(step),
+            // Of one in quarantine the database says which step can be skipped.
+            (_, Some(step)) => self.state == "quarantined" || self.waiting.contains(step),
+            (_, None) => self.state == "quarantined" || !self.waiting.is_empty(),
         }
     }
 
-    fn is_possible(&self, saga: &Saga) -> bool {
-        match self {
-            Self::Retry { step: None } => saga.state == "quarantined" || !saga.waiting.is_empty(),
-            Self::Retry { step: Some(step) } => saga.waiting.contains(step),
-            // Of one in quarantine the database says which step that can be.
-            Self::Skip { step, .. } => saga.state == "quarantined" || saga.waiting.contains(step),
-            Self::Abandon => saga.finished_at.is_none(),
+    fn in_batches(_: Verb) -> bool {
+        false
+    }
+
+    /// Each in a transaction of its own. An orchestrator applies a retry or a skip within a second.
+    async fn change(
+        operator: &mut Operator,
+        acting: &Acting<'_>,
+        rows: &[Self],
+        done: &mut Done,
+    ) -> Result<(), RelayError> {
+        acting.is_one_of(&[Verb::RetrySagas, Verb::SkipStep, Verb::AbandonSagas])?;
+        for saga in rows {
+            operator.act_on_saga(acting, saga.id, done).await?;
         }
+        Ok(())
     }
 }
 
 impl Operator {
-    /// Acts on the selected sagas for which that is possible, `limit` at most, each in a
-    /// transaction of its own. An orchestrator applies a retry or a skip within a
-    /// second. `only` leaves out all sagas but those of a set that was shown.
-    ///
-    /// # Errors
-    /// PostgreSQL refused or went away: those so far are done, and the same call goes on.
-    pub async fn act_on_sagas(
-        &mut self,
-        action: &SagaAction,
-        selection: &SagaSelection,
-        limit: Option<u64>,
-        only: Option<&RowSet>,
-    ) -> Result<ActedOn, RelayError> {
-        let (limit, mut done, mut after) =
-            (limit.unwrap_or(u64::MAX), ActedOn::default(), Some(selection.after));
-        while let Some(last) = after.filter(|_| done.sagas < limit) {
-            let page = self.look_sagas(selection, last).await?;
-            let meant = page.selected.iter().filter(|saga| {
-                action.is_possible(saga) && only.is_none_or(|only| only.has(&action.row(saga)))
-            });
-            for saga in meant {
-                if done.sagas == limit {
-                    return Ok(done);
-                }
-                if self.act_on_saga(action, saga.id, &mut done).await? {
-                    done.sagas += 1;
-                    self.pace.did(1).await;
-                }
-            }
-            after = page.next;
-        }
-        Ok(done)
-    }
-
-    /// Adds the selected sagas for which an action is possible to a set, up to `limit`. A saga that
-    /// has changed since the set was shown came later.
-    ///
-    /// # Errors
-    /// PostgreSQL refused or went away.
-    pub async fn find_sagas(
-        &self,
-        action: &SagaAction,
-        selection: &SagaSelection,
-        limit: Option<u64>,
-        found: &mut RowSet,
-    ) -> Result<(), RelayError> {
-        let (limit, mut after) = (limit.unwrap_or(u64::MAX), Some(selection.after));
-        while let Some(last) = after.filter(|_| found.count() < limit) {
-            let page = self.look_sagas(selection, last).await?;
-            for saga in page.selected.iter().filter(|saga| action.is_possible(saga)) {
-                if found.count() < limit {
-                    found.add(&action.row(saga), saga.changed_at);
-                }
-            }
-            after = page.next;
-        }
-        Ok(())
-    }
-
-    /// False when it is not possible any more: the saga went on meanwhile.
-    async fn act_on_saga(
-        &mut self,
-        action: &SagaAction,
-        id: i64,
-        acted: &mut ActedOn,
-    ) -> Result<bool, RelayError> {
+    /// Does nothing when it is not possible any more: the saga went on meanwhile.
+    async fn act_on_saga(&mut self, acting: &Acting<'_>, id: i64, done: &mut Done) -> Result<(), RelayError> {
         let (stamp, sql) = (self.stamp.clone(), self.sql.clone());
         let transaction = self.begin().await?;
         let why = stamp.note.as_deref().or(stamp.operator.as_deref()).unwrap_or("by an operator");
-        let step;
-        let (sql, second): (&str, &dyn Parameter) = match action {
-            SagaAction::Retry { step } => (&sql.retry_saga, step),
-            SagaAction::Skip { step, .. } => (&sql.skip_saga_step, step),
-            SagaAction::Abandon => {
-                step = why;
-                (&sql.abandon_saga, &step)
-            }
+        let Selection { step, reply, .. } = acting.of;
+        let (sql, second): (&str, &dyn Parameter) = match acting.verb {
+            Verb::SkipStep => (&sql.skip_saga_step, step),
+            Verb::AbandonSagas => (&sql.abandon_saga, &why),
+            _ => (&sql.retry_saga, step),
         };
         let mut parameters: Vec<&dyn Parameter> = vec![&id, second, &stamp.operator, &stamp.note];
-        if let SagaAction::Skip { reply, .. } = action {
+        if acting.verb == Verb::SkipStep {
             parameters.push(reply);
         }
         let rows = match transaction.query_typed(sql, &typed(&parameters)).await {
             Ok(rows) => rows,
-            Err(error) if error.code().map(SqlState::code) == Some(NOT_WAITING) => return Ok(false),
+            Err(error) if error.code().map(SqlState::code) == Some(NOT_WAITING) => return Ok(()),
             Err(source) => return Err(RelayError::store(StoreError::Statement("act on a saga", source))),
         };
         transaction.commit().await.map_err(failed("commit"))?;
         for row in &rows {
             match row.get("is_discarded") {
-                Some(true) => acted.letters += 1,
-                Some(false) => acted.commands_elsewhere.push(row.get("command")),
+                Some(true) => done.letters += 1,
+                Some(false) => done.commands_elsewhere.push(row.get("command")),
                 None => {}
             }
         }
-        Ok(!rows.is_empty())
+        done.done += u64::from(!rows.is_empty());
+        Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! The data of a saga, and the replies in it, as JSON that keeps every digit of a number; and the
 //! answers that were refused.
 
+use crate::columns::columns;
 use std::{borrow::Cow, collections::BTreeMap, time::SystemTime};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
@@ -142,13 +143,11 @@ impl JsonSchema for Json {
 }
 
 pub(super) fn refused_answer(row: &Row) -> RefusedAnswer {
-    RefusedAnswer {
-        id: row.get("id"),
-        key: row.get("key"),
-        command: row.get("command"),
-        reason: row.get("reason"),
+    columns!(row => RefusedAnswer {
+        id, key, command, reason
+    } with {
         refused_at: row.get("created_at"),
-    }
+    })
 }
 
 /// The data that a saga started with, or in Rust has now, and the replies beside it: a saga of a

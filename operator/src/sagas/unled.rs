@@ -8,6 +8,7 @@ use serde::Serialize;
 use tokio_postgres::Row;
 
 use crate::{
+    columns::columns,
     shell::quoted,
     time::{Rfc3339, text},
 };
@@ -44,16 +45,13 @@ pub struct SagasUnled {
 impl SagasUnled {
     pub(crate) fn new(row: &Row) -> Self {
         let led_at: Option<SystemTime> = row.get("led_at");
-        Self {
+        columns!(row => Self {
+            version, scope, sagas, reply_to, led_versions
+        } with {
             saga_type: row.get("type"),
-            version: row.get("version"),
-            scope: row.get("scope"),
-            sagas: row.get("sagas"),
             since: led_at.unwrap_or_else(|| row.get("oldest_at")),
             was_led: led_at.is_some(),
-            reply_to: row.get("reply_to"),
-            led_versions: row.get("led_versions"),
-        }
+        })
     }
 
     /// The problem.

@@ -1,5 +1,6 @@
 //! The questions of a status to both servers: at the same cost for any backlog.
 
+use crate::columns::columns;
 use std::time::SystemTime;
 
 use oncebox_connect::{
@@ -278,16 +279,9 @@ fn lane((lag, stand): (&Row, &Row)) -> LaneStatus {
 }
 
 fn holder(row: &Row) -> Holder {
-    Holder {
-        lanes: row.get("lanes"),
-        pid: row.get("pid"),
-        prepared: row.get("prepared"),
-        user_name: row.get("user_name"),
-        application_name: row.get("application_name"),
-        client: row.get("client"),
-        state: row.get("state"),
-        transaction_seconds: row.get("transaction_seconds"),
-    }
+    columns!(row => Holder {
+        lanes, pid, prepared, user_name, application_name, client, state, transaction_seconds
+    })
 }
 
 fn asleep(row: &Row, schema: &SchemaName) -> Option<Asleep> {
@@ -297,34 +291,26 @@ fn asleep(row: &Row, schema: &SchemaName) -> Option<Asleep> {
 }
 
 fn relay_sessions(row: &Row) -> RelaySessions {
-    RelaySessions {
-        user_name: row.get("user_name"),
-        client: row.get("client"),
-        sessions: row.get("sessions"),
-        leads: row.get("leads"),
-    }
+    columns!(row => RelaySessions {
+        user_name, client, sessions, leads
+    })
 }
 
 fn blocked_key(row: &Row) -> BlockedKey {
-    BlockedKey {
-        lane: row.get("lane"),
-        ordering_key: row.get("ordering_key"),
-        key: row.get("key"),
-        subject: row.get("subject"),
+    columns!(row => BlockedKey {
+        lane, ordering_key, key, subject, behind
+    } with {
         reason: row.get("error"),
         died_at: row.get("dead_at"),
-        behind: row.get("behind"),
-    }
+    })
 }
 
 fn parked_reason(row: &Row) -> ParkedReason {
-    ParkedReason {
+    columns!(row => ParkedReason {
+        cause, subject, messages, since
+    } with {
         reason: row.get("error"),
-        cause: row.get("cause"),
-        subject: row.get("subject"),
-        messages: row.get("messages"),
-        since: row.get("since"),
-    }
+    })
 }
 
 fn sagas_waiting(row: &Row) -> Option<SagasWaiting> {

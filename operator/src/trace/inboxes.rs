@@ -8,7 +8,9 @@ use serde::Serialize;
 use tokio_postgres::{Row, Transaction, error::SqlState};
 
 use crate::{
-    BATCH, failed,
+    BATCH,
+    columns::columns,
+    failed,
     statements::Statements,
     time::{Rfc3339, Rfc3339Option},
 };
@@ -261,15 +263,13 @@ fn add_open(found: &mut Vec<TracedKey>, row: &Row) {
 
 /// One that runs again may fail again: that says more.
 fn add_line(found: &mut Vec<TracedKey>, row: &Row) {
-    let line = TracedLine {
-        ordering_key: row.get("ordering_key"),
+    let line = columns!(row => TracedLine {
+        ordering_key, is_due, ahead, reason
+    } with {
         since: row.get("created_at"),
-        is_due: row.get("is_due"),
-        ahead: row.get("ahead"),
         letter: row.get("head_id"),
         letter_key: row.get("head_key"),
-        reason: row.get("reason"),
-    };
+    });
     of_row(found, row, "behind").line = Some(line);
 }
 

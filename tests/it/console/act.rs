@@ -247,8 +247,8 @@ async fn sagas_pauses_and_replays_are_acted_on() {
     assert!(page.body.contains("nothing is undone"), "its consequence is told first: {}", page.body);
     assert!(page.body.contains(r#"name="shown""#), "and the saga that is meant: {}", page.body);
     for (fields, told) in [
-        ("kind=sagas&action=retry&key=2:order", "retried 1 saga"),
-        ("kind=sagas&action=skip&key=6:refund&step=pay", "skipped a step of 1 saga"),
+        ("kind=sagas&action=retry&key=2:order", "asked for another attempt of 1 saga"),
+        ("kind=sagas&action=skip&key=6:refund&step=pay", "asked to go on with 1 saga"),
         ("kind=sagas&action=abandon&key=3:order", "abandoned 1 saga"),
         ("kind=pauses&action=pause&stream=&subject=%3E&for=2h", "paused delivery"),
         ("kind=pauses&action=resume&subject=%3E", "resumed delivery"),

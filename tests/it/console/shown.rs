@@ -215,7 +215,7 @@ async fn replays_of_a_time_are_those_that_were_shown() {
     let done = console.ask("POST", "/db/shop/act", &[], &form(&page, fields)).await;
     assert_eq!(done.status, 303, "{}", done.body);
     let end = end(&console, done.header("location").unwrap()).await;
-    let told = "asked the relays to send again 3 messages; 2 that came since they were shown stay";
+    let told = "asked the relays to replay 3 messages; 2 that came since they were shown stay";
     assert_eq!(end, json!({ "done": told }));
 }
 

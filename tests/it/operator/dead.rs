@@ -120,6 +120,8 @@ async fn dead_messages_are_selected_retried_and_discarded_and_their_ordering_key
     let (counted, token) = told.split_once('\n').unwrap();
     assert_eq!(counted, "would discard 23 messages");
     assert!(token.starts_with("to discard these rows and no other: --confirm 1-"), "{token}");
+    let some = run_ok(url, &[&all[..], &["--limit", "4"]].concat()).await;
+    assert!(some.starts_with("would discard 4 messages\n"), "no more than the limit: {some}");
     assert_eq!(drain(&mut worker).await, 0);
     assert_eq!(list(url, &[]).await, dead);
     assert_eq!(audit(&client).await, [""; 0]);

@@ -173,13 +173,10 @@ async fn a_replay_is_cancelled_and_what_waits_behind_it_goes_on() {
     .await;
 
     let cancel = ["outbox", "replay", "cancel", "--request", "R"];
-    assert_eq!(run_ok(url, &cancel).await, "cancelled replays of 1 message\n");
+    assert_eq!(run_ok(url, &cancel).await, "cancelled 1 replay\n");
     assert_eq!(traced(url, "m").await, (json!("settled"), json!("cancelled")));
     check_nothing(url, &cancel, "nothing was done").await;
-    assert_eq!(
-        run_ok(url, &["outbox", "replay", "cancel", "--all"]).await,
-        "cancelled replays of 1 message\n"
-    );
+    assert_eq!(run_ok(url, &["outbox", "replay", "cancel", "--all"]).await, "cancelled 1 replay\n");
     drain(&mut worker).await;
     assert_eq!(ids_of(&stream).await, [1, 2, 3], "what waited goes on");
 

@@ -53,7 +53,7 @@ async fn the_manual_page_has_every_command_and_every_flag() {
 }
 
 /// The help of a command, and of those below it.
-async fn helps(path: Vec<String>) -> Vec<(String, String)> {
+pub(crate) async fn helps(path: Vec<String>) -> Vec<(String, String)> {
     let (mut all, mut open) = (Vec::new(), vec![path]);
     while let Some(path) = open.pop() {
         let arguments: Vec<&str> = path.iter().map(String::as_str).chain(["--help"]).collect();

@@ -14,7 +14,7 @@ use async_nats::jetstream::{
     self,
     stream::{RetentionPolicy, Stream},
 };
-use oncebox_operator::{Operator, ReplaySelection, RowSet, Severity, Stamp, Status, examine};
+use oncebox_operator::{Operator, Order, Severity, Stamp, Status, Verb, examine};
 use oncebox_relay::{Config, Values};
 use oncebox_tests::{Nats, TestEnv, eventually};
 use tokio::task::JoinSet;
@@ -66,19 +66,19 @@ async fn status(values: &Values) -> Status {
 }
 
 async fn replay(values: &Values, request: &str, limit: u64) -> u64 {
-    let (selection, mut tasks) = (ReplaySelection::default(), JoinSet::new());
-    let mut operator = operator(values, &mut tasks).await;
-    operator.replay(&selection, request, Some(limit), None).await.unwrap().messages
+    let mut order = Order::new(Verb::Replay, true, vec![("request".into(), request.into())]).unwrap();
+    order.limit = Some(limit);
+    let mut tasks = JoinSet::new();
+    order.run(&mut operator(values, &mut tasks).await, None, None).await.unwrap().done
 }
 
 async fn resend(values: &Values, stream: &str, dry_run: bool) -> Option<u64> {
+    let order = Order::new(Verb::Resend, false, vec![("stream".into(), stream.into())]).unwrap();
     let mut tasks = JoinSet::new();
-    let mut operator = operator(values, &mut tasks).await;
-    let mut rows = RowSet::new(&operator, "outbox resend", None).await.unwrap();
-    match dry_run {
-        true => operator.find_losses(stream, None, &mut rows).await.unwrap(),
-        false => operator.resend(stream, None, None).await.unwrap(),
-    }
+    let operator = &mut operator(values, &mut tasks).await;
+    let counted = order.count(operator).await.unwrap().done;
+    let done = if dry_run { counted } else { order.run(operator, None, None).await.unwrap() };
+    (done.losses > 0).then_some(done.done)
 }
 
 async fn number(client: &Client, sql: &str) -> i64 {

@@ -62,11 +62,6 @@ pub(super) fn start() -> Command {
         .arg(version.help("The version of the file [default: the newest that was applied]"))
 }
 
-/// An option that takes JSON.
-pub(super) fn json(name: &'static str) -> Arg {
-    Arg::new(name).long(name).value_name("JSON").value_parser(whole)
-}
-
 /// The text itself is passed on: read as a value, its numbers would lose digits.
 fn whole(text: &str) -> Result<String, String> {
     let read = serde_json::from_str::<IgnoredAny>(text).map_err(|error| format!("it is not JSON: {error}"));

@@ -2,27 +2,9 @@
 
 use std::time::{Duration, SystemTime};
 
-use oncebox_operator::{AuditRow, RefusedAnswer, Saga, SagaDetails, SagaReply, SagaStep};
+use oncebox_operator::{AuditRow, RefusedAnswer, SagaDetails, SagaReply, SagaStep};
 
 use crate::command::output::{self, time};
-
-pub(super) fn list(sagas: &[Saga]) -> String {
-    let rows: Vec<[String; 7]> = sagas
-        .iter()
-        .map(|saga| {
-            [
-                saga.key.clone(),
-                format!("{} v{}", saga.saga_type, saga.version),
-                saga.state.clone(),
-                saga.current.join(", "),
-                time(saga.created_at),
-                time(saga.changed_at),
-                saga.reason.clone().unwrap_or_default(),
-            ]
-        })
-        .collect();
-    output::table(["KEY", "TYPE", "STATE", "CURRENT STEP", "BEGAN", "CHANGED", "REASON"], &rows)
-}
 
 pub(super) fn details(details: &SagaDetails) -> String {
     let saga = &details.progress.saga;

@@ -1,0 +1,177 @@
+//! The commands of the catalogue's actions: one run for all of them.
+
+use std::fs;
+
+use anyhow::{Context as _, anyhow};
+use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, builder::Resettable};
+use oncebox_connect::{
+    config::{Config, ConfigError, OutboxConfig},
+    error::RelayError,
+};
+use oncebox_operator::{Done, Kind, Operator, Order, Payload, RowSet, Verb};
+use tokio::task::JoinSet;
+
+use super::{action, canary, edit, output, saga};
+
+/// The arguments of the command.
+pub(crate) struct Act {
+    order: Order,
+    /// The file that has the new payload of an edit.
+    payload: Option<String>,
+    run: action::Run,
+}
+
+pub(super) fn command(verb: Verb) -> Command {
+    let mut command = Command::new(verb.word()).about(verb.about);
+    if !verb.more.is_empty() {
+        command = command.long_about(format!("{}\n\n{}", verb.about, verb.more));
+    }
+    let selectors = action::selectors(verb.kind, verb.selectors());
+    let others = action::selectors(verb.kind, verb.others);
+    if verb.is_edit() {
+        let alone = selectors.into_iter().map(|arg| arg.long(Resettable::Reset).required(true));
+        let command = command.args(alone).args(others).args(action::without_limit());
+        return edit::with_reason(command.arg(action::confirm()));
+    }
+    if verb.kind == Kind::Losses {
+        command = command.args(selectors.into_iter().map(|arg| arg.required(true)));
+        return command.args(action::without_limit()).arg(action::confirm()).args(others);
+    }
+    let names: Vec<_> = selectors.iter().map(|arg| arg.get_id().clone()).collect();
+    let all = Arg::new("all").long("all").action(ArgAction::SetTrue).help(every(verb.kind));
+    let group = ArgGroup::new("selection").args(&names).arg("all").required(true).multiple(true);
+    command = command.args(selectors).arg(all.conflicts_with_all(names)).group(group);
+    command = command.args(action::run()).arg(action::confirm());
+    if verb.has_rate() {
+        command = command.arg(action::rate());
+    }
+    command = command.args(if verb.has_canary() { canary::options().to_vec() } else { others });
+    match verb {
+        Verb::SkipStep => command.mut_arg("step", |step| step.required(true)),
+        _ => command,
+    }
+    .mut_arg("limit", |limit| match verb.kind {
+        Kind::Sagas => limit.help("Stop after so many sagas"),
+        _ => limit,
+    })
+}
+
+/// The effect of `--all`.
+fn every(kind: Kind) -> String {
+    match kind {
+        Kind::Sagas => "Every saga that has not finished".to_owned(),
+        kind => format!("Every {}", kind.thing()),
+    }
+}
+
+impl Act {
+    pub(super) fn new(verb: Verb, flags: &ArgMatches) -> Result<Self, ConfigError> {
+        let mut fields = action::fields(verb.selectors(), flags);
+        fields.extend(action::fields(verb.others, flags));
+        let (mut payloads, fields): (Vec<_>, _) = fields.into_iter().partition(|(name, _)| name == "payload");
+        let is_all = flags.try_get_one("all").ok().flatten() == Some(&true);
+        let run = action::Run::new(flags);
+        let mut order = Order::new(verb, is_all, fields).map_err(|problem| ConfigError(vec![problem]))?;
+        order.limit = flags.try_get_one("limit").ok().flatten().copied();
+        order.shown = run.confirm;
+        order.canary = canary::wanted(flags);
+        Ok(Self { order, payload: payloads.pop().map(|(_, path)| path), run })
+    }
+
+    pub(super) async fn run(self, outbox: &OutboxConfig, config: Option<&Config>) -> anyhow::Result<()> {
+        let Self { mut order, payload, mut run } = self;
+        let verb = order.verb;
+        if let Some(path) = payload {
+            let read = fs::read(&path).with_context(|| format!("read the payload from {path}"))?;
+            order.payload = Some(Payload(read));
+        }
+        let mut tasks = JoinSet::new();
+        let mut operator = run.connect(outbox, &mut tasks).await?;
+        if verb == Verb::Replay && !run.dry_run {
+            let request = order.request();
+            tracing::info!(request, "should this be cut off, run it again with --request and this name");
+        }
+        let counted = if run.has_rows() { order.count(&mut operator).await? } else { Default::default() };
+        let rows = counted.rows.as_ref();
+        rows.map_or(Ok(()), |rows| run.check(rows))?;
+        if let Some((of, edit)) = order.edit().map_err(RelayError::Refused)?.filter(|_| run.dry_run) {
+            let preview = operator.preview_edit(&of, &edit, edit.payload.is_some()).await?;
+            return Ok(output::print(&edit::shown(&run, &preview, rows)?).map(drop)?);
+        }
+        let done = match run.dry_run {
+            true => counted.done,
+            false => order.run(&mut operator, config, rows).await?,
+        };
+        if order.canary.is_some() && !run.dry_run {
+            return canary::begun(&mut operator, done.canary, run.json).await;
+        }
+        if verb.kind == Kind::Losses && done.is_nothing() {
+            return Err(nothing(&mut operator, &order).await);
+        }
+        if verb.word() == "discard" || verb.is_edit() {
+            run.undo = operator.last_discard().await?;
+        }
+        if let Some(key) = &done.key {
+            return Ok(output::print(&edit::done(&run, key)?).map(drop)?);
+        }
+        let settled = rows.filter(|_| run.dry_run && verb.kind == Kind::Settled);
+        let most = order.limit.unwrap_or(u64::MAX);
+        let count = settled.map_or(done.done, |rows| (rows.count() + rows.late()).min(most));
+        run.report(verb, count, rows)?;
+        explain(&order, &done, settled);
+        match done.is_nothing() && count == 0 {
+            true => Err(nothing(&mut operator, &order).await),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The error of an action that found nothing to act on.
+async fn nothing(operator: &mut Operator, order: &Order) -> anyhow::Error {
+    let key = order.fields.iter().find(|(name, _)| name == "key").map(|(_, key)| key.as_str());
+    match (order.verb.kind, order.fields.iter().find(|(name, _)| name == "stream")) {
+        (Kind::Sagas, _) => saga::nothing(operator, order).await,
+        (Kind::Losses, Some((_, stream))) => anyhow!(
+            "no relay has reported that stream {stream:?} lost anything that is not sent again already; nothing \
+             was done"
+        ),
+        (kind, _) => action::nothing(operator, kind, key).await,
+    }
+}
+
+/// Tells which things were left out or left alone, and why.
+fn explain(order: &Order, done: &Done, settled: Option<&RowSet>) {
+    let (busy, gone) = match order.verb {
+        Verb::BuryFailing => ("at work: try again", "forgotten"),
+        _ => ("due already: run now, unless the consumer does not run", "left alone"),
+    };
+    for (count, fate, why) in [
+        (done.busy, "left alone", busy),
+        (done.gone, gone, "not in the stream any more: nobody delivers it again"),
+        (done.elsewhere, "left alone", "from no stream: nobody can fetch it"),
+        (
+            done.incomplete,
+            "left alone",
+            "its payload is in no bucket: have it put again with `oncebox outbox replay --key`, where it was enqueued",
+        ),
+    ] {
+        if count > 0 {
+            tracing::warn!("{} {fate}, {why}", output::messages(count));
+        }
+    }
+    if done.before > 0 && done.done == 0 {
+        let request = order.request();
+        tracing::info!(messages = done.before, request, "all of it was asked for under this name before");
+    }
+    saga::report_letters(done);
+    // Which settled messages behind one that still waits will be settled later, nobody knows, so
+    // that a token cannot stand for them.
+    if let Some(rows) = settled.filter(|rows| rows.late() > 0) {
+        tracing::warn!(
+            "--confirm leaves out {} of these, enqueued after {}, since when a message waits to be sent: a replay \
+             without --confirm takes them too",
+            output::messages(rows.late()),
+            output::time(rows.until())
+        );
+    }
+}

@@ -1,0 +1,50 @@
+//! How an order ended.
+
+/// The end of an order, or of its dry run: the number of things of each fate.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Done {
+    /// Changed.
+    pub done: u64,
+    /// Left alone: due already, or at work.
+    pub busy: u64,
+    /// Not in their stream any more: nobody delivers them again. A burial forgets them.
+    pub gone: u64,
+    /// They came from no stream, so nobody can fetch them.
+    pub elsewhere: u64,
+    /// Left alone: their large payload is not in its bucket, and without it nobody can tell copies
+    /// of the key from other messages.
+    pub incomplete: u64,
+    /// Left out: asked for under the same name before.
+    pub before: u64,
+    /// Losses of a stream whose messages are sent again.
+    pub losses: u64,
+    /// Dead letters of participants, of this database, that were discarded: another attempt has a
+    /// key of its own.
+    pub letters: u64,
+    /// Commands of which a new attempt was asked for, and whose dead letter is not here, or cannot
+    /// be told from others with its key.
+    pub commands_elsewhere: Vec<String>,
+    /// The canary that was begun.
+    pub canary: Option<i64>,
+    /// The new key of an edited message.
+    pub key: Option<String>,
+}
+
+impl Done {
+    /// Of any fate that counts for the limit of an order.
+    #[must_use]
+    pub fn all(&self) -> u64 {
+        self.done + self.busy + self.gone + self.elsewhere + self.incomplete
+    }
+
+    /// Whether nothing was selected.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        self.all() + self.before + self.losses == 0
+    }
+
+    pub(super) fn changed(&self) -> u64 {
+        self.done + self.gone
+    }
+}
