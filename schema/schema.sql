@@ -1446,7 +1446,7 @@ CREATE FUNCTION oncebox.claim_edit_once() RETURNS trigger
 DECLARE
   root text COLLATE "C" := "oncebox".edit_root(NEW.key);
 BEGIN
-  -- A client chooses the keys of its requests; and what ends a claim under a lease was asked for it.
+  -- A client names its requests as it likes; a claim under a lease has passed this when it ends.
   IF root = NEW.key OR EXISTS (
        SELECT
        FROM "oncebox".inbox_scope AS s
@@ -3546,8 +3546,7 @@ BEGIN
     -- With the lock it can be claimed: its row went, or the scope came, a moment ago.
     answer := CASE WHEN NOT pg_try_advisory_xact_lock(look_up_key.lock) THEN 'in_flight' END;
   ELSIF stored.is_own AND stored.fingerprint = '' THEN
-    -- This transaction has claimed an edit of it, see 0027_edit.sql.
-    answer := 'in_flight';
+    answer := 'in_flight'; -- this transaction has claimed an edit of it
   ELSIF stored.is_own THEN
     RAISE EXCEPTION 'key "%" of scope "%" is claimed by this transaction already', look_up_key.key, look_up_key.scope
       USING ERRCODE = 'OB010', HINT = 'Claim a key once in a transaction. To give its message up, roll the transaction back first.';
@@ -5024,6 +5023,27 @@ CREATE FUNCTION oncebox.retry_letter(id bigint, by text, note text) RETURNS TABL
 $_$;
 
 COMMENT ON FUNCTION oncebox.retry_letter(id bigint, by text, note text) IS 'For operators: takes a dead letter out, and frees its key if it died of this payload. The caller publishes the message, and then commits.';
+
+CREATE FUNCTION oncebox.retry_parked(lane smallint, ids bigint[], by text, note text) RETURNS SETOF bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+BEGIN
+  PERFORM FROM "oncebox".lane AS l WHERE l.lane = $1 FOR UPDATE;
+  RETURN QUERY
+  WITH due AS (
+    UPDATE "oncebox".parked AS p
+    SET next_attempt_at = clock_timestamp()
+    WHERE p.lane = $1 AND p.id = ANY ($2) AND p.dead_at IS NULL AND p.next_attempt_at IS NOT NULL
+    RETURNING p.id, p.key, p.subject, p.error
+  )
+  INSERT INTO "oncebox".audit (operator, note, action, lane, message_id, key, subject, reason)
+  SELECT $3, $4, 'retry', $1, d.id, d.key, d.subject, d.error
+  FROM due AS d
+  RETURNING message_id;
+END $_$;
+
+COMMENT ON FUNCTION oncebox.retry_parked(lane smallint, ids bigint[], by text, note text) IS 'For operators: has relays try parked messages of a lane again now, and not after their pause. Returns their ids.';
 
 CREATE FUNCTION oncebox.retry_saga(saga_id bigint, step text DEFAULT NULL::text) RETURNS text[]
     LANGUAGE plpgsql SECURITY DEFINER
@@ -8278,6 +8298,9 @@ GRANT ALL ON FUNCTION oncebox.retry_in_line(id bigint, by text, note text) TO on
 
 REVOKE ALL ON FUNCTION oncebox.retry_letter(id bigint, by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.retry_letter(id bigint, by text, note text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.retry_parked(lane smallint, ids bigint[], by text, note text) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.retry_parked(lane smallint, ids bigint[], by text, note text) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.retry_saga(saga_id bigint, step text) FROM PUBLIC;
 

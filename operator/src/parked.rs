@@ -58,6 +58,9 @@ pub struct ParkedMessage {
     /// When it came to be as it is.
     #[serde(skip)]
     came_at: SystemTime,
+    /// Whether it waits behind no other of its ordering key.
+    #[serde(skip)]
+    is_first: bool,
 }
 
 /// All about one parked or dead message.
@@ -156,6 +159,11 @@ impl Listed for ParkedMessage {
         self.came_at
     }
 
+    /// A message that waits behind another has no time of its own.
+    fn can(&self, acting: &Acting<'_>) -> bool {
+        acting.verb != Verb::RetryParked || self.is_first
+    }
+
     /// Under the lane's lock. A message that is given up is sent by no relay, and the messages
     /// behind it go on; of a replay only that copy is given up.
     async fn change(
@@ -172,6 +180,9 @@ impl Listed for ParkedMessage {
         done.done += match acting.verb {
             Verb::RetryDead => {
                 operator.change("retry messages", |sql| &sql.retry, &parameters[..4], true).await?
+            }
+            Verb::RetryParked => {
+                operator.change("try messages now", |sql| &sql.retry_parked, &parameters[..4], true).await?
             }
             _ => {
                 acting.is_one_of(&GIVES_UP)?;
@@ -197,7 +208,7 @@ pub(super) fn parking_state(
 fn parked_message(row: &Row) -> ParkedMessage {
     let (died_at, next_attempt_at) = (row.get("dead_at"), row.get("next_attempt_at"));
     columns!(row => ParkedMessage {
-        id, lane, key, subject, ordering_key, attempts, replay, created_at, payload_bytes
+        id, lane, key, subject, ordering_key, attempts, replay, created_at, payload_bytes, is_first
     } with {
         state: parking_state(died_at, next_attempt_at),
         next_attempt_at: next_attempt_at,

@@ -13,6 +13,7 @@ statements!(
     list_parked,
     show,
     retry,
+    retry_parked,
     give_up,
     pause,
     resume,

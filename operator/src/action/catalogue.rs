@@ -19,6 +19,7 @@ pub enum Verb {
     RetryDead,
     DiscardDead,
     EditDead,
+    RetryParked,
     DiscardParked,
     CancelReplays,
     RetryLetters,
@@ -111,7 +112,7 @@ impl Action {
 }
 
 /// In the order of the help.
-pub(super) const ALL: [Action; 22] = [
+pub(super) const ALL: [Action; 23] = [
     action(Verb::RetryDead, Kind::Dead, "outbox dead retry", "retried", "messages")
         .about("Make dead messages due again, with no attempt spent")
         .consequence(
@@ -149,6 +150,18 @@ pub(super) const ALL: [Action; 22] = [
             (
                 "oncebox outbox dead discard --key order-4711:process-payment --note INC-7",
                 "Never publish it; what waits behind it goes on",
+            ),
+        ]),
+    action(Verb::RetryParked, Kind::Parked, "outbox parked retry", "asked the relays to try again", "messages")
+        .about("Have relays try parked messages again now, not after their pause")
+        .consequence(
+            "Relays try these messages at once. A try that fails counts as an attempt. Messages that wait \
+             behind them go on when they are stored.",
+        )
+        .examples(&[
+            (
+                "oncebox outbox parked retry --reason 'permissions' --by mina --note INC-7",
+                "The permission is back: try them now",
             ),
         ]),
     action(Verb::DiscardParked, Kind::Parked, "outbox parked discard", "discarded", "messages")

@@ -41,6 +41,7 @@ SELECT
   CASE
     WHEN s.waits_for IS NULL OR s.next_attempt_at < clock_timestamp() + interval '10 minutes' THEN s.next_attempt_at
   END AS next_attempt_at,
+  s.next_attempt_at IS NOT NULL AS is_first,
   s.dead_at,
   s.error,
   s.replay,

@@ -57,7 +57,8 @@ SELECT
   n.direction,
   n.reason,
   n.created_at,
-  floor(1000 * extract(epoch FROM clock_timestamp() - n.created_at))::bigint AS age_ms,
+  -- A moment may be infinite.
+  floor(1000 * least(greatest(extract(epoch FROM clock_timestamp() - n.created_at), -1e12), 1e12))::bigint AS age_ms,
   n.changed_at,
   n.deadline_at,
   n.finished_at,

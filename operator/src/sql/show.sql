@@ -18,6 +18,7 @@ SELECT
   CASE
     WHEN p.waits_for IS NULL OR p.next_attempt_at < clock_timestamp() + interval '10 minutes' THEN p.next_attempt_at
   END AS next_attempt_at,
+  p.next_attempt_at IS NOT NULL AS is_first,
   {schema}.headers_text(p.headers) AS headers,
   CASE WHEN $2 THEN p.payload END AS payload,
   (

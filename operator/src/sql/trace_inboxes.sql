@@ -10,7 +10,7 @@ SELECT
   f.tenant::text AS tenant,
   CASE WHEN f.fingerprint = '' THEN 'edited' ELSE f.status END AS status,
   f.created_at,
-  s.kind = 'http' AS is_request,
+  coalesce(s.kind = 'http', false) AS is_request,
   CASE WHEN s.kind = 'http' THEN (SELECT r.status FROM {schema}.decode_response(f.outcome) AS r) END AS http_status
 FROM (
   SELECT f.*
@@ -38,6 +38,6 @@ FROM (
     LIMIT $3
   ) AS f
 ) AS f
-JOIN {schema}.inbox_scope AS s ON s.scope = f.scope
+LEFT JOIN {schema}.inbox_scope AS s ON s.scope = f.scope
 ORDER BY f.key, f.scope, f.tenant
 LIMIT $3

@@ -217,7 +217,10 @@ fn set_aside(case: &Case<'_>, parked: &TracedParking, state: &str) -> End {
             remedy_of(parked)
         ),
     };
-    End::held("outbox", what, Remedy::of_text(words))
+    let fields = [("kind", "parked"), ("action", "retry"), ("key", case.message.key.as_str())];
+    let fields = fields.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let now = next_attempt_at.map_or(Vec::new(), |_| fields.to_vec());
+    End::held("outbox", what, Remedy { action: now, ..Remedy::of_text(words) })
 }
 
 fn remedy_of(parked: &TracedParking) -> String {

@@ -49,6 +49,35 @@ async fn traced(url: &str, key: &str) -> (Value, Value) {
     (trace["messages"][0]["state"].clone(), trace["messages"][0]["replay"]["state"].clone())
 }
 
+/// The cause is mended, and the pause would be long.
+#[tokio::test]
+async fn parked_messages_are_tried_now_and_those_behind_them_follow() {
+    let env = TestEnv::new().await;
+    let (stream, client, values) = start(&env).await;
+    let (url, mut worker) = (env.database_url(), connect(&values).await.worker());
+    for (key, order) in [("a", "line"), ("b", "line"), ("c", "other")] {
+        enqueue(&client, key, &env.subject("lost"), order).await;
+    }
+    drain(&mut worker).await;
+    let later = "UPDATE oncebox.parked SET next_attempt_at = now() + interval '1 h' WHERE next_attempt_at IS NOT NULL";
+    client.batch_execute(later).await.unwrap();
+    take(&env, "lost").await;
+    drain(&mut worker).await;
+    assert_eq!(stored(&stream).await.len(), 0, "their pause is not over");
+    check_nothing(url, &["outbox", "parked", "retry", "--key", "b"], "b").await;
+
+    let dry = run_ok(url, &["outbox", "parked", "retry", "--ordering-key", "line", "--dry-run"]).await;
+    assert!(dry.starts_with("would retry 1 message\n"), "b waits behind a: {dry}");
+    let token = dry.split_once("--confirm ").unwrap().1.trim();
+    let retry = ["outbox", "parked", "retry", "--ordering-key", "line", "--confirm", token, "--by", "mina"];
+    assert_eq!(run_ok(url, &retry).await, "asked the relays to try again 1 message\n");
+    drain(&mut worker).await;
+    let keys: Vec<String> = stored(&stream).await.into_iter().map(|message| message.key).collect();
+    assert_eq!(keys, ["a", "b"]);
+    let audit = "SELECT string_agg(concat_ws(' ', action, operator, key), ',') FROM oncebox.audit";
+    assert_eq!(client.query_one(audit, &[]).await.unwrap().get::<_, String>(0), "retry mina a");
+}
+
 /// A command that finds nothing says so, and exits with 1.
 async fn check_nothing(url: &str, arguments: &[&str], part: &str) {
     let (code, _, log) = run(url, arguments).await;
