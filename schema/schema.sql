@@ -7999,6 +7999,7 @@ GRANT ALL ON FUNCTION oncebox.count_segment(number smallint) TO oncebox_operator
 REVOKE ALL ON FUNCTION oncebox.dead_letter_event() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.decode_response(stored bytea, OUT status integer, OUT headers jsonb, OUT body bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.decode_response(stored bytea, OUT status integer, OUT headers jsonb, OUT body bytea) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.delete_placeholders(ids bigint[]) FROM PUBLIC;
 

@@ -185,7 +185,7 @@ BEGIN
     GRANT EXECUTE ON FUNCTION {schema}.change_inbox_mode(text, text, text, text),
       {schema}.change_scope(text, interval, interval, text, text, text) TO "{name}_operator";
     GRANT SELECT ON {schema}.history TO "{name}_operator";
-    GRANT EXECUTE ON FUNCTION {schema}.inbox_places(integer) TO "{name}_operator";
+    GRANT EXECUTE ON FUNCTION {schema}.inbox_places(integer), {schema}.decode_response(bytea) TO "{name}_operator";
     GRANT SELECT ON {schema}.expectation, {schema}.unhandled TO "{name}_operator";
     GRANT EXECUTE ON FUNCTION
       {schema}.expect(text, text, double precision, text, boolean, text, text),

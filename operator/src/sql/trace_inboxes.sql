@@ -8,7 +8,7 @@ SELECT
   f.key::text AS key,
   f.scope::text AS scope,
   f.tenant::text AS tenant,
-  CASE WHEN f.fingerprint = '' THEN 'edited' ELSE f.status END AS status,
+  CASE WHEN f.status = 'dead' AND f.fingerprint = '' THEN 'edited' ELSE f.status END AS status,
   f.created_at,
   coalesce(s.kind = 'http', false) AS is_request,
   CASE WHEN s.kind = 'http' THEN (SELECT r.status FROM {schema}.decode_response(f.outcome) AS r) END AS http_status

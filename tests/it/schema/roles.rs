@@ -211,6 +211,7 @@ const RIGHTS: &[(&str, &str)] = &[
     ("o", "SELECT * FROM oncebox.unhandled"),
     ("", "SELECT * FROM oncebox.expectation_mark"),
     ("ro", "SELECT * FROM oncebox.history, oncebox.inbox_places(1)"),
+    ("o", "SELECT * FROM oncebox.decode_response(NULL)"),
     ("r", "DELETE FROM oncebox.history"),
     ("", "UPDATE oncebox.dead_letter SET reason = 'x'"),
     ("prco", "SELECT max(version) FROM oncebox.migration"),
