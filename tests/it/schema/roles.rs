@@ -37,7 +37,7 @@ const RIGHTS: &[(&str, &str)] = &[
                 oncebox.claim_request('s', '', 'k', oncebox.request_fingerprint('POST', '/', '', '[]', 'multipart/a; boundary=b', 'p')),
                 oncebox.settle_request('s', '', 'k', false, 200, '[]', 'b')",
     ),
-    ("", "SELECT oncebox.decode_response('')"),
+    ("o", "SELECT oncebox.decode_response('')"),
     ("c", "SELECT oncebox.attempt_failed('s', 'k')"),
     (
         "c",
@@ -211,7 +211,6 @@ const RIGHTS: &[(&str, &str)] = &[
     ("o", "SELECT * FROM oncebox.unhandled"),
     ("", "SELECT * FROM oncebox.expectation_mark"),
     ("ro", "SELECT * FROM oncebox.history, oncebox.inbox_places(1)"),
-    ("o", "SELECT * FROM oncebox.decode_response(NULL)"),
     ("r", "DELETE FROM oncebox.history"),
     ("", "UPDATE oncebox.dead_letter SET reason = 'x'"),
     ("prco", "SELECT max(version) FROM oncebox.migration"),
