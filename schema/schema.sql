@@ -2039,6 +2039,10 @@ BEGIN
   is_in_line := old.ordering_key IS NOT NULL;
   UPDATE "oncebox".dead_letter AS d SET ordering_key = NULL WHERE d.id = old.id AND is_in_line;
   DELETE FROM "oncebox".dead_letter AS d WHERE d.id = old.id;
+  -- As when the edit is claimed: nobody is to be told to send the old message again.
+  UPDATE "oncebox".inbox AS i
+  SET fingerprint = '', outcome = convert_to(format('%s came in its place', edit_letter.key), 'UTF8')
+  WHERE i.scope = old.scope AND i.tenant = old.tenant AND i.key = old.key AND i.status = 'dead';
   INSERT INTO "oncebox".inbox_behind
     (id, scope, tenant, key, ordering_key, subject, headers, payload, stream, stream_sequence, stored_at)
   SELECT old.id, old.scope, old.tenant, edit_letter.key, old.ordering_key, old.subject, final, edit_letter.payload, old.stream,
@@ -4638,8 +4642,9 @@ DECLARE
 BEGIN
   PERFORM "oncebox".resend_lost(resend_loss.lane, resend_loss.stream, resend_loss.since);
   INSERT INTO "oncebox".audit (operator, note, action, lane, messages, reason)
-  SELECT resend_loss.by, resend_loss.note, 'resend', resend_loss.lane, messages, format('lost by stream %s', resend_loss.stream)
-  WHERE messages > 0;
+  SELECT resend_loss.by, resend_loss.note, 'resend', resend_loss.lane, messages, format('lost by stream %s%s', resend_loss.stream, ' since ' || resend_loss.since)
+  -- With a time, what was settled long before it is given up, and nobody is asked again.
+  WHERE messages > 0 OR resend_loss.since IS NOT NULL;
   RETURN messages;
 END $$;
 

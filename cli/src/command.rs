@@ -190,7 +190,9 @@ fn parser() -> clap::Command {
 fn of_kind(kind: Kind, connection: &impl Fn() -> Vec<Arg>, both: &impl Fn() -> Vec<Arg>) -> clap::Command {
     let about = match kind {
         Kind::Dead => "Look at messages that were given up; retry, edit or discard them",
-        Kind::Parked => "Look at messages that are set aside to be tried again; discard them",
+        Kind::Parked => {
+            "Look at messages that are set aside to be tried again; try them now, or discard them"
+        }
         Kind::Delayed => "Look at messages that wait for their time; cancel them",
         Kind::Failing => "Look at messages whose handlers fail; run them now, or give them up",
         _ => "Look at messages that inboxes gave up; retry, edit or discard them",

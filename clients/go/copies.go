@@ -21,9 +21,9 @@ const (
 	copiesWait = 5 * time.Second
 )
 
-// mayBeCopy says whether the message is looked up.
+// mayBeCopy says whether the message is looked up: not while PostgreSQL is away, which one worker finds out.
 func (p *pump) mayBeCopy(message *held) bool {
-	return p.batch.leased == nil && (p.expectsCopies.Load() || message.received.Deliveries > 1) && !p.queue.has(message.id)
+	return p.batch.leased == nil && !p.isAway.Load() && (p.expectsCopies.Load() || message.received.Deliveries > 1) && !p.queue.has(message.id)
 }
 
 // sort acknowledges the copies among these messages, and puts the others into the queue, in their order.

@@ -151,6 +151,10 @@ impl Selection {
         let id = || text.parse().ok().filter(|id| *id > 0).ok_or(format!("{text:?} is no number in 1.."));
         let value = Some(text.to_owned());
         match name {
+            // As from a variable that is not set.
+            "key" | "scope" | "reason" | "type" | "step" if text.is_empty() => {
+                return Err("an empty text selects nothing: leave it out, or name one".to_owned());
+            }
             "id" if self.kind == Kind::Failing => self.failing_id = Some(text.parse()?),
             "id" => self.id = Some(id()?),
             "from-id" => self.from_id = Some(id()?),

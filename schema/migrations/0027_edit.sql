@@ -321,6 +321,10 @@ BEGIN
   is_in_line := old.ordering_key IS NOT NULL;
   UPDATE {schema}.dead_letter AS d SET ordering_key = NULL WHERE d.id = old.id AND is_in_line;
   DELETE FROM {schema}.dead_letter AS d WHERE d.id = old.id;
+  -- As when the edit is claimed: nobody is to be told to send the old message again.
+  UPDATE {schema}.inbox AS i
+  SET fingerprint = '', outcome = convert_to(format('%s came in its place', edit_letter.key), 'UTF8')
+  WHERE i.scope = old.scope AND i.tenant = old.tenant AND i.key = old.key AND i.status = 'dead';
   INSERT INTO {schema}.inbox_behind
     (id, scope, tenant, key, ordering_key, subject, headers, payload, stream, stream_sequence, stored_at)
   SELECT old.id, old.scope, old.tenant, edit_letter.key, old.ordering_key, old.subject, final, edit_letter.payload, old.stream,

@@ -154,6 +154,10 @@ pub(super) const ALL: [Action; 23] = [
         ]),
     action(Verb::RetryParked, Kind::Parked, "outbox parked retry", "asked the relays to try again", "messages")
         .about("Have relays try parked messages again now, not after their pause")
+        .more(
+            "Mend the cause first: a try that fails counts as an attempt, and the next pause is longer. \
+             Messages that wait behind another of their ordering key go on when that is stored.",
+        )
         .consequence(
             "Relays try these messages at once. A try that fails counts as an attempt. Messages that wait \
              behind them go on when they are stored.",

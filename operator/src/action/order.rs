@@ -247,6 +247,7 @@ mod tests {
         check("dead", "retry", &[("id", "7"), ("key", "a")], Ok(1));
         check("dead", "retry", &[], Err("nothing is selected"));
         check("dead", "retry", &[("canary", "1")], Err("nothing is selected"));
+        check("dead", "discard", &[("reason", "")], Err("empty text"));
         check("dead", "retry", &[all, ("key", "a")], Err("not both"));
         check("dead", "retry", &[("scope", "a")], Err("takes no such field"));
         check("dead", "retry", &[("subject", "a..b")], Err("empty token"));

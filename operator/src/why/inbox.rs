@@ -53,6 +53,7 @@ pub(super) fn of_lone(traced: &TracedKey, database: &String, inboxes: &Inboxes) 
         true => {
             let at = inbox.settled_at.map(|at| format!(" at {}", text(at))).unwrap_or_default();
             let whose = match inbox.request.as_ref().map(|request| request.status) {
+                None if traced.key.contains(":oncebox-edit-") => "it is an edit of a dead letter".to_owned(),
                 None => "its message is from another database".to_owned(),
                 Some(None) => "it is the key of an HTTP request, whose response is not stored".to_owned(),
                 Some(Some(status)) => format!("it is the key of an HTTP request, answered with {status}"),
@@ -166,7 +167,10 @@ fn dead(key: &str, inbox: &TracedInbox, who: &str, inboxes: &Inboxes) -> End {
             let what = format!(
                 "{who} gave it up{at}, and its dead letter was discarded, or cannot be read by this role"
             );
-            let remedy = Remedy::words("have its producer enqueue it again, under another key");
+            let remedy = Remedy::words(
+                "if it was discarded within the last day, `oncebox undo` brings it back, with the id in the audit; else have \
+                 its producer enqueue it again, under another key",
+            );
             End { remedy: Some(remedy), ..End::new("inbox", Outcome::GivenUp, what) }
         }
     }

@@ -49,13 +49,21 @@ fn discarded(case: &Case<'_>) -> End {
     let acts = case.placed.trace.audit.iter().flatten();
     let mut acts =
         acts.filter(|row| row.action == "discard" && row.key.as_deref() == Some(&case.message.key));
-    let by = acts.next().map(|row| {
+    let act = acts.next();
+    let by = act.map(|row| {
         let who = row.operator.as_ref().unwrap_or(&row.database_user);
         let note = row.note.as_ref().map(|note| format!(": {note}")).unwrap_or_default();
         format!(" by {who} at {}{note}", text(row.happened_at))
     });
     let what = format!("it was discarded{}; no relay sends it", by.unwrap_or_default());
-    let remedy = Remedy::words("have its producer enqueue it again, under another key");
+    let remedy = match act {
+        Some(row) => Remedy::of_text(format!(
+            "within a day, unless a later message of its ordering key was sent, this brings it back: `oncebox undo {}`; \
+             else have its producer enqueue it again, under another key",
+            row.id
+        )),
+        None => Remedy::words("have its producer enqueue it again, under another key"),
+    };
     End { remedy: Some(remedy), ..End::new("outbox", Outcome::GivenUp, what) }
 }
 
@@ -287,6 +295,15 @@ pub(super) fn unknown(key: &str, places: &[(&str, &Status)], is_silent: bool) ->
         let what =
             "no database that answered has a message with this key; what did not answer is named beside";
         return (None, End::new("postgres", Outcome::Unknown, what));
+    }
+    if let Some((root, _)) = key.split_once(":oncebox-edit-") {
+        let what = "no outbox has this key, and no inbox has begun with it: an edit of a dead letter is sent at once to the \
+                    stream that the letter came from, and waits there for its consumers";
+        let remedy = Remedy::of_text(format!(
+            "none is needed while they run; who has edited the message, and when: `oncebox trace {}`",
+            quoted(root)
+        ));
+        return (None, End { remedy: Some(remedy), ..End::new("stream", Outcome::Unknown, what) });
     }
     let what = "no message has this key: it was never enqueued, its transaction was rolled back, it was cancelled while it \
                 was delayed, or it was deleted after the retention time";

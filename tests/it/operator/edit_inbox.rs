@@ -14,7 +14,7 @@ use crate::{
         support::{Does, SCOPE, count, effects, environment, inbox, insert, message, tried},
     },
     leased::support::{LEASE, Mood, Pays, builder as leased_builder, setup},
-    relay::process::run_ok,
+    relay::process::{run, run_ok},
 };
 
 const ROOT_AND_EDIT: [&str; 2] = ["k", "k:oncebox-edit-1"];
@@ -103,6 +103,18 @@ async fn a_key_is_dead_where_its_edit_came_first() {
         .await
         .unwrap();
     assert_eq!(claim(&client, "s", "died").await, "dead");
+
+    // Nor while the edit is on its way.
+    let bury = r#"SELECT oncebox.bury('s', 'sent', 'sent', 'no', 'a.b', '{"Idempotency-Key": "sent"}')"#;
+    assert_eq!(text(&client, bury).await, "dead");
+    let edit = "SELECT e.key FROM oncebox.dead_letter AS d,
+                  oncebox.edit_letter(d.id, d.headers, 'p', oncebox.content_digest(d.headers, d.payload), 'mina', 'n') AS e
+                WHERE d.key = 'sent'";
+    assert_eq!(text(&client, edit).await, "sent:oncebox-edit-1");
+    let (_, why, _) = run(env.database_url(), &["why", "sent"]).await;
+    assert!(why.contains("an edit came in its place in s") && !why.contains("enqueue it again"), "{why}");
+    let (_, why, _) = run(env.database_url(), &["why", "sent:oncebox-edit-1"]).await;
+    assert!(why.contains("sent at once") && !why.contains("never enqueued"), "{why}");
 
     // A client of an HTTP API names its requests as it likes.
     client.batch_execute("SELECT oncebox.register_scope('h', kind => 'http')").await.unwrap();
