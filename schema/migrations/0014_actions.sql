@@ -342,9 +342,8 @@ DECLARE
 BEGIN
   PERFORM {schema}.resend_lost(resend_loss.lane, resend_loss.stream, resend_loss.since);
   INSERT INTO {schema}.audit (operator, note, action, lane, messages, reason)
-  SELECT resend_loss.by, resend_loss.note, 'resend', resend_loss.lane, messages, format('lost by stream %s%s', resend_loss.stream, ' since ' || resend_loss.since)
-  -- With a time, what was settled long before it is given up, and nobody is asked again.
-  WHERE messages > 0 OR resend_loss.since IS NOT NULL;
+  SELECT resend_loss.by, resend_loss.note, 'resend', resend_loss.lane, messages, format('lost by stream %s', resend_loss.stream)
+  WHERE messages > 0;
   RETURN messages;
 END $$;
 COMMENT ON FUNCTION {schema}.resend_loss IS 'For operators: resend_lost() by hand. Returns how many messages come into question.';

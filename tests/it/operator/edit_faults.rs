@@ -74,7 +74,7 @@ async fn each_inbox_handles_a_message_or_its_edit_whatever_is_cut_off() {
     let (_kept, payload) = file(br#"{"n":2}"#);
     let mut edited = 0;
     let begun = tokio::time::Instant::now();
-    let all = (SMALL as usize + LARGE.len()) * 2;
+    let all = (usize::try_from(SMALL).unwrap() + LARGE.len()) * 2;
     loop {
         let both = [consuming(&env, "d").await, consuming(&env, "e").await];
         tokio::time::sleep(Duration::from_millis(400)).await;

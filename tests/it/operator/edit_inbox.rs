@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use oncebox_inbox::{Outcome, Verdict};
 use oncebox_tests::TestEnv;
+use tokio::task::JoinSet;
 use tokio_postgres::Client;
 
 use super::edit::text;
@@ -190,7 +191,8 @@ async fn an_owner_that_has_lost_its_lease_to_an_edit_ends_nothing() {
     provider.mood(Mood::HoldsAnswers);
     // Its lease is not renewed, as in a process that is suspended.
     let hung = leased_builder(&env, LEASE * 1000).build().unwrap();
-    let hanging = tokio::spawn({
+    let mut hanging = JoinSet::new();
+    hanging.spawn({
         let handler = handler.clone();
         async move { hung.run(&handler, &message("k", 1)).await }
     });
@@ -202,7 +204,7 @@ async fn an_owner_that_has_lost_its_lease_to_an_edit_ends_nothing() {
     client.batch_execute("UPDATE oncebox.inbox_claim SET lease_until = clock_timestamp()").await.unwrap();
     assert!(matches!(leased.run(&handler, &edit).await.unwrap(), Verdict::Handled(_)));
     provider.answer.notify_one();
-    let late = hanging.await.unwrap();
+    let late = hanging.join_next().await.unwrap().unwrap();
     assert!(!matches!(late, Ok(Verdict::Handled(_))), "{late:?}");
     assert_eq!(keys(&client).await, "k dead, k:oncebox-edit-1 completed");
     assert!(matches!(leased.run(&handler, &message("k", 1)).await.unwrap(), Verdict::Dead { .. }));
@@ -227,10 +229,12 @@ async fn an_edit_waits_for_a_claim_under_a_lease_that_is_being_made() {
     owner.batch_execute("SELECT oncebox.register_scope('l', mode => 'lease')").await.unwrap();
     owner.batch_execute("BEGIN").await.unwrap();
     assert_eq!(text(&owner, &lease("k", 1)).await, "new");
-    let edit = tokio::spawn(async move { text(&other, &lease("k:oncebox-edit-1", 2)).await });
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    owner.batch_execute("COMMIT").await.unwrap();
-    assert_eq!(edit.await.unwrap(), "in_flight");
+    let edit = lease("k:oncebox-edit-1", 2);
+    let (answer, ()) = tokio::join!(text(&other, &edit), async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        owner.batch_execute("COMMIT").await.unwrap();
+    });
+    assert_eq!(answer, "in_flight");
 }
 
 /// Two sessions claim the key and its edit at the same moment: one of them handles it.
@@ -241,11 +245,11 @@ async fn a_key_and_its_edit_that_come_together_are_handled_once() {
         (Arc::new(leased), crate::inbox::support::builder(&env).scope("t").build().unwrap());
     let booking = || Pays::new(|_, _| Box::pin(async { Ok(Outcome::done(String::new())) }));
     for round in 0..40 {
-        let keys = ROOT_AND_EDIT.map(|key| key.replacen('k', &format!("r{round}"), 1));
-        let runs = keys.clone().map(|key| {
+        let mut runs = JoinSet::new();
+        for key in ROOT_AND_EDIT.map(|key| key.replacen('k', &format!("r{round}"), 1)) {
             let (leased, handler) = (Arc::clone(&leased), booking());
             let (inbox, plain) = (transactional.clone(), Does::effect());
-            tokio::spawn(async move {
+            runs.spawn(async move {
                 loop {
                     let under_lease = leased.run(&handler, &message(&key, 1)).await.unwrap();
                     let plainly = inbox.run(&plain, &message(&key, 1)).await.unwrap();
@@ -254,10 +258,10 @@ async fn a_key_and_its_edit_that_come_together_are_handled_once() {
                     }
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
-            })
-        });
-        for run in runs {
-            run.await.unwrap();
+            });
+        }
+        while let Some(run) = runs.join_next().await {
+            run.unwrap();
         }
     }
     assert_eq!(effects(&env).await, 80, "one of each pair, in each inbox");
