@@ -80,6 +80,11 @@ const FIGURES: &[Figure] = &[
     figure("large_relay_rss_mib", "relay putting 100 payloads of 32 MiB, MiB", Goal::AtMost(96.0)),
     figure("large_mib_per_second", "large payloads put into a bucket, MiB/s", Goal::None),
     figure("enqueue_ratio", "enqueue / INSERT into a plain table, 16 producers", Goal::AtLeast(0.78)),
+    figure(
+        "enqueue_all_ratio",
+        "enqueue_all of 1,000 / enqueue one by one, messages a second",
+        Goal::AtLeast(5.0),
+    ),
     figure("growth_enqueue_ratio", "the same with ROWS in both", Goal::AtLeast(0.90)),
     figure("growth_wal_ratio", "WAL a message, ROWS / empty", Goal::AtMost(1.3)),
     figure("growth_drain_ratio", "drain, ROWS settled / none", Goal::AtLeast(0.97)),

@@ -55,12 +55,12 @@ impl Worker {
     /// # Errors
     /// As [`Worker::run_once`].
     pub async fn run_if_due(&mut self) -> Result<Pass, RelayError> {
-        self.pass_if_due(self.shared.tuning.lanes_max).await
+        self.pass_if_due(self.shared.tuning.lanes_max, false).await
     }
 
     /// Makes a pass over so many lanes at most, unless nothing has happened since the last one that
-    /// found nothing.
-    pub(super) async fn pass_if_due(&mut self, lanes_max: i64) -> Result<Pass, RelayError> {
+    /// found nothing; one that goes on while messages keep coming, where they do.
+    pub(super) async fn pass_if_due(&mut self, lanes_max: i64, goes_on: bool) -> Result<Pass, RelayError> {
         let quiet = self.quiet.take();
         if !self.is_connected().await {
             return Ok(Pass::Away);
@@ -75,9 +75,11 @@ impl Worker {
             return Ok(Pass::Idle);
         }
         let claimed_at = Instant::now();
-        let passed = self.pass(lanes_max).await?;
+        let passed = if goes_on { self.pass_on(lanes_max).await? } else { self.pass(lanes_max).await? };
         if passed == Pass::Idle {
-            self.quiet = Some(Quiet { snapshot, own: Vec::new(), claimed_at, still_since });
+            // A pass that has locked lanes was a transaction of its own, and knows which.
+            let looked = || Quiet { snapshot, own: Vec::new(), claimed_at, still_since };
+            self.quiet = Some(Quiet { still_since, ..self.quiet.take().unwrap_or_else(looked) });
         }
         Ok(passed)
     }

@@ -15,6 +15,7 @@ use tracing::{debug, info};
 
 use super::{
     demand::{Demand, LONG_PASS},
+    rounds::STILL,
     settle::Pass,
     worker::{Shared, Worker},
 };
@@ -30,6 +31,9 @@ const REFUSED: Backoff = Backoff { first: Duration::from_millis(50), max: Durati
 const ALERT: u32 = 1;
 /// Idle passes in a row before a worker leaves, and before the relay is marked asleep.
 const CALM: u32 = 6;
+/// While messages come closer together passes take all lanes, which costs less than to find those
+/// that have something.
+const NEAR: Duration = Duration::from_millis(250);
 /// A timer sleeps so long at least.
 const TICK: Duration = Duration::from_millis(1);
 /// The longest pause where producers send no NOTIFY: see `sleep.sql`.
@@ -94,6 +98,8 @@ pub(crate) struct Runner {
     works_until: Instant,
     poll: Backoff,
     failures: u32,
+    /// When a pass last found messages.
+    came: Option<Instant>,
     /// The last pass took long: it is better to leave lanes to others.
     is_slow: bool,
 }
@@ -108,7 +114,18 @@ impl Runner {
         let tuning = &worker.shared.tuning;
         let poll = Backoff { first: tuning.poll_min, max: tuning.poll_max };
         let (state, works_until) = (State::Alert, Instant::now() + START);
-        Self { worker, number, demand, leader, state, works_until, poll, failures: 0, is_slow: false }
+        Self {
+            worker,
+            number,
+            demand,
+            leader,
+            state,
+            works_until,
+            poll,
+            failures: 0,
+            came: None,
+            is_slow: false,
+        }
     }
 
     /// Makes passes until shutdown; the pass under way is finished first.
@@ -193,6 +210,9 @@ impl Runner {
             Ok(Pass::Settled { .. }) if self.worker.is_over() => None,
             Ok(Pass::Settled { full, messages }) => {
                 self.state = self.state.settled(messages);
+                if messages > 0 {
+                    self.came = Some(Instant::now());
+                }
                 self.demand.settled(self.number, messages, full);
                 match self.state {
                     _ if full => None,
@@ -222,13 +242,18 @@ impl Runner {
         if self.number > 0 || !self.demand.is_alone() {
             return self.worker.pass(lanes).await;
         }
+        let since = self.came.map_or(Duration::MAX, |came| came.elapsed());
+        let trickles = since < NEAR;
+        // To wait for the next message in a pass pays only where it comes soon.
+        self.worker.still = if since < STILL { STILL } else { Duration::ZERO };
         match self.state {
-            State::Woken => self.worker.pass(lanes).await,
-            State::Busy => self.worker.pass_on(lanes).await,
+            State::Woken if !trickles => self.worker.pass(lanes).await,
+            State::Woken | State::Busy => self.worker.pass_on(lanes).await,
+            _ if trickles => self.worker.pass_if_due(lanes, true).await,
             State::StandsBy | State::Alert | State::Idle { .. } => {
                 let store = Arc::clone(&self.worker.shared.store);
                 let _permit = store.permit().await;
-                self.worker.pass_if_due(lanes).await
+                self.worker.pass_if_due(lanes, false).await
             }
         }
     }

@@ -14,6 +14,7 @@ use super::{
     claim::Claimed,
     contracts,
     publish::Published,
+    rounds::STILL,
     settle::{Pass, Settled},
     trace_file::TraceFile,
 };
@@ -47,6 +48,8 @@ pub struct Worker {
     distrusted: Option<Instant>,
     /// The last pass that left nothing due, if nothing has happened since.
     pub(super) quiet: Option<Quiet>,
+    /// A pass in which nothing comes for so long does not go on.
+    pub(super) still: Duration,
 }
 
 /// The parts of a relay that its workers share.
@@ -79,7 +82,7 @@ impl Worker {
     pub(crate) fn new(shared: Shared) -> Self {
         let heartbeat = shared.metrics.health.heartbeat();
         let bounds = Bounds::new(&shared.tuning, shared.breaker.clone(), shared.budget.clone());
-        Self { shared, publisher: None, heartbeat, bounds, distrusted: None, quiet: None }
+        Self { shared, publisher: None, heartbeat, bounds, distrusted: None, quiet: None, still: STILL }
     }
 
     /// One bounded pass.

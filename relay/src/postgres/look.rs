@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio_postgres::SimpleQueryMessage;
 
-use super::Store;
+use super::{Store, session::Session};
 use crate::{delivery::snapshot::Snapshot, error::StoreError};
 
 /// A connection that nobody has used for so long is closed.
@@ -16,17 +16,28 @@ impl Store {
     /// session a pooler has lent.
     pub(crate) async fn look(&self) -> Result<Snapshot, StoreError> {
         let connection = self.connection().await?;
-        let answers = connection.simple_query(&self.sql.look).await;
-        let answers = answers.map_err(|source| StoreError::Statement("look at the log", source))?;
-        let snapshot = answers.iter().find_map(|answer| match answer {
-            SimpleQueryMessage::Row(row) => row.get(0).and_then(Snapshot::parse),
-            _ => None,
-        });
-        Ok(snapshot.expect("PostgreSQL answers with a snapshot"))
+        look(&connection, &self.sql.look).await
     }
 
     /// Closes connections that nobody has used for a while.
     pub(crate) fn close_idle(&self) {
         drop(self.pool.retain(|_, metrics| metrics.last_used() < IDLE_CONNECTION));
     }
+}
+
+impl Session {
+    /// The snapshot that the next statement of this transaction sees.
+    pub(crate) async fn look(&self) -> Result<Snapshot, StoreError> {
+        look(self.open(), &self.store.sql.look).await
+    }
+}
+
+async fn look(client: &tokio_postgres::Client, sql: &str) -> Result<Snapshot, StoreError> {
+    let answers = client.simple_query(sql).await;
+    let answers = answers.map_err(|source| StoreError::Statement("look at the log", source))?;
+    let snapshot = answers.iter().find_map(|answer| match answer {
+        SimpleQueryMessage::Row(row) => row.get(0).and_then(Snapshot::parse),
+        _ => None,
+    });
+    Ok(snapshot.expect("PostgreSQL answers with a snapshot"))
 }

@@ -50,7 +50,7 @@ impl Store {
 }
 
 impl Session {
-    fn open(&self) -> &Object {
+    pub(super) fn open(&self) -> &Object {
         self.connection.as_ref().expect("taken only by commit and drop, which end the session")
     }
 

@@ -1,6 +1,8 @@
 //! A pass over all lanes goes on while messages keep coming: round by round, with commits in
 //! between, and faults of the relay and of the streams.
 
+use std::time::Duration;
+
 use oncebox_relay::parts::{Pass, Published, Worker};
 use oncebox_tests::{TestEnv, eventually};
 use tokio_postgres::Client;
@@ -228,6 +230,29 @@ async fn a_relay_settles_more_rarely_than_it_publishes_while_messages_keep_comin
     await_messages(&stream, expected.len()).await;
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
     relay.kill().await;
+}
+
+/// One by one, each of them alone in a round, with nothing for several looks in between.
+#[tokio::test]
+async fn messages_of_a_trickle_are_settled_together() {
+    let env = TestEnv::new().await;
+    let (stream, subject) = (env.stream().await, env.subject("a"));
+    let client = env.pg().await;
+    let relay = Process::relay(&with(&values_of(&env), [("http-listen", "127.0.0.1:0")]));
+    let mut expected = Vec::new();
+    eventually("few passes for many messages", LIMIT, async || {
+        let before = relay.metric("oncebox_settle_seconds_count").await;
+        for _ in 0..30 {
+            let number = i32::try_from(expected.len()).unwrap();
+            expected.extend(enqueue(&client, &subject, "m-", number..number + 1, 0).await);
+            await_messages(&stream, expected.len()).await;
+            tokio::time::sleep(Duration::from_millis(8)).await;
+        }
+        (relay.metric("oncebox_settle_seconds_count").await - before <= 10.0).then_some(())
+    })
+    .await;
+    relay.kill().await;
+    assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
 }
 
 /// Passes that go on for several rounds follow each other at once, so maintenance that does not
