@@ -61,6 +61,7 @@ pub(crate) enum Measurement {
     Scale,
     Console,
     Outage,
+    Pipeline,
     Publish,
     Loss,
     Large,
@@ -69,7 +70,7 @@ pub(crate) enum Measurement {
 }
 
 impl Measurement {
-    const ALL: [Self; 20] = [
+    const ALL: [Self; 21] = [
         Self::Drain,
         Self::Trickle,
         Self::Mixed,
@@ -85,6 +86,7 @@ impl Measurement {
         Self::Scale,
         Self::Console,
         Self::Outage,
+        Self::Pipeline,
         Self::Publish,
         Self::Loss,
         Self::Large,
@@ -96,11 +98,21 @@ impl Measurement {
     fn by_default() -> impl Iterator<Item = Self> {
         let on_demand = |measurement: &Self| {
             use Measurement::{
-                Console, Contracts, Databases, Fleet, Growth, Large, Loss, Outage, Publish, Scale,
+                Console, Contracts, Databases, Fleet, Growth, Large, Loss, Outage, Pipeline, Publish, Scale,
             };
             matches!(
                 measurement,
-                Fleet | Databases | Scale | Console | Outage | Publish | Loss | Large | Growth | Contracts
+                Fleet
+                    | Databases
+                    | Scale
+                    | Console
+                    | Outage
+                    | Pipeline
+                    | Publish
+                    | Loss
+                    | Large
+                    | Growth
+                    | Contracts
             )
         };
         Self::ALL.into_iter().filter(move |measurement| !on_demand(measurement))
@@ -125,6 +137,7 @@ impl fmt::Display for Measurement {
             Self::Scale => "scale",
             Self::Console => "console",
             Self::Outage => "outage",
+            Self::Pipeline => "pipeline",
             Self::Publish => "publish",
             Self::Loss => "loss",
             Self::Large => "large",

@@ -1,9 +1,15 @@
 //! The machine of the measurement. Numbers without it mean nothing.
 
-use anyhow::Context;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
 use serde::Serialize;
 
 use crate::servers::Servers;
+
+/// USER_HZ of Linux: the unit of process times in `/proc`, the same on every architecture we build
+/// for.
+const TICKS_PER_SECOND: u64 = 100;
 
 /// Goes into the report and into `results.json` as it is.
 #[derive(Debug, Serialize)]
@@ -44,4 +50,40 @@ pub(crate) fn field(file: &str, name: &str) -> anyhow::Result<String> {
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     let value = line.with_context(|| format!("find {name} in {file}"))?;
     Ok(value.trim_start_matches([':', '\t', ' ']).trim().to_owned())
+}
+
+/// The processor time that a process has used so far, in user and kernel mode.
+pub(crate) fn cpu(pid: u32) -> anyhow::Result<Duration> {
+    Ok(time(&stat(pid)?[11..13]))
+}
+
+/// The processor time of a process and of its children, also of those that have ended.
+pub(crate) fn cpu_with_children(pid: u32) -> anyhow::Result<Duration> {
+    let mut used = time(&stat(pid)?[11..15]);
+    for entry in std::fs::read_dir("/proc").context("list the processes")? {
+        let Some(child) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        // One that has just ended is counted by its parent, the next time.
+        if let Ok(fields) = stat(child)
+            && fields[1] == u64::from(pid)
+        {
+            used += time(&fields[11..13]);
+        }
+    }
+    Ok(used)
+}
+
+fn time(ticks: &[u64]) -> Duration {
+    Duration::from_millis(ticks.iter().sum::<u64>() * 1_000 / TICKS_PER_SECOND)
+}
+
+/// The fields after the name, which stands in parentheses and may hold anything; those that are no
+/// numbers are 0. The second is the parent, the 12th to 15th are the times in user and kernel mode:
+/// its own and its ended children's.
+fn stat(pid: u32) -> anyhow::Result<Vec<u64>> {
+    let file = format!("/proc/{pid}/stat");
+    let text = std::fs::read_to_string(&file).with_context(|| format!("read {file}"))?;
+    let (_, fields) = text.rsplit_once(") ").context("read the process state")?;
+    let fields: Vec<u64> = fields.split(' ').map(|field| field.parse().unwrap_or(0)).collect();
+    ensure!(fields.len() > 15, "{file} has no process times");
+    Ok(fields)
 }

@@ -5,9 +5,9 @@
 //! PostgreSQL and a nats-server of its own, measures, prints a table and writes `results.json` into
 //! `bench/` of the target directory. Arguments name the measurements to take: `drain trickle mixed
 //! idle inbox drivers http enqueue saga delayed` by default, `fleet`, `databases`, `scale`,
-//! `console`, `outage`, `publish`, `loss`, `large`, `growth` and `contracts` besides. The
-//! environment sets the sizes, see [`config`]. `bench compare OLD NEW drain` takes them with two
-//! programs by turns.
+//! `console`, `outage`, `pipeline`, `publish`, `loss`, `large`, `growth` and `contracts` besides.
+//! The environment sets the sizes, see [`config`]. `bench compare OLD NEW drain` takes them with
+//! two programs by turns.
 //!
 //! Every ratio compares two things measured in turn within one round, so that a slow or noisy
 //! machine moves both sides. Rounds take the two sides in opposite orders, so that drift favours
@@ -39,6 +39,7 @@ mod loss;
 mod machine;
 mod mixed;
 mod outage;
+mod pipeline;
 mod publish;
 mod reference;
 mod relay;
@@ -108,6 +109,7 @@ async fn run(config: &Config) -> anyhow::Result<()> {
             Measurement::Drivers => drivers::measure(&servers, config, &mut report).await,
             Measurement::Http => http::measure(&servers, config, &mut report).await,
             Measurement::Outage => outage::measure(&mut servers, config).await,
+            Measurement::Pipeline => pipeline::measure(&servers, config, &mut report).await,
             Measurement::Publish => publish::measure(&mut servers, config, &mut report).await,
             Measurement::Loss => loss::measure(&mut servers, config, &mut report).await,
             Measurement::Large => large::measure(&servers, config, &mut report).await,

@@ -14,12 +14,12 @@ use tokio::{
     process::{Child, Command},
 };
 
-use crate::{machine::field, servers::Servers};
+use crate::{
+    machine::{self, field},
+    servers::Servers,
+};
 
 const STOP_LIMIT: Duration = Duration::from_secs(30);
-/// USER_HZ of Linux: the unit of process times in `/proc`, the same on every architecture we build
-/// for.
-const TICKS_PER_SECOND: u64 = 100;
 
 /// A running `oncebox relay`; killed when dropped, but call [`Relay::stop`].
 #[derive(Debug)]
@@ -92,15 +92,11 @@ impl Relay {
 
     /// The processor time that the relay has used so far, in user and kernel mode.
     pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
-        let file = format!("/proc/{}/stat", self.pid);
-        let text = std::fs::read_to_string(&file).with_context(|| format!("read {file}"))?;
-        // The name in parentheses may hold anything; utime and stime are the 12th and 13th fields
-        // after it.
-        let (_, fields) = text.rsplit_once(") ").context("read the process state")?;
-        let ticks: Vec<u64> =
-            fields.split(' ').skip(11).take(2).filter_map(|ticks| ticks.parse().ok()).collect();
-        ensure!(ticks.len() == 2, "{file} has no process times");
-        Ok(Duration::from_millis(ticks.iter().sum::<u64>() * 1_000 / TICKS_PER_SECOND))
+        machine::cpu(self.pid)
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
     }
 
     /// Asks it to stop, and waits until it has settled its messages in flight and ended.

@@ -106,6 +106,13 @@ const FIGURES: &[Figure] = &[
     figure("saga_finished_ratio", "sagas, a million finished / none", Goal::AtLeast(0.95)),
     figure("saga_running_ratio", "sagas, 100,000 running / none", Goal::AtLeast(0.95)),
     figure("delayed_drain_ratio", "drain, delayed messages / ordinary", Goal::AtLeast(0.5)),
+    figure("pipeline_rate_ratio", "orders/s end to end, Go client / River", Goal::AtLeast(2.0)),
+    figure("pipeline_postgres_ratio", "CPU of PostgreSQL an order, the same", Goal::AtMost(0.5)),
+    figure("pipeline_200_p50_ratio", "commit to handler at 200/s, p50", Goal::AtMost(0.4)),
+    figure("pipeline_200_p99_ratio", "commit to handler at 200/s, p99", Goal::AtMost(0.5)),
+    figure("pipeline_2000_p50_ratio", "commit to handler at 2,000/s, p50", Goal::AtMost(0.4)),
+    figure("pipeline_2000_p99_ratio", "commit to handler at 2,000/s, p99", Goal::AtMost(0.5)),
+    figure("pipeline_size_ratio", "tables after MESSAGES orders", Goal::None),
     figure("contracts_drain_ratio", "drain, checked by contracts / not", Goal::AtLeast(0.97)),
 ];
 

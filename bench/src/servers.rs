@@ -83,6 +83,14 @@ impl Servers {
         self.nats.url()
     }
 
+    pub(crate) fn postgres_pid(&self) -> u32 {
+        self.postgres.pid()
+    }
+
+    pub(crate) fn nats_pid(&self) -> u32 {
+        self.nats.pid()
+    }
+
     /// The statements of a database in PostgreSQL's log, with the milliseconds of each.
     pub(crate) fn statements(&self, database: &str) -> Vec<(String, f64)> {
         let place = format!("] {database} LOG:  duration: ");
@@ -123,10 +131,16 @@ impl Servers {
     }
 
     pub(crate) async fn migrated_with(&self, lanes: Lanes) -> anyhow::Result<String> {
-        let database = self.next_name();
-        self.admin().await?.batch_execute(&format!("CREATE DATABASE {database}")).await?;
+        let database = self.empty().await?;
         let mut session = self.session(&database).await?;
         migrate(&mut session, &self.schema, lanes).await?;
+        Ok(database)
+    }
+
+    /// A new database without Oncebox.
+    pub(crate) async fn empty(&self) -> anyhow::Result<String> {
+        let database = self.next_name();
+        self.admin().await?.batch_execute(&format!("CREATE DATABASE {database}")).await?;
         Ok(database)
     }
 

@@ -1,0 +1,2 @@
+-- How many effects are committed. No parameters; reads the whole table.
+SELECT count(*) FROM effect
