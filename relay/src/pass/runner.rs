@@ -15,9 +15,8 @@ use tracing::{debug, info};
 
 use super::{
     demand::{Demand, LONG_PASS},
-    rounds::STILL,
     settle::Pass,
-    worker::{Shared, Worker},
+    worker::{STILL, Shared, Worker},
 };
 use crate::{
     backoff::{AWAY, Backoff},

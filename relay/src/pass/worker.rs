@@ -14,7 +14,6 @@ use super::{
     claim::Claimed,
     contracts,
     publish::Published,
-    rounds::STILL,
     settle::{Pass, Settled},
     trace_file::TraceFile,
 };
@@ -31,6 +30,8 @@ use crate::{
     telemetry::{health::Heartbeat, metrics::Metrics, traces::Traces},
 };
 
+/// A pass in which nothing has come for so long ends: so many looks cost more than to claim again.
+pub(super) const STILL: Duration = Duration::from_millis(30);
 /// A sequence that is given out again ends the connection so often at most.
 const DISTRUST_EVERY: Duration = Duration::from_secs(60);
 
