@@ -201,6 +201,14 @@ impl RelayError {
             StoreError::Statement(_, source) => source.as_db_error(),
             _ => None,
         };
+        // A refusal of our own functions, in the words of the schema.
+        if let Some(refused) = of.filter(|refused| refused.code().code().starts_with("OB")) {
+            let hint = refused.hint().map(|hint| format!(". {hint}")).unwrap_or_default();
+            return Self::Refused(format!(
+                "{}; nothing was done{hint}",
+                refused.message().trim_end_matches('.')
+            ));
+        }
         let wrapped = match of.map(DbError::code) {
             // The routine's name is the same in each language of the server.
             Some(&SqlState::INSUFFICIENT_PRIVILEGE)
