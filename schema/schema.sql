@@ -319,10 +319,7 @@ BEGIN
       AND CASE instance.direction WHEN 'forward' THEN t.state IN ('rejected', 'failed') ELSE t.state = 'undo-failed' END
       -- Asked for once, it is done once.
       AND NOT EXISTS (
-        SELECT
-        FROM "oncebox".saga_event AS e
-        WHERE e.key = instance.key AND e.step = t.step AND e.kind IN ('retry', 'skip')
-          AND e.is_undo = (instance.direction = 'backward')
+        SELECT FROM "oncebox".saga_event AS e WHERE e.key = instance.key AND e.step = t.step AND e.kind IN ('retry', 'skip')
       )
   ),
   inserted AS (
