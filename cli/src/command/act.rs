@@ -118,11 +118,11 @@ impl Act {
         }
         run.more = done.about_losses().map(|line| {
             let since = done.since().map(output::time);
-            (line, json!({ "since": since, "given_up": done.given_up }))
+            Box::new((line, json!({ "since": since, "given_up": done.given_up })))
         });
         if run.dry_run && verb == Verb::BuryFailing {
             let line = "those that their stream has no more will be forgotten, not buried: a dry run does not ask it";
-            run.more = Some((line.to_owned(), json!({})));
+            run.more = Some(Box::new((line.to_owned(), json!({}))));
         }
         let settled = rows.filter(|_| run.dry_run && verb.kind == Kind::Settled);
         let most = order.limit.unwrap_or(u64::MAX);

@@ -30,7 +30,7 @@ pub(crate) struct Run {
     /// A row in the audit by which the command can be undone.
     pub(super) undo: Option<i64>,
     /// More about the number: a line, and members of a document.
-    pub(super) more: Option<(String, Value)>,
+    pub(super) more: Option<Box<(String, Value)>>,
 }
 
 pub(super) fn json() -> Arg {
@@ -227,7 +227,7 @@ impl Run {
             if let Some(undo) = self.undo {
                 document["undo"] = undo.into();
             }
-            if let Some((_, Value::Object(more))) = &self.more {
+            if let Some((_, Value::Object(more))) = self.more.as_deref() {
                 more.iter().for_each(|(name, value)| document[name] = value.clone());
             }
             output::json_lines(&[document])?
@@ -236,7 +236,7 @@ impl Run {
             let confirm = token.zip(rows).map(|(token, rows)| confirmation(action, &token, rows));
             let confirm = confirm.unwrap_or_default();
             let undo = self.undo.map(|id| format!("to bring them back within a day: oncebox undo {id}\n"));
-            let more = self.more.as_ref().map(|(line, _)| format!("{line}\n")).unwrap_or_default();
+            let more = self.more.as_deref().map(|(line, _)| format!("{line}\n")).unwrap_or_default();
             format!("{verb} {}\n{more}{confirm}{}", counted(count, thing), undo.unwrap_or_default())
         };
         output::print(&text)?;

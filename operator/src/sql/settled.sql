@@ -30,7 +30,12 @@ selected AS MATERIALIZED (
       OFFSET 0
     ) AS is_pending
   FROM seen AS s
-  LEFT JOIN {schema}.replay AS n ON n.lane = $1 AND n.id = s.id
+  LEFT JOIN LATERAL (
+    SELECT r.number
+    FROM {schema}.replay AS r
+    WHERE r.lane = $1 AND r.id = s.id
+    OFFSET 0
+  ) AS n ON true
   CROSS JOIN {schema}.lane_cursor AS c
   CROSS JOIN (SELECT h.system_identifier FROM pg_control_system() AS h OFFSET 0) AS here
   WHERE c.lane = $1

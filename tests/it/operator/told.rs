@@ -21,7 +21,7 @@ async fn refused(url: &str, command: &[&str], parts: &[&str]) {
 #[tokio::test]
 async fn an_undo_of_what_is_no_discard_is_refused_in_words() {
     let env = TestEnv::new().await;
-    let parts = ["row 7 of the audit is no discard and no edit; nothing was done", "the audit has its id"];
+    let parts = ["row 7 of the audit is no discard and no edit. Only a discard", "the audit has its id"];
     refused(env.database_url(), &["undo", "7"], &parts).await;
 }
 
