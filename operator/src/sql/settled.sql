@@ -19,11 +19,7 @@ selected AS MATERIALIZED (
     s.id,
     s.created_at,
     coalesce(n.number, 0) AS replays,
-    EXISTS (
-      SELECT FROM {schema}.replay AS r
-      WHERE r.lane = $1 AND r.id = s.id AND r.request = $9
-      OFFSET 0
-    ) AS is_asked_for,
+    coalesce(n.request = $9::text, false) AS is_asked_for,
     EXISTS (
       SELECT FROM {schema}.parked AS p
       WHERE p.lane = $1 AND p.id = s.id AND p.dead_at IS NULL
@@ -31,7 +27,7 @@ selected AS MATERIALIZED (
     ) AS is_pending
   FROM seen AS s
   LEFT JOIN LATERAL (
-    SELECT r.number
+    SELECT r.number, r.request
     FROM {schema}.replay AS r
     WHERE r.lane = $1 AND r.id = s.id
     OFFSET 0
