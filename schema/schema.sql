@@ -317,6 +317,10 @@ BEGIN
     FROM "oncebox".saga_step AS t
     WHERE t.saga_id = ask_saga.saga_id AND (ask_saga.step IS NULL OR t.step = ask_saga.step)
       AND CASE instance.direction WHEN 'forward' THEN t.state IN ('rejected', 'failed') ELSE t.state = 'undo-failed' END
+      -- Asked for once, it is done once.
+      AND NOT EXISTS (
+        SELECT FROM "oncebox".saga_event AS e WHERE e.key = instance.key AND e.step = t.step AND e.kind IN ('retry', 'skip')
+      )
   ),
   inserted AS (
     INSERT INTO "oncebox".saga_event (key, is_orphan, kind, step, attempt, is_undo, payload)
@@ -329,7 +333,7 @@ BEGIN
   )
   SELECT array_agg(i.step ORDER BY i.step) INTO asked FROM inserted AS i;
   IF asked IS NULL THEN
-    RAISE EXCEPTION 'step "%" of saga "%" does not wait for an operator', ask_saga.step, instance.key
+    RAISE EXCEPTION 'step "%" of saga "%" does not wait for an operator, or one has acted on it already', ask_saga.step, instance.key
       USING ERRCODE = 'OB009';
   END IF;
   UPDATE "oncebox".saga AS s
@@ -832,10 +836,12 @@ BEGIN
   ORDER BY d.id
   LIMIT 1;
   IF verdict IS NULL THEN
-    SELECT CASE i.status WHEN 'dead' THEN 'failed' ELSE 'good' END, 'its new dead letter is gone already'
+    SELECT CASE WHEN i.status <> 'dead' THEN 'good' WHEN i.fingerprint = '' THEN 'skipped' ELSE 'failed' END,
+           'its new dead letter is gone already'
     INTO verdict, why
     FROM "oncebox".inbox AS i
-    WHERE i.scope = r.scope AND i.tenant = r.tenant AND i.key = r.key AND i.created_at IS DISTINCT FROM r.settled_at;
+    WHERE i.scope = r.scope AND i.tenant = r.tenant AND i.key = r.key
+      AND (i.created_at IS DISTINCT FROM r.settled_at OR i.status = 'dead' AND i.fingerprint = '');
   END IF;
   verdict := coalesce(verdict, 'watched');
 END $$;
@@ -1683,31 +1689,54 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.continue_consumer(stream text, durable text, stream_created text, next_sequence bigint, took_over boolean) IS 'Records, before a strictly ordered consumer is deleted and created again, from which sequence it goes on; returns how many processes in a row took over there. The first message counts as delivered that often before, and every message that the old consumer delivered as delivered once: record their runs with begin_attempt().';
 
-CREATE FUNCTION oncebox.count_lost(lane smallint, stream text, since timestamp with time zone) RETURNS bigint
-    LANGUAGE sql STABLE
+CREATE FUNCTION oncebox.count_lost(lane smallint, stream text, since timestamp with time zone, OUT messages bigint, OUT milestone timestamp with time zone) RETURNS record
+    LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
-  SELECT count(*)
-  FROM (
-    SELECT l.lane, l.floor, l.high, l.snap
-    FROM "oncebox".loss AS l
-    WHERE l.lane = $1 AND l.stream = $2 AND l.resending_at IS NULL
-    ORDER BY l.number
-    LIMIT 1
-  ) AS lost
-  JOIN "oncebox".lane_cursor AS c ON c.lane = lost.lane
-  JOIN "oncebox".message AS m ON m.lane = lost.lane
-  JOIN "oncebox".stream AS s ON s.name = $2
-  WHERE m.id > lost.floor
-    AND (m.id > lost.high OR NOT pg_visible_in_snapshot(m.xact, lost.snap))
-    AND (m.id <= c.floor OR m.id <= c.high AND pg_visible_in_snapshot(m.xact, c.snap))
-    AND m.subject COLLATE "C" ~ s.subjects
-    AND ($3 IS NULL OR m.created_at >= $3)
-    AND NOT EXISTS (SELECT FROM "oncebox".parked AS p WHERE p.lane = m.lane AND p.id = m.id OFFSET 0)
-    AND NOT EXISTS (SELECT FROM "oncebox".discarded AS d WHERE d.lane = m.lane AND d.id = m.id OFFSET 0)
+  WITH place AS MATERIALIZED (
+    SELECT p.*
+    FROM "oncebox".resend_place($1, $2, $3) AS p
+  ),
+  sent AS (
+    SELECT m.id
+    FROM place AS p
+    JOIN "oncebox".log AS m ON m.lane = $1 AND m.id > p.floor
+    JOIN "oncebox".stream AS s ON s.name = $2
+    WHERE (m.id > p.high OR NOT pg_visible_in_snapshot(m.xact, p.snap))
+      AND (
+        m.id <= p.until_floor
+        OR m.id <= p.until_high AND pg_visible_in_snapshot(m.xact, p.until_snap)
+        OR m.id <= p.until_after AND pg_visible_in_snapshot(m.xact, p.until_target)
+      )
+      AND (
+        m.subject COLLATE "C" ~ s.subjects
+        OR p.goes_back AND EXISTS (
+          SELECT FROM "oncebox".loss AS l
+          WHERE l.lane = $1 AND l.resending_at IS NOT NULL AND l.ended_at IS NULL AND m.subject COLLATE "C" ~ l.subjects
+        )
+      )
+    UNION
+    SELECT r.id
+    FROM place AS p
+    JOIN "oncebox".late_receipt AS r ON r.lane = $1 AND r.stream = $2 AND r.sequence > p.sequence
+      AND r.at BETWEEN coalesce(p.reached_at, '-infinity') AND p.found_at
+    WHERE r.key IS NOT NULL OR EXISTS (
+      SELECT FROM "oncebox".log AS n
+      WHERE n.lane = $1 AND n.id = r.id
+        AND (n.id <= p.floor OR n.id <= p.high AND pg_visible_in_snapshot(n.xact, p.snap))
+    )
+  )
+  SELECT
+    (
+      SELECT count(*)
+      FROM sent AS m
+      WHERE NOT EXISTS (SELECT FROM "oncebox".parked AS p WHERE p.lane = $1 AND p.id = m.id OFFSET 0)
+        AND NOT EXISTS (SELECT FROM "oncebox".discarded AS d WHERE d.lane = $1 AND d.id = m.id OFFSET 0)
+    ),
+    (SELECT p.reached_at FROM place AS p)
 $_$;
 
-COMMENT ON FUNCTION oncebox.count_lost(lane smallint, stream text, since timestamp with time zone) IS 'For operators: how many messages of a lane resend_loss() would have sent again.';
+COMMENT ON FUNCTION oncebox.count_lost(lane smallint, stream text, since timestamp with time zone, OUT messages bigint, OUT milestone timestamp with time zone) IS 'For operators: how many messages of a lane resend_loss() would have sent again, and since which milestone.';
 
 CREATE FUNCTION oncebox.count_segment(number smallint) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -4491,7 +4520,7 @@ BEGIN
       AND m.id = ANY ($2)
       AND NOT EXISTS (
         SELECT FROM "oncebox".parked AS p
-        WHERE p.lane = m.lane AND p.id = m.id AND p.replay = 0
+        WHERE p.lane = m.lane AND p.id = m.id AND (p.replay = 0 OR p.dead_at IS NULL)
         OFFSET 0
       )
       AND NOT EXISTS (
@@ -4556,7 +4585,7 @@ BEGIN
   RETURNING message_id;
 END $_$;
 
-COMMENT ON FUNCTION oncebox.replay_messages(lane smallint, ids bigint[], by text, note text, request text) IS 'For operators: asks for settled messages of a lane to be sent again, each under the next number, unless this request has asked before. Returns their ids.';
+COMMENT ON FUNCTION oncebox.replay_messages(lane smallint, ids bigint[], by text, note text, request text) IS 'For operators: asks for settled messages of a lane to be sent again, each under the next number, unless this request has asked before, or a replay is still to be sent. Returns their ids.';
 
 CREATE FUNCTION oncebox.request_fingerprint(method text, path text, query text, credentials jsonb, content_type text, content bytea) RETURNS bytea
     LANGUAGE plpgsql STABLE PARALLEL SAFE
@@ -4633,21 +4662,28 @@ BEGIN
   RETURN encode(sha256(int8send(octet_length(convert_to(tenant, 'UTF8'))) || convert_to(tenant || root, 'UTF8')), 'hex');
 END $_$;
 
-CREATE FUNCTION oncebox.resend_loss(lane smallint, stream text, since timestamp with time zone, by text, note text) RETURNS bigint
+CREATE FUNCTION oncebox.resend_loss(lane smallint, stream text, since timestamp with time zone, by text, note text, OUT messages bigint, OUT milestone timestamp with time zone) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-DECLARE
-  messages bigint := "oncebox".count_lost(resend_loss.lane, resend_loss.stream, resend_loss.since);
 BEGIN
-  PERFORM "oncebox".resend_lost(resend_loss.lane, resend_loss.stream, resend_loss.since);
+  -- The locks of resend_lost(), so that no relay moves the lane after it was counted.
+  PERFORM FROM "oncebox".maintenance FOR UPDATE;
+  PERFORM FROM "oncebox".lane AS l WHERE l.lane = resend_loss.lane FOR UPDATE;
+  SELECT c.* INTO messages, milestone FROM "oncebox".count_lost(resend_loss.lane, resend_loss.stream, resend_loss.since) AS c;
+  IF NOT "oncebox".resend_lost(resend_loss.lane, resend_loss.stream, resend_loss.since) THEN
+    messages := NULL;
+    RETURN;
+  END IF;
   INSERT INTO "oncebox".audit (operator, note, action, lane, messages, reason)
-  SELECT resend_loss.by, resend_loss.note, 'resend', resend_loss.lane, messages, format('lost by stream %s', resend_loss.stream)
-  WHERE messages > 0;
-  RETURN messages;
+  VALUES (
+    resend_loss.by, resend_loss.note, 'resend', resend_loss.lane, resend_loss.messages,
+    format('lost by stream %s', resend_loss.stream)
+      || coalesce(to_char(milestone AT TIME ZONE 'UTC', '" since "YYYY-MM-DD"T"HH24:MI:SS"Z"'), '')
+  );
 END $$;
 
-COMMENT ON FUNCTION oncebox.resend_loss(lane smallint, stream text, since timestamp with time zone, by text, note text) IS 'For operators: resend_lost() by hand. Returns how many messages come into question.';
+COMMENT ON FUNCTION oncebox.resend_loss(lane smallint, stream text, since timestamp with time zone, by text, note text, OUT messages bigint, OUT milestone timestamp with time zone) IS 'For operators: resend_lost() by hand. Returns how many messages are sent again, and since which milestone; NULL when there is nothing to do. The loss counts as dealt with, also if since leaves messages out.';
 
 CREATE FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -4655,80 +4691,34 @@ CREATE FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, si
     AS $$
 DECLARE
   stands record;
-  lost record;
-  later record;
-  until record;
-  -- Where the lane begins: the lost one's receipt, a later milestone, or where it stands.
-  at_number bigint;
+  place record;
 BEGIN
   PERFORM FROM "oncebox".maintenance FOR UPDATE;
   PERFORM FROM "oncebox".lane AS l WHERE l.lane = wanted_lane FOR UPDATE;
   SELECT c.* INTO STRICT stands FROM "oncebox".lane_cursor AS c WHERE c.lane = wanted_lane;
-  SELECT l.* INTO lost
-  FROM "oncebox".loss AS l
-  WHERE l.lane = wanted_lane AND l.stream = wanted_stream AND l.resending_at IS NULL
-  ORDER BY l.number
-  LIMIT 1;
-  IF lost IS NULL OR stands.reset_until IS NOT NULL
-     OR stands.system_identifier <> (SELECT s.system_identifier FROM pg_control_system() AS s)
-     OR pg_snapshot_xmax(stands.snap) > pg_snapshot_xmax(pg_current_snapshot()) THEN
-    RETURN false;
-  END IF;
-  at_number := coalesce(lost.receipt_number, -1);
-  IF since IS NOT NULL THEN
-    SELECT m.* INTO later
-    FROM "oncebox".milestone AS m
-    WHERE m.lane = wanted_lane AND m.reached_at <= since AND m.number > at_number AND m.number <= lost.number
-    ORDER BY m.number DESC
-    LIMIT 1;
-    IF FOUND THEN
-      at_number := later.number;
-      lost.floor := later.floor;
-      lost.high := later.high;
-      lost.snap := later.snap;
-    END IF;
-  END IF;
-  -- Without a receipt all above the noted place is due, and what is due already below it stays so.
-  -- The noted snapshot is younger than the cursor: that alone must not keep the lane in its place.
-  IF at_number = -1 THEN
-    lost.high := least(stands.high, lost.high);
-    lost.floor := least(stands.floor, lost.floor);
-    lost.snap := stands.snap;
-  END IF;
-  -- A lane that is being sent again already is perhaps further back than this one would be.
-  SELECT l.until_floor AS floor, l.until_high AS high, l.until_snap AS snap, l.until_target AS target,
-    l.until_after AS after
-  INTO until
-  FROM "oncebox".loss AS l
-  WHERE l.lane = wanted_lane AND l.resending_at IS NOT NULL AND l.ended_at IS NULL AND l.until_high > stands.high
-  ORDER BY l.until_high DESC
-  LIMIT 1;
+  SELECT p.* INTO place FROM "oncebox".resend_place(wanted_lane, wanted_stream, since) AS p;
   IF NOT FOUND THEN
-    SELECT stands.floor, stands.high, stands.snap, stands.target, stands.after INTO until;
+    RETURN false;
   END IF;
   UPDATE "oncebox".loss AS l
   SET
     subjects = (SELECT s.subjects FROM "oncebox".stream AS s WHERE s.name = wanted_stream),
-    resending_at = clock_timestamp(), rewound_number = stands.number + 1, until_floor = until.floor,
-    until_high = until.high, until_snap = until.snap, until_target = until.target, until_after = until.after
+    resending_at = clock_timestamp(), rewound_number = stands.number + 1, until_floor = place.until_floor,
+    until_high = place.until_high, until_snap = place.until_snap, until_target = place.until_target,
+    until_after = place.until_after
   WHERE l.lane = wanted_lane AND l.stream = wanted_stream AND l.resending_at IS NULL;
-  IF stands.high >= greatest(lost.high, lost.floor)
-     AND pg_snapshot_xmax(stands.snap) >= pg_snapshot_xmax(lost.snap) OR at_number = -1 THEN
+  IF place.goes_back THEN
     INSERT INTO "oncebox".cursor (lane, number, floor, high, snap, system_identifier, acknowledged)
-    VALUES (wanted_lane, stands.number + 1, lost.floor, lost.high, lost.snap, stands.system_identifier,
+    VALUES (wanted_lane, stands.number + 1, place.floor, place.high, place.snap, stands.system_identifier,
             stands.acknowledged);
     DELETE FROM "oncebox".cursor AS c WHERE c.lane = wanted_lane AND c.number = stands.number;
-    DELETE FROM "oncebox".milestone AS m WHERE m.lane = wanted_lane AND m.number > at_number;
+    DELETE FROM "oncebox".milestone AS m WHERE m.lane = wanted_lane AND m.number > place.at_number;
     UPDATE "oncebox".receipt AS r
-    SET floor = lost.floor, high = lost.high, snap = lost.snap
-    WHERE r.lane = wanted_lane AND r.number > at_number;
+    SET floor = place.floor, high = place.high, snap = place.snap
+    WHERE r.lane = wanted_lane AND r.number > place.at_number;
     UPDATE "oncebox".loss AS l
-    SET floor = lost.floor, high = lost.high, snap = lost.snap
-    WHERE l.lane = wanted_lane AND l.resending_at IS NULL AND coalesce(l.receipt_number, -1) > at_number;
-  ELSE
-    lost.floor := stands.floor;
-    lost.high := stands.high;
-    lost.snap := stands.snap;
+    SET floor = place.floor, high = place.high, snap = place.snap
+    WHERE l.lane = wanted_lane AND l.resending_at IS NULL AND coalesce(l.receipt_number, -1) > place.at_number;
   END IF;
   UPDATE "oncebox".segment AS s
   SET is_live = true, drained_at = NULL
@@ -4746,10 +4736,11 @@ BEGIN
     AND m.id = p.id
     AND s.name = wanted_stream
     AND m.subject COLLATE "C" ~ s.subjects
-    AND NOT (m.id <= lost.floor OR m.id <= lost.high AND pg_visible_in_snapshot(m.xact, lost.snap));
+    AND NOT (m.id <= place.floor OR m.id <= place.high AND pg_visible_in_snapshot(m.xact, place.snap));
   WITH taken AS (
     DELETE FROM "oncebox".late_receipt AS r
-    WHERE r.lane = wanted_lane AND r.stream = wanted_stream AND r.sequence > lost.sequence AND r.at <= lost.found_at
+    WHERE r.lane = wanted_lane AND r.stream = wanted_stream AND r.sequence > place.sequence
+      AND r.at BETWEEN coalesce(place.reached_at, '-infinity') AND place.found_at
     RETURNING r.*
   ),
   gone AS (
@@ -4760,7 +4751,7 @@ BEGIN
              n.created_at
       FROM "oncebox".log AS n
       WHERE n.lane = wanted_lane AND n.id = t.id
-        AND (n.id <= lost.floor OR n.id <= lost.high AND pg_visible_in_snapshot(n.xact, lost.snap))
+        AND (n.id <= place.floor OR n.id <= place.high AND pg_visible_in_snapshot(n.xact, place.snap))
       UNION ALL
       SELECT n.id, n.turn, n.ordering_key, t.replay, n.key, n.subject, n.headers, n.payload, n.created_at
       FROM taken AS n
@@ -4832,6 +4823,69 @@ END $_$;
 
 COMMENT ON FUNCTION oncebox.resend_missing(lane smallint, ids bigint[], by text, note text, why text) IS 'For operators: parks settled messages of a lane that a stream does not hold, or holds otherwise, so that they are sent again under their ids. Returns their ids.';
 
+CREATE FUNCTION oncebox.resend_place(wanted_lane smallint, wanted_stream text, since timestamp with time zone, OUT sequence bigint, OUT found_at timestamp with time zone, OUT at_number bigint, OUT reached_at timestamp with time zone, OUT goes_back boolean, OUT floor bigint, OUT high bigint, OUT snap pg_snapshot, OUT until_floor bigint, OUT until_high bigint, OUT until_snap pg_snapshot, OUT until_target pg_snapshot, OUT until_after bigint) RETURNS SETOF record
+    LANGUAGE plpgsql STABLE ROWS 1
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  stands record;
+  lost record;
+  later record;
+BEGIN
+  SELECT c.* INTO STRICT stands FROM "oncebox".lane_cursor AS c WHERE c.lane = wanted_lane;
+  SELECT l.* INTO lost
+  FROM "oncebox".loss AS l
+  WHERE l.lane = wanted_lane AND l.stream = wanted_stream AND l.resending_at IS NULL
+  ORDER BY l.number
+  LIMIT 1;
+  IF lost IS NULL OR stands.reset_until IS NOT NULL
+     OR stands.system_identifier <> (SELECT s.system_identifier FROM pg_control_system() AS s)
+     OR pg_snapshot_xmax(stands.snap) > pg_snapshot_xmax(pg_current_snapshot()) THEN
+    RETURN;
+  END IF;
+  sequence := lost.sequence;
+  found_at := lost.found_at;
+  at_number := coalesce(lost.receipt_number, -1);
+  SELECT m.* INTO later
+  FROM "oncebox".milestone AS m
+  WHERE m.lane = wanted_lane AND m.reached_at <= since AND m.number > at_number AND m.number <= lost.number
+  ORDER BY m.number DESC
+  LIMIT 1;
+  IF FOUND THEN
+    at_number := later.number;
+    reached_at := later.reached_at;
+    lost.floor := later.floor;
+    lost.high := later.high;
+    lost.snap := later.snap;
+  END IF;
+  -- Without a receipt all above the noted place is due, and what is due already below it stays so.
+  -- The noted snapshot is younger than the cursor: that alone must not keep the lane in its place.
+  IF at_number = -1 THEN
+    lost.high := least(stands.high, lost.high);
+    lost.floor := least(stands.floor, lost.floor);
+    lost.snap := stands.snap;
+  END IF;
+  goes_back := at_number = -1 OR stands.high >= greatest(lost.high, lost.floor)
+    AND pg_snapshot_xmax(stands.snap) >= pg_snapshot_xmax(lost.snap);
+  IF goes_back THEN
+    SELECT lost.floor, lost.high, lost.snap INTO floor, high, snap;
+  ELSE
+    SELECT stands.floor, stands.high, stands.snap INTO floor, high, snap;
+  END IF;
+  -- A lane that is being sent again already is perhaps further back than this one would be.
+  SELECT l.until_floor, l.until_high, l.until_snap, l.until_target, l.until_after
+  INTO until_floor, until_high, until_snap, until_target, until_after
+  FROM "oncebox".loss AS l
+  WHERE l.lane = wanted_lane AND l.resending_at IS NOT NULL AND l.ended_at IS NULL AND l.until_high > stands.high
+  ORDER BY l.until_high DESC
+  LIMIT 1;
+  IF NOT FOUND THEN
+    SELECT stands.floor, stands.high, stands.snap, stands.target, stands.after
+    INTO until_floor, until_high, until_snap, until_target, until_after;
+  END IF;
+  RETURN NEXT;
+END $$;
+
 CREATE FUNCTION oncebox.resume_delivery(kind text, value text, by text, note text) RETURNS SETOF bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -4871,7 +4925,12 @@ BEGIN
     END IF;
   ELSE
     PERFORM FROM "oncebox".dead_letter AS d WHERE d.id = r.id AND d.created_at = r.died_at FOR UPDATE;
-    is_retried := FOUND;
+    -- Nobody would handle it any more: see 0027_edit.sql.
+    is_retried := FOUND AND NOT EXISTS (
+      SELECT
+      FROM "oncebox".inbox AS i
+      WHERE i.scope = r.scope AND i.tenant = r.tenant AND i.key = r.key AND i.status = 'dead' AND i.fingerprint = ''
+    );
     IF is_retried AND NOT "oncebox".retry_in_line(r.id, c.operator, c.note) THEN
       SELECT l.outbox, l.key, l.subject, l.headers, l.payload, l.number
       INTO outbox, key, subject, headers, payload, number
@@ -6358,7 +6417,7 @@ CREATE TABLE oncebox.audit (
     undoes bigint,
     CONSTRAINT audit_action CHECK ((action = ANY (ARRAY['retry'::text, 'discard'::text, 'replay'::text, 'prune'::text, 'cancel'::text, 'skip'::text, 'abandon'::text, 'resend'::text, 'bury'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text, 'change-scope'::text, 'expect'::text, 'expect-no-more'::text, 'undo'::text, 'begin-canary'::text, 'stop-canary'::text, 'continue-canary'::text, 'edit'::text]))),
     CONSTRAINT audit_message CHECK (((scope IS NOT NULL) OR (action = 'resend'::text) OR ((key IS NULL) = (action = ANY (ARRAY['prune'::text, 'resend'::text, 'pause'::text, 'throttle'::text, 'resume'::text, 'enable-events'::text, 'disable-events'::text, 'adopt'::text, 'begin-canary'::text, 'stop-canary'::text, 'continue-canary'::text]))))),
-    CONSTRAINT audit_messages CHECK ((messages >= 1)),
+    CONSTRAINT audit_messages CHECK (((messages >= 1) OR ((messages = 0) AND (action = 'resend'::text)))),
     CONSTRAINT audit_note_size CHECK (((octet_length(note) >= 1) AND (octet_length(note) <= 1000))),
     CONSTRAINT audit_operator_size CHECK (((octet_length(operator) >= 1) AND (octet_length(operator) <= 255))),
     CONSTRAINT audit_undoes CHECK (((undoes IS NOT NULL) = (action = 'undo'::text)))
@@ -7994,8 +8053,8 @@ GRANT ALL ON FUNCTION oncebox.continue_canary(canary bigint, by text, note text)
 REVOKE ALL ON FUNCTION oncebox.continue_consumer(stream text, durable text, stream_created text, next_sequence bigint, took_over boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.continue_consumer(stream text, durable text, stream_created text, next_sequence bigint, took_over boolean) TO oncebox_consumer;
 
-REVOKE ALL ON FUNCTION oncebox.count_lost(lane smallint, stream text, since timestamp with time zone) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.count_lost(lane smallint, stream text, since timestamp with time zone) TO oncebox_operator;
+REVOKE ALL ON FUNCTION oncebox.count_lost(lane smallint, stream text, since timestamp with time zone, OUT messages bigint, OUT milestone timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.count_lost(lane smallint, stream text, since timestamp with time zone, OUT messages bigint, OUT milestone timestamp with time zone) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.count_segment(number smallint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.count_segment(number smallint) TO oncebox_operator;
@@ -8276,14 +8335,16 @@ GRANT ALL ON FUNCTION oncebox.request_fingerprint(method text, path text, query 
 
 REVOKE ALL ON FUNCTION oncebox.request_key(tenant text, client_key text) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION oncebox.resend_loss(lane smallint, stream text, since timestamp with time zone, by text, note text) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.resend_loss(lane smallint, stream text, since timestamp with time zone, by text, note text) TO oncebox_operator;
+REVOKE ALL ON FUNCTION oncebox.resend_loss(lane smallint, stream text, since timestamp with time zone, by text, note text, OUT messages bigint, OUT milestone timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.resend_loss(lane smallint, stream text, since timestamp with time zone, by text, note text, OUT messages bigint, OUT milestone timestamp with time zone) TO oncebox_operator;
 
 REVOKE ALL ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) TO oncebox_relay;
 
 REVOKE ALL ON FUNCTION oncebox.resend_missing(lane smallint, ids bigint[], by text, note text, why text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.resend_missing(lane smallint, ids bigint[], by text, note text, why text) TO oncebox_operator;
+
+REVOKE ALL ON FUNCTION oncebox.resend_place(wanted_lane smallint, wanted_stream text, since timestamp with time zone, OUT sequence bigint, OUT found_at timestamp with time zone, OUT at_number bigint, OUT reached_at timestamp with time zone, OUT goes_back boolean, OUT floor bigint, OUT high bigint, OUT snap pg_snapshot, OUT until_floor bigint, OUT until_high bigint, OUT until_snap pg_snapshot, OUT until_target pg_snapshot, OUT until_after bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.resume_delivery(kind text, value text, by text, note text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.resume_delivery(kind text, value text, by text, note text) TO oncebox_operator;

@@ -201,6 +201,11 @@ impl RelayError {
             StoreError::Statement(_, source) => source.as_db_error(),
             _ => None,
         };
+        // What one of our functions refuses, and its hint, as sentences.
+        if let Some(refused) = of.filter(|refused| refused.code().code().starts_with("OB")) {
+            let hint = refused.hint().unwrap_or("Nothing was done.");
+            return Self::Refused(format!("{}. {hint}", refused.message()));
+        }
         let wrapped = match of.map(DbError::code) {
             // The routine's name is the same in each language of the server.
             Some(&SqlState::INSUFFICIENT_PRIVILEGE)
@@ -270,13 +275,6 @@ impl PostgresError {
         };
         // Operator intervention, and the answers of poolers while they have no server.
         source.code().is_none_or(|code| ["57P", "08"].iter().any(|class| code.code().starts_with(class)))
-    }
-
-    /// What one of our functions refused with OB011, and its hint, as sentences.
-    pub fn refusal(&self) -> Option<String> {
-        let StoreError::Statement(_, source) = &self.0 else { return None };
-        let refused = source.as_db_error().filter(|error| error.code().code() == "OB011")?;
-        Some(format!("{}. {}", refused.message(), refused.hint().unwrap_or_default()))
     }
 
     /// Why PostgreSQL takes no writes, if that is so: its disk is full, or it is read-only.

@@ -101,7 +101,8 @@ pub(crate) fn told(
         return Ok((format!("edited; its key is {key}"), Some(1)));
     }
     if !verb.has_rows() {
-        return Ok((format!("{} {}", verb.past, verb.things), None));
+        let warnings: String = done.warnings.iter().map(|warning| format!("; {warning}")).collect();
+        return Ok((format!("{} {}{warnings}", verb.past, verb.things), None));
     }
     if done.incomplete > 0 && verb == Verb::BuryFailing {
         return Err(Problem::Conflict(format!(
@@ -119,7 +120,21 @@ pub(crate) fn told(
             number(i64::try_from(late).unwrap_or(i64::MAX))
         ),
     };
-    Ok((format!("{} {}{late}", verb.past, counted(verb, count)), Some(count)))
+    let late = match done.pending {
+        0 => late,
+        pending => {
+            format!("{late}; {} whose last replay is still to be sent left out", counted(verb, pending))
+        }
+    };
+    let late = match done.edited {
+        0 => late,
+        edited => format!(
+            "{late}; {} of them had an edit in their place, and nobody handles them",
+            counted(verb, edited)
+        ),
+    };
+    let about = done.about_losses().map(|about| format!(": {about}")).unwrap_or_default();
+    Ok((format!("{} {}{late}{about}", verb.past, counted(verb, count)), Some(count)))
 }
 
 /// The fields of a form, or of an address, that asks for the same.

@@ -123,7 +123,7 @@ impl Operator {
         let kind = if verb == Verb::RetryDead { "message" } else { "letter" };
         for of in selections {
             let room = usize::try_from(limit - ids.len() as u64).unwrap_or(usize::MAX);
-            let acting = Acting { verb, of, resender: None };
+            let acting = Acting { verb, of, resender: None, is_canary: true };
             if verb == Verb::RetryDead {
                 let is_meant = |row: &ParkedMessage| only.is_none_or(|only| only.has(&row.name(&acting)));
                 let found = self.list(of, room, is_meant).await?;

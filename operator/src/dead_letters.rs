@@ -51,6 +51,9 @@ pub struct DeadLetter {
     pub ordering_key: Option<String>,
     /// How many wait.
     pub behind: Option<i64>,
+    /// `KEY came in its place`, where this inbox has handled an edit of it, or is about to: a retry
+    /// takes the letter out, and nobody handles it.
+    pub edit: Option<String>,
 }
 
 /// Dead letters of one inbox, of the newest 1,000 of all.
@@ -188,6 +191,17 @@ impl Listed for DeadLetter {
         self.died_at
     }
 
+    /// As begin_canary() says it.
+    fn refusal(&self, acting: &Acting<'_>) -> Option<String> {
+        (acting.is_canary && self.key.is_none()).then(|| {
+            format!(
+                "dead letter {} has no key, so its inbox shows no verdict on it; nothing was done. Leave it out of the \
+                 selection, or retry without a canary.",
+                self.id
+            )
+        })
+    }
+
     fn in_batches(verb: Verb) -> bool {
         verb != Verb::RetryLetters
     }
@@ -212,7 +226,9 @@ impl Listed for DeadLetter {
         let parameters: [&dyn Parameter; 3] = [&ids, &stamp.operator, &stamp.note];
         done.done += match acting.resender {
             Some(resend) if acting.verb == Verb::RetryLetters => {
-                u64::from(operator.resend_dead_letter(resend, ids[0]).await?)
+                let is_done = operator.resend_dead_letter(resend, ids[0]).await?;
+                done.edited += u64::from(is_done && rows[0].edit.is_some());
+                u64::from(is_done)
             }
             _ => {
                 acting.is_one_of(&[Verb::DiscardLetters])?;
@@ -228,7 +244,7 @@ impl Listed for DeadLetter {
 fn dead_letter(row: &Row) -> DeadLetter {
     columns!(row => DeadLetter {
         id, scope, tenant, key, subject, stream, stream_sequence, deliveries, reason, payload_bytes,
-        ordering_key, behind
+        ordering_key, behind, edit
     } with {
         died_at: row.get("created_at"),
     })

@@ -18,7 +18,7 @@ use sha2::{Digest as _, Sha256};
 use tokio_postgres::{Row, Transaction};
 
 pub use self::diff::DiffLine;
-use super::{Operator, failed, query, resend::Resender, shown::RowSet};
+use super::{Operator, failed, query, resend::Resender, shell::quoted, shown::RowSet};
 
 /// The longest payload that is edited as a text: a longer one is given as a file.
 pub const EDITABLE_BYTES_MAX: usize = 256 * 1024;
@@ -261,19 +261,58 @@ impl Operator {
         Ok(key)
     }
 
+    /// The key that a message has by now, if it was edited since it had this one.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn edited_key(&self, key: &str) -> Result<Option<String>, RelayError> {
+        Ok(self.edited_keys(key).await?.pop().filter(|edited| edited != key))
+    }
+
+    /// The keys before and after each edit of a message, the newest last; none where this role may
+    /// not read the audit.
+    pub(crate) async fn edited_keys(&self, key: &str) -> Result<Vec<String>, RelayError> {
+        let rows = match self.query("look for edits", &self.sql.edits, &[&key]).await {
+            Err(RelayError::Denied(_)) => Vec::new(),
+            rows => rows?,
+        };
+        Ok(rows.iter().flat_map(|row| [row.get("key"), row.get("edited")]).collect())
+    }
+
+    /// Why no dead message has this key.
+    async fn not_dead(&self, key: &str) -> Result<String, RelayError> {
+        let word = quoted(key);
+        if let Some(edited) = self.edited_key(key).await? {
+            return Ok(format!("the message with the key {key:?} was edited, and its key is {edited:?} now"));
+        }
+        Ok(match self.show(key, false).await? {
+            Some(found) if found.message.replay == 0 => format!(
+                "the message with the key {key:?} is {}, and only dead messages are edited: have relays try it now with \
+                 `oncebox outbox parked retry --key {word}`, or give it up with `oncebox outbox parked discard --key \
+                 {word}` and enqueue the right message under another key",
+                found.message.state
+            ),
+            _ => format!("no dead message has the key {key:?}; see `oncebox trace {word}`"),
+        })
+    }
+
     /// Reads the row, and changes it in memory.
     async fn look_at_edit(&self, of: &EditOf, edit: &Edit) -> Result<Content, RelayError> {
-        let (rows, what) = match of {
+        let rows = match of {
             EditOf::Letter(id) => {
-                let rows = self.query("look at a dead letter", &self.sql.look_at_letter, &[id]).await?;
-                (rows, format!("no dead letter has the id {id}"))
+                self.query("look at a dead letter", &self.sql.look_at_letter, &[id]).await?
             }
             EditOf::Message(key) => {
-                let rows = self.query("look at a dead message", &self.sql.look_at_dead, &[key]).await?;
-                (rows, format!("no dead message has the key {key:?}"))
+                self.query("look at a dead message", &self.sql.look_at_dead, &[key]).await?
             }
         };
-        Content::new(rows.first().ok_or(RelayError::Edit(what))?, of, edit)
+        let Some(row) = rows.first() else {
+            return Err(RelayError::Edit(match of {
+                EditOf::Letter(id) => format!("no dead letter has the id {id}"),
+                EditOf::Message(key) => self.not_dead(key).await?,
+            }));
+        };
+        Content::new(row, of, edit)
     }
 
     /// A transaction with the statement that edits, and the note of this operator.

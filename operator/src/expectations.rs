@@ -47,10 +47,9 @@ pub struct Unhandled {
 
 /// What the functions refuse, as sentences of a command.
 fn refused(error: RelayError) -> RelayError {
-    let RelayError::Postgres(refusal) = &error else { return error };
-    match refusal.refusal() {
-        Some(text) => RelayError::Expect(text),
-        None => error,
+    match error {
+        RelayError::Refused(text) => RelayError::Expect(text),
+        error => error,
     }
 }
 

@@ -48,9 +48,10 @@ pub struct FailingMessage {
     /// Which copy failed last.
     #[serde(skip)]
     message: String,
-    /// When the row of its first copy was written.
+    /// When the row of its first copy was written, or an operator had it run: the token of a dry
+    /// run before does not stand for it any more.
     #[serde(skip)]
-    first_at: SystemTime,
+    came_at: SystemTime,
     /// Whether the time of its next delivery has come.
     #[serde(skip)]
     is_due: bool,
@@ -121,7 +122,7 @@ fn place(row: &Row) -> [String; 3] {
 fn failing_message(row: &Row) -> FailingMessage {
     columns!(row => FailingMessage {
         scope, tenant, key, subject, stream, stream_sequence, failures, reason, failed_at, due_at, message,
-        first_at
+        came_at
     } with {
         id: FailingId(place(row)).to_string(),
         is_due: row.get::<_, Option<bool>>("is_due") == Some(true),

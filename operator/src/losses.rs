@@ -2,7 +2,12 @@
 
 use std::{collections::BTreeMap, time::SystemTime};
 
-use oncebox_connect::{error::RelayError, postgres::Parameter, words::counted};
+use oncebox_connect::{
+    clock::with_text,
+    error::RelayError,
+    postgres::Parameter,
+    words::{counted, for_one},
+};
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
@@ -74,36 +79,44 @@ impl LossStatus {
     }
 }
 
+/// The losses of a lane that nobody has had sent again.
+#[derive(Default)]
+struct LostInLane {
+    /// Their names in the set of an action.
+    losses: Vec<String>,
+    /// The messages that would be sent again.
+    messages: u64,
+    /// Those that the operator's time leaves out.
+    given_up: u64,
+    /// The milestone from which on they are sent.
+    milestone: Option<SystemTime>,
+}
+
 impl Operator {
     /// Takes into the set each loss of a stream that relays have reported and nobody has had sent
-    /// again; counts the messages that come into question. A loss that is found later changes the
-    /// set: its lane is sent again as a whole.
+    /// again; counts the messages that would be sent. A loss that is found later changes the set,
+    /// and so does another milestone: its lane is sent again as a whole, from there on.
     pub(crate) async fn find_losses(
         &self,
         of: &Selection,
         rows: &mut RowSet,
         done: &mut Done,
     ) -> Result<(), RelayError> {
-        let (stream, since) = of_stream(of);
-        let lost = self.lost(stream, since).await?;
         let until = rows.until();
-        lost.values().flatten().for_each(|loss| rows.add(loss, until));
-        for lane in lost.keys() {
-            let parameters: [&dyn Parameter; 3] = [lane, &stream, &since];
-            let found = self.query("count what was lost", &self.sql.count_lost, &parameters).await?;
-            done.done += counted_by(&found);
-            done.losses += 1;
+        for lane in self.lost(of).await?.into_values() {
+            lane.losses.iter().for_each(|loss| rows.add(loss, until));
+            done.add_lane(&lane);
         }
         Ok(())
     }
 
     /// Has the relays send again the messages that a stream acknowledged and then lost, as far as
-    /// relays have reported the loss; counts the messages that come into question. With a set,
-    /// leaves alone the lanes with a loss that is not in it. If the stream still has some of the
-    /// messages, it answers that they are duplicates, within its window.
+    /// relays have reported the loss; counts the messages that are sent. With a set, leaves alone
+    /// the lanes with a loss that is not in it. If the stream still has some of the messages, it
+    /// answers that they are duplicates, within its window.
     ///
     /// With `since`, leaves out messages settled before the last milestone that is older than
-    /// `since`: for a stream that was made anew on purpose.
+    /// `since`, and gives them up: for a stream that was made anew on purpose.
     pub(crate) async fn resend(
         &mut self,
         of: &Selection,
@@ -111,34 +124,87 @@ impl Operator {
         done: &mut Done,
     ) -> Result<(), RelayError> {
         let (stream, since) = of_stream(of);
-        let mut lost = self.lost(stream, since).await?;
-        lost.retain(|_, losses| only.is_none_or(|rows| losses.iter().all(|loss| rows.has(loss))));
+        let mut lost = self.lost(of).await?;
+        lost.retain(|_, lane| only.is_none_or(|rows| lane.losses.iter().all(|loss| rows.has(loss))));
         let (sql, stamp) = (self.sql.clone(), self.stamp.clone());
-        for lane in lost.keys() {
+        for (lane, mut found) in lost {
             let transaction = self.begin().await?;
-            let parameters: [&dyn Parameter; 5] = [lane, &stream, &since, &stamp.operator, &stamp.note];
+            let parameters: [&dyn Parameter; 5] = [&lane, &stream, &since, &stamp.operator, &stamp.note];
             let sent = query(&transaction, "send again what was lost", &sql.resend, &parameters).await?;
             transaction.commit().await.map_err(super::failed("commit"))?;
-            done.done += counted_by(&sent);
-            done.losses += 1;
+            // Another operator was faster, or the lane holds rows of another cluster.
+            let Some((messages, milestone)) = sent.first().and_then(counted_by) else { continue };
+            (found.messages, found.milestone) = (messages, milestone);
+            done.add_lane(&found);
         }
         Ok(())
     }
 
-    /// The losses of each lane, with the time that the operator gave: another one is another set.
-    async fn lost(
-        &self,
-        stream: &str,
-        since: Option<SystemTime>,
-    ) -> Result<BTreeMap<i16, Vec<String>>, RelayError> {
-        let since = since.map(humantime::format_rfc3339_micros);
-        let since = since.map(|since| format!(" since {since}")).unwrap_or_default();
-        let mut lost: BTreeMap<i16, Vec<String>> = BTreeMap::new();
+    /// The losses of each lane, named with the operator's time and the milestone that it means:
+    /// another one is another set.
+    async fn lost(&self, of: &Selection) -> Result<BTreeMap<i16, LostInLane>, RelayError> {
+        let (stream, since) = of_stream(of);
+        let mut lost: BTreeMap<i16, LostInLane> = BTreeMap::new();
         for row in self.query("find what was lost", &self.sql.find_lost, &[&stream]).await? {
-            let loss = format!("{stream} {}{since}", row.get::<_, &str>("loss"));
-            lost.entry(row.get("lane")).or_default().push(loss);
+            let loss = format!("{stream} {}", row.get::<_, &str>("loss"));
+            lost.entry(row.get("lane")).or_default().losses.push(loss);
+        }
+        for (lane, found) in &mut lost {
+            let counts = async |since: Option<SystemTime>| {
+                let parameters: [&dyn Parameter; 3] = [lane, &stream, &since];
+                let rows = self.query("count what was lost", &self.sql.count_lost, &parameters).await?;
+                Ok::<_, RelayError>(rows.first().and_then(counted_by).unwrap_or_default())
+            };
+            (found.messages, found.milestone) = counts(since).await?;
+            let Some(since) = since else { continue };
+            found.given_up = counts(None).await?.0.saturating_sub(found.messages);
+            let [since, milestone] = [Some(since), found.milestone]
+                .map(|time| time.map(with_text).map(humantime::format_rfc3339_micros));
+            let from = since.iter().chain(&milestone).map(|time| format!(" since {time}"));
+            let from: String = from.collect();
+            found.losses.iter_mut().for_each(|loss| loss.push_str(&from));
         }
         Ok(lost)
+    }
+}
+
+impl Done {
+    fn add_lane(&mut self, lane: &LostInLane) {
+        self.done += lane.messages;
+        self.given_up += lane.given_up;
+        self.losses += 1;
+        if lane.messages > 0 {
+            self.milestones.push(lane.milestone);
+        }
+    }
+
+    /// The time from which on messages are sent again; `None`: from the last one on that the
+    /// stream is proved to have.
+    #[must_use]
+    pub fn since(&self) -> Option<SystemTime> {
+        self.milestones.iter().min().copied().flatten()
+    }
+
+    /// Of losses: which messages the number is of, and the fate of the others.
+    #[must_use]
+    pub fn about_losses(&self) -> Option<String> {
+        let from = match self.since() {
+            _ if self.losses == 0 => return None,
+            Some(time) => format!("the milestone of {}", humantime::format_rfc3339_seconds(with_text(time))),
+            None => "the last message that the stream is proved to have".to_owned(),
+        };
+        let mut told = format!(
+            "all that was settled since {from}, also what is settled until this is done; the stream drops those that \
+             it still has as duplicates, within its window"
+        );
+        if self.given_up > 0 {
+            let older = counted(self.given_up, "message");
+            told += &format!(
+                "; {older} settled before {} given up: `outbox verify --resend` finds them, if they are missing",
+                for_one(self.given_up, "is", "are")
+            );
+        }
+        Some(told)
     }
 }
 
@@ -146,6 +212,6 @@ fn of_stream(of: &Selection) -> (&str, Option<SystemTime>) {
     (of.stream.as_deref().unwrap_or_default(), of.since.and_then(Moment::time))
 }
 
-fn counted_by(rows: &[Row]) -> u64 {
-    rows.first().map_or(0, |row| row.get::<_, i64>("messages").unsigned_abs())
+fn counted_by(row: &Row) -> Option<(u64, Option<SystemTime>)> {
+    row.get::<_, Option<i64>>("messages").map(|messages| (messages.unsigned_abs(), row.get("milestone")))
 }

@@ -55,7 +55,8 @@ pub struct ParkedMessage {
     pub created_at: SystemTime,
     /// The size of its payload.
     pub payload_bytes: i64,
-    /// When it came to be as it is.
+    /// When it came to be as it is, or an operator had it tried: the token of a dry run before does
+    /// not stand for it any more.
     #[serde(skip)]
     came_at: SystemTime,
     /// Whether it waits behind no other of its ordering key.
@@ -207,6 +208,7 @@ pub(super) fn parking_state(
 
 fn parked_message(row: &Row) -> ParkedMessage {
     let (died_at, next_attempt_at) = (row.get("dead_at"), row.get("next_attempt_at"));
+    let asked_at: Option<SystemTime> = row.get("asked_at");
     columns!(row => ParkedMessage {
         id, lane, key, subject, ordering_key, attempts, replay, created_at, payload_bytes, is_first
     } with {
@@ -214,7 +216,7 @@ fn parked_message(row: &Row) -> ParkedMessage {
         next_attempt_at: next_attempt_at,
         died_at: died_at,
         reason: row.get("error"),
-        came_at: died_at.unwrap_or_else(|| row.get("parked_at")),
+        came_at: died_at.unwrap_or_else(|| row.get("parked_at")).max(asked_at.unwrap_or(SystemTime::UNIX_EPOCH)),
     })
 }
 

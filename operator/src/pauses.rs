@@ -24,6 +24,8 @@ use super::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Pauses that are listed, at most.
 const PAUSES_MAX: i64 = 1_000;
+/// Messages of a lane among which an ordering key is looked for, at most.
+const RECENT_MAX: i64 = 10_000;
 /// Every subject.
 const ALL: &str = ">";
 
@@ -136,6 +138,29 @@ impl Operator {
             PauseOf::Subject(_) => self.subjects_of(of, false, None).await.map(drop),
             _ => Ok(()),
         }
+    }
+
+    /// What an operator should know before a pause or throttle: of the same messages there is one
+    /// already, or no recent message has this ordering key.
+    ///
+    /// # Errors
+    /// PostgreSQL refused or went away.
+    pub async fn pause_warnings(&self, of: &PauseOf) -> Result<Vec<String>, RelayError> {
+        let mut all = Vec::new();
+        if let Some(earlier) = self.pauses().await?.into_iter().find(|pause| of.is(pause)) {
+            let by = earlier.paused_by.unwrap_or(earlier.database_user);
+            let what = if earlier.rate.is_some() { "throttle" } else { "pause" };
+            all.push(format!("this takes the place of the {what} of {of} by {by}"));
+        }
+        if let PauseOf::OrderingKey(key) = of {
+            let parameters: [&dyn Parameter; 2] = [key, &RECENT_MAX];
+            let rows =
+                self.query("look for an ordering key", &self.sql.seen_ordering_key, &parameters).await?;
+            if !rows.first().is_some_and(|row| row.get(0)) {
+                all.push(format!("no recent message has the {of}: those that come wait"));
+            }
+        }
+        Ok(all)
     }
 
     /// Has messages go on; false when they were not paused.

@@ -23,6 +23,8 @@ pub(crate) struct Settled {
     id: i64,
     lane: i16,
     created_at: SystemTime,
+    /// How often it was replayed.
+    replays: i32,
 }
 
 impl Listed for Settled {
@@ -41,8 +43,9 @@ impl Listed for Settled {
         Ok(mine.map(|(lane, ..)| scan(lane, id - 1, id)).collect())
     }
 
-    /// Only messages that were settled when the action began, and none that is parked or discarded;
-    /// without those that were asked for under the same name before.
+    /// Only messages that were settled when the action began, and none that is parked or discarded.
+    /// Left out are those that were asked for under the same name before, and those whose replay is
+    /// still to be sent: one copy would answer two requests, and cancelling one would end both.
     async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>, RelayError> {
         let (lane, after, high) = (scan.lanes[0], scan.after.id(), scan.last);
         if after >= high {
@@ -54,15 +57,18 @@ impl Listed for Settled {
             [&lane, &after, &high, &BATCH, key, &subject, &since, &until, request];
         let row = operator.client.query_typed_one(&operator.sql.settled, &typed(&parameters)).await;
         let row = row.map_err(failed("look at settled messages"))?;
-        let (ids, times): (Vec<i64>, Vec<SystemTime>) = (row.get("ids"), row.get("times"));
-        let rows = ids.into_iter().zip(times).map(|(id, created_at)| Self { id, lane, created_at });
+        let (ids, times, replays): (Vec<i64>, Vec<SystemTime>, Vec<i32>) =
+            (row.get("ids"), row.get("times"), row.get("replays"));
+        let rows = ids.into_iter().zip(times).zip(replays);
+        let rows = rows.map(|((id, created_at), replays)| Self { id, lane, created_at, replays });
         let next = row.get::<_, Option<i64>>("last_id").filter(|last| row.get("is_full") && *last < high);
-        let before = row.get::<_, i64>("asked_for").unsigned_abs();
-        Ok(Page { rows: rows.collect(), next: next.map(Place::Id), before })
+        let [before, pending] = ["asked_for", "pending"].map(|name| row.get::<_, i64>(name).unsigned_abs());
+        Ok(Page { rows: rows.collect(), next: next.map(Place::Id), before, pending })
     }
 
+    /// One that was replayed since is another row.
     fn name(&self, _: &Acting<'_>) -> String {
-        self.id.to_string()
+        format!("{} {}", self.id, self.replays)
     }
 
     fn came_at(&self) -> SystemTime {

@@ -73,10 +73,14 @@ pub struct Changed {
 impl fmt::Display for Changed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { shown, found } = self;
+        let now = match shown == found {
+            true => "as many now, but not the same, or not as they were".to_owned(),
+            false => format!("{found} of them now"),
+        };
         write!(
             f,
-            "the set has changed since it was shown: {shown} then, {found} of them now, or the token is of another selection or command; nothing \
-             was done; look again, and confirm what you see then"
+            "the set has changed since it was shown: {shown} then, {now}, or the token is of another selection or command, \
+             or was used; nothing was done; look again, and confirm what you see then"
         )
     }
 }

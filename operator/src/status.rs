@@ -253,7 +253,7 @@ pub struct BlockedKey {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct ParkedReason {
-    /// The error of publishing.
+    /// The first line of the error of publishing.
     pub reason: String,
     /// The reason as a word that does not change, such as `no-stream`; `None` for a message that
     /// was enqueued with an id below the floor of its lane.
@@ -262,6 +262,8 @@ pub struct ParkedReason {
     pub subject: String,
     /// How many of the messages that were looked at.
     pub messages: i64,
+    /// The key of one of them.
+    pub key: String,
     /// When the first of them was set aside.
     #[serde(with = "Rfc3339")]
     pub since: SystemTime,

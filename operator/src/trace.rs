@@ -130,6 +130,7 @@ impl Operator {
     /// PostgreSQL refused or went away.
     pub async fn trace(&mut self, key: &str, steps_max: u32) -> Result<Trace, RelayError> {
         let sql = self.sql.clone();
+        let edits = self.edited_keys(key).await?;
         let transaction = self.begin().await?;
         // One more shows that there are more.
         let rows =
@@ -140,7 +141,7 @@ impl Operator {
         messages.truncate(room);
         // The key itself too: its message may be elsewhere, and the audit outlives the message.
         let known = messages.iter().map(|message| message.key.clone()).filter(|known| known != key);
-        let keys: Vec<String> = std::iter::once(key.to_owned()).chain(known).collect();
+        let mut keys: Vec<String> = std::iter::once(key.to_owned()).chain(known).collect();
         let mut elsewhere = Vec::new();
         for TracedKey { key, inbox } in inboxes(&transaction, &sql, &keys, Some(key)).await? {
             match messages.iter_mut().find(|message| message.key == key) {
@@ -148,6 +149,8 @@ impl Operator {
                 None => elsewhere.push(TracedKey { key, inbox }),
             }
         }
+        // An edit of a dead letter is in no outbox.
+        keys.extend(edits);
         let audit = match transaction.query_typed(&sql.trace_audit, &typed(&[&keys, &AUDIT_MAX])).await {
             Ok(rows) => Some(rows.iter().map(audit_row).collect()),
             Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => None,

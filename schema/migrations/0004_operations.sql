@@ -139,7 +139,8 @@ CREATE TABLE {schema}.audit (
     'prune', 'resend', 'pause', 'throttle', 'resume', 'enable-events', 'disable-events', 'adopt',
     'begin-canary', 'stop-canary', 'continue-canary'
   ))),
-  CONSTRAINT audit_messages CHECK (messages >= 1),
+  -- A resend of messages that are gone meanwhile closes the loss all the same.
+  CONSTRAINT audit_messages CHECK (messages >= 1 OR messages = 0 AND action = 'resend'),
   CONSTRAINT audit_undoes CHECK ((undoes IS NOT NULL) = (action = 'undo'))
 );
 COMMENT ON TABLE {schema}.audit IS 'What operators did: a row for each message and action. Never deleted by Oncebox.';

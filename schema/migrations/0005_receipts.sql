@@ -153,24 +153,24 @@ BEGIN
   RETURN true;
 END $$;
 
--- Has the lost messages of a lane sent again: writes the lane's cursor as it stood at the proven
--- receipt, and parks again the messages that had been parked. With `since`, not from before the
--- newest milestone older than that. The receipts of other streams stay true of the older cursor.
--- Segments that hold such messages are live again, so that relays read them and retention keeps
--- them. False when nothing is to be sent again, or when the lane holds rows of another cluster.
-CREATE FUNCTION {schema}.resend_lost(wanted_lane smallint, wanted_stream text, since timestamptz DEFAULT NULL)
-RETURNS boolean
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+-- From where a lane is sent again after a loss, and until where: what was settled in between is
+-- sent. With `since`, from the newest milestone that is not later, reached at `reached_at`; that is
+-- NULL when the lane goes back to the proven receipt. No row when nothing is to be sent again, or
+-- when the lane holds rows of another cluster. `goes_back` is false when the lane is being sent
+-- again already, from further back.
+CREATE FUNCTION {schema}.resend_place(
+  wanted_lane smallint, wanted_stream text, since timestamptz,
+  OUT sequence bigint, OUT found_at timestamptz, OUT at_number bigint, OUT reached_at timestamptz, OUT goes_back boolean,
+  OUT floor bigint, OUT high bigint, OUT snap pg_snapshot,
+  OUT until_floor bigint, OUT until_high bigint, OUT until_snap pg_snapshot, OUT until_target pg_snapshot,
+  OUT until_after bigint
+) RETURNS SETOF record
+LANGUAGE plpgsql STABLE ROWS 1 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   stands record;
   lost record;
   later record;
-  until record;
-  -- Where the lane begins: the lost one's receipt, a later milestone, or where it stands.
-  at_number bigint;
 BEGIN
-  PERFORM FROM {schema}.maintenance FOR UPDATE;
-  PERFORM FROM {schema}.lane AS l WHERE l.lane = wanted_lane FOR UPDATE;
   SELECT c.* INTO STRICT stands FROM {schema}.lane_cursor AS c WHERE c.lane = wanted_lane;
   SELECT l.* INTO lost
   FROM {schema}.loss AS l
@@ -180,21 +180,22 @@ BEGIN
   IF lost IS NULL OR stands.reset_until IS NOT NULL
      OR stands.system_identifier <> (SELECT s.system_identifier FROM pg_control_system() AS s)
      OR pg_snapshot_xmax(stands.snap) > pg_snapshot_xmax(pg_current_snapshot()) THEN
-    RETURN false;
+    RETURN;
   END IF;
+  sequence := lost.sequence;
+  found_at := lost.found_at;
   at_number := coalesce(lost.receipt_number, -1);
-  IF since IS NOT NULL THEN
-    SELECT m.* INTO later
-    FROM {schema}.milestone AS m
-    WHERE m.lane = wanted_lane AND m.reached_at <= since AND m.number > at_number AND m.number <= lost.number
-    ORDER BY m.number DESC
-    LIMIT 1;
-    IF FOUND THEN
-      at_number := later.number;
-      lost.floor := later.floor;
-      lost.high := later.high;
-      lost.snap := later.snap;
-    END IF;
+  SELECT m.* INTO later
+  FROM {schema}.milestone AS m
+  WHERE m.lane = wanted_lane AND m.reached_at <= since AND m.number > at_number AND m.number <= lost.number
+  ORDER BY m.number DESC
+  LIMIT 1;
+  IF FOUND THEN
+    at_number := later.number;
+    reached_at := later.reached_at;
+    lost.floor := later.floor;
+    lost.high := later.high;
+    lost.snap := later.snap;
   END IF;
   -- Without a receipt all above the noted place is due, and what is due already below it stays so.
   -- The noted snapshot is younger than the cursor: that alone must not keep the lane in its place.
@@ -203,40 +204,64 @@ BEGIN
     lost.floor := least(stands.floor, lost.floor);
     lost.snap := stands.snap;
   END IF;
+  goes_back := at_number = -1 OR stands.high >= greatest(lost.high, lost.floor)
+    AND pg_snapshot_xmax(stands.snap) >= pg_snapshot_xmax(lost.snap);
+  IF goes_back THEN
+    SELECT lost.floor, lost.high, lost.snap INTO floor, high, snap;
+  ELSE
+    SELECT stands.floor, stands.high, stands.snap INTO floor, high, snap;
+  END IF;
   -- A lane that is being sent again already is perhaps further back than this one would be.
-  SELECT l.until_floor AS floor, l.until_high AS high, l.until_snap AS snap, l.until_target AS target,
-    l.until_after AS after
-  INTO until
+  SELECT l.until_floor, l.until_high, l.until_snap, l.until_target, l.until_after
+  INTO until_floor, until_high, until_snap, until_target, until_after
   FROM {schema}.loss AS l
   WHERE l.lane = wanted_lane AND l.resending_at IS NOT NULL AND l.ended_at IS NULL AND l.until_high > stands.high
   ORDER BY l.until_high DESC
   LIMIT 1;
   IF NOT FOUND THEN
-    SELECT stands.floor, stands.high, stands.snap, stands.target, stands.after INTO until;
+    SELECT stands.floor, stands.high, stands.snap, stands.target, stands.after
+    INTO until_floor, until_high, until_snap, until_target, until_after;
+  END IF;
+  RETURN NEXT;
+END $$;
+
+-- Has the lost messages of a lane sent again: writes the lane's cursor as it stood at
+-- resend_place(), and parks again the messages that had been parked. The receipts of other streams
+-- stay true of the older cursor. Segments that hold such messages are live again, so that relays
+-- read them and retention keeps them. False when there is no such place.
+CREATE FUNCTION {schema}.resend_lost(wanted_lane smallint, wanted_stream text, since timestamptz DEFAULT NULL)
+RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  stands record;
+  place record;
+BEGIN
+  PERFORM FROM {schema}.maintenance FOR UPDATE;
+  PERFORM FROM {schema}.lane AS l WHERE l.lane = wanted_lane FOR UPDATE;
+  SELECT c.* INTO STRICT stands FROM {schema}.lane_cursor AS c WHERE c.lane = wanted_lane;
+  SELECT p.* INTO place FROM {schema}.resend_place(wanted_lane, wanted_stream, since) AS p;
+  IF NOT FOUND THEN
+    RETURN false;
   END IF;
   UPDATE {schema}.loss AS l
   SET
     subjects = (SELECT s.subjects FROM {schema}.stream AS s WHERE s.name = wanted_stream),
-    resending_at = clock_timestamp(), rewound_number = stands.number + 1, until_floor = until.floor,
-    until_high = until.high, until_snap = until.snap, until_target = until.target, until_after = until.after
+    resending_at = clock_timestamp(), rewound_number = stands.number + 1, until_floor = place.until_floor,
+    until_high = place.until_high, until_snap = place.until_snap, until_target = place.until_target,
+    until_after = place.until_after
   WHERE l.lane = wanted_lane AND l.stream = wanted_stream AND l.resending_at IS NULL;
-  IF stands.high >= greatest(lost.high, lost.floor)
-     AND pg_snapshot_xmax(stands.snap) >= pg_snapshot_xmax(lost.snap) OR at_number = -1 THEN
+  IF place.goes_back THEN
     INSERT INTO {schema}.cursor (lane, number, floor, high, snap, system_identifier, acknowledged)
-    VALUES (wanted_lane, stands.number + 1, lost.floor, lost.high, lost.snap, stands.system_identifier,
+    VALUES (wanted_lane, stands.number + 1, place.floor, place.high, place.snap, stands.system_identifier,
             stands.acknowledged);
     DELETE FROM {schema}.cursor AS c WHERE c.lane = wanted_lane AND c.number = stands.number;
-    DELETE FROM {schema}.milestone AS m WHERE m.lane = wanted_lane AND m.number > at_number;
+    DELETE FROM {schema}.milestone AS m WHERE m.lane = wanted_lane AND m.number > place.at_number;
     UPDATE {schema}.receipt AS r
-    SET floor = lost.floor, high = lost.high, snap = lost.snap
-    WHERE r.lane = wanted_lane AND r.number > at_number;
+    SET floor = place.floor, high = place.high, snap = place.snap
+    WHERE r.lane = wanted_lane AND r.number > place.at_number;
     UPDATE {schema}.loss AS l
-    SET floor = lost.floor, high = lost.high, snap = lost.snap
-    WHERE l.lane = wanted_lane AND l.resending_at IS NULL AND coalesce(l.receipt_number, -1) > at_number;
-  ELSE
-    lost.floor := stands.floor;
-    lost.high := stands.high;
-    lost.snap := stands.snap;
+    SET floor = place.floor, high = place.high, snap = place.snap
+    WHERE l.lane = wanted_lane AND l.resending_at IS NULL AND coalesce(l.receipt_number, -1) > place.at_number;
   END IF;
   UPDATE {schema}.segment AS s
   SET is_live = true, drained_at = NULL
@@ -254,10 +279,11 @@ BEGIN
     AND m.id = p.id
     AND s.name = wanted_stream
     AND m.subject COLLATE "C" ~ s.subjects
-    AND NOT (m.id <= lost.floor OR m.id <= lost.high AND pg_visible_in_snapshot(m.xact, lost.snap));
+    AND NOT (m.id <= place.floor OR m.id <= place.high AND pg_visible_in_snapshot(m.xact, place.snap));
   WITH taken AS (
     DELETE FROM {schema}.late_receipt AS r
-    WHERE r.lane = wanted_lane AND r.stream = wanted_stream AND r.sequence > lost.sequence AND r.at <= lost.found_at
+    WHERE r.lane = wanted_lane AND r.stream = wanted_stream AND r.sequence > place.sequence
+      AND r.at BETWEEN coalesce(place.reached_at, '-infinity') AND place.found_at
     RETURNING r.*
   ),
   gone AS (
@@ -268,7 +294,7 @@ BEGIN
              n.created_at
       FROM {schema}.log AS n
       WHERE n.lane = wanted_lane AND n.id = t.id
-        AND (n.id <= lost.floor OR n.id <= lost.high AND pg_visible_in_snapshot(n.xact, lost.snap))
+        AND (n.id <= place.floor OR n.id <= place.high AND pg_visible_in_snapshot(n.xact, place.snap))
       UNION ALL
       SELECT n.id, n.turn, n.ordering_key, t.replay, n.key, n.subject, n.headers, n.payload, n.created_at
       FROM taken AS n

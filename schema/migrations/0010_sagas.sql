@@ -151,6 +151,10 @@ BEGIN
     FROM {schema}.saga_step AS t
     WHERE t.saga_id = ask_saga.saga_id AND (ask_saga.step IS NULL OR t.step = ask_saga.step)
       AND CASE instance.direction WHEN 'forward' THEN t.state IN ('rejected', 'failed') ELSE t.state = 'undo-failed' END
+      -- Asked for once, it is done once.
+      AND NOT EXISTS (
+        SELECT FROM {schema}.saga_event AS e WHERE e.key = instance.key AND e.step = t.step AND e.kind IN ('retry', 'skip')
+      )
   ),
   inserted AS (
     INSERT INTO {schema}.saga_event (key, is_orphan, kind, step, attempt, is_undo, payload)
@@ -163,7 +167,7 @@ BEGIN
   )
   SELECT array_agg(i.step ORDER BY i.step) INTO asked FROM inserted AS i;
   IF asked IS NULL THEN
-    RAISE EXCEPTION 'step "%" of saga "%" does not wait for an operator', ask_saga.step, instance.key
+    RAISE EXCEPTION 'step "%" of saga "%" does not wait for an operator, or one has acted on it already', ask_saga.step, instance.key
       USING ERRCODE = 'OB009';
   END IF;
   UPDATE {schema}.saga AS s

@@ -139,8 +139,9 @@ END $$;
 COMMENT ON FUNCTION {schema}.give_up_parked IS 'For operators: gives messages or replays of a lane up, each if it is still dead, parked or replay, as kind says, and keeps the messages for a day, see undo_discard(). Returns their ids.';
 
 -- A replay takes the way of a parked message, so it keeps the order of its ordering key, and later
--- messages wait behind it. One that is still to be sent, or dead, gets the next number and is sent
--- once. Under the lock of maintenance no message is deleted meanwhile.
+-- messages wait behind it. One that is dead gets the next number and is sent once. One that is
+-- still to be sent is left alone, so that each request has a copy of its own. Under the lock of
+-- maintenance no message is deleted meanwhile.
 CREATE FUNCTION {schema}.replay_messages(lane smallint, ids bigint[], by text, note text, request text) RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -154,7 +155,7 @@ BEGIN
       AND m.id = ANY ($2)
       AND NOT EXISTS (
         SELECT FROM {schema}.parked AS p
-        WHERE p.lane = m.lane AND p.id = m.id AND p.replay = 0
+        WHERE p.lane = m.lane AND p.id = m.id AND (p.replay = 0 OR p.dead_at IS NULL)
         OFFSET 0
       )
       AND NOT EXISTS (
@@ -218,7 +219,7 @@ BEGIN
   FROM placed AS w
   RETURNING message_id;
 END $$;
-COMMENT ON FUNCTION {schema}.replay_messages IS 'For operators: asks for settled messages of a lane to be sent again, each under the next number, unless this request has asked before. Returns their ids.';
+COMMENT ON FUNCTION {schema}.replay_messages IS 'For operators: asks for settled messages of a lane to be sent again, each under the next number, unless this request has asked before, or a replay is still to be sent. Returns their ids.';
 
 -- Of an ordering key only the first gets a due time: so they keep their order among themselves, and
 -- unsent messages wait behind them. A message that became parked or discarded, or is due by itself
@@ -310,40 +311,76 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.prune_inbox IS 'For operators: sweep_inbox() by hand, or only a count.';
 
--- The messages of a lane that would be sent again: settled since the receipt that the stream can
--- prove, to subjects of the stream. The stream drops those that it still has, as duplicates.
-CREATE FUNCTION {schema}.count_lost(lane smallint, stream text, since timestamptz) RETURNS bigint
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-  SELECT count(*)
-  FROM (
-    SELECT l.lane, l.floor, l.high, l.snap
-    FROM {schema}.loss AS l
-    WHERE l.lane = $1 AND l.stream = $2 AND l.resending_at IS NULL
-    ORDER BY l.number
-    LIMIT 1
-  ) AS lost
-  JOIN {schema}.lane_cursor AS c ON c.lane = lost.lane
-  JOIN {schema}.message AS m ON m.lane = lost.lane
-  JOIN {schema}.stream AS s ON s.name = $2
-  WHERE m.id > lost.floor
-    AND (m.id > lost.high OR NOT pg_visible_in_snapshot(m.xact, lost.snap))
-    AND (m.id <= c.floor OR m.id <= c.high AND pg_visible_in_snapshot(m.xact, c.snap))
-    AND m.subject COLLATE "C" ~ s.subjects
-    AND ($3 IS NULL OR m.created_at >= $3)
-    AND NOT EXISTS (SELECT FROM {schema}.parked AS p WHERE p.lane = m.lane AND p.id = m.id OFFSET 0)
-    AND NOT EXISTS (SELECT FROM {schema}.discarded AS d WHERE d.lane = m.lane AND d.id = m.id OFFSET 0)
+-- The messages of a lane that resend_lost() would have sent again: those settled after the place to
+-- which it goes back, and those that had been parked. `milestone` is the time of that place when
+-- `since` has chosen it. The stream drops those that it still has, as duplicates. Where a loss of
+-- another stream is being sent again as well, its messages after the place are sent, too.
+CREATE FUNCTION {schema}.count_lost(
+  lane smallint, stream text, since timestamptz, OUT messages bigint, OUT milestone timestamptz
+)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  WITH place AS MATERIALIZED (
+    SELECT p.*
+    FROM {schema}.resend_place($1, $2, $3) AS p
+  ),
+  sent AS (
+    SELECT m.id
+    FROM place AS p
+    JOIN {schema}.log AS m ON m.lane = $1 AND m.id > p.floor
+    JOIN {schema}.stream AS s ON s.name = $2
+    WHERE (m.id > p.high OR NOT pg_visible_in_snapshot(m.xact, p.snap))
+      AND (
+        m.id <= p.until_floor
+        OR m.id <= p.until_high AND pg_visible_in_snapshot(m.xact, p.until_snap)
+        OR m.id <= p.until_after AND pg_visible_in_snapshot(m.xact, p.until_target)
+      )
+      AND (
+        m.subject COLLATE "C" ~ s.subjects
+        OR p.goes_back AND EXISTS (
+          SELECT FROM {schema}.loss AS l
+          WHERE l.lane = $1 AND l.resending_at IS NOT NULL AND l.ended_at IS NULL AND m.subject COLLATE "C" ~ l.subjects
+        )
+      )
+    UNION
+    SELECT r.id
+    FROM place AS p
+    JOIN {schema}.late_receipt AS r ON r.lane = $1 AND r.stream = $2 AND r.sequence > p.sequence
+      AND r.at BETWEEN coalesce(p.reached_at, '-infinity') AND p.found_at
+    WHERE r.key IS NOT NULL OR EXISTS (
+      SELECT FROM {schema}.log AS n
+      WHERE n.lane = $1 AND n.id = r.id
+        AND (n.id <= p.floor OR n.id <= p.high AND pg_visible_in_snapshot(n.xact, p.snap))
+    )
+  )
+  SELECT
+    (
+      SELECT count(*)
+      FROM sent AS m
+      WHERE NOT EXISTS (SELECT FROM {schema}.parked AS p WHERE p.lane = $1 AND p.id = m.id OFFSET 0)
+        AND NOT EXISTS (SELECT FROM {schema}.discarded AS d WHERE d.lane = $1 AND d.id = m.id OFFSET 0)
+    ),
+    (SELECT p.reached_at FROM place AS p)
 $$;
-COMMENT ON FUNCTION {schema}.count_lost IS 'For operators: how many messages of a lane resend_loss() would have sent again.';
+COMMENT ON FUNCTION {schema}.count_lost IS 'For operators: how many messages of a lane resend_loss() would have sent again, and since which milestone.';
 
-CREATE FUNCTION {schema}.resend_loss(lane smallint, stream text, since timestamptz, by text, note text) RETURNS bigint
+CREATE FUNCTION {schema}.resend_loss(
+  lane smallint, stream text, since timestamptz, by text, note text, OUT messages bigint, OUT milestone timestamptz
+)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  messages bigint := {schema}.count_lost(resend_loss.lane, resend_loss.stream, resend_loss.since);
 BEGIN
-  PERFORM {schema}.resend_lost(resend_loss.lane, resend_loss.stream, resend_loss.since);
+  -- The locks of resend_lost(), so that no relay moves the lane after it was counted.
+  PERFORM FROM {schema}.maintenance FOR UPDATE;
+  PERFORM FROM {schema}.lane AS l WHERE l.lane = resend_loss.lane FOR UPDATE;
+  SELECT c.* INTO messages, milestone FROM {schema}.count_lost(resend_loss.lane, resend_loss.stream, resend_loss.since) AS c;
+  IF NOT {schema}.resend_lost(resend_loss.lane, resend_loss.stream, resend_loss.since) THEN
+    messages := NULL;
+    RETURN;
+  END IF;
   INSERT INTO {schema}.audit (operator, note, action, lane, messages, reason)
-  SELECT resend_loss.by, resend_loss.note, 'resend', resend_loss.lane, messages, format('lost by stream %s', resend_loss.stream)
-  WHERE messages > 0;
-  RETURN messages;
+  VALUES (
+    resend_loss.by, resend_loss.note, 'resend', resend_loss.lane, resend_loss.messages,
+    format('lost by stream %s', resend_loss.stream)
+      || coalesce(to_char(milestone AT TIME ZONE 'UTC', '" since "YYYY-MM-DD"T"HH24:MI:SS"Z"'), '')
+  );
 END $$;
-COMMENT ON FUNCTION {schema}.resend_loss IS 'For operators: resend_lost() by hand. Returns how many messages come into question.';
+COMMENT ON FUNCTION {schema}.resend_loss IS 'For operators: resend_lost() by hand. Returns how many messages are sent again, and since which milestone; NULL when there is nothing to do. The loss counts as dealt with, also if since leaves messages out.';

@@ -6,7 +6,7 @@
 -- | good | the inbox has handled its key, or a stream has stored the message |
 -- | failed | it is dead again, or the message was tried in vain: the canary stops |
 -- | without a verdict | neither within its time: the canary stops |
--- | skipped | an operator retried or discarded it before the canary did |
+-- | skipped | an operator retried or discarded it before the canary did, or an edit came in its place |
 --
 -- Relays take the steps, a row in each transaction. The transaction locks the canary first, so no
 -- two relays take the same step. The retry, its row in the audit and the note in canary_row are one
@@ -97,10 +97,12 @@ BEGIN
   ORDER BY d.id
   LIMIT 1;
   IF verdict IS NULL THEN
-    SELECT CASE i.status WHEN 'dead' THEN 'failed' ELSE 'good' END, 'its new dead letter is gone already'
+    SELECT CASE WHEN i.status <> 'dead' THEN 'good' WHEN i.fingerprint = '' THEN 'skipped' ELSE 'failed' END,
+           'its new dead letter is gone already'
     INTO verdict, why
     FROM {schema}.inbox AS i
-    WHERE i.scope = r.scope AND i.tenant = r.tenant AND i.key = r.key AND i.created_at IS DISTINCT FROM r.settled_at;
+    WHERE i.scope = r.scope AND i.tenant = r.tenant AND i.key = r.key
+      AND (i.created_at IS DISTINCT FROM r.settled_at OR i.status = 'dead' AND i.fingerprint = '');
   END IF;
   verdict := coalesce(verdict, 'watched');
 END $$;
@@ -157,7 +159,12 @@ BEGIN
     END IF;
   ELSE
     PERFORM FROM {schema}.dead_letter AS d WHERE d.id = r.id AND d.created_at = r.died_at FOR UPDATE;
-    is_retried := FOUND;
+    -- Nobody would handle it any more: see 0027_edit.sql.
+    is_retried := FOUND AND NOT EXISTS (
+      SELECT
+      FROM {schema}.inbox AS i
+      WHERE i.scope = r.scope AND i.tenant = r.tenant AND i.key = r.key AND i.status = 'dead' AND i.fingerprint = ''
+    );
     IF is_retried AND NOT {schema}.retry_in_line(r.id, c.operator, c.note) THEN
       SELECT l.outbox, l.key, l.subject, l.headers, l.payload, l.number
       INTO outbox, key, subject, headers, payload, number

@@ -253,6 +253,11 @@ mod operator {
     mod trace; // where a message and its steps are
     mod databases; // commands on the databases that a file names
     mod verify; // the log compared with a stream, message by message
+    mod resend; // of a stream's loss: what is shown, what is sent, and what the audit says
+    mod remedies; // the commands of a finding act on what it counts
+    mod edited; // old letters, keys and messages beside an edit
+    mod told; // refusals and warnings in words that help
+    mod tokens; // a token of a dry run is good for one act
     mod confirmed; // a dry run of sagas and replays shows rows, which a token confirms
     mod canary; // retries in steps of 1, 10, 100 and the rest
     mod canary_faults; // what dies, or acts, beside a canary

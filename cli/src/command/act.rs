@@ -7,8 +7,10 @@ use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, builder::Resettable};
 use oncebox_connect::{
     config::{Config, ConfigError, OutboxConfig},
     error::RelayError,
+    words::{counted, for_one},
 };
 use oncebox_operator::{Done, Kind, Operator, Order, Payload, RowSet, Verb};
+use serde_json::json;
 use tokio::task::JoinSet;
 
 use super::{action, canary, edit, output, saga};
@@ -114,6 +116,14 @@ impl Act {
         if let Some(key) = &done.key {
             return Ok(output::print(&edit::done(&run, key)?).map(drop)?);
         }
+        run.more = done.about_losses().map(|line| {
+            let since = done.since().map(output::time);
+            Box::new((line, json!({ "since": since, "given_up": done.given_up })))
+        });
+        if run.dry_run && verb == Verb::BuryFailing {
+            let line = "those that their stream has no more will be forgotten, not buried: a dry run does not ask it";
+            run.more = Some(Box::new((line.to_owned(), json!({}))));
+        }
         let settled = rows.filter(|_| run.dry_run && verb.kind == Kind::Settled);
         let most = order.limit.unwrap_or(u64::MAX);
         let count = settled.map_or(done.done, |rows| (rows.count() + rows.late()).min(most));
@@ -162,6 +172,19 @@ fn explain(order: &Order, done: &Done, settled: Option<&RowSet>) {
     if done.before > 0 && done.done == 0 {
         let request = order.request();
         tracing::info!(messages = done.before, request, "all of it was asked for under this name before");
+    }
+    if done.edited > 0 {
+        let letters = counted(done.edited, "dead letter");
+        tracing::warn!(
+            "{letters} taken out that nobody handles: an edit had come in {} place; see `oncebox trace KEY`",
+            for_one(done.edited, "its", "their")
+        );
+    }
+    if done.pending > 0 {
+        let (messages, their) = (output::messages(done.pending), for_one(done.pending, "its", "their"));
+        tracing::warn!(
+            "{messages} left out: {their} last replay is still to be sent; see `oncebox outbox replay list`"
+        );
     }
     saga::report_letters(done);
     // Which settled messages behind one that still waits will be settled later, nobody knows, so

@@ -15,7 +15,7 @@ use oncebox_connect::{
 use oncebox_operator::{
     Field, Kind, Moment, Operator, Progress, RowSet, SAGA_STATES, Selection, Shown, Stamp, Verb,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{enqueue, output};
@@ -29,6 +29,8 @@ pub(crate) struct Run {
     pub(super) confirm: Option<Shown>,
     /// A row in the audit by which the command can be undone.
     pub(super) undo: Option<i64>,
+    /// More about the number: a line, and members of a document.
+    pub(super) more: Option<Box<(String, Value)>>,
 }
 
 pub(super) fn json() -> Arg {
@@ -50,7 +52,7 @@ pub(super) fn without_limit() -> Vec<Arg> {
 
 /// The options of any command that changes something.
 pub(super) fn who() -> Vec<Arg> {
-    let by = Arg::new("by").long("by").value_name("NAME").value_parser(bounded(255));
+    let by = Arg::new("by").long("by").value_name("NAME").value_parser(name);
     let note = Arg::new("note").long("note").value_name("TEXT").value_parser(bounded(1000));
     let by = by.help("Who acts, for the audit table, beside the database's user");
     vec![by, note.help("Why, for the audit table"), json()]
@@ -131,6 +133,14 @@ pub(super) fn bounded(most: usize) -> impl Fn(&str) -> Result<String, String> + 
     }
 }
 
+/// A name for the audit and its lists, each row of which is a line.
+fn name(text: &str) -> Result<String, String> {
+    match text.chars().any(char::is_control) {
+        true => Err("a line break, or another control character, is in it".to_owned()),
+        false => bounded(255)(text),
+    }
+}
+
 impl Run {
     pub(super) fn new(flags: &ArgMatches) -> Self {
         let text = |name| flags.get_one::<String>(name).cloned();
@@ -141,6 +151,7 @@ impl Run {
             rate: flags.try_get_one("rate").ok().flatten().copied(),
             confirm: flags.try_get_one("confirm").ok().flatten().copied(),
             undo: None,
+            more: None,
         }
     }
 
@@ -216,13 +227,17 @@ impl Run {
             if let Some(undo) = self.undo {
                 document["undo"] = undo.into();
             }
+            if let Some((_, Value::Object(more))) = self.more.as_deref() {
+                more.iter().for_each(|(name, value)| document[name] = value.clone());
+            }
             output::json_lines(&[document])?
         } else {
             let verb = if self.dry_run { format!("would {action}") } else { past.to_owned() };
             let confirm = token.zip(rows).map(|(token, rows)| confirmation(action, &token, rows));
             let confirm = confirm.unwrap_or_default();
             let undo = self.undo.map(|id| format!("to bring them back within a day: oncebox undo {id}\n"));
-            format!("{verb} {}\n{confirm}{}", counted(count, thing), undo.unwrap_or_default())
+            let more = self.more.as_deref().map(|(line, _)| format!("{line}\n")).unwrap_or_default();
+            format!("{verb} {}\n{more}{confirm}{}", counted(count, thing), undo.unwrap_or_default())
         };
         output::print(&text)?;
         Ok(())
@@ -254,6 +269,17 @@ fn progress() -> Progress {
 /// stands.
 pub(super) async fn nothing(operator: &mut Operator, kind: Kind, key: Option<&str>) -> anyhow::Error {
     let sought = kind.thing();
+    let name = key.unwrap_or_default();
+    match operator.edited_key(name).await {
+        Ok(Some(edited)) => {
+            return anyhow!(
+                "no {sought} is selected: the message with the key {name:?} was edited, and its key is {edited:?} now; \
+                 see `oncebox trace {name}`"
+            );
+        }
+        Ok(None) => {}
+        Err(error) => return error.into(),
+    }
     match (kind, key) {
         (Kind::Letters, _) => {
             return anyhow!(

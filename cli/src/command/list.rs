@@ -137,7 +137,7 @@ fn letter(letter: &DeadLetter) -> [String; 8] {
         letter.deliveries.to_string(),
         letter.behind.map(|behind| behind.to_string()).unwrap_or_default(),
         time(letter.died_at),
-        letter.reason.clone(),
+        letter.edit.as_ref().map(|edit| format!("{edit}; ")).unwrap_or_default() + &letter.reason,
     ]
 }
 

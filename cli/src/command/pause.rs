@@ -108,14 +108,10 @@ impl Pauses {
             }
             Self::Pause { of, rate, ends, is_unseen, run } => {
                 let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
-                let earlier = operator.pauses().await?.into_iter().find(|pause| of.is(pause));
+                let warnings = operator.pause_warnings(&of).await?;
                 let ends_at = operator.pause(&of, rate, ends, is_unseen, nats).await?;
                 let action = if rate.is_some() { "throttled" } else { "paused" };
-                if let Some(earlier) = earlier {
-                    let by = earlier.paused_by.unwrap_or(earlier.database_user);
-                    let what = if earlier.rate.is_some() { "throttle" } else { "pause" };
-                    tracing::warn!("this takes the place of the {what} of {of} by {by}");
-                }
+                warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
                 report(&run, action, &of, ends_at)?;
             }
             Self::Resume { of, run } => {

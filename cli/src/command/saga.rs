@@ -163,7 +163,8 @@ pub(super) async fn nothing(operator: &Operator, order: &Order) -> anyhow::Error
     match operator.sagas(&of, 1).await.as_deref() {
         Err(_) | Ok([]) => anyhow!("no saga is selected {sought}: none has the key {key:?}"),
         Ok([saga, ..]) => anyhow!(
-            "no saga is selected {sought}: that with the key {key:?} is {}; see `oncebox saga show {key}`",
+            "no saga is selected {sought}, and on which no operator has acted already: that with the key {key:?} is {}; see \
+             `oncebox saga show {key}`",
             saga.state
         ),
     }

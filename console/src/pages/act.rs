@@ -43,6 +43,10 @@ pub(crate) struct Plan {
     /// The rows that are shown, for the field of this name: only these are changed then.
     shown: Option<String>,
     consequence: &'static str,
+    /// Of losses: which messages the count is of.
+    about: Option<String>,
+    /// What to know before it is done.
+    warnings: Vec<String>,
     /// The rows of a discard that would come back, each with the reason why it cannot.
     rows: Vec<UndoRow>,
     /// Old and new of an edit.
@@ -85,7 +89,10 @@ pub(crate) async fn plan(ask: &Ask, order: Order) -> Result<Plan, Problem> {
     let count = counted.as_ref().and_then(Counted::expected);
     let shown =
         counted.as_ref().and_then(|counted| counted.rows.as_ref()).map(|rows| rows.shown().to_string());
-    Ok(Plan { database: database.name().to_owned(), order, count, shown, consequence, rows, edit, counted })
+    let about = counted.as_ref().and_then(|counted| counted.done.about_losses());
+    let warnings = counted.as_ref().map(|counted| counted.done.warnings.clone()).unwrap_or_default();
+    let database = database.name().to_owned();
+    Ok(Plan { database, order, count, shown, consequence, about, warnings, rows, edit, counted })
 }
 
 impl View for Plan {
@@ -95,7 +102,7 @@ impl View for Plan {
 
     fn body(&self, ask: &Ask) -> Markup {
         let action = self.order.verb.word();
-        let is_idle = self.count == Some(0);
+        let is_idle = self.counted.as_ref().is_some_and(Counted::is_nothing);
         html! {
             p.told {
                 @match self.count {
@@ -105,6 +112,8 @@ impl View for Plan {
                 }
                 " " (self.consequence)
             }
+            @if let Some(about) = &self.about { p { "These are " (about) "." } }
+            @for warning in &self.warnings { p.problem { "Note: " (warning) "." } }
             dl {
                 dt { "Database" } dd { (self.database) }
                 @for (name, value) in &self.order.fields { dt { (name) } dd { (value) } }
@@ -251,8 +260,8 @@ async fn begin(ask: &Ask, fields: &Fields, was_shown: bool) -> Result<Arc<Job>, 
     if was_shown && order.verb.is_grave() && fields.get("word") != Some(word) {
         return Err(Problem::Bad(format!("word: {word} was not typed; nothing was done")));
     }
-    let Plan { count, order, counted, .. } = plan(ask, order).await?;
-    if count == Some(0) {
+    let Plan { order, counted, .. } = plan(ask, order).await?;
+    if counted.as_ref().is_some_and(Counted::is_nothing) {
         let gone = "none of the shown rows is there any more; nothing was done; look at the list again";
         let problem = if order.shown.is_some() { gone } else { "nothing is selected; nothing was done" };
         return Err(Problem::Conflict(problem.to_owned()));

@@ -131,6 +131,7 @@ impl View for Letter {
                 dt { "Deliveries" } dd { (letter.deliveries) }
                 dt { "Died" } dd { (time(letter.died_at)) }
                 dt { "Reason" } dd { (letter.reason) }
+                @if let Some(edit) = &letter.edit { dt { "Edit" } dd { (edit) ": a retry takes this letter out, and nobody handles it" } }
                 @if let Some(name) = &letter.ordering_key {
                     dt { "Ordering key" } dd { (name) }
                     dt { "Behind it" } dd { (letter.behind.unwrap_or_default()) " wait" }

@@ -195,7 +195,7 @@ fn of_letter(letter: &DeadLetter) -> Row<'_> {
     Row {
         key: letter.key.as_deref(),
         id: letter.id.to_string(),
-        state: "dead",
+        state: if letter.edit.is_some() { "edited" } else { "dead" },
         subject: &letter.subject,
         owner: &letter.scope,
         reason: &letter.reason,

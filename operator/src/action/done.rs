@@ -1,5 +1,7 @@
 //! How an order ended.
 
+use std::time::SystemTime;
+
 /// The end of an order, or of its dry run: the number of things of each fate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -17,14 +19,25 @@ pub struct Done {
     pub incomplete: u64,
     /// Left out: asked for under the same name before.
     pub before: u64,
+    /// Left out: their replay is still to be sent.
+    pub pending: u64,
+    /// Dead letters that were taken out although an edit had come in their place: nobody handles
+    /// them.
+    pub edited: u64,
     /// Losses of a stream whose messages are sent again.
     pub losses: u64,
+    /// Messages of these losses that are not sent again, and are no part of a loss any more.
+    pub given_up: u64,
+    /// Of each lane that is sent again: from which milestone on.
+    pub(crate) milestones: Vec<Option<SystemTime>>,
     /// Dead letters of participants, of this database, that were discarded: another attempt has a
     /// key of its own.
     pub letters: u64,
     /// Commands of which a new attempt was asked for, and whose dead letter is not here, or cannot
     /// be told from others with its key.
     pub commands_elsewhere: Vec<String>,
+    /// What an operator should know about it.
+    pub warnings: Vec<String>,
     /// The canary that was begun.
     pub canary: Option<i64>,
     /// The new key of an edited message.

@@ -39,11 +39,13 @@ pub(crate) struct Page<T> {
     pub(crate) next: Option<Place>,
     /// Rows that were left out, since they were asked for before under the same name.
     pub(crate) before: u64,
+    /// Rows that were left out, since their replay is still to be sent.
+    pub(crate) pending: u64,
 }
 
 impl<T> Page<T> {
     pub(crate) fn new(rows: Vec<T>, next: Option<Place>) -> Self {
-        Self { rows, next, before: 0 }
+        Self { rows, next, before: 0, pending: 0 }
     }
 }
 
@@ -53,6 +55,8 @@ pub(crate) struct Acting<'a> {
     pub(crate) of: &'a Selection,
     /// Of an action that needs NATS.
     pub(crate) resender: Option<&'a Resender>,
+    /// Whether it is left to a canary.
+    pub(crate) is_canary: bool,
 }
 
 impl Acting<'_> {
@@ -91,6 +95,11 @@ pub(crate) trait Listed: Sized {
     /// Whether the action would leave it alone for now.
     fn is_busy(&self, _: &Acting<'_>) -> bool {
         false
+    }
+
+    /// Why the action cannot be done to it, nor to the others with it.
+    fn refusal(&self, _: &Acting<'_>) -> Option<String> {
+        None
     }
 
     /// Whether many are changed in one transaction, or each in one of its own.
@@ -142,10 +151,14 @@ impl Operator {
             while set.count() < limit {
                 let page = T::page(self, acting.of, &scan).await?;
                 done.before += page.before;
+                done.pending += page.pending;
                 for row in page.rows.iter().filter(|row| row.can(acting)) {
                     let before = set.count();
                     if before == limit {
                         break;
+                    }
+                    if let Some(refusal) = row.refusal(acting) {
+                        return Err(RelayError::Refused(refusal));
                     }
                     set.add(&row.name(acting), row.came_at());
                     let count = if row.is_busy(acting) { &mut done.busy } else { &mut done.done };
@@ -172,6 +185,7 @@ impl Operator {
             while done.all() < limit {
                 let page = T::page(self, acting.of, &scan).await?;
                 done.before += page.before;
+                done.pending += page.pending;
                 let is_meant =
                     |row: &T| row.can(acting) && only.is_none_or(|only| only.has(&row.name(acting)));
                 let rows: Vec<T> = page.rows.into_iter().filter(is_meant).collect();

@@ -30,6 +30,12 @@ impl Counted {
     pub fn expected(&self) -> Option<u64> {
         self.rows.as_ref().map(|rows| if self.done.losses > 0 { self.done.done } else { rows.count() })
     }
+
+    /// Whether it would change nothing. A loss of messages that are gone meanwhile is closed.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        self.rows.as_ref().is_some_and(|rows| rows.count() == 0)
+    }
 }
 
 impl Order {
@@ -40,12 +46,17 @@ impl Order {
     pub async fn count(&self, operator: &mut Operator) -> Result<Counted, RelayError> {
         let verb = self.verb;
         if !verb.has_rows() {
+            let mut counted = Counted::default();
             for of in &self.selections(SystemTime::UNIX_EPOCH) {
-                if matches!(verb, Verb::Pause | Verb::Throttle) && !of.is_unseen {
-                    operator.check_pause(&PauseOf::of(of)).await?;
+                if matches!(verb, Verb::Pause | Verb::Throttle) {
+                    let of_pause = PauseOf::of(of);
+                    counted.done.warnings.extend(operator.pause_warnings(&of_pause).await?);
+                    if !of.is_unseen {
+                        operator.check_pause(&of_pause).await?;
+                    }
                 }
             }
-            return Ok(Counted::default());
+            return Ok(counted);
         }
         let (limit, mut done) = (self.limit.unwrap_or(u64::MAX), Done::default());
         let shown = self.shown.as_ref();
@@ -60,7 +71,8 @@ impl Order {
         }
         // A time ago is before the end of the set: of a dry run and of its confirmation the same.
         for of in &self.selections(set.until()) {
-            let (acting, set, done) = (&Acting { verb, of, resender: None }, &mut set, &mut done);
+            let acting = &Acting { verb, of, resender: None, is_canary: self.canary.is_some() };
+            let (set, done) = (&mut set, &mut done);
             match verb.kind {
                 Kind::Parked | Kind::Dead | Kind::Replays => {
                     operator.add_rows::<ParkedMessage>(acting, limit, set, done).await?;
@@ -123,7 +135,8 @@ impl Order {
         }
         let resender = if verb.needs_nats() { Some(resender(config).await?) } else { None };
         for of in &selections {
-            let (acting, done) = (&Acting { verb, of, resender: resender.as_ref() }, &mut done);
+            let acting = &Acting { verb, of, resender: resender.as_ref(), is_canary: false };
+            let done = &mut done;
             match verb.kind {
                 Kind::Parked | Kind::Dead | Kind::Replays => {
                     operator.change_rows::<ParkedMessage>(acting, limit, only, done).await?;
@@ -136,7 +149,7 @@ impl Order {
                 Kind::Losses => operator.resend(of, only, done).await?,
                 Kind::Audit => done.done += operator.undo(of.id.unwrap_or_default()).await?,
                 Kind::Canaries => self.change_canary(of, operator).await?,
-                Kind::Pauses => self.pause(of, operator, config).await?,
+                Kind::Pauses => self.pause(of, operator, config, done).await?,
             }
         }
         Ok(done)
@@ -158,6 +171,7 @@ impl Order {
         of: &Selection,
         operator: &mut Operator,
         config: Option<&Config>,
+        done: &mut Done,
     ) -> Result<(), RelayError> {
         let (messages, ends) = (PauseOf::of(of), of.pause.map_or(Ends::Never, Ends::After));
         let rate = self.rate.filter(|_| self.verb == Verb::Throttle);
@@ -165,6 +179,7 @@ impl Order {
             Verb::Resume if operator.resume(&messages).await? => Ok(()),
             Verb::Resume => Err(RelayError::Refused(format!("{messages} is not paused; nothing was done"))),
             Verb::Pause | Verb::Throttle => {
+                done.warnings.extend(operator.pause_warnings(&messages).await?);
                 operator.pause(&messages, rate, ends, of.is_unseen, config).await.map(drop)
             }
             verb => Err(RelayError::Refused(format!("{}: nothing was done", verb.command))),

@@ -69,7 +69,7 @@ impl Listed for FailingMessage {
     }
 
     fn came_at(&self) -> SystemTime {
-        self.first_at
+        self.came_at
     }
 
     /// So a key gets one copy for each time that it fails.

@@ -6,8 +6,8 @@
 -- $1: after this scope; $2: tenant; $3: key; $4: messages to look at, at most; $5: a key; $6: a
 -- scope; $7: regular expression of a subject; $8: part of the reason, in lower case; $9: tenant of
 -- the one message that is meant, with $5 and $6; $10: the first line of the reason; $11: a subject,
--- empty for none; NULL selects all. Index: inbox_attempt_pkey, also for the key of each row, and
--- inbox_pkey. Locking: none: retry_failing.sql and bury_failing.sql look again.
+-- empty for none; NULL selects all. Index: inbox_attempt_pkey, also for the key of each row,
+-- inbox_pkey and audit_key. Locking: none: retry_failing.sql and bury_failing.sql look again.
 SELECT
   a.scope,
   a.tenant,
@@ -27,7 +27,11 @@ SELECT
   a.stream,
   a.stream_sequence,
   a.subject,
-  copies.first_at,
+  greatest(copies.first_at, (
+    SELECT max(u.happened_at)
+    FROM {schema}.audit AS u
+    WHERE u.key = a.key AND u.scope = a.scope AND u.action = 'retry'
+  )) AS came_at,
   (a.failed_at IS NOT NULL
     AND ($5::text IS NULL OR a.key = $5)
     AND ($7::text IS NULL OR a.subject COLLATE "C" ~ $7)

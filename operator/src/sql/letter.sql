@@ -18,6 +18,12 @@ SELECT
     SELECT count(*)
     FROM (SELECT FROM {schema}.inbox_behind AS b WHERE b.scope = d.scope AND b.ordering_key = d.ordering_key LIMIT 100000) AS b
   ) END AS behind,
+  -- The edit of it that has come in its place: see the migration 0027_edit.sql.
+  (
+    SELECT convert_from(i.outcome, 'UTF8')
+    FROM {schema}.inbox AS i
+    WHERE i.scope = d.scope AND i.tenant = d.tenant AND i.key = d.key AND i.status = 'dead' AND i.fingerprint = ''
+  ) AS edit,
   d.stored_at,
   d.headers::text AS headers,
   substring(d.payload FROM 1 FOR $2::integer) AS payload,

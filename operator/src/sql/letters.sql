@@ -3,7 +3,7 @@
 --   regular expression of a subject;
 -- $7: part of the reason, in lower case; $8: its first line; $9: a subject; NULL selects all; $10:
 --   whether only those without a key.
--- Index: dead_letter_pkey, inbox_behind_line. Locking: none: retry_letter.sql and
+-- Index: dead_letter_pkey, inbox_behind_line, inbox_pkey. Locking: none: retry_letter.sql and
 -- discard_letters.sql lock the letter's row.
 SELECT
   d.id,
@@ -22,6 +22,12 @@ SELECT
     SELECT count(*)
     FROM (SELECT FROM {schema}.inbox_behind AS b WHERE b.scope = d.scope AND b.ordering_key = d.ordering_key LIMIT 100000) AS b
   ) END AS behind,
+  -- The edit of it that has come in its place: see the migration 0027_edit.sql.
+  (
+    SELECT convert_from(i.outcome, 'UTF8')
+    FROM {schema}.inbox AS i
+    WHERE i.scope = d.scope AND i.tenant = d.tenant AND i.key = d.key AND i.status = 'dead' AND i.fingerprint = ''
+  ) AS edit,
   -- A letter may have no key.
   (
     ($4::text IS NULL OR d.key = $4)

@@ -5,7 +5,8 @@
 -- $6: part of the reason, in lower case; $7: an ordering key; $8: dead, parked (to be tried again,
 -- or waiting) or replay (still to be sent); $9: the name of a request for replays. NULL selects
 -- all, but not in $8; $10: an id; $11: the first line of the reason; $12: a subject.
--- Index: parked_dead for dead ones, else parked_pkey; replay_pkey. Locking: none:
+-- asked_at: when an operator had a parked one tried last. Index: parked_dead for dead ones, else
+-- parked_pkey; replay_pkey, audit_key. Locking: none:
 -- give_up.sql and retry.sql look again under the lane's lock.
 WITH seen AS MATERIALIZED (
   SELECT p.*
@@ -46,6 +47,13 @@ SELECT
   s.error,
   s.replay,
   s.parked_at,
+  CASE $8::text
+    WHEN 'parked' THEN (
+      SELECT max(a.happened_at)
+      FROM {schema}.audit AS a
+      WHERE a.key = s.key AND a.message_id = s.id AND a.action = 'retry' AND a.scope IS NULL
+    )
+  END AS asked_at,
   s.created_at,
   octet_length(s.payload)::bigint AS payload_bytes,
   CASE $8::text

@@ -14,6 +14,7 @@ SELECT
   p.created_at,
   octet_length(p.payload)::bigint AS payload_bytes,
   p.parked_at,
+  NULL::timestamptz AS asked_at,
   -- One that waits with others is not tried for now: see release_waiting.sql.
   CASE
     WHEN p.waits_for IS NULL OR p.next_attempt_at < clock_timestamp() + interval '10 minutes' THEN p.next_attempt_at

@@ -24,7 +24,7 @@ use super::{
         sagas::SagasUnled,
         shell::quoted,
     },
-    Finding, Holder, LaneStatus, SagasWaiting, Status,
+    Finding, Holder, LaneStatus, ParkedReason, SagasWaiting, Status,
 };
 use crate::{status::RecentSubject, survey::Survey};
 
@@ -88,18 +88,7 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
     found.extend(dead(status));
     found.extend(status.pauses.iter().map(paused).map(Finding::mild));
     let others = status.parked_reasons.iter().filter(|group| group.cause.as_deref() != Some("paused"));
-    found.extend(others.map(|group| {
-        let what = format!("{} set aside, to {}: {}", group.messages, group.subject, group.reason);
-        let known = || group.cause.as_deref().and_then(remedy).unwrap_or("mend the cause");
-        let remedy = unsealed(&group.reason).unwrap_or_else(known);
-        Finding::new(
-            what,
-            format!(
-                "{remedy}; they are tried again by themselves, or given up: `oncebox outbox parked discard --subject {}`",
-                quoted(&group.subject)
-            ),
-        )
-    }));
+    found.extend(others.map(parked));
     found.extend(status.expectations.iter().filter_map(unhandled));
     let unled = |one: &SagasUnled| Finding::new(one.what(), one.remedy());
     found.extend(status.sagas_unled.iter().map(unled));
@@ -117,14 +106,34 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
     found
 }
 
-/// Dead messages that hold nothing back: of those that do, a finding each is there already.
+/// Messages that are tried again. The commands take these, and none that waits behind them.
+fn parked(group: &ParkedReason) -> Finding {
+    let ParkedReason { reason, cause, subject, messages, key, .. } = group;
+    let known = || cause.as_deref().and_then(remedy).unwrap_or("mend the cause");
+    let remedy = unsealed(reason).unwrap_or_else(known);
+    let these = match messages {
+        1 => format!("--key {}", quoted(key)),
+        _ => format!("--subject-is {} --reason-is {}", quoted(subject), quoted(reason)),
+    };
+    Finding::new(
+        format!("{messages} set aside, to {subject}: {reason}"),
+        format!(
+            "{remedy}; they are tried again by themselves, or now: `oncebox outbox parked retry {these}`; or give them up: \
+             `oncebox outbox parked discard {these}`"
+        ),
+    )
+}
+
+/// All dead messages, which the commands take, where some of them hold nothing back: of the others
+/// there is a finding each.
 fn dead(status: &Status) -> Option<Finding> {
-    let others = status.dead - status.blocked_keys;
-    (others > 0).then(|| {
-        let more = if status.blocked_keys > 0 { "more message" } else { "message" };
-        let least = if status.dead >= 100_000 { "at least " } else { "" };
+    let Status { dead, blocked_keys, .. } = status;
+    (dead > blocked_keys).then(|| {
+        let with = if *blocked_keys > 0 { ", with those that block ordering keys" } else { "" };
+        let least = if *dead >= 100_000 { "at least " } else { "" };
+        let (are, them) = (for_one(dead, "is", "are"), for_one(dead, "it", "them"));
         Finding::new(
-            format!("{least}{} {} dead: relays send {} no more", counted(others, more), for_one(others, "is", "are"), for_one(others, "it", "them")),
+            format!("{least}{} {are} dead{with}: relays send {them} no more", counted(dead, "message")),
             "see why with `oncebox outbox dead list`, mend the cause, then `oncebox outbox dead retry --all`, or give them up: \
              `oncebox outbox dead discard --all`",
         )
@@ -217,7 +226,7 @@ fn sagas(waiting: &SagasWaiting) -> Finding {
     Finding::new(
         format!("{} of type {saga_type} {are} {state} and {wait} for an operator", counted(sagas, "saga")),
         format!(
-            "see `oncebox saga list --type {word}`, mend the cause, then `oncebox saga retry --type {word}`; or give them \
+            "see `oncebox saga list --type {word}`, mend the cause, then `oncebox saga retry --type {word} --state {state}`; or give them \
              up: `oncebox saga abandon --type {word} --state {state}`"
         ),
     )

@@ -307,7 +307,7 @@ fn blocked_key(row: &Row) -> BlockedKey {
 
 fn parked_reason(row: &Row) -> ParkedReason {
     columns!(row => ParkedReason {
-        cause, subject, messages, since
+        cause, subject, messages, since, key
     } with {
         reason: row.get("error"),
     })

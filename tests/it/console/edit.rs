@@ -121,7 +121,7 @@ async fn a_dead_message_is_edited_by_a_program() {
     .await;
     assert_eq!(parked, r#"k:oncebox-edit-1 \x6e6577 {"a": "b"} t"#);
     let again = console.ask("POST", "/api/v1/databases/shop/act", &kind, &body.to_string()).await;
-    assert!(again.status == 409 && again.body.contains("no dead message has the key"), "{}", again.body);
+    assert!(again.status == 409 && again.body.contains("its key is"), "{}", again.body);
 }
 
 #[tokio::test]

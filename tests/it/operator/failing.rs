@@ -131,14 +131,22 @@ async fn failing_messages_are_listed_retried_and_buried() {
     // Counting changes nothing, and needs no NATS.
     for action in ["retry", "bury"] {
         let output = run_ok(url, &["inbox", "failing", action, "--all", "--dry-run"]).await;
-        assert!(output.starts_with(&format!("would {action} 4 messages\nto {action} ")), "{output}");
+        assert!(output.starts_with(&format!("would {action} 4 messages\n")), "{output}");
+        assert!(output.contains(&format!("\nto {action} these rows")), "{output}");
+        assert_eq!(output.contains("will be forgotten, not buried"), action == "bury", "{output}");
     }
     assert_eq!(audit(&env).await, [""; 0]);
 
     // It fails again: one copy for each time.
-    let (output, _) = act(&env, "retry", &["--key", "k0", "--by", "mina", "--note", "INC-7"]).await;
+    let dry = run_ok(url, &["inbox", "failing", "retry", "--key", "k0", "--dry-run"]).await;
+    let token = dry.split_once("--confirm ").unwrap().1.trim();
+    let confirmed = ["--key", "k0", "--by", "mina", "--note", "INC-7", "--confirm", token];
+    let (output, _) = act(&env, "retry", &confirmed).await;
     assert_eq!(output, "retried 1 message\n");
     rows(&env, 5).await;
+    let again = [&["inbox", "failing", "retry", "--nats-url", env.nats_url()][..], &confirmed].concat();
+    let (code, _, log) = run(url, &again).await;
+    assert!(code == 1 && log.contains("has changed since it was shown"), "once for each token: {log}");
     copies_are_one(url).await;
     mended.store(true, SeqCst);
     let (output, log) = act(&env, "retry", &["--scope", SCOPE, "--limit", "2"]).await;

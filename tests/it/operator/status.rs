@@ -131,7 +131,10 @@ async fn what_is_blocked_and_set_aside_is_told_with_its_remedy() {
     );
     assert_finds(&told, &["ordering key k is blocked", "outbox dead retry --key 'first'", "no stream takes"]);
     assert_finds(&told, &["7 set aside", &env.subject("lost.b"), "create a stream"]);
-    assert_finds(&told, &["1 more message is dead: relays send it no more", "outbox dead list"]);
+    assert_finds(
+        &told,
+        &["are dead, with those that block ordering keys: relays send them no more", "outbox dead list"],
+    );
     assert_eq!(findings(&told).len(), 3, "{told}");
     let table = run_ok(env.database_url(), &["status"]).await;
     assert!(table.starts_with("what holds delivery up") && table.contains("\nSCHEMA "), "{table}");

@@ -53,13 +53,21 @@ fn remedies_quote_what_clients_have_named() {
         died_at: since,
         behind: 1,
     };
-    let reason =
-        ParkedReason { reason: "no".into(), cause: None, subject: subject.into(), messages: 1, since };
-    let status = Status { blocked: vec![blocked], parked_reasons: vec![reason], ..Status::default() };
+    let reason = |messages| ParkedReason {
+        reason: "it's no".into(),
+        cause: None,
+        subject: subject.into(),
+        messages,
+        key: key.into(),
+        since,
+    };
+    let status =
+        Status { blocked: vec![blocked], parked_reasons: vec![reason(1), reason(2)], ..Status::default() };
     let remedies: Vec<String> = findings(&status).into_iter().map(|found| found.remedy).collect();
     let shown = remedies.join("\n");
     assert!(shown.contains(r"dead retry --key ''\'';reboot;'\'''`"), "{shown}");
-    assert!(shown.contains(r"parked discard --subject 'a.'\''b'`"), "{shown}");
+    assert!(shown.contains(r"parked retry --key ''\'';reboot;'\'''`"), "{shown}");
+    assert!(shown.contains(r"parked discard --subject-is 'a.'\''b' --reason-is 'it'\''s no'`"), "{shown}");
 }
 
 fn check_stall(lag_seconds: f64, settled_seconds: f64, is_locked: bool, expected: bool) {
@@ -116,7 +124,8 @@ fn a_seal_is_no_limit_that_could_be_widened() {
     let remedy = |reason: &str| {
         let (reason, since) = (reason.to_owned(), SystemTime::UNIX_EPOCH);
         let cause = Some("refused".to_owned());
-        let group = ParkedReason { reason, cause, subject: "a.b".to_owned(), messages: 1, since };
+        let (subject, key) = ("a.b".to_owned(), "k".to_owned());
+        let group = ParkedReason { reason, cause, subject, messages: 1, key, since };
         findings(&Status { parked_reasons: vec![group], ..Status::default() }).remove(0).remedy
     };
     let sealed = "invalid operation on sealed stream (10109)";

@@ -56,3 +56,30 @@ async fn in_a_lane_whose_cursor_has_moved_nothing_is_sent() {
     drain(&mut worker).await;
     assert_eq!((number(&client, STORED_LATE).await, number(&client, UNNOTED).await), (1, 0));
 }
+
+/// It was stored late, and lies before the place from which its lane is sent again.
+#[tokio::test]
+async fn a_message_that_was_stored_late_and_is_lost_counts_in_the_preview() {
+    let env = TestEnv::new().await;
+    let (client, stream, mut worker) = one_is_parked(&env, &values_of(&env)).await;
+    drain(&mut worker).await;
+    assert_eq!(number(&client, STORED_LATE).await, 1);
+    stream.delete_message(2).await.unwrap();
+    let lose =
+        "INSERT INTO oncebox.loss (lane, stream, number, kind, sequence, lost_sequence, floor, high, snap)
+                SELECT lane, stream, number, 'tail', 1, 2, floor, high, snap
+                FROM oncebox.late_receipt JOIN oncebox.lane_cursor USING (lane)";
+    client.batch_execute(lose).await.unwrap();
+    let seen =
+        "INSERT INTO oncebox.stream (name, created, subjects, checked_at) VALUES ($1, now(), '.', now())
+                ON CONFLICT (name) DO UPDATE SET subjects = '.'";
+    client.execute(seen, &[&env.name()]).await.unwrap();
+    let count = "SELECT messages FROM oncebox.loss, LATERAL oncebox.count_lost(lane, stream, NULL)";
+    assert_eq!(number(&client, count).await, 1);
+    let resend =
+        "SELECT messages FROM oncebox.loss, LATERAL oncebox.resend_loss(lane, stream, NULL, 'mina', NULL)";
+    assert_eq!(number(&client, resend).await, 1);
+    let sent = "SELECT count(*) FROM oncebox.parked WHERE cause = 'lost' AND key = 'later'";
+    assert_eq!(number(&client, sent).await, 1);
+    assert_eq!(number(&client, "SELECT messages FROM oncebox.audit WHERE action = 'resend'").await, 1);
+}
