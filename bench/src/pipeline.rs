@@ -30,7 +30,7 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 struct Way {
     name: &'static str,
-    /// `orders-go` of bench/peers/orders, `orders-graphile` of bench/peers/graphile, or `orders`,
+    /// `orders-go` of bench/peers/orders, `orders-graphile` of bench/peers/graphile, or `orders-rust`,
     /// which lies beside this program.
     program: &'static str,
     is_oncebox: bool,
@@ -51,8 +51,8 @@ const WAYS: [Way; 7] = [
     queue("river", "orders-go", false),
     oncebox("go", "orders-go"),
     oncebox("go-set", "orders-go"),
-    oncebox("rust", "orders"),
-    oncebox("rust-set", "orders"),
+    oncebox("rust", "orders-rust"),
+    oncebox("rust-set", "orders-rust"),
     queue("river-unique", "orders-go", true),
     queue("graphile", "orders-graphile", true),
 ];

@@ -90,40 +90,25 @@ fn tell(report: &mut Report, rate: u32, [relay, rival, producer]: &[Vec<Round>; 
             report.detail(&format!("trickle_{rate}_{name}_{what}"), of(rounds, value));
         }
     }
-    let load = format!(
-        "PostgreSQL, % of a core: relay {:.1}, loop {:.1}; themselves {:.1}, {:.1}",
-        of(relay, postgres),
-        of(rival, postgres),
-        of(relay, own),
-        of(rival, own)
-    );
-    if rate == RATES[2] {
-        report.add("trickle_10_postgres_percent", of(relay, postgres), load);
-        return;
+    let ratios: [(&str, Value, &str); 3] =
+        [("p50", p50, "ms"), ("p99", p99, "ms"), ("postgres", postgres, "% of a core")];
+    for (what, value, unit) in ratios {
+        let (relay, rival) = (of(relay, value), of(rival, value));
+        let behind = format!("relay {relay:.2} {unit}, loop {rival:.2}");
+        report.add(&format!("trickle_{rate}_{what}_ratio"), relay / rival, behind);
     }
     if rate != RATES[0] {
         return;
     }
-    let times = |value: Value| {
-        format!(
-            "relay {:.2} ms, loop {:.2}, producer {:.2}",
-            of(relay, value),
-            of(rival, value),
-            of(producer, value)
-        )
-    };
     report.add("latency_p50_ms", of(relay, p50), "1,000 messages/s".to_owned());
     report.add("latency_p99_ms", of(relay, p99), "1,000 messages/s".to_owned());
     report.add(
         "latency_relay_cpu_percent",
         of(relay, own),
-        "user and kernel time, at 1,000 messages/s".to_owned(),
+        format!("user and kernel time, at 1,000 messages/s; of the loop {:.2}", of(rival, own)),
     );
-    report.add("trickle_p50_ratio", of(relay, p50) / of(rival, p50), times(p50));
-    report.add("trickle_p99_ratio", of(relay, p99) / of(rival, p99), times(p99));
     report.add("trickle_p50_producer_ratio", of(relay, p50) / of(producer, p50), String::new());
     report.add("trickle_p99_producer_ratio", of(relay, p99) / of(producer, p99), String::new());
-    report.add("trickle_postgres_ratio", of(relay, postgres) / of(rival, postgres), load);
 }
 
 async fn take(servers: &Servers, carrier: Carrier, rate: u32, length: Duration) -> anyhow::Result<Round> {
