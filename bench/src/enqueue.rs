@@ -41,7 +41,7 @@ pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Rep
         tracing::info!("enqueue: one by one {:.0}/s, enqueue_all {:.0}/s", round.reference, round.measured);
         all.push(round.ratio());
     }
-    report.add("enqueue_all_ratio", median(all.into_iter()), "1,000 messages in a transaction".to_owned());
+    report.add("enqueue_all_ratio", median(all), "1,000 messages in a transaction".to_owned());
     let inserts = median(rounds.iter().map(|round| round.reference));
     let enqueues = median(rounds.iter().map(|round| round.measured));
     report.add(

@@ -77,7 +77,8 @@ impl Shop {
         // The pages that earlier turns have changed are no work of this one.
         session.batch_execute("CHECKPOINT").await?;
         let relay = way.is_oncebox.then(|| Relay::start(servers, &database)).transpose()?;
-        let file = if way.program == "orders-rust" { relay::program(way.program)? } else { peers.join(way.program) };
+        let file =
+            if way.program == "orders-rust" { relay::program(way.program)? } else { peers.join(way.program) };
         let mut program = Command::new(file)
             .arg(way.name)
             .env("DATABASE_URL", servers.database_url(&database))

@@ -35,6 +35,8 @@ use crate::{
 /// For how long a pass goes on.
 const TIME: Duration = Duration::from_millis(250);
 const _: () = assert!(TIME.as_millis() < LAG.as_millis(), "a lane in a pass does not lag");
+/// A pass in which nothing has come for so long ends: so many looks cost more than to claim again.
+pub(super) const STILL: Duration = Duration::from_millis(30);
 /// The shortest and the longest pause before a look, and the part that it is of the time since
 /// something came: a message that comes as late again waits for an eighth of it.
 const PAUSE: Duration = Duration::from_micros(400);
@@ -118,7 +120,7 @@ impl Worker {
         while let Some(seen) = &since
             && empty_rounds < EMPTY_MAX
             && begun.elapsed() < TIME
-            && came.elapsed() < self.still
+            && came.elapsed() < STILL
         {
             // Several messages at once say that many come: the next round is to have several, too.
             if last > 1 || bounded(published.claimed.session.look()).await? != *seen {

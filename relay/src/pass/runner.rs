@@ -15,8 +15,9 @@ use tracing::{debug, info};
 
 use super::{
     demand::{Demand, LONG_PASS},
+    rounds::STILL,
     settle::Pass,
-    worker::{STILL, Shared, Worker},
+    worker::{Shared, Worker},
 };
 use crate::{
     backoff::{AWAY, Backoff},
@@ -30,9 +31,6 @@ const REFUSED: Backoff = Backoff { first: Duration::from_millis(50), max: Durati
 const ALERT: u32 = 1;
 /// Idle passes in a row before a worker leaves, and before the relay is marked asleep.
 const CALM: u32 = 6;
-/// While messages come closer together passes take all lanes, which costs less than to find those
-/// that have something.
-const NEAR: Duration = Duration::from_millis(250);
 /// A timer sleeps so long at least.
 const TICK: Duration = Duration::from_millis(1);
 /// The longest pause where producers send no NOTIFY: see `sleep.sql`.
@@ -241,10 +239,8 @@ impl Runner {
         if self.number > 0 || !self.demand.is_alone() {
             return self.worker.pass(lanes).await;
         }
-        let since = self.came.map_or(Duration::MAX, |came| came.elapsed());
-        let trickles = since < NEAR;
         // To wait for the next message in a pass pays only where it comes soon.
-        self.worker.still = if since < STILL { STILL } else { Duration::ZERO };
+        let trickles = self.came.is_some_and(|came| came.elapsed() < STILL);
         match self.state {
             State::Woken if !trickles => self.worker.pass(lanes).await,
             State::Woken | State::Busy => self.worker.pass_on(lanes).await,

@@ -30,8 +30,6 @@ use crate::{
     telemetry::{health::Heartbeat, metrics::Metrics, traces::Traces},
 };
 
-/// A pass in which nothing has come for so long ends: so many looks cost more than to claim again.
-pub(super) const STILL: Duration = Duration::from_millis(30);
 /// A sequence that is given out again ends the connection so often at most.
 const DISTRUST_EVERY: Duration = Duration::from_secs(60);
 
@@ -49,8 +47,6 @@ pub struct Worker {
     distrusted: Option<Instant>,
     /// The last pass that left nothing due, if nothing has happened since.
     pub(super) quiet: Option<Quiet>,
-    /// A pass in which nothing comes for so long does not go on.
-    pub(super) still: Duration,
 }
 
 /// The parts of a relay that its workers share.
@@ -83,7 +79,7 @@ impl Worker {
     pub(crate) fn new(shared: Shared) -> Self {
         let heartbeat = shared.metrics.health.heartbeat();
         let bounds = Bounds::new(&shared.tuning, shared.breaker.clone(), shared.budget.clone());
-        Self { shared, publisher: None, heartbeat, bounds, distrusted: None, quiet: None, still: STILL }
+        Self { shared, publisher: None, heartbeat, bounds, distrusted: None, quiet: None }
     }
 
     /// One bounded pass.

@@ -237,13 +237,7 @@ impl Store {
     /// Marks the relay asleep, so that the next `enqueue` sends NOTIFY.
     pub(crate) async fn sleep(&self) -> Result<Mark, StoreError> {
         let connection = self.connection().await?;
-        let row = if self.is_pooled() {
-            connection.query_typed_one(&self.sql.sleep, &[]).await
-        } else {
-            let statement = connection.prepare_cached(&self.sql.sleep).await;
-            let statement = statement.map_err(|source| StoreError::Statement("prepare", source))?;
-            connection.query_one(&statement, &[]).await
-        };
+        let row = connection.query_typed_one(&self.sql.sleep, &[]).await;
         let row = row.map_err(|source| StoreError::Statement("mark the relay asleep", source))?;
         let xact = row.get::<_, Option<&str>>("xact").and_then(|xact| xact.parse().ok());
         Ok(if row.get("notifies") { xact.map_or(Mark::Old, Mark::New) } else { Mark::Useless })
