@@ -30,8 +30,8 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 struct Way {
     name: &'static str,
-    /// `orders-go` of bench/peers/orders, `orders-graphile` of bench/peers/graphile, or `orders-rust`,
-    /// which lies beside this program.
+    /// `orders-go` of bench/peers/orders, `orders-graphile` of bench/peers/graphile, or
+    /// `orders-rust`, which lies beside this program.
     program: &'static str,
     is_oncebox: bool,
     /// Effects are told apart by a unique index.

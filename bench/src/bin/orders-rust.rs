@@ -1,6 +1,6 @@
 //! The orders of `bench pipeline` in Rust, with the protocol that bench/peers/orders/main.go
-//! describes. `orders-rust rust|rust-set` reads DATABASE_URL and NATS_URL: messages one by one, as by
-//! default, or up to 64 in a transaction, with one statement for all of them.
+//! describes. `orders-rust rust|rust-set` reads DATABASE_URL and NATS_URL: messages one by one, as
+//! by default, or up to 64 in a transaction, with one statement for all of them.
 
 use std::{
     io::Write as _,
