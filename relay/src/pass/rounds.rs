@@ -4,7 +4,7 @@
 //! To claim lanes and to settle them costs PostgreSQL several times as much as to read in them, and
 //! takes some milliseconds, in which nothing is published. So while messages keep coming, few at a
 //! time, only a pass now and then pays for it. Before it reads again, it looks whether any
-//! transaction has ended at all, which costs a tenth of reading.
+//! transaction has ended at all, which costs a sixth of reading.
 //!
 //! | danger | why it does no harm |
 //! |---|---|
