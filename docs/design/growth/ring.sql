@@ -15,12 +15,12 @@ ALTER TABLE oncebox.message_0 RENAME CONSTRAINT message_key_unique TO message_0_
 ALTER INDEX oncebox.message_lane_xact_id RENAME TO message_0_lane_xact_id;
 
 -- The number of the turn; turn modulo 8 is the slot that new messages go to. A sequence, because
--- everybody reads it as it is now, whatever the snapshot.
+-- every session reads its current value, even with an old snapshot.
 CREATE SEQUENCE oncebox.turn AS bigint MINVALUE 0 START 0 CACHE 1;
 SELECT setval('oncebox.turn', 0) \gset ignored_
 
--- What each slot holds. `turn` and `closed_xact` are written in the transaction of the switch: who
--- sees them in a snapshot sees all rows of the slots before.
+-- The state of each slot. `turn` and `closed_xact` are written in the transaction of the switch: a
+-- snapshot that has them has all rows of the slots before.
 CREATE TABLE oncebox.slot (
   number      smallint PRIMARY KEY,
   turn        bigint NOT NULL,
@@ -102,9 +102,10 @@ BEGIN
 END $$$enqueue$, current_setting('ring.pause'), sabotage, inserts);
 END $prototype$;
 
--- Ends the turn: the next slot takes new messages. Nobody may be in the middle of writing into the
--- slot that is closed, so the lock waits for writers, and they wait for it, 50 ms at most. Whoever
--- has been writing for longer is asked about first, without a lock.
+-- Ends the turn: the next slot takes new messages. No transaction may be in the middle of writing
+-- into the slot that is closed, so the lock waits for writers, and they wait for it, 50 ms at most.
+-- Before that, the function looks without a lock for transactions that have been writing for
+-- longer.
 CREATE FUNCTION oncebox.end_turn() RETURNS text
 LANGUAGE plpgsql SET lock_timeout = '50ms' AS $$
 DECLARE
@@ -141,8 +142,8 @@ EXCEPTION WHEN lock_not_available THEN
   RETURN 'busy';
 END $$;
 
--- Empties the slot after the current one. Here whatever its age; the product asks first whether all
--- of it is drained, past retention, without an open loss, and keeps a copy of messages set aside.
+-- Empties the slot after the current one. Here at any age; the product asks first whether all of it
+-- is drained, past retention, without an open loss, and keeps a copy of messages set aside.
 CREATE FUNCTION oncebox.empty_next() RETURNS text
 LANGUAGE plpgsql SET lock_timeout = '300ms' AS $$
 DECLARE
