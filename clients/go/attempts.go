@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// A handler can ask for a retry after so long.
+	// The longest time after which a handler can ask for a retry.
 	retryAfterMax = 24 * time.Hour
 	// The pause of a snooze: so that nothing spins, and a system that is back is noticed.
 	snoozeMin, snoozeMax = 100 * time.Millisecond, time.Hour
@@ -157,7 +157,7 @@ func (in *Inbox) pauses() (first, longest time.Duration) {
 	return time.Duration(jitter * float64(in.options.Backoff)), time.Duration(jitter * float64(in.options.BackoffMax))
 }
 
-// later is the answer where somebody else works on the message.
+// later is the answer while another process works on the message.
 func (in *Inbox) later() Verdict { return Verdict{Name: "in_flight", After: in.pause()} }
 
 // pause is a short one, without a failure.
@@ -166,9 +166,9 @@ func (in *Inbox) pause() time.Duration {
 	return min(first, longest)
 }
 
-// grown is the pause after so many failures: it doubles with each.
+// grown is the pause after a number of failures: it doubles with each.
 func grown(first, longest time.Duration, attempts int64) time.Duration {
-	// Compared before it is doubled, since so many doublings overflow.
+	// Compared before it is doubled, since too many doublings overflow.
 	if doublings := min(attempts-1, 62); first <= longest>>doublings {
 		return first << doublings
 	}

@@ -21,13 +21,14 @@ import (
 const (
 	// After this time no other handler of a batch begins: its locks must not be held for long.
 	roundLimit = 500 * time.Millisecond
-	// Behind so many failures the rest of a batch is run one by one, since each runs the others again.
+	// After this number of failures the rest of a batch is run one by one, since each failure runs the
+	// others again.
 	failuresMax = 3
 	changed     = "the handler changed the role or a setting of the session, which others would have met"
 )
 
 // SetHandler handles many messages at once: it writes for all of them in the given transaction, and
-// returns nil, or for each message in order what a [Handler] returns as its reply. If it returns an
+// returns nil, or for each message in order the reply that a [Handler] returns. If it returns an
 // error, the set is halved until the message that fails is alone.
 type SetHandler func(ctx context.Context, tx pgx.Tx, messages []Message) (replies []any, err error)
 
@@ -81,7 +82,7 @@ func (t *tally) String() string {
 	return cmp.Or(strings.Join(texts, ", "), "no messages")
 }
 
-// result is the answer to a message; an error means what it does for [Inbox.Run].
+// result is the answer to a message; an error means the same as for [Inbox.Run].
 type result struct {
 	Verdict
 	err error
@@ -314,7 +315,7 @@ func (b *batch) settle(ctx context.Context, tx pgx.Tx, current *run, messages []
 		leftTenants, leftKeys = append(leftTenants, messages[place].Tenant), append(leftKeys, messages[place].Key)
 	}
 	queries := &pgx.Batch{}
-	// The cast fails, and so does all behind it.
+	// The cast fails, and so do all later statements.
 	queries.Queue("SELECT CASE WHEN "+session+" = $1::text THEN 'same' ELSE concat('"+changed+"', pg_current_xact_id_if_assigned())::int::text END", current.session)
 	queries.Queue(b.sql("SELECT {schema}.settle_batch($1::text, $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[])::text"),
 		b.scope, array(tenants), array(keys), array(replies), array(statuses), array(leftTenants), array(leftKeys))

@@ -15,9 +15,9 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Order is how messages that share an ordering key are kept in order. Both handle them one at a time,
-// and while one waits for its next attempt, those behind it wait, too. A dead letter stops them in strict
-// order only: see BehindDead of [ConsumerOptions].
+// Order is how messages that share an ordering key are kept in order. Both handle them one at a
+// time, and while one waits for its next attempt, the later ones wait, too. A dead letter stops
+// them in strict order only: see BehindDead of [ConsumerOptions].
 type Order int
 
 const (
@@ -31,7 +31,7 @@ const (
 type ConsumerOptions struct {
 	// FilterSubject limits the consumer to some subjects. Default: every subject of the stream.
 	FilterSubject string
-	// Batch: up to so many messages, of those that are there, share a transaction. Default: 1; at most
+	// Batch: the most messages, of those that are there, that share a transaction. Default: 1; at most
 	// 1000.
 	Batch int
 	// Concurrency is how many transactions there are at once. Default: 16, or 4 of batches.
@@ -144,7 +144,7 @@ func (c *Consumer) run(ctx context.Context, batch *batch) (err error) {
 	}
 }
 
-// flush waits until the server has what was sent.
+// flush waits until the server has all that this connection sent.
 func (c *Consumer) flush() {
 	if err := c.jetstream.Conn().FlushTimeout(flushLimit); err != nil {
 		slog.Warn("acknowledgements may be lost, these messages come again and are answered", "consumer", c.durable, "reason", err)
@@ -183,7 +183,7 @@ func (c *Consumer) ready(ctx context.Context, inbox *Inbox) (jetstream.Consumer,
 	return nil, cmp.Or(err, inbox.Register(ctx))
 }
 
-// explained names the command that makes what is missing.
+// explained names the command that makes the missing object.
 func (c *Consumer) explained(err error, inbox *Inbox) error {
 	postgres, isPostgres := errors.AsType[*pgconn.PgError](err)
 	switch {
@@ -234,8 +234,8 @@ func (c *Consumer) fresh() jetstream.ConsumerConfig {
 	return c.wanted(config)
 }
 
-// wanted changes what would lose or withhold messages. With a limit of deliveries, JetStream would
-// forget a message that has failed so often, before it is a dead letter.
+// wanted changes settings that would lose or withhold messages. With a limit of deliveries,
+// JetStream would forget a message that has failed so often, before it is a dead letter.
 func (c *Consumer) wanted(config jetstream.ConsumerConfig) jetstream.ConsumerConfig {
 	config.AckPolicy, config.MaxDeliver, config.BackOff = jetstream.AckExplicitPolicy, -1, nil
 	config.FilterSubject, config.FilterSubjects, config.HeadersOnly = c.options.FilterSubject, nil, false

@@ -28,8 +28,8 @@ const (
 type Effect[T any] struct {
 	// Step names it among the effects of the message, the same in each run: "gateway-charge".
 	Step string
-	// Call calls the provider, and hands it the key, which is that of the message and the step. An error
-	// that is neither [Rejected] nor [NotSent] says that nobody knows whether it has happened.
+	// Call calls the provider, and hands it the key, which is that of the message and the step. An
+	// error that is neither [Rejected] nor [NotSent] says that the effect may have happened.
 	Call func(ctx context.Context, key string) (T, error)
 	// Reconcile asks the provider whether the effect has happened. It changes nothing.
 	Reconcile func(ctx context.Context, key string) (T, Found, error)
@@ -51,7 +51,7 @@ var (
 	ErrLeaseLost = errors.New("the lease is lost; another process may have taken over")
 )
 
-// callError is what is known of a call that has failed.
+// callError is a call that certainly had no effect: it was rejected, or never sent.
 type callError struct {
 	error
 	isRejected bool
@@ -150,7 +150,7 @@ func (e effect) do(ctx context.Context) (json.RawMessage, error) {
 		}
 		isOpen = e.ask == nil
 	}
-	// A beginning that took long, or a suspended process: somebody may have taken over.
+	// A beginning that took long, or a suspended process: another process may have taken over.
 	if e.isLost() {
 		return nil, ErrLeaseLost
 	}

@@ -24,7 +24,7 @@ type IdempotencyOptions struct {
 	Tenant func(*http.Request) string
 	// Credentials are headers. Default: Authorization and Cookie without a Tenant, else none.
 	Credentials []string
-	// Content chooses what tells requests apart, instead of content type and body.
+	// Content chooses the bytes that tell requests apart, instead of content type and body.
 	Content func(request *http.Request, body []byte) []byte
 	// Route, where it is not the pattern of an http.ServeMux.
 	Route string

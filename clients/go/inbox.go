@@ -23,7 +23,7 @@ import (
 const (
 	// How often a message is run again at once after a conflict with another transaction.
 	conflictRounds = 5
-	// A stored reply has at most so many bytes.
+	// The most bytes of a stored reply.
 	replyMax  = 1 << 20
 	mismatch  = "the key was used before with another payload"
 	committed = "the handler sent COMMIT by itself, which stays, and then failed"
@@ -200,7 +200,7 @@ func (in *Inbox) attempt(ctx context.Context, handler Handler, current *run) (an
 }
 
 // claim begins the transaction and claims a key that is probably new, in one round trip; of another
-// key it asks claim() what is known. DEFERRABLE marks a transaction that an inbox will commit: the
+// key it asks claim() for the state. DEFERRABLE marks a transaction that an inbox will commit: the
 // claim is sent before BEGIN is answered, and without the mark it claims nothing.
 func (in *Inbox) claim(ctx context.Context, connection *pgxpool.Conn, current *run) (pgx.Tx, Verdict, error) {
 	limit := fmt.Sprintf("%dms", (in.options.HandlerTimeout + 5*time.Second).Milliseconds())

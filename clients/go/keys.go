@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// A key has at most so many bytes.
+// The most bytes of a key.
 const lengthMax = 255
 
 var (

@@ -47,7 +47,7 @@ func (l *Lease) renew(ctx context.Context) (lost string) {
 			continue // an effect that began has renewed it
 		}
 		sent := time.Now()
-		// After a pause of the process it is asked once more: perhaps nobody has taken over.
+		// After a pause of the process it is asked once more: perhaps no other process has taken over.
 		limit := max(time.Until(until), third)
 		call, values := l.named("lease interval", interval(l.in.leased.Lease)).written("renew_lease")
 		var isHeld string
@@ -94,7 +94,7 @@ func (l *Lease) lose(reason string) error {
 	return ErrLeaseLost
 }
 
-// isLost says whether the lease is lost, or may be: it has ended, and nobody has renewed it yet.
+// isLost says whether the lease is lost, or may be: it has ended, and was not renewed yet.
 func (l *Lease) isLost() bool {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()

@@ -16,10 +16,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Effects outside the database, under a lease. The key is claimed first, and its lease is renewed while
-// the handler runs; each effect is recorded before it is called and remembered after; a process that
-// takes over from a dead one goes on behind the last effect that is known. As the crates oncebox-inbox
-// and oncebox-claims do, in the same tables.
+// Effects outside the database, under a lease. The key is claimed first, and its lease is renewed
+// while the handler runs; each effect is recorded before it is called and remembered after; a
+// process that takes over from a dead one continues after the last effect that is known. As the
+// crates oncebox-inbox and oncebox-claims do, in the same tables.
 
 // Leased is a handler with effects outside the database.
 type Leased struct {

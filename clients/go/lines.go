@@ -11,9 +11,10 @@ import (
 	"time"
 )
 
-// Strict order behind a dead letter: later messages of its ordering key wait in the database, and follow
-// it. PostgreSQL decides which ones wait. A process only remembers whether any line of its scope may be
-// stopped, and asks nothing otherwise: inbox/src/inbox/lines.rs says why it never misses one.
+// Strict order after a dead letter: later messages of its ordering key wait in the database, and
+// follow it. PostgreSQL decides which ones wait. A process only remembers whether any line of its
+// scope may be stopped, and asks nothing otherwise: inbox/src/inbox/lines.rs says why it never
+// misses one.
 
 // How often stopped lines are looked at.
 const lookEvery = time.Second
@@ -54,8 +55,8 @@ func (l *lines) follow(ctx context.Context) error {
 	return err
 }
 
-// wait has a message wait behind the dead letter of its ordering key. Its answer has no name when the
-// message is to be claimed.
+// wait has a message wait until the dead letter of its ordering key is retried or discarded. Its
+// answer has no name when the message is to be claimed.
 func (l *lines) wait(ctx context.Context, line string, message Message) (Verdict, error) {
 	if l.behindMax == nil || line == "" || !l.areStopped() {
 		return Verdict{}, nil
@@ -116,8 +117,8 @@ func (l *lines) next(ctx context.Context, stream, after string) (*held, error) {
 	body, _ := hex.DecodeString(payload) // it is PostgreSQL's
 	number, _ := strconv.ParseUint(sequence, 10, 64)
 	microseconds, _ := strconv.ParseInt(stored, 10, 64)
-	// It counts as delivered before: a run that ends its process is known then. It has no place among those
-	// that the stream delivers, which wait behind it in the database.
+	// It counts as delivered before: a run that ends its process is known then. It has no place among
+	// those that the stream delivers, which wait for it in the database.
 	message := Message{
 		Subject: subject, Payload: body, Headers: collected(sent), Deliveries: 2, sent: sent,
 		Origin: &Origin{stream, number, time.UnixMicro(microseconds).UTC()},

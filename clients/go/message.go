@@ -103,7 +103,7 @@ func Snooze(after time.Duration, reason string) error {
 	return verdict{errors.New("snoozed: " + reason), "snooze", after}
 }
 
-// verdict is an error that says what becomes of the message: dead, retry or snooze, after a time.
+// verdict is an error that decides about the message: dead, retry or snooze, after a time.
 type verdict struct {
 	error
 	kind  string
@@ -112,8 +112,9 @@ type verdict struct {
 
 // Verdict is the result of running a message.
 type Verdict struct {
-	// Name is handled, replayed, rejected, dead, mismatch, in_flight, retry or in_line; all but the last
-	// three are final, and committed. One that is in_line waits in the database, behind a dead letter.
+	// Name is handled, replayed, rejected, dead, mismatch, in_flight, retry or in_line; all but the
+	// last three are final, and committed. One that is in_line waits in the database until a dead
+	// letter is retried or discarded.
 	Name string
 	// Reply is the handler's reply as JSON, also when an earlier run gave it.
 	Reply  json.RawMessage

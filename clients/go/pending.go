@@ -111,8 +111,8 @@ func (i *Idempotency) register(ctx context.Context, scope string) error {
 	return err
 }
 
-// attempt answers from what is stored, or claims the key and has the request handled; not if another
-// request works on it.
+// attempt answers with the stored response, or claims the key and has the request handled; not if
+// another request works on it.
 func (i *Idempotency) attempt(ctx context.Context, p *pending, next http.Handler) (given answer, isDone bool, err error) {
 	err = p.within(ctx, i.pool, func(step context.Context, connection *pgxpool.Conn) error {
 		tx, stored, err := i.look(step, connection, p)

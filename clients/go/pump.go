@@ -21,8 +21,8 @@ const (
 	pull = time.Second
 	// One worker tries so often while PostgreSQL does not answer.
 	tryAgain = 500 * time.Millisecond
-	// Without a strict order, a message is held for so long at most; then others of its ordering key go
-	// on.
+	// Without a strict order, the longest time that a message is held; then others of its ordering key
+	// go on.
 	holdMax = time.Hour
 )
 
@@ -182,7 +182,8 @@ func (p *pump) take(message jetstream.Msg) (*held, error) {
 		received.Deliveries += earlier
 	}
 	if _, isMarker := received.Headers["nats-marker-reason"]; isMarker && len(received.Payload) == 0 {
-		// The stream has deleted the last message of a subject by its age, and says so. Nobody sent this.
+		// The stream has deleted the last message of a subject by its age, and says so. No producer sent
+		// this.
 		return nil, message.Ack()
 	}
 	filter := p.options.FilterSubject
@@ -224,8 +225,8 @@ func (p *pump) handle(ctx context.Context, messages []*held) {
 	}
 }
 
-// settle acknowledges the message, or has it run again: one with an ordering key here, so that those
-// behind it wait, others by JetStream.
+// settle acknowledges the message, or has it run again: one with an ordering key here, so that
+// later ones wait, others by JetStream.
 func (p *pump) settle(ctx context.Context, message *held, answer result) {
 	p.isAway.Store(answer.err != nil)
 	if answer.err != nil {

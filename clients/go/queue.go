@@ -8,7 +8,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// A process holds messages of at most so many bytes, and one more pull.
+// A process holds messages of this number of bytes at most, and one more pull.
 const heldBytesMax = 64 << 20
 
 // held is a message that the consumer holds: JetStream hears that it is worked on.
@@ -30,15 +30,15 @@ type heldID struct {
 	storedAt int64
 }
 
-// queue has all held messages. Of an ordering key the first one is ready, runs, or waits for its next
-// attempt, and those behind it wait for it, in the order of the stream.
+// queue has all held messages. Of an ordering key the first one is ready, runs, or waits for its
+// next attempt, and the later ones wait for it, in the order of the stream.
 type queue struct {
 	mutex sync.Mutex
 	most  int
 	bytes int
 	all   map[heldID]*held
 	lines map[string][]*held
-	// ready has room for all, so that nobody waits to put a message there.
+	// ready has room for all, so that putting a message there never blocks.
 	ready chan *held
 	// freed wakes the pull when there is room again.
 	freed chan struct{}
@@ -165,7 +165,7 @@ func (q *queue) messages() []*held {
 	return messages
 }
 
-// delay is the time until the message, or the one that it waits behind, runs again.
+// delay is the time until the message, or the one that it waits for, runs again.
 func (q *queue) delay(message *held) time.Duration {
 	q.mutex.Lock()
 	defer q.mutex.Unlock()

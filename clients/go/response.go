@@ -56,8 +56,8 @@ func (c *capture) ended() answer {
 	return c.answer
 }
 
-// clientKey is the client's key, and whether there is one. A header that comes several times must say the
-// same each time: nobody can know which one the client means.
+// clientKey is the client's key, and whether there is one. A header that comes several times must
+// say the same each time: the layer cannot know which one the client means.
 func clientKey(header http.Header) (key string, isThere bool, err error) {
 	values := header.Values("Idempotency-Key")
 	if len(values) == 0 {

@@ -57,8 +57,8 @@ func (b Barrier) HadNoEffect(ctx context.Context, tx pgx.Tx, message Message) er
 	return err
 }
 
-// Compensation asks before a compensation undoes anything; its key is the action's with ":undo" behind
-// it.
+// Compensation asks before a compensation undoes anything; its key is the action's with ":undo" at
+// its end.
 func (b Barrier) Compensation(ctx context.Context, tx pgx.Tx, message Message) (Compensation, error) {
 	answer, err := b.ask(ctx, tx, message, "enter_compensation", true)
 	return Compensation(answer), err
@@ -82,17 +82,17 @@ func (b Barrier) ask(ctx context.Context, tx pgx.Tx, message Message, function s
 }
 
 // Replier answers commands on the subjects that a participant allows, such as "sagas.replies" or
-// "sagas.*.replies", and on no other: anybody who may send a command could make this service publish
-// anywhere.
+// "sagas.*.replies", and on no other: otherwise any sender of a command could make this service
+// publish anywhere.
 type Replier struct {
 	Allowed []string
 	// Schema is "oncebox" when it is empty.
 	Schema string
 }
 
-// Reply enqueues the answer to a command in the handler's transaction; result is what the handler returns
-// then, a [Reject] for a no. It returns whether it was: not when the command names no subject, nor once
-// more for a copy.
+// Reply enqueues the answer to a command in the handler's transaction; result is the value that the
+// handler returns then, a [Reject] for a no. It returns whether it was: not when the command names
+// no subject, nor once more for a copy.
 func (r Replier) Reply(ctx context.Context, tx pgx.Tx, message Message, result any) (isSent bool, err error) {
 	subject, isThere, err := single(message.Headers, "oncebox-reply-to")
 	if err != nil || !isThere {

@@ -42,7 +42,7 @@ func (b bridge) BeginTx(_ context.Context, options driver.TxOptions) (driver.Tx,
 	return b, nil
 }
 
-// CheckNamedValue passes on what pgx can write by itself.
+// CheckNamedValue passes on values that pgx can write by itself.
 func (b bridge) CheckNamedValue(value *driver.NamedValue) (err error) {
 	if valuer, isValuer := value.Value.(driver.Valuer); isValuer {
 		value.Value, err = driver.DefaultParameterConverter.ConvertValue(valuer)
@@ -158,5 +158,5 @@ func asValue(oid uint32, raw []byte) (driver.Value, error) {
 	return text, nil
 }
 
-// types read dates whatever the type map of the connection is.
+// types read dates with any type map of the connection.
 var types = pgtype.NewMap()

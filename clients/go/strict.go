@@ -147,9 +147,9 @@ func answered(ctx context.Context, connection *pgxpool.Conn, sql string, paramet
 	return err
 }
 
-// continued is the consumer that delivers all that is not settled, in the order of the stream. Unless
-// nothing is under way, it is deleted and made again behind the last message before which all are
-// settled. A process that dies meanwhile leaves that place in the table consumer_position.
+// continued is the consumer that delivers all that is not settled, in the order of the stream.
+// Unless nothing is under way, it is deleted and made again after the last message before which all
+// are settled. A process that dies meanwhile leaves that place in the table consumer_position.
 func (c *Consumer) continued(ctx context.Context, inbox *Inbox, hasTakenOver bool) (jetstream.Consumer, *place, error) {
 	stream, err := c.jetstream.Stream(ctx, c.stream)
 	if err != nil {
@@ -172,7 +172,8 @@ func (c *Consumer) continued(ctx context.Context, inbox *Inbox, hasTakenOver boo
 		next, _ = strconv.ParseUint(found, 10, 64)
 	} else {
 		info := source.CachedInfo()
-		// A takeover that ended before anything was delivered does not know what was delivered before it.
+		// A takeover that ended before anything was delivered does not know which messages were delivered
+		// before it.
 		isUntouched := info.Delivered.Consumer == 0 && info.Config.DeliverPolicy == jetstream.DeliverByStartSequencePolicy
 		if !isUntouched && info.NumAckPending == 0 && info.Delivered.Stream <= about.State.LastSeq {
 			source, err = c.register(ctx, inbox)
@@ -181,8 +182,8 @@ func (c *Consumer) continued(ctx context.Context, inbox *Inbox, hasTakenOver boo
 		if !isUntouched {
 			before = info.Delivered.Stream
 		}
-		// nats-server 2.9 reports a floor of 0 until the first message behind the start is settled. After a
-		// loss at the stream's end, new messages get the numbers of the lost ones.
+		// nats-server 2.9 reports a floor of 0 until the first message after the start is settled. After
+		// a loss at the stream's end, new messages get the numbers of the lost ones.
 		start := cmp.Or(info.Config.OptStartSeq, 1)
 		next = min(max(info.AckFloor.Stream+1, start), about.State.LastSeq+1)
 	}

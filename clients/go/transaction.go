@@ -17,7 +17,7 @@ const (
 	// How long it may take to get a connection, and how long each step before and after the handler
 	// may take.
 	stepLimit = 30 * time.Second
-	// After so long a wait for a connection is logged.
+	// A wait for a connection is logged after this time.
 	waitMax = 10 * time.Second
 	ended   = "the handler ended the transaction by itself"
 	aborted = "the transaction was aborted by an error that the handler did not return"
@@ -72,7 +72,7 @@ func guarded(ctx context.Context, limit time.Duration, tx pgx.Tx, key string, ca
 	return err
 }
 
-// release rolls back what is not committed. It closes a connection where that fails, and one that the
+// release rolls an open transaction back. It closes a connection where that fails, and one that the
 // handler has changed for all later messages.
 func release(ctx context.Context, connection *pgxpool.Conn, current *transaction) {
 	defer connection.Release()

@@ -14,8 +14,8 @@ const wakeWithin = 100 * time.Millisecond
 
 var waking = make(chan struct{}, 16)
 
-// Wake sends a hint to the relays of this database that sleep, since it is suspended when nobody uses
-// it: see docs/operations.md. Call it after COMMIT. An empty schema is "oncebox".
+// Wake sends a hint to the relays of this database that sleep, since it is suspended when it has no
+// client: see docs/operations.md. Call it after COMMIT. An empty schema is "oncebox".
 //
 // It is never needed: without it a relay that sleeps sends the message when it wakes by itself. It does
 // not fail, and waits for a tenth of a second at most: a hint that NATS does not take is dropped.

@@ -15,7 +15,7 @@ import (
 // All that is sent to PostgreSQL for the package itself are texts, which its statements cast, and all
 // that it reads are texts: so neither the pool's mode of queries nor its types change anything here.
 
-// session is the session as a handler may change it for good. What it sets for its transaction ends
+// session is the session as a handler may change it for good. A setting of its transaction ends
 // with COMMIT.
 var session = "concat_ws(' ', session_user, current_user, current_setting('" + strings.Join([]string{
 	"search_path", "default_transaction_read_only", "default_transaction_isolation", "default_transaction_deferrable",
@@ -23,7 +23,7 @@ var session = "concat_ws(' ', session_user, current_user, current_setting('" + s
 	"client_encoding", "standard_conforming_strings",
 }, "'), current_setting('") + "'))"
 
-// A reason has at most so many bytes.
+// The most bytes of a reason.
 const reasonMax = 2000
 
 func bytea(value []byte) string { return `\x` + hex.EncodeToString(value) }

@@ -56,7 +56,7 @@ func Read(path string) (*Contracts, error) {
 	return made, nil
 }
 
-// add returns what is wrong with an entry, each with its place in the entry.
+// add returns the mistakes of an entry, each with its place in the entry.
 func (contracts *Contracts) add(given any, folder string) (mistakes []error) {
 	mistake := func(format string, values ...any) { mistakes = append(mistakes, fmt.Errorf(format, values...)) }
 	needed, others := map[string]any{"subject": "", "schema": nil}, map[string]any{"consumers": []any{}, "examples": []any{}}

@@ -58,7 +58,7 @@ func unitAt(payload []byte, at int) int64 {
 	return unit
 }
 
-// look refuses what Go takes: numbers out of range, and too deep a nesting.
+// look refuses values that Go accepts: numbers out of range, and too deep a nesting.
 func look(value any, depth int) error {
 	var inner []any
 	switch value := value.(type) {

@@ -22,7 +22,7 @@ type Crashes struct {
 	Handler oncebox.Handler
 	// Payload is that of the message with this key.
 	Payload func(key string) any
-	// Effects tells what was done for this key.
+	// Effects describes the effects of this key.
 	Effects func(key string) string
 }
 
@@ -105,8 +105,8 @@ func losing(test testing.TB, databaseURL string) (*pgxpool.Pool, *atomic.Bool) {
 	}), isArmed
 }
 
-// cut is a pool whose connections are cut where that is said of what is sent: before it, or when it is
-// done and only its answer is lost.
+// cut is a pool whose connections are cut where the function says so of the bytes that are sent:
+// before PostgreSQL gets them, or when it has executed them and only its answer is lost.
 func cut(test testing.TB, databaseURL string, where func(sent []byte) (isCut, isDone bool)) *pgxpool.Pool {
 	config, err := pgxpool.ParseConfig(databaseURL)
 	if err != nil {

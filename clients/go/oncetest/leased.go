@@ -11,7 +11,7 @@ import (
 	"oncebox"
 )
 
-// At most so many statements are cut off, one by one.
+// The most statements that are cut off, one by one.
 const statementsMax = 100
 
 // LeasedCrashes are the parts of a test of a handler with effects outside the database.
@@ -21,7 +21,7 @@ type LeasedCrashes struct {
 	Handler oncebox.Leased
 	// Payload is that of the message with this key.
 	Payload func(key string) any
-	// Effects tells what was done for this key, also by the provider.
+	// Effects describes the effects of this key, also those of the provider.
 	Effects func(key string) string
 }
 

@@ -89,7 +89,7 @@ func NewTemplate(ctx context.Context, databaseURL, program string, statements ..
 		return nil, err
 	}
 	own := template.of(template.name)
-	// All databases of a server share the roles; those of a template would stay behind it.
+	// All databases of a server share the roles; those of a template would outlive it.
 	migrate := exec.CommandContext(ctx, program, "migrate", "--role-prefix", "oncebox", "--database-url", own)
 	if said, err := migrate.CombinedOutput(); err != nil {
 		return nil, errors.Join(fmt.Errorf("migrate: %w: %s", err, said), template.Drop(ctx))

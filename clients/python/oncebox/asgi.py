@@ -113,7 +113,7 @@ class Idempotency:
         self.documentation = documentation
         self.in_flight_wait, self.retry_after = in_flight_wait, retry_after
         self.handler_timeout, self.step_timeout, self.retention = handler_timeout, step_timeout, retention
-        # The mark tells claim_request() that somebody will commit.
+        # The mark tells claim_request() that this layer will commit.
         self.database = Database(pool, schema, step_timeout)
         self._claim = self.database.sql(
             "SET TRANSACTION DEFERRABLE; SELECT answer, key, status::text, headers::text, encode(body, 'hex'),"
@@ -151,7 +151,7 @@ class Idempotency:
             await send({"type": "http.response.body", "body": body})
         finally:
             if pending is not None:
-                # Its background tasks run now, behind the COMMIT and the response.
+                # Its background tasks run now, after the COMMIT and the response.
                 pending.may_go_on.set()
         if pending is not None and pending.application is not None:
             await pending.application

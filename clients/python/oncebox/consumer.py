@@ -34,7 +34,7 @@ log = logging.getLogger("oncebox")
 WAIT_FIRST, WAIT_LONGEST = 0.2, 10.0
 # Between two looks at stopped lines.
 LOOK = 1.0
-# A trouble that goes on is logged again after so many seconds.
+# A trouble that goes on is logged again after this number of seconds.
 REMIND = 60.0
 AWAY = (Lost, NatsError, psycopg.OperationalError, TimeoutError, OSError)
 
@@ -104,7 +104,7 @@ class Consumer:
             log.info("consumer %s of stream %s has finished: %s", self.durable, self.stream, ends)
         except Exception as error:
             self.problem = first_line(error)
-            # The task may be one that nobody waits for.
+            # The user may never await this task.
             log.error("consumer %s of stream %s has ended: %s", self.durable, self.stream, self.problem)
             raise
 
@@ -116,7 +116,8 @@ class _Running:
         self.of, self.inbox, self.stop = consumer, inbox, stop
         if consumer.batch > 1 and inbox.lease is not None:
             raise ValueError(f"a batch of {consumer.batch} messages shares a transaction, and an inbox with a lease has none: leave `batch` out")
-        # No more transactions at once than workers; what waits behind others of its key is held as well.
+        # No more transactions at once than workers; messages that wait for others of their key are
+        # held as well.
         self.at_once = consumer.concurrency * consumer.batch
         self.held_max = max(64, 4 * self.at_once)
         self.durable = Durable(

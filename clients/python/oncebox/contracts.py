@@ -25,7 +25,7 @@ _TOKEN = r"(?:\*|[!-)+,\-/-=?-~]+)"
 _PATTERN = re.compile(rf'(?!\$|_INBOX\.|")(?:>|{_TOKEN}(?:\.{_TOKEN})*(?:\.>)?)')
 # Regular expressions that take more than linear time, which relays refuse.
 _IRREGULAR = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k<")
-# What schemas hold that is data.
+# Keywords of schemas whose values are data.
 _DATA = ("const", "enum", "examples", "default")
 # The words of the relay, for a rule with this value; the others are named by their place in the schema.
 _RULES = {

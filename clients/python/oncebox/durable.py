@@ -55,7 +55,7 @@ class Durable:
         # The server's limits of a pull.
         self.pull_max: int | None = None
         self.expires_max: float | None = None
-        # Changes when somebody has deleted it, or its stream.
+        # Changes when it, or its stream, was deleted.
         self.created: object = None
         # JetStream would forget a message that has failed so often, before it is a dead letter.
         self.wanted = {
@@ -124,7 +124,8 @@ class Durable:
             )
         last, created = info["state"]["last_seq"], info["created"]
         found = await self.find()
-        # A takeover that ended before anything was delivered does not know what was delivered before it.
+        # A takeover that ended before anything was delivered does not know which messages were
+        # delivered before it.
         untouched = found and not found.delivered.consumer_seq and found.config.opt_start_seq
         if found and not untouched and not found.num_ack_pending and found.delivered.stream_seq <= last:
             await self.prepare()

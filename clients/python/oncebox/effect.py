@@ -113,7 +113,7 @@ class Effect:
         self.lease, self.step, self.key, self.timeout, self.settles_within = lease, step, key, timeout, settles_within
 
     async def run(self, call: Call, reconcile: Call | None, was_open: bool) -> Any:
-        # Whether an earlier call may have had an effect that nobody has found out about.
+        # Whether an earlier call may have had its effect, and its outcome is unknown.
         is_open = False
         self.lease.ledger[self.step] = "busy-open"  # also when the answer gets lost
         columns = "answer, result::text, reason, extract(epoch FROM age)::text, is_own::text"
@@ -137,7 +137,7 @@ class Effect:
                         return found.result
                 if await self.lease.renewing("begin_effect_again", step=self.step) != ("true",):
                     raise self.lease.is_lost()
-        # Beginning took so long, or the process was suspended, that another one may have taken over.
+        # If beginning took too long, or the process was suspended, another one may have taken over.
         self.lease.check()
         try:
             return await self._done(await self.asked(call))

@@ -194,7 +194,8 @@ class Inbox:
                 answer = await self._claimed(connection, claim)
             if answer.name != "handled":
                 return answer
-            # Behind its own limit, since a statement of the handler's may wait on although it is cancelled.
+            # After its own limit, since a statement of the handler's may wait on although it is
+            # cancelled.
             deadline.begin(connection, self.handler_timeout)
             async with undone(connection, claim):
                 try:

@@ -11,7 +11,7 @@ from .transaction import connected
 from .wire import close, execute
 
 log = logging.getLogger("oncebox")
-# Between two questions; within so many seconds an answer must come.
+# Seconds between two questions; seconds within which an answer must come.
 STANDBY, LOOK, ANSWER_WITHIN = 0.5, 1.0, 3.0
 
 
@@ -70,5 +70,5 @@ class Leader:
                     deadline.pause()
                     await asyncio.sleep(LOOK)
             finally:
-                # Nobody else may get it with the transaction open.
+                # No other user of the pool may get it with the transaction open.
                 close(connection)

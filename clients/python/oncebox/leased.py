@@ -151,7 +151,8 @@ class Lease(Life):
             sent = _now()
             # Not awaited after its time: a statement that is cancelled waits for the socket again.
             asking = asyncio.ensure_future(self.database.call("renew_lease", **self.of, lease=timedelta(seconds=self.seconds)))
-            # After a pause of the process it is asked once more: perhaps nobody has taken over.
+            # After a pause of the process it is asked once more: perhaps no other process has taken
+            # over.
             await asyncio.wait([asking], timeout=max(until, sent + third) - sent)
             if not asking.done():
                 asking.cancel()

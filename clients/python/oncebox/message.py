@@ -43,7 +43,7 @@ class Message:
 class Context:
     """What a handler gets besides the decoded payload: above all the transaction that it writes through."""
 
-    # psycopg's AsyncConnection, or what the inbox's library writes through: a Session, asyncpg's connection.
+    # psycopg's AsyncConnection, or that of the inbox's library: a Session, asyncpg's connection.
     connection: Any
     key: str
     tenant: str

@@ -6,7 +6,7 @@ from typing import Any
 from .causes import first_line
 from .message import Dead, Reject
 
-# A stored reply has at most so many bytes.
+# The most bytes of a stored reply.
 REPLY_MAX = 1 << 20
 
 

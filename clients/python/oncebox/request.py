@@ -75,7 +75,7 @@ def _path(route: Any, scope: Scope) -> str | None:
         raise LookupError(f"a {type(route).__name__} has no path")
     if not hasattr(route, "routes"):
         return path
-    # Mounted: the route of the application behind it.
+    # Mounted: the route of the application that is mounted there.
     if not route.routes:
         raise LookupError(f"the application that is mounted at {path or '/'} has no routes to look at")
     found = _matched(route.routes, scope)

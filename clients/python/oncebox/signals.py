@@ -23,7 +23,7 @@ def stop() -> Iterator[asyncio.Event]:
         del _stops[event]
         if not _stops:
             for number, former in _former.items():
-                # Somebody who listens since then listens on.
+                # A handler that was set since then stays.
                 if signal.getsignal(number) is _stop_all:
                     signal.signal(number, former)
 
@@ -32,7 +32,7 @@ def _stop_all(number: int, frame: Any) -> None:
     for event, loop in _stops.items():
         loop.call_soon_threadsafe(event.set)
     former = _former[number]
-    # Python's own handlers of SIGINT would end the process, or cancel what is to be finished.
+    # Python's own handlers of SIGINT would end the process, or cancel work that must be finished.
     is_own = former is signal.default_int_handler
     is_own |= isinstance(getattr(getattr(former, "func", None), "__self__", None), asyncio.Runner)
     if callable(former) and not is_own:

@@ -206,7 +206,7 @@ class Template:
     def __enter__(self) -> "Template":
         self._execute(f"CREATE DATABASE {self.name}")
         template = self._of(self.name)
-        # All databases of a server share the roles; those of a template would stay behind it.
+        # All databases of a server share the roles; those of a template would outlive it.
         command = [self.program, "migrate", "--role-prefix", "oncebox", "--database-url", template]
         subprocess.run(command, check=True, capture_output=True)
         with psycopg.connect(template, autocommit=True) as connection:

@@ -20,7 +20,7 @@ from .wire import SESSION, Handle, Parameters, close, execute_all, send
 
 log = logging.getLogger("oncebox")
 
-# After so many seconds of waiting for a connection the log says so.
+# A wait for a connection is logged after this number of seconds.
 SLOW_POOL = 10.0
 ENDED = "the handler ended the transaction by itself"
 

@@ -17,7 +17,7 @@ from psycopg.types.string import BytesBinaryDumper, BytesDumper
 
 Parameters = Sequence[str | bytes | None | list]
 
-# The session as a handler may change it for good. What it sets for its transaction ends with COMMIT.
+# The session as a handler may change it for good. A setting of its transaction ends with COMMIT.
 SESSION = "concat_ws(' ', session_user, current_user, " + ", ".join(
     f"current_setting('{name}')"
     for name in (

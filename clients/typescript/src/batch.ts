@@ -15,9 +15,15 @@ import { ended, fingerprint, messageId } from "./text.ts";
 import { checkOpen, type Own, type Run, TimedOut } from "./database.ts";
 import { query, type Row, SESSION, together } from "./wire.ts";
 
-/** After so many milliseconds no other handler of a batch begins: its locks must not be held for long. */
+/**
+ * After this number of milliseconds no other handler of a batch begins: its locks must not be held
+ * for long.
+ */
 const ROUND_MS = 500;
-/** Behind so many failures the rest of a batch is run one by one, since each runs the others again. */
+/**
+ * After this number of failures the rest of a batch is run one by one, since each failure runs the
+ * others again.
+ */
 const FAILURES_MAX = 3;
 const CHANGED = "the handler changed the role or a setting of the session, which others would have met";
 
@@ -29,7 +35,9 @@ export interface Entry<T> {
   message: Message;
 }
 
-/** What a handler of sets gets besides the entries: the transaction that it writes through for all of them. */
+/**
+ * The second argument of a handler of sets: the transaction that it writes through for all entries.
+ */
 export interface SetContext {
   client: PoolClient;
   pool: Pool;
@@ -38,8 +46,8 @@ export interface SetContext {
 }
 
 /**
- * Handles many messages at once. It returns nothing, or for each entry in order what a `Handler` returns. If it
- * throws, the set is halved until the entry that fails is alone.
+ * Handles many messages at once. It returns nothing, or for each entry in order the value that a
+ * `Handler` returns. If it throws, the set is halved until the entry that fails is alone.
  */
 export type SetHandler<T> = (cx: SetContext, entries: Entry<T>[]) => Promise<unknown[] | void>;
 
@@ -84,7 +92,7 @@ export class Batch<T> {
     return typeof this.#each !== "function";
   }
 
-  /** Handles these messages, and answers each; an error means what it does for `Inbox.run`. */
+  /** Handles these messages, and answers each; an error means the same as for `Inbox.run`. */
   async run(messages: Message[]): Promise<(Verdict | Error)[]> {
     const answers = new Map<number, Verdict | Error>();
     const claims: Claims<T> = new Map();
@@ -246,7 +254,7 @@ export class Batch<T> {
     const of = (places: number[]) => places.map((place) => claims.get(place)![0]);
     const [ends, given] = [of(stored.map(([place]) => place)), of(left)];
     await together(client, [
-      // The cast fails, and so does all behind it.
+      // The cast fails, and so do all later statements.
       {
         text: `SELECT CASE WHEN ${SESSION} IS DISTINCT FROM $1 THEN concat('${CHANGED}', pg_current_xact_id_if_assigned())::int END`,
         values: [run.session],

@@ -15,10 +15,10 @@ export interface ConsumerOptions {
   /** Limits the consumer to some subjects. Default: every subject of the stream. */
   filterSubject?: string;
   /**
-   * The order of messages that share an ordering key. `process`: each process handles those it receives one at a
-   * time in stream order, retries included; if a process dies, its messages come behind newer ones. `strict`: stream
-   * order through crashes, too; one process consumes, the others stand by, each with a connection of the pool.
-   * Default: `process`.
+   * The order of messages that share an ordering key. `process`: each process handles those it
+   * receives one at a time in stream order, retries included; if a process dies, its messages come
+   * after newer ones. `strict`: stream order through crashes, too; one process consumes, the others
+   * stand by, each with a connection of the pool. Default: `process`.
    */
   order?: "process" | "strict";
   /**
@@ -28,7 +28,9 @@ export interface ConsumerOptions {
   behindDead?: number | null;
   /** Where a consumer begins that the server does not have yet. Default: `all`, with the stream's first message. */
   start?: "all" | "now" | Date;
-  /** Up to so many messages, of those that are there, share a transaction. Default: 1; at most 1000. */
+  /**
+   * The most messages, of those that are there, that share a transaction. Default: 1; at most 1000.
+   */
   batch?: number;
   /** How many transactions there are at once. Default: 16, or 4 of batches. */
   concurrency?: number;
@@ -102,7 +104,7 @@ export class Consumer {
       const ends = Object.entries(pump.ends).map(([answer, count]) => `${answer} ${count}`);
       inbox.options.log.info(`${name} has finished: ${ends.join(", ") || "no messages"}`);
     } catch (error) {
-      // Where nobody awaits the promise, this is all that tells.
+      // If the user does not await the promise, only this line says it.
       inbox.options.log.warn(`${name} has ended, and consumes no more: ${line(error)}`);
       throw error;
     }

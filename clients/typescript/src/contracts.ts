@@ -235,7 +235,10 @@ function parse(payload: Uint8Array): any {
   return value;
 }
 
-/** Refuses what JavaScript takes: numbers out of range, half of a character, and too deep a nesting. */
+/**
+ * Refuses values that JavaScript accepts: numbers out of range, half of a character, and too deep a
+ * nesting.
+ */
 function look(value: unknown, depth: number): void {
   if (typeof value === "string" && !value.isWellFormed()) {
     throw new Error("a text has half of a character");

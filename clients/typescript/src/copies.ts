@@ -33,7 +33,7 @@ export class Copies<D extends { given: Message }> {
     return this.#waiting;
   }
 
-  /** Looks the message up, if it may be a copy or comes behind such a one. */
+  /** Looks the message up, if it may be a copy or comes after such a one. */
   take(delivery: D): void {
     if (!this.areExpected && this.#waiting.length === 0 && delivery.given.deliveries! < 2) {
       this.#push(delivery);

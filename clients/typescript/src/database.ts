@@ -12,7 +12,7 @@ import { close, prepared, query, type Query, quoted, type Row, SESSION, together
 
 const ENDED = "the handler ended the transaction by itself";
 const ABORTED = "the transaction was aborted by an error that the handler did not throw";
-/** After so many seconds without a connection the log says so. */
+/** A wait for a connection is logged after this number of seconds. */
 const SLOW_SECONDS = 10;
 /** Some libraries send a text of such a type by rules of their own. */
 const CASTS: Record<string, string> = { stored_at: "::text::timestamptz", headers: "::text::jsonb", outcome: "::text::json", result: "::text::json" };
@@ -45,7 +45,7 @@ export interface Run {
   isUnsure?: boolean;
 }
 
-/** What a handler writes through, until it has ended. */
+/** The client that a handler writes through, until it has ended. */
 export interface Own {
   client: PoolClient;
   pool: Pool;
@@ -89,7 +89,7 @@ export class Database {
     return `${this.handlerTimeoutMs + 5000}ms`;
   }
 
-  /** What is said of a handler that takes longer. */
+  /** The message about a handler that takes longer. */
   get tooSlow(): string {
     return `the handler takes longer than ${this.handlerTimeoutMs} ms`;
   }
@@ -193,7 +193,8 @@ export class Database {
 }
 
 /**
- * Waits for work that may take so long, unless `outer` is aborted; `late` says what took longer.
+ * Waits for work for `limitMs` at most, unless `outer` is aborted; `late` names the work that took
+ * longer.
  */
 export async function limited<R>(limitMs: number, late: string, work: (signal: AbortSignal) => Promise<R>, outer?: AbortSignal): Promise<R> {
   const timeout = new AbortController();
@@ -215,7 +216,7 @@ export async function step<R>(client: PoolClient, limitMs: number, work: () => P
 }
 
 /**
- * Rolls back what is open. Returns whether the handler has changed the session for all later
+ * Rolls an open transaction back. Returns whether the handler has changed the session for all later
  * messages.
  */
 export async function rollBack(client: PoolClient, run: Run): Promise<boolean> {

@@ -6,7 +6,7 @@ import {
 
 const NANOSECONDS = 1_000_000;
 
-/** What is fixed about a durable consumer. */
+/** The fixed settings of a durable consumer. */
 export interface Wanted {
   stream: string;
   durable: string;
@@ -64,7 +64,7 @@ export class Durable {
     });
   }
 
-  /** What the server says of it; undefined if there is none. */
+  /** The server's description of it; undefined if there is none. */
   async info(manager: JetStreamManager): Promise<ConsumerInfo | undefined> {
     try {
       return await manager.consumers.info(this.wanted.stream, this.wanted.durable);
@@ -85,7 +85,10 @@ export class Durable {
     return await this.#jetstream.consumers.get(stream, durable);
   }
 
-  /** Whatever it was created with. With a limit, JetStream would forget a message before it is a dead letter. */
+  /**
+   * These settings replace those that it was created with. With a limit, JetStream would forget a
+   * message before it is a dead letter.
+   */
   #kept() {
     const filter = this.wanted.filterSubject || undefined;
     return { ack_policy: AckPolicy.Explicit, max_deliver: -1, filter_subject: filter, headers_only: false };

@@ -2,9 +2,9 @@
  * Effects outside the database: each is recorded before its provider is called, and remembered
  * after.
  *
- * The next run goes on behind the last effect that is known. One that an earlier run began, and
- * whose outcome nobody knows, is asked about, or called again where its provider answers one key
- * once.
+ * The next run continues after the last effect that is known. For an effect that an earlier run
+ * began, without a known outcome, the provider is asked; or it is called again, if it acts once for
+ * each key.
  */
 import { found, line } from "./errors.ts";
 import { limited } from "./database.ts";
@@ -36,7 +36,7 @@ export class OutcomeUnknown extends Error {
   settlesInMs?: number;
 }
 
-/** What a provider says of an effect whose outcome is unknown. */
+/** The provider's answer about an effect whose outcome is unknown. */
 export type Reconciled<R> = { happened: R } | "absent" | "unknown";
 
 /** How an unknown outcome is dealt with: one of `reconcile` and `providerIdempotent` is needed. */
@@ -117,7 +117,7 @@ class Effect<R> {
     if (isBefore) {
       await this.#lease.fenced("answer::text", "begin_effect_again", { step: this.#name });
     }
-    // If this process was suspended meanwhile, somebody may have taken over.
+    // If this process was suspended meanwhile, another one may have taken over.
     this.#lease.check();
     const isOpen = isBefore && this.#options.providerIdempotent === true;
     return await this.#settled(this.#timed((signal) => call(this.#key, signal)), isOpen);

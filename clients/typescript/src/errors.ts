@@ -1,10 +1,10 @@
-/** Errors, which libraries wrap in errors of theirs: what they say, and what they mean for a run. */
+/** Errors, which libraries wrap in errors of theirs: their texts, and their meaning for a run. */
 
 import { KIND } from "./message.ts";
 
 /** The word of a handler, also when a library has wrapped it. */
 export function found<E>(error: unknown, kind: "Dead" | "Reject" | "RetryAfter" | "Snooze" | "Rejected" | "NotSent" | "LeaseLost" | "OutcomeUnknown" | "Unavailable"): E | undefined {
-  // What a provider's client has thrown decides nothing.
+  // An error of a provider's client decides nothing.
   return causes(error, (one) => isKind(one, "OutcomeUnknown")).find((one) => isKind(one, kind)) as E | undefined;
 }
 
@@ -15,7 +15,7 @@ export function isKind(value: unknown, kind: string): boolean {
 /** An error, its causes, and the errors of a group; at most twenty. */
 function causes(error: unknown, isLast: (one: unknown) => boolean = () => false): unknown[] {
   const all = new Set([error]);
-  // What is added meanwhile is visited, too.
+  // Errors that the loop adds are visited, too.
   for (const one of all) {
     if (isLast(one)) {
       continue;
@@ -99,7 +99,7 @@ function single(error: unknown): string {
   try {
     const { name, message } = error instanceof Error ? error : { name: typeof error, message: String(error) };
     const said = fields(error) || message || (error as { code?: string }).code;
-    // Prisma begins with an empty line, and says at the end what it is.
+    // Prisma begins with an empty line, and has the cause at the end.
     const text = String(said ?? "");
     const lines = text.trim().split("\n");
     return text === "" ? name : `${name}: ${text.startsWith("\n") ? lines.at(-1) : lines[0]}`;

@@ -79,7 +79,7 @@ function mounted({ baseUrl = "", route }: ExpressRequest): string {
   return `${baseUrl}${route!.path}`.replace(/(?<=.)\/$/, "");
 }
 
-/** The answer of the handlers behind, which write to this response. */
+/** The answer of the later handlers, which write to this response. */
 function captured(response: ServerResponse): Promise<Answer> {
   return new Promise((resolve) => {
     const chunks: Buffer[] = [];
@@ -114,7 +114,10 @@ function captured(response: ServerResponse): Promise<Answer> {
   });
 }
 
-/** The whole body: what a parser before the layer has kept, or what has not been read yet, which becomes `request.body`. */
+/**
+ * The whole body: the bytes that a parser before the layer has kept; or those that were not read
+ * yet, which become `request.body`.
+ */
 async function bodyOf(request: ExpressRequest, max: number): Promise<Buffer> {
   const kept = bodies.get(request);
   if (kept !== undefined) {

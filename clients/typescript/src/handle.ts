@@ -7,7 +7,10 @@ const BESIDE_MS = 4000;
 const BESIDE = `another transaction of this handler is still open after ${BESIDE_MS} ms, and all share one connection: end it first, and within it use its own client`;
 const ENDED = "the handler ended the transaction by itself";
 const LATE = "the handler has ended: await all work with cx.client before it returns";
-/** A statement that begins or ends a transaction, behind comments. `ROLLBACK TO` a savepoint is none. */
+/**
+ * A statement that begins or ends a transaction, after any comments. `ROLLBACK TO` a savepoint is
+ * none.
+ */
 const BLANK = String.raw`(?:\s|--[^\n]*(?:\n|$)|/\*[\s\S]*?\*/)`;
 const CONTROL = new RegExp(`^${BLANK}*(BEGIN|START${BLANK}+TRANSACTION|COMMIT|END|ROLLBACK|ABORT|PREPARE${BLANK}+TRANSACTION)\\b([\\s\\S]*)$`, "i");
 const TO_SAVEPOINT = new RegExp(`^${BLANK}+(?:(?:WORK|TRANSACTION)${BLANK}+)?TO\\b`, "i");
@@ -73,8 +76,8 @@ export class Handle {
   }
 
   /**
-   * Statements of a handler's own client belong to whatever is open; only a BEGIN waits there. A borrowed client
-   * that begins again nests its transactions.
+   * Statements of a handler's own client belong to the transaction that is open; only a BEGIN waits
+   * there. A borrowed client that begins again nests its transactions.
    */
   #waits(owner: object, given: unknown): boolean {
     if (this.#owner === undefined || (this.#owner === owner && owner !== this)) {
@@ -92,7 +95,7 @@ export class Handle {
         throw new Error(BESIDE);
       }
     }
-    // At once: the next that waits looks behind it.
+    // At once: the next one that waits then looks again.
     return send();
   }
 
@@ -104,7 +107,7 @@ export class Handle {
     }
   }
 
-  /** The word that begins or ends a transaction, and what follows it. */
+  /** The word that begins or ends a transaction, and the rest of the statement. */
   #controls(given: unknown): [word: string, rest: string] | undefined {
     const text = typeof given === "string" ? given : (given as { text?: unknown } | null)?.text;
     const [, word = "", rest = ""] = (typeof text === "string" && CONTROL.exec(text)) || [];
@@ -112,7 +115,10 @@ export class Handle {
     return isOurs ? undefined : [word, rest];
   }
 
-  /** What is sent for it: libraries begin and end transactions, which are savepoints here. */
+  /**
+   * The statement that is sent instead: libraries begin and end transactions, which are savepoints
+   * here.
+   */
   #within(given: unknown, owner: object): unknown {
     const control = this.#controls(given);
     if (control === undefined) {

@@ -236,7 +236,10 @@ export class Inbox<T = any> {
     await commit(client, claim, isStored ? [] : [settle], this.options.prepare ?? true);
   }
 
-  /** Claims a key that is probably new; of another key it asks claim() what is known, which a copy is answered. */
+  /**
+   * Claims a key that is probably new; of another key it asks claim() for the state, which answers
+   * a copy.
+   */
   async #claim(client: PoolClient, claim: Claim): Promise<Verdict | undefined> {
     const { message, tenant, key } = claim;
     const { limit } = this.database;
@@ -275,7 +278,7 @@ export class Inbox<T = any> {
     return this.#answered(answer!, outcome, reason);
   }
 
-  /** What a copy is answered. */
+  /** The answer to a copy. */
   #answered(answer: string, outcome: string | null | undefined, reason: string | null | undefined): Verdict {
     if (answer === "in_flight") {
       return this.#life.later();

@@ -73,7 +73,7 @@ export class Lease {
     return this.#lost.signal;
   }
 
-  /** Throws when somebody else may have the key, or its handler has ended. */
+  /** Throws when another process may have the key, or its handler has ended. */
   check(): void {
     if (this.#isOver) {
       throw new Error(OVER);
@@ -101,7 +101,8 @@ export class Lease {
       if (done.aborted || this.#until > until) {
         continue; // an effect that began has renewed it
       }
-      // After a pause of the process it is asked once more: perhaps nobody has taken over.
+      // After a pause of the process it is asked once more: perhaps no other process has taken
+      // over.
       await this.fenced("answer::text", "renew_lease", {}).catch((error) => this.#lose(`it could not be renewed in time: ${line(error)}`));
     }
   }
@@ -112,8 +113,8 @@ export class Lease {
   }
 
   /**
-   * Takes an effect in hand, unless it is settled or in somebody's hands: its result would be the
-   * first one's.
+   * Takes an effect in hand, unless it is settled or another call has it in hand: the result would
+   * be that of the first call.
    */
   take(name: string): Step {
     const step = this.#steps.get(name) ?? { state: "idle", isBusy: false };

@@ -3,8 +3,8 @@
  * lease.
  *
  * The handler has no transaction. When it has returned, the claim ends together with its last
- * writes. If it fails, the claim is released for another run, which goes on behind the effects that
- * are known.
+ * writes. If it fails, the claim is released for another run, which continues after the effects
+ * that are known.
  */
 import { setTimeout as sleep } from "node:timers/promises";
 
@@ -22,7 +22,7 @@ import { SESSION, together } from "./wire.ts";
 /** How long it may take to release a claim when PostgreSQL was away a moment ago. */
 const RELEASE_MS = 1000;
 
-/** What a handler under a lease gets besides the decoded payload. */
+/** The context of a handler under a lease, besides the decoded payload. */
 export interface LeasedContext {
   key: string;
   tenant: string;
@@ -150,7 +150,7 @@ export class Leased<T> {
     });
   }
 
-  /** A step of ours: what keeps PostgreSQL from it is no attempt. */
+  /** A step of the inbox's own: if PostgreSQL cannot do it, that is no attempt. */
   #step<R>(work: Promise<R>, isLost = isAway): Promise<R> {
     return work.catch((error: unknown) => Promise.reject(isLost(error) ? new Unavailable(`PostgreSQL did not end the claim: ${line(error)}`, { cause: error }) : error));
   }

@@ -12,7 +12,7 @@ import type { InboxOptions } from "./inbox.ts";
 import type { Dead, RetryAfter, Snooze, Verdict } from "./message.ts";
 import { headers, messageId, place, seconds } from "./text.ts";
 
-/** How often something is done again at once, because somebody else was in the way. */
+/** How often something is done again at once, because another process was in the way. */
 export const ROUNDS = 5;
 /** A handler may ask for no longer pause, in milliseconds: a day. */
 const RETRY_AFTER_MAX = 86_400_000;
@@ -29,7 +29,7 @@ export class Life {
   }
 
   /**
-   * The answer to a message that failed, or was snoozed, in whatever process, and is not due yet.
+   * The answer to a message that failed, or was snoozed, in any process, and is not due yet.
    */
   async early(claim: Claim): Promise<Verdict | undefined> {
     const left = 1000 * Number((claim.message.deliveries ?? 1) < 2 ? 0 : await this.#ask("pause_left", claim, {}));
@@ -54,7 +54,7 @@ export class Life {
     await this.#database.ask("forget_attempts", { scope: this.#scope, key, tenant }).catch(() => null);
   }
 
-  /** What a failed run comes to: another one after a pause, or a dead letter, with this key. */
+  /** The answer to a failed run: another one after a pause, or a dead letter, with this key. */
   async failed(claim: Claim, failure: unknown, deadKey = claim.key): Promise<Verdict> {
     const { held } = claim;
     const [dead, retry, snooze] = [found<Dead>(failure, "Dead"), found<RetryAfter>(failure, "RetryAfter"), found<Snooze>(failure, "Snooze")];
@@ -128,7 +128,7 @@ export class Life {
     this.#options.log.warn(`scope ${this.#scope}, key ${key}: ${text}`);
   }
 
-  /** Somebody else works on the key. */
+  /** Another process works on the key. */
   later(): Verdict {
     return { name: "in_flight", after: Math.min(...this.#options.backoffMs) * (0.5 + Math.random() / 2) };
   }

@@ -1,5 +1,6 @@
 /**
- * Strict order behind a dead letter: later messages of its ordering key wait in the database, and follow it.
+ * Strict order after a dead letter: later messages of its ordering key wait in the database, and
+ * follow it.
  *
  * PostgreSQL decides which ones wait. A process only remembers whether any line of its scope may be stopped, and asks
  * nothing otherwise: inbox/src/inbox/lines.rs says why it never misses one.
@@ -48,7 +49,10 @@ export class Lines {
     }
   }
 
-  /** Has a message wait behind the dead letter of its ordering key; undefined when it is to be claimed. */
+  /**
+   * Has a message wait until the dead letter of its ordering key is retried or discarded; undefined
+   * when it is to be claimed.
+   */
   async wait(message: Message): Promise<Verdict | undefined> {
     if (this.#behindMax === null || !this.areStopped || message.headers["oncebox-ordering-key"] === undefined) {
       return undefined;

@@ -24,7 +24,10 @@ export interface Message {
   deliveries?: number;
 }
 
-/** What a handler gets besides the decoded payload: above all the transaction that it writes through. */
+/**
+ * The context of a handler, besides the decoded payload: above all the transaction that it writes
+ * through.
+ */
 export interface Context {
   client: PoolClient;
   /** A pool whose every connection is `client`, for libraries that want a pool. */
@@ -56,7 +59,10 @@ export class Dead extends Error {
   override readonly name = "Dead";
 }
 
-/** Thrown by a handler to roll back, and to be run again after so many milliseconds, a day at most. */
+/**
+ * Thrown by a handler to roll back, and to be run again after this number of milliseconds, a day at
+ * most.
+ */
 export class RetryAfter extends Error {
   readonly [KIND] = "RetryAfter";
   override readonly name = "RetryAfter";
@@ -69,8 +75,9 @@ export class RetryAfter extends Error {
 }
 
 /**
- * Thrown by a handler that cannot deal with a message now, which is not the message's fault: it is rolled back and
- * run again after so many milliseconds, 100 to an hour. That is no attempt, for `snoozeMaxMs` at most.
+ * Thrown by a handler that cannot deal with a message now, which is not the message's fault: it is
+ * rolled back and run again after a number of milliseconds, 100 to an hour. That is no attempt, for
+ * `snoozeMaxMs` at most.
  */
 export class Snooze extends Error {
   readonly [KIND] = "Snooze";
@@ -91,8 +98,9 @@ function pause(ms: number): number {
 }
 
 /**
- * The result of running a message. All but `retry`, `snoozed`, `in_flight` and `in_line` are final, and committed; one
- * that is `in_line` waits in the database behind a dead letter of its ordering key.
+ * The result of running a message. All but `retry`, `snoozed`, `in_flight` and `in_line` are final,
+ * and committed; one that is `in_line` waits in the database until the dead letter of its ordering
+ * key is retried or discarded.
  */
 export interface Verdict {
   name: "handled" | "replayed" | "rejected" | "dead" | "mismatch" | "in_flight" | "retry" | "snoozed" | "in_line";

@@ -38,8 +38,8 @@ export async function enqueue<T>(transaction: Transaction, message: Outgoing<T>)
 }
 
 /**
- * Enqueues many messages in the caller's transaction with one statement, up to 10,000, of one schema and without
- * `notBefore`. Returns what `enqueue` returns for each; it fails as a whole.
+ * Enqueues many messages in the caller's transaction with one statement, up to 10,000, of one
+ * schema and without `notBefore`. Returns the result of `enqueue` for each; it fails as a whole.
  */
 export async function enqueueAll(transaction: Transaction, messages: Omit<Outgoing, "notBefore" | "schema">[], schema = "oncebox"): Promise<(bigint | null)[]> {
   const rows = messages.map(({ key, subject, payload, headers = {}, orderingKey = null }) => ({

@@ -32,7 +32,10 @@ export function sqlOf<Sql = any>({ client }: Pick<Context, "client">): Sql {
   });
 }
 
-/** postgres.js 3.4.9 forgets who waits in reserve() when a connection closes: so each waits for so long, and asks again. */
+/**
+ * postgres.js 3.4.9 forgets who waits in reserve() when a connection closes: so each waits for this
+ * time, and asks again.
+ */
 const ASK_AGAIN_MS = 500;
 
 async function connected(sql: PostgresJs, limitMs: number): Promise<Borrowed> {
@@ -67,7 +70,7 @@ class Borrowed extends EventEmitter {
   async query(given: string | { text: string; values?: unknown[]; name?: string; rowMode?: string }, more?: unknown[]) {
     const { text, values = more ?? [], name, rowMode } = typeof given === "string" ? { text: given } : given;
     const asked = this.reserved.unsafe(text, values, { prepare: name !== undefined });
-    // As PostgreSQL sends them, whatever types and transforms are set.
+    // As PostgreSQL sends them, without the types and transforms that the user has set.
     const rows = await Promise.race([rowMode === "array" ? asked.raw() : asked, this.#closed.promise]);
     this.#pid ??= rows.state?.pid;
     const list = rowMode === "array" ? rows.map((row: (Buffer | null)[]) => row.map((value) => value && value.toString())) : [...rows];

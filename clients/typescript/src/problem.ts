@@ -36,7 +36,7 @@ const PROBLEMS = {
 
 /**
  * The service uses the layer in a way that could do a request twice: nothing is done, and the log
- * says what to change.
+ * names the remedy.
  */
 export class Misuse extends Error {
   override readonly name = "Misuse";

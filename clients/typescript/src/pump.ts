@@ -24,7 +24,7 @@ const AWAY_MS = 500;
 /** Between two looks at stopped lines. */
 const LOOK_MS = 1000;
 
-/** A message of another service comes again after so long. */
+/** A message of another service comes again after this time. */
 const ELSEWHERE_MS = 5000;
 
 export interface Limits {
@@ -146,7 +146,7 @@ export class Pump<T> {
       await this.#lines.follow();
       return { source, place: undefined };
     }
-    // What nobody works on comes again, in its place.
+    // Messages without a running handler come again, in their place.
     this.#drainIdle();
     const [source, place] = await continued(inbox, this.#durable, tookOver);
     await this.#lines.follow();
@@ -203,8 +203,8 @@ export class Pump<T> {
         }
         const [given, inLine] = found;
         after = inLine.id;
-        // One that is held already is refused. It has no place among those that the stream delivers: they
-        // wait behind it in the database.
+        // One that is held already is refused. It has no place among those that the stream
+        // delivers: they wait for it in the database.
         room -= this.#queue.push(`line ${inLine.id} ${inLine.since}`, undefined, { source: undefined, given, inLine }) ? 1 : 0;
       }
     } catch (error) {
@@ -229,7 +229,8 @@ export class Pump<T> {
       given.deliveries! += checked(place, source.info.deliverySequence, source.seq);
     }
     if (given.headers["nats-marker-reason"] !== undefined) {
-      // The server writes it where messages of a subject have expired or were deleted: nobody has sent it.
+      // The server writes it where messages of a subject have expired or were deleted: no producer
+      // has sent it.
       tell(() => source.ack());
       return;
     }
@@ -249,7 +250,7 @@ export class Pump<T> {
     this.#wake();
   }
 
-  /** Takes out all that nobody works on. */
+  /** Takes out all messages without a running handler. */
   #drainIdle(): Delivery[] {
     return [...this.#copies.drain(), ...this.#queue.drainIdle().map(({ message }) => message)];
   }
@@ -367,7 +368,10 @@ export class Pump<T> {
     held.forEach(({ source }) => tell(() => source?.working()));
   }
 
-  /** Gives back what nobody works on, and waits for the handlers. In strict order it comes again in its place. */
+  /**
+   * Gives back the messages without a running handler, and waits for the handlers. In strict order
+   * they come again in their place.
+   */
   async #drain(): Promise<void> {
     const giveBack = () => {
       const idle = this.#drainIdle();

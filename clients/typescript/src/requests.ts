@@ -39,7 +39,7 @@ export interface RequestOptions<R> extends DatabaseOptions {
   tenant: ((request: R) => string | null | undefined) | null;
   /** Default without a tenant: authorization and cookie, else none. */
   credentials?: string[];
-  /** Chooses what tells requests apart, instead of content type and body. */
+  /** Chooses the bytes that tell requests apart, instead of content type and body. */
   content?: (request: R, body: Buffer) => Uint8Array;
   /** The route, where the router does not say it. */
   route?: string;
@@ -94,7 +94,7 @@ export function claim(request: object): Claim {
   return found;
 }
 
-/** The layer behind the middlewares. */
+/** The layer that the middlewares use. */
 export class Requests<R extends object> {
   readonly options: Required<Omit<RequestOptions<R>, "tenant" | "content" | "route" | "documentation" | keyof DatabaseOptions>> & RequestOptions<R>;
   readonly #database: Database;
@@ -218,7 +218,7 @@ export class Requests<R extends object> {
       FROM ${this.#database.of("claim_request")}($2, $3, $4,
         ${this.#database.of("request_fingerprint")}($5, $6, $7, $8::text::jsonb, $9, $10::bytea))`;
     const rows = await this.#database.step(client, async () => {
-      // The mark tells claim_request() that somebody will commit.
+      // The mark tells claim_request() that this layer will commit.
       await query(client, "BEGIN ISOLATION LEVEL READ COMMITTED DEFERRABLE");
       return await query(client, text, [this.#database.limit, pending.scope, pending.tenant, clientKey, ...pending.content]);
     });
@@ -334,7 +334,7 @@ export function checkBody(headers: IncomingHttpHeaders, isRead: boolean, length?
   }
 }
 
-/** Reads a body of so many bytes at most. */
+/** Reads a body of `max` bytes at most. */
 export async function whole(stream: AsyncIterable<Uint8Array>, max: number): Promise<Buffer> {
   const chunks: Uint8Array[] = [];
   let length = 0;
@@ -359,8 +359,8 @@ function valuesOf(rawHeaders: string[], wanted: string): string[] {
 }
 
 /**
- * The client's key. A header that comes several times must say the same each time: nobody can know
- * which one the client means.
+ * The client's key. A header that comes several times must say the same each time: the layer cannot
+ * know which one the client means.
  */
 function clientKey(rawHeaders: string[]): string | undefined {
   const [first, ...others] = new Set(valuesOf(rawHeaders, "idempotency-key"));

@@ -93,7 +93,7 @@ export class Barrier {
     await this.#ask("end_action", cx, false);
   }
 
-  /** Before a compensation undoes anything; its key is the action's with `:undo` behind it. */
+  /** Before a compensation undoes anything; its key is the action's with `:undo` at its end. */
   async compensation(cx: Context): Promise<Compensation> {
     return (await this.#ask("enter_compensation", cx, true)) as Compensation;
   }
@@ -112,8 +112,9 @@ export class Barrier {
 }
 
 /**
- * Answers commands on the subjects that a participant allows, such as `sagas.replies` or `sagas.*.replies`, and on
- * no other: anybody who may send a command could make this service publish anywhere.
+ * Answers commands on the subjects that a participant allows, such as `sagas.replies` or
+ * `sagas.*.replies`, and on no other: otherwise any sender of a command could make this service
+ * publish anywhere.
  */
 export class Replier {
   readonly #allowed: string[];
@@ -125,8 +126,9 @@ export class Replier {
   }
 
   /**
-   * Enqueues the answer to a command in the handler's transaction; `result` is what the handler returns then.
-   * Returns whether it was: not when the command names no subject, nor once more for a copy.
+   * Enqueues the answer to a command in the handler's transaction; `result` is the value that the
+   * handler returns then. Returns whether it was: not when the command names no subject, nor once
+   * more for a copy.
    */
   async reply(cx: Context, result?: unknown): Promise<boolean> {
     const subject = single(cx.message.headers, "oncebox-reply-to");

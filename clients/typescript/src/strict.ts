@@ -102,7 +102,7 @@ export class Lead {
   }
 }
 
-/** Goes on behind the acknowledgement floor. `tookOver`: this process leads since just now. */
+/** Continues after the acknowledgement floor. `tookOver`: this process leads since just now. */
 export async function continued(inbox: Inbox<any>, durable: Durable, tookOver: boolean): Promise<[Source, Place]> {
   const { stream, durable: name } = durable.wanted;
   const manager = await durable.manager();
@@ -112,7 +112,8 @@ export async function continued(inbox: Inbox<any>, durable: Durable, tookOver: b
     const why = "interest retention, which deletes messages when a consumer is created again";
     throw new Refused(`stream ${stream} has ${why}: strict order needs limits or work-queue retention`);
   }
-  // A takeover that ended before anything was delivered does not know what was delivered before it.
+  // A takeover that ended before anything was delivered does not know which messages were delivered
+  // before it.
   const isUntouched = found?.delivered.consumer_seq === 0 && found.config.deliver_policy === DeliverPolicy.StartSequence;
   if (found !== undefined && !isUntouched && found.num_ack_pending === 0 && found.delivered.stream_seq <= state.last_seq) {
     const place = { delivered: found.delivered.consumer_seq, firstDeliveries: 0, deliveredBefore: 0 };
@@ -129,7 +130,7 @@ export async function continued(inbox: Inbox<any>, durable: Durable, tookOver: b
     await manager.consumers.delete(stream, name);
   }
   const before = found === undefined || isUntouched ? state.last_seq : found.delivered.stream_seq;
-  // What is settled is gone from a work queue, which allows no other start.
+  // A settled message is gone from a work queue, which allows no other start.
   const isQueue = config.retention === RetentionPolicy.Workqueue;
   const begin = isQueue ? {} : { deliver_policy: DeliverPolicy.StartSequence, opt_start_seq: next };
   const source = await durable.create(manager, begin);
@@ -139,7 +140,7 @@ export async function continued(inbox: Inbox<any>, durable: Durable, tookOver: b
 
 /** Never beyond the stream's end: after a loss there, new messages get the numbers of the lost ones. */
 export function nextSequence({ ack_floor, config }: ConsumerInfo, last: number): number {
-  // nats-server 2.9 reports a floor of 0 until the first message behind the start is settled.
+  // nats-server 2.9 reports a floor of 0 until the first message after the start is settled.
   const start = config.deliver_policy === DeliverPolicy.StartSequence ? config.opt_start_seq! : 1;
   return Math.min(Math.max(ack_floor.stream_seq + 1, start), last + 1);
 }

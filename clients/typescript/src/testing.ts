@@ -69,14 +69,14 @@ export interface Crashes<T> {
   handler: Handler<T> | LeasedHandler<T>;
   /** Of the message with this key. */
   payload: (key: string) => T;
-  /** What was done for this key. */
+  /** The effects of this key. */
   effects: (key: string) => Promise<unknown>;
 }
 
 /**
  * Runs a handler through duplicates, crashes, a lost commit and races; returns in which it did not
  * have its effects once. Each scenario has a key of its own. Under a lease the process dies before
- * and behind each statement and each call of a provider, whose calls settle at once.
+ * and after each statement and each call of a provider, whose calls settle at once.
  */
 export async function crashes<T>(url: string, { inbox: inboxOn, handler, payload, effects }: Crashes<T>): Promise<string[]> {
   const pools: Pool[] = [];
@@ -178,7 +178,7 @@ class Life {
 /** Lets the connections of a pool end with a life. */
 function living(pool: Pool, life: Life): void {
   pool.on("connect", (client) => {
-    // Without a listener, a connection that ends while nobody asks would end the test's process.
+    // Without a listener, a connection that ends while it is idle would end the test's process.
     client.on("error", () => {});
     const original = client.query.bind(client) as (...given: unknown[]) => Promise<unknown>;
     const query = async (...given: unknown[]) => {
@@ -222,7 +222,7 @@ export class Template {
   static async make(url: string, sql: string[] = [], program = "oncebox"): Promise<Template> {
     const template = new Template(url);
     await execute(url, [`CREATE DATABASE ${template.#name}`]);
-    // All databases of a server share the roles; those of a template would stay behind it.
+    // All databases of a server share the roles; those of a template would outlive it.
     const migrate = ["migrate", "--role-prefix", "oncebox", "--database-url", template.#of(template.#name)];
     await promisify(execFile)(program, migrate);
     await execute(template.#of(template.#name), sql);

@@ -4,7 +4,7 @@ import { hash } from "node:crypto";
 import { isKind, line } from "./errors.ts";
 import { Dead, type Message, type Reject, type Verdict } from "./message.ts";
 
-/** A stored reply has at most so many bytes. */
+/** The most bytes of a stored reply. */
 const REPLY_MAX = 1 << 20;
 
 /** The message's id in the outbox, which a relay sends in a header. */

@@ -1,4 +1,7 @@
-/** Waking relays that sleep beside a database that is suspended when nobody uses it: see docs/operations.md. */
+/**
+ * Waking relays that sleep beside a database that is suspended when it has no client: see
+ * docs/operations.md.
+ */
 
 /**
  * Sends a hint to the relays of this database, over a connection of nats.js. Call it after COMMIT.

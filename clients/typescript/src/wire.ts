@@ -1,4 +1,7 @@
-/** What is sent to PostgreSQL for the library itself, whatever a user has set for the pool, its types or its rows. */
+/**
+ * The library's own statements: they do not depend on the settings that a user has made for the
+ * pool, its types or its rows.
+ */
 import type { Client, ClientBase, CustomTypesConfig, Pool, PoolClient } from "pg";
 
 /** A row, each column as the text that PostgreSQL sends. */
@@ -14,7 +17,9 @@ const SETTINGS = [
   ...["row_security", "session_replication_role", "lock_timeout", "DateStyle", "IntervalStyle", "TimeZone"],
   ...["client_encoding", "standard_conforming_strings"],
 ];
-/** The session as a handler may change it for good. What it sets for its transaction ends with COMMIT. */
+/**
+ * The session as a handler may change it for good. A setting of its transaction ends with COMMIT.
+ */
 export const SESSION = `concat_ws(' ', session_user, current_user, ${SETTINGS.map((name) => `current_setting('${name}')`).join(", ")})`;
 
 const asText = { getTypeParser: () => (text: string) => text } as unknown as CustomTypesConfig;
@@ -37,7 +42,7 @@ export async function together(client: ClientBase, queries: Query[]): Promise<Ro
   }
   const { stream } = (client as unknown as Partial<Client>).connection ?? {};
   stream?.cork();
-  // Only what is written at once: the answers come after it.
+  // Only the statements that are written at once: the answers come after them.
   queueMicrotask(() => stream?.uncork());
   const results = await Promise.all(queries.map((query) => client.query({ ...query, ...ours })));
   return results.map(({ rows }) => rows as Row[]);
