@@ -51,11 +51,11 @@ END $segments$;
 COMMENT ON VIEW {schema}.log IS 'The message log: all segments.';
 
 -- The number of the turn: turn modulo 8 is the segment that new messages go into. A sequence,
--- because everybody must read it as it is now, whatever the snapshot.
+-- because every session must read its current value, even with an old snapshot.
 CREATE SEQUENCE {schema}.turn AS bigint MINVALUE 0 START 0 CACHE 1;
 SELECT setval('{schema}.turn', 0);
 
--- What each segment holds. The row of a turn is written in the transaction that begins it: a
+-- The state of each segment. The row of a turn is written in the transaction that begins it: a
 -- snapshot in which it is visible shows all messages of the turns before.
 CREATE TABLE {schema}.segment (
   number     smallint NOT NULL,
@@ -82,7 +82,7 @@ INSERT INTO {schema}.segment (number, turn, is_live, is_empty)
 SELECT n, CASE WHEN n = 0 THEN 0 ELSE n - 8 END, n = 0, n > 0
 FROM generate_series(0, 7) AS n;
 
--- A relay locks a lane's row, and nobody updates it. Row locks are kept in place.
+-- A relay locks a lane's row, and no statement updates it. Row locks are kept in place.
 CREATE TABLE {schema}.lane (
   lane smallint PRIMARY KEY
 );
@@ -167,11 +167,11 @@ CREATE SEQUENCE {schema}.relay_asleep AS smallint MINVALUE 0 MAXVALUE 1 START 0 
 -- NOTIFY; the others find the mark cleared. This is a hint that may be lost: relays poll.
 --
 -- A hint must not fail a producer. PREPARE TRANSACTION refuses a transaction that has sent a
--- NOTIFY, and nobody knows here which one will be prepared: where transactions can be prepared
--- nobody is notified, and relays look often instead. A NOTIFY into a full queue fails the COMMIT,
--- and a listener in any database of the cluster that sleeps in a transaction fills the queue: above
--- half of it nobody is notified. Asking for the usage also frees the entries that the queue keeps
--- after its slowest listener has gone.
+-- NOTIFY, and this function cannot know which one will be prepared: where transactions can be
+-- prepared it notifies no relay, and relays look often instead. A NOTIFY into a full queue fails
+-- the COMMIT, and a listener in any database of the cluster that sleeps in a transaction fills the
+-- queue: if more than half of it is full, no relay is notified. Asking for the usage also frees the
+-- entries that the queue keeps after its slowest listener has gone.
 CREATE FUNCTION {schema}.wake_relay() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -381,8 +381,8 @@ BEGIN
   FROM unnest(keys, ids) WITH ORDINALITY AS g (key, id, n)
   LEFT JOIN unnest(written) AS w (id) ON w.id = g.id
   ORDER BY g.n;
-  -- A new statement sees what the one above found. The CASE keeps the planner from comparing those
-  -- that it inserted: that would cost more than the INSERT.
+  -- A new statement sees the rows that the one above found. The CASE keeps the planner from
+  -- comparing those that it inserted: that would cost more than the INSERT.
   SELECT g.key INTO deleted_key
   FROM unnest(keys, subjects, payloads, ids) AS g (key, subject, payload, id)
   LEFT JOIN unnest(written) AS w (id) ON w.id = g.id

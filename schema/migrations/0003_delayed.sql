@@ -28,7 +28,7 @@ CREATE INDEX delayed_ordering_key ON {schema}.delayed (ordering_key, not_before,
   WHERE ordering_key IS NOT NULL;
 
 -- One relay moves at a time: another would lock the next messages, and find that most of them have
--- to wait behind those that the first one moves.
+-- to wait for those that the first one moves.
 CREATE TABLE {schema}.delayed_mover (
   only_row boolean NOT NULL DEFAULT true,
   CONSTRAINT delayed_mover_pkey PRIMARY KEY (only_row),
@@ -60,7 +60,7 @@ BEGIN
   END IF;
   PERFORM {schema}.check_message(enqueue_at.key, enqueue_at.subject, enqueue_at.ordering_key, enqueue_at.headers,
                                  enqueue_at.payload);
-  -- As in enqueue(): what a crash can undo must not be seen by a relay.
+  -- As in enqueue(): a relay must not see a commit that a crash can undo.
   IF current_setting('synchronous_commit') = 'off' THEN
     PERFORM set_config('synchronous_commit', 'local', true);
   END IF;
@@ -134,13 +134,13 @@ $$;
 COMMENT ON FUNCTION {schema}.list_delayed IS 'The delayed message with this key, and those of the steps below it; 10000 at most.';
 
 -- Moves delayed messages that are due into the log, in the order of their times, which is the order
--- of each ordering key. Takes those after a place (a time and an id), so many at most, and so many
--- bytes of payload, rounded up to a whole message. Returns how many were moved, NULL when another
--- relay is at it; how many were looked at; the place of the last one of these; and in how many
--- seconds the next one is due, if there is one.
+-- of each ordering key. Takes those after a place (a time and an id): up to `messages` of them, and
+-- up to `bytes` of payload, rounded up to a whole message. Returns how many were moved, NULL when
+-- another relay is at it; how many were looked at; the place of the last one of these; and in how
+-- many seconds the next one is due, if there is one.
 --
--- A message that somebody cancels just now is skipped, for that transaction may last; those of its
--- ordering key that come after it wait, since the transaction may be rolled back.
+-- A message that another transaction is cancelling is skipped, since that transaction may last;
+-- those of its ordering key that come after it wait, since the transaction may be rolled back.
 CREATE FUNCTION {schema}.move_delayed(
   messages integer, bytes bigint, after_time timestamptz, after_id bigint,
   OUT moved bigint, OUT looked_at bigint, OUT last_time timestamptz, OUT last_id bigint, OUT next_seconds float8
@@ -175,7 +175,7 @@ BEGIN
     ) AS l
     WHERE l.bytes_before < move_delayed.bytes
   ),
-  -- Of each ordering key the first message that is not ours to move: what comes after it must wait.
+  -- Of each ordering key the first message that is not ours to move: the later ones must wait.
   held AS MATERIALIZED (
     SELECT o.ordering_key, f.not_before, f.id
     FROM (

@@ -5,8 +5,9 @@
 -- back must find the next dead one at once. Messages that wait for the same cause are found in the
 -- order of their due times.
 --
--- Each row carries its message. So the segment that it was enqueued into can be emptied whatever is
--- set aside, and a dump has it whole, whenever its snapshot was taken: TRUNCATE obeys no snapshot.
+-- Each row carries its message. So the segment that it was enqueued into can be emptied although
+-- the message is set aside, and a dump has it whole, whenever its snapshot was taken: TRUNCATE
+-- obeys no snapshot.
 CREATE TABLE {schema}.parked (
   lane            smallint NOT NULL,
   id              bigint NOT NULL,
@@ -267,9 +268,9 @@ COMMENT ON COLUMN {schema}.home.address IS 'Servers and database as the configur
 COMMENT ON COLUMN {schema}.home.moved_at IS 'When an operator last said that the original is here: of two databases, the one of which that was said later is the senior.';
 COMMENT ON COLUMN {schema}.home.rival IS 'The address of another database in which a relay serves the same outbox, as a relay of this database found over NATS.';
 
--- What that means in this database. new: no relay has served the outbox yet. here: it is the one.
+-- The consequence in this database. new: no relay has served the outbox yet. here: it is the one.
 -- moved: perhaps, since it has the name of the original, or the original is gone from this cluster;
--- relays ask over NATS whether anybody serves it. copy: the original is another database.
+-- relays ask over NATS whether another relay serves it. copy: the original is another database.
 CREATE VIEW {schema}.home_here AS
 SELECT
   here.system_identifier, here.database_oid, here.database_name,
@@ -335,10 +336,10 @@ COMMENT ON VIEW {schema}.message_ids IS 'Where the sequence of ids stands, and w
 -- with ids so low that a cursor calls them settled. Returns NULL if there is nothing to do.
 --
 -- Nothing is half done after a crash, since a sequence that is restarted is part of the
--- transaction. The lock on the sequence waits for each transaction that has drawn an id and lets
--- nobody draw one, so every such row is visible; the function gives up after half a second, for the
--- sake of the producers that wait behind it. Maintenance, lanes, sequence: always in this order,
--- and nobody who holds the sequence waits for a lane.
+-- transaction. The lock on the sequence waits for each transaction that has drawn an id and lets no
+-- other draw one, so every such row is visible; the function gives up after half a second, for the
+-- sake of the producers that wait meanwhile. Maintenance, lanes, sequence: always in this order,
+-- and no transaction that holds the sequence waits for a lane.
 CREATE FUNCTION {schema}.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 BEGIN

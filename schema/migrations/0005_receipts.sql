@@ -153,11 +153,11 @@ BEGIN
   RETURN true;
 END $$;
 
--- From where a lane is sent again after a loss, and until where: what was settled in between is
--- sent. With `since`, from the newest milestone that is not later, reached at `reached_at`; that is
--- NULL when the lane goes back to the proven receipt. No row when nothing is to be sent again, or
--- when the lane holds rows of another cluster. `goes_back` is false when the lane is being sent
--- again already, from further back.
+-- The two places between which a lane is sent again after a loss: the settled messages in between
+-- are sent. With `since`, from the newest milestone that is not later, reached at `reached_at`;
+-- that is NULL when the lane goes back to the proven receipt. No row when nothing is to be sent
+-- again, or when the lane holds rows of another cluster. `goes_back` is false when the lane is
+-- being sent again already, from further back.
 CREATE FUNCTION {schema}.resend_place(
   wanted_lane smallint, wanted_stream text, since timestamptz,
   OUT sequence bigint, OUT found_at timestamptz, OUT at_number bigint, OUT reached_at timestamptz, OUT goes_back boolean,
@@ -197,8 +197,9 @@ BEGIN
     lost.high := later.high;
     lost.snap := later.snap;
   END IF;
-  -- Without a receipt all above the noted place is due, and what is due already below it stays so.
-  -- The noted snapshot is younger than the cursor: that alone must not keep the lane in its place.
+  -- Without a receipt every message above the noted place is due, and one below it that is due
+  -- already stays due. The noted snapshot is younger than the cursor: that alone must not keep the
+  -- lane in its place.
   IF at_number = -1 THEN
     lost.high := least(stands.high, lost.high);
     lost.floor := least(stands.floor, lost.floor);
@@ -266,10 +267,10 @@ BEGIN
   UPDATE {schema}.segment AS s
   SET is_live = true, drained_at = NULL
   WHERE NOT s.is_empty AND NOT s.is_live AND {schema}.segment_is_due(s.number);
-  -- What comes after the place that is gone back to is read from the log again, in its order, also
-  -- what is parked there: else it would overtake what was lost of its ordering key. What was lost
-  -- and lies before that place is parked. So is a message whose segment is emptied: all that was
-  -- lost of its ordering key and is still in the log comes after it.
+  -- Messages after the place that the lane goes back to are read from the log again, in their
+  -- order, also those that are parked: else these would overtake lost messages of their ordering
+  -- key. A lost message before that place is parked. So is a message whose segment is emptied:
+  -- every lost message of its ordering key that is still in the log comes after it.
   DELETE FROM {schema}.parked AS p
   USING {schema}.log AS m, {schema}.stream AS s
   WHERE p.lane = wanted_lane

@@ -113,7 +113,7 @@ CREATE INDEX inbox_attempt_touched ON {schema}.inbox_attempt (scope, touched_at)
 CREATE INDEX inbox_attempt_failed ON {schema}.inbox_attempt (scope, failed_at) WHERE failed_at IS NOT NULL;
 
 -- A batch claims all keys before its handlers run. A handler that commits by itself would commit
--- the keys of messages that nobody has handled: the foreign key refuses it.
+-- the keys of messages that no handler has run: the foreign key refuses it.
 CREATE TABLE {schema}.inbox_batch_end (
   xact xid8 NOT NULL,
   CONSTRAINT inbox_batch_end_pkey PRIMARY KEY (xact),

@@ -108,14 +108,14 @@ END $$;
 COMMENT ON FUNCTION {schema}.change_scope IS 'For operators: sets how long a scope keeps keys (NULL: for ever) and dead letters (NULL: 90 days, or as long as keys), and its kind. Its processes go by it from their next start on.';
 
 -- Deletes rows older than their retention from one range of blocks. The three tables are read by
--- block numbers, so that a step costs the same for any size of them. Rows that somebody has locked
--- are left for the next sweep. It runs with its owner's rights: an operator may have old rows
--- deleted without a right to change others.
+-- block numbers, so that a step costs the same for any size of them. Rows that another transaction
+-- has locked are left for the next sweep. It runs with its owner's rights: an operator may have old
+-- rows deleted without a right to change others.
 --
 -- An effect outside the database must be remembered for as long as its message may come again: else
 -- it happens twice. A key may come again until its retention is over, and any time while its dead
 -- letter can be retried. So
---   the effects of a claim that nobody came back for go with the claim, a retention after its last
+--   the effects of a claim that was never continued go with the claim, a retention after its last
 --   lease or pause;
 --   those of a key that died go with its row and its dead letter, when the last of both goes; a
 --   retry frees the key and takes the letter, so they stay until the message has come and its claim
@@ -301,9 +301,9 @@ BEGIN
 END $$;
 
 -- One step of the sweep that all processes share: the next range of 128 blocks that may hold a row
--- past its retention. No row when no sweep is due, or somebody else sweeps. A sweep begins when the
--- shortest retention has passed by 1/64 since the last, once an hour at most and every second at
--- least; never while every scope keeps its keys for ever.
+-- past its retention. No row when no sweep is due, or another process sweeps. A sweep begins when
+-- the shortest retention has passed by 1/64 since the last, once an hour at most and every second
+-- at least; never while every scope keeps its keys for ever.
 --
 -- A sweep looks only where something is due. A row that is written after the look at its range is
 -- not due before the shortest retention has passed, so the note of a range stays right as long as
@@ -366,7 +366,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.sweep_inboxes IS 'For consumers: one step in deleting what is older than the retentions of inbox_scope. No row when nothing is to be done.';
 
--- What the notes of ranges depend on: this cluster, the files of the tables, which VACUUM FULL
+-- The notes of ranges depend on this: the cluster, the files of the tables, which VACUUM FULL
 -- writes anew, and the retentions.
 CREATE FUNCTION {schema}.sweep_basis() RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp

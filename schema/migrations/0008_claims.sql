@@ -82,8 +82,8 @@ END $$;
 COMMENT ON FUNCTION {schema}.register_scope IS 'Says that a consumer exists, or a route of kind http, and how long it keeps its keys (NULL: for ever) and dead letters (NULL: 90 days, or as long as keys).';
 
 -- Whether this transaction has written a visible row with that xmin: it is still in progress then,
--- and nobody else's is visible. A subtransaction has an id of its own, above the transaction's,
--- with 32 bits of which the row says; below 3 they are those of a frozen row.
+-- and rows of other open transactions are not visible. A subtransaction has an id of its own, above
+-- the transaction's, with 32 bits of which the row says; below 3 they are those of a frozen row.
 CREATE FUNCTION {schema}.is_own(row_xmin xid) RETURNS boolean
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE AS $$
 DECLARE

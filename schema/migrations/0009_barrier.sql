@@ -20,13 +20,13 @@ COMMENT ON COLUMN {schema}.barrier.attempt IS 'The newest attempt that was let t
 COMMENT ON COLUMN {schema}.barrier.xact IS 'The transaction that was let through last: only it may say that it had no effect, or has undone nothing, except under a lease.';
 CREATE INDEX barrier_changed_at ON {schema}.barrier (barrier, changed_at);
 
--- A call that its driver commits by itself would count an effect as done that another transaction
--- has, or nobody. A caller may bring a transaction of his own, in which it is too late for the mark
--- that claim() asks for. So the commit proves it: statement_timestamp() is the time of the newest
--- command of the client. It is still that of the call if the call was the whole transaction, in
--- the simple and the extended protocol, and COMMIT is a command of its own. Neither now() nor the
--- text of a query can tell: Parse begins a transaction before Execute, and texts may be anything.
--- A mark is proof as well, for a text of several statements, which is one command.
+-- A call that its driver commits by itself would count an effect as done that belongs to another
+-- transaction, or to none. A caller may bring a transaction of his own, in which it is too late for
+-- the mark that claim() asks for. So the commit proves it: statement_timestamp() is the time of the
+-- newest command of the client. It is still that of the call if the call was the whole transaction,
+-- in the simple and the extended protocol, and COMMIT is a command of its own. Neither now() nor
+-- the text of a query can tell: Parse begins a transaction before Execute, and texts may be
+-- anything. A mark is proof as well, for a text of several statements, which is one command.
 CREATE FUNCTION {schema}.refuse_lone_entry() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -81,8 +81,8 @@ BEGIN
       IF stored.state = 'acted' THEN
         RETURN 'acted';
       END IF;
-      -- A leased run goes on, but another attempt does not step into it; what was rejected may be
-      -- tried by the same attempt or a newer one.
+      -- A leased run goes on, but another attempt does not step into it; a rejected one may be
+      -- tried again by the same attempt or a newer one.
       IF stored.state = 'acting' AND stored.attempt = enter_action.attempt
          OR stored.state = 'rejected' AND stored.attempt <= enter_action.attempt THEN
         UPDATE {schema}.barrier AS b

@@ -49,7 +49,7 @@ BEGIN
   RETURN NULL;
 END $$;
 
--- Not those that wait behind others, for a pause or for a replay: they have made no attempt. A dead
+-- Not those that wait for others, for a pause or for a replay: they have made no attempt. A dead
 -- one that was retried, and dies again, is dead again.
 CREATE TRIGGER parked_event AFTER INSERT ON {schema}.parked
   FOR EACH ROW WHEN (NEW.attempts > 0 AND (NEW.dead_at IS NOT NULL OR NEW.next_attempt_at IS NOT NULL))

@@ -128,7 +128,7 @@ RETURN '\x01'::bytea || int2send(status::smallint) || CASE WHEN body IS NULL THE
      ), ''::bytea)
   || coalesce(body, ''::bytea);
 
--- Its parts. Without a status nobody has written it: a handler has committed by itself.
+-- Its parts. Without a status the layer has not written it: a handler has committed by itself.
 CREATE FUNCTION {schema}.decode_response(
   stored bytea, OUT status integer, OUT headers jsonb, OUT body bytea
 ) LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$

@@ -36,7 +36,7 @@ COMMENT ON TABLE {schema}.maintenance_fault IS 'Steps of maintenance that fail: 
 
 -- Whether this transaction may enqueue in this turn. In READ COMMITTED each statement has a
 -- snapshot of its own, which is younger than the turn that it read before. An older snapshot would
--- not show what was enqueued since, in the turn before.
+-- not show the messages that were enqueued since, in the turn before.
 CREATE FUNCTION {schema}.check_turn(this_turn bigint) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -75,13 +75,13 @@ END $$;
 --
 -- No transaction may have written into the segment and be open still: an `enqueue` in the next turn
 -- would not see its row. So the table is locked in SHARE mode, which waits for such transactions,
--- and producers wait behind it, `wait_ms` at most; all relays together try it once in
+-- and producers wait meanwhile, `wait_ms` at most; all relays together try it once in
 -- `pause_seconds`. One that was open at the last try already, or is prepared, is looked for first,
 -- and so is other work with a lock that conflicts, such as a vacuum: then nothing is locked. The
 -- age of another role's transaction is hidden from an ordinary owner; its id is not.
 --
--- setval() survives a rollback. The turn has ended all the same then, since nobody was writing;
--- note_turn() writes its row.
+-- setval() survives a rollback. The turn has ended all the same then, since no transaction was
+-- writing; note_turn() writes its row.
 CREATE FUNCTION {schema}.end_turn(span_seconds float8, wait_ms integer, pause_seconds float8) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -184,11 +184,11 @@ BEGIN
 END $$;
 
 -- Notes which segments hold no message that is due, and returns how many are live. A closed segment
--- gets no row any more, and each row in it is committed or gone. So what is due is due by the
--- cursors, as claim.sql says it.
+-- gets no row any more, and each row in it is committed or gone. So the cursors alone decide which
+-- messages are due, as in claim.sql.
 --
--- A segment that is said to be empty and is not was filled by somebody else, by a subscription or a
--- restore: it is live until it is drained.
+-- A segment that is said to be empty and is not was filled by another program, by a subscription or
+-- a restore: it is live until it is drained.
 CREATE FUNCTION {schema}.drain_segments() RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -234,11 +234,12 @@ $$;
 
 -- Looks into the next segment to be emptied for messages of a restored database that were perhaps
 -- never sent: they were written here, below the floor of their lane, and repair_ids() has not seen
--- them. Sets them aside, to be sent once more. Looks at so many rows below the floors, and goes on
--- from there the next time; says how many it has set aside, the highest id, and whether the segment
--- is done. No row when there is nothing to look at, as in every database that was never restored.
+-- them. Sets them aside, to be sent once more. Looks at up to `most` rows below the floors, and
+-- goes on from there the next time; says how many it has set aside, the highest id, and whether the
+-- segment is done. No row when there is nothing to look at, as in every database that was never
+-- restored.
 --
--- Nobody waits for it: it locks lanes only where it finds something. Maintenance, then lanes, as
+-- No relay waits for it: it locks lanes only where it finds something. Maintenance, then lanes, as
 -- repair_ids() does.
 CREATE FUNCTION {schema}.find_unsent(
   retention_seconds float8, most integer, OUT number smallint, OUT unsent bigint, OUT unsent_id bigint, OUT is_done boolean
@@ -313,8 +314,8 @@ COMMENT ON FUNCTION {schema}.find_unsent IS 'For relays, and in prune_segment() 
 
 -- Empties the oldest segment that is past retention. A message that is set aside carries itself,
 -- and so does a delayed one. Returns which it was, and about how many messages went. No row when
--- there is nothing to do, or when somebody reads the segment, such as pg_dump, for longer than
--- 300 ms, or before find_unsent() is done.
+-- there is nothing to do, or when another session, such as pg_dump, reads the segment for longer
+-- than 300 ms, or before find_unsent() is done.
 --
 -- No producer waits for the lock: the segment is not that of this turn, nor the one before. A dump
 -- whose snapshot is older sees the segment empty; all that was in it is past retention.
@@ -353,9 +354,8 @@ BEGIN
   RETURN counted;
 END $$;
 
--- Deletes the notes about messages that are gone, so many of each kind at most: that they were
--- discarded or replayed. A note goes when every segment up to its turn is emptied. Returns whether
--- there is more to delete.
+-- Deletes notes that deleted messages were discarded or replayed, up to `most` of each kind. A note
+-- goes when every segment up to its turn is emptied. Returns whether there is more to delete.
 CREATE FUNCTION {schema}.forget_emptied(most integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -1,8 +1,8 @@
 -- The actions of operators on the outbox. Each writes the audit in the statement that acts: the
--- operator's role changes no table but through these functions, so that nobody acts without a
+-- operator's role changes no table but through these functions, so that no operator acts without a
 -- record, or in the name of another login.
 
--- Builds of before 0.1.0 left tables of another shape behind, under the same numbers.
+-- Builds of before 0.1.0 left tables of another shape, under the same numbers.
 DO $$
 BEGIN
   IF NOT EXISTS (
@@ -43,7 +43,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.retry_dead IS 'For operators: makes dead messages of a lane due again, with their attempts forgotten. Returns their ids.';
 
--- A parked message becomes due, with the attempts that it has. Others wait behind it as before.
+-- A parked message becomes due, with the attempts that it has. Others wait for it as before.
 CREATE FUNCTION {schema}.retry_parked(lane smallint, ids bigint[], by text, note text) RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -139,8 +139,8 @@ END $$;
 COMMENT ON FUNCTION {schema}.give_up_parked IS 'For operators: gives messages or replays of a lane up, each if it is still dead, parked or replay, as kind says, and keeps the messages for a day, see undo_discard(). Returns their ids.';
 
 -- A replay takes the way of a parked message, so it keeps the order of its ordering key, and later
--- messages wait behind it. One that is dead gets the next number and is sent once. One that is
--- still to be sent is left alone, so that each request has a copy of its own. Under the lock of
+-- messages wait for it. One that is dead gets the next number and is sent once. One that is still
+-- to be sent is left alone, so that each request has a copy of its own. Under the lock of
 -- maintenance no message is deleted meanwhile.
 CREATE FUNCTION {schema}.replay_messages(lane smallint, ids bigint[], by text, note text, request text) RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -222,7 +222,7 @@ END $$;
 COMMENT ON FUNCTION {schema}.replay_messages IS 'For operators: asks for settled messages of a lane to be sent again, each under the next number, unless this request has asked before, or a replay is still to be sent. Returns their ids.';
 
 -- Of an ordering key only the first gets a due time: so they keep their order among themselves, and
--- unsent messages wait behind them. A message that became parked or discarded, or is due by itself
+-- unsent messages wait for them. A message that became parked or discarded, or is due by itself
 -- since its lane went back, is left alone.
 CREATE FUNCTION {schema}.resend_missing(lane smallint, ids bigint[], by text, note text, why text) RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -269,8 +269,8 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.resend_missing IS 'For operators: parks settled messages of a lane that a stream does not hold, or holds otherwise, so that they are sent again under their ids. Returns their ids.';
 
--- As a relay does it: nothing is emptied before it is known that all of it was sent, and notes
--- about what is gone go last. Operators call none of the parts, which write no audit.
+-- As a relay does it: no segment is emptied before it is known that all of it was sent, and the
+-- notes about deleted messages go last. Operators call none of the parts, which write no audit.
 CREATE FUNCTION {schema}.prune_segment(retention_seconds float8, by text, note text, why text) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

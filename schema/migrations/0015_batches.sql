@@ -57,7 +57,7 @@ BEGIN
     RETURN QUERY SELECT n, 'new', NULL::json FROM generate_series(1, asked) AS n;
     RETURN;
   END IF;
-  -- A statement of its own: it sees what others have committed since.
+  -- A statement of its own: it sees the commits of others since.
   RETURN QUERY
   SELECT w.place::integer,
          CASE
@@ -145,8 +145,8 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.settle_batch IS 'Ends a batch, right before COMMIT: stores replies and rejections (a key that just completes need not be named), and gives the released keys back, whose handlers have not run.';
 
--- What is left of the pause that an earlier run of a message has asked for; JetStream forgets it
--- with its consumer.
+-- The rest of the pause that an earlier run of a message has asked for; JetStream forgets it with
+-- its consumer.
 CREATE FUNCTION {schema}.pause_left(
   scope text, key text, tenant text DEFAULT '', stream text DEFAULT NULL, stream_sequence bigint DEFAULT NULL,
   stored_at timestamptz DEFAULT NULL

@@ -48,7 +48,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.register_scope IS 'Says that a consumer exists, or a route of kind http, and how long it keeps its keys (NULL: for ever) and dead letters (NULL: 90 days, or as long as keys). mode: transaction (claim), or lease (claim_leased).';
 
--- Refuses what no lease can have.
+-- Refuses an owner and a time that no lease can have.
 CREATE FUNCTION {schema}.check_lease(owner uuid, lease interval) RETURNS void
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 BEGIN
@@ -97,10 +97,10 @@ BEGIN
   END IF;
 END $$;
 
--- Claims a key, or takes over a claim whose lease, or pause after a failure, has ended.
--- Locking: of two takers the second waits for the first's row, for a second at most, then reads the
--- new lease and has nothing. A claim that ended after the first look leaves a row of inbox, which
--- the second look sees; from then on nobody else can end the key.
+-- Claims a key, or takes over a claim whose lease, or pause after a failure, has ended. Locking: of
+-- two takers the second waits for the first's row, for a second at most, then reads the new lease
+-- and has nothing. A claim that ended after the first look leaves a row of inbox, which the second
+-- look sees; from then on no other transaction can end the key.
 CREATE FUNCTION {schema}.claim_leased(
   scope text, key text, payload bytea, owner uuid, lease interval, tenant text DEFAULT '', message_id bigint DEFAULT NULL,
   is_alone boolean DEFAULT false, OUT answer text, OUT outcome json, OUT reason text, OUT epoch bigint, OUT attempts integer
@@ -176,8 +176,8 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.claim_leased IS 'Claims a key for the time of a lease, in a transaction of its own: new (handle the message; the epoch is the proof in all later calls; attempts counts the claims of this key), replayed or rejected (a copy, with its outcome), dead (given up, with the reason), in_flight (somebody works on it, or its pause is not over: later), mismatch (the key of another payload), alone (it ended two owners without a trace: ask again with is_alone when nothing else runs in this process). COMMIT before you go on: begin_effect() refuses a claim that is not committed.';
 
--- The fence: whether the claim is still this owner's, whose lease begins again. Everything that an
--- owner writes is behind it, in the same transaction.
+-- The fence: whether the claim is still this owner's, whose lease begins again. An owner calls it
+-- before everything that it writes, in the same transaction.
 CREATE FUNCTION {schema}.renew_lease(
   scope text, key text, owner uuid, epoch bigint, lease interval, tenant text DEFAULT ''
 ) RETURNS boolean

@@ -108,7 +108,7 @@ DECLARE
   );
   kept text := {schema}.bounded_reason(bury_leased.reason);
 BEGIN
-  -- Also when the last run came to another end: somebody has to find out about these.
+  -- Also when the last run came to another end: an operator has to find out about these effects.
   IF open_effects IS NOT NULL AND strpos(kept, format('effect %s is unknown', open_effects)) = 0 THEN
     kept := {schema}.bounded_reason(left(kept, 800) || format('; the outcome of effect %s is unknown', left(open_effects, 150)));
   END IF;

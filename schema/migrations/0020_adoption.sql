@@ -37,7 +37,7 @@ BEGIN
     DELETE FROM {schema}.late_receipt;
     DELETE FROM {schema}.loss;
     DELETE FROM {schema}.stream;
-    -- What the original expects to have arrived, it looks for by itself.
+    -- The original looks by itself for the messages that it expects.
     DELETE FROM {schema}.unhandled;
     DELETE FROM {schema}.expectation_mark;
     UPDATE {schema}.expectation SET looked_at = NULL, unhandled = 0, oldest_at = NULL, oldest_key = NULL;
@@ -66,8 +66,8 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.adopt IS 'For operators: relays may serve this copy of an outbox, as an outbox of its own, or as the original that has moved here.';
 
--- What an outbox has not sent: messages that are due, set aside, dead, delayed, or to be replayed,
--- with the action that gives each up.
+-- The unsent messages of an outbox: messages that are due, set aside, dead, delayed, or to be
+-- replayed, with the action that gives each up.
 CREATE FUNCTION {schema}.backlog() RETURNS TABLE (lane smallint, id bigint, key text, subject text, action text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
   -- Rows of another cluster compare with its snapshot, as in read_reset.sql.
@@ -87,9 +87,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
   FROM {schema}.delayed AS d
 $$;
 
--- Settles all that is in the log, and deletes what is set aside or delayed. Each message leaves a
--- row in the audit table, so that a trace says by whom and why. The caller has locked lanes and
--- tables.
+-- Settles all that is in the log, and deletes the messages that are set aside or delayed. Each
+-- message leaves a row in the audit table, so that a trace says by whom and why. The caller has
+-- locked lanes and tables.
 CREATE FUNCTION {schema}.discard_backlog(by text, note text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

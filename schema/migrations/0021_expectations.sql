@@ -1,5 +1,6 @@
--- Expected arrival: what should have had an effect in an inbox by now, and has not. Nobody else
--- notices a consumer that was never started: its messages reach their stream, and wait there.
+-- Expected arrival: messages that should have had an effect in an inbox by now, and have not.
+-- Nothing else notices a consumer that was never started: its messages reach their stream, and wait
+-- there.
 --
 -- An expectation is judged by transactions, not by messages. A mark says that all transactions
 -- below `xact` had ended at `marked_at`; when a mark is as old as the expectation allows, the
@@ -73,8 +74,8 @@ RETURN coalesce(nullif(concat_ws(' ',
   nullif(round($1)::bigint % 3600 / 60, 0) || 'm',
   nullif(round($1)::bigint % 60, 0) || 's'), ''), '0s');
 
--- Refuses an inbox that nobody knows, and one that keeps its keys for too short a time; in the
--- database of the inbox, whose place is said in the error.
+-- Refuses an unknown inbox, and one that keeps its keys for too short a time; in the database of
+-- the inbox, whose place is said in the error.
 CREATE FUNCTION {schema}.check_expected_inbox(scope text, within_seconds double precision, is_unseen boolean, place text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -140,9 +141,10 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION {schema}.expect_no_more IS 'For operators: ends an expectation. No row when there was none.';
 
--- What is to be looked at: the transactions from first_xact up to below end_xact, both NULL when
--- only what is unhandled already is. Makes marks: a minute apart, or a 64th of the time allowed.
--- One look takes 20,000 transactions, and fewer where these have more than 50,000 messages.
+-- The transactions to look at: from first_xact up to below end_xact; both are NULL when only the
+-- unhandled messages are to be looked at again. Makes marks: a minute apart, or a 64th of the time
+-- allowed. One look takes 20,000 transactions, and fewer where these have more than 50,000
+-- messages.
 CREATE FUNCTION {schema}.expectations_due()
 RETURNS TABLE (expectation bigint, scope text, inbox_database text, first_xact xid8, end_xact xid8, is_behind boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -267,8 +269,8 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.arrived_keys IS 'For relays: which of these keys an inbox of this database has.';
 
--- Notes which messages have not arrived, in place of what was noted before, and that the
--- transactions up to below end_xact have been looked at. Nothing, when another relay was faster.
+-- Notes which messages have not arrived, in place of the earlier notes, and that the transactions
+-- up to below end_xact have been looked at. Nothing, when another relay was faster.
 CREATE FUNCTION {schema}.note_unhandled(expectation bigint, first_xact xid8, end_xact xid8, lanes smallint[], ids bigint[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column

@@ -98,7 +98,7 @@ END $$;
 CREATE TRIGGER stop_line BEFORE INSERT ON {schema}.dead_letter
   FOR EACH ROW EXECUTE FUNCTION {schema}.stop_line();
 
--- Retention never deletes a dead letter that messages wait behind: they would run as if it had been
+-- Retention never deletes a dead letter that messages wait for: they would run as if it had been
 -- handled. An operator's retry or discard takes the letter out of its line first.
 CREATE FUNCTION {schema}.keep_line() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -111,7 +111,8 @@ END $$;
 CREATE TRIGGER keep_line BEFORE DELETE ON {schema}.dead_letter
   FOR EACH ROW WHEN (OLD.ordering_key IS NOT NULL) EXECUTE FUNCTION {schema}.keep_line();
 
--- What a consumer says when it starts to consume, and whether any line of its scope is stopped.
+-- A consumer calls this when it starts to consume, and learns whether any line of its scope is
+-- stopped.
 CREATE FUNCTION {schema}.follow_lines(scope text, behind_max integer DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -130,8 +131,8 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.follow_lines IS 'Says, when a consumer has the right to consume and has found its place in the stream, how many messages of an ordering key may wait behind a dead letter (NULL, and where there is no strict order: they overtake it). Answers whether the scope has lines that are stopped: then ask wait_in_line() before each claim, and next_in_line() every second.';
 
--- Puts a message behind the dead letter of its ordering key, in a transaction of its own, before
--- its claim. A key that has ended is answered by the claim, also if it died.
+-- Puts a message into the line of the dead letter of its ordering key, in a transaction of its own,
+-- before its claim. A key that has ended is answered by the claim, also if it died.
 CREATE FUNCTION {schema}.wait_in_line(
   scope text, key text, payload bytea, subject text, headers jsonb, tenant text, stream text, stream_sequence bigint,
   stored_at timestamptz

@@ -159,7 +159,7 @@ BEGIN
     END IF;
   ELSE
     PERFORM FROM {schema}.dead_letter AS d WHERE d.id = r.id AND d.created_at = r.died_at FOR UPDATE;
-    -- Nobody would handle it any more: see 0027_edit.sql.
+    -- No inbox would handle it any more: see 0027_edit.sql.
     is_retried := FOUND AND NOT EXISTS (
       SELECT
       FROM {schema}.inbox AS i

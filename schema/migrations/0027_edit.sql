@@ -321,7 +321,7 @@ BEGIN
   is_in_line := old.ordering_key IS NOT NULL;
   UPDATE {schema}.dead_letter AS d SET ordering_key = NULL WHERE d.id = old.id AND is_in_line;
   DELETE FROM {schema}.dead_letter AS d WHERE d.id = old.id;
-  -- As when the edit is claimed: nobody is to be told to send the old message again.
+  -- As when the edit is claimed: no operator shall be told to send the old message again.
   UPDATE {schema}.inbox AS i
   SET fingerprint = '', outcome = convert_to(format('%s came in its place', edit_letter.key), 'UTF8')
   WHERE i.scope = old.scope AND i.tenant = old.tenant AND i.key = old.key AND i.status = 'dead';

@@ -4,9 +4,9 @@
 
 -- For each place the answer to a copy, replayed or rejected, or NULL: claim the message. As
 -- claim_batch(), it leaves a key alone that is of another payload, dead, in flight or to be pruned;
--- and one with attempts, which forget_attempts() takes away behind the claim.
--- Locking: none. What it reads is committed, but for what this transaction has claimed itself, and
--- a key that has ended stays so.
+-- and one with attempts, which forget_attempts() takes away after the claim.
+-- Locking: none. It reads committed rows, and the claims of this transaction itself; and a key that
+-- has ended stays so.
 -- OFFSET 0 keeps each key a look into the primary keys, however many rows there are.
 CREATE FUNCTION {schema}.look_up_copies(scope text, tenants text[], keys text[], fingerprints bytea[]) RETURNS text[]
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

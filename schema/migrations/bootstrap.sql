@@ -17,7 +17,7 @@ BEGIN
   END IF;
 END $$;
 
--- Somebody has emptied the table, and the schema is there: its version stands in a comment as well.
+-- The table was emptied, and the schema is there: its version stands in a comment as well.
 DO $$
 DECLARE
   versions text[] := regexp_match(obj_description('{schema}.migration'::regclass), 'version (\d+), oldest program (\d+)');

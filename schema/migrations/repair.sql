@@ -1,5 +1,5 @@
--- Run by every migration: rows that the schema cannot do without, which somebody has deleted; a
--- test's cleaner, perhaps, that truncates all tables. A lane without a cursor sends its whole log
+-- Run by every migration: it makes missing rows again that the schema cannot do without. A test's
+-- cleaner, for example, may have truncated all tables. A lane without a cursor sends its whole log
 -- again: nothing is lost, and inboxes absorb the copies.
 INSERT INTO {schema}.lane (lane)
 SELECT n
@@ -42,7 +42,7 @@ BEGIN
     INSERT INTO {schema}.segment (number, turn, is_live, is_empty)
     VALUES (n, n - 8, last_id IS NOT NULL, last_id IS NULL)
     ON CONFLICT DO NOTHING;
-    -- Of this turn at the latest, whatever becomes of the others.
+    -- Of this turn at the latest; the transactions of the others do not matter.
     IF last_id > newest_id AND (SELECT s.turn < 0 OR s.turn = pg_sequence_last_value('{schema}.turn')
                                 FROM {schema}.segment AS s WHERE s.number = n) THEN
       newest_id := last_id;

@@ -1,4 +1,5 @@
-//! The interface to client libraries of PostgreSQL: what our statements need of them.
+//! The interface to client libraries of PostgreSQL, with only the functions that our statements
+//! need.
 //!
 //! Statements of ours that go through a driver have parameters of five types, named by casts, and
 //! answer with at most one row, whose columns are texts or byteas. So a driver is a few lines, and
@@ -6,8 +7,8 @@
 
 use std::{error::Error as StdError, fmt, time::Duration};
 
-/// Ends a session, whatever a handler has left in it: one whose role was changed may not end itself
-/// before that is taken back.
+/// Ends a session in any state that a handler has left: one whose role was changed may not end
+/// itself before that is taken back.
 const END_SESSION: &str =
     "ROLLBACK; RESET SESSION AUTHORIZATION; SELECT pg_terminate_backend(pg_backend_pid())";
 
@@ -32,7 +33,7 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
     type Write: Send + Sync;
 
     /// Takes a connection, for which it waits no longer than `within`; sends `begin`, which is
-    /// BEGIN with transaction modes and the statements behind them, in one message of the simple
+    /// BEGIN with transaction modes and the statements after them, in one message of the simple
     /// protocol; then sends these statements as [`Driver::send`] does.
     fn begin(
         &self,
@@ -78,8 +79,8 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
         write: &Self::Write,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Sends statements in their order, and returns their answers up to the first error, behind
-    /// which nothing has an effect that our own statements would not refuse. All that can fail in
+    /// Sends statements in their order, and returns their answers up to the first error. After it,
+    /// no statement has an effect that our own statements would not refuse. All that can fail in
     /// the client fails before anything is sent.
     fn send(
         transaction: &mut Self::Transaction,
@@ -121,8 +122,8 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
         }
     }
 
-    /// Says that the transaction is committed and none is open behind it: COMMIT without AND CHAIN
-    /// is sent to a driver that pipelines only.
+    /// Says that the transaction is committed and no other is open after it: COMMIT without AND
+    /// CHAIN is sent to a driver that pipelines only.
     fn set_over(_transaction: &Self::Transaction) {}
 
     /// Whether the connection is known to be lost.
@@ -135,7 +136,7 @@ pub trait Driver: Clone + fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Whether somebody waits for a connection.
+    /// Whether another task waits for a connection.
     fn is_awaited(&self) -> bool {
         false
     }
@@ -216,7 +217,7 @@ impl Columns {
     }
 }
 
-/// What stands behind an error of a driver.
+/// The cause of an error of a driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Cause {

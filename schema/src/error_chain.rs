@@ -34,7 +34,7 @@ fn said(error: &dyn Error) -> String {
     if matches!(said, Ok(Ok(()))) { text } else { "an error whose text cannot be read".to_owned() }
 }
 
-/// The driver writes DETAIL behind the message, and the hint behind it.
+/// The driver writes DETAIL after the message, and then the hint.
 fn without_detail(text: &str) -> String {
     let Some((message, rest)) = text.split_once("\nDETAIL: ") else { return text.replace("\nHINT: ", "; ") };
     match rest.split_once("\nHINT: ") {
@@ -47,7 +47,7 @@ fn without_detail(text: &str) -> String {
 mod tests {
     use super::without_detail;
 
-    /// Values of rows are nobody's business but PostgreSQL's.
+    /// Values of rows must not leave PostgreSQL.
     #[test]
     fn details_of_postgresql_are_left_out() {
         for (said, told) in [

@@ -1,7 +1,7 @@
 //! JSON of payloads, replies and data: a number that JSON has not is an error.
 //!
 //! `serde_json` writes `null` for infinity and NaN. Read again, an optional number is `None` then,
-//! and nobody has noticed that an amount is gone.
+//! and the amount is lost without an error.
 
 use serde::{
     Serialize, Serializer,

@@ -65,7 +65,7 @@ pub enum MigrateError {
         /// Its version.
         found: i32,
     },
-    /// Others held locks for too long; nobody was made to wait for this migration longer than half
+    /// Others held locks for too long; no producer had to wait for this migration longer than half
     /// a second at a time.
     #[error(
         "migrate schema \"{schema}\": a lock was not free for {seconds} s; end what is in the way and run the migration again: {blockers}"
@@ -114,7 +114,7 @@ impl MigrateError {
 /// others use it.
 ///
 /// A fresh installation is one transaction; later each migration is one. None waits for a lock
-/// longer than half a second, since producers wait behind it; then it tries again, for a minute.
+/// longer than half a second, since producers wait meanwhile; then it tries again, for a minute.
 /// Large indexes are built beforehand, beside others.
 ///
 /// `lanes` counts for a fresh installation only. Needs a user that may create a schema in this
@@ -122,8 +122,8 @@ impl MigrateError {
 /// `schema/migrations/grants.sql`.
 ///
 /// # Errors
-/// The schema is newer than this program can work with, somebody held a lock for a minute,
-/// or PostgreSQL refused.
+/// The schema is newer than this program can work with, another transaction held a lock for a
+/// minute, or PostgreSQL refused.
 pub async fn migrate(
     client: &mut Client,
     schema: &SchemaName,
@@ -322,7 +322,7 @@ pub(crate) fn record(number: i32, name: &str) -> String {
     sql
 }
 
-/// Somebody else's lock was in the way: the migration's turn will come.
+/// Another transaction's lock was in the way: the migration's turn will come.
 fn is_blocked(error: &Error) -> bool {
     matches!(
         error.code(),

@@ -38,7 +38,7 @@ struct Lines {
 }
 
 impl Recording {
-    /// Opens the file behind the lives that it has already, and writes the first line.
+    /// Opens the file at its end, after the lives that it has already, and writes the first line.
     ///
     /// # Errors
     /// The file cannot be opened, or takes nothing.

@@ -79,8 +79,8 @@ fn alone(schema: &SchemaName, name: String, sql: &str) -> Step {
     Step { name, sql: schema.sql(sql.trim_start()), in_transaction: false }
 }
 
-/// Producers wait behind a migration that waits for a lock: it gives up instead, and the tool runs
-/// it again.
+/// Producers wait for a migration that waits for a lock: it gives up instead, and the tool runs it
+/// again.
 const LOCKS: &str = "SET LOCAL lock_timeout = '500ms';\n";
 const BOOTSTRAP: &str = include_str!("../migrations/bootstrap.sql");
 
@@ -115,7 +115,7 @@ mod tests {
     fn names(from: i32) -> Vec<String> {
         let steps = steps(&SchemaName::default(), Lanes::default(), None, from);
         assert!(steps.iter().all(|step| !step.sql.contains("{schema}") && !step.sql.contains("{lanes}")));
-        // The JDBC driver sees no statement behind such a body: see findings/pgjdbc-sends-two-*.sh.
+        // The JDBC driver sees no statement after such a body: see findings/pgjdbc-sends-two-*.sh.
         assert!(steps.iter().all(|step| !step.sql.contains("BEGIN ATOMIC")));
         steps.into_iter().map(|step| step.name).collect()
     }

@@ -62,7 +62,7 @@ impl InTransaction for Transaction {
 /// A value with its type.
 type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
-/// The seal of [`InTransaction`]: nobody outside can name it.
+/// The seal of [`InTransaction`]: code outside of this crate cannot name it.
 pub trait Run: Sync {
     /// Runs a statement of ours, prepared if it can be.
     #[doc(hidden)]

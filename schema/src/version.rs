@@ -71,8 +71,8 @@ pub enum VersionError {
 /// before they are replaced by newer ones.
 ///
 /// # Errors
-/// The schema is not installed, behind or ahead, the user lacks privileges on it, or PostgreSQL
-/// refused.
+/// The schema is not installed, older or newer than this program, the user lacks privileges on it,
+/// or PostgreSQL refused.
 pub async fn check_version(client: &impl GenericClient, schema: &SchemaName) -> Result<(), VersionError> {
     match Version::read(client, schema).await {
         Ok(found) => found.check(schema),
@@ -171,7 +171,7 @@ impl Version {
         client: &impl GenericClient,
         schema: &SchemaName,
     ) -> Result<Self, tokio_postgres::Error> {
-        // It is not prepared, so that it works behind any pooler.
+        // It is not prepared, so that it works with any pooler.
         let rows = client.query_typed(&schema.sql(include_str!("sql/version.sql")), &[]).await?;
         let number = |text: Option<&str>| text.and_then(|text| text.parse().ok());
         let read =

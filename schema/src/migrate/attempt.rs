@@ -7,15 +7,15 @@ use tokio_postgres::{Client, Error, Row, Transaction, error::SqlState, types::Ty
 
 use super::{Found, MigrateError, Plan, Work, is_blocked, step::Index};
 
-/// Others who want a lock that we wait for wait behind us: no longer than this. Below PostgreSQL's
+/// While we wait for a lock, others who want it wait too: no longer than this. Below PostgreSQL's
 /// `deadlock_timeout`, so that in a deadlock the migration gives up.
 const LOCKS: &str = "SET LOCAL lock_timeout = '500ms'; SET LOCAL statement_timeout = 0";
 /// The pause between two attempts, in which producers that wait are let through.
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long an attempt lasts before it is given up.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// An index that is built beside others waits for transactions that were open before; nobody waits
-/// behind it.
+/// An index that is built beside others waits for transactions that were open before; no other
+/// transaction waits for it.
 const INDEX_PATIENCE: Duration = Duration::from_secs(600);
 
 impl Plan<'_> {
@@ -41,7 +41,7 @@ impl Plan<'_> {
     async fn attempt(self, client: &mut Client, work: Work<'_>) -> Result<Found, Error> {
         let transaction = client.transaction().await?;
         transaction.batch_execute(LOCKS).await?;
-        // Released with the transaction, also behind a pooler.
+        // Released with the transaction, also with a pooler.
         let lock = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))";
         let name = format!("oncebox migrate {}", self.schema);
         transaction.query_typed(lock, &[(&name, Type::TEXT)]).await?;
