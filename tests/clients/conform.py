@@ -160,7 +160,7 @@ async def main():
         handle = handler(log, exhausted, set())
         kinds = {"pipelined": oncebox.PipelinedHandler(handle), "set": oncebox.SetHandler(each(handle))}
         await consumer.run(inbox, kinds.get(SETTINGS, handle))
-        # The process ends with the connection that nobody gives back.
+        # The process ends with the connection, which was not given back.
         os._exit(0)
 
 

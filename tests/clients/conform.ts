@@ -60,7 +60,7 @@ const leased = {
 
 const reply = (told: Told) => (told.reply ? { did: told.name } : undefined);
 
-/** What a handler does through its transaction. */
+/** The writes of a handler through its transaction. */
 async function write(cx: Context, { name, sql, do: action }: Told): Promise<void> {
   await cx.client.query("INSERT INTO effect (name) VALUES ($1)", [name]);
   for (const text of sql) {

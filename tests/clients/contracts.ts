@@ -1,5 +1,5 @@
-// Reads the contracts of each folder, and checks its messages; prints a line of JSON for each folder: the mistakes, or what each
-// message breaks. See tests/it/clients/contracts.rs.
+// Reads the contracts of each folder, and checks its messages; prints a line of JSON for each
+// folder: the mistakes, or the rule that each message breaks. See tests/it/clients/contracts.rs.
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { Breach, Contracts, Mistakes } from "oncebox/contracts";

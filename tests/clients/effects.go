@@ -109,7 +109,8 @@ func write(ctx context.Context, tx pgx.Tx, message oncebox.Message, _ any) error
 	return err
 }
 
-// run runs the message so often and says how each run ended, and what was called, asked and written.
+// run runs the message a number of times and says how each run ended, and how often the provider
+// was called and asked, and rows were written.
 func run(name string, times int, p *provider, leased oncebox.Leased) {
 	if leased.Finish == nil {
 		leased.Finish = write
@@ -137,7 +138,7 @@ func charged(name string, times int, p *provider) {
 	run(name, times, p, oncebox.Leased{Handle: charging(p)})
 }
 
-// once fails in its first run, behind the effect.
+// once fails in its first run, after the effect.
 func once(p *provider, isCaught bool) oncebox.Leased {
 	runs := 0
 	return oncebox.Leased{Handle: func(ctx context.Context, lease *oncebox.Lease, _ oncebox.Message) (any, error) {

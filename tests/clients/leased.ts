@@ -88,7 +88,7 @@ if (process.argv[2] !== "owner") {
     assert.deepEqual([provider.calls.length, provider.lookups], [1, 1]);
     await endsOnce("answer", provider);
 
-    // What a provider's client throws decides nothing.
+    // An error of a provider's client decides nothing.
     const dead = await inbox.run({ handle: (cx) => cx.effect("charge", async () => { throw new Dead("x"); }, { providerIdempotent: true }) }, message("client"));
     assert.equal(dead.name, "retry");
 

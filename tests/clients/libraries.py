@@ -59,7 +59,7 @@ def through_async(run):
                 await run(cx.connection, "SELECT 1 / 0")
             return None
         leftovers.append((cx.connection, run))
-        # Over asyncpg each statement behind a ROLLBACK in the text would be committed by itself.
+        # Over asyncpg each statement after a ROLLBACK in the text would be committed by itself.
         if data["do"] != "rollback":
             await oncebox.enqueue(cx.connection, oncebox.step_key(cx.key, "out"), "a.b", {"key": cx.key})
         if data["do"] == "hang":

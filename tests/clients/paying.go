@@ -37,7 +37,7 @@ type settled struct {
 	Numbers *[]int64 `json:"numbers"`
 }
 
-// One connection for each request: nothing is sent twice behind our back.
+// One connection for each request: the client sends no request twice by itself.
 var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
 func send(request *http.Request, answer any) (status int, err error) {

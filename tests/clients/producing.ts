@@ -1,4 +1,5 @@
-// Enqueues messages now, later and in the past, and says what was answered: tests/it/clients/producing.rs.
+// Enqueues messages now, later and in the past, and prints the answers:
+// tests/it/clients/producing.rs.
 import { cancelDelayed, enqueue } from "oncebox";
 import { Client } from "pg";
 

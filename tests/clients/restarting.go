@@ -36,7 +36,7 @@ func pool(size int32) *pgxpool.Pool {
 	return pool
 }
 
-// restarted runs a strict consumer three times, each until it has handled a message behind the first
+// restarted runs a strict consumer three times, each until it has handled a message after the first
 // one, whose handler fails so, and prints how often the first one ran.
 func restarted(js jetstream.JetStream, pool *pgxpool.Pool, name string, failure error) {
 	ctx, stream := context.Background(), strings.ToUpper(rand.Text()[:8])

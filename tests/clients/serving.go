@@ -1,4 +1,5 @@
-// A shop behind the HTTP layer, whose handler does as the header x-do says: see tests/it/clients/serving.rs.
+// A shop with the HTTP layer, whose handler does as the header x-do says: see
+// tests/it/clients/serving.rs.
 package main
 
 import (

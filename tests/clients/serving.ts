@@ -1,5 +1,6 @@
-// A shop behind the HTTP layer, whose handler does as the header x-do says: see tests/it/clients/serving.rs.
-// libraries/frameworks.ts has the frameworks that users of the package need not install.
+// A shop with the HTTP layer, whose handler does as the header x-do says: see
+// tests/it/clients/serving.rs. libraries/frameworks.ts has the frameworks that users of the package
+// need not install.
 import { randomUUID } from "node:crypto";
 import express from "express";
 import fastify from "fastify";
@@ -61,7 +62,7 @@ export async function act(own: Claim, headers: Record<string, unknown>, body: st
       await client.query(INSERT, [own.key, n, own.tenant]);
       break;
     case "commit":
-      // Hidden behind another statement, since the client refuses it otherwise.
+      // Hidden after another statement, since the client refuses it otherwise.
       await client.query("SELECT 1; COMMIT");
       break;
     case "enqueue":

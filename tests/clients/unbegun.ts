@@ -1,5 +1,5 @@
-// The BEGIN of a message fails, as when it is cancelled, and the claim that was sent behind it does not: prints how
-// the first and the second run end, and how many charges there are.
+// The BEGIN of a message fails, as when it is cancelled, and the claim that was sent after it does
+// not: prints how the first and the second run end, and how many charges there are.
 import { Inbox, type Context } from "oncebox";
 import { Pool } from "pg";
 

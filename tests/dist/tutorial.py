@@ -19,7 +19,7 @@ WITHIN = 30.0
 NOBODY = 65534
 FILE = re.compile(r"(?://|#) ([\w./-]+\.\w+): ")
 TERMINAL = re.compile(r"# terminal \d")
-# What the commands before have exported, and the folder that they have gone to.
+# The variables that earlier commands have exported, and the folder that they have gone to.
 STATE = Path("state").resolve()
 AFTER = f'\n{{ export -p; echo "cd \'$PWD\'"; }} >{STATE}'
 

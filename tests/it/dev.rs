@@ -119,7 +119,7 @@ impl Dev {
     }
 }
 
-/// A test that fails leaves no server behind.
+/// A test that fails leaves no server.
 impl Drop for Dev {
     fn drop(&mut self) {
         let Some(pid) = self.child.id() else { return };

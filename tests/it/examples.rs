@@ -220,7 +220,7 @@ async fn a_delivery_of_a_webhook_is_handled_once_and_a_forged_one_is_refused() {
     assert_eq!(reason.get::<_, &str>(0), "no key: none of these is present: \"/id\" of the payload");
 }
 
-/// Two partitions of a log, one of which repeats a record of the other. The process ends behind the
+/// Two partitions of a log, one of which repeats a record of the other. The process ends after the
 /// handler's commit and before the position is stored, and is started again.
 #[tokio::test]
 async fn a_record_of_a_partition_is_handled_once_through_a_crash_before_its_position_is_stored() {

@@ -1,4 +1,5 @@
-//! What users see, as it is committed: the help of each command, and the description of the API.
+//! The texts that users see, as they are committed: the help of each command, and the description
+//! of the API.
 
 use std::{env::vars_os, fs, path::Path};
 

@@ -64,7 +64,7 @@ fn blocks(document: &str, language: &str) -> Vec<(String, String)> {
     found
 }
 
-/// Those of a document in order, in one database with the schema, as somebody would paste them into
+/// Those of a document in order, in one database with the schema, as a user would paste them into
 /// psql.
 #[tokio::test]
 async fn sql_blocks_run() {
@@ -80,7 +80,7 @@ async fn sql_blocks_run() {
     assert!(ran >= 3, "{ran}");
 }
 
-/// The commands that look at a database and end by themselves, as somebody would paste them into a
+/// The commands that look at a database and end by themselves, as a user would paste them into a
 /// shell.
 #[tokio::test]
 async fn operators_commands_run() {

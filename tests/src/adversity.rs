@@ -12,8 +12,8 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 /// The advisory lock of [`pause_in`].
 pub const WAITS_FOR: i64 = 7;
 
-/// Counts the messages that were parked and are stored by now, and that no cursor knows of: nobody
-/// would miss one that its stream loses.
+/// Counts the messages that were parked and are stored by now, and that no cursor knows of: no
+/// relay would miss one that its stream loses.
 pub const UNNOTED: &str =
     "SELECT count(*) FROM oncebox.late_receipt AS r JOIN oncebox.lane_cursor AS c USING (lane)
     WHERE r.sequence > coalesce((c.acknowledged -> r.stream ->> 0)::bigint, 0)";
@@ -61,8 +61,8 @@ pub async fn suspend_behind<T>(
     Ok(enqueued)
 }
 
-/// Has a function of the schema, in PL/pgSQL, wait at its beginning until nobody else holds the
-/// advisory lock [`WAITS_FOR`].
+/// Has a function of the schema, in PL/pgSQL, wait at its beginning until no other session holds
+/// the advisory lock [`WAITS_FOR`].
 ///
 /// # Errors
 /// PostgreSQL refuses: there is no function of that name, or more than one.
@@ -74,10 +74,10 @@ pub async fn pause_in(client: &Client, function: &str) -> Result<(), Error> {
     client.batch_execute(&definition.replacen("\nBEGIN\n", &pause, 1)).await
 }
 
-/// Waits until somebody waits there.
+/// Waits until a session waits there.
 ///
 /// # Errors
-/// Nobody does after 30 seconds, or PostgreSQL refuses.
+/// None does after 30 seconds, or PostgreSQL refuses.
 pub async fn await_pause(watching: &Client) -> Result<()> {
     let waits =
         "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = $1::bigint LIMIT 1";

@@ -21,7 +21,7 @@ use crate::{
 const VARIABLE: &str = "ONCEBOX_TEST_BROWSER";
 const DEADLINE: Duration = Duration::from_secs(60);
 const PORT_ATTEMPTS: u32 = 5;
-/// It asks nobody on the network, and needs no sandbox: it shows pages of our own.
+/// It asks no server on the network, and needs no sandbox: it shows pages of our own.
 const ARGUMENTS: [&str; 9] = [
     "--headless",
     "--no-sandbox",

@@ -253,7 +253,7 @@ struct Servers {
     nats_url: String,
     /// With the one of a test that listens to `tracing` there are two. To a single one, tracing
     /// asks only the thread that comes to an event first whether it listens: when that is another
-    /// test's, nobody ever hears of the event.
+    /// test's, no listener ever hears of the event.
     _dispatch: tracing::Dispatch,
 }
 

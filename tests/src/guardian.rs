@@ -26,7 +26,8 @@ const DEADLINE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) struct Guardian {
     directory: PathBuf,
-    // Closing this pipe ends the server; nobody else has a copy (std opens pipes close-on-exec).
+    // Closing this pipe ends the server; no other process has a copy (std opens pipes
+    // close-on-exec).
     orders: Option<ChildStdin>,
     reports: mpsc::UnboundedReceiver<Report>,
     shell: Child,
@@ -135,7 +136,7 @@ impl Guardian {
         self.ended_within(DEADLINE).await
     }
 
-    /// Waits until the server has ended, at most so long.
+    /// Waits until the server has ended, for `limit` at most.
     pub(crate) async fn ended_within(&mut self, limit: Duration) -> Result<()> {
         while self.pid.is_some() {
             match timeout(limit, self.reports.recv()).await.context("wait for a server's end")? {

@@ -16,7 +16,7 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(30);
 /// HTTP 1.0, so that the answer comes in one piece and ends with the connection.
 ///
 /// # Errors
-/// Nobody listens, or the answer is not there, whole and in UTF-8, after 30 seconds.
+/// No server listens, or the answer is not there, whole and in UTF-8, after 30 seconds.
 pub async fn http_get(port: u16, path: &str) -> Result<String> {
     let ask = async {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;

@@ -2,9 +2,8 @@
 //!
 //! A test asks for a [`TestEnv`] and gets a database and a stream of its own on a PostgreSQL and a
 //! nats-server that the test binary shares; one that kills or restarts servers starts its own
-//! [`Postgres`] and [`Nats`]. Nothing has to be set up, and nothing is left behind: a guardian
-//! process ends each server and deletes its directory when the process that started it dies, by any
-//! means.
+//! [`Postgres`] and [`Nats`]. Nothing has to be set up, and nothing is left: a guardian process
+//! ends each server and deletes its directory when the process that started it dies, by any means.
 //!
 //! ```no_run
 //! use oncebox_tests::TestEnv;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// So many times the limit without progress is too long even with some.
+/// After this multiple of the limit the wait ends, even if there was progress.
 const LIMITS_MAX: u32 = 5;
 
 /// Bounds a wait by progress: it is over when there is none for as long as the limit, or after five

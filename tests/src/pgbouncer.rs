@@ -21,8 +21,8 @@ use crate::{
 const START_DEADLINE: Duration = Duration::from_secs(30);
 const PORT_ATTEMPTS: u32 = 5;
 
-/// A `PgBouncer` in transaction mode on a free loopback port, before a PostgreSQL server; anybody
-/// may log in as its superuser `postgres`, to every database.
+/// A `PgBouncer` in transaction mode on a free loopback port, before a PostgreSQL server; every
+/// client may log in as its superuser `postgres`, to every database.
 ///
 /// It ends, and its directory is deleted, when this value is dropped and when this process dies by
 /// any means.
@@ -37,8 +37,8 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// Starts one with so many backends for each database; `url` is any database of the server.
-    /// `None` when there is no program and `ONCEBOX_TEST_PGBOUNCER` does not name one.
+    /// Starts one with this number of backends for each database; `url` is any database of the
+    /// server. `None` when there is no program and `ONCEBOX_TEST_PGBOUNCER` does not name one.
     ///
     /// # Errors
     /// `ONCEBOX_TEST_PGBOUNCER` names no file, or it does not start; the error has the end of its

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
 use tokio_postgres::{Config, NoTls};
 
-/// A pool of so many connections, which waits for one no longer than that.
+/// A pool of this number of connections, which waits for one no longer than the given time.
 ///
 /// # Errors
 /// The URL cannot be read.

@@ -152,8 +152,8 @@ impl Postgres {
     }
 
     /// Writes a file into the server's data directory, such as `pg_hba.conf` or a key: it belongs
-    /// to the server's account, and nobody else can read it. `SELECT pg_reload_conf()` makes the
-    /// server look at it.
+    /// to the server's account, and no other account can read it. `SELECT pg_reload_conf()` makes
+    /// the server look at it.
     ///
     /// # Errors
     /// It cannot be written.
@@ -378,7 +378,7 @@ fn make_public(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A port that nobody listens on right now.
+/// A port that no server listens on right now.
 pub(crate) fn free_port() -> Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr())?.port())
 }

@@ -116,7 +116,7 @@ impl Proxy {
         self.faults.refusing.store(on, SeqCst);
     }
 
-    /// From now on each connection passes at most so many bytes a second from its client, 0 for any
+    /// From now on each connection passes `bytes_per_second` from its client at most, 0 for any
     /// number; and each piece in either direction, of up to 64 KiB, takes this long.
     pub fn slow(&self, bytes_per_second: u64, delay: Duration) {
         self.faults.rate.store(bytes_per_second, SeqCst);

@@ -36,12 +36,12 @@ const PRODUCERS: usize = 4;
 const ENTITIES: i32 = 40;
 /// The pause after a failed transaction: PostgreSQL may be away.
 const RETRY: Duration = Duration::from_millis(100);
-/// So many commits are remembered, if nobody takes them.
+/// The most commits that are remembered, if they are not taken.
 const COMMITS_MAX: usize = 1_000_000;
 /// How long a stream that is read may give no message.
 const READ_MAX: Duration = Duration::from_secs(30);
 
-/// A load that stays the same until so many messages are committed.
+/// A load that stays the same until `messages` messages are committed.
 #[derive(Clone, Copy, Debug)]
 pub struct Steady {
     /// Messages a second, of all producers together, with those that are rolled back. After an
@@ -49,7 +49,7 @@ pub struct Steady {
     pub rate: u32,
     /// How many producers there are.
     pub producers: usize,
-    /// They end when so many messages, or a few more, are committed.
+    /// They end when this number of messages, or a few more, are committed.
     pub messages: u64,
 }
 
@@ -75,7 +75,7 @@ struct Pace {
     unprepared: AtomicU64,
     /// Messages of transactions whose commit was answered.
     committed: AtomicU64,
-    /// These transactions, of a steady load, until somebody takes them.
+    /// These transactions, of a steady load, until the test takes them.
     commits: Mutex<Vec<Commit>>,
     /// Why the last transaction failed.
     error: Mutex<Option<String>>,
@@ -314,7 +314,7 @@ pub async fn stream_keys(stream: &Stream, subjects: &str) -> Result<Vec<String>>
     read(keys, total, READ_MAX, &stream.cached_info().config.name).await
 }
 
-/// Reads so many items of a stream, until it has given none for as long as the limit.
+/// Reads a number of items of a stream, until it has given none for as long as the limit.
 async fn read<T>(
     items: impl Items<Item = Result<T>>,
     total: usize,

@@ -24,7 +24,7 @@ pub struct Counts {
     /// First copies that stand after a later message of their ordering key, in the stream or among
     /// the effects.
     pub reordered: usize,
-    /// Keys in the stream or among the effects that nobody committed.
+    /// Keys in the stream or among the effects that no producer committed.
     pub invented: usize,
 }
 

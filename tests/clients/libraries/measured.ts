@@ -1,4 +1,4 @@
-// What the meter of OpenTelemetry says of an inbox, as a test: with DATABASE_URL of a migrated database.
+// The metrics of an inbox in OpenTelemetry, as a test: with DATABASE_URL of a migrated database.
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { metrics } from "@opentelemetry/api";

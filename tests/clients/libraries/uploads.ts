@@ -1,4 +1,5 @@
-// Uploads behind the HTTP layer, by the parsers of teams, as tests: with DATABASE_URL of a migrated database.
+// Uploads through the HTTP layer, with the parsers that teams use, as tests: with DATABASE_URL of a
+// migrated database.
 import assert from "node:assert/strict";
 import type { AddressInfo } from "node:net";
 import { after, before, test } from "node:test";

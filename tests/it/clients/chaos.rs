@@ -16,8 +16,8 @@ const TURN: i64 = 12;
 /// The messages of a killed process come again after this.
 const ACK_WAIT: Duration = Duration::from_secs(2);
 
-/// Three copies of the README's consumer, killed at random, cut off before and behind a COMMIT,
-/// with two copies of each message: each effect once.
+/// Three copies of the README's consumer, killed at random, cut off before and after a COMMIT, with
+/// two copies of each message: each effect once.
 pub(super) async fn kill_and_cut_off(programs: Programs) {
     let shop = Shop::new(programs).await;
     let (proxy, url) = through_proxy(shop.env.database_url()).await;
@@ -76,7 +76,7 @@ pub(super) async fn kill_and_cut_off(programs: Programs) {
     assert_each_effect_once(&client).await;
 }
 
-/// So long both servers are away, one after the other.
+/// The time for which both servers are away, one after the other.
 const AWAY: Duration = Duration::from_secs(8);
 /// The connections that a consumer tries in that time at most: a pool of four and a listener, each
 /// about twice a second.
@@ -123,7 +123,7 @@ pub(super) async fn crash_behind_a_claim(programs: Programs) {
     let mut postgres = Postgres::start().await.unwrap();
     let (proxy, url) = through_proxy(&postgres.url("postgres")).await;
     let mut client = connected(&shop, &postgres).await;
-    // What is not committed is not written either.
+    // Uncommitted data is not written either.
     let setting = "ALTER SYSTEM SET wal_writer_delay = '10s'; SELECT pg_reload_conf()";
     for sql in setting.split("; ").chain(TABLES.split("; ")) {
         client.batch_execute(sql).await.unwrap();

@@ -48,7 +48,7 @@ CREATE TABLE run (name text NOT NULL, deliveries bigint NOT NULL, at timestamptz
 CREATE TABLE late (name text NOT NULL, said text NOT NULL);
 GRANT INSERT ON effect TO pg_monitor";
 const ATTEMPTS: usize = 3;
-/// Messages behind all others, over connections that handlers have changed.
+/// Messages after all others, over connections that handlers have changed.
 const AFTERWARDS: usize = 24;
 
 /// How a message has ended, as the database says.
@@ -129,7 +129,7 @@ async fn conform(client: &str, settings: &str) {
     let named: Vec<Sent> = vectors.iter().map(|(name, ..)| returns(name)).collect();
     publish(&env, vectors.iter().zip(&named).map(|((.., headers), sent)| (headers.clone(), sent))).await;
     publish(&env, [(own_key("locked"), &unlocked)].into_iter()).await;
-    // What is there already comes in batches.
+    // Messages that are there already come in batches.
     let Some(mut consumer) = Running::start(&env, client, settings).await else { return };
     let rest = async |sent: usize, count: usize| standing::of(&stream, &postgres, sent, count).await;
     let total = sent.len() + vectors.len() + 1;
@@ -198,7 +198,7 @@ const TOGETHER: [&str; 3] = ["batch", "pipelined", "set"];
 /// Whether messages have shared a transaction: each could fall back to one of its own.
 pub(super) const SHARED: &str = "SELECT 'shared' FROM effect GROUP BY xmin::text HAVING count(*) > 1 LIMIT 1";
 
-/// What another message's handler has set, a handler must not meet.
+/// A handler must not meet settings that another message's handler has made.
 const OTHER_ZONE: &str = "SELECT name || ' met another zone' FROM effect WHERE zone = 'Asia/Tokyo'";
 
 /// The messages that each need a batch of their own, and the others.
@@ -206,10 +206,10 @@ fn in_groups(settings: &str, sent: Vec<Sent>) -> (Vec<Sent>, Vec<Sent>) {
     if !TOGETHER.contains(&settings) {
         return (Vec::new(), sent.into_iter().chain([recovers("fails-once")]).collect());
     }
-    // One handler may commit what another has begun behind its own ROLLBACK.
+    // One handler may commit the writes that another made after its own ROLLBACK.
     let (mut grouped, others): (Vec<_>, Vec<_>) = sent.into_iter().partition(Sent::ends_its_transaction);
     if settings == "set" {
-        // It is one handler, and what it writes behind its own ROLLBACK is its own.
+        // It is one handler, and its writes after its own ROLLBACK are its own.
         grouped.clear();
     }
     let mut sets_zone = returns("sets-zone");
@@ -279,7 +279,7 @@ SELECT 'the locked message came ' || deliveries || ' times in ' || waited || ' s
 FROM (SELECT deliveries, extract(epoch FROM at - (SELECT min(at) FROM run)) AS waited FROM run WHERE name = 'locked') AS held
 WHERE deliveries > 3 + waited / 0.2";
 
-/// The work that a handler left behind was told that the handler had ended.
+/// The work that outlives a handler was told that the handler had ended.
 const LATE: &str = "
 SELECT 'work that was left behind: ' || coalesce(string_agg(said, '; '), 'nothing')
 FROM late

@@ -69,7 +69,7 @@ async fn delete_the_consumer(programs: Programs) {
     assert_eq!(lines(&client, counts).await, ["first 1", "second 1", "third 1"]);
 }
 
-/// A release before this one has made the consumer, or somebody by hand: with a limit below the
+/// An earlier release has made the consumer, or an operator by hand: with a limit below the
 /// inbox's, for other subjects, and without payloads.
 async fn change_the_durable(programs: Programs) {
     let shop = Shop::new(programs).await;
@@ -116,7 +116,7 @@ async fn deny_acknowledgements(programs: Programs) {
     assert_eq!(lines(&shop.env.pg().await, "SELECT id FROM charge").await, ["order"], "charged once");
 }
 
-/// Nobody could pull from it, and to change it would take it from those that it pushes to.
+/// No client could pull from it, and to change it would take it from those that it pushes to.
 async fn push(programs: Programs) {
     let shop = Shop::new(programs).await;
     let config = push::Config {

@@ -17,8 +17,8 @@ struct Row {
     it: String,
     folder: TempDir,
     messages: Vec<(String, Vec<u8>)>,
-    /// For each message, or for each mistake, the beginning of what is said; `None` for a message
-    /// that fits.
+    /// For each message, or for each mistake, the beginning of its text; `None` for a message that
+    /// fits.
     expected: Vec<Option<String>>,
 }
 
@@ -46,7 +46,7 @@ impl Row {
         Self { it: row["it"].as_str().unwrap().to_owned(), folder, messages, expected }
     }
 
-    /// Compares what a language says, a line for each message or mistake.
+    /// Compares the lines of a language, one for each message or mistake.
     fn judge(&self, said: &[Option<String>]) {
         let it = &self.it;
         assert_eq!(said.len(), self.expected.len(), "{it}: {said:?}");

@@ -1,5 +1,5 @@
 //! Copies of messages that a consumer has handled: looked up together, and acknowledged without a
-//! claim. What only resembles a copy is claimed.
+//! claim. A message that only resembles a copy is claimed.
 
 use async_nats::jetstream;
 use oncebox_tests::{Program, TestEnv, eventually};

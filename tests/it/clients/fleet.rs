@@ -139,7 +139,7 @@ async fn enqueue(env: &TestEnv, client: &Client, numbers: std::ops::Range<i32>) 
     client.query_one(sql, &[&env.subject("s"), &numbers.start, &numbers.end, &KEYS]).await.unwrap();
 }
 
-/// How many messages wait behind those that die.
+/// How many messages wait for those that die.
 fn held() -> i64 {
     DYING.iter().map(|(_, n)| i64::from(EACH - n - 1)).sum()
 }

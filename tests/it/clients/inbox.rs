@@ -75,8 +75,8 @@ impl<D: Driver> Handler<D> for Over<D> {
     }
 }
 
-/// The same under a lease, with the transaction of `finish`. A handler that sends statements ends
-/// as it is told behind them, so there as well.
+/// The same under a lease, with the transaction of `finish`. `finish` sends the statements of a
+/// handler that has some, so such a handler ends there, as it is told.
 struct UnderLease(AsTold);
 
 impl LeasedHandler for UnderLease {

@@ -1,5 +1,5 @@
 //! Processes that die: a message that ends them is found and given up, and takes none beside it
-//! along; batches under way are handled once, whoever is killed.
+//! along; batches under way are handled once, even if processes are killed.
 
 use std::time::Duration;
 
@@ -130,7 +130,7 @@ async fn killed(client: &str, settings: &str) {
     assert!(crashes >= 2, "the message has killed {crashes} times");
 }
 
-/// What a consumer has logged that was killed; nothing when all has ended.
+/// The log of a consumer that was killed; nothing when all has ended.
 async fn crashes_or_settles(
     env: &TestEnv,
     programs: &Programs,

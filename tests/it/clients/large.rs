@@ -105,7 +105,7 @@ async fn give_up(programs: Programs) {
     assert_eq!(lines(&client, kept).await, [""; 0], "each has the reference, and none the payload");
 }
 
-/// Nobody answers a user who may not ask for the object, as that without a name.
+/// A user who may not ask for the object, like the one without a name, gets no answer.
 const DENIED: &str = r#"no_auth_user: consumer
 authorization { users [
   { user: all, password: p }

@@ -70,7 +70,7 @@ pub(super) const TABLES: &str = "
 CREATE TABLE effect (id bigserial, key text NOT NULL, n int NOT NULL);
 CREATE TABLE tried (key text NOT NULL, n int NOT NULL)";
 const KEYS: [&str; 5] = ["a", "b", "c", "d", "e"];
-/// Each effect whose number is not the one behind the last of its key, as they were committed.
+/// Each effect whose number is not the next one of its key, as they were committed.
 const DISORDER: &str = "SELECT key || n FROM (
     SELECT key, n, lag(n) OVER (PARTITION BY key ORDER BY id) AS before FROM effect
 ) AS effects WHERE n <> coalesce(before, -1) + 1";

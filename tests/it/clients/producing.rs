@@ -18,7 +18,7 @@ macro_rules! clients {
 }
 clients!(python, typescript, go);
 
-/// What waits is in `delayed`; keys of the log are of what does not.
+/// Messages that wait are in `delayed`; the log has the keys of all others.
 const ENQUEUED: &str = "
 SELECT concat_ws(' ', m.key, d.not_before - clock_timestamp() BETWEEN '59 min' AND '1 h',
                  CASE m.key WHEN 'bytes' THEN encode(p.payload, 'escape')

@@ -1,4 +1,4 @@
-//! The clients in other languages: the programs of their READMEs as somebody would paste them, on
+//! The clients in other languages: the programs of their READMEs as a user would paste them, on
 //! real servers. `tests/clients/prepare.sh` has made each a folder with the same programs.
 
 use oncebox_tests::{TestEnv, eventually};

@@ -15,10 +15,10 @@ use crate::saga::site::{kill, supervise};
 const SAGAS: i64 = 48;
 /// Turns of trouble, each with some orders.
 const TURNS: i64 = 24;
-/// When no saga has moved for so long, nothing more is killed: a command may have been with a
+/// When no saga has moved for this time, nothing more is killed: a command may have been with a
 /// process that was killed each time, and comes again after 30 seconds.
 const CALM_AFTER: Duration = Duration::from_secs(20);
-/// So long no saga may stand still then.
+/// The longest time for which a saga may stand still then.
 const STILL_MAX: Duration = Duration::from_secs(150);
 /// Each tenth card is declined. An order that is started twice is one.
 const START: &str = "

@@ -52,7 +52,7 @@ impl Column {
         self != Functions
     }
 
-    /// How often a handler may run in vain behind those that have changed their sessions, before
+    /// How often a handler may run in vain after others that have changed their sessions, before
     /// these are closed: for a search path; and for a session that only reads in leased mode, whose
     /// end has another connection than the claim.
     pub(super) fn runs_in_vain(self) -> usize {
@@ -69,13 +69,13 @@ use Column::{Functions, Go, Http, Leased, Python, Rust, TypeScript};
 /// The end of a message.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Ends {
-    /// Committed with its key, after so many runs.
+    /// Committed with its key, after this number of runs.
     Done(usize),
     Rejected,
     /// Rolled back and given up at once, for a reason with this text.
     Dead(&'static str),
     /// Rolled back and run again until the limit of attempts is reached, for a reason with this
-    /// text; between two runs lie at least so many milliseconds.
+    /// text; between two runs lie at least this number of milliseconds.
     Fails(&'static str, u32),
     /// Rolled back, and done by its second run.
     Recovers,
@@ -156,7 +156,7 @@ pub(super) struct Scenario {
     action: &'static str,
     /// With which replies it is done: none, or one.
     replies: &'static [bool],
-    /// Whether it changes the session for the messages behind it.
+    /// Whether it changes the session for later messages.
     sets: bool,
     ends: Ends,
     except: &'static [(Column, Ends)],
@@ -184,7 +184,7 @@ impl Sent {
         self.payload["sql"].as_array().is_some_and(|sql| sql.iter().filter_map(Value::as_str).any(ends))
     }
 
-    /// Whether the messages behind it meet a session that it has changed: it is not rolled back.
+    /// Whether later messages meet a session that it has changed: it is not rolled back.
     pub(super) fn changes_its_session(&self) -> bool {
         self.sets && self.ends == Ends::Done(1)
     }
@@ -285,8 +285,8 @@ pub(super) fn documented() -> String {
 /// The first pause of these consumers, of which half may be chance.
 const PAUSE: u32 = 200;
 const ENDED: &str = "the handler ended the transaction by itself";
-/// They store that the key is done behind the handler, also without a reply, which this role may
-/// not.
+/// After the handler they store that the key is done, also without a reply. This role may not do
+/// that.
 const DENIED: &[(Column, Ends)] = &[
     (Leased, Ends::Fails("permission denied", PAUSE)),
     (Functions, Ends::Fails("", PAUSE)),

@@ -123,7 +123,7 @@ async fn meet_nobody_else(site: &Site) {
     assert_eq!(lines(&site.client, keys).await, ["acme/shared", "other/shared"]);
 }
 
-/// Every value of the header that the vectors have: a parameter is no part of a key, and nobody
+/// Every value of the header that the vectors have: a parameter is no part of a key, and no layer
 /// guesses that it may be left out.
 async fn read_keys_alike(site: &Site) {
     let text = fs::read_to_string(repository().join("schema/vectors/requests.tsv")).unwrap();

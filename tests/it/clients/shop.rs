@@ -44,7 +44,7 @@ impl Programs {
     }
 
     /// The text with which a consumer commits, and not in READ COMMITTED; for pgx the name of the
-    /// prepared COMMIT, a hash of the text, behind the empty name of a portal.
+    /// prepared COMMIT, a hash of the text, after the empty name of a portal.
     pub(super) fn commit(&self) -> &'static [u8] {
         if self.0.ends_with("go") { b"\0stmtcache_79663c1d3b43ceaf" } else { b"COMMIT\0" }
     }

@@ -1,4 +1,4 @@
-//! The shop of the HTTP layer's tests behind the layer of each language and framework.
+//! The shop of the HTTP layer's tests, with the layer of each language and framework.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -103,7 +103,7 @@ impl Site {
         eventually("a handler waits", LIMIT, async || lines(&self.client, waits).await.pop()).await;
     }
 
-    /// What a client in another language says.
+    /// Runs a client in another language, and returns its complaint.
     pub(super) async fn says(&self, part: &str) -> Result<(), String> {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("it/http/conformance/client.py");
         let mut command = Command::new("python3");

@@ -54,7 +54,8 @@ async fn send(shop: &Shop, key: &str, cents: i64, headers: &str) {
     publish_raw(shop.env.nats_url(), &shop.env.subject("a"), &headers, &payload).await;
 }
 
-/// Carries what has been committed since: commands to the participant, answers to the orchestrator.
+/// Carries the messages that were committed since: commands to the participant, answers to the
+/// orchestrator.
 async fn carry(shop: &Shop, carried: &mut Vec<i64>) {
     let sql = "SELECT id, subject, key, headers::text, convert_from(payload, 'UTF8')
                FROM oncebox.message WHERE id <> ALL ($1) ORDER BY id";

@@ -167,7 +167,7 @@ async fn what_is_not_safe_is_refused_before_it_serves() {
     assert!(!log.contains("hunter2"), "{log}");
 }
 
-/// Connections that are left open keep nobody out.
+/// Connections that are left open keep no other client out.
 #[tokio::test]
 async fn idle_connections_are_closed() {
     let env = TestEnv::new().await;

@@ -16,7 +16,7 @@ INSERT INTO oncebox.dead_letter (scope, tenant, key, subject, headers, payload, 
 SELECT 'shop:pay', '', 'letter-' || n, 'shop.pay', '{}', '', 20, CASE WHEN n <= 250 THEN 'no table' ELSE 'no money' END
 FROM generate_series(1, 260) AS n";
 
-/// An outbox with so many dead messages.
+/// An outbox with `count` dead messages.
 async fn dead(env: &TestEnv, count: i32) -> Client {
     let client = env.pg().await;
     enqueue(&client, &format!("nowhere.{}", env.name()), "dead-", 0..count, 0).await;
@@ -51,7 +51,7 @@ pub(super) fn form(page: &Answer, fields: &str) -> String {
     format!("token={}&{fields}{shown}{word}", token(page))
 }
 
-/// Confirms an action as somebody who need not sign in; returns the job's path.
+/// Confirms an action as a user who need not sign in; returns the job's path.
 pub(crate) async fn confirm(console: &Console, fields: &str) -> String {
     let page = console.get(&format!("/db/shop/act?{fields}")).await;
     assert_eq!(page.status, 200, "{}", page.body);

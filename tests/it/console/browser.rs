@@ -1,5 +1,5 @@
-//! The pages in a real browser: nothing that somebody else wrote runs, everybody can use them, and
-//! what moves moves by itself.
+//! The pages in a real browser: no markup of others runs, every user can use them, and moving parts
+//! move by themselves.
 
 use std::{cell::RefCell, fs, path::PathBuf};
 
@@ -18,7 +18,7 @@ use crate::{
 
 /// The rules of accessibility; `make .dev/axe` installs them.
 const AXE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../.dev/axe/node_modules/axe-core/axe.min.js");
-/// Markup that would run, were it not escaped, in each field that somebody else fills.
+/// Markup that would run, were it not escaped, in each field that others fill.
 const HOSTILE: &str = r#"
 SELECT oncebox.enqueue('<script>pwned=1</script>', 'nobody.<img/src=x/onerror=pwned=1//', '"><script>pwned=1</script>',
                        '{"x": "<script>pwned=1</script>"}', '''"><script>pwned=1</script>');
@@ -202,7 +202,7 @@ async fn two_tabs_follow_a_relay_that_dies_and_a_database_that_comes_back() {
     goto(one, &console, "/").await;
     goto(&other, &console, "/db/shop").await;
     let tabs = [one, &other];
-    // Nobody reloads.
+    // No user reloads.
     let both_say = async |what: &str, is_said: &dyn Fn(&str) -> bool| {
         for tab in tabs {
             let last = RefCell::new(String::new());

@@ -1,4 +1,4 @@
-//! Texts that would be markup, payloads that nobody may see, and rows that no program writes: on
+//! Texts that would be markup, payloads that no user may see, and rows that no program writes: on
 //! every page.
 
 use oncebox_tests::TestEnv;

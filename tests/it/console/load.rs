@@ -19,7 +19,7 @@ const PAGES: usize = 50;
 
 /// Transactions that the console's sessions have begun, as PostgreSQL counts those of the database.
 async fn transactions(client: &Client) -> i64 {
-    // The sessions report at most once a second, and at the latest behind their next statement.
+    // The sessions report at most once a second, and at the latest after their next statement.
     let sql = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()";
     client.query_one(sql, &[]).await.unwrap().get(0)
 }

@@ -1,4 +1,4 @@
-//! What pages and the API show, of several databases at once, while some are away.
+//! Pages and the API show several databases at once, while some are away.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// Nobody listens there.
+/// No server listens there.
 const NOWHERE: &str = "postgres://oncebox@127.0.0.1:1/nowhere";
 
 fn is_away(row: &Value) -> bool {
@@ -52,7 +52,7 @@ async fn every_database_is_a_row_and_one_that_is_away_delays_no_page() {
     for part in [r#"href="/db/shop""#, "needs somebody", "127.0.0.1:1/nowhere cannot be reached"] {
         assert!(pages.body.contains(part), "{part}: {}", pages.body);
     }
-    // Those that need somebody come first.
+    // Those that need an operator come first.
     let places = ["gone", "shop"].map(|name| pages.body.find(&format!("/db/{name}\"")).unwrap());
     assert!(places[0] < places[1], "{places:?}");
     for part in ["enqueued", "gone: PostgreSQL", "hangs: PostgreSQL", "oncebox trace m-1"] {
@@ -67,7 +67,7 @@ async fn every_database_is_a_row_and_one_that_is_away_delays_no_page() {
     assert!(!log.contains("WARN") && !log.contains("ERROR"), "{log}");
 }
 
-/// Red means that somebody has to act; what only wants a look is never passed over.
+/// Red means that an operator has to act; a warning is never passed over.
 #[tokio::test]
 async fn what_needs_somebody_and_what_wants_a_look() {
     const WELL: &str = "Nothing is seen to hold delivery up.";
@@ -299,7 +299,7 @@ async fn pages_need_the_operator_s_role_and_read_no_whole_log() {
         assert_eq!(page.status, 200, "{path}: {}", page.body);
         assert!(!page.body.contains("permission denied"), "{path}: {}", page.body);
     }
-    // Sessions report what they have read when they end.
+    // Sessions report the rows that they have read when they end.
     console.stop().await;
     let sessions = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1";
     eventually("its sessions have ended", LIMIT, async || {

@@ -250,7 +250,7 @@ async fn each_command_that_a_page_shows_is_one() {
             line.replace("&gt;", ">").replace("&lt;", "<").replace("&quot;", "\"").replace("&amp;", "&");
         let (code, text) = console.run(&line).await;
         assert_ne!(code, 2, "{line}: {text}");
-        // What has a rate in its command has a box for it.
+        // An action with a rate in its command has a box for it.
         let has_box = page.body.contains(r#"name="rate""#);
         assert!(!has_box || !["sagas", "losses"].contains(&kind), "{line}");
         assert!(action != "pause" || !has_box, "{line}");

@@ -28,7 +28,7 @@ fn deployed(file: &str) -> String {
     read(&format!("deploy/{file}"))
 }
 
-/// The name behind each `start` in a text.
+/// The name after each `start` in a text.
 fn words<'a>(text: &'a str, start: &'a str) -> impl Iterator<Item = &'a str> {
     text.match_indices(start).map(move |(at, _)| {
         let end = text[at..].find(|c: char| !(c.is_ascii_alphanumeric() || "_-".contains(c)));
@@ -214,7 +214,7 @@ fn compose_publishes_on_loopback_and_waits_for_health() {
     assert!(head.contains(&exported.replace("@postgres:", "@127.0.0.1:")), "{exported}");
 }
 
-/// The relay of compose.yaml takes its configuration, and so finds that there is nobody.
+/// The relay of compose.yaml takes its configuration, and so finds that there is no server.
 #[tokio::test]
 async fn compose_configures_the_relay() {
     let compose = documents("compose.yaml").remove(0);

@@ -142,7 +142,7 @@ async fn a_relay_that_cannot_start_says_nothing_and_ends_by_itself() {
 async fn delivery_waits_for_no_systemd() {
     let env = TestEnv::new().await;
     let stream = env.stream().await;
-    // A socket that nobody reads: its queue is full at once.
+    // A socket that no process reads: its queue is full at once.
     let deaf = Systemd::at_a_path();
     let microseconds = ("WATCHDOG_USEC", "30000");
     let own = [("NOTIFY_SOCKET", &*deaf.name), microseconds, ("TOKIO_WORKER_THREADS", "1")];
@@ -152,7 +152,7 @@ async fn delivery_waits_for_no_systemd() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     enqueue(&env.pg().await, &env.subject("a"), "deaf-", 0..500, 0).await;
     await_messages(&stream, 500).await;
-    // When somebody reads it again, the keep-alives arrive.
+    // When the test reads it again, the keep-alives arrive.
     assert!(deaf.count_feeds(Duration::from_secs(2)).await > 20);
     // A socket that is removed, and created again at the same path.
     let Systemd { socket, name, _directory } = deaf;
@@ -229,8 +229,8 @@ async fn a_hung_worker_starves_the_watchdog_and_fails_livez() {
     assert_eq!(relay.get("/livez").await.0, 200);
 }
 
-/// A thread of the runtime hangs where no deadline helps: it writes a log line to a pipe that
-/// nobody reads. The watchdog gets no keep-alives, whether the other threads go on or not.
+/// A thread of the runtime hangs where no deadline helps: it writes a log line to a pipe that no
+/// process reads. The watchdog gets no keep-alives, whether the other threads go on or not.
 #[tokio::test]
 async fn a_blocked_log_starves_the_watchdog() {
     let env = TestEnv::new().await;
@@ -255,7 +255,7 @@ async fn a_blocked_log_starves_the_watchdog() {
         (systemd.count_feeds(Duration::from_secs(3)).await == 0).then_some(())
     })
     .await;
-    // Somebody reads the pipe again.
+    // The test reads the pipe again.
     let mut pipe = relay.stderr.take().unwrap();
     tokio::select! {
         () = async { while pipe.read(&mut [0; 65_536]).await.unwrap() > 0 {} } => panic!("it ended"),

@@ -60,7 +60,7 @@ async fn told<D: Driver>(connection: &mut D::Connection) {
     assert_eq!(made[1].headers.get("x").map(String::as_str), Some("é"), "{made:?}");
 }
 
-/// Somebody else has the lock, on a connection that waits a moment only.
+/// Another session has the lock, on a connection that waits a moment only.
 async fn taken(env: &TestEnv) -> String {
     let mut client = env.pg().await;
     let other = client.transaction().await.unwrap();

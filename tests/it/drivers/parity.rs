@@ -1,6 +1,6 @@
-//! What the inbox can do over tokio-postgres, it can over the other drivers: locks on entities, a
-//! message that ends its process, dead letters on a subject, strict order, async closures; and
-//! HTTP requests.
+//! The inbox can do the same over all drivers as over tokio-postgres: locks on entities, a message
+//! that ends its process, dead letters on a subject, strict order, async closures; and HTTP
+//! requests.
 
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ async fn a_message_that_ends_its_process_is_given_up<D: Exclusive>(env: &TestEnv
     assert_eq!(count(env, "oncebox.dead_letter").await, 1);
 }
 
-/// By a closure, which waits for a lock that somebody else has.
+/// By a closure, which waits for a lock that another session has.
 async fn a_locked_entity_is_waited_for<D: Exclusive>(env: &TestEnv, driver: D) {
     let inbox = inbox(driver);
     let handler = handler_fn("account:1", async |name: &&str, mut cx: Context<'_, D>, job: Job| {
@@ -92,7 +92,7 @@ async fn a_locked_entity_is_waited_for<D: Exclusive>(env: &TestEnv, driver: D) {
 }
 
 /// The second of two processes takes over when the first ends, dead letters are published, and
-/// later messages wait behind them.
+/// later messages wait for them.
 async fn one_process_leads_and_publishes_dead_letters<D: Exclusive>(env: &TestEnv, driver: D) {
     let (jetstream, letters) = (env.jetstream().await, format!("letters.{}", env.name()));
     let (name, subjects) = (format!("{}-letters", env.name()), vec![letters.clone()]);

@@ -138,7 +138,7 @@ pub(super) async fn races_run_again_and_levels_hold<D: Exclusive>(env: &TestEnv,
     }
 }
 
-/// Messages that nobody can handle, keys at work elsewhere, races, and a scope of leased mode.
+/// Messages that no handler can handle, keys at work elsewhere, races, and a scope of leased mode.
 pub(super) async fn what_cannot_be_handled_is_said<D: Exclusive>(env: &TestEnv, driver: D) {
     let inbox = inbox(driver.clone());
     inbox.check().await.unwrap();
@@ -192,8 +192,8 @@ pub(super) async fn own_statements_have_deadlines<D: Exclusive>(
     );
 }
 
-/// A packet with `needle` is lost, and the connection stays open: nobody waits for an answer for
-/// ever.
+/// A packet with `needle` is lost, and the connection stays open: the inbox does not wait for an
+/// answer for ever.
 async fn is_said_to_be_away<D: Exclusive>(
     env: &TestEnv,
     needle: &'static str,
@@ -257,9 +257,9 @@ pub(super) async fn enqueued(env: &TestEnv) -> Vec<String> {
     rows.iter().map(|row| row.get(0)).collect()
 }
 
-/// Two copies of the driver's consumer, killed at random and cut off before and behind a COMMIT,
-/// and one over tokio-postgres that shares their scope, with two copies of each message: each
-/// effect once.
+/// Two copies of the driver's consumer, killed at random and cut off before and after a COMMIT, and
+/// one over tokio-postgres that shares their scope, with two copies of each message: each effect
+/// once.
 pub(super) async fn killed_and_cut_off_each_effect_is_there_once(driver: &str) {
     const MESSAGES: i64 = 60;
     let env = tables().await;

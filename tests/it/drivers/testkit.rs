@@ -105,7 +105,7 @@ async fn a_handler_over_sea_orm_is_killed_at_each_commit() {
     assert_eq!(report.statements(), 2, "{report}");
 }
 
-/// Made once, also by many at the same time, whole; a copy belongs to one test, and is gone behind
+/// Made once, also by many at the same time, whole; a copy belongs to one test, and is gone after
 /// it.
 #[tokio::test]
 async fn a_template_is_made_once_and_copied_for_each_test() {
@@ -150,7 +150,7 @@ async fn a_template_is_made_once_and_copied_for_each_test() {
     env.pg().await.batch_execute(&format!("DROP DATABASE {name}")).await.unwrap();
 }
 
-/// A statement that fails leaves no half of a template behind, which the next run would take.
+/// A statement that fails leaves no half of a template, which the next run would take.
 #[tokio::test]
 async fn a_template_that_cannot_be_made_is_made_anew() {
     let env = TestEnv::new().await;

@@ -22,7 +22,7 @@ use crate::{
 
 const SHORT: Duration = Duration::from_millis(100);
 
-/// Connections that can be cut, and the shop behind them.
+/// Connections that can be cut, and the shop that uses them.
 async fn through_proxy() -> (Proxy, Shop) {
     let env = environment().await;
     let (proxy, pool) = env.pool_through_proxy(2).await;
@@ -30,7 +30,7 @@ async fn through_proxy() -> (Proxy, Shop) {
     (proxy, shop)
 }
 
-/// No 201 for a commit that nobody knows of; the next attempt finds out, and nothing is done twice.
+/// No 201 for a commit without an answer; the next attempt finds out, and nothing is done twice.
 #[tokio::test]
 async fn a_lost_commit_is_not_answered_as_done() {
     let (proxy, shop) = through_proxy().await;

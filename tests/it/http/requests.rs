@@ -26,7 +26,7 @@ async fn a_repeated_request_gets_the_same_answer_byte_by_byte() {
     assert_eq!((counts.handled, counts.replayed), (1, 9));
 }
 
-/// Nobody is told a no that is not stored: a copy of the request could be done after it.
+/// No client gets a no that is not stored: a copy of the request could be done after it.
 #[tokio::test]
 async fn a_no_that_cannot_be_stored_is_not_answered() {
     let shop = Shop::open().await;
@@ -37,7 +37,8 @@ async fn a_no_that_cannot_be_stored_is_not_answered() {
     assert_eq!((shop.runs(), shop.effects().await), (2, 0));
 }
 
-/// A body means nothing without the name of its encoding: it is kept, whichever headers are.
+/// A body means nothing without the name of its encoding: it is kept, even if other headers are
+/// not.
 #[tokio::test]
 async fn a_body_is_replayed_with_its_encoding() {
     for kept in [None, Some(["content-type"])] {
@@ -76,8 +77,8 @@ async fn the_key_of_another_request_is_refused() {
     assert_eq!((shop.runs(), shop.effects().await, shop.layer.counts().mismatched), (2, 2, 4));
 }
 
-/// The same key of another tenant, route or method is another key; nobody sees another's response,
-/// and no message of one takes the place of another's.
+/// The same key of another tenant, route or method is another key; no tenant sees another's
+/// response, and no message of one takes the place of another's.
 #[tokio::test]
 async fn tenants_routes_and_methods_do_not_meet() {
     let shop = Shop::open().await;

@@ -25,7 +25,7 @@ async fn registered(env: &TestEnv) -> Vec<String> {
     env.pg().await.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
 }
 
-/// Nobody sweeps: only reads count.
+/// No process sweeps: only reads count.
 async fn hold_the_sweep(env: &TestEnv) -> tokio_postgres::Client {
     let holder = env.pg().await;
     holder.batch_execute("BEGIN; SELECT FROM oncebox.inbox_sweep FOR UPDATE").await.unwrap();

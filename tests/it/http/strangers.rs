@@ -1,5 +1,5 @@
-//! Who gets a stored response, and who does not: users that are checked behind the layer, clients
-//! that spell the same request in another way, clients that are slow.
+//! Who gets a stored response, and who does not: users that are checked inside of the layer,
+//! clients that spell the same request in another way, clients that are slow.
 
 use std::{cell::Cell, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{
     inbox::support::environment,
 };
 
-/// An extractor behind the layer that knows two users, by their tokens or cookies.
+/// An extractor inside of the layer that knows two users, by their tokens or cookies.
 struct User(&'static str);
 
 impl<S: Sync> FromRequestParts<S> for User {
@@ -57,7 +57,7 @@ async fn call(router: &Router, headers: &[(&str, &str)]) -> Reply {
     reply(router.clone().call(request.body(Body::from("7")).unwrap()).await.unwrap()).await
 }
 
-/// Bob, and somebody without credentials, send Alice's request with her key.
+/// Bob, and a client without credentials, send Alice's request with her key.
 #[tokio::test]
 async fn nobody_gets_the_response_of_another_user() {
     for [alice, bob] in [
@@ -157,7 +157,7 @@ async fn a_service_may_say_what_the_content_of_a_request_is() {
     assert_eq!(send("8@10:01").await.problem(), "key-reused");
 }
 
-/// A service behind the layer that compresses for clients that accept it, and one that reads and
+/// A service with the layer that compresses for clients that accept it, and one that reads and
 /// writes trailers.
 async fn negotiate(_: Claim, request: Request<Body>) -> Response<Body> {
     let accepts = request.headers().get("accept-encoding").is_some_and(|value| value == "gzip");

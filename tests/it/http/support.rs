@@ -34,8 +34,8 @@ use crate::inbox::support::{count, environment};
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-/// A service on loopback behind the layer. The header `x-do` commands its handler. It is not part
-/// of a request's fingerprint, so the same request can have another result when it is repeated.
+/// A service on loopback with the layer. The header `x-do` commands its handler. It is not part of
+/// a request's fingerprint, so the same request can have another result when it is repeated.
 pub(crate) struct Shop {
     pub(crate) env: TestEnv,
     pub(crate) layer: IdempotencyLayer,

@@ -51,7 +51,7 @@ async fn a_panic_at_the_delivery_limit_ends_as_a_dead_letter() {
         Box::pin(async move {
             insert(cx, &job).await?;
             if job.n % 50 == 49 {
-                // With a statement that nobody waits for any more.
+                // With a statement that no task waits for any more.
                 let mut asleep = Box::pin(cx.transaction().batch_execute("SELECT pg_sleep(600)"));
                 let _ = poll!(asleep.as_mut());
             }

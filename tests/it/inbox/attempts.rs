@@ -1,4 +1,4 @@
-//! Attempts, and things that are none: waiting, deliveries that nobody ran, and neighbours of a
+//! Attempts, and things that are none: waiting, deliveries that no handler ran, and neighbours of a
 //! message that kills.
 
 use std::{sync::Arc, time::Duration};
@@ -25,7 +25,7 @@ async fn deliveries(env: &TestEnv) -> u64 {
     env.stream().await.consumer_info("d").await.map_or(0, |info| info.delivered.consumer_sequence)
 }
 
-/// A head that is snoozed, and one that waits behind it, longer than `hold_max`: each is delivered
+/// A head that is snoozed, and one that waits for it, longer than `hold_max`: each is delivered
 /// again and again, and no one is given up for it, in the next process neither.
 #[tokio::test]
 async fn waiting_for_longer_than_a_message_is_held_is_no_attempt() {
@@ -52,7 +52,7 @@ async fn waiting_for_longer_than_a_message_is_held_is_no_attempt() {
     assert_eq!(count(&env, "oncebox.dead_letter").await, 0);
 }
 
-/// Deliveries that nobody ran: to processes that died with the message, or lost it on the way.
+/// Deliveries that no handler ran: to processes that died with the message, or lost it on the way.
 #[tokio::test]
 async fn deliveries_that_nobody_ran_are_no_attempts() {
     let env = stream_environment().await;
@@ -93,8 +93,8 @@ fn deadly(kills: &Arc<Notify>) -> Does {
     })
 }
 
-/// Two deaths tell who it was, and then three alone are enough, however many attempts a handler has
-/// that fails: the killer ends as a dead letter, and nobody else.
+/// Two deaths show which message it was, and then three alone are enough, however many attempts a
+/// handler has that fails: the killer ends as a dead letter, and no other message.
 #[tokio::test]
 async fn of_a_killer_and_its_neighbours_only_the_killer_is_given_up() {
     for batch in [1, 8] {

@@ -154,7 +154,7 @@ async fn a_batch_shares_a_commit_and_its_duplicates_get_the_same_replies() {
     }
     assert_eq!(handler.runs(), 60);
     assert_eq!(inbox.run_batch(&handler, &[]).await.len(), 0);
-    // More than a transaction takes, behind a pooler that keeps nothing prepared.
+    // More than a transaction takes, with a pooler that keeps nothing prepared.
     let pooled = builder(&env).behind_pooler().build().unwrap();
     let ended = batch(&pooled, &Does::effect(), &plain("m", 0..150)).await;
     assert!(ended.iter().all(|verdict| verdict.ends_with("handled")), "{ended:?}");
@@ -163,7 +163,7 @@ async fn a_batch_shares_a_commit_and_its_duplicates_get_the_same_replies() {
     assert!(effects(&env).await == 150 && (4..=20).contains(&all), "{all} transactions");
 }
 
-/// Batches with the same keys in any order run beside each other; nobody waits for a claim.
+/// Batches with the same keys in any order run beside each other; no batch waits for a claim.
 #[tokio::test]
 async fn batches_with_the_same_keys_neither_deadlock_nor_run_anything_twice() {
     let env = environment().await;
@@ -206,7 +206,7 @@ async fn batches_with_the_same_keys_neither_deadlock_nor_run_anything_twice() {
     assert_eq!((inbox.counts().retried, inbox.counts().handled), (0, 1200));
 }
 
-/// Handlers order their own locks; a deadlock costs nobody an attempt, and neither batch its
+/// Handlers order their own locks; a deadlock costs no message an attempt, and neither batch its
 /// effects.
 #[tokio::test]
 async fn a_deadlock_of_handlers_costs_no_attempt() {
@@ -234,7 +234,7 @@ async fn a_deadlock_of_handlers_costs_no_attempt() {
     assert_eq!((inbox.counts().handled, inbox.counts().retried), (4, 0));
 }
 
-/// The order per ordering key: those behind a message without effect are not run, other lines are.
+/// The order per ordering key: those after a message without effect are not run, other lines are.
 #[tokio::test]
 async fn those_behind_a_failure_wait_in_their_line() {
     let env = environment().await;

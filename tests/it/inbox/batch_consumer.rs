@@ -45,7 +45,7 @@ async fn a_consumer_in_batches_has_each_effect_once() {
     assert!(transactions <= 40, "{transactions} transactions for 200 messages");
 }
 
-/// Some messages fail at first: those behind them wait, in the same batch and after it.
+/// Some messages fail at first: those after them wait, in the same batch and after it.
 #[tokio::test]
 async fn a_retry_keeps_its_place_in_its_line_in_batches() {
     let env = stream_environment().await;

@@ -113,8 +113,8 @@ async fn a_lost_commit_of_a_batch_doubles_and_loses_nothing() {
                 let results = inbox.run_batch(&handler, &open).await;
                 for (message, result) in mem::take(&mut open).into_iter().zip(results) {
                     match result.unwrap() {
-                        // The server is still at that COMMIT, or does not know yet that nobody will
-                        // send it.
+                        // The server is still at that COMMIT, or does not know yet that it will
+                        // never come.
                         Verdict::InFlight => open.push(message),
                         Verdict::Replayed(_) if arrives => {}
                         Verdict::Handled(_) if !arrives => {}

@@ -1,5 +1,5 @@
 //! Runs that break their connection: a message that always does ends as a dead letter, an outage
-//! costs nobody an attempt.
+//! costs no message an attempt.
 
 use std::time::Duration;
 
@@ -74,8 +74,8 @@ async fn poison_that_breaks_its_connection_ends_as_a_dead_letter() {
     assert_eq!(count(&env, "oncebox.dead_letter WHERE key NOT LIKE 'poison%'").await, 0);
 }
 
-/// Nobody else is there to compare with: that PostgreSQL answers the inbox itself is enough. The
-/// first time costs nothing.
+/// No other message is there to compare with: that PostgreSQL answers the inbox itself is enough.
+/// The first time costs nothing.
 #[tokio::test]
 async fn poison_that_is_alone_ends_as_well() {
     let env = environment().await;
@@ -99,8 +99,8 @@ async fn poison_that_is_alone_ends_as_well() {
     assert_eq!((effects(&env).await, inbox.counts().snoozed), (0, 0));
 }
 
-/// Another server that all need is away, not PostgreSQL: nobody is given up, however often it is
-/// tried, and nothing is lost when it is back. Here it is another database.
+/// Another server that all need is away, not PostgreSQL: no message is given up, however often it
+/// is tried, and nothing is lost when it is back. Here it is another database.
 #[tokio::test]
 async fn an_outage_of_what_all_need_costs_no_attempt() {
     const MESSAGES: i64 = 4;

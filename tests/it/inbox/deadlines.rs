@@ -17,7 +17,7 @@ async fn swallow_from_then_on(proxy: &Proxy) {
     proxy.stall(true);
 }
 
-/// Packets are lost, and the connection stays open, as behind a firewall that has forgotten it.
+/// Packets are lost, and the connection stays open, as with a firewall that has forgotten it.
 #[tokio::test]
 async fn begin_claim_and_commit_have_deadlines() {
     let env = environment().await;
@@ -42,7 +42,7 @@ async fn begin_claim_and_commit_have_deadlines() {
         let again = async {
             loop {
                 match inbox.run(&handler, &received).await.unwrap() {
-                    // The server does not know yet that nobody will commit.
+                    // The server does not know yet that no COMMIT will come.
                     Verdict::InFlight => tokio::task::yield_now().await,
                     verdict => return verdict,
                 }

@@ -142,7 +142,7 @@ async fn a_swallowed_sql_error_is_not_success() {
     assert_eq!((effects(&env).await, count(&env, "oncebox.inbox").await), (0, 1));
 }
 
-/// And the connection that the panic left behind is of no harm to the next message.
+/// And the connection that the panic left does no harm to the next message.
 #[tokio::test]
 async fn a_panic_and_a_timeout_are_contained() {
     let env = environment().await;

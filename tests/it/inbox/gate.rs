@@ -108,7 +108,7 @@ async fn copies_are_turned_away_at_the_gate_without_postgresql() {
     assert!(looks >= 1000 && lost < 100, "{looks} looks, {lost} lost claims");
 }
 
-/// It died after its commit, and nobody opened the gate; or before, and the key stays in flight
+/// It died after its commit, and before it opened the gate; or before, and the key stays in flight
 /// until the TTL ends.
 #[tokio::test]
 async fn a_gate_that_a_dead_process_left_closed_hides_no_outcome() {

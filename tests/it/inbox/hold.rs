@@ -1,4 +1,4 @@
-//! The messages that a consumer holds: for so long and no longer, and of this stream and no other.
+//! The messages that a consumer holds: for a limited time, and of this stream and no other.
 
 use std::{sync::Arc, time::Duration};
 

@@ -121,7 +121,7 @@ fn trying(env: &TestEnv, attempts_max: u64) -> Leased {
     inbox.retention(DAY * 2).dead_letter_retention(DAY * 9).leased(Duration::from_secs(8)).build().unwrap()
 }
 
-/// A claim whose effect has happened, which nobody knows.
+/// A claim whose effect has happened without a record.
 async fn unknown(leased: &Leased, provider: &Arc<Provider>, key: &str) -> Verdict<String> {
     provider.mood(Mood::LosesAnswers);
     let received = message(key, 7);
@@ -179,7 +179,7 @@ async fn an_abandoned_claim_remembers_its_effects_for_its_retention() {
 }
 
 /// A key that died remembers its effects while it may be retried, and while a message that was sent
-/// back is still on its way; they go with its row or its letter, whichever goes last.
+/// back is still on its way; they go with the last of its row and its letter.
 #[tokio::test]
 async fn the_effects_of_a_dead_key_are_remembered_as_long_as_it_can_be_retried() {
     let env = environment().await;

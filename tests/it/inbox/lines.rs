@@ -1,4 +1,4 @@
-//! Strict order behind a dead letter: later messages of its ordering key wait, and follow it.
+//! Strict order after a dead letter: later messages of its ordering key wait, and follow it.
 
 use std::{
     collections::HashSet,
@@ -124,7 +124,7 @@ async fn start(env: &TestEnv, consumer: Consumer, mode: &str) -> Running {
     }
 }
 
-/// Messages 3, 10, 17 .. of `line-3` wait behind 3, and run after it; other lines do not wait.
+/// Messages 3, 10, 17 .. of `line-3` wait for 3, and run after it; other lines do not wait.
 async fn waits_until_a_retry(mode: &str) {
     let env = stream_environment().await;
     broken(&env, &[3]).await;
@@ -276,7 +276,7 @@ async fn a_line_survives_the_death_of_processes() {
     process.stop().await;
 }
 
-/// Retention takes a dead letter only when nothing waits behind it.
+/// Retention takes a dead letter only when no message waits for it.
 #[tokio::test]
 async fn retention_keeps_a_dead_letter_while_others_wait_behind_it() {
     let env = stream_environment().await;

@@ -189,8 +189,7 @@ async fn the_same_locks_in_the_order_of_their_names_deadlock() {
     assert!(failed > 0);
 }
 
-/// A session of somebody else's that has this lock, in a transaction that lasts until it is
-/// dropped.
+/// Another session that has this lock, in a transaction that lasts until it is dropped.
 async fn held(env: &TestEnv, name: &str) -> tokio_postgres::Client {
     let mut client = env.pg().await;
     let transaction = client.transaction().await.unwrap();
@@ -335,7 +334,7 @@ async fn names_that_cannot_be_entities_change_nothing() {
     assert_eq!(effects(&env).await, 1);
 }
 
-/// Locks of the transaction hold behind a pooler in transaction mode, and nothing is prepared for
+/// Locks of the transaction hold with a pooler in transaction mode, and nothing is prepared for
 /// them.
 #[tokio::test]
 async fn sums_are_right_behind_a_pooler() {

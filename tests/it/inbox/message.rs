@@ -126,7 +126,7 @@ async fn a_commit_whose_answer_is_lost_is_unknown_and_the_next_run_finds_out() {
     assert_eq!((handler.0.runs(), effects(&env).await), (3, 2));
 }
 
-/// The last commit of a connection leaves no empty transaction behind, which would take a ROLLBACK.
+/// The last commit of a connection leaves no empty transaction, which would take a ROLLBACK.
 #[tokio::test]
 async fn a_message_alone_takes_one_transaction() {
     let env = environment().await;

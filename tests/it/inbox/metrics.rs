@@ -23,7 +23,7 @@ fn of(text: &str, series: &str) -> f64 {
     value_of(text, &series.replace('$', SCOPE))
 }
 
-/// An inbox with one connection, which somebody else has for a while.
+/// An inbox with one connection, which another task has for a while.
 async fn crowded(env: &TestEnv) -> Inbox {
     let pool = env.pool(1);
     let inbox = Inbox::builder(pool.clone()).scope(SCOPE).single_tenant().build().unwrap();

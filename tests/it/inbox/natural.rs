@@ -237,7 +237,8 @@ async fn a_repeated_award_is_answered_with_the_players_points() {
     assert_eq!(award(&transaction, "a", 1, 10).await.unwrap(), (false, 115));
 }
 
-/// An award to nobody is an error, so that its event is not recorded as if it had happened.
+/// An award to an unknown account is an error, so that its event is not recorded as if it had
+/// happened.
 #[tokio::test]
 async fn an_increment_of_nothing_is_an_error() {
     let env = environment().await;

@@ -39,7 +39,7 @@ pub(crate) async fn publish_lines(env: &TestEnv, from: i64, to: i64) {
     }
 }
 
-/// Some messages fail at first: those behind them wait, other lines do not.
+/// Some messages fail at first: those after them wait, other lines do not.
 #[tokio::test]
 async fn a_retry_keeps_its_place_in_its_line() {
     let env = stream_environment().await;

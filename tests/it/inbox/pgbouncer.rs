@@ -70,7 +70,7 @@ async fn leases_work_through_a_transaction_pooler() {
     let leased = || inbox(&url).behind_pooler().leased(lease).build().unwrap();
     let provider: Arc<Provider> = Arc::default();
 
-    // The process dies while it calls: nobody knows whether the effect happened.
+    // The process dies while it calls: it is not known whether the effect happened.
     provider.mood(Mood::HoldsAnswers);
     let (dying, pays, first) = (leased(), Pays::charge(&provider), message("k0", 0));
     tokio::select! {

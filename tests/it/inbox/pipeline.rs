@@ -1,4 +1,4 @@
-//! Messages one after another over one connection, where the next is claimed behind the commit of
+//! Messages one after another over one connection, where the next is claimed after the commit of
 //! the last.
 
 use std::{
@@ -74,8 +74,8 @@ pub(crate) async fn each(
 }
 
 /// A stream that is delivered a second time, with delivery counts that begin at 1 again: every
-/// message is recognised, and only the first runs into the unique index, where it leaves a dead row
-/// behind and a line in PostgreSQL's log.
+/// message is recognised, and only the first runs into the unique index, where it leaves a dead
+/// row, and a line in PostgreSQL's log.
 #[tokio::test]
 async fn duplicates_that_look_new_are_recognised_and_expected_from_then_on() {
     let env = environment().await;
@@ -92,7 +92,7 @@ async fn duplicates_that_look_new_are_recognised_and_expected_from_then_on() {
     assert_eq!(place, "(0,23)", "eleven rows written and settled, and one that was refused");
 }
 
-/// A message that was delivered before is not expected to be new, and leaves nothing behind.
+/// A message that was delivered before is not expected to be new, and leaves no dead row.
 #[tokio::test]
 async fn a_redelivery_is_expected() {
     let env = environment().await;
@@ -123,7 +123,7 @@ pub(crate) fn ends_by_number() -> Does {
     })
 }
 
-/// Every way in which a message can end, and the one behind it is claimed all the same.
+/// Every way in which a message can end, and the one after it is claimed all the same.
 #[tokio::test]
 async fn each_message_ends_as_it_would_alone() {
     let env = environment().await;
@@ -173,8 +173,8 @@ async fn each_message_ends_as_it_would_alone() {
     assert_eq!((counts.retried, counts.dead, counts.in_flight), (3, 4, 0));
 }
 
-/// If it had one, the message behind would count as handled without its handler. The commit fails
-/// in three ways.
+/// If it had one, the next message would count as handled without its handler. The commit fails in
+/// three ways.
 #[tokio::test]
 async fn a_claim_behind_a_failed_commit_has_no_effect() {
     let env = environment().await;
@@ -303,7 +303,7 @@ async fn a_long_queue_does_not_keep_its_connection() {
         // In turn with a queue that goes on: how far it gets in a turn is a matter of the machine.
         for n in 0.. {
             if n == 10 {
-                // Ten turns of a queue that heeds nobody take ten seconds.
+                // Ten turns of a queue that gives way to no other task take ten seconds.
                 assert!(begun.elapsed() < Duration::from_secs(9), "{:?}", begun.elapsed());
             }
             if n >= 10 && given.load(Ordering::Relaxed) > 20 {
@@ -337,7 +337,7 @@ impl Handler for NotesConnection {
 }
 
 /// Over a slow line, where three messages take longer than a chain lasts beside others: it lasts as
-/// long as nobody else wants its connection.
+/// long as no other task wants its connection.
 #[tokio::test]
 async fn a_queue_keeps_its_connection_while_nobody_else_wants_it() {
     let env = environment().await;

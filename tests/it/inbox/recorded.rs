@@ -13,8 +13,8 @@ use crate::{
     leased::support::{LEASE, Pays},
 };
 
-/// A message that nobody can read comes while its key is in flight, and is set aside once the key
-/// has ended with another payload; so is one whose key is given up, and a copy of it.
+/// A message that no client can read comes while its key is in flight, and is set aside once the
+/// key has ended with another payload; so is one whose key is given up, and a copy of it.
 #[tokio::test]
 async fn a_message_is_recorded_as_given_up_when_it_is_and_not_before() {
     let env = stream_environment().await;

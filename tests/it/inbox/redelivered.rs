@@ -15,7 +15,7 @@ use crate::inbox::{
     },
 };
 
-/// A handler whose effect needs that its run is recorded, for whoever looks from another session.
+/// A handler whose effect needs a record of its run that other sessions can see.
 fn needs_record() -> Does {
     Does::new(|cx, job| {
         Box::pin(async move {
@@ -46,7 +46,7 @@ async fn messages_that_were_delivered_before_share_transactions() {
     assert_eq!(count(&env, "oncebox.inbox_attempt").await, 0);
 }
 
-/// It holds up those behind it in its line, and no other message.
+/// It holds up those after it in its line, and no other message.
 #[tokio::test]
 async fn of_a_batch_only_the_message_whose_run_left_no_trace_runs_by_itself() {
     let env = environment().await;

@@ -1,4 +1,5 @@
-//! The type of a handler's reply has changed: who asks for it is told, a consumer asks nobody.
+//! The type of a handler's reply has changed: a caller that asks for it gets an error; a consumer
+//! does not ask.
 
 use oncebox_inbox::{Answer, Context, Error, Handler, HandlerError, Outcome, Verdict};
 use tokio::task::JoinSet;
@@ -22,7 +23,7 @@ impl Handler for Changed {
     }
 }
 
-/// Duplicates are settled at once, and those behind them in their line go on.
+/// Duplicates are settled at once, and those after them in their line go on.
 #[tokio::test]
 async fn a_changed_type_of_reply_blocks_no_duplicate() {
     for batch in [1, 10] {

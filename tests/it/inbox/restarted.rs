@@ -47,7 +47,7 @@ fn defers(statements: &'static str) -> Does {
     Does::new(move |cx, job| {
         Box::pin(async move {
             insert(cx, &job).await?;
-            // In the midst of an aborted transaction, or behind its end, all the same.
+            // In the midst of an aborted transaction, or after its end, all the same.
             let _ = cx.transaction().batch_execute(statements).await;
             let (key, n) = (cx.key().as_str(), -job.n);
             let sql = "INSERT INTO effect (key, n, line) VALUES ($1, $2, '')";
@@ -57,7 +57,7 @@ fn defers(statements: &'static str) -> Does {
     })
 }
 
-/// A message that waits behind the first, so that the pipeline claims its key behind the commit.
+/// A message that waits for the first, so that the pipeline claims its key after the commit.
 struct Two(VecDeque<Received>, Vec<String>);
 
 impl<R: std::fmt::Debug> Source<R> for Two {
@@ -103,7 +103,7 @@ where
     assert_eq!(letters.len(), usize::try_from(stayed).unwrap(), "{statements}: {letters:?}");
 }
 
-/// A1: with a reply, whose row is written behind the handler, and without one.
+/// A1: with a reply, whose row is written after the handler, and without one.
 #[tokio::test]
 async fn a_handler_that_ends_its_transaction_is_found_out() {
     for (statements, stays) in STATEMENTS {
@@ -158,7 +158,7 @@ async fn a_handler_that_commits_and_then_hangs_is_given_up() {
 /// The writes in the midst of a run under a lease have a transaction of their own.
 #[tokio::test]
 async fn a_write_under_a_lease_that_ends_its_transaction_is_found_out() {
-    // Behind a plain ROLLBACK the second effect would be committed by itself.
+    // After a plain ROLLBACK the second effect would be committed by itself.
     for (statements, stays) in STATEMENTS.into_iter().filter(|(statements, _)| *statements != "ROLLBACK") {
         let (env, leased, _) = setup().await;
         let handler = Pays::new(move |cx, _| {

@@ -175,7 +175,7 @@ async fn whatever_goes_wrong_in_a_set_each_message_is_handled_by_itself() {
     assert_eq!(inbox.counts().retried, 0, "a set that fails costs no attempt");
 }
 
-/// Neither those behind a message that is in flight, nor a message alone; the order in a line is
+/// Neither those after a message that is in flight, nor a message alone; the order in a line is
 /// kept.
 #[tokio::test]
 async fn what_is_held_up_is_not_in_the_set() {
@@ -220,7 +220,7 @@ async fn a_lost_commit_of_a_set_doubles_and_loses_nothing() {
         let messages = plain(prefix, 10..15);
         let mut first = sets(&inbox, &handler, &messages).await;
         assert!(!proxy.is_armed(), "the connection was not lost");
-        // The server may still be at that COMMIT, or not know yet that nobody will send it.
+        // The server may still be at that COMMIT, or not know yet that it will never come.
         for (message, ended) in messages.iter().zip(&mut first) {
             if ended.ends_with("InFlight") {
                 *ended = eventually("the key is free, or handled", LIMIT, async || {

@@ -61,7 +61,7 @@ async fn a_handler_that_outlasts_the_grace_period_is_cut_off() {
     assert_eq!(effects(&env).await, 1);
 }
 
-/// JetStream behind a slow line, of which nothing else in the test knows.
+/// JetStream over a slow line, of which nothing else in the test knows.
 async fn slow_jetstream(env: &TestEnv) -> (Proxy, jetstream::Context) {
     let url: ServerAddr = env.nats_url().parse().unwrap();
     let proxy = Proxy::start(([127, 0, 0, 1], url.port()).into()).await;

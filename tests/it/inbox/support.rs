@@ -119,7 +119,7 @@ pub(crate) fn message(key: &str, n: i64) -> Received {
     Received::new("s.t", serde_json::to_vec(&Job { n }).unwrap()).header("Idempotency-Key", key)
 }
 
-/// As if so many attempts at a message had failed.
+/// As if this number of attempts at a message had failed.
 pub(crate) async fn tried(env: &TestEnv, key: &str, failures: i64) {
     let sql = "INSERT INTO oncebox.inbox_attempt (scope, tenant, key, message, failures) VALUES ($1, '', $2, '', $3)";
     env.pg().await.execute(sql, &[&SCOPE, &key, &failures]).await.unwrap();

@@ -1,4 +1,4 @@
-//! Optimistic versions: nobody waits, and who was too late runs again.
+//! Optimistic versions: no handler waits, and one that is too late runs again.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::inbox::{
     support::{Does, builder, effects, insert, message},
 };
 
-/// Nobody waits for a lock; the handler that commits second runs again and reads the new row.
+/// No handler waits for a lock; the one that commits second runs again and reads the new row.
 #[tokio::test]
 async fn a_version_that_moved_runs_again_and_sums_are_right() {
     let env = bank().await;

@@ -24,7 +24,7 @@ pub(crate) enum Point {
     Claimed,
     /// The effect is recorded as begun; the provider has not heard of it.
     Begun,
-    /// The provider has done its work; nobody knows.
+    /// The provider has done its work; the inbox has no record of it.
     Worked,
     /// Its result is remembered.
     Remembered,
@@ -211,8 +211,8 @@ async fn wherever_a_process_hangs_past_its_lease_it_changes_nothing_afterwards()
     }
 }
 
-/// Suspended before an effect, for longer than its lease, and nobody has taken over: by its own
-/// clock it may no longer call, but the database gives it a new lease.
+/// Suspended before an effect, for longer than its lease, and no other process has taken over: by
+/// its own clock it may no longer call, but the database gives it a new lease.
 #[tokio::test]
 async fn a_lease_that_nobody_took_over_is_taken_up_again() {
     let (env, leased, provider) = setup().await;
@@ -332,7 +332,7 @@ async fn an_end_that_is_rolled_back_is_no_end() {
 #[tokio::test]
 async fn an_owner_ends_nothing_that_another_has_taken_over() {
     let (env, _, _) = setup().await;
-    // A lease so long that nothing is renewed meanwhile.
+    // A long lease, so that nothing is renewed meanwhile.
     let leased = Inbox::builder(env.pool(4))
         .scope(SCOPE)
         .single_tenant()

@@ -287,8 +287,8 @@ async fn a_write_in_the_midst_happens_once() {
     assert_eq!((handler.runs(), effects(&env).await), (3, 2), "the reservation, and the row of the end");
 }
 
-/// A copy of the lease that outlives its run begins nothing, though nobody else has claimed the
-/// key.
+/// A copy of the lease that outlives its run begins nothing, though no other process has claimed
+/// the key.
 #[tokio::test]
 async fn a_lease_ends_with_its_run() {
     let (_env, leased, provider) = setup().await;

@@ -217,7 +217,7 @@ async fn of_many_takers_one_has_the_key_and_two_that_vanished_make_it_suspect() 
     assert_eq!(owner.claim_of(PAYLOAD, false).await["attempts"], 3, "a snooze is no attempt");
 }
 
-/// An effect of an earlier run may have happened, whatever the last run came to.
+/// An effect of an earlier run may have happened, even if the last run ended in another way.
 #[tokio::test]
 async fn a_dead_letter_names_open_effects_of_earlier_runs() {
     let (env, one, _) = fresh().await;
@@ -263,7 +263,7 @@ async fn an_effect_ends_once() {
 }
 
 /// The message with another payload is recorded; one whose claim is open, or that is free, is not
-/// given up by somebody without a claim.
+/// given up by a caller without a claim.
 #[tokio::test]
 async fn a_key_of_another_payload_is_buried_and_no_other() {
     let (env, one, _) = fresh().await;
@@ -282,7 +282,8 @@ async fn a_key_of_another_payload_is_buried_and_no_other() {
     assert_eq!(one.query_one(keys, &[]).await.unwrap().get::<_, i64>(0), 2);
 }
 
-/// What one of them has begun, or ended, the other goes on with, or replays.
+/// If one of them has begun a key, the other continues it; if one has ended it, the other replays
+/// it.
 #[tokio::test]
 async fn rust_and_sql_share_a_scope() {
     let (env, rust, provider) = setup().await;

@@ -24,8 +24,8 @@ async fn kit(env: &TestEnv) -> TestKit {
         .settle_within(Duration::from_secs(60))
 }
 
-/// A provider that charges for each call; its books are a table, behind connections that die with
-/// the process.
+/// A provider that charges for each call; its books are a table, over connections that die with the
+/// process.
 struct Provider(String);
 
 impl Provider {

@@ -9,7 +9,7 @@ use crate::{
     leased::support::{Mood, Pays, Provider, age_effects, expire, receipt, run_until_ended, setup},
 };
 
-/// One effect, `charge`, of which each call may take so long, and settles when it settles by
+/// One effect, `charge`, of which each call may take this time, and settles when it settles by
 /// default.
 fn charges_within(provider: &Arc<Provider>, timeout: Duration) -> Pays {
     let provider = Arc::clone(provider);

@@ -49,8 +49,8 @@ struct Stolen {
 }
 
 impl Stolen {
-    /// The first owner runs `action` and stops in it, and there the claim is taken over. Leases
-    /// last so long that nothing is renewed.
+    /// The first owner runs `action` and stops in it, and there the claim is taken over. Leases are
+    /// long, so that nothing is renewed.
     async fn new<F>(action: F) -> Self
     where
         F: for<'a> Fn(&'a LeasedContext<'a>, Stop) -> BoxFuture<'a, Returned> + Send + Sync + 'static,

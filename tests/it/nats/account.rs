@@ -82,7 +82,8 @@ async fn a_cut_because_of_a_message_s_size_is_no_absence_of_nats() {
     eventually("the large one is dead", LIMIT, async || reason(&account.client).await).await;
     let log = relay.log();
     let mut lines = log.lines();
-    // The server's word may be lost with the connection: nobody knows the cause of that cut then.
+    // The server's word may be lost with the connection: the relay cannot know the cause of that
+    // cut then.
     assert!(
         !lines.any(|line| line.contains("NATS is away") && line.contains("a message is larger")),
         "{log}"

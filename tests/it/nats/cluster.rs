@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-/// Elections take seconds, and a leader notices after many more that it leads nobody.
+/// Elections take seconds, and a leader notices after many more that it has no followers.
 const LIMIT: Duration = Duration::from_secs(120);
 
 fn replicated(name: &str, subject: &str, replicas: usize) -> Config {

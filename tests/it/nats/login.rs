@@ -25,8 +25,8 @@ fn changed(values: &Values, changes: &[Change<'_>]) -> Values {
     values
 }
 
-/// With `good` messages arrive; without anything, and with each of `bad`, nobody is let in, and
-/// nothing secret is shown.
+/// With `good` messages arrive; without anything, and with each of `bad`, the server lets no client
+/// in, and nothing secret is shown.
 async fn check(
     server: &str,
     admin: ConnectOptions,

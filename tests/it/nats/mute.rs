@@ -1,5 +1,5 @@
-//! Messages that nobody answers, while NATS and all other streams work: they wait or are parked,
-//! and stop no other.
+//! Messages without an answer, while NATS and all other streams work: they wait or are parked, and
+//! stop no other.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use crate::{
 /// Silence is noticed after a second.
 const SOON: (&str, &str) = ("ack-timeout-seconds", "1");
 
-/// Somebody who listens and never answers, so that the server does not say that nobody listens.
+/// A subscriber that never answers, so that the server does not report that there is none.
 async fn listener(url: &str, subject: &str) -> (async_nats::Client, Subscriber) {
     let client = async_nats::connect(url).await.unwrap();
     let subscriber = client.subscribe(subject.to_owned()).await.unwrap();

@@ -121,7 +121,7 @@ async fn few_messages_are_counted_and_all_tell_the_same() {
     let env = TestEnv::new().await;
     let stream = env.stream().await;
     let pg = env.pg().await;
-    // Thousands were settled in few lanes, so that the others stand far behind in ids.
+    // Thousands were settled in few lanes, so that the others stand at much lower ids.
     for round in 0..20 {
         enqueue(&pg, &env.subject("a"), &format!("{round}-"), 0..200, 2).await;
     }

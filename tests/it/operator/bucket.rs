@@ -8,7 +8,7 @@ use oncebox_tests::TestEnv;
 use super::doctor::{doctor, doctor_of, found, sound, start, text_of};
 use crate::relay::support::{fresh_stream, stream_config};
 
-/// It is no stream that somebody should consume, and it must keep objects as long as messages.
+/// It is no stream that a service should consume, and it must keep objects as long as messages.
 #[tokio::test]
 async fn a_bucket_that_is_missing_or_forgets_too_early_is_named() {
     let env = TestEnv::new().await;

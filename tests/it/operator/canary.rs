@@ -69,7 +69,7 @@ pub(super) async fn take_steps(relay: &Relay) {
     while steps.run_once(&CancellationToken::new()).await.unwrap() {}
 }
 
-/// A consumer works until there are so many effects.
+/// A consumer works until there are `until` effects.
 pub(super) async fn consume(env: &TestEnv, until: i64) {
     let running = Running::start(consumer(env).await, inbox(env), breakable());
     eventually("effects", LIMIT, async || (effects(env).await == until).then_some(())).await;

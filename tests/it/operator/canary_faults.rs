@@ -208,7 +208,7 @@ async fn letters_without_a_key_are_refused() {
     assert!(refused.as_db_error().unwrap().message().contains("dead letter 2 has no key"));
 }
 
-/// A dead letter of a line, which messages wait behind: they follow it in their order.
+/// A dead letter of a line, which messages wait for: they follow it in their order.
 #[tokio::test]
 async fn a_line_behind_a_retried_letter_keeps_its_order() {
     let env = stream_environment().await;

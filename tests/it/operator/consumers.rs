@@ -1,5 +1,5 @@
-//! `oncebox status` and `oncebox doctor` tell of the consumers behind the streams, and of those
-//! that get no messages.
+//! `oncebox status` and `oncebox doctor` tell of the consumers of the streams, and of those that
+//! get no messages.
 
 use std::time::Duration;
 
@@ -35,14 +35,14 @@ fn durable(name: &str) -> Consumer {
     Consumer { durable_name: Some(name.to_owned()), ..Consumer::default() }
 }
 
-/// Messages that nobody acknowledges.
+/// Messages that are never acknowledged.
 async fn take(stream: &Stream, consumer: &str, messages: usize) {
     let consumer = stream.get_consumer::<Consumer>(consumer).await.unwrap();
     let taken = consumer.fetch().max_messages(messages).messages().await.unwrap();
     assert_eq!(taken.count().await, messages);
 }
 
-/// Severities of what the doctor finds of this kind.
+/// Severities of the doctor's findings of this kind.
 async fn doctor_finds(env: &TestEnv, check: &str) -> Vec<Value> {
     let (_, seen) = doctor(env.database_url(), env.nats_url(), &[]).await;
     let found = seen["findings"].as_array().unwrap().iter().filter(|found| found["check"] == check);
@@ -77,7 +77,7 @@ async fn a_stream_that_nobody_consumes_is_a_finding_until_somebody_does() {
     assert_eq!(doctor_finds(&env, "stream-unconsumed").await, Vec::<Value>::new());
     assert_eq!(doctor_finds(&env, "consumer-forsaken").await, ["warning"]);
 
-    // Somebody pulls, and does not acknowledge yet.
+    // A client pulls, and does not acknowledge yet.
     take(&stream, "charge", 3).await;
     let (_, told) = status(&env, env.nats_url()).await;
     assert_eq!(findings(&told), [""; 0], "{told}");

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::relay::support::{enqueue, through_proxy};
 
-/// Nobody listens there.
+/// No server listens there.
 const NOWHERE: &str = "postgres://oncebox@127.0.0.1:1/nowhere";
 
 fn table(name: &str, url: &str) -> String {

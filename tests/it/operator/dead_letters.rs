@@ -40,7 +40,7 @@ fn mendable() -> (Does, Arc<AtomicBool>) {
 /// The keys of the letters that are listed.
 async fn list(url: &str, arguments: &[&str]) -> Vec<String> {
     let (code, output, log) = run(url, &[&["inbox", "dead", "list", "--json"], arguments].concat()).await;
-    // What was sought and not found is said so.
+    // A search that finds nothing says so.
     assert_eq!(code, i32::from(output.is_empty() && !arguments.is_empty()), "{arguments:?}: {log}");
     let key =
         |line: &str| serde_json::from_str::<Value>(line).unwrap()["key"].as_str().unwrap_or("-").to_owned();
@@ -80,7 +80,7 @@ async fn lists(env: &TestEnv) {
     assert!(table.starts_with("ID ") && table.contains(SCOPE) && table.lines().count() == 2, "{table}");
 }
 
-/// What was given up comes back whole, is handled once, and every step is recorded.
+/// A message that was given up comes back whole, is handled once, and every step is recorded.
 #[tokio::test]
 async fn dead_letters_are_listed_shown_retried_and_discarded() {
     let env = stream_environment().await;
@@ -195,7 +195,8 @@ async fn what_jetstream_does_not_take_stays_a_dead_letter() {
     assert_eq!(code, 69, "{log}");
 }
 
-/// A letter about another payload under a used key frees nothing; one without a key is nobody's.
+/// A letter about another payload under a used key frees nothing; one without a key belongs to
+/// none.
 #[tokio::test]
 async fn a_mismatch_that_is_retried_leaves_the_settled_key_as_it_is() {
     let env = stream_environment().await;

@@ -1,4 +1,4 @@
-//! PostgreSQL's disk is full: commands say so, and what to do.
+//! PostgreSQL's disk is full: commands say so, with the remedy.
 
 use std::process::Command;
 
@@ -23,7 +23,7 @@ use crate::{
 struct SmallDisk(TempDir);
 
 impl SmallDisk {
-    /// `None` where nobody may mount one.
+    /// `None` where this process may not mount one.
     fn new() -> Option<Self> {
         let disk = is_root().then(|| Self(tempfile::tempdir().unwrap()))?;
         let owner = Command::new("id").args(["-u", "nobody"]).output().unwrap().stdout;
@@ -46,7 +46,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Lazily: a test that failed leaves a server behind that has files open.
+        // Lazily: a test that failed leaves a server that has files open.
         let _ = Command::new("umount").arg("--lazy").arg(self.0.path()).status();
     }
 }

@@ -73,7 +73,7 @@ async fn an_edited_letter_is_handled_once_under_a_key_of_its_own() {
         assert!(shown.contains(part), "{part}: {shown}");
     }
     assert_eq!(count(&env, "oncebox.audit").await, 0, "a dry run changes nothing");
-    // What is confirmed is this change, and no other.
+    // The token confirms this change, and no other.
     let (_kept, wrong) = file(br#"{"n":6}"#);
     let (code, _, log) = edit_letter(&env, &["1", "--payload", &wrong, "--confirm", token(&shown)]).await;
     assert!(code == 1 && log.contains("has changed since it was shown"), "{log}");
@@ -228,7 +228,7 @@ async fn what_an_edit_would_break_is_refused() {
     }
     let (code, _, log) = run(url, &["inbox", "dead", "edit", "1", "--header=a=2"]).await;
     assert!(code == 64 && log.contains("--note"), "a reason is required: {log}");
-    // Two at once: what one has shown, the other has changed.
+    // Two at once: one has changed the message that the other has shown.
     let sql = "SELECT oncebox.edit_letter(1, '{\"Idempotency-Key\": \"k\"}', 'p', '\\x00', 'mina', 'n')";
     let error = client.batch_execute(sql).await.unwrap_err();
     assert!(

@@ -102,8 +102,8 @@ async fn each_inbox_handles_a_message_or_its_edit_whatever_is_cut_off() {
         assert!(begun.elapsed() < LIMIT * 4, "{edited} edited, {handled} of {all} handled");
     }
     assert_eq!(edited, SMALL / 2 + LARGE.len() as i64);
-    // An operator who retries what the other inbox gave up before the edit came changes nothing,
-    // even where that inbox could handle it by now.
+    // An operator who retries a message that the other inbox gave up before the edit came changes
+    // nothing, even where that inbox could handle it by now.
     let left = count(&env, "oncebox.dead_letter").await;
     if left > 0 {
         let retry = ["inbox", "dead", "retry", "--all", "--nats-url", env.nats_url()];

@@ -1,5 +1,5 @@
-//! An inbox acts once on a key and all its edits, whichever comes first: in each mode, through the
-//! functions that clients call and through the crates.
+//! An inbox acts once on a key and all its edits, in any order of arrival: in each mode, through
+//! the functions that clients call and through the crates.
 
 use std::{sync::Arc, time::Duration};
 
@@ -90,7 +90,7 @@ async fn a_key_is_dead_where_its_edit_came_first() {
     assert_eq!(text(&client, reason).await, "k:oncebox-edit-2 came in its place");
     assert_eq!(count(&env, "oncebox.dead_letter").await, 0, "the payload is another's, and no fault of it");
 
-    // Nobody is told to send the old message again.
+    // No command tells an operator to send the old message again.
     let why = run_ok(env.database_url(), &["why", "k"]).await;
     assert!(why.contains("an edit came in its place in s") && !why.contains("enqueue it again"), "{why}");
     let trace = run_ok(env.database_url(), &["trace", "k"]).await;

@@ -1,4 +1,4 @@
-//! Old letters, old keys and old messages beside an edit: each command says what became of them.
+//! Old letters, old keys and old messages beside an edit: each command says how they ended.
 
 use oncebox_tests::TestEnv;
 use serde_json::Value;
@@ -22,7 +22,7 @@ async fn bury(client: &Client, key: &str, subject: &str) {
     assert_eq!(client.query_one(sql, &[&SCOPE, &key, &subject]).await.unwrap().get::<_, &str>(0), "dead");
 }
 
-/// As a consumer does it: the inbox handles the edit before anybody retries the old letter.
+/// As a consumer does it: the inbox handles the edit before an operator retries the old letter.
 async fn handle_edit(client: &Client) {
     client.batch_execute("BEGIN DEFERRABLE").await.unwrap();
     let claim = format!("SELECT answer FROM oncebox.claim('{SCOPE}', 'k:oncebox-edit-1', 'new')");
@@ -64,7 +64,7 @@ async fn a_letter_whose_edit_came_in_its_place_is_shown_so_and_no_canary_takes_i
     assert_eq!(code, 1, "{log}");
 }
 
-/// The stream has lost the edit of a letter: its file is sent again, and nobody acts twice.
+/// The stream has lost the edit of a letter: its file is sent again, and no inbox acts twice.
 #[tokio::test]
 async fn a_lost_edit_is_enqueued_again_under_its_own_key() {
     let env = TestEnv::new().await;

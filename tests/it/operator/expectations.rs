@@ -61,7 +61,8 @@ async fn a_message_that_is_not_in_its_inbox_in_time_is_found_until_it_has_come()
     enqueue(&client, &["other-subject"], &mails).await;
     handle(&client, "handled", "").await;
     handle(&client, "of-tenant", "acme").await;
-    // The open transaction may hold what comes behind it back: what it has written is not judged.
+    // Messages of the open transaction are not judged, and it may delay the judgement of later
+    // ones.
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     maintain(&mut maintainer).await;
     other.batch_execute("COMMIT").await.unwrap();

@@ -171,7 +171,7 @@ async fn failing_messages_are_listed_retried_and_buried() {
         (&5.into(), &format!("an operator gave it up: {REASON}").into())
     );
 
-    // Nobody delivers what its stream has lost.
+    // A message that its stream has lost is not delivered again.
     env.stream().await.delete_message(7).await.unwrap();
     let (output, log) = act(&env, "retry", &["--key", "k6"]).await;
     assert_eq!(
@@ -267,7 +267,7 @@ async fn a_message_with_a_large_payload_is_buried_with_its_key() {
     assert_eq!(count(&env, "oncebox.inbox WHERE status = 'dead'").await, 1);
 }
 
-/// Without its payload nobody knows which copies of the key it answers for.
+/// Without its payload it is not known which copies of the key it answers for.
 #[tokio::test]
 async fn a_message_whose_object_is_gone_is_left_alone() {
     let env = stream_environment().await;

@@ -1,5 +1,4 @@
-//! Parked messages and replays can be given up before they die; messages behind them go on in
-//! order.
+//! Parked messages and replays can be given up before they die; messages after them go on in order.
 
 use async_nats::jetstream::stream::Stream;
 use oncebox_relay::Values;
@@ -116,13 +115,13 @@ async fn a_parked_message_is_discarded_and_its_ordering_key_goes_on_in_order() {
     assert!(told.starts_with("would discard 5 messages\n") && told.contains("--confirm 1-"), "{told}");
     let discard = ["outbox", "parked", "discard", "--key", "typo", "--by", "mina", "--note", "INC-8"];
     assert!(run_ok(url, &discard).await.starts_with("discarded 1 message\n"));
-    // From the middle: those before and behind it keep their order.
+    // From the middle: those before and after it keep their order.
     assert!(
         run_ok(url, &["outbox", "parked", "discard", "--key", "c"])
             .await
             .starts_with("discarded 1 message\n")
     );
-    // Not even before a relay has looked: nobody needs a stream for them any more.
+    // Even before a relay has looked: they need no stream any more.
     let subjects = &super::status::status(url).await["subjects"];
     assert!(
         subjects.as_array().unwrap().iter().all(|seen| seen["subject"] != *env.subject("lost")),
@@ -131,7 +130,7 @@ async fn a_parked_message_is_discarded_and_its_ordering_key_goes_on_in_order() {
     drain(&mut worker).await;
     assert_eq!(ids_of(&stream).await, [2, 4, 5], "in order, without what was given up");
     assert_eq!(traced(url, "typo").await.0, "discarded");
-    // Not by anybody, nor by anything, even when a stream takes it.
+    // Not by an operator, nor by a relay, even when a stream takes it.
     take(&env, ">").await;
     check_nothing(url, &["outbox", "replay", "--key", "typo"], "is discarded").await;
     check_nothing(url, &["outbox", "parked", "discard", "--key", "typo"], "is discarded").await;

@@ -1,4 +1,4 @@
-//! What relays write down of each minute, and the console's page of it.
+//! The rows that relays write for each minute, and the console's page of them.
 
 use oncebox_tests::{TestEnv, eventually};
 use serde_json::{Value, json};

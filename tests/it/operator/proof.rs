@@ -89,7 +89,7 @@ async fn each_gap_of_a_time_is_named_until_it_is_mended() {
         (&json!(5), &json!(3), &json!(1), &json!(1), &json!(["forgotten"])),
         "{of}"
     );
-    // Nobody handles mails in this database, until somebody says that it is expected.
+    // No inbox handles mails in this database, until an operator expects it.
     assert_eq!(proof["inboxes"].as_array().unwrap().len(), 1, "{proof}");
     let expected = ["--handled-by", "mailer:send", "--within", "1h", "--unseen"];
     run_ok(env.database_url(), &[&["expect", "add", "--subject", &mails][..], &expected].concat()).await;

@@ -11,7 +11,7 @@ use crate::relay::{
     support::{LIMIT, connect, drain, enqueue, fresh_stream, stored, stream_config, values_of, with},
 };
 
-/// The ids by which the broker knows the copies beyond the first so many messages.
+/// The ids by which the broker knows the copies beyond the first `after` messages.
 async fn copies(env: &TestEnv, after: usize) -> Vec<String> {
     stored(&env.stream().await).await.split_off(after).into_iter().map(|message| message.key).collect()
 }
@@ -80,7 +80,7 @@ async fn settled_messages_are_replayed_by_key_subject_time_and_id() {
     drain(&mut worker).await;
     assert_eq!(copies(&env, 57).await, ["b-3;r=1"]);
 
-    // All of a subject, each ordering key in order, and what comes later behind its replays.
+    // All of a subject, each ordering key in order, and later messages after its replays.
     run_ok(url, &["outbox", "replay", "--subject", &a]).await;
     enqueue(&client, &env.subject("a.x"), "a-", 30..33, 3).await;
     drain(&mut worker).await;

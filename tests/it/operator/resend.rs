@@ -20,7 +20,7 @@ async fn now(client: &Client) -> String {
     client.query_one(NOW, &[]).await.unwrap().get(0)
 }
 
-/// What a dry run says, as JSON.
+/// The answer of a dry run, as JSON.
 async fn dry(url: &str, command: &[&str]) -> Value {
     let text = run_ok(url, &[command, &["--dry-run", "--json"]].concat()).await;
     serde_json::from_str(&text).unwrap()
@@ -42,7 +42,7 @@ async fn since_a_time_the_shown_messages_are_sent_and_the_audit_has_their_number
     lose().await;
     let relay = connect(&values_of(&env)).await;
     let mut worker = relay.worker();
-    // What is settled after `since` was enqueued before it.
+    // Messages that are settled after `since` were enqueued before it.
     enqueue(&client, &subject, "old-", 0..2, 1).await;
     drain(&mut worker).await;
     client.batch_execute(MILESTONE).await.unwrap();

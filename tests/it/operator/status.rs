@@ -1,5 +1,5 @@
-//! What `oncebox status` tells: numbers, relays, locks, and what holds delivery up; at the same
-//! cost for any backlog.
+//! The output of `oncebox status`: numbers, relays, locks, and the obstacles to delivery; at the
+//! same cost for any backlog.
 
 use std::process::Stdio;
 

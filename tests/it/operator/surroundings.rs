@@ -1,5 +1,5 @@
-//! What `oncebox doctor` says of things around the outbox: an account's limits, a work queue, a
-//! stream with schedules or delete markers, standbys that commits wait for, a pooler.
+//! The findings of `oncebox doctor` about things around the outbox: an account's limits, a work
+//! queue, a stream with schedules or delete markers, standbys that commits wait for, a pooler.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Commands that cannot do what is asked, or mean something else than an operator thinks, say so.
+//! Commands that cannot obey, or mean something else than an operator thinks, say so.
 
 use oncebox_tests::TestEnv;
 

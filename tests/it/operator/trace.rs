@@ -28,7 +28,7 @@ async fn trace(env: &TestEnv, key: &str) -> Value {
     serde_json::from_str(&run_ok(env.database_url(), &["trace", key, "--json"]).await).unwrap()
 }
 
-/// Each message as `key state`, and the message that it waits behind or the state of its replay.
+/// Each message as `key state`, and the message that it waits for or the state of its replay.
 fn states(trace: &Value) -> Vec<String> {
     let messages = trace["messages"].as_array().unwrap().iter();
     let line = |message: &Value| {
@@ -104,8 +104,8 @@ async fn every_state_is_told_for_a_key_and_all_below_it() {
     assert!(mail["parked"]["next_attempt_at"].is_string(), "{mail}");
     assert_eq!(states(&trace(&env, "o-1:ship").await), expected[5..8]);
 
-    // Retried, it is the one that they wait behind; the late one is settled, and a replay has a
-    // state of its own.
+    // Retried, it is the one that they wait for; the late one is settled, and a replay has a state
+    // of its own.
     drain(&mut patient).await;
     run_ok(env.database_url(), &["outbox", "dead", "retry", "--key", "o-1:ship"]).await;
     run_ok(env.database_url(), &["outbox", "replay", "--key", "o-1:pay", "--request", "again"]).await;

@@ -1,5 +1,5 @@
-//! One trace from the producer over the relay to the consumer; a collector that is away delays
-//! nobody.
+//! One trace from the producer over the relay to the consumer; a collector that is away delays no
+//! message.
 
 use std::{
     sync::{Arc, Mutex},
@@ -136,7 +136,7 @@ async fn one_trace_leads_from_the_producer_over_the_relay_to_the_consumer() {
         &values_of(&env),
         [("otlp-endpoint", &collector.url()), ("http-listen", "127.0.0.1:0")],
     ));
-    // Without a context, with a broken one, with one that nobody samples: delivered, without a
+    // Without a context, with a broken one, with one that is not sampled: delivered, without a
     // span.
     enqueue_plain(&env, message(&env, "plain")).await;
     enqueue_plain(&env, message(&env, "broken").header("traceparent", "00-zz-1-01").unwrap()).await;

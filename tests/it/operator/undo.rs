@@ -139,7 +139,7 @@ async fn a_discarded_message_comes_back_before_those_of_its_ordering_key_or_not_
     let parked = ["outbox", "parked", "discard", "--key"];
     let first = discard(url, &[&dead[..], &["a"]].concat()).await;
     let second = discard(url, &[&parked[..], &["b"]].concat()).await;
-    // In the order in which they went, the second is gone: a could pass what followed it.
+    // In the order in which they went, the second is gone: a could overtake the message after it.
     refused(url, &first, "waited behind it, and has been sent or given up since").await;
     run_ok(url, &["undo", &second]).await;
     run_ok(url, &["undo", &first]).await;
@@ -257,7 +257,7 @@ async fn on_a_terminal_a_command_that_destroys_waits_for_its_word() {
     assert_eq!(count(&client, "dead_letter").await, 3);
 }
 
-/// The messages that waited behind it have run since its discard.
+/// The messages that waited for it have run since its discard.
 #[tokio::test]
 async fn a_letter_that_stopped_a_line_stays_discarded() {
     let env = TestEnv::new().await;

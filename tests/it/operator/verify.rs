@@ -1,4 +1,5 @@
-//! `oncebox outbox verify`: what a stream does not hold as the log has it is named, and sent again.
+//! `oncebox outbox verify`: it names messages that a stream does not have as the log does, and
+//! sends them again.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -24,7 +25,7 @@ use crate::relay::{
     },
 };
 
-/// What a comparison found: the exit code, the messages by their problem, and the summary.
+/// The result of a comparison: the exit code, the messages by their problem, and the summary.
 struct Found {
     code: i32,
     lines: Vec<Value>,
@@ -75,7 +76,8 @@ pub(super) fn config(env: &TestEnv) -> Config {
     Config { duplicate_window, ..stream_config(env.name(), &env.subject(">")) }
 }
 
-/// Waits until the stream takes what was published by now for new: its window has passed.
+/// Waits until the stream would take a repeat of all earlier messages for new: its window has
+/// passed.
 pub(super) async fn ids_are_forgotten(env: &TestEnv, stream: &Stream) {
     let (context, subject) = (env.jetstream().await, env.subject("probe"));
     let publish = async || {
@@ -91,8 +93,8 @@ pub(super) async fn ids_are_forgotten(env: &TestEnv, stream: &Stream) {
 
 type Change = fn(&str, &mut HeaderMap, &mut Bytes) -> bool;
 
-/// Publishes to another stream what one held; messages for which the change returns false are left
-/// out.
+/// Publishes the messages of one stream to another; messages for which the change returns false are
+/// left out.
 async fn copy_to(nats_url: &str, messages: &[StreamMessage], change: Change) {
     let context = jetstream::new(async_nats::connect(nats_url).await.unwrap());
     for message in messages {

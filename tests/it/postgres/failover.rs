@@ -60,8 +60,8 @@ async fn the_relay_follows_a_promoted_standby() {
     relay.stop().await;
 }
 
-/// A reader of a standby holds all segments. The ring of the primary turns, the standby falls
-/// behind and ends the reader, and has all in the end.
+/// A reader of a standby holds all segments. The ring of the primary turns, the standby lags and
+/// ends the reader, and has all in the end.
 #[tokio::test]
 async fn a_snapshot_that_a_standby_holds_stops_no_turn() {
     let env = TestEnv::new().await;

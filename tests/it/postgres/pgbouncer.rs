@@ -44,7 +44,7 @@ async fn backend(transaction: &Transaction<'_>) -> i32 {
     transaction.query_typed_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0)
 }
 
-/// Statements that somebody has left prepared in the backends of the pooler.
+/// Statements that clients have left prepared in the backends of the pooler.
 pub(crate) async fn left_prepared(url: &str) -> i64 {
     let pool = pool(url, BACKENDS);
     let looking = (0..BACKENDS).map(async |_| {

@@ -92,7 +92,7 @@ async fn every_sslmode_is_honoured_and_none_is_silently_plaintext() {
     let ca = server.authority.ca();
     let stranger = Authority::new();
     let in_url = |mode: &str, ca: &str| format!("?sslmode={mode}&sslrootcert={ca}");
-    // The server insists: without TLS nobody gets in.
+    // The server insists: without TLS no client gets in.
     check(&server.values("relay", "localhost", ""), Err("no encryption")).await;
     check(&server.values("relay", "localhost", "?sslmode=disable"), Err("no encryption")).await;
     check(&server.values("relay", "127.0.0.1", "?sslmode=prefer"), Ok(())).await;

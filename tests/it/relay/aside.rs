@@ -1,5 +1,5 @@
-//! What is set aside carries its message, whatever becomes of the segment that it was enqueued
-//! into. And the turns of the log go on, whatever somebody did to the database.
+//! Rows of set-aside messages carry them, even when the segment that they were enqueued into is
+//! emptied. And the turns of the log go on, even after changes to the database by hand.
 
 use std::time::Duration;
 
@@ -70,8 +70,8 @@ async fn a_dump_that_began_before_its_segment_was_emptied_has_the_message() {
     assert_eq!(whole, i64::try_from(parked.len()).unwrap());
 }
 
-/// It was stored after its segment had been emptied; then the stream loses it, and somebody replays
-/// it.
+/// It was stored after its segment had been emptied; then the stream loses it, and an operator
+/// replays it.
 #[tokio::test]
 async fn what_a_stream_loses_is_sent_again_though_its_segment_was_emptied() {
     let env = TestEnv::new().await;

@@ -21,7 +21,7 @@ pub(crate) const AFTER: [(&str, &str); 1] = [("sleep-after", "1s")];
 /// Rounds of a test that measures.
 const ROUNDS: i32 = 3;
 
-/// A relay of this process that sleeps after a second, for so long at most.
+/// A relay of this process that sleeps after a second, for `at_most`.
 pub(crate) fn relay(values: &Values, at_most: Duration) -> Running {
     let mut config = Config::from_values(&with(values, AFTER)).unwrap();
     config.sleep_at_most = at_most;
@@ -221,7 +221,7 @@ async fn two_relays_sleep_and_one_hint_wakes_both_and_nothing_is_sent_twice() {
     }
 }
 
-/// A copy of the database may ask. Nobody but the original can say that it is one.
+/// A copy of the database may ask. Only the original can say that it is one.
 #[tokio::test]
 async fn a_relay_that_asks_who_serves_the_outbox_wakes_it() {
     let env = TestEnv::new().await;

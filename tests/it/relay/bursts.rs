@@ -1,4 +1,4 @@
-//! A burst of one ordering key, and a full stream, hold up nobody else and write little.
+//! A burst of one ordering key, and a full stream, hold up no other messages and write little.
 
 use async_nats::jetstream::stream::DiscardPolicy;
 use oncebox_tests::{TestEnv, eventually};

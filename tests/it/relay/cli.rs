@@ -19,7 +19,7 @@ async fn refusal(arguments: &[&str], environment: &[(&str, &str)]) -> (i32, Stri
     (status.code().expect("no signal"), log)
 }
 
-/// A port that nobody listens on.
+/// A port that no server listens on.
 fn closed_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }

@@ -195,7 +195,7 @@ async fn a_declared_stream_that_is_deleted_under_a_running_relay_is_made_again()
     enqueue(&client, &env.subject("a"), "m-", 0..10, 2).await;
     relay.await_log("created it again").await;
     await_messages(&context.get_stream("ORDERS").await.unwrap(), 10).await;
-    // Once more, with a subscriber in the way of the server's word that nobody is there.
+    // Once more, with a subscriber, so that the server does not report that there is none.
     let plain = async_nats::connect(nats.url()).await.unwrap();
     let _all = plain.subscribe(">").await.unwrap();
     plain.flush().await.unwrap();

@@ -131,7 +131,7 @@ async fn a_breach_is_dead_at_once_and_holds_only_its_ordering_key() {
     let shown = run(env.database_url(), &["why", "a-bad"]).await.1;
     assert!(shown.contains("mend the producer") && !shown.contains("SECRET"), "{shown}");
 
-    // Retried, it is checked again; under another contract it arrives, and the rest behind it.
+    // Retried, it is checked again; under another contract it arrives, and then the rest.
     enqueue(&client, "i-late", &orders, r#"{"cents": 500}"#, Some("i")).await;
     drain(&mut worker).await;
     assert_eq!(dead(&client).await.len(), 6);
@@ -228,7 +228,7 @@ async fn contracts_that_are_missing_or_wrong_stop_the_start() {
 }
 
 /// However often relays die between two steps: no breach is sent, each is dead after one attempt,
-/// and the rest arrives in order, also behind breaches that are discarded.
+/// and the rest arrives in order, also after breaches that are discarded.
 #[tokio::test(flavor = "multi_thread")]
 async fn relays_that_are_killed_send_no_breach_and_lose_nothing() {
     const ROUNDS: i32 = 6;

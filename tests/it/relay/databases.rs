@@ -1,5 +1,5 @@
-//! One relay process for several databases: what happens to one harms no other, and they come and
-//! go with the file.
+//! One relay process for several databases: a fault of one harms no other, and they come and go
+//! with the file.
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -27,7 +27,7 @@ impl Service {
         Self { name, env, stream, url }
     }
 
-    /// One whose database is behind a proxy.
+    /// One whose database is reached through a proxy.
     async fn behind_proxy(name: &'static str) -> (Self, Proxy) {
         let mut service = Self::new(name).await;
         let (proxy, url) = through_proxy(service.env.database_url()).await;

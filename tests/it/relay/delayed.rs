@@ -21,7 +21,7 @@ use super::{
     two_phase,
 };
 
-/// Enqueues a message that is due in so many seconds; its payload is `p`.
+/// Enqueues a message that is due in a number of seconds; its payload is `p`.
 pub(super) async fn delay(
     client: &impl GenericClient,
     key: &str,

@@ -1,5 +1,5 @@
-//! Many relays beside one outbox: one is the leader, the others stand by, and whatever becomes of
-//! it, the next takes over.
+//! Many relays beside one outbox: one is the leader, the others stand by, and when it ends or
+//! hangs, the next takes over.
 
 use std::time::{Duration, SystemTime};
 
@@ -103,7 +103,7 @@ async fn a_standby_helps_while_the_leader_is_suspended() {
     first.signal("STOP").await;
     let mut expected = Vec::new();
     for round in 0..3 {
-        // Neither the mark nor the wake-up reaches anybody.
+        // Neither the mark nor the wake-up reaches a relay.
         client.execute("SELECT setval('oncebox.relay_asleep', 1)", &[]).await.unwrap();
         expected.extend(enqueue(&client, &env.subject("a"), "m-", round..round + 1, 0).await);
         delivered_soon(&stream, expected.len(), "by the second").await;

@@ -1,5 +1,5 @@
-//! Transactions left open, here and in another database, prepared ones too: nobody else waits for
-//! them.
+//! Transactions left open, here and in another database, prepared ones too: no other message waits
+//! for them.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! A copied database stays silent until somebody adopts it; one that has moved goes on by itself.
-//! The table of docs/backup.md has these cases.
+//! A copied database stays silent until an operator adopts it; one that has moved goes on by
+//! itself. The table of docs/backup.md has these cases.
 
 use std::{process::Stdio, time::Duration};
 
@@ -17,7 +17,7 @@ use super::{
     },
 };
 
-/// A production database with a relay, that has sent messages, with a backlog behind them.
+/// A production database with a relay, that has sent messages, and has a backlog.
 struct Production {
     env: TestEnv,
     server: Postgres,
@@ -63,7 +63,7 @@ impl Production {
         relay
     }
 
-    /// A relay of this database sends what is due, under the identity of the original.
+    /// A relay of this database sends the due messages, under the identity of the original.
     async fn assert_goes_on(&self, url: &str) {
         let relay = Running::start(&self.values(url));
         await_messages(&self.stream, 4).await;

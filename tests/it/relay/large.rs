@@ -24,7 +24,7 @@ pub(super) fn with_bucket(env: &TestEnv) -> Values {
     with(&values_of(env), [("object-store", env.name()), ("large-payload-bytes", "100000")])
 }
 
-/// A message of so many bytes, a little more, that do not compress; its job is 7.
+/// A message of a little more than `bytes` bytes, that do not compress; its job is 7.
 pub(crate) async fn enqueue_bytes(env: &TestEnv, client: &Client, key: &str, bytes: i32) {
     let sql = "SELECT oncebox.enqueue($1, $2, convert_to(
                  '{\"n\": 7, \"rest\": \"' || string_agg(md5(n::text || $1), '') || '\"}', 'UTF8'))
@@ -275,7 +275,7 @@ async fn description(env: &TestEnv) -> StreamMessage {
     bucket(env).await.get_last_raw_message_by_subject(&format!("$O.{}.M.*", env.name())).await.unwrap()
 }
 
-/// A bucket may be shared: the relay compares what it finds with the row.
+/// A bucket may be shared: the relay compares the object with the row.
 #[tokio::test]
 async fn an_object_that_another_program_has_replaced_is_put_again() {
     let env = stream_environment().await;

@@ -46,7 +46,7 @@ async fn a_try_that_was_overtaken_harms_no_other_and_leaves_nothing() {
         let mut second = connect(&with_bucket(&env)).await.worker();
         eventually("another delivers", LIMIT, async || (drain(&mut second).await > 0).then_some(())).await;
         let before = in_bucket(&env).await;
-        // What it waits for then comes never.
+        // The answer that it waits for then never comes.
         let _ = timeout(Duration::from_secs(5), publishing).await;
         assert_eq!(in_bucket(&env).await, before, "{bytes}");
         all_is_whole(&env).await;

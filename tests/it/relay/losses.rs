@@ -244,7 +244,7 @@ async fn messages_that_were_parked_are_sent_again_and_dead_ones_stay_dead() {
     fresh_stream(&url, config.clone()).await;
     let client = env.pg().await;
     let mut worker = connect(&broker.values).await.worker();
-    // Nobody takes these, for now: the second one waits behind the first of its ordering key.
+    // No stream takes these, for now: the second one waits for the first of its ordering key.
     let mut expected = enqueue(&client, "late.placed", "late", 0..2, 1).await;
     let strict = with(&broker.values, [("attempts-max", "1")]);
     expected.extend(enqueue(&client, "orders.placed", "a", 0..20, 3).await);

@@ -152,8 +152,8 @@ async fn ids_are_raised_when_the_last_transaction_with_a_low_one_has_ended() {
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
 }
 
-/// Somebody raised the sequence by hand, so nobody can know which messages were enqueued in
-/// between; but they are not deleted.
+/// The sequence was raised by hand, so a relay cannot know which messages were enqueued in between;
+/// but they are not deleted.
 #[tokio::test]
 async fn what_was_never_sent_is_not_deleted_whoever_raised_the_ids() {
     let env = TestEnv::new().await;

@@ -116,8 +116,8 @@ async fn postgres_restarts_under_load_and_the_relay_recovers_by_itself() {
     }
     await_messages(&stream, expected.len()).await;
     eventually("ready", LIMIT, async || (relay.get("/readyz").await.0 == 200).then_some(())).await;
-    // A crash takes settlements back, and what the stream has already is then sent again. The
-    // metric of the backlog may be older than the crash.
+    // A crash takes settlements back, and messages that the stream has already are then sent again.
+    // The metric of the backlog may be older than the crash.
     let unsettled = "SELECT count(*) FROM oncebox.message AS m JOIN oncebox.lane_cursor AS c USING (lane)
                      WHERE m.id > c.high";
     let watching = client(&url).await;

@@ -118,7 +118,7 @@ async fn a_thousand_messages_behind_one_without_a_stream_arrive_in_order_when_it
         parked(&client, "first-").await.is_empty().then_some(())
     })
     .await;
-    // Later ones of the key, enqueued while it is released, stay behind it.
+    // Later ones of the key, enqueued while it is released, stay after it.
     expected.extend(enqueue(&client, &env.subject("taken"), "waiting-", 1_000..1_050, 1).await);
     expected.extend(others);
     drain_until_stored(&mut worker, &stream, 1_151).await;
@@ -213,8 +213,8 @@ async fn parked_messages_are_sent_while_the_log_fills_every_pass() {
     }
 }
 
-/// A reload of nats-server tells nobody that it takes more: a message that is retried must not die
-/// of a limit from an old connection.
+/// A reload of nats-server does not report that it takes more: a message that is retried must not
+/// die of a limit from an old connection.
 #[tokio::test]
 async fn a_limit_that_was_raised_by_a_reload_is_known_before_a_message_dies_of_it() {
     let env = TestEnv::new().await;

@@ -13,7 +13,7 @@ use crate::relay::support::{LIMIT, connect, enqueue, fresh_stream, stream_config
 const FRESH: i32 = 6_000;
 const ROUNDS: usize = 7;
 
-/// 30,000 dead ones of one ordering key, 30,000 behind one that waits for its next attempt, 30,000
+/// 30,000 dead ones of one ordering key, 30,000 after one that waits for its next attempt, 30,000
 /// that wait for theirs, and 10,000 that are due, for a subject that no stream takes.
 async fn park(client: &Client, lost: &str) {
     let fill = "INSERT INTO oncebox.message_0 (lane, key, subject, ordering_key, payload)

@@ -26,7 +26,7 @@ async fn pause(env: &TestEnv, arguments: &[&str]) -> String {
     run_ok(env.database_url(), &[&["outbox"], arguments].concat()).await
 }
 
-/// A planned pause is no alarm, however few messages it holds, and whatever the pattern looks like.
+/// A planned pause is no alarm, however few messages it holds, and with any pattern.
 #[tokio::test]
 async fn paused_messages_count_as_no_lag() {
     let env = TestEnv::new().await;

@@ -184,8 +184,8 @@ async fn what_sends_no_notify_is_found_by_looking() {
     let relay = Running::start(&values_of(&env));
     let mut expected = Vec::new();
     for round in 0..3 {
-        // The message is enqueued while the sleep mark is not set, and committed while it is:
-        // nobody is notified.
+        // The message is enqueued while the sleep mark is not set, and committed while it is: no
+        // relay is notified.
         let transaction = producer.transaction().await.unwrap();
         transaction.execute("SELECT setval('oncebox.relay_asleep', 0)", &[]).await.unwrap();
         expected.extend(enqueue(&transaction, &env.subject("a"), "m-", round..round + 1, 0).await);

@@ -177,7 +177,7 @@ async fn a_running_relay_prunes_beside_publishing() {
     let env = TestEnv::new().await;
     let stream = env.stream().await;
     let (client, other) = (env.pg().await, env.pg().await);
-    // Somebody prunes by hand and hangs: that delays no message.
+    // An operator prunes by hand and hangs: that delays no message.
     other.batch_execute("BEGIN; SELECT FROM oncebox.maintenance FOR UPDATE").await.unwrap();
     let changes = [("retention", "1m"), ("http-listen", "127.0.0.1:0")];
     let relay = Process::relay(&with(&values_of(&env), changes));

@@ -21,7 +21,7 @@ async fn pass(env: &TestEnv, first: usize) -> (Worker, Published) {
     (worker, published)
 }
 
-/// Expects a round for each of `counts`, with so many messages.
+/// Expects a round for each of `counts`, with that number of messages.
 async fn rounds(worker: &mut Worker, published: &mut Published, counts: &[usize]) {
     for count in counts {
         assert_eq!(worker.round(published).await.unwrap(), Some(*count));
@@ -124,7 +124,7 @@ async fn a_message_that_is_refused_ends_the_rounds_and_holds_back_its_ordering_k
     assert_eq!(worker.round(&mut published).await.unwrap(), None);
     assert_eq!(settle(&mut worker, published).await, settled(11));
     assert_eq!(parked(&client).await, ["refused"]);
-    // Behind it, and read in a round.
+    // After it, and read in a round.
     let claimed = worker.claim_all().await.unwrap().unwrap();
     assert!(claimed.is_empty());
     let mut published = worker.publish(claimed).await;
@@ -262,7 +262,7 @@ async fn maintenance_waits_for_a_lane_that_a_pass_has() {
     let env = TestEnv::new().await;
     let (stream, subject) = (env.stream().await, env.subject("a"));
     let (client, values) = (env.pg().await, values_of(&env));
-    // A relay that keeps messages back behind dead ones, before one that does not.
+    // A relay that keeps messages back after dead ones, before one that does not.
     let sql = "SELECT oncebox.enqueue($1, $2, '', '{}', 'order')";
     client.execute(sql, &[&"dead", &"nobody.takes.this"]).await.unwrap();
     client.execute(sql, &[&"behind", &subject]).await.unwrap();

@@ -16,7 +16,7 @@ use crate::relay::{
     support::{LIMIT, await_messages, enqueue, values_of, with},
 };
 
-/// Nobody but the gauges waits: five seconds, a third of one for each lane.
+/// Only the gauges wait: five seconds, a third of one for each lane.
 async fn slow_the_gauges(client: &Client) {
     let view = "CREATE OR REPLACE VIEW oncebox.lane_cursor AS
         SELECT l.lane, c.number, c.floor, c.high, c.snap, c.target, c.after, c.reset_until, c.system_identifier, c.settled_at,

@@ -1,5 +1,5 @@
 //! The ring of segments turns: no message is lost, doubled or reordered, no key is enqueued twice,
-//! and nobody waits for long.
+//! and no producer waits for long.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -21,7 +21,7 @@ async fn end_turn(client: &Client) -> Option<String> {
     client.query_one("SELECT oncebox.end_turn(0, 500, 0)", &[]).await.unwrap().get(0)
 }
 
-/// Notes what is drained; returns how many segments are live.
+/// Notes the drained segments; returns how many segments are live.
 async fn live(client: &Client) -> i32 {
     client.query_one("SELECT oncebox.drain_segments()", &[]).await.unwrap().get(0)
 }
@@ -95,7 +95,8 @@ async fn what_is_to_be_sent_again_is_read_from_segments_that_were_drained() {
     assert_eq!(drain(&mut one).await, 80);
 }
 
-/// Rows that somebody else has written, a subscription or a restore, into segments that were empty.
+/// Rows that another program has written, a subscription or a restore, into segments that were
+/// empty.
 #[tokio::test]
 async fn what_comes_into_an_empty_segment_is_delivered_before_any_cursor_passes_it() {
     let env = TestEnv::new().await;
@@ -180,7 +181,7 @@ async fn a_turn_waits_for_those_who_have_enqueued_and_producers_do_not_wait_for_
     vacuum.rollback().await.unwrap();
     assert_eq!(end_turn(&client).await, None);
 
-    // A reader, such as pg_dump, keeps a segment from being emptied; nobody else waits.
+    // A reader, such as pg_dump, keeps a segment from being emptied; no other session waits.
     let mut one = worker(&values_of(&env)).await;
     env.stream().await;
     client

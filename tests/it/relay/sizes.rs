@@ -1,5 +1,5 @@
-//! A stream that has no room for large messages gets the small ones: those that never fit hold
-//! nobody else back.
+//! A stream that has no room for large messages gets the small ones: those that never fit hold no
+//! others back.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ async fn enqueue_large(env: &TestEnv, client: &Client, messages: i32) {
     client.query_one(sql, &[&env.subject("bounded"), &bytes, &messages]).await.unwrap();
 }
 
-/// Messages of so many bytes whose keys fall into lane 0; returns the keys.
+/// Messages of `bytes` bytes whose keys fall into lane 0; returns the keys.
 async fn enqueue_in_one_lane(
     env: &TestEnv,
     client: &Client,
@@ -94,7 +94,7 @@ async fn a_lane_goes_on_past_messages_that_never_fit() {
     arrive(&mut connect(&values_of(&env)).await.worker(), &stream, &small).await;
 }
 
-/// One of the smallest is refused while the stream is full, and set aside; those behind the large
+/// One of the smallest is refused while the stream is full, and set aside; those after the large
 /// ones are as small.
 #[tokio::test]
 async fn a_lane_goes_on_when_its_smallest_was_refused_before() {
@@ -128,7 +128,7 @@ async fn small_messages_that_wait_behind_those_that_never_fit_are_tried() {
     // More in each lane than are tried for others.
     enqueue_large(&env, &client, 160).await;
     let small = enqueue(&client, &env.subject("bounded"), "small-", 0..64, 0).await;
-    // Others wait behind them, so that all is parked.
+    // Others wait for them, so that all is parked.
     let others = enqueue(&client, &env.subject("other"), "other-", 0..200, 0).await;
     let mut worker = connect(&values_of(&env)).await.worker();
     eventually("the others get past", LIMIT, async || {

@@ -1,5 +1,5 @@
-//! A broker behind a narrow or a long line: messages arrive as fast as it lets them, and it never
-//! counts as away.
+//! A broker at the end of a narrow or a long line: messages arrive as fast as it lets them, and it
+//! never counts as away.
 
 use std::time::Duration;
 

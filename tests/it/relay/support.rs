@@ -91,7 +91,7 @@ pub(crate) async fn client(url: &str) -> Object {
 }
 
 /// Enqueues `prefix` + number in one statement and returns the keys; with `ordering_keys` above 0
-/// the numbers share so many ordering keys.
+/// the numbers share that number of ordering keys.
 pub(crate) async fn enqueue(
     client: &impl GenericClient,
     subject: &str,
@@ -111,7 +111,7 @@ pub(crate) async fn enqueue(
 /// The messages of the stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stored {
-    /// Its key; of a replay with `;r=` and the number behind it.
+    /// Its key; of a replay with `;r=` and its number at the end.
     pub(crate) key: String,
     /// Its `Nats-Msg-Id`.
     pub(crate) msg_id: String,
@@ -258,7 +258,7 @@ pub(crate) async fn count(stream: &Stream) -> usize {
     usize::try_from(stream.get_info().await.unwrap().state.messages).unwrap()
 }
 
-/// Waits until the stream holds so many messages.
+/// Waits until the stream holds `count` messages.
 pub(crate) async fn await_messages(stream: &Stream, count: usize) {
     let what = format!("{count} messages in the stream");
     eventually(&what, LIMIT, async || {

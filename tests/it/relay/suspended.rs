@@ -110,8 +110,8 @@ async fn suspended_behind(lock: &str, is_unix: bool, bytes: i32, ends_up: &str) 
     let mut expected = outbox.enqueue(&*transaction, "m-", 10).await;
     transaction.commit().await.unwrap();
     // Each connection of the relay has prepared its statements, those over one segment as well.
-    // These are small: Linux lets the receive buffer of a socket grow with what is read, and a
-    // larger answer fitted into it.
+    // These are small: Linux lets the receive buffer of a socket grow with the data that is read,
+    // and a larger answer fitted into it.
     for round in 0..24 {
         expected.extend(outbox.enqueue(&**watching, &format!("m{round}-"), 10).await);
         eventually("a round", GOES_ON, async || {
@@ -174,14 +174,14 @@ async fn after_it_has_claimed() {
     Box::pin(suspended_behind(lock, false, 10, "state = 'idle in transaction'")).await;
 }
 
-/// The settlement is committed, although nobody hears of it.
+/// The settlement is committed, although the relay does not hear of it.
 #[tokio::test]
 async fn while_it_settles() {
     let lock = "LOCK TABLE oncebox.cursor IN SHARE MODE";
     Box::pin(suspended_behind(lock, false, 10, "query = 'COMMIT' AND state = 'idle'")).await;
 }
 
-/// A turn of the log ends, although nobody hears of it: producers wait for nothing.
+/// A turn of the log ends, although the relay does not hear of it: producers wait for nothing.
 #[tokio::test]
 async fn while_it_ends_a_turn() {
     let outbox = Outbox::new(false).await;

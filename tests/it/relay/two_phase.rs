@@ -61,7 +61,7 @@ async fn prepared_transactions_never_fail_beside_a_sleeping_relay() {
     assert_eq!(assert_delivered(&stored(&stream).await, &expected), 0);
 }
 
-/// Nobody wakes it, so it looks often, however long its pauses are elsewhere.
+/// No producer wakes it, so it looks often, however long its pauses are elsewhere.
 #[tokio::test]
 async fn a_relay_that_nobody_wakes_looks_often() {
     let env = TestEnv::new().await;

@@ -28,7 +28,7 @@ async fn make_room(env: &TestEnv, stream: &Stream) {
     env.jetstream().await.update_stream(Config { max_messages: -1, ..config }).await.unwrap();
 }
 
-/// Messages of all these subjects, mixed in every lane, some with so many ordering keys.
+/// Messages of all these subjects, mixed in every lane, some with a number of ordering keys.
 async fn enqueue_mixed<const N: usize>(
     env: &TestEnv,
     subjects: [&str; N],

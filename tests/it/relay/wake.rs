@@ -13,7 +13,7 @@ use tokio_postgres::{AsyncMessage, Client, NoTls};
 
 use crate::relay::support::{LIMIT, Running, await_messages, enqueue, values_of, with};
 
-/// Somebody else who listens on the relay's channel.
+/// Another session that listens on the relay's channel.
 struct Listener {
     heard: Arc<Mutex<usize>>,
     _client: Client,

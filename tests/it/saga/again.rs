@@ -75,7 +75,8 @@ async fn of_parallel_first_steps_all_are_sent_or_none() {
     assert_eq!(shop.everything().await, before);
 }
 
-/// A later command is in the outbox already, byte by byte: nobody would answer it for this saga.
+/// A later command is in the outbox already, byte by byte: no participant would answer it for this
+/// saga.
 #[tokio::test]
 async fn a_command_that_was_sent_before_puts_its_saga_aside() {
     let mut shop = Shop::new(&[]).await;
@@ -93,7 +94,7 @@ async fn a_command_that_was_sent_before_puts_its_saga_aside() {
     assert!(reason.contains("\"o-1:order:pay\" was sent before"), "{reason}");
 }
 
-/// So many that have finished two hours ago.
+/// A number of sagas that have finished two hours ago.
 async fn finished(shop: &Shop, count: i64) {
     let sql = "INSERT INTO oncebox.saga (type, business_id, key, version, fingerprint, state, data, began_with, scope, finished_at)
                SELECT 'order', 'old-' || n, 'old-' || n || ':order', 1, '', 'completed', '{}', '', 'orders',
@@ -126,7 +127,7 @@ async fn finished_sagas_go_after_their_retention_however_many_there_are() {
 }
 
 /// Other systems answer on the same subject. Their answers are kept for a while, in case a saga
-/// comes after its answer: so many at most, and looking for their sagas costs little.
+/// comes after its answer. Their number has a limit, and looking for their sagas costs little.
 #[tokio::test]
 async fn answers_of_others_are_bounded_and_looking_at_them_costs_little() {
     let mut shop = Shop::new(&[]).await;

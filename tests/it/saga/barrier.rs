@@ -157,7 +157,7 @@ impl Meeting {
     }
 }
 
-/// One is open when the other comes: it waits, whichever they are and however the first ends.
+/// One is open when the other comes: it waits, for each pair and for each end of the first.
 #[tokio::test]
 async fn of_two_at_once_one_waits_for_the_other() {
     let env = environment().await;

@@ -1,4 +1,4 @@
-//! Answers that came in time while nobody led are taken before deadlines pass.
+//! Answers that came in time while no process led are taken before deadlines pass.
 
 use std::time::Duration;
 

@@ -31,8 +31,8 @@ fn is_shipped(number: usize) -> bool {
     number % 5 != 3
 }
 
-/// Starts so many, and answers each of their commands when all have come as far; then all are
-/// counted.
+/// Starts a number of sagas, and answers each of their commands when all have come as far; then all
+/// are counted.
 async fn lead(shop: &mut Shop, processes: &[Process; 2], sagas: usize) {
     let transaction = shop.client.transaction().await.unwrap();
     for number in 0..sagas {

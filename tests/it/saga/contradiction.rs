@@ -80,7 +80,8 @@ async fn each_kind_of_contradiction_is_a_dead_letter_and_is_shown() {
     assert_eq!(shop.sent("o-1").await, ["reserve", "pay"]);
 }
 
-/// Nobody knows yet which inbox the saga of an early answer asks: it waits, and then moves nothing.
+/// It is not known yet which inbox the saga of an early answer asks: it waits, and then moves
+/// nothing.
 #[tokio::test]
 async fn an_early_answer_of_another_inbox_moves_nothing_either() {
     let mut shop = Shop::new(&[]).await;

@@ -47,7 +47,7 @@ async fn what_a_hanging_orchestrator_holds_is_taken_from_it() {
         ended = &mut hangs => panic!("its commit is lost: {ended:?}"),
         () = eventually("it commits", LIMIT, async || (!proxy.is_armed()).then_some(())) => {}
     }
-    // Nobody asks it to go on meanwhile.
+    // No caller asks it to go on meanwhile.
     assert_eq!(shop.look().await, 0, "it has the saga");
     eventually("another has the saga", LIMIT, async || (shop.look().await == 1).then_some(())).await;
     shop.is("o-1", "compensating").await;

@@ -143,7 +143,7 @@ impl Place {
         Process::relay(&values_of(&self.env))
     }
 
-    /// Starts a saga with a blob of so many bytes; whether it is new.
+    /// Starts a saga with a blob of `bytes` bytes; whether it is new.
     async fn start(&self, id: &str, bytes: i32) -> bool {
         let sql = "SELECT is_new FROM oncebox.start_saga('parcel', $1, jsonb_build_object('blob',
                      (SELECT left(string_agg(md5(n::text), ''), $2) FROM generate_series(0, $2 / 32) AS n)))";

@@ -76,7 +76,7 @@ async fn a_compensation_that_was_not_let_through_does_not_free_the_next() {
     assert_eq!(stock.asks("enter_compensation", false, 3).await, "nothing", "it is undone once");
 }
 
-/// In the transaction that was let through an end counts, also behind a savepoint.
+/// In the transaction that was let through an end counts, also after a savepoint.
 #[tokio::test]
 async fn the_run_that_was_let_through_may_say_that_it_had_no_effect() {
     let mut stock = Stock::new().await;

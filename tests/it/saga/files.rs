@@ -133,7 +133,7 @@ async fn a_step_is_skipped_with_the_reply_that_a_later_one_needs() {
     shop.is("o-1", "completed").await;
 }
 
-/// Nothing of a start that fails is kept, and the code says what to do.
+/// Nothing of a start that fails is kept, and the code names the remedy.
 #[tokio::test]
 async fn a_start_is_whole_or_an_error() {
     let shop = shop().await;
@@ -195,7 +195,7 @@ async fn a_file_that_changed_needs_a_new_version() {
     let mut shop = shop().await;
     let data = json!({"order": 17, "cents": 500});
     let changed = file(|text| text.replace("\"eur\"", "\"usd\""));
-    // Nobody has begun with it yet.
+    // No saga has begun with it yet.
     led(&[&changed], "saga").register(&shop.client).await.unwrap();
     let first = file(|text| text);
     led(&[&first], "saga").register(&shop.client).await.unwrap();

@@ -160,7 +160,7 @@ async fn each_order_of_a_file_is_fulfilled_or_undone_whoever_is_killed() {
     site.stop().await;
 }
 
-/// Without a stream for the answers, without the schema: each says what to do.
+/// Without a stream for the answers, without the schema: each error names the remedy.
 #[tokio::test]
 async fn a_leader_that_cannot_start_says_what_is_missing() {
     let env = oncebox_tests::TestEnv::new().await;
@@ -178,7 +178,8 @@ async fn a_leader_that_cannot_start_says_what_is_missing() {
         let (code, output, _) = oncebox(&start, &environment).await.unwrap();
         assert_eq!((code, &*output), (0, said));
     }
-    // Its participants answer where they were asked to: nobody may stop listening there.
+    // Its participants answer where they were asked to: their orchestrator must not stop listening
+    // there.
     let elsewhere = ["--reply-to", &nobody, file.path()];
     let newer = Written::new("newer.toml", &ORDER.replace("version = 1", "version = 2"));
     for (command, file) in [("apply", &file), ("run", &file), ("apply", &newer)] {

@@ -212,7 +212,7 @@ async fn a_thousand_deadlines_pass_in_a_few_transactions() {
 }
 
 /// A deadline, of the step or of the whole, and the answer at the same moment: the one that has the
-/// saga's row decides, and the other finds it decided. The answer sends the pivot, behind which
+/// saga's row decides, and the other finds it decided. The answer sends the pivot, after which
 /// there is no way back.
 #[tokio::test]
 async fn of_a_deadline_and_its_answer_the_first_wins() {
@@ -283,8 +283,8 @@ async fn of_a_deadline_and_its_answer_the_first_wins() {
     assert_eq!(shop.orchestrator.counts().late, 2);
 }
 
-/// Where a step is answered in time, the time at which somebody looks again stays as it is, so that
-/// the saga's indexes do not change; looking then finds nothing, and puts it off.
+/// Where a step is answered in time, the time at which a process looks again stays as it is, so
+/// that the saga's indexes do not change; looking then finds nothing, and puts it off.
 #[tokio::test]
 async fn a_due_time_that_comes_too_early_is_put_off_once_it_has_come() {
     let mut shop = Shop::new(&[]).await;

@@ -1,4 +1,4 @@
-//! Handlers behind a barrier, in a real inbox, transactional and leased, and their answers.
+//! Handlers with a barrier, in a real inbox, transactional and leased, and their answers.
 
 use std::{
     sync::{Arc, Mutex},

@@ -112,7 +112,7 @@ async fn a_saga_that_postgresql_refuses_is_put_aside_alone() {
     the_first_is_put_aside(check, "of_a_rule").await;
 }
 
-/// Somebody else has enqueued a message under the key of a command.
+/// Another program has enqueued a message under the key of a command.
 #[tokio::test]
 async fn a_command_whose_key_is_taken_puts_its_saga_aside_alone() {
     let taken = "SELECT oncebox.enqueue('o-1:order:reserve:undo', 'elsewhere', 'other')";

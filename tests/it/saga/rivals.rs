@@ -214,7 +214,7 @@ async fn start_late(shop: &Shop, courier: &Courier, id: &str, number: i64) {
     let (command, reply) = (format!("{id}:order:reserve"), format!("{id}:order:reserve:reply"));
     for key in [command, reply] {
         let sql = format!("{MESSAGE} WHERE key = $1");
-        // None where the participant died, which nobody answers.
+        // None where the participant died, which sends no answer.
         let Some(row) = transaction.query_opt(&sql, &[&key]).await.unwrap() else { break };
         courier.carry(&message(&row).1).await;
     }

@@ -121,7 +121,7 @@ impl Shop {
         self.orchestrator.timers(self.env.pool(2)).run_once().await.unwrap()
     }
 
-    /// The deadline of a step passes, and somebody looks.
+    /// The deadline of a step passes, and a process looks.
     pub(crate) async fn late(&self, id: &str, step: &str) {
         let sql = "UPDATE oncebox.saga_step SET deadline_at = clock_timestamp() - interval '1 second'
                    WHERE step = $2 AND saga_id = (SELECT id FROM oncebox.saga WHERE business_id = $1)";

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::relay::{process::get, support::fresh_stream, support::stream_config};
 
-/// So many lamps are there, and each order takes one.
+/// The number of lamps; each order takes one.
 pub(crate) const STOCK: i32 = 18;
 const PRICE: i64 = 995;
 const STREAM: &str = "SITE";

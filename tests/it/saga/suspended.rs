@@ -21,7 +21,7 @@ use crate::saga::shop::{OrderData, PARTICIPANT, Shop, data};
 
 /// How long another process may take to go on.
 const LIMIT: Duration = Duration::from_secs(30);
-/// After so long a process goes on by itself, so that no thread of a test waits for ever.
+/// After this time a process goes on by itself, so that no thread of a test waits for ever.
 const FORGOTTEN: Duration = Duration::from_secs(120);
 
 /// The first that comes here stops, with its thread, and so with all of its runtime: connections,

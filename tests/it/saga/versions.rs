@@ -1,4 +1,4 @@
-//! Instances go on with the definition that they began with, or nobody starts.
+//! Instances go on with the definition that they began with, or no orchestrator starts.
 
 use oncebox_inbox::{Inbox, Verdict};
 use oncebox_saga::{Definition, Error, Orchestrator, Step};
@@ -56,7 +56,7 @@ async fn a_graph_that_changed_under_its_version_is_noticed() {
     let unknown = shop.orchestrator.start(&transaction, &order(2, &[]), "o-2", &data(1)).await;
     assert!(matches!(unknown, Err(Error::NotRegistered { version: 2, .. })), "{unknown:?}");
     drop(transaction);
-    // A saga in quarantine keeps nobody from starting.
+    // A saga in quarantine keeps no orchestrator from starting.
     shop.client.batch_execute("UPDATE oncebox.saga SET state = 'quarantined', due_at = NULL").await.unwrap();
     changed.check(&shop.client).await.unwrap();
 }

@@ -14,7 +14,7 @@ use crate::{
     schema::migrate::normalise,
 };
 
-/// The longest wait of anybody who uses the database, in milliseconds.
+/// The longest wait of any user of the database, in milliseconds.
 const WAIT_MAX: f64 = 1_000.0;
 
 /// A migration as the next version may have it: an index of a large table is built beforehand, then
@@ -107,8 +107,8 @@ async fn two_processes_migrate_a_database_at_once() {
     assert_eq!(one.from.min(other.from), MIGRATED.from);
 }
 
-/// Somebody has a table locked, for longer than the migration waits at a time: those who come later
-/// do not wait for both.
+/// A session has a table locked, for longer than the migration waits at a time: those who come
+/// later do not wait for both.
 #[tokio::test]
 async fn a_migration_gives_way_says_to_whom_and_tries_again() {
     let env = TestEnv::new().await;
@@ -149,7 +149,7 @@ async fn client_of_all_tables(client: &Client, over: &CancellationToken) {
     }
 }
 
-/// The longest that anybody but the migration has waited for a lock on a table of ours, in
+/// The longest time that any session but the migration has waited for a lock on a table of ours, in
 /// milliseconds.
 async fn longest_wait(env: &TestEnv, over: &CancellationToken) -> f64 {
     let watcher = env.pg().await;

@@ -58,7 +58,7 @@ async fn beside_a_vacuum_full_again_and_again_turns_end_and_no_message_is_lost()
     };
     let turn = async {
         let mut turns = 0;
-        // Nobody empties segments here.
+        // No relay empties segments here.
         while Instant::now() < until && turns < 7 {
             turns += i64::from(end_turn(&client).await.is_none());
             sleep(Duration::from_millis(50)).await;
@@ -87,7 +87,7 @@ async fn a_delayed_message_that_is_being_moved_keeps_its_key_and_the_turn() {
         assert!(reason.contains("producers hold oncebox.message_2"), "{reason}");
         relay.batch_execute(end).await.unwrap();
     }
-    // In the turn of the move and in the next one nobody else gets the key.
+    // In the turn of the move and in the next one no other message gets the key.
     for _ in 0..2 {
         let taken = client.query_one("SELECT oncebox.enqueue('k', 's', 'p')", &[]).await.unwrap();
         assert_eq!(taken.get::<_, Option<i64>>(0), None);

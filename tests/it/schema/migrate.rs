@@ -141,7 +141,8 @@ async fn lanes_are_fixed_when_it_is_installed() {
     }
 }
 
-/// The program passes PostgreSQL's warnings on, and the doctor finds what is still missing.
+/// The program passes PostgreSQL's warnings on, and the doctor finds the roles that are still
+/// missing.
 #[tokio::test]
 async fn roles_that_could_not_be_created_are_told_by_migrate_and_by_the_doctor() {
     let env = TestEnv::new().await;
@@ -327,7 +328,7 @@ pub(crate) fn normalise(dump: &str) -> String {
     text
 }
 
-/// A schema name that nobody else in the cluster uses.
+/// A schema name that no other test in the cluster uses.
 fn other_schema(env: &TestEnv) -> SchemaName {
     env.name().parse().unwrap()
 }

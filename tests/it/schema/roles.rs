@@ -1,4 +1,4 @@
-//! Least privilege: each role may do only its part, and nobody can misuse the functions that run
+//! Least privilege: each role may do only its part, and no role can misuse the functions that run
 //! with their owner's rights.
 
 use oncebox_schema::{Lanes, SchemaName, migrate};
@@ -9,7 +9,7 @@ use crate::relay::support::client;
 
 const ENQUEUE: &str = "SELECT oncebox.enqueue('k', 's', 'p')";
 
-/// Statements that somebody might try, and the roles that may run them: p(roducer), r(elay),
+/// Statements that a login might try, and the roles that may run them: p(roducer), r(elay),
 /// c(onsumer), o(perator).
 const RIGHTS: &[(&str, &str)] = &[
     ("p", ENQUEUE),

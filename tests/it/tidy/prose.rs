@@ -18,7 +18,8 @@ fn wide(path: &Path, text: &str) -> Vec<usize> {
         let prose = if is_document { Some(line) } else { line.trim_start().strip_prefix(mark) };
         let Some(prose) = prose else {
             is_code = false;
-            // Behind code only the lists of modules have comments; code is rustfmt's matter.
+            // At the end of a line with code only the lists of modules have comments; code is
+            // rustfmt's matter.
             let is_module = line.trim_start().trim_start_matches("pub(crate) ").starts_with("mod ");
             if is_module && line.chars().count() > COLUMNS {
                 found.push(number);

@@ -1,4 +1,4 @@
-//! Messages that are set aside: parked, behind another, dead, discarded, replayed.
+//! Messages that are set aside: parked, waiting for another, dead, discarded, replayed.
 
 use serde_json::json;
 

@@ -185,7 +185,7 @@ async fn a_database_that_takes_no_writes_holds_all_messages() {
     assert_eq!(scene.answer("order-1").await["outcome"], "on-its-way");
 }
 
-/// It locks what a relay needs besides the lane.
+/// It locks a row that a relay needs besides the lane.
 #[tokio::test]
 async fn a_locked_cursor_names_the_session_that_has_it() {
     let scene = Scene::new().await;

@@ -1,4 +1,4 @@
-//! The Rust of README and documents, as a service of somebody else compiles it.
+//! The Rust of README and documents, as a service of a user compiles it.
 
 #![allow(dead_code, reason = "nobody calls what an example defines")]
 

@@ -1,9 +1,9 @@
 //! Servers for the Makefile: `servers install newest|oldest|prometheus|redis|browser | up | down |
 //! run -- COMMAND...`.
 //!
-//! `up` leaves a process behind, the holder, which owns a PostgreSQL and a nats-server and answers
-//! on a socket in `.dev`. `down` asks over that socket. No process id is written down anywhere, so
-//! none can be mistaken.
+//! `up` leaves a process, the holder, which owns a PostgreSQL and a nats-server and answers on a
+//! socket in `.dev`. `down` asks over that socket. No process id is written down anywhere, so none
+//! can be mistaken.
 
 use std::{
     env,

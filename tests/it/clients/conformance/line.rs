@@ -1,4 +1,4 @@
-//! In strict order, each consumer has messages wait behind a dead letter of their ordering key.
+//! In strict order, each consumer has messages wait for a dead letter of their ordering key.
 
 use oncebox_tests::{TestEnv, eventually};
 use serde_json::json;
@@ -18,7 +18,7 @@ const LINE: [(&str, &str); 4] =
     [("line-0", "dead"), ("line-1", "return"), ("line-2", "dead"), ("line-3", "return")];
 
 /// The handlers that ran, in the order of their first runs; the messages that wait; the dead
-/// letters. A handler may run once more, behind another one that changed its session.
+/// letters. A handler may run once more, after another one that changed its session.
 const STANDS: &str = "
 SELECT coalesce((SELECT string_agg(name, ' ' ORDER BY first)
                  FROM (SELECT name, min(at) AS first FROM run WHERE name LIKE 'line-%' GROUP BY name) AS runs), '')

@@ -28,7 +28,7 @@ pub(super) fn column(client: &str, settings: &str) -> (Column, Vec<Sent>) {
     let mut sent = sent_to(column);
     sent.retain(|sent| (client, settings) != ("typescript", "leased") || sent.ends != Ends::Parted);
     if settings == "pipelined" {
-        // The error comes up at its statement or behind it: the reason is it, or a later one.
+        // The error comes up at its statement or after it: the reason is it, or a later one.
         let divides = |sent: &&mut Sent| sent.payload["sql"][0] == "SELECT 1 / 0";
         for sent in sent.iter_mut().filter(divides) {
             if let Ends::Fails(reason, _) = &mut sent.ends {

@@ -17,7 +17,7 @@ pub(super) enum Standing {
     At(u64, u64, usize, i64),
 }
 
-/// How far the consumer is that has got so many messages, of which so many are to stay in flight.
+/// How far the consumer is that has got `sent` messages, of which `count` are to stay in flight.
 pub(super) async fn of(stream: &Stream, client: &Client, sent: usize, count: usize) -> Option<Standing> {
     let runs = client.query_one("SELECT count(*) FROM run", &[]).await.ok()?.get(0);
     let info = stream.consumer_info("conform").await.ok()?;

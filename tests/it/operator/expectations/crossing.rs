@@ -21,8 +21,8 @@ use crate::{
     },
 };
 
-/// An expectation of an inbox that has registered, and the first mark of it: what is enqueued from
-/// now on is judged.
+/// An expectation of an inbox that has registered, and the first mark of it: messages that are
+/// enqueued from now on are judged.
 async fn expected(env: &TestEnv, client: &Client, subject: &str, scope: &str) {
     client.execute("SELECT oncebox.register_scope($1)", &[&scope]).await.unwrap();
     expect(env, &format!("add --subject {subject} --handled-by {scope} --within 1s")).await;
@@ -78,8 +78,8 @@ async fn a_delayed_message_is_expected_from_its_time_on() {
     until_missing(&env, &["now", "later"]).await;
 }
 
-/// Each turn of the log has a message that nobody handles; retention deletes the turns, and what is
-/// missing stays missing.
+/// Each turn of the log has a message that is never handled; retention deletes the turns, and
+/// missing messages stay missing.
 #[tokio::test]
 async fn turns_of_the_log_hide_no_missing_message() {
     let env = stream_environment().await;
@@ -106,7 +106,7 @@ async fn turns_of_the_log_hide_no_missing_message() {
     until_missing(&env, &["0-0", "2-0"]).await;
 }
 
-/// What the original misses is not missed by a copy that became an outbox of its own.
+/// A copy that became an outbox of its own does not miss the messages that the original misses.
 #[tokio::test]
 async fn an_adopted_copy_misses_nothing_of_its_original() {
     let env = TestEnv::new().await;

@@ -1,4 +1,4 @@
-//! What an operator makes of a failing message has its headers as they were.
+//! A copy or a dead letter that an operator makes of a failing message has its headers unchanged.
 
 use async_nats::{HeaderMap, jetstream::consumer::pull};
 use futures_util::StreamExt as _;

@@ -18,7 +18,7 @@ const UNAVAILABLE: &str =
     r#"{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}"#;
 
 /// Hands questions below `API` on to JetStream, and counts those of a kind. The answer to one of
-/// these, by its number, is that JetStream is not there yet, as right behind its start.
+/// these, by its number, is that JetStream is not there yet, as right after its start.
 async fn answer(client: Client, kind: &str, refused: u32, asked: Arc<AtomicU32>) {
     let mut questions = client.subscribe(format!("{API}.>")).await.unwrap();
     client.flush().await.unwrap();

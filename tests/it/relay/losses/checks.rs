@@ -71,8 +71,8 @@ async fn a_check_in_the_future_does_not_count() {
     assert!(asked as i64 >= lanes, "{asked} of {lanes}");
 }
 
-/// Checks failed for so long that more receipts came than a check usually finds: the loss lies
-/// below the newest of them.
+/// Checks failed until more receipts came than a check usually finds: the loss lies below the
+/// newest of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_loss_below_many_receipts_is_found() {
     let (env, client, relay, _) = delivered().await;

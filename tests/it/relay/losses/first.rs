@@ -104,7 +104,7 @@ async fn the_first_messages_of_a_lane_are_sent_again_whatever_became_of_them_bef
 }
 
 /// The relay could not look for the stream when it acknowledged first, as when the server dies
-/// right behind the acknowledgement.
+/// right after the acknowledgement.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mark_of_a_stream_that_nobody_knew_hides_no_loss() {
     let env = TestEnv::new().await;

@@ -1,10 +1,10 @@
-//! Somebody else who publishes into the stream.
+//! Another program that publishes into the stream.
 
 use async_nats::{HeaderMap, jetstream};
 
 use super::Broker;
 
-/// Messages of somebody else, with keys.
+/// Messages of another program, with keys.
 pub(super) async fn publish_foreign(broker: &Broker, subject: &str, total: usize) -> Vec<String> {
     let context = jetstream::new(async_nats::connect(broker.nats.url()).await.unwrap());
     let keys: Vec<String> = (0..total).map(|n| format!("foreign{n}")).collect();

@@ -8,11 +8,11 @@ use tokio::time::sleep;
 use super::{Broker, lose};
 use crate::relay::support::{Running, assert_delivered, await_messages, enqueue, stored};
 
-/// All lanes together are held for longer than a check may take, and none for so long that
-/// PostgreSQL gives up.
+/// All lanes together are held for longer than a check may take, and none until PostgreSQL gives
+/// up.
 const HELD: Duration = Duration::from_secs(5);
 
-/// Two relays wait for the lane of somebody else, one of them notes its loss, and both wait for the
+/// Two relays wait for the lane of another one, one of them notes its loss, and both wait for the
 /// next one. Until all are noted they send nothing: a newer message would overtake a lost one.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_sent_before_the_losses_of_all_lanes_are_noted() {

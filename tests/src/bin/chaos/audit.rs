@@ -171,7 +171,7 @@ impl Facts {
         if strange > 0 {
             problems.push(format!("{strange} settlements with numbers that the gateway did not give"));
         }
-        // It was asked, and did nothing: for a key that is nobody's, or that was given up.
+        // It was asked, and did nothing: for an unknown key, or for one that was given up.
         let paid: HashSet<String> = with_step(&self.paid(), "charge").into_iter().collect();
         let foreign = self.books.charges.keys().filter(|key| !paid.contains(*key)).count();
         if foreign > 0 {

@@ -26,7 +26,7 @@ use tokio::{
 use crate::order::{COPIED, STREAM, WRITTEN};
 
 pub(crate) const COPIES: usize = 3;
-/// Each copy comes so many milliseconds after its original, at most.
+/// The most milliseconds between an original and its copy.
 const DELAY_MAX: u64 = 5_000;
 const TICK: Duration = Duration::from_millis(20);
 const ANSWER_MAX: Duration = Duration::from_secs(30);

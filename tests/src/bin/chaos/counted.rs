@@ -1,5 +1,5 @@
 //! The effects that were counted, for the specification: which transaction wrote each row, and how
-//! often the gateway did what it was asked for.
+//! often the gateway acted for each key.
 
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -12,7 +12,7 @@ use crate::{
     stage::Stage,
 };
 
-/// Scope, key, table, transaction. A batch writes behind savepoints, which have transactions of
+/// Scope, key, table, transaction. A batch writes after savepoints, which have transactions of
 /// their own.
 const ROWS: &str = "
     SELECT scope, key, 'effect' AS what, CASE WHEN scope <> 'batch' THEN xmin::text::bigint END AS xmin FROM effect

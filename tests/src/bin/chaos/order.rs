@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) const STREAM: &str = "CHAOS";
 /// The subjects that the relays deliver to; the copies are made from these messages.
 pub(crate) const WRITTEN: &str = "chaos.written.";
-/// The token behind [`WRITTEN`] and [`COPIED`]: paid through the gateway, or not.
+/// The token after [`WRITTEN`] and [`COPIED`]: paid through the gateway, or not.
 const CARD: &str = "placed";
 const ACCOUNT: &str = "account";
 /// The subjects of the copies, which the consumers read.

@@ -90,7 +90,7 @@ pub(crate) async fn run(options: Options) -> Result<bool> {
         }
         member.program.stop().await.with_context(|| format!("stop one of the {}", member.kind.name()))?;
     }
-    // Nobody is left who could still ask the gateway for something.
+    // No process is left that could still ask the gateway for something.
     let has_copies = beside.is_none();
     let facts = timeout(READ_MAX, read(&stage, has_copies)).await.context("read what was done")??;
     stage.gateway.stop().await.context("stop the gateway")?;

@@ -64,7 +64,7 @@ pub(crate) struct Acting {
     now: Now,
 }
 
-/// What is being done.
+/// The act that is under way.
 type Now = Arc<Mutex<Option<Act>>>;
 
 /// Who acts, on which servers.
@@ -83,7 +83,7 @@ impl Acting {
         Self { stop, task, now }
     }
 
-    /// What is being done, if anything is.
+    /// The act that is under way, if there is one.
     pub(crate) fn now(&self) -> Option<Act> {
         *self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }

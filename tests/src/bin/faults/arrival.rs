@@ -9,7 +9,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::consumer;
 
-/// When everything runs again: if nothing arrives for so long, the missing messages count as lost.
+/// When everything runs again: if nothing arrives for this time, the missing messages count as
+/// lost.
 const CATCH_UP_MAX: Duration = Duration::from_secs(90);
 const PAUSE: Duration = Duration::from_millis(100);
 /// To count ten million effects takes seconds, so the pause is as many times as long.

@@ -37,7 +37,7 @@ impl Beside {
         Ok(Self(chaos))
     }
 
-    /// Ends the harm, waits until all orders are handled, and says what was counted.
+    /// Ends the harm, waits until all orders are handled, and returns the counts.
     ///
     /// # Errors
     /// Something was lost or doubled.

@@ -22,9 +22,9 @@ use crate::{
 
 /// Two checks of streams for losses, and a look at the schema.
 const CALM: Duration = Duration::from_secs(70);
-/// A loss is found so long after a restore at the latest.
+/// A loss is found within this time after a restore.
 const FOUND_WITHIN: Duration = Duration::from_secs(90);
-/// So many messages leave none of the 16 lanes without one.
+/// This number of messages leaves none of the 16 lanes without one.
 const MESSAGES: usize = 100;
 /// True of this stage, and no alarm: its streams are made so, and some orders are worth nothing.
 const EXPECTED: [&str; 6] = [

@@ -54,7 +54,7 @@ async fn restore_one(stage: &mut Stage<'_>) -> Result<()> {
 async fn await_replicas(cluster: &NatsCluster) -> Result<()> {
     let jetstream = cluster.jetstream().await?;
     within("the replicas are current", WAIT_MAX, async || {
-        // The consumer has replicas of its own, which may be behind when the stream's are current.
+        // The consumer has replicas of its own, which may lag when the stream's are current.
         Ok(match jetstream.get_stream(STREAM).await {
             Ok(stream) if is_whole(stream.cached_info().cluster.as_ref()) => {
                 let durable = stream.consumer_info(DURABLE).await.ok();

@@ -32,8 +32,8 @@ impl Company {
         })
     }
 
-    /// Ends it, when all was calm and each act was done; says what was done, and how many segments
-    /// were emptied.
+    /// Ends it, when all was calm and each act was done; says which acts were done, and how many
+    /// segments were emptied.
     pub(crate) async fn stop(self, stage: &Stage<'_>) -> Result<(String, usize)> {
         let acts = self.acting.stop().await.context("what operators did")?;
         stage.say.say("operators have done all that they do; orders beside are waited for");

@@ -48,7 +48,7 @@ pub(crate) fn message(key: &str, rng: &mut fastrand::Rng) -> Result<Message> {
     message_of(key, rng.usize(0..2_000))
 }
 
-/// One in so many has a large payload, which lies in the bucket.
+/// One message in this number has a large payload, which lies in the bucket.
 const LARGE_ONE_IN: usize = 200;
 
 /// As `message`, and now and then with a large payload.

@@ -17,7 +17,7 @@ use crate::{
 const WAIT_MAX: Duration = Duration::from_secs(60);
 const DATABASES: [&str; 9] =
     ["hanging", "filled", "restored", "quiet_1", "quiet_2", "quiet_3", "quiet_4", "quiet_5", "quiet_6"];
-/// So many messages the full stream takes.
+/// The number of messages that the full stream takes.
 const ROOM: i64 = 5;
 const MESSAGES: i32 = 20;
 const KILLS: usize = 3;

@@ -1,4 +1,4 @@
-//! Collects the evidence when a scenario fails, since it may not fail again when somebody
+//! Collects the evidence when a scenario fails, since it may not fail again when a developer
 //! investigates it.
 
 use std::time::Duration;

@@ -71,7 +71,7 @@ struct Options {
     is_atomic: bool,
     /// Instead of the matrix.
     torture: Option<Duration>,
-    /// Instead of the matrix, with so many messages.
+    /// Instead of the matrix, with this number of messages.
     soak: Option<u64>,
 }
 

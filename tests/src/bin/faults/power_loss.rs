@@ -18,7 +18,7 @@ const IN_FLIGHT: usize = 1_000;
 const FOREIGN: &str = "foreign";
 
 /// The server dies, and comes back with an older copy of its store: messages acknowledged since are
-/// gone. The second time somebody else gets the lost sequences before the relays are back.
+/// gone. The second time another program gets the lost sequences before the relays are back.
 pub(crate) async fn run(stage: &mut Stage<'_>) -> Result<String> {
     const LOSSES: u32 = 2;
     let mut config = stream_config(0);
@@ -64,7 +64,7 @@ pub(crate) async fn lose(stage: &mut Stage<'_>, is_refilled: bool) -> Result<u64
     Ok(missing)
 }
 
-/// Somebody else publishes so many messages.
+/// Another program publishes `messages` messages.
 async fn refill(stage: &Stage<'_>, messages: u64) -> Result<()> {
     let jetstream = stage.broker.jetstream().await?;
     let publish = async || {

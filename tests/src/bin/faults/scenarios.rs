@@ -129,7 +129,7 @@ async fn relay_killed(stage: &mut Stage<'_>) -> Result<String> {
     for kill in 0..KILLS {
         stage.mid_batch().await?;
         sleep(Duration::from_millis(fastrand::u64(..40))).await;
-        // The other one takes over; or nobody does, until the stream has forgotten its ids.
+        // The other one takes over; or none does, until the stream has forgotten its ids.
         let killed = if kill % 3 == 0 { kill % 2..kill % 2 + 1 } else { 0..2 };
         for relay in &mut stage.relays[killed.clone()] {
             relay.kill().await?;
@@ -222,7 +222,7 @@ async fn consumer_killed(stage: &mut Stage<'_>) -> Result<String> {
     Ok(format!("{KILLS} times the consumer ends mid-message"))
 }
 
-/// Suspended for so long that PostgreSQL cuts it off, and another relay takes its lanes over.
+/// Suspended until PostgreSQL cuts it off, and another relay takes its lanes over.
 async fn relay_hanging(stage: &mut Stage<'_>) -> Result<String> {
     // Only from one that has settled can the recording tell that another has taken over.
     stage.some("a settled lane", "SELECT count(*) FROM oncebox.cursor WHERE number > 1").await?;
@@ -323,8 +323,8 @@ async fn stream_full(stage: &Stage<'_>) -> Result<String> {
     Ok(format!("full for {} s, {waiting} messages waiting", FULL.as_secs()))
 }
 
-/// A subject without a stream, whose messages nobody answers: a subscriber to everything keeps the
-/// server from saying that nobody is there.
+/// A subject without a stream, whose messages get no answer: a subscriber to everything keeps the
+/// server from reporting that there is none.
 async fn mute_subject(stage: &mut Stage<'_>) -> Result<String> {
     const ROUNDS: i32 = 5;
     const MESSAGES: i32 = 40;

@@ -38,7 +38,7 @@ const SUSPENDED_MAX: u64 = 6;
 const TICK: Duration = Duration::from_millis(200);
 /// A server that is away gives no sample.
 const SAMPLE_MAX: Duration = Duration::from_secs(10);
-/// So many times the time that the load takes by its rate.
+/// A multiple of the time that the load takes by its rate.
 const LATE_MAX: u32 = 3;
 
 /// True when everything is right and all figures are flat.

@@ -69,8 +69,8 @@ pub(crate) struct Setup {
     pub(crate) is_mixed: bool,
     /// Relays serve two more databases.
     pub(crate) has_fleet: bool,
-    /// Retention deletes messages, or somebody else writes the log: so there is no ledger to check
-    /// recordings with.
+    /// Retention deletes messages, or another program writes the log: so there is no ledger to
+    /// check recordings with.
     pub(crate) forgets: bool,
 }
 

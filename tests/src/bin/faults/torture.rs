@@ -26,8 +26,8 @@ pub(crate) const OPTIONS: &[(&str, &str)] = &[
     ("ONCEBOX_OBJECT_STORE", "payloads"),
     ("ONCEBOX_LARGE_PAYLOAD_BYTES", "65536"),
 ];
-/// Seven turns last longer than the retention, and half a minute for what is settled late: else the
-/// ring is full, and waits, which `status` finds.
+/// Seven turns last longer than the retention, and half a minute for messages that are settled
+/// late: else the ring is full, and waits, which `status` finds.
 const RING: Ring = Ring { turn: Duration::from_secs(30), retention: Duration::from_secs(180) };
 /// Sometimes longer than PostgreSQL waits for a relay.
 const SUSPENDED_MAX: u64 = 25;

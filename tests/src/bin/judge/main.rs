@@ -1,5 +1,5 @@
 //! A judge from outside: reads the producers' ledger, the stream and the consumers' tables of any
-//! service that uses an outbox, and says what was lost, doubled, reordered or invented.
+//! service that uses an outbox, and names messages that were lost, doubled, reordered or invented.
 //!
 //! It has no code of Oncebox, and knows of it one header, which `--header` replaces. Run it when
 //! everything has come to rest.

@@ -78,7 +78,7 @@ impl Kind {
             Self::Size => 0.5,
             Self::Memory | Self::Time => 3.0,
             Self::CollectedMemory => 48.0,
-            // So long the end of a turn waits at most.
+            // The longest time that the end of a turn waits.
             Self::WaitingTime => 200.0,
         }
     }

@@ -6,7 +6,7 @@ use oncebox_tests::traffic::Steady;
 
 use crate::{consumer::Handling, scenarios::USUAL, stage::Setup, turning::Ring};
 
-/// From so many messages on a soak takes long enough for samples and faults of each minute.
+/// From this number of messages on a soak takes long enough for samples and faults of each minute.
 const LONG: u64 = 2_000_000;
 const CONCURRENCY: usize = 4;
 const BATCH: usize = 64;
@@ -20,7 +20,7 @@ pub(crate) struct Plan {
     pub(crate) ring: Ring,
     pub(crate) sample_every: Duration,
     pub(crate) fault_every: Duration,
-    /// A suspended relay can hold the ring up for so long that it decides a third of a short soak.
+    /// A suspended relay can hold the ring up for a third of a short soak.
     pub(crate) suspends: bool,
     /// Samples before are not judged: tables are not as large yet as they will be.
     pub(crate) warm_up: Duration,

@@ -1,4 +1,4 @@
-//! What was measured since the sample before.
+//! The measurements since the sample before.
 
 use std::{fmt, time::Duration};
 

@@ -18,7 +18,7 @@ use crate::stage::Stage;
 
 /// Timed are the first messages of transactions.
 const TIMED: &str = "CREATE INDEX effect_timed ON effect (at) WHERE key LIKE '%-0'";
-/// Of the last so many seconds.
+/// Of the last seconds, of the given number.
 const EFFECTS: &str = "
     SELECT key, extract(epoch FROM at)::float8
     FROM effect
