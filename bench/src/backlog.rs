@@ -2,8 +2,8 @@
 //!
 //! Each run gets a copy of the database, so all drain the same rows from the same state. The copy
 //! lies in the operating system's cache, not in PostgreSQL's: a backlog that has waited is cold
-//! there. Before it is copied the backlog is vacuumed and analysed, which autovacuum does after so
-//! many inserts.
+//! there. Before it is copied the backlog is vacuumed and analysed, which autovacuum does after
+//! that number of inserts.
 
 use anyhow::{Context, ensure};
 use bytes::Bytes;
@@ -24,7 +24,7 @@ pub(crate) enum Ordering {
 /// A database full of messages that no relay has seen, and the same messages in memory.
 #[derive(Debug)]
 pub(crate) struct Backlog {
-    /// Nobody stays connected to it: it is a template.
+    /// No session stays connected to it: it is a template.
     pub(crate) database: String,
     pub(crate) messages: Vec<Message>,
 }
@@ -76,7 +76,7 @@ impl Backlog {
         Ok(Self { database, messages: loaded })
     }
 
-    /// Enqueues so many messages more, and keeps none of them in memory.
+    /// Enqueues a number of further messages, and keeps none of them in memory.
     pub(crate) async fn add(
         servers: &Servers,
         database: &str,

@@ -1,4 +1,4 @@
-//! Two programs by turns: what a change costs or earns, in minutes.
+//! Two programs by turns: the cost or gain of a change, in minutes.
 //!
 //! Each program is a `bench` of its own build, beside its own `oncebox`, and measures with servers
 //! of its own. A round runs both once, in an order that alternates, so that a machine that slowly
@@ -74,7 +74,7 @@ async fn measure(program: &Path, results: &Path, config: &Config) -> anyhow::Res
     Ok(figures(&serde_json::from_str(&text)?))
 }
 
-/// Every number, and every rate behind it.
+/// Every number, and every rate that it is made of.
 fn figures(results: &Value) -> Figures {
     let numbers = |value: &Value| {
         let fields = value.as_object().into_iter().flatten();
@@ -85,7 +85,7 @@ fn figures(results: &Value) -> Figures {
     numbers(results).into_iter().chain(rates).collect()
 }
 
-/// What both sides have in each round.
+/// The figures of both sides in each round.
 fn table(rounds: &[(Figures, Figures)]) -> String {
     let mut table = format!("{:<36} {:>10} {:>10} {:>9}\n", "median of rounds", "old", "new", "new / old");
     let names = rounds.first().into_iter().flat_map(|(old, _)| old.keys());

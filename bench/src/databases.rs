@@ -18,7 +18,7 @@ use crate::{
 };
 
 const COUNTS: [usize; 3] = [1, 10, 100];
-/// The traffic of a thousand messages a second goes to so many databases.
+/// The number of databases to which a thousand messages a second go.
 const BUSY: usize = 10;
 const RATE: u32 = 1_000;
 const PRODUCERS: usize = 20;

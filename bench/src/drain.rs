@@ -13,8 +13,8 @@
 //! are outside of this span; everything between them is inside. PostgreSQL runs on the same cores
 //! as the relay and the reference.
 //!
-//! The WAL is everything that PostgreSQL wrote between the start and the end of the relay, while
-//! nobody else wrote.
+//! The WAL is everything that PostgreSQL wrote between the start and the end of the relay, while no
+//! other session wrote.
 
 use std::{io::Write as _, time::Duration};
 
@@ -247,9 +247,9 @@ pub(crate) async fn drain_by(
     })
 }
 
-/// Opens a transaction and leaves it open, like a report that somebody forgot. Its snapshot keeps
-/// every dead row version in this database, and its transaction id is in every snapshot that the
-/// relay takes. It ends with the session.
+/// Opens a transaction and leaves it open, like a forgotten report. Its snapshot keeps every dead
+/// row version in this database, and its transaction id is in every snapshot that the relay takes.
+/// It ends with the session.
 async fn hold(session: &Session) -> anyhow::Result<()> {
     session.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT pg_current_xact_id()").await?;
     Ok(())

@@ -4,7 +4,7 @@
 //!
 //! All handle the same messages, one at a time each, sixteen in flight over as many connections,
 //! with one awaited INSERT: through `Inbox::run`, since only the one over tokio-postgres claims the
-//! next key behind a commit.
+//! next key after a commit.
 
 use std::{
     marker::PhantomData,

@@ -3,7 +3,7 @@
 //! Sixteen producers, each with its own connection and prepared statements: `BEGIN`, one message,
 //! `COMMIT`. Nothing else is in the transaction, which is the hardest case for the ratio: any
 //! business write would dilute it. The plain table has a `bigserial` and a unique `uuid`; its rows
-//! are not ordered, not checked, and nobody is woken. Both tables grow in turns. Then the same
+//! are not ordered, not checked, and wake no relay. Both tables grow in turns. Then the same
 //! producers give `enqueue_all` a thousand messages in each transaction, beside single calls.
 
 use std::sync::{

@@ -1,11 +1,11 @@
 //! Growth: the price of a log of `ROWS` messages for producers, the relay and retention.
 //!
-//! One database has a week behind it: six full segments and a half, and a plain table with as many
-//! rows; another one has nothing. Producers take turns with an INSERT into the plain table, as in
-//! [`crate::enqueue`], in the large one; WAL is counted right after a checkpoint, in both. The
+//! One database has the history of a week: six full segments and a half, and a plain table with as
+//! many rows; another one has nothing. Producers take turns with an INSERT into the plain table, as
+//! in [`crate::enqueue`], in the large one; WAL is counted right after a checkpoint, in both. The
 //! relay drains equal backlogs from both, and carries a thousand messages a second. Then a segment
 //! is emptied, and as much of another one is deleted and vacuumed, as it would be without the ring.
-//! `turning` follows, and an inbox of so many keys.
+//! `turning` follows, and an inbox with as many keys.
 //!
 //! Filling takes minutes, and 1 GB of disk for a million rows, so this is measured only when it is
 //! asked for.
@@ -33,7 +33,7 @@ use crate::{
 const SEGMENTS: usize = 6;
 /// Messages from one checkpoint to the next: the default five minutes, at a thousand a second.
 const WAL_MESSAGES: usize = 300_000;
-/// With small histories, one message for so many rows.
+/// With small histories, one message for this number of rows.
 const ROWS_A_WAL_MESSAGE: usize = 10;
 
 /// Rows that come in the order of their keys leave as much room in the index as rows at random.
@@ -71,7 +71,7 @@ pub(crate) async fn measure(servers: &Servers, config: &Config, report: &mut Rep
     ordinary::claim(servers, config, report).await.context("claim keys")
 }
 
-/// A database with a week behind it.
+/// A database with the history of a week.
 async fn history(servers: &Servers, rows: usize) -> anyhow::Result<String> {
     let database = servers.migrated().await?;
     let session = servers.session(&database).await?;
@@ -144,7 +144,7 @@ async fn wal_position(session: &Session) -> anyhow::Result<f64> {
     Ok(session.query_one(sql, &[]).await?.get(0))
 }
 
-/// How fast a relay drains a backlog with a history behind it, against one without.
+/// How fast a relay drains a backlog in a database with a history, against one without.
 async fn drain(
     servers: &Servers,
     messages: usize,

@@ -1,8 +1,7 @@
 //! The cost of a relay without work: processor time in per cent of one core.
 //!
-//! The relay has delivered one message, so it is connected and has been at work; then nobody
-//! enqueues anything. After a pause in which it may calm down, its user and kernel time is read
-//! twice.
+//! The relay has delivered one message, so it is connected and has been at work; then no message is
+//! enqueued. After a pause in which it may calm down, its user and kernel time is read twice.
 
 use std::time::Duration;
 

@@ -167,7 +167,7 @@ async fn check(servers: &Servers, rounds: usize) -> anyhow::Result<[f64; 3]> {
     Ok(taken.map(median))
 }
 
-/// Of a relay whose lanes moved so long ago.
+/// Of a relay whose lanes last moved this long ago.
 async fn start(servers: &Servers, database: &str, ago: &str) -> anyhow::Result<f64> {
     fill(servers, database, 1, 1).await?;
     let session = servers.session(database).await?;

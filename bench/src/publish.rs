@@ -20,7 +20,7 @@ use crate::{
 const WAYS: [(Publish, &str); 2] = [(Publish::Pipelined, "pipelined"), (Publish::Atomic, "atomic")];
 const KEYS: [(Ordering, &str); 3] =
     [(Ordering::None, "no_keys"), (Ordering::Keys(1_000), "thousand_keys"), (Ordering::Keys(1), "one_key")];
-/// A message takes so many times longer where each acknowledgement waits for the disk.
+/// A message takes longer by this factor where each acknowledgement waits for the disk.
 const DURABLE_SHARE: usize = 10;
 
 /// Takes all rounds.

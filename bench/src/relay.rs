@@ -54,7 +54,7 @@ impl Relay {
         database: &str,
     ) -> anyhow::Result<Self> {
         let program = program(name)?;
-        // Free now, and nobody else takes ports here.
+        // Free now, and no other process takes ports here.
         let http = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr())?;
         let child = Command::new(&program)
             .args(arguments)

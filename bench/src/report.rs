@@ -140,7 +140,7 @@ enum Goal {
 pub(crate) struct Report {
     machine: Machine,
     sizes: Value,
-    /// The rounds of each figure, and the remark behind it; in the order of the table.
+    /// The rounds of each figure, and its remark; in the order of the table.
     rows: Vec<(&'static Figure, f64, String)>,
     details: Map<String, Value>,
     rates: Map<String, Value>,
@@ -159,7 +159,7 @@ impl Report {
         Self { machine, sizes, rows: Vec::new(), details: Map::new(), rates: Map::new() }
     }
 
-    /// One figure: the median of the rounds, and the remark behind it.
+    /// One figure: the median of the rounds, and its remark.
     ///
     /// # Panics
     /// When the key is not in [`FIGURES`]: a slip of the pen in a measurement.
@@ -168,8 +168,7 @@ impl Report {
         self.rows.push((figure.expect("every key that is reported is in FIGURES"), median, behind));
     }
 
-    /// A figure that stands behind another one: in `results.json`, with no line of its own in the
-    /// table.
+    /// A figure that explains another one: in `results.json`, with no line of its own in the table.
     pub(crate) fn detail(&mut self, key: &str, value: f64) {
         self.details.insert(key.to_owned(), json!(round(value)));
     }

@@ -126,8 +126,8 @@ pub(crate) async fn fill(
     Ok(())
 }
 
-/// Messages per second, until the stream has so many; then how long each of some scrapes took, in
-/// milliseconds.
+/// Messages per second, until the stream has a number of them; then how long each of some scrapes
+/// took, in milliseconds.
 pub(crate) async fn head(
     servers: &Servers,
     database: &str,

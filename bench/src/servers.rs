@@ -146,7 +146,7 @@ impl Servers {
 
     /// A copy of a database, byte by byte, on the disk when this returns.
     ///
-    /// Nobody may be connected to `template`; a session that has just ended is waited for.
+    /// No session may be connected to `template`; a session that has just ended is waited for.
     pub(crate) async fn copy_of(&self, template: &str) -> anyhow::Result<String> {
         let database = self.next_name();
         let admin = self.admin().await?;

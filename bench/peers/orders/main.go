@@ -26,7 +26,7 @@ import (
 
 const (
 	producers, workers = 8, 16
-	// spare is for what River does besides: it listens, elects a leader, fetches and completes.
+	// spare is for the other work of River: it listens, elects a leader, fetches and completes.
 	spare  = 4
 	effect = "INSERT INTO effect (order_id, cents) VALUES ($1, $2)"
 )
@@ -43,7 +43,7 @@ type Order struct {
 // enqueue writes the job or the message of an order in the order's transaction.
 type enqueue func(context.Context, pgx.Tx, Order) error
 
-// ways start the handlers, and return what their producers call.
+// ways start the handlers, and return the function that their producers call.
 var ways = map[string]func(context.Context, *shop) enqueue{
 	"river": river, "river-unique": riverUnique, "go": batch, "go-set": set,
 }

@@ -1,4 +1,4 @@
-//! An ordinary day with a history behind it, against one without: a thousand messages a second
+//! An ordinary day in a database with a history, against one without: a thousand messages a second
 //! through a relay, and the claims of an inbox.
 
 use crate::{

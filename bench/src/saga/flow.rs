@@ -39,7 +39,8 @@ use crate::{
 
 const CONCURRENCY: usize = 16;
 const STARTERS: usize = 8;
-/// Of the messages of a run: so many fewer are the sagas. Ten thousand with the default sizes.
+/// The messages of a run, divided by this, are the number of sagas: ten thousand with the default
+/// sizes.
 const MESSAGES_PER_SAGA: usize = 30;
 /// Before this, each saga waits for connections, consumers and caches.
 const WARM_UP: usize = 5;
@@ -184,7 +185,7 @@ impl Site {
         Ok(Round { rate: sagas as f64 / seconds, postgres_percent, saga, message })
     }
 
-    /// Starts so many, and waits until all of them are completed.
+    /// Starts a number of sagas, and waits until all of them are completed.
     async fn lead(&self, sagas: usize) -> Result<()> {
         let expected = self.orchestrator.counts().completed + sagas as u64;
         let next = AtomicUsize::new(0);

@@ -65,8 +65,9 @@ impl Side for Led {
     }
 }
 
-/// The same transactions as somebody writes them for this one process: each statement prepared, and
-/// awaited; a state and a row for each step; no deadline, no early answers, no way back.
+/// The same transactions as a programmer writes them by hand for this one process: each statement
+/// prepared, and awaited; a state and a row for each step; no deadline, no early answers, no way
+/// back.
 pub(super) struct ByHand {
     pool: Pool,
     claim: String,

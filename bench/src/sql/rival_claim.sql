@@ -1,4 +1,4 @@
--- Lock the oldest messages that nobody else has locked. $1 how many at most.
+-- Lock the oldest messages that no other session has locked. $1 how many at most.
 -- Index: rival_outbox_pkey. Locking: SKIP LOCKED, so that copies of the loop share the work, and
 --   reorder it.
 SELECT id, key, subject, payload
