@@ -1,7 +1,7 @@
 //! Which subjects a change of their contracts breaks, and for which consumers.
 //!
 //! A change breaks nothing only if that is proven: the difference of the two schemas, as sets of
-//! values, is empty. Whatever cannot be decided counts as breaking.
+//! values, is empty. A change that cannot be decided counts as breaking.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,8 @@ use crate::{Contract, Contracts, breach::bounded, pattern};
 const EXAMPLES_MAX: usize = 8;
 /// A longer example is left out of that.
 const EXAMPLE_BYTES_MAX: usize = 16 * 1024;
-/// About so many values near an example are tried; without one among them, the schemas decide.
+/// About this number of values near an example are tried; if none of them proves it, the schemas
+/// decide.
 const VARIANTS_MAX: usize = 10_000;
 /// The name of a property that no schema has.
 const UNKNOWN: &str = "unknown-property";
@@ -36,7 +37,7 @@ pub enum Direction {
 pub enum Verdict {
     /// Consumers meet such messages, which their contract refuses.
     Breaks(String),
-    /// Nobody knows: this counts as breaking.
+    /// It cannot be decided: this counts as breaking.
     CannotTell(String),
 }
 
@@ -54,7 +55,7 @@ pub struct Change {
 }
 
 impl Contracts {
-    /// What a change from these contracts to others breaks; nothing where it is safe.
+    /// The breaks of a change from these contracts to others; none where it is safe.
     #[must_use]
     pub fn diff(&self, new: &Self) -> Vec<Change> {
         self.all.iter().flat_map(|old| changes(old, &new.all)).collect()
