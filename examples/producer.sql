@@ -2,8 +2,8 @@
 --
 --   psql "$DATABASE_URL" -v request_key=4711 -v customer=7 -v cents=995 -f producer.sql
 --
--- The same steps as src/order.rs and producer.py: nobody can tell from a message which of the three
--- sent it.
+-- The same steps as src/order.rs and producer.py: a message does not show which of the three sent
+-- it.
 \set ON_ERROR_STOP on
 SET client_min_messages = warning;  -- the tables may be there already
 \ir src/order/schema.sql

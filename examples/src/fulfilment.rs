@@ -3,8 +3,8 @@
 //! their part.
 //!
 //! Each service does so for every caller, and undoes it when asked with the action's key and
-//! `:undo` behind it. In [`orders`] a saga asks. In [`choreography`] nobody does: each service
-//! reacts to the others' events.
+//! `:undo` at its end. In [`orders`] a saga asks. In [`choreography`] no orchestrator asks: each
+//! service reacts to the others' events.
 
 use oncebox_outbox::{Key, KeyError};
 use serde::{Deserialize, Serialize};

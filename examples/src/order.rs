@@ -51,7 +51,7 @@ pub async fn place_order(
     place_order_as(transaction, outbox, subject, &root, request).await
 }
 
-/// Places an order whose root key is known already, for example behind the HTTP layer.
+/// Places an order whose root key is known already, for example inside of the HTTP layer.
 ///
 /// # Errors
 /// The errors of [`place_order`].

@@ -43,8 +43,8 @@ pub trait Partition: Send {
 /// # Errors
 /// The partition cannot be read, or its position not be stored.
 pub async fn consume(inbox: &Inbox, handler: &impl Handler, mut partition: impl Partition) -> Result<()> {
-    // Nobody knows whether the first record was run before a crash. As one that is delivered again
-    // it is noted before it runs, and given up if it ends its process again and again.
+    // The first record may have been run before a crash. As one that is delivered again it is noted
+    // before it runs, and given up if it ends its process again and again.
     let mut deliveries = 2;
     while let Some(Record { offset, time, key, value }) = partition.next().await? {
         let origin = Origin { stream: partition.name().to_owned(), sequence: offset, stored_at: time };
@@ -56,7 +56,7 @@ pub async fn consume(inbox: &Inbox, handler: &impl Handler, mut partition: impl 
     Ok(())
 }
 
-/// Runs a message until it is handled, or given up: those behind it wait.
+/// Runs a message until it is handled, or given up: the later ones wait.
 async fn settle(inbox: &Inbox, handler: &impl Handler, mut message: Received) {
     let mut waits = 0;
     loop {

@@ -28,8 +28,8 @@ use oncebox_inbox::{
 };
 use sha2::Sha256;
 
-/// How old a signature of Stripe may be. This limits the time in which somebody can send a recorded
-/// request again.
+/// How old a signature of Stripe may be. This limits the time in which an attacker can send a
+/// recorded request again.
 const SIGNATURE_AGE_MAX: Duration = Duration::from_secs(300);
 
 /// The inbox for the deliveries of a sender, and the secret that it signs them with.

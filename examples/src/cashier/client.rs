@@ -10,7 +10,8 @@ use tokio::net::TcpStream;
 
 use crate::gateway::{Payment, Receipt};
 
-/// Speaks to one gateway, one connection per request: nothing is ever sent twice behind our back.
+/// Speaks to one gateway, one connection per request: the client never sends a request twice by
+/// itself.
 #[derive(Clone, Debug)]
 pub struct Client {
     address: String,
@@ -26,7 +27,7 @@ impl Client {
     /// Charges, once per key.
     ///
     /// # Errors
-    /// The card is declined (rejected), the gateway was not reached (failed), or nobody knows
+    /// The card is declined (rejected), the gateway was not reached (failed), or gave no answer
     /// (unknown).
     pub async fn charge(&self, key: &Key, cents: i64) -> Result<Receipt, CallError> {
         self.pay("/charges", key, cents).await
@@ -43,7 +44,7 @@ impl Client {
     /// Pays out, once per call.
     ///
     /// # Errors
-    /// The gateway was not reached (failed), or nobody knows (unknown).
+    /// The gateway was not reached (failed), or gave no answer (unknown).
     pub async fn pay_out(&self, key: &Key, cents: i64) -> Result<Receipt, CallError> {
         self.pay("/payouts", key, cents).await
     }

@@ -227,7 +227,7 @@ impl Fraud {
 mod tests {
     use super::*;
 
-    /// One order that was shipped, one that was declined, one that nobody ships to.
+    /// One order that was shipped, one that was declined, one to an address without a carrier.
     fn books() -> Ledger {
         let entry = |state: &str, stock, money, parcels| Entry {
             state: state.to_owned(),

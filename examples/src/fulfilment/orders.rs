@@ -13,7 +13,7 @@ use tracing::error;
 use super::{Order, billing, inventory, shipping};
 use crate::config::subject;
 
-/// How long an answer may take before somebody has to look: longer than a participant tries.
+/// How long an answer may take before an operator has to look: longer than a participant tries.
 const ANSWER_MAX: Duration = Duration::from_secs(3_600);
 
 /// A client's request.

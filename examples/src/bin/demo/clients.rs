@@ -35,8 +35,8 @@ pub(crate) struct Progress {
     /// Set while the clients are to order without a pause: a process that is killed then is busy.
     pub(crate) rush: AtomicBool,
     /// How often nats-server has lost the end of its stream. A task that reads the stream and
-    /// publishes what it read holds it meanwhile: a copy of a message lost by then would come
-    /// before older ones of its customer.
+    /// publishes copies holds it meanwhile: a copy of a message lost by then would come before
+    /// older ones of its customer.
     pub(crate) losses: Mutex<u32>,
     /// Nothing more is killed.
     pub(crate) is_calm: AtomicBool,

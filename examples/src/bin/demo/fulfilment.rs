@@ -27,9 +27,9 @@ use verdict::Verdict;
 
 const POLL: Duration = Duration::from_millis(250);
 const SHOW_EVERY: u32 = 8;
-/// After so long nobody orders any more, however many orders there are by then.
+/// After this time no customer orders any more, however many orders there are by then.
 const ORDERING_MAX: Duration = Duration::from_secs(60);
-/// If no saga ends for so long, the open ones count as stuck.
+/// If no saga ends for this time, the open ones count as stuck.
 const STANDSTILL_LIMIT: Duration = Duration::from_secs(60);
 
 /// True when the books balance.

@@ -71,7 +71,7 @@ async fn main() -> ExitCode {
 async fn run(acts: Acts) -> Result<bool> {
     println!("starting servers ...");
     let mut servers = Servers::start().await?;
-    // Whichever way it ends, dropping the acts has ended every process of theirs.
+    // However it ends, dropping the acts has ended every process of theirs.
     let outcome = tokio::select! {
         outcome = Box::pin(play(&mut servers, acts)) => outcome,
         name = config::stop_signal() => name.and_then(|name| bail!("stopped by {name}")),

@@ -42,8 +42,8 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// `oncebox relay` on one database. It sends lost messages again in any case, because nobody
-    /// else publishes to the stream.
+    /// `oncebox relay` on one database. It sends lost messages again in any case, because no other
+    /// program publishes to the stream.
     pub(crate) fn relay(name: &str, servers: &Servers, database_url: &str) -> Result<Self> {
         let environment = vec![
             ("DATABASE_URL", database_url.to_owned()),

@@ -23,7 +23,7 @@ pub(crate) struct Report {
     /// Messages that were published a second time on purpose.
     pub(crate) copies: usize,
     /// Duplicates that the payment processes answered from the inbox, as they wrote them down every
-    /// 20 ms. The last ones of a killed process are missing, so there were at least so many.
+    /// 20 ms. The last ones of a killed process are missing, so this is a lower bound.
     pub(crate) absorbed: usize,
     /// The stream's messages that ask for a payment.
     pub(crate) placed: Stored,

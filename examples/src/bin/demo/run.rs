@@ -27,8 +27,8 @@ use crate::{
 
 const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(100);
-// When all orders are placed and everything runs again: if nothing arrives for so long, the missing
-// ones count as lost.
+// When all orders are placed and everything runs again: if nothing arrives for this time, the
+// missing ones count as lost.
 const CATCH_UP_LIMIT: Duration = Duration::from_secs(60);
 
 /// Orders and their payments by messages, while relays, consumers and nats-server are killed; true
@@ -142,7 +142,7 @@ async fn catch_up(
         if is_idle && report.placed.keys >= report.committed && charges <= report.receipts.keys {
             return Ok(());
         }
-        // There are so many keys and no more, so this ends.
+        // The number of keys is limited, so this ends.
         let far = report.placed.keys + report.receipts.keys;
         if far > seen {
             (deadline, seen) = (Instant::now() + CATCH_UP_LIMIT, far);

@@ -122,7 +122,7 @@ impl Servers {
     }
 
     /// Kills nats-server, and starts it with the copy of its store. Returns how many messages are
-    /// gone, at least; none when it is not ours. Nobody reads meanwhile: see [`Progress::losses`].
+    /// gone, at least; none when it is not ours. No task reads meanwhile: see [`Progress::losses`].
     pub(crate) async fn lose_tail(&mut self, progress: &Progress) -> Result<u64> {
         let mut losses = progress.losses.lock().await;
         let last = self.last_sequence().await?;

@@ -14,7 +14,7 @@ const RUSH_BEFORE: Duration = Duration::from_millis(150);
 const RUSH_AFTER: Duration = Duration::from_millis(100);
 // How long a killed process is missed before it is started again.
 const ABSENCE: Duration = Duration::from_millis(500);
-// Without an order for so long, something is stuck.
+// Without an order for this time, something is stuck.
 const STANDSTILL_LIMIT: Duration = Duration::from_secs(30);
 
 /// A fault, and the share of the orders after which it happens.

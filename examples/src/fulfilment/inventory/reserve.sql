@@ -1,4 +1,4 @@
--- Put so many of an item aside for an order, if there are so many.
+-- Put a number of an item aside for an order, if there are enough.
 -- Parameters: $1 order, $2 item, $3 count. Changes one row of movement, or none where there are
 -- not.
 -- Index: stock_pkey. Locks: the item's row, until the end of the transaction.

@@ -20,7 +20,8 @@ use tokio::{
 
 /// How many customers order at the same time.
 pub(crate) const CUSTOMERS: usize = 16;
-/// So many orders are under way at most, and a tenth of all: the trouble is to meet all of them.
+/// The most orders under way, besides the limit of a tenth of all: the trouble shall meet all of
+/// them.
 const UNDER_WAY_MAX: usize = 200;
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 const ORDER_MAX: Duration = Duration::from_secs(60);
@@ -36,9 +37,9 @@ pub(crate) struct Progress {
     taken: AtomicUsize,
     asked_twice: AtomicUsize,
     ended: AtomicUsize,
-    /// Set when nobody orders any more.
+    /// Set when no customer orders any more.
     closed: AtomicBool,
-    /// Set when nobody is killed any more, either.
+    /// Set when no process is killed any more, either.
     calm: AtomicBool,
     // Who was killed last; held to read or write it.
     last: Mutex<String>,
@@ -60,7 +61,7 @@ impl Progress {
         self.closed.load(Relaxed)
     }
 
-    /// Whether that is so, and nobody is killed any more.
+    /// Whether that is so, and no process is killed any more.
     pub(crate) fn is_calm(&self) -> bool {
         self.calm.load(Relaxed)
     }
@@ -90,19 +91,19 @@ fn order(number: usize) -> Value {
     json!({"item": ITEMS[number % ITEMS.len()], "count": 1, "cents": cents, "city": city})
 }
 
-/// How much of each item is in stock for so many orders: of the first there is too little.
+/// How much of each item is in stock for a number of orders: of the first there is too little.
 fn stock(orders: usize) -> impl Iterator<Item = (&'static str, usize)> {
     let count = move |item| if item == ITEMS[0] { orders / 50 } else { orders };
     ITEMS.into_iter().map(move |item| (item, count(item)))
 }
 
-/// The statement that stocks for so many orders.
+/// The statement that stocks for a number of orders.
 pub(crate) fn stocking(orders: usize) -> String {
     let rows: Vec<String> = stock(orders).map(|(item, count)| format!("('{item}', {count})")).collect();
     format!("INSERT INTO stock (item, free) VALUES {}", rows.join(", "))
 }
 
-/// How much of all items is in stock for so many orders.
+/// How much of all items is in stock for a number of orders.
 pub(crate) fn stocked(orders: usize) -> i64 {
     let count: usize = stock(orders).map(|(_, count)| count).sum();
     i64::try_from(count).unwrap_or(i64::MAX)

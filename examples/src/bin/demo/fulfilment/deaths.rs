@@ -12,12 +12,12 @@ use super::{
 };
 use crate::servers::Servers;
 
-/// After so many orders somebody is killed.
+/// A process is killed each time after this number of orders.
 const EVERY: usize = 40;
 /// How long a killed process is missed before it is started again.
 const ABSENCE: Duration = Duration::from_millis(300);
 const POLL: Duration = Duration::from_millis(20);
-/// Without an order for so long, something is stuck.
+/// Without an order for this time, something is stuck.
 const STANDSTILL_LIMIT: Duration = Duration::from_secs(60);
 
 /// How many were killed.

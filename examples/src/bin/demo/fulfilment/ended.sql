@@ -1,4 +1,4 @@
--- How many sagas have ended, and how many wait for somebody.
+-- How many sagas have ended, and how many wait for an operator.
 -- No parameters. Index: none, the whole table is read. Locks: none.
 SELECT count(*) FILTER (WHERE s.state = 'completed') AS shipped,
        count(*) FILTER (WHERE s.state = 'compensated') AS undone,
