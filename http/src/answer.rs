@@ -62,7 +62,7 @@ impl<D: Driver> Shared<D> {
         problem.response(self.settings.times.retry_after, self.settings.documentation.as_ref())
     }
 
-    /// The service behind the layer failed without a response, or a task of ours panicked.
+    /// The service inside of the layer failed without a response, or a task of ours panicked.
     pub(crate) fn failed(&self, reason: &(dyn std::error::Error + 'static)) -> Response<Body> {
         let scope = &self.settings.scope;
         error!(scope, "a request is answered with 500, since its service failed: {}", text(reason));

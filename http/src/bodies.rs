@@ -68,7 +68,7 @@ impl ReadBody {
     }
 }
 
-/// A body of these bytes, with trailers behind it if there are any.
+/// A body of these bytes, with trailers after it if there are any.
 pub(crate) fn with_trailers(bytes: Bytes, trailers: Option<HeaderMap>) -> Body {
     match trailers {
         Some(trailers) => Body::new(Full::new(bytes).with_trailers(std::future::ready(Some(Ok(trailers))))),
@@ -128,7 +128,7 @@ impl Bodies {
         taken.ok().and_then(Result::ok).ok_or(Problem::Overloaded)
     }
 
-    /// Has slow bodies give way until so many bytes are free; `false` when they do not suffice.
+    /// Has slow bodies give way until `count` bytes are free; `false` when they do not suffice.
     fn make_room(&self, count: usize, except: u64) -> bool {
         let arriving = self.arriving();
         let mut free = self.bytes.available_permits();

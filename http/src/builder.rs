@@ -93,7 +93,7 @@ impl<D: Driver> Builder<D> {
 
     /// All requests belong to one tenant. This or [`Builder::tenant`] is required.
     ///
-    /// A replay skips everything behind the layer, also an extractor that checks users. So a
+    /// A replay skips everything inside of the layer, also an extractor that checks users. So a
     /// repeated request must have the [credentials](Builder::credentials) of the first one, else it
     /// is refused with 422. Where there are users, say [`Builder::tenant`] rather: then a client
     /// gets its answer also with a new token.
@@ -112,9 +112,9 @@ impl<D: Driver> Builder<D> {
         self
     }
 
-    /// Anybody who sends the key and the content of a request gets its stored response, with any
-    /// credentials or none. Use it only if responses are no secret, or if every client of the layer
-    /// may see them, for example behind a gateway that admits one client.
+    /// Every client that sends the key and the content of a request gets its stored response, with
+    /// any credentials or none. Use it only if responses are no secret, or if every client of the
+    /// layer may see them, for example if a gateway before it admits one client only.
     pub fn public_responses(mut self) -> Self {
         self.credentials = Some(Vec::new());
         self
@@ -140,9 +140,9 @@ impl<D: Driver> Builder<D> {
     }
 
     /// Who makes the request. Take the tenant from the result of an authentication before this
-    /// layer, never from a value that anybody can send. Each tenant has keys of its own, and all
-    /// clients with one tenant get its stored responses: so prefer a user's id to a company's. The
-    /// layer answers 403 to `None`, and to a tenant that is not 1 to 255 bytes without control
+    /// layer, never from a value that every client can send. Each tenant has keys of its own, and
+    /// all clients with one tenant get its stored responses: so prefer a user's id to a company's.
+    /// The layer answers 403 to `None`, and to a tenant that is not 1 to 255 bytes without control
     /// characters.
     ///
     /// ```
@@ -180,7 +180,7 @@ impl<D: Driver> Builder<D> {
 
     /// The statuses from 400 to 499 that are not stored: the layer rolls back the handler's writes,
     /// and the next attempt runs the handler again. Default: 401, 403, 408, 409, 425, 429: a client
-    /// that was refused by an extractor behind the layer may come back with a better token.
+    /// that was refused by an extractor inside of the layer may come back with a better token.
     pub fn not_stored(mut self, statuses: impl IntoIterator<Item = u16>) -> Self {
         self.not_stored = statuses.into_iter().collect();
         self
@@ -277,8 +277,8 @@ impl<D: Driver> Builder<D> {
     /// requests.
     ///
     /// Old responses are deleted in small steps by one process at a time, as those of an inbox are,
-    /// from the first request with a key on. So are, in the leased form, claims that no client came
-    /// back for so long, with the records of their effects.
+    /// from the first request with a key on. So are, in the leased form, claims for which no client
+    /// came back in that time, with the records of their effects.
     pub fn retention(mut self, limit: impl Into<Option<Duration>>) -> Self {
         self.limits.retention = limit.into();
         self
@@ -300,9 +300,9 @@ impl<D: Driver> Builder<D> {
 impl Builder {
     /// For handlers with effects outside the database: the claim is committed before the handler
     /// runs, and holds for this time without being renewed, which happens every third of it; 100
-    /// milliseconds to one hour, 30 seconds are a good value. So long a key rests after its process
-    /// died. Handlers extract a [`LeasedClaim`](crate::LeasedClaim). A route's keys belong to one
-    /// form: do not change it while requests are in flight.
+    /// milliseconds to one hour, 30 seconds are a good value. For that time a key rests after its
+    /// process died. Handlers extract a [`LeasedClaim`](crate::LeasedClaim). A route's keys belong
+    /// to one form: do not change it while requests are in flight.
     pub fn leased(mut self, lease: Duration) -> Self {
         self.times.lease = Some(lease);
         self.leases = Some(|database, lease| Arc::new(LeasedClaims::new(database, lease)));

@@ -240,11 +240,11 @@ impl<D: Driver> fmt::Debug for Claim<D> {
 /// The claim of the request's key, for handlers with effects outside the database: an axum
 /// extractor, which is a [`Lease`].
 ///
-/// Use it in routes behind a layer with [`Builder::leased`](crate::Builder::leased). No transaction
-/// is open while the handler runs; each effect goes through [`Lease::effect`], each write to the
-/// database through [`Lease::write`], both once per key. A request that is repeated after a crash,
-/// or after a response that is not stored, goes on after the last of them that is known. It is
-/// refused as [`Claim`](crate::Claim) is.
+/// Use it in routes with a layer that has [`Builder::leased`](crate::Builder::leased). No
+/// transaction is open while the handler runs; each effect goes through [`Lease::effect`], each
+/// write to the database through [`Lease::write`], both once per key. A request that is repeated
+/// after a crash, or after a response that is not stored, continues after the last of them that is
+/// known. It is refused as [`Claim`](crate::Claim) is.
 ///
 /// ```
 /// use axum::http::StatusCode;

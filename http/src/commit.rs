@@ -142,7 +142,7 @@ impl<D: Driver> Shared<D> {
         Ok(claim.unwrap_or(Claim::InFlight))
     }
 
-    /// A response is committed: counts it, and lets those behind have it.
+    /// A response is committed: counts it, and hands it to the requests that wait for it.
     pub(crate) fn publish(&self, current: &CurrentRequest<'_>, kept: StoredResponse) {
         add(&self.counters.handled);
         if kept.status.is_client_error() {

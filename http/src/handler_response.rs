@@ -44,7 +44,7 @@ pub(crate) struct HandlerResponse {
 }
 
 pub(crate) enum ResponseBody {
-    /// With the trailers behind it.
+    /// With the trailers after it.
     Whole(Bytes, Option<HeaderMap>),
     /// Too long to be stored, or of unknown length, or of a response that is not stored at all.
     Streamed(Body),

@@ -27,8 +27,8 @@ use crate::{Builder, Counts, shared::Shared};
 /// How long abandoned handlers may take to roll back.
 const ROLLBACK_LIMIT: Duration = Duration::from_secs(5);
 
-/// A tower layer that runs the service behind it once per key; see the [crate]. Cheap to
-/// clone; clones share everything.
+/// A tower layer that runs its inner service once per key; see the [crate]. Cheap to clone; clones
+/// share everything.
 #[derive(Clone, Debug)]
 pub struct IdempotencyLayer<D: Driver = TokioPostgres> {
     pub(crate) shared: Arc<Shared<D>>,

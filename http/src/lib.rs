@@ -51,7 +51,7 @@
 //!
 //! # Where the layer stands
 //!
-//! A replay skips everything behind the layer. Put layers that must see each request before it:
+//! A replay skips everything inside of the layer. Put layers that must see each request before it:
 //! authentication, which finds out the [tenant](Builder::tenant), rate limits, compression. In
 //! axum, add them later: `.route_layer(once).layer(authentication)`. The handler is told that the
 //! client accepts no encoding, since a stored response may be for another client.
@@ -96,7 +96,7 @@
 //! | 409 | `in-flight` | the first request with the key still runs; `Retry-After` |
 //! | 410 | `response-not-kept` | the first request was done with status `first_status`, but its body was not stored; kept headers such as `location` are |
 //! | 413 | `body-too-large` | above [`Builder::request_body_max`] |
-//! | 422 | `key-reused` | the key was used for another request, or by somebody else |
+//! | 422 | `key-reused` | the key was used for another request, or with other credentials |
 //! | 500 | `failed` | the handler panicked, kept its claim, swallowed an error of SQL, or committed by itself |
 //! | 500 | `set-up-wrongly` | there is no route, or no layer, or the claim is extracted twice, or for a GET |
 //! | 501 | `method-unknown` | a method with a name of more than 20 characters |
@@ -109,8 +109,8 @@
 //! # Repeated while the first one runs
 //!
 //! A repeated request waits up to [`Builder::in_flight_wait`] without a connection, and then gets
-//! the response of the first one, or 409. Within a process the requests behind the first wait for
-//! its response, which answers them all; requests in other processes look every 10 to 100
+//! the response of the first one, or 409. Within a process the later requests wait for the response
+//! of the first, which answers them all; requests in other processes look every 10 to 100
 //! milliseconds. Ten thousand requests with one key take one connection.
 
 mod answer;

@@ -8,8 +8,8 @@ use crate::{problem::Problem, settings::FingerprintOf};
 
 /// The key, or `None` when there is no such header.
 ///
-/// A header that comes several times must say the same each time: nobody can know which one the
-/// client means.
+/// A header that comes several times must say the same each time: the layer cannot know which one
+/// the client means.
 pub(crate) fn key(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Key>, Problem> {
     let mut values = headers.get_all(name).iter();
     let Some(first) = values.next() else { return Ok(None) };

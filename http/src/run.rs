@@ -153,7 +153,7 @@ impl<D: Driver> Shared<D> {
         Ok(lookup)
     }
 
-    /// Answers from a row, and lets those behind do the same.
+    /// Answers from a row, and lets the requests that wait do the same.
     fn found(&self, pending: &PendingRequest, permit: &Permit, stored: Stored) -> Response<Body> {
         let (scope, key) = (&pending.name.scope, pending.name.key.as_str());
         let kept = stored.outcome.as_deref().and_then(StoredResponse::decode);

@@ -30,7 +30,7 @@ pub(crate) struct CommittedResponse {
     pub(crate) kept: Option<StoredResponse>,
 }
 
-/// The requests behind the first one see this: nothing yet, or the committed response.
+/// The requests that wait for the first one see this: nothing yet, or the committed response.
 type News = Option<Arc<CommittedResponse>>;
 
 /// The keys that this process works on right now: as many as there are requests at most.
@@ -64,7 +64,7 @@ impl SingleFlight {
 pub(crate) struct Permit {
     single_flight: Arc<SingleFlight>,
     name: Arc<Name>,
-    /// The receivers are with those behind.
+    /// The requests that wait have the receivers.
     news: watch::Sender<News>,
 }
 

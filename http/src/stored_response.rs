@@ -30,8 +30,8 @@ pub(crate) struct StoredResponse {
 }
 
 impl StoredResponse {
-    /// Of a response, with these of its headers, and that without which nobody could read its body.
-    /// Headers that are too large for a row leave a tombstone.
+    /// Of a response, with these of its headers, and those without which no client could read its
+    /// body. Headers that are too large for a row leave a tombstone.
     pub(crate) fn of(parts: &Parts, listed: &[HeaderName], body: Option<Bytes>) -> Self {
         let mut headers = HeaderMap::new();
         let encoding = [CONTENT_ENCODING];
