@@ -22,7 +22,7 @@ pub enum Mutant {
     LostCommitIsDone,
     /// A commit without an answer: the handler runs again without a new claim.
     RestartWithoutClaim,
-    /// The handler's own rollback takes the claim away, and nobody notices.
+    /// The handler's own rollback takes the claim away, and the inbox does not notice.
     RollbackUnnoticed,
     /// The owner of a lease that has ended may still write.
     Unfenced,
@@ -30,7 +30,7 @@ pub enum Mutant {
     TakenWhileRunning,
     /// An effect is not recorded before it is made.
     EffectUnrecorded,
-    /// An effect that was begun by somebody else is made again without asking.
+    /// An effect that another owner has begun is made again without asking.
     BegunIsMadeAgain,
 }
 
@@ -157,7 +157,7 @@ impl Inbox {
             next.consumers[c] = Phase::Acted { epoch, holds_claim: true };
             return;
         }
-        // It renews the lease, even one that has run out, if nobody has taken it.
+        // It renews the lease, even one that has run out, if no other owner has taken it.
         next.lease = next.lease.map(|(of, has_run_out)| (of, has_run_out && of != epoch));
         if !self.is(Mutant::EffectUnrecorded) {
             next.effect = Effect::Started;
@@ -237,7 +237,7 @@ impl Model for Inbox {
             }
         }
         // A call of another system ends before the lease that was renewed for it. A process that
-        // hangs right there calls too late, which nobody can prevent.
+        // hangs right there calls too late, which no rule can prevent.
         let calls = |(of, _): (u8, bool)| state.consumers.contains(&Phase::Begun { epoch: of });
         let may_run_out = state.lease.is_some_and(|lease| !lease.1 && !calls(lease));
         if state.left.run_out > 0 && may_run_out {
@@ -318,7 +318,7 @@ impl Model for Inbox {
 }
 
 impl Inbox {
-    /// Nobody fails any more, the lease runs out, and the message comes once more.
+    /// No process fails any more, the lease runs out, and the message comes once more.
     fn finishes(&self, state: &State) -> bool {
         let mut calm = state.clone();
         if calm.is_acknowledged {

@@ -7,7 +7,7 @@ pub mod keys;
 pub mod reading;
 
 const SEGMENTS: u8 = 3;
-/// So many turns end.
+/// The number of turns that end.
 const TURNS_MAX: u8 = 3;
 
 /// A mistake with the ring.
@@ -31,7 +31,7 @@ pub enum Mutant {
     EmptiesLive,
     /// A parked row does not carry its message.
     ParkedCarriesNothing,
-    /// A segment is drained by cursors that somebody moves back meanwhile.
+    /// A segment is drained by cursors that an operator moves back meanwhile.
     DrainsByOldCursor,
     /// A resend moves a cursor back, and leaves segments drained.
     ResendLeavesDrained,

@@ -2,8 +2,8 @@
 //! in any order, deadlines, and operators. The production code decides (`oncebox_saga::rules`).
 //!
 //! An orchestrator's transaction locks the saga, decides, writes it and enqueues the commands. It
-//! may die before its commit. A commit whose answer is lost is one that somebody makes again:
-//! answers may come again for ever, also those that were dealt with.
+//! may die before its commit. A commit whose answer is lost is made again: answers may come again
+//! for ever, also those that were dealt with.
 
 mod decisions;
 mod participant;
@@ -37,7 +37,7 @@ pub enum Mutant {
     LateAnswerCounts,
     /// A deadline passes for a step that was answered.
     TimeoutAfterAnswer,
-    /// A saga's deadline turns it back behind its pivot.
+    /// A saga's deadline turns it back after its pivot.
     PivotIsPassed,
     /// All steps are undone at the same time.
     UndoesAtOnce,
@@ -93,7 +93,7 @@ pub struct State {
     done: Bits,
     rejected: Bits,
     dead: Bits,
-    /// Answers that nobody delivers any more.
+    /// Answers that are never delivered any more.
     lost: Bits,
     rows: Vec<Row>,
     acted: Vec<u8>,

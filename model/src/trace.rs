@@ -68,8 +68,8 @@ pub enum Rule {
     Effect,
     /// Nothing is written under a lease that another owner has.
     Fence,
-    /// A message is acknowledged behind a commit whose answer came, or when its key is known to
-    /// have ended.
+    /// A message is acknowledged after a commit whose answer came, or when its key is known to have
+    /// ended.
     Answered,
     /// A copy is answered as the first one was.
     Replayed,

@@ -153,7 +153,7 @@ fn each_edit_of_messages_is_rejected_by_the_rule_that_it_breaks() {
         r#""step":"claimed","message":4,"key":4,"how":"won","xact":16"#,
         r#""step":"claimed","message":4,"key":4,"how":"in_flight""#,
     );
-    // A key that nobody has ended, one that is not there, one that was ended otherwise.
+    // A key that no consumer has ended, one that is not there, one that was ended otherwise.
     rejected(Rule::Ended, r#""xmin":13"#, r#""xmin":14"#);
     rejected(
         Rule::Ended,
@@ -193,7 +193,7 @@ fn each_edit_of_messages_is_rejected_by_the_rule_that_it_breaks() {
     );
     rejected(Rule::Fence, r#""xact":15,"epoch":3"#, r#""xact":15,"epoch":2"#);
     rejected(Rule::Fence, r#""how":"won","epoch":2"#, r#""how":"won","epoch":1"#);
-    // An acknowledgement before the commit, behind one without an answer, of one in flight.
+    // An acknowledgement before the commit, after one without an answer, of one in flight.
     rejected(
         Rule::Answered,
         r#""line":7,"step":"answering","message":1"#,
@@ -227,7 +227,7 @@ fn each_edit_of_sagas_is_rejected_by_the_rule_that_it_breaks() {
         r#"[{"answered":[{"step":0,"is_undo":false,"attempt":1},"rejected"]}]"#,
     );
     rejected(Rule::Decided, r#""sent":[{"step":0,"is_undo":true,"attempt":1}]"#, r#""sent":[]"#);
-    // Two have read one revision, and one that nobody has written.
+    // Two have read one revision, and one that was never written.
     rejected(Rule::Revision, r#""revision":2,"#, r#""revision":1,"#);
     rejected(Rule::Revision, r#""revision":5,"#, r#""revision":6,"#);
     rejected(Rule::Revision, r#""charge":{"state":"undone""#, r#""charge":{"state":"failed""#);
@@ -250,7 +250,7 @@ fn each_edit_of_sagas_is_rejected_by_the_rule_that_it_breaks() {
     );
 }
 
-/// A change behind the end.
+/// A change after the end.
 const AFTER: &str = r#"
 {"run":"f","line":4,"step":"changing","saga":7,"graph":"f","revision":5,"before":{"direction":"backward","steps":[X,X]},"events":["started"],"after":{"direction":"backward","steps":[X,X]},"sent":[]}
 "#;

@@ -56,7 +56,7 @@ fn rejected(rule: Rule, from: &str, to: &str) {
 
 #[test]
 fn each_edit_is_rejected_by_the_rule_that_it_breaks() {
-    // A line that could not be written, and one that somebody cut.
+    // A line that could not be written, and one that was cut by hand.
     rejected(
         Rule::Complete,
         r#""line":4,"pass":1,"step":"settling""#,
@@ -66,7 +66,7 @@ fn each_edit_is_rejected_by_the_rule_that_it_breaks() {
     // No late row, no takeover.
     rejected(Rule::Vacuous, r#"[[0,3,""]]"#, "[]");
     rejected(Rule::Vacuous, r#""run":"b""#, r#""run":"a""#);
-    // The second relay starts from a cursor that nobody wrote.
+    // The second relay starts from a cursor that no relay wrote.
     rejected(Rule::Chain, r#""number":1,"floor":0,"high":4"#, r#""number":1,"floor":0,"high":3"#);
     rejected(
         Rule::Chain,
@@ -114,8 +114,8 @@ fn a_settlement_that_never_happened_is_not_taken_for_the_one_that_did() {
     assert!(verdict.is_right(), "{verdict}");
 }
 
-/// Somebody has emptied the cursors: a message that is parked, and due, is also read from the log,
-/// behind itself.
+/// The cursors were emptied by hand: a message that is parked, and due, is also read from the log,
+/// where it waits for itself.
 #[test]
 fn a_parked_message_is_sent_though_the_log_shows_it_again() {
     let order = |parked: &str| {

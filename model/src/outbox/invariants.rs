@@ -27,7 +27,7 @@ pub(crate) fn all() -> Vec<Property<Outbox>> {
     ]
 }
 
-/// A lane that stands still after so many passes without a fault stands still for ever.
+/// A lane that stands still after this number of passes without a fault stands still for ever.
 const PASSES_MAX: usize = 60;
 
 impl State {

@@ -31,7 +31,7 @@ impl Lockstep {
         Self { model, state }
     }
 
-    /// What producers may do now.
+    /// The actions that producers may take now.
     pub fn producers(&self) -> Vec<Action> {
         let mut actions = Vec::new();
         self.model.producers(&self.state, &mut actions);

@@ -1,4 +1,4 @@
-//! Mistakes, each as somebody has made it or could. A check must reject every one of them, by the
+//! Mistakes that a developer has made or could make. A check must reject every one of them, by the
 //! promise that it breaks.
 
 use super::{
@@ -37,7 +37,7 @@ pub enum Mutant {
     BlockedIsSent,
     /// A parked message that was sent and not answered is forgotten.
     DoubtUnparks,
-    /// Nobody frees the messages that waited behind a parked one.
+    /// The messages that waited for a parked one are never freed.
     NobodyIsReleased,
     /// Producers' commits do not wait for the disk, and relays publish them.
     CommitDoesNotWait,

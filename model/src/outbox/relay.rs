@@ -28,7 +28,7 @@ impl Pass {
         order.free.into_iter().filter(unsent).collect()
     }
 
-    /// A message is refused; those behind it in its ordering key are not sent.
+    /// A message is refused; later ones of its ordering key are not sent.
     pub(crate) fn refuse(&mut self, model: &Outbox, index: usize, is_dead: bool) {
         self.readings[index].outcome = Outcome::Refused { is_dead };
         let Some(key) = model.ordering_key(self.readings[index].row.message) else { return };

@@ -22,7 +22,7 @@ pub struct Faults {
     /// The stream loses its end.
     pub lose_end: u8,
     pub has_lost: bool,
-    /// Nobody has looked since then.
+    /// No relay has looked since then.
     pub is_unchecked: bool,
     /// The duplicate window passes.
     pub forget_window: u8,
@@ -228,7 +228,7 @@ pub const RESTORED: Scope = Scope {
     ..PLAIN
 };
 
-/// A dump in another cluster, whose transaction ids are higher; a loss behind it.
+/// A dump in another cluster, whose transaction ids are higher; then a loss.
 pub const RESTORED_AHEAD: Scope = Scope {
     name: "restored ahead",
     messages: &[(0, None), (1, None)],

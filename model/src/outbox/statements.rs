@@ -97,7 +97,8 @@ fn is_passed(db: &Database, model: &Outbox, row: Row) -> bool {
     is_resent && is_aside && !model.is(Mutant::DiscardedIsResent)
 }
 
-/// `read_parked.sql`: those due that are first of their ordering key, with those behind them.
+/// `read_parked.sql`: those due that are first of their ordering key, with those that wait for
+/// them.
 pub(crate) fn read_parked(db: &Database, model: &Outbox) -> Vec<Reading> {
     let mut parked = db.parked.clone();
     parked.sort_by_key(|of| of.id);

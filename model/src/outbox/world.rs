@@ -106,8 +106,8 @@ impl Outbox {
             .find(|m| self.scope.messages[usize::from(*m)].0 == transaction && !bits::has(enqueued, *m))
     }
 
-    /// Of transactions that enqueue the same, the first begins first: states that differ only in
-    /// which of them does what are looked at once.
+    /// Of transactions that enqueue the same, the first begins first: states that differ only by
+    /// swapping two of them count once.
     pub(crate) fn begins_in_turn(&self, db: &Database, transaction: u8) -> bool {
         let enqueues =
             |of: u8| self.scope.messages.iter().filter(move |(by, _)| *by == of).map(|(_, key)| key);

@@ -63,7 +63,7 @@ pub struct State {
     /// Messages that a pass has read since they are due.
     read: Bits,
     parked: Bits,
-    /// What is set aside carries itself.
+    /// The messages that are set aside, with a copy of their own.
     carried: Bits,
     gone: Bits,
     left_deaths: u8,

@@ -1,4 +1,4 @@
-//! What an orchestrator makes of an event: the production code decides, as it is or with a mistake
+//! An orchestrator's reaction to an event: the production code decides, as it is or with a mistake
 //! around it.
 
 use oncebox_saga::rules::{
@@ -84,7 +84,7 @@ impl Leads {
                 if from.direction == Direction::Backward && !shape::command(number).is_undo =>
             {
                 from.steps[shape::command(number).step].state = StepState::Done;
-                // It has the state machine send what is ready.
+                // It has the state machine send the commands that are ready.
                 Event::Started
             }
             (Mutant::TimeoutAfterAnswer, Happening::StepLate(step)) => {

@@ -27,7 +27,7 @@ pub enum Outcome {
 }
 
 impl Leads {
-    /// What may happen when a command comes that has no outcome yet.
+    /// The possible outcomes of a command that has none yet.
     pub(super) fn outcomes(state: &State, command: Command) -> Vec<Outcome> {
         let mut outcomes = vec![Outcome::Done];
         let may_reject = match state.rows[command.step] {

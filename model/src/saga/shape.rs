@@ -46,7 +46,7 @@ pub(super) const CHAIN: Shape = Shape {
     behind: &[&[1, 2], &[2], &[]],
 };
 
-/// A step behind the pivot.
+/// A step after the pivot.
 pub(super) const PIVOT: Shape = Shape {
     name: "pivot",
     graph: || build(vec![vec![undoable("pay")], vec![step("ship").pivot()], vec![step("tell")]]),

@@ -136,7 +136,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// What was read was committed, and visible.
+    /// The rows that were read were committed, and visible.
     fn committed(&mut self, name: Name<'a>, pass: &Pass, claim: &Claimed) {
         let lane = claim.cursor.lane;
         let snapshot = rules::Snapshot::parse(pass.last_snapshot(claim));
@@ -184,7 +184,7 @@ impl<'a> Check<'a> {
 
     fn settles(&mut self, name: Name<'a>, pass: &Pass) {
         // A lane that is read again shows a parked message as a row of the log besides, which waits
-        // behind the parked one: itself.
+        // for the parked one: itself.
         let places = |is: fn(&Row) -> bool| -> BTreeSet<(i16, i64)> {
             pass.rows.iter().filter(|row| is(row)).map(|row| (row.0, row.1)).collect()
         };

@@ -29,7 +29,7 @@ enum Outcome {
     None,
 }
 
-/// What a life of a consumer knows of a message for certain.
+/// The facts that a life of a consumer knows of a message for certain.
 #[derive(Clone, Copy, Default)]
 struct Proof {
     is_done: bool,
@@ -184,7 +184,7 @@ impl<'a> Replay<'a> {
 
     /// The commits that may have written the row of a key. Of those that do not tell their
     /// transaction, one that was answered goes before those that were not, and of these the last:
-    /// nobody would have claimed an ended key again.
+    /// no consumer would have claimed an ended key again.
     fn writers(&self, commits: &[usize], key: &Key) -> Vec<usize> {
         let mut writers = commits.to_vec();
         writers.retain(|at| is_writer(&self.commits[*at], key));

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{Keys, Rule, Steps, Verdict, check_consumers};
 
-/// What lines belong to.
+/// The group that lines belong to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Group {
     /// Every recording has them.
@@ -20,7 +20,7 @@ enum Group {
     Saga(i64),
     /// A message without a key, of one life.
     Message(String, u64),
-    /// Counted by somebody, of a key that nobody has ended.
+    /// Counted by the user, of a key that no consumer has ended.
     Named(String),
 }
 

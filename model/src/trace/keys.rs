@@ -1,4 +1,4 @@
-//! The ledger of consumers: the keys that have ended, the sagas, and the effects that somebody has
+//! The ledger of consumers: the keys that have ended, the sagas, and the effects that the user has
 //! counted.
 
 use std::collections::{BTreeMap, HashMap};
@@ -70,7 +70,7 @@ enum Entry {
 }
 
 impl Keys {
-    /// From the rows of [`super::KEYS`], and from lines of whoever counts effects.
+    /// From the rows of [`super::KEYS`], and from lines of a program that counts effects.
     ///
     /// # Errors
     /// A line is none of these rows.

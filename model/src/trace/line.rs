@@ -67,7 +67,7 @@ pub(super) struct Answer(
     #[expect(dead_code, reason = "for people who read it")] bool,
 );
 
-/// A lane, so many rows of it that were done, and whether a limit may have cut the read.
+/// A lane, the number of its rows that were done, and whether a limit may have cut the read.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub(super) struct LaneRead(pub(super) i16, pub(super) usize, pub(super) bool);
 

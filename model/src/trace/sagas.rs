@@ -53,7 +53,7 @@ pub(super) fn check(ledger: &Keys, steps: &Steps, verdict: &mut Verdict) {
     }
 }
 
-/// A change is the one of the state machine, and no saga changes behind its end.
+/// A change is the one of the state machine, and no saga changes after its end.
 fn decided(run: &str, change: &Change, graph: &Graph, verdict: &mut Verdict) {
     let (mut progress, mut sent, mut is_right) = (change.before.clone(), Vec::new(), true);
     if matches!(progress.state(graph), State::Completed | State::Compensated) {

@@ -107,7 +107,7 @@ pub(super) enum Did {
     Beginning,
     /// It is recorded as begun, for the first time.
     Begun,
-    /// An owner before has begun it, and nobody knows whether it happened.
+    /// An earlier owner has begun it, and it is not known whether it happened.
     Open,
     BegunAgain,
     /// Its result is remembered.
