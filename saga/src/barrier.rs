@@ -164,7 +164,7 @@ impl Barrier {
     }
 
     /// For the handler of a compensation, before it undoes anything. The key is its action's key
-    /// with `:undo` behind it. Waits while a run of the action is open in a transaction.
+    /// with `:undo` at its end. Waits while a run of the action is open in a transaction.
     ///
     /// # Errors
     /// The key is not a compensation's, or PostgreSQL refused; return it from the handler.
@@ -318,8 +318,7 @@ impl Barrier {
         Ok(compensation)
     }
 
-    /// The decision in PostgreSQL's answer. A guess could leave out a compensation, and nobody
-    /// would know.
+    /// The decision in PostgreSQL's answer. A guess could leave out a compensation without a trace.
     fn meaning<T>(&self, answer: Option<String>, known: [(&str, T); 3]) -> Result<T, InvalidBarrier> {
         let found = known.into_iter().find(|(word, _)| answer.as_deref() == Some(*word));
         let barrier = &self.name;
@@ -358,7 +357,7 @@ impl Barrier {
     }
 
     /// Calls a function of the schema in one round trip. Nothing is prepared, so that this works
-    /// behind a pooler.
+    /// with a pooler.
     async fn call(
         &self,
         transaction: &Transaction,

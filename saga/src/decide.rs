@@ -3,10 +3,10 @@
 //! database.
 //!
 //! Forward, a step is sent when all steps before it are done. If a step fails for good and there is
-//! a way back, the direction turns. Steps under way then count as failed, since nobody knows
-//! whether they have an effect. Each step that may have had one is undone once all sent steps
-//! after it are settled. A step that cannot go on without an operator stays as it is, and makes
-//! the instance *stuck*. Independent steps go on, and a late success is still welcome.
+//! a way back, the direction turns. Steps under way then count as failed, since it is not known
+//! whether they have an effect. Each step that may have had one is undone once all sent steps after
+//! it are settled. A step that cannot go on without an operator stays as it is, and makes the
+//! instance *stuck*. Independent steps go on, and a late success is still welcome.
 //!
 //! Retries belong to the participants: an answer says that all of them are over. Another attempt is
 //! a command of its own, with a number, which their barrier admits only if none before it had an

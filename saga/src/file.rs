@@ -190,7 +190,7 @@ fn doubt(
     doubt.filter(|_| source.default.is_none())
 }
 
-/// What `start_saga` in SQL needs to send the first commands.
+/// The plan by which `start_saga` in SQL sends the first commands.
 fn plan(graph: &Graph, data: &Fields, steps: &[StepOfFile]) -> String {
     let is_first = |node: &Node| node.after.iter().next().is_none();
     let first = graph.nodes.iter().zip(steps).filter(|(node, _)| is_first(node)).map(|(node, step)| {

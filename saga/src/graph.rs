@@ -54,7 +54,7 @@ pub struct Graph {
     pub(crate) deadline: Option<Duration>,
 }
 
-/// A step of a [`Graph`], checked. A recording has what decisions depend on.
+/// A step of a [`Graph`], checked. A recording has the parts that decisions depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Node {
     pub(crate) name: String,
@@ -162,7 +162,7 @@ impl Graph {
     }
 
     /// The graph as Mermaid draws it. Keep this text in a file beside the definition, and compare
-    /// it in a test: a change that nobody meant is seen there, before it meets an instance.
+    /// it in a test: a change by mistake is seen there, before it meets an instance.
     ///
     /// A solid arrow leads to the next step; a dotted one to the compensation. The pivot is a
     /// hexagon.

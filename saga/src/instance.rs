@@ -143,7 +143,7 @@ pub(crate) struct Waiting {
     pub(crate) payload: Vec<u8>,
 }
 
-/// The progress of an instance when it was read, and what has changed it since.
+/// The progress of an instance when it was read, and the changes since.
 #[derive(Clone, Debug)]
 pub(crate) struct History {
     pub(crate) before: Progress,

@@ -38,7 +38,7 @@ const BUSINESS_ID: &str = "the business id";
 /// How long one answer may take, which takes milliseconds. A process that is suspended in the midst
 /// of one keeps its saga, and the answer, five seconds longer at most.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
-/// How many answers of different sagas one transaction takes, if so many are there.
+/// The most answers, of different sagas, that one transaction takes.
 const ANSWERS_MAX: usize = 64;
 const RETENTION_MIN: Duration = Duration::from_secs(1);
 
@@ -192,7 +192,8 @@ impl Orchestrator {
         self.register(client).await
     }
 
-    /// Writes the graphs down for operators, and what starts a saga of a [file](SagaFile) in SQL.
+    /// Writes the graphs down for operators, and the plans by which SQL starts sagas of a
+    /// [file](SagaFile).
     ///
     /// # Errors
     /// Sagas are in flight that began with another file under this name and version.
@@ -212,7 +213,7 @@ impl Orchestrator {
     /// them a command that dies is noticed at its deadline.
     ///
     /// Deadlines are watched once the answers are taken that waited at the start, and after a
-    /// minute in any case: what participants did while nobody led is not undone.
+    /// minute in any case: steps that participants did while no process led are not undone.
     ///
     /// # Errors
     /// A saga in flight has no definition here, or a consumer cannot start, or ended.

@@ -47,7 +47,7 @@ pub enum StepState {
     Done,
     /// The participant said no: the newest attempt had no effect.
     Rejected,
-    /// The command is dead or its answer is late: nobody knows whether it had an effect.
+    /// The command is dead or its answer is late: it is not known whether it had an effect.
     Failed,
     Undoing,
     UndoFailed,

@@ -14,7 +14,7 @@ pub(crate) const IN_REPLY_TO: &str = "In-Reply-To";
 pub(crate) const SCOPE: &str = "Reply-Scope";
 
 /// Answers commands on the subjects that a participant allows, and on no other: a command says
-/// where its answer goes, so anybody who may send one could otherwise make this service publish
+/// where its answer goes, so any sender of a command could otherwise make this service publish
 /// anywhere.
 #[derive(Clone, Debug)]
 pub struct Replier {
@@ -36,8 +36,8 @@ impl Replier {
     /// subject in `Oncebox-Reply-To` ([`Message::reply_to`]), nor for an outcome that is rolled
     /// back, nor once more for a command that was answered so before.
     ///
-    /// The answer's payload is the reply as JSON, its key the command's with the step `reply`
-    /// behind it, its ordering key the command's. The header `Reply-Outcome` says `done` or
+    /// The answer's payload is the reply as JSON, its key the command's with the step `reply` at
+    /// its end, its ordering key the command's. The header `Reply-Outcome` says `done` or
     /// `rejected`, `In-Reply-To` has the command's key, `Reply-Scope` the scope of the inbox.
     ///
     /// # Errors

@@ -57,7 +57,7 @@ pub(crate) struct Unregistered {
     pub(crate) name: String,
     pub(crate) version: i32,
     pub(crate) sagas: i64,
-    /// Nobody goes on with them, unless this process does. Else they are newer than anything that
+    /// No process goes on with them, unless this one does. Else they are newer than anything that
     /// it has, and those who started them go on.
     pub(crate) is_missing: bool,
 }
@@ -83,7 +83,7 @@ pub(crate) struct Kept<'a> {
 pub(crate) struct Changed;
 
 impl Store {
-    /// Behind a transaction pooler (`is_pooled`) nothing is prepared.
+    /// With a transaction pooler (`is_pooled`) nothing is prepared.
     pub(crate) fn new(schema: &SchemaName, is_pooled: bool) -> Self {
         let sql = |file: &str| statement(schema, file);
         Self {
@@ -120,7 +120,7 @@ impl Store {
         key: &Key,
         opening: &Opening,
     ) -> Result<Option<Found>, Error> {
-        // All are ready before the first is sent, because the reads must come behind the lock.
+        // All are ready before the first is sent, because the reads must come after the lock.
         let lock = Ready::new(transaction, &self.lock, self.is_pooled).await?;
         let read_steps = Ready::new(transaction, &self.read_locked_steps, self.is_pooled).await?;
         let read_events = Ready::new(transaction, &self.read_locked_events, self.is_pooled).await?;
@@ -149,8 +149,8 @@ impl Store {
         Ok(keys.into_iter().zip(self.read(transaction, rows, opening).await?).collect())
     }
 
-    /// Locks and reads sagas that are due, and that nobody else has. A process that hangs loses
-    /// them after `idle_max`.
+    /// Locks and reads sagas that are due, and that no other process has. A process that hangs
+    /// loses them after `idle_max`.
     pub(crate) async fn claim_due(
         &self,
         transaction: &Transaction,

@@ -214,7 +214,7 @@ fn attempts_follow_known_failures_and_never_lateness() {
     other.dead("pay");
     other.late("pay");
     assert_eq!(other.sent(), ["reserve", "pay", "pay:#2", "pay:undo"]);
-    // The last one says no, but of the first nobody knows: it is undone.
+    // The last one says no, but the outcome of the first is unknown: it is undone.
     run.rejected("pay:#3");
     assert_eq!(run.sent().last().unwrap(), "pay:undo");
 }

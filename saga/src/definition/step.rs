@@ -99,7 +99,7 @@ impl<D: 'static> Step<D> {
         self
     }
 
-    /// The command that undoes this step, also when nobody knows whether it had an effect; the
+    /// The command that undoes this step, also when it is not known whether it had an effect; the
     /// participant's [`Barrier`](crate::Barrier) does.
     pub fn compensation<P: Serialize>(
         mut self,
@@ -120,8 +120,8 @@ impl<D: 'static> Step<D> {
     }
 
     /// When this step is done there is no way back: later steps go forward, by further attempts and
-    /// an operator's help. A pivot may have a compensation, for the case that nobody knows whether
-    /// it is done; one without waits for an operator then.
+    /// an operator's help. A pivot may have a compensation, for the case that it is not known
+    /// whether it was done; one without waits for an operator then.
     pub fn pivot(mut self) -> Self {
         self.draft.is_pivot = true;
         self

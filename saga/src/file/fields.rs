@@ -1,4 +1,4 @@
-//! The fields that data and replies have, with their types: what a file declares.
+//! The fields that data and replies have, with their types, as a file declares them.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -59,7 +59,7 @@ impl Fields {
         Self(fields)
     }
 
-    /// What is wrong with a value, without anything of it.
+    /// Checks a value. The error does not contain any part of it.
     pub(super) fn check(&self, value: &RawValue) -> Result<(), String> {
         for Field { path, name, kind, is_required } in &self.0 {
             match Pointer::find(path, value).filter(|found| found.get() != "null") {
@@ -73,7 +73,7 @@ impl Fields {
         Ok(())
     }
 
-    /// Why a pointer into this may find nothing, if so, and what mends it.
+    /// Why a pointer into this may find nothing, if so, and the remedy.
     pub(super) fn doubt(&self, path: &[String]) -> Option<(String, String)> {
         if path.is_empty() {
             return None;

@@ -8,13 +8,13 @@ use toml::{
     de::{DeInteger, DeTable, DeValue, Error as TomlError},
 };
 
-/// A mistake in a file, with its line and what mends it.
+/// A mistake in a file, with its line and its remedy.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[non_exhaustive]
 pub struct FileMistake {
     /// The line; the first is 1.
     pub line: usize,
-    /// What is wrong; it says how to mend it too, unless `remedy` does.
+    /// The mistake; the text has the remedy too, unless `remedy` has it.
     pub problem: String,
     /// How to mend it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -22,7 +22,7 @@ pub struct FileMistake {
 }
 
 impl FileMistake {
-    /// The problem, and behind a colon its remedy.
+    /// The problem, and after a colon its remedy.
     #[must_use]
     pub fn text(&self) -> String {
         self.remedy.iter().fold(self.problem.clone(), |text, remedy| text + ": " + remedy)
@@ -57,7 +57,7 @@ pub(super) struct Section<'v> {
 }
 
 impl<'t> Reader<'t> {
-    /// Reads a text with `read`, which notes what it finds. Nothing of a text with a mistake is
+    /// Reads a text with `read`, which notes its mistakes. Nothing of a text with a mistake is
     /// used.
     pub(super) fn read<T>(
         text: &'t str,

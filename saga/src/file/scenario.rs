@@ -54,7 +54,7 @@ pub struct Outcome {
     pub path: Vec<String>,
     /// The state that the saga is in at the end.
     pub ended: String,
-    /// What is not as the scenario expects.
+    /// The difference from the scenario's expectation.
     pub problem: Option<String>,
 }
 

@@ -29,7 +29,7 @@ pub(super) struct DeadLetters {
     engine: Arc<Engine>,
 }
 
-/// A payload of any kind, which the code of its step reads later, or nobody.
+/// A payload of any kind, which the code of its step may read later.
 pub(super) struct Unread;
 
 impl Decode for Unread {

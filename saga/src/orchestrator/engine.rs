@@ -223,7 +223,7 @@ impl Engine {
     }
 
     /// Writes a saga, or puts it aside when PostgreSQL refuses it, and returns `false` then. Its
-    /// row stays locked meanwhile, so nobody else can have changed it.
+    /// row stays locked meanwhile, so no other process can have changed it.
     pub(super) async fn write_or_quarantine(
         &self,
         transaction: &Transaction,
@@ -263,7 +263,7 @@ impl Engine {
         let messages: Vec<Message> =
             advanced.iter().flat_map(|one| one.instance.messages.iter().cloned()).collect();
         advanced.iter().for_each(|one| recording::changing(self.recording.as_ref(), &one.instance));
-        // Sent first, so that the caller gets its error, not those of the statements behind it.
+        // Sent first, so that the caller gets its error, not those of the statements after it.
         let advance =
             self.store.ready_to_advance(transaction).await.map_err(failed("prepare a statement"))?;
         let sagas = async {
@@ -339,7 +339,7 @@ impl Engine {
     }
 
     /// A saga sends each command once, with the change that asks for it: one that is in the outbox
-    /// already is not this saga's, and nobody would answer it again.
+    /// already is not this saga's, and no participant would answer it again.
     async fn send(&self, transaction: &impl InTransaction, messages: &[Message]) -> Result<(), Error> {
         let ids = match messages {
             [] => Vec::new(),

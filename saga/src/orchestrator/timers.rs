@@ -34,7 +34,7 @@ const SWEEP_ROWS: i32 = 1000;
 /// How long an answer waits whose saga is not there, and how many of them may wait.
 const ORPHANS_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 const ORPHANS_MAX: i64 = 100_000;
-/// Which part of the time at most goes into looking for their sagas: one of so many.
+/// The inverse of the largest share of the time that goes into looking for their sagas.
 const ADOPTION_SHARE: u32 = 100;
 const ADOPTION_PAUSE_MAX: Duration = Duration::from_secs(60);
 

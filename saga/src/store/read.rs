@@ -19,7 +19,7 @@ pub(crate) struct Opening {
     pub(crate) reply_to: Subject,
     /// The scope of the orchestrator, under which its sagas are stored.
     pub(crate) scope: String,
-    /// Whether a recording is made of what changes them.
+    /// Whether their changes are recorded.
     pub(crate) is_recorded: bool,
 }
 
@@ -155,8 +155,7 @@ fn read_event(graph: &Graph, row: &Row) -> Result<Result<Waiting, Unreadable>, E
     let is_of_another =
         scope.as_ref().is_some_and(|scope| scope.trim() != graph.nodes[step].scope(command.is_undo));
     let event = match row.try_get("kind")? {
-        // It came before anybody could compare its scope. As a death it would change nothing
-        // either.
+        // It came before its scope could be compared. As a death it would change nothing either.
         "done" | "rejected" if is_of_another => {
             let scope = scope.unwrap_or_default();
             Event::Answered(command, Answer::Dead { scope, reason: String::new() })

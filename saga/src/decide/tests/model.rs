@@ -151,7 +151,7 @@ impl World {
             self.answered.push((command, answer.clone()));
         }
         self.traffic.push(Traffic::Answer(command, answer));
-        // Somebody else has the same subject, and gives its copy up.
+        // Another service has the same subject, and gives its copy up.
         if self.chance(10) {
             let foreign = Answer::Dead { scope: "audit".to_owned(), reason: "why".to_owned() };
             self.traffic.push(Traffic::Answer(command, foreign));

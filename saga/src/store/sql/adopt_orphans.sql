@@ -1,5 +1,5 @@
--- Find answers that came before their saga was committed, and have somebody look at it; those whose
--- saga has finished without them are deleted.
+-- Find answers that came before their saga was committed, and make it due, so that a process looks
+-- at it; those whose saga has finished without them are deleted.
 -- $1: how many at most. Returns how many. Index: saga_event_orphan, saga_key_unique.
 -- Locking: the events and their sagas; those that others have are skipped.
 WITH found AS MATERIALIZED (

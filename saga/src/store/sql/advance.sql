@@ -1,15 +1,15 @@
 -- Write down where sagas stand that this transaction has locked, with the steps that changed, and
 -- their commands when they are sent for the first time. Of sagas, an array each: $1: ids; $2:
 -- revisions as they were read; $3: states; $4: directions; $5: reasons; $6: data as JSON; $7:
--- whether all of it can still be late; $8: in how many seconds somebody has to look again, or
+-- whether all of it can still be late; $8: in how many seconds a process has to look again, or
 -- NULL. Of steps, an array each: $9: the saga's id; $10: names; $11: states; $12: attempts; $13:
 -- attempts at the compensation; $14: whether an earlier attempt may have had an effect; $15:
 -- subjects; $16: payloads; $17 and $18: those of the compensation, or NULL; $19: reasons; $20: in
--- how many seconds the answer is late, or NULL. Returns a row for each saga that is as it was
--- read, and writes nothing of the others. A due time that comes too early stays: one look that
--- finds nothing costs less than an entry in the index for every step. Where no indexed column
--- changes, none of the saga's indexes does. Index: saga_pkey, saga_step_pkey. Locking: the sagas'
--- rows, locked before, stand for their steps.
+-- how many seconds the answer is late, or NULL. Returns a row for each saga that is as it was read,
+-- and writes nothing of the others. A due time that comes too early stays: one look that finds
+-- nothing costs less than an entry in the index for every step. Where no indexed column changes,
+-- none of the saga's indexes does. Index: saga_pkey, saga_step_pkey. Locking: the sagas' rows,
+-- locked before, stand for their steps.
 WITH saved AS (
   UPDATE {schema}.saga AS s
   SET state = g.state, direction = g.direction, reason = left(g.reason, 250), data = g.data::jsonb,
