@@ -187,8 +187,8 @@ fn explain(order: &Order, done: &Done, settled: Option<&RowSet>) {
         );
     }
     saga::report_letters(done);
-    // Which settled messages behind one that still waits will be settled later, nobody knows, so
-    // that a token cannot stand for them.
+    // It is not known which settled messages after one that still waits will be settled later, so a
+    // token cannot stand for them.
     if let Some(rows) = settled.filter(|rows| rows.late() > 0) {
         tracing::warn!(
             "--confirm leaves out {} of these, enqueued after {}, since when a message waits to be sent: a replay \

@@ -274,8 +274,8 @@ pub(super) fn unasked(database: &str, error: &anyhow::Error, json: bool) -> Stri
     }
 }
 
-/// Prints all; returns the highest of the exit codes, and whether somebody reads. Where one of them
-/// has the thing that was asked for, the others need not say that they have not.
+/// Prints all; returns the highest of the exit codes, and whether the output is still read. Where
+/// one of them has the thing that was asked for, the others need not say that they have not.
 fn report(all: Vec<Ended>, json: bool, before: &str) -> anyhow::Result<(u8, bool)> {
     let is_found = all.iter().any(|ended| ended.result.is_ok());
     let (mut text, mut worst) = (before.to_owned(), 0);

@@ -1,4 +1,4 @@
-//! What is special to `oncebox inbox dead edit` and `oncebox outbox dead edit`.
+//! The options of `oncebox inbox dead edit` and `oncebox outbox dead edit` alone.
 
 use clap::Command;
 use oncebox_operator::{DiffLine, EditPreview, RowSet};

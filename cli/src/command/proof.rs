@@ -22,7 +22,7 @@ use tracing::error;
 use super::{action, output};
 use crate::BAD_CONFIGURATION;
 
-/// The type of what is signed.
+/// The type of the signed payload.
 const TYPE: &str = "application/vnd.oncebox.proof+json";
 
 /// The arguments of the command.

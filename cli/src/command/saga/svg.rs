@@ -1,5 +1,5 @@
-//! Sagas as SVG: a column for each layer of steps, from left to right. A step stands one column
-//! behind the last of those that it comes after, so every arrow leads to the right.
+//! Sagas as SVG: a column for each layer of steps, from left to right. A step stands one column to
+//! the right of the last of those that it comes after, so every arrow leads to the right.
 
 use std::fmt::Write as _;
 
