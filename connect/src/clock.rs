@@ -44,7 +44,7 @@ impl Clock {
 /// Another clock against this host's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Skew {
-    /// How far the other clock is ahead; negative when it is behind.
+    /// How far the other clock is ahead; negative when it is slow.
     pub seconds: f64,
     /// How far off this may be: half of the time that the answer took.
     pub error_seconds: f64,

@@ -81,10 +81,10 @@ pub struct Config {
     pub grace: Duration,
     /// A worker that got no further for longer is stuck.
     pub stuck_after: Duration,
-    /// With nothing due for so long the relay sleeps, without a connection to the database; `None`
-    /// is never.
+    /// With nothing due for this time the relay sleeps, without a connection to the database;
+    /// `None` is never.
     pub sleep_after: Option<Duration>,
-    /// A sleeping relay wakes after so long at the latest.
+    /// A sleeping relay wakes after this time at the latest.
     pub sleep_at_most: Duration,
     /// Settings that work, but not as safely as they could; a line each.
     pub weaknesses: Vec<String>,

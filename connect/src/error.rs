@@ -201,7 +201,7 @@ impl RelayError {
             StoreError::Statement(_, source) => source.as_db_error(),
             _ => None,
         };
-        // What one of our functions refuses, and its hint, as sentences.
+        // The refusal of one of our functions, and its hint, as sentences.
         if let Some(refused) = of.filter(|refused| refused.code().code().starts_with("OB")) {
             let hint = refused.hint().unwrap_or("Nothing was done.");
             return Self::Refused(format!("{}. {hint}", refused.message()));

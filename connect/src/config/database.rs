@@ -22,7 +22,7 @@ use super::{
 /// the last one was tried.
 pub const HOSTS_MAX: usize = 6;
 
-/// So many bytes of an `application_name` PostgreSQL keeps.
+/// The bytes of an `application_name` that PostgreSQL keeps.
 const NAME_MAX: usize = 63;
 
 /// The end of an operator's `application_name`.

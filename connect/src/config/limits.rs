@@ -16,7 +16,7 @@ pub struct ReadLimits {
 }
 
 impl ReadLimits {
-    /// For a pass over so many times the usual lanes: it holds no more in all.
+    /// For a pass over a multiple of the usual lanes: it holds no more in all.
     pub fn shared_by(self, times: i64) -> Self {
         let share = |limit: i64| (limit / times.max(1)).max(1);
         Self { messages_max: share(self.messages_max), bytes_max: share(self.bytes_max), ..self }
@@ -64,7 +64,7 @@ impl LargePayloads {
     }
 }
 
-/// For so long a relay that is suspended keeps its lanes: PostgreSQL cuts off a session that is
+/// The longest time that a suspended relay keeps its lanes: PostgreSQL cuts off a session that is
 /// idle in its transaction (`begin.sql`), and another relay one that reads no more (`pass/unread`).
 const SUSPENDED_MAX: Duration = Duration::from_secs(30);
 /// The time for the questions that follow a batch which has taken all of its own.

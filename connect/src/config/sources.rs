@@ -45,7 +45,7 @@ pub struct Sources {
     pub(super) mistakes: Vec<String>,
     /// Values that are not used although they are given, in words.
     pub(super) hidden: Vec<String>,
-    /// What was typed outside of the file, to read that again.
+    /// The values that were given outside of the file, to read the file again with them.
     pub(super) outside: Outside,
     /// Whether a program that has a relay inside gave the values: it knows options by their names
     /// alone, and has no listener unless it asks for one.

@@ -38,7 +38,7 @@ pub(super) struct InTable {
 }
 
 impl InTable {
-    /// The line of an option and its name, for one that this table gives, or that nobody gives.
+    /// The line of an option and its name, for one that this table gives, or that no source gives.
     pub(super) fn place(&self, name: &str, line: Option<usize>) -> Option<(usize, String)> {
         let key = find(name).and_then(|option| option.key_in_table())?;
         match line {

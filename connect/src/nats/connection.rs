@@ -34,7 +34,7 @@ use crate::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// async-nats gives up after two missed pongs, so a dead peer is noticed after three intervals.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
-/// The largest payload that a fresh connection has told holds so long.
+/// For this time the largest payload holds that a fresh connection was told.
 const LIMIT_HOLDS: Duration = Duration::from_secs(5);
 /// How many publishes may wait inside the client. Those that wait when a connection breaks may be
 /// sent late.
@@ -43,8 +43,8 @@ const CLIENT_CAPACITY: usize = 1024;
 pub(super) const TOO_LARGE: &str = "a message is larger than the account's max_payload";
 /// The end of a subject for messages that only have a size: see `payload_max`.
 pub(super) const PROBE: &str = "._oncebox_size";
-/// How many denied subjects a worker may be behind with. One that it misses it learns of with the
-/// next attempt.
+/// How many denied subjects may wait for a worker. One that it misses it learns of with the next
+/// attempt.
 const DENIED_CAPACITY: usize = 1024;
 
 /// The beginning of the subjects on which relays find other relays of the same outbox. They work
@@ -351,7 +351,7 @@ impl<N: Fn()> Watcher<N> {
             }
             Denial::Publish(subject) => {
                 self.denials.report_publish(&subject);
-                // Nobody listens while no batch is under way.
+                // No worker listens while no batch is under way.
                 let _ = self.denied.send(subject.into());
             }
             Denial::Subscribe(subject) => {

@@ -2,7 +2,7 @@
 //!
 //! The server tells an account's limit in a second INFO, which async-nats ignores, and cuts the
 //! connection of a client that sends more, with all that is under way on it. So the limit is found
-//! by trying: messages of more and more exact sizes go to a subject where nobody listens, over
+//! by trying: messages of more and more exact sizes go to a subject without a subscriber, over
 //! connections of their own. The server checks the size first, so a user who may not publish there
 //! gets an answer as well.
 
@@ -19,8 +19,8 @@ const TRIED_MAX: usize = 8 * 1024 * 1024;
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// For all of them.
 const FIND_MAX: Duration = Duration::from_secs(60);
-/// The server's word may be lost when it cuts a connection; so many cuts in a row at one size are a
-/// word too.
+/// The server's word may be lost when it cuts a connection; this number of cuts in a row at one
+/// size is proof too.
 const CUTS: usize = 3;
 
 /// The server's reaction to a message of a size.
@@ -89,7 +89,7 @@ impl Server {
     /// the server's, or 8 MiB.
     ///
     /// # Errors
-    /// NATS went away, or did not answer: what was known stays.
+    /// NATS went away, or did not answer: the known limit stays.
     pub async fn find_payload_max(&self) -> Result<Option<usize>, String> {
         let found = timeout(FIND_MAX, self.search()).await;
         let found = found.map_err(|_| "the account's max_payload was not found in time".to_owned())??;

@@ -47,7 +47,7 @@ pub async fn unless_denied<T>(
 }
 
 /// JetStream's description of a stream; `None` when it is not there. The stream's leader answers:
-/// another server may be behind.
+/// another server may lag.
 ///
 /// # Errors
 /// Why there is no answer.

@@ -1,5 +1,5 @@
 //! Parameters that say their type, for statements that are not prepared: one round trip, nothing
-//! left in the session, so that it may be another's behind a transaction pooler.
+//! left in the session, so that a transaction pooler may give the session to others.
 
 use std::time::SystemTime;
 

@@ -1,8 +1,8 @@
 //! Whether a connection to PostgreSQL is a session of its own, or a transaction pooler lends it
 //! another backend with every transaction.
 //!
-//! A statement is prepared in a session under a name, and every program uses the same names. Behind
-//! a transaction pooler a name would meet a statement that another program prepared: an error at
+//! A statement is prepared in a session under a name, and every program uses the same names. With a
+//! transaction pooler a name would meet a statement that another program prepared: an error at
 //! best, at worst the settlement of another outbox. So each connection marks its session with a
 //! token of its own, and every transaction of the relay asks for it, along with its BEGIN and at no
 //! cost. Another token, or none, proves a pooler. From then on nothing is prepared.
