@@ -55,7 +55,7 @@ impl Fields {
         text.map(|text| text.parse().map_err(|_| wrong(text))).transpose()
     }
 
-    /// The rows of a kind that are meant, as its options say; `is_page` has those behind a place.
+    /// The rows of a kind that are meant, as its options say; `is_page` has those after a place.
     pub(crate) fn selection(&self, kind: Kind, is_page: bool) -> Result<Selection, Problem> {
         let mut selection = Selection::of(kind);
         let is_meant = |name: &str| {

@@ -6,7 +6,7 @@ use crate::{fields::Fields, problem::Problem};
 
 /// Selectors, a note, a token; the largest is the payload of an edit, each byte of it up to three.
 pub(crate) const BYTES_MAX: usize = 1024 * 1024;
-/// Of a form that anybody may send: a token, and the page to go to.
+/// Of a form that every visitor may send: a token, and the page to go to.
 pub(crate) const SIGN_IN_BYTES_MAX: usize = 16 * 1024;
 
 /// The body as text.

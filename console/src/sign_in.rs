@@ -28,7 +28,8 @@ pub(crate) async fn show(ask: Ask) -> Response {
 }
 
 pub(crate) async fn begin(State(console): State<Arc<Console>>, request: Request) -> Response {
-    // A browser says where its page is from; behind a proxy with TLS the cookie goes no other way.
+    // A browser says where its page is from; if a proxy before the console has TLS, the cookie goes
+    // no other way.
     let origin = request.headers().get(ORIGIN).and_then(|origin| origin.to_str().ok());
     let secure = if origin.is_some_and(|origin| origin.starts_with("https://")) { "; Secure" } else { "" };
     let peer = request.extensions().get::<Peer>().map(|peer| peer.0);

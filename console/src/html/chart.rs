@@ -120,7 +120,7 @@ fn moments(moments: &[(String, String)], width: f64, height: f64) -> Markup {
 }
 
 fn peak<P>(points: &[P], lines: &[Line<P>]) -> f64 {
-    // Somebody may have written an infinite time.
+    // A time may be infinite, written by hand.
     let finite = |value: &f64| value.is_finite();
     lines.iter().flat_map(|line| points.iter().filter_map(line.value)).filter(finite).fold(0.0, f64::max)
 }

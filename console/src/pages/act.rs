@@ -45,7 +45,7 @@ pub(crate) struct Plan {
     consequence: &'static str,
     /// Of losses: which messages the count is of.
     about: Option<String>,
-    /// What to know before it is done.
+    /// Warnings to read before it is done.
     warnings: Vec<String>,
     /// The rows of a discard that would come back, each with the reason why it cannot.
     rows: Vec<UndoRow>,

@@ -1,5 +1,5 @@
-//! `/db/NAME/edit`: the form in which a dead message, or a dead letter, is edited. What it says is
-//! shown beside what is there before anything is done.
+//! `/db/NAME/edit`: the form in which a dead message, or a dead letter, is edited. Before anything
+//! is done, the page shows the old and the new message beside each other.
 
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ pub(crate) async fn preview(State(console): State<Arc<Console>>, request: Reques
     }
 }
 
-/// The form's fields as those of an action: what differs from what is there.
+/// The form's fields as those of an action: only those that differ from the message.
 async fn order(ask: &Ask, form: &Fields) -> Result<Fields, Problem> {
     let database = ask.database()?;
     let mut turn = database.turn().await?;

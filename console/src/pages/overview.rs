@@ -210,7 +210,7 @@ impl Row {
         self.diagnosed(path)
     }
 
-    /// What the doctor has found, as a link.
+    /// The doctor's findings, as a link.
     pub(crate) fn diagnosed(&self, path: &str) -> Option<Markup> {
         let (problems, warnings) = (self.doctor_problems, self.doctor_warnings);
         (problems + warnings > 0).then(|| {

@@ -69,7 +69,7 @@ struct Row<'a> {
     at: SystemTime,
     next_at: Option<SystemTime>,
     payload_bytes: Option<i64>,
-    /// How many wait behind a dead letter.
+    /// How many wait for a dead letter.
     behind: Option<i64>,
 }
 

@@ -7,7 +7,7 @@ use maud::{Markup, html};
 use super::list::{GROUPED_MAX, ROWS_MAX};
 use crate::{ask::Ask, fields::Fields, html::words::number, problem::Problem};
 
-/// What `sort` does, for the description of the API.
+/// The meaning of `sort`, for the description of the API.
 pub(crate) const SORT: &str = "A column of the page; behind a minus from the other end. The first 1000 that match are \
                                sorted, and after is how many to leave out";
 
@@ -66,7 +66,7 @@ pub(crate) fn cut<T>(rows: &mut Vec<T>, place: impl Fn(&T) -> String) -> Option<
     rows.last().filter(|_| is_more).map(place)
 }
 
-/// What is said of a list that is sorted.
+/// The note on a list that is sorted.
 pub(crate) fn note(ask: &Ask) -> Markup {
     let most = number(i64::try_from(GROUPED_MAX).unwrap_or(i64::MAX));
     html! { @if ask.query.get("sort").is_some() {
