@@ -7,8 +7,8 @@ use oncebox_schema::{Cause, Driver, Key, SchemaName};
 /// The driver's error: tokio-postgres', or of the library to which the transaction belongs.
 type Source = Box<dyn StdError + Send + Sync>;
 
-/// Why a message was not enqueued. Roll the transaction back, whichever it is; a variant per way to
-/// go on.
+/// Why a message was not enqueued. Roll the transaction back in each case; a variant per way to go
+/// on.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -117,7 +117,7 @@ impl Error {
 }
 
 /// The key in `key "..." is already enqueued with ...`; of several messages only PostgreSQL knows
-/// which it was. A key has no blanks, hence cannot imitate the words behind it.
+/// which it was. A key has no blanks, hence cannot imitate the words after it.
 fn conflicting_key(message: &str) -> Option<Key> {
     message.strip_prefix("key \"")?.split_once("\" is already enqueued ")?.0.parse().ok()
 }

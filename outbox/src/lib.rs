@@ -45,9 +45,9 @@
 //!
 //! # Relays that sleep
 //!
-//! Beside a database that is suspended when nobody uses it, a relay may sleep (`sleep_after`). With
-//! the feature `nats`, `wake` sends it a hint after your COMMIT, so that it sends the message at
-//! once.
+//! Beside a database that is suspended when it has no client, a relay may sleep (`sleep_after`).
+//! With the feature `nats`, `wake` sends it a hint after your COMMIT, so that it sends the message
+//! at once.
 //!
 //! # Tracing
 //!

@@ -48,7 +48,7 @@ impl Outbox {
     }
 
     /// For connections through a pooler in transaction mode, such as `PgBouncer`: nothing is
-    /// prepared, since the next transaction may get a session of somebody else. `PgBouncer` from
+    /// prepared, since the next transaction may get the session of another client. `PgBouncer` from
     /// 1.21 on, with `max_prepared_statements` above 0, does not need it. Transactions of
     /// tokio-postgres itself never do.
     ///
@@ -65,7 +65,7 @@ impl Outbox {
     /// program's start.
     ///
     /// # Errors
-    /// The schema is not installed, behind or ahead, or PostgreSQL refused.
+    /// The schema is not installed, older or newer than this program, or PostgreSQL refused.
     pub async fn check(&self, client: &tokio_postgres::Client) -> Result<(), VersionError> {
         check_version(client, &self.schema).await
     }
@@ -280,8 +280,8 @@ impl<T: InTransaction> Ask for Direct<'_, T> {
     }
 }
 
-/// The connection of a transaction, with its driver: what the crates for drivers implement
-/// [`OpenTransaction`] by.
+/// The connection of a transaction, with its driver: the crates for drivers implement
+/// [`OpenTransaction`] with it.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Through<'a, D: Driver>(pub &'a mut D::Connection);

@@ -8,9 +8,9 @@ use tracing::debug;
 
 const WITHIN: Duration = Duration::from_millis(100);
 
-/// Sends a hint to the relays of this database that sleep, since it is suspended when nobody uses
-/// it: see `docs/operations.md`. Call it after COMMIT; the schema is `oncebox`, unless you chose
-/// another.
+/// Sends a hint to the relays of this database that sleep, since it is suspended when it has no
+/// client: see `docs/operations.md`. Call it after COMMIT; the schema is `oncebox`, unless you
+/// chose another.
 ///
 /// It is never needed: without it a relay that sleeps sends the message when it wakes by itself. It
 /// does not fail, and waits for a tenth of a second at most: a hint that NATS does not take is
