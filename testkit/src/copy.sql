@@ -1,3 +1,3 @@
 -- Copy a database. {copy}, {template}: names, quoted.
--- No index. Locking: nobody may be connected to the template.
+-- No index. Locking: no session may be connected to the template.
 CREATE DATABASE {copy} TEMPLATE {template}

@@ -77,7 +77,7 @@ impl Database {
         self.connected("postgres", async |client| client.batch_execute(sql).await).await
     }
 
-    /// All rows that are compared, once nobody works in the copy any more.
+    /// All rows that are compared, once no process works in the copy any more.
     pub(crate) async fn dump(&self, copy: &Copy) -> Result<Dump, TestKitError> {
         let reading = self.connected(&copy.0, async |client| {
             self.alone(client).await?;
@@ -101,7 +101,7 @@ impl Database {
     }
 
     /// Waits until the connections of the last process are gone, so that nothing of theirs is still
-    /// to come. A task that the handler left behind may keep one for ever, so not for ever.
+    /// to come. A task that outlives the handler may keep one for ever, so the wait has a limit.
     async fn alone(&self, client: &Client) -> Result<(), Error> {
         let leaving = async {
             while client.query_one(include_str!("sessions.sql"), &[]).await?.get::<_, i64>(0) > 0 {

@@ -210,7 +210,7 @@ impl Scratch {
         Self { url: url(config, "127.0.0.1", port, copy), config: through }
     }
 
-    /// A pool of so many connections to the scratch database, at least one.
+    /// A pool of this number of connections to the scratch database, at least one.
     ///
     /// # Panics
     /// Never: the URL was checked before.
@@ -237,8 +237,8 @@ impl Scratch {
 impl TestKit {
     /// A kit for copies of this database, `postgres://user[:password]@host[:port]/database`, over
     /// TCP and without TLS. The user may create databases. The database has the schema of Oncebox,
-    /// the handler's tables, and the rows that they begin with. Nobody may be connected to it while
-    /// the kit works.
+    /// the handler's tables, and the rows that they begin with. No other session may be connected
+    /// to it while the kit works.
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),

@@ -1,3 +1,3 @@
 -- Give a template that is whole its own name. {copy}, {name}: the names. No index.
--- Locking: nobody is connected to it; others that make the same template wait.
+-- Locking: no session is connected to it; others that make the same template wait.
 ALTER DATABASE {copy} RENAME TO {name}

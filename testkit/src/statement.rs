@@ -33,8 +33,8 @@ impl Prepared {
     }
 }
 
-/// The kind and the body of the first message, and what comes after it; `None` while a part of it
-/// is missing. A length below the one of itself counts as that.
+/// The kind and the body of the first message, and the bytes after it; `None` while a part of it is
+/// missing. A length below the one of itself counts as that.
 pub(crate) fn message(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let length = u32::from_be_bytes(*bytes.get(1..)?.first_chunk()?);
     let end = 1 + usize::try_from(length).ok()?.max(4);

@@ -85,7 +85,8 @@ impl Template {
         Ok(result)
     }
 
-    /// The template itself, for [`TestKit`](crate::TestKit), which copies it. Connect nobody to it.
+    /// The template itself, for [`TestKit`](crate::TestKit), which copies it. Do not connect to it
+    /// yourself.
     #[must_use]
     pub fn url(&self) -> String {
         self.url_of(&self.name)
@@ -110,7 +111,7 @@ impl Template {
         execute(include_str!("drop.sql")).await?;
         execute(include_str!("copy.sql")).await?;
         let filling = async |client: &mut Client| {
-            // All databases of a server share the roles; those of a template would stay behind it.
+            // All databases of a server share the roles; those of a template would outlive it.
             let roles = "oncebox".parse().ok();
             let schema = SchemaName::default();
             if let Err(error) = migrate_with_roles(client, &schema, Lanes::default(), roles.as_ref()).await {
