@@ -12,7 +12,7 @@ import time
 import zipfile
 from pathlib import Path
 
-# What pip compares with the machine: the oldest C library, or the oldest macOS.
+# The platforms that pip compares with the machine: the oldest C library, or the oldest macOS.
 TAGS = {
     "x86_64-linux-gnu": "manylinux_2_17_x86_64.manylinux2014_x86_64",
     "aarch64-linux-gnu": "manylinux_2_17_aarch64.manylinux2014_aarch64",

@@ -43,7 +43,7 @@
 //! with transaction modes, so setting them costs each message one more round trip than with sqlx.
 //! The option `test_before_acquire`, on by default, costs another one.
 //!
-//! `SeaORM` prepares every statement. Behind a pooler in transaction mode that does not support
+//! `SeaORM` prepares every statement. With a pooler in transaction mode that does not support
 //! prepared statements, switch that off in the pool: `map_sqlx_postgres_opts(|options|
 //! options.statement_cache_capacity(0))`.
 //!

@@ -33,7 +33,7 @@ impl Driver for Sqlx {
 
     /// sqlx knows of a transaction only once BEGIN is answered. If it is cancelled before, the
     /// connection goes back to the pool with an open transaction, and the next user would write
-    /// into that. So BEGIN runs to its end in its own task, which drops the transaction if nobody
+    /// into that. So BEGIN runs to its end in its own task, which drops the transaction if no task
     /// waits for it any more. It waits for a connection no longer than the pool's own
     /// `acquire_timeout`.
     #[expect(
