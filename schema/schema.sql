@@ -81,7 +81,7 @@ BEGIN
     DELETE FROM "oncebox".late_receipt;
     DELETE FROM "oncebox".loss;
     DELETE FROM "oncebox".stream;
-    -- What the original expects to have arrived, it looks for by itself.
+    -- The original looks by itself for the messages that it expects.
     DELETE FROM "oncebox".unhandled;
     DELETE FROM "oncebox".expectation_mark;
     UPDATE "oncebox".expectation SET looked_at = NULL, unhandled = 0, oldest_at = NULL, oldest_key = NULL;
@@ -749,7 +749,7 @@ DECLARE
   );
   kept text := "oncebox".bounded_reason(bury_leased.reason);
 BEGIN
-  -- Also when the last run came to another end: somebody has to find out about these.
+  -- Also when the last run came to another end: an operator has to find out about these effects.
   IF open_effects IS NOT NULL AND strpos(kept, format('effect %s is unknown', open_effects)) = 0 THEN
     kept := "oncebox".bounded_reason(left(kept, 800) || format('; the outcome of effect %s is unknown', left(open_effects, 150)));
   END IF;
@@ -1418,7 +1418,7 @@ BEGIN
     RETURN QUERY SELECT n, 'new', NULL::json FROM generate_series(1, asked) AS n;
     RETURN;
   END IF;
-  -- A statement of its own: it sees what others have committed since.
+  -- A statement of its own: it sees the commits of others since.
   RETURN QUERY
   SELECT w.place::integer,
          CASE
@@ -2068,7 +2068,7 @@ BEGIN
   is_in_line := old.ordering_key IS NOT NULL;
   UPDATE "oncebox".dead_letter AS d SET ordering_key = NULL WHERE d.id = old.id AND is_in_line;
   DELETE FROM "oncebox".dead_letter AS d WHERE d.id = old.id;
-  -- As when the edit is claimed: nobody is to be told to send the old message again.
+  -- As when the edit is claimed: no operator shall be told to send the old message again.
   UPDATE "oncebox".inbox AS i
   SET fingerprint = '', outcome = convert_to(format('%s came in its place', edit_letter.key), 'UTF8')
   WHERE i.scope = old.scope AND i.tenant = old.tenant AND i.key = old.key AND i.status = 'dead';
@@ -2533,8 +2533,8 @@ BEGIN
   FROM unnest(keys, ids) WITH ORDINALITY AS g (key, id, n)
   LEFT JOIN unnest(written) AS w (id) ON w.id = g.id
   ORDER BY g.n;
-  -- A new statement sees what the one above found. The CASE keeps the planner from comparing those
-  -- that it inserted: that would cost more than the INSERT.
+  -- A new statement sees the rows that the one above found. The CASE keeps the planner from
+  -- comparing those that it inserted: that would cost more than the INSERT.
   SELECT g.key INTO deleted_key
   FROM unnest(keys, subjects, payloads, ids) AS g (key, subject, payload, id)
   LEFT JOIN unnest(written) AS w (id) ON w.id = g.id
@@ -2571,7 +2571,7 @@ BEGIN
   END IF;
   PERFORM "oncebox".check_message(enqueue_at.key, enqueue_at.subject, enqueue_at.ordering_key, enqueue_at.headers,
                                  enqueue_at.payload);
-  -- As in enqueue(): what a crash can undo must not be seen by a relay.
+  -- As in enqueue(): a relay must not see a commit that a crash can undo.
   IF current_setting('synchronous_commit') = 'off' THEN
     PERFORM set_config('synchronous_commit', 'local', true);
   END IF;
@@ -2634,8 +2634,8 @@ BEGIN
       IF stored.state = 'acted' THEN
         RETURN 'acted';
       END IF;
-      -- A leased run goes on, but another attempt does not step into it; what was rejected may be
-      -- tried by the same attempt or a newer one.
+      -- A leased run goes on, but another attempt does not step into it; a rejected one may be
+      -- tried again by the same attempt or a newer one.
       IF stored.state = 'acting' AND stored.attempt = enter_action.attempt
          OR stored.state = 'rejected' AND stored.attempt <= enter_action.attempt THEN
         UPDATE "oncebox".barrier AS b
@@ -3816,7 +3816,7 @@ BEGIN
     ) AS l
     WHERE l.bytes_before < move_delayed.bytes
   ),
-  -- Of each ordering key the first message that is not ours to move: what comes after it must wait.
+  -- Of each ordering key the first message that is not ours to move: the later ones must wait.
   held AS MATERIALIZED (
     SELECT o.ordering_key, f.not_before, f.id
     FROM (
@@ -4723,10 +4723,10 @@ BEGIN
   UPDATE "oncebox".segment AS s
   SET is_live = true, drained_at = NULL
   WHERE NOT s.is_empty AND NOT s.is_live AND "oncebox".segment_is_due(s.number);
-  -- What comes after the place that is gone back to is read from the log again, in its order, also
-  -- what is parked there: else it would overtake what was lost of its ordering key. What was lost
-  -- and lies before that place is parked. So is a message whose segment is emptied: all that was
-  -- lost of its ordering key and is still in the log comes after it.
+  -- Messages after the place that the lane goes back to are read from the log again, in their
+  -- order, also those that are parked: else these would overtake lost messages of their ordering
+  -- key. A lost message before that place is parked. So is a message whose segment is emptied:
+  -- every lost message of its ordering key that is still in the log comes after it.
   DELETE FROM "oncebox".parked AS p
   USING "oncebox".log AS m, "oncebox".stream AS s
   WHERE p.lane = wanted_lane
@@ -4858,8 +4858,9 @@ BEGIN
     lost.high := later.high;
     lost.snap := later.snap;
   END IF;
-  -- Without a receipt all above the noted place is due, and what is due already below it stays so.
-  -- The noted snapshot is younger than the cursor: that alone must not keep the lane in its place.
+  -- Without a receipt every message above the noted place is due, and one below it that is due
+  -- already stays due. The noted snapshot is younger than the cursor: that alone must not keep the
+  -- lane in its place.
   IF at_number = -1 THEN
     lost.high := least(stands.high, lost.high);
     lost.floor := least(stands.floor, lost.floor);
@@ -4925,7 +4926,7 @@ BEGIN
     END IF;
   ELSE
     PERFORM FROM "oncebox".dead_letter AS d WHERE d.id = r.id AND d.created_at = r.died_at FOR UPDATE;
-    -- Nobody would handle it any more: see 0027_edit.sql.
+    -- No inbox would handle it any more: see 0027_edit.sql.
     is_retried := FOUND AND NOT EXISTS (
       SELECT
       FROM "oncebox".inbox AS i
