@@ -160,7 +160,7 @@ func inner(value any, segment string) any {
 	return nil
 }
 
-// cause is the first error, in the order of their places, that is not just a consequence of others.
+// cause is the first error, in the order of their places, that has no causes of its own.
 func cause(failed *jsonschema.ValidationError) *jsonschema.ValidationError {
 	keyword := failed.ErrorKind.KeywordPath()
 	if len(failed.Causes) == 0 || slices.ContainsFunc(keyword, isWhole) {

@@ -95,7 +95,7 @@ export class Handle {
         throw new Error(BESIDE);
       }
     }
-    // At once: the next one that waits then looks again.
+    // Sent at once, before the next one that waits looks.
     return send();
   }
 

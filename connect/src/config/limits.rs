@@ -16,7 +16,7 @@ pub struct ReadLimits {
 }
 
 impl ReadLimits {
-    /// For a pass over a multiple of the usual lanes: it holds no more in all.
+    /// For a pass over `times` times the usual lanes: it holds no more in all.
     pub fn shared_by(self, times: i64) -> Self {
         let share = |limit: i64| (limit / times.max(1)).max(1);
         Self { messages_max: share(self.messages_max), bytes_max: share(self.bytes_max), ..self }
