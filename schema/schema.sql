@@ -28,7 +28,7 @@ BEGIN
   RETURN true;
 END $$;
 
-COMMENT ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) IS 'Give a saga up as it stands: attempts that are delayed are cancelled, nothing more is sent, nothing is undone, answers change nothing. What is in the log already is delivered. False when it has finished already, or there is none.';
+COMMENT ON FUNCTION oncebox.abandon_saga(saga_id bigint, why text) IS 'Give a saga up as it stands: attempts that are delayed are cancelled, nothing more is sent, nothing is undone, answers change nothing. Messages in the log already are delivered. False when it has finished already, or there is none.';
 
 CREATE FUNCTION oncebox.abandon_saga_as(saga_id bigint, why text, by text, note text) RETURNS TABLE(command text, is_discarded boolean)
     LANGUAGE sql SECURITY DEFINER
@@ -342,7 +342,7 @@ BEGIN
   RETURN asked;
 END $$;
 
-COMMENT ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text, reply jsonb) IS 'What retry_saga() and skip_saga_step() share: an event for each step that waits, and an orchestrator that looks at once.';
+COMMENT ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text, reply jsonb) IS 'The common part of retry_saga() and skip_saga_step(): an event for each step that waits, and an orchestrator that looks at once.';
 
 CREATE FUNCTION oncebox.attempt_failed(scope text, key text, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone, reason text DEFAULT NULL::text, subject text DEFAULT NULL::text, pause double precision DEFAULT NULL::double precision, pause_max double precision DEFAULT NULL::double precision) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -565,7 +565,7 @@ BEGIN
   END IF;
 END $$;
 
-COMMENT ON FUNCTION oncebox.begin_effect(scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text, OUT answer text, OUT result json, OUT reason text, OUT age interval, OUT is_own boolean) IS 'Records that an effect outside the database may happen from now on: begun (COMMIT, then call the provider with the key key:step), done or rejected (it ended before, with its result or reason: do not call), open (an earlier run began it, its age ago, and nobody knows how it ended: ask the provider; is_own: this claim began it), lost (the lease is). It renews the lease.';
+COMMENT ON FUNCTION oncebox.begin_effect(scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text, OUT answer text, OUT result json, OUT reason text, OUT age interval, OUT is_own boolean) IS 'Records that an effect outside the database may happen from now on: begun (COMMIT, then call the provider with the key key:step), done or rejected (it ended before, with its result or reason: do not call), open (an earlier run began it, its age ago, and its outcome is unknown: ask the provider; is_own: this claim began it), lost (the lease is). It renews the lease.';
 
 CREATE FUNCTION oncebox.begin_effect_again(scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text DEFAULT ''::text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -677,7 +677,7 @@ BEGIN
   RETURN CASE WHEN bury.key IS NULL OR answer = 'new' THEN 'dead' ELSE coalesce(answer, 'in_flight') END;
 END $$;
 
-COMMENT ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, committed_by xid8) IS 'Gives a message up in a transaction of its own, after its rollback, and records it as a dead letter. Answers what its copies are answered: dead; or what decides instead: replayed, rejected, in_flight; or mismatch. A message without a valid key has key NULL. committed_by: the id of the transaction that claimed the key, when the handler has committed it by itself and then failed; its claim is taken back.';
+COMMENT ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, committed_by xid8) IS 'Gives a message up in a transaction of its own, after its rollback, and records it as a dead letter. Returns the answer to its copies: dead; or the state that forbids it: replayed, rejected, in_flight; or mismatch. A message without a valid key has key NULL. committed_by: the id of the transaction that claimed the key, when the handler has committed it by itself and then failed; its claim is taken back.';
 
 CREATE FUNCTION oncebox.bury_failing(scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint, stored_at timestamp with time zone, failures bigint, reason text, by text, note text) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
@@ -855,7 +855,7 @@ CREATE FUNCTION oncebox.cancel_attempt(scope text, key text, tenant text DEFAULT
   WHERE a.scope = $1 AND a.tenant = $3 AND a.key = $2 AND a.message = "oncebox".inbox_copy($4, $5, $6) AND a.begun > 0
 $_$;
 
-COMMENT ON FUNCTION oncebox.cancel_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) IS 'Takes begin_attempt() back when the run made no attempt: somebody else works on the key, or PostgreSQL did not answer.';
+COMMENT ON FUNCTION oncebox.cancel_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) IS 'Takes begin_attempt() back when the run made no attempt: another process works on the key, or PostgreSQL did not answer.';
 
 CREATE FUNCTION oncebox.cancel_delayed(key text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1071,7 +1071,7 @@ BEGIN
   END IF;
 END $$;
 
-COMMENT ON FUNCTION oncebox.check_expected_inbox(scope text, within_seconds double precision, is_unseen boolean, place text) IS 'For operators: whether an inbox of this database can be expected to have keys so many seconds after the commit of their messages.';
+COMMENT ON FUNCTION oncebox.check_expected_inbox(scope text, within_seconds double precision, is_unseen boolean, place text) IS 'For operators: whether an inbox of this database can be expected to have keys within a number of seconds after the commit of their messages.';
 
 CREATE FUNCTION oncebox.check_headers(headers jsonb) RETURNS boolean
     LANGUAGE plpgsql IMMUTABLE STRICT
@@ -1368,7 +1368,7 @@ BEGIN
   answer := 'in_flight';
 END $$;
 
-COMMENT ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text, message_id bigint, OUT answer text, OUT outcome json, OUT reason text) IS 'Claims a key in this transaction, begun with BEGIN DEFERRABLE: new (handle the message), replayed or rejected (a copy, with its outcome), dead (given up, with the reason), in_flight (somebody works on it: later), mismatch (the key of another payload: bury it).';
+COMMENT ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text, message_id bigint, OUT answer text, OUT outcome json, OUT reason text) IS 'Claims a key in this transaction, begun with BEGIN DEFERRABLE: new (handle the message), replayed or rejected (a copy, with its outcome), dead (given up, with the reason), in_flight (another transaction works on it: later), mismatch (the key of another payload: bury it).';
 
 CREATE FUNCTION oncebox.claim_batch(scope text, tenants text[], keys text[], fingerprints bytea[], message_ids bigint[] DEFAULT NULL::bigint[], time_limit interval DEFAULT NULL::interval, OUT place integer, OUT answer text, OUT outcome json) RETURNS SETOF record
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1569,7 +1569,7 @@ BEGIN
   END IF;
 END $$;
 
-COMMENT ON FUNCTION oncebox.claim_leased(scope text, key text, payload bytea, owner uuid, lease interval, tenant text, message_id bigint, is_alone boolean, OUT answer text, OUT outcome json, OUT reason text, OUT epoch bigint, OUT attempts integer) IS 'Claims a key for the time of a lease, in a transaction of its own: new (handle the message; the epoch is the proof in all later calls; attempts counts the claims of this key), replayed or rejected (a copy, with its outcome), dead (given up, with the reason), in_flight (somebody works on it, or its pause is not over: later), mismatch (the key of another payload), alone (it ended two owners without a trace: ask again with is_alone when nothing else runs in this process). COMMIT before you go on: begin_effect() refuses a claim that is not committed.';
+COMMENT ON FUNCTION oncebox.claim_leased(scope text, key text, payload bytea, owner uuid, lease interval, tenant text, message_id bigint, is_alone boolean, OUT answer text, OUT outcome json, OUT reason text, OUT epoch bigint, OUT attempts integer) IS 'Claims a key for the time of a lease, in a transaction of its own: new (handle the message; the epoch is the proof in all later calls; attempts counts the claims of this key), replayed or rejected (a copy, with its outcome), dead (given up, with the reason), in_flight (another process works on it, or its pause is not over: later), mismatch (the key of another payload), alone (it ended two owners without a trace: ask again with is_alone when nothing else runs in this process). COMMIT before you go on: begin_effect() refuses a claim that is not committed.';
 
 CREATE FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, fingerprint bytea, OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1917,7 +1917,7 @@ BEGIN
   PERFORM "oncebox".advance_line(l.scope, l.line) FROM unnest(scopes, lines) AS l (scope, line);
 END $$;
 
-COMMENT ON FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) IS 'For operators: takes dead letters out, and keeps them for a day, see undo_discard(); their keys stay settled as dead, and messages that wait behind them run. Returns their ids.';
+COMMENT ON FUNCTION oncebox.discard_letters(ids bigint[], by text, note text) IS 'For operators: takes dead letters out, and keeps them for a day, see undo_discard(); their keys stay settled as dead, and messages that waited for them run. Returns their ids.';
 
 CREATE FUNCTION oncebox.drain_segments() RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2593,7 +2593,7 @@ BEGIN
   RAISE EXCEPTION 'key "%" was deleted three times while it was enqueued', enqueue_at.key USING ERRCODE = '40001';
 END $$;
 
-COMMENT ON FUNCTION oncebox.enqueue_at(key text, subject text, payload bytea, not_before timestamp with time zone, headers jsonb, ordering_key text) IS 'Enqueue a message in this transaction that must not be sent before a time of this database''s clock. Returns an id, NULL when this very message is enqueued already, whatever its time; error OB001 when the key names another message.';
+COMMENT ON FUNCTION oncebox.enqueue_at(key text, subject text, payload bytea, not_before timestamp with time zone, headers jsonb, ordering_key text) IS 'Enqueue a message in this transaction that must not be sent before a time of this database''s clock. Returns an id, NULL when this very message is enqueued already, for any time; error OB001 when the key names another message.';
 
 CREATE FUNCTION oncebox.enqueue_json(key text, subject text, payload jsonb, headers jsonb DEFAULT '{}'::jsonb, ordering_key text DEFAULT NULL::text) RETURNS bigint
     LANGUAGE sql SECURITY DEFINER
@@ -2726,7 +2726,7 @@ BEGIN
     USING ERRCODE = '40001';
 END $$;
 
-COMMENT ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) IS 'Whether a compensation has something to undo in this transaction: undo, nothing (and the action will never act), or wait (a leased run of it, or of another attempt at undoing it, is under way or may have had its effect). scope: that of the inbox of a leased compensation, where the other attempt is looked up. Error OB010 when what is to be undone is committed by itself, unless it is leased.';
+COMMENT ON FUNCTION oncebox.enter_compensation(barrier text, tenant text, key text, is_leased boolean, attempt integer, scope text) IS 'Whether a compensation has something to undo in this transaction: undo, nothing (and the action will never act), or wait (a leased run of it, or of another attempt at undoing it, is under way or may have had its effect). scope: that of the inbox of a leased compensation, where the other attempt is looked up. Error OB010 when the action to undo is committed by itself, unless it is leased.';
 
 CREATE FUNCTION oncebox.expect(subject text, scope text, within_seconds double precision, inbox_database text, is_unseen boolean, operator text, note text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -2756,7 +2756,7 @@ BEGIN
   VALUES (expect.operator, expect.note, 'expect', expect.scope, format('%s within %s', expect.subject, "oncebox".time_text(expect.within_seconds)));
 END $_$;
 
-COMMENT ON FUNCTION oncebox.expect(subject text, scope text, within_seconds double precision, inbox_database text, is_unseen boolean, operator text, note text) IS 'For operators: messages with such a subject must be in that inbox so many seconds after their commit. Takes the place of an earlier one for both.';
+COMMENT ON FUNCTION oncebox.expect(subject text, scope text, within_seconds double precision, inbox_database text, is_unseen boolean, operator text, note text) IS 'For operators: messages with such a subject must be in that inbox within a number of seconds after their commit. Takes the place of an earlier one for both.';
 
 CREATE FUNCTION oncebox.expect_no_more(subject text, scope text, operator text, note text) RETURNS SETOF bigint
     LANGUAGE sql SECURITY DEFINER
@@ -3006,7 +3006,7 @@ BEGIN
       OR EXISTS (SELECT FROM "oncebox".inbox_behind AS b WHERE b.scope = follow_lines.scope);
 END $$;
 
-COMMENT ON FUNCTION oncebox.follow_lines(scope text, behind_max integer) IS 'Says, when a consumer has the right to consume and has found its place in the stream, how many messages of an ordering key may wait behind a dead letter (NULL, and where there is no strict order: they overtake it). Answers whether the scope has lines that are stopped: then ask wait_in_line() before each claim, and next_in_line() every second.';
+COMMENT ON FUNCTION oncebox.follow_lines(scope text, behind_max integer) IS 'Says, when a consumer has the right to consume and has found its place in the stream, how many messages of an ordering key may wait for a dead letter (NULL, and where there is no strict order: they overtake it). Answers whether the scope has lines that are stopped: then ask wait_in_line() before each claim, and next_in_line() every second.';
 
 CREATE FUNCTION oncebox.follower(lane smallint, ordering_key text, id bigint) RETURNS bigint
     LANGUAGE sql STABLE
@@ -3666,15 +3666,15 @@ CREATE TABLE oncebox.parked (
     CONSTRAINT parked_state CHECK (((dead_at IS NULL) OR (next_attempt_at IS NULL)))
 );
 
-COMMENT ON TABLE oncebox.parked IS 'Messages set aside: next_attempt_at set = looked at again then, and sent if it is the first of its ordering key; dead_at set = dead; neither = waits behind its ordering key.';
+COMMENT ON TABLE oncebox.parked IS 'Messages set aside: next_attempt_at set = looked at again then, and sent if it is the first of its ordering key; dead_at set = dead; neither = waits for others of its ordering key.';
 
 COMMENT ON COLUMN oncebox.parked.turn IS 'That of the segment of the log that holds the message too, until it is emptied.';
 
 COMMENT ON COLUMN oncebox.parked.replay IS '0 for a message that was never stored; N for its replay, sent with Nats-Msg-Id outbox/digest/rN/key.';
 
-COMMENT ON COLUMN oncebox.parked.cause IS 'What error is about, in a word that does not change, such as no-stream; behind = waits behind its ordering key, replay = to be replayed.';
+COMMENT ON COLUMN oncebox.parked.cause IS 'The cause of the error, in a word that does not change, such as no-stream; behind = waits for others of its ordering key, replay = to be replayed.';
 
-COMMENT ON COLUMN oncebox.parked.waits_for IS 'What refuses the message with others: stream NAME, subject NAME, or pause KIND VALUE. A few of them have the next due times; all others have one that is hours away, and are tried as soon as one of those is stored.';
+COMMENT ON COLUMN oncebox.parked.waits_for IS 'The obstacle that refuses the message with others: stream NAME, subject NAME, or pause KIND VALUE. A few of them have the next due times; all others have one that is hours away, and are tried as soon as one of those is stored.';
 
 CREATE FUNCTION oncebox.make_due(lane smallint, ids bigint[]) RETURNS SETOF oncebox.parked
     LANGUAGE sql
@@ -4396,7 +4396,7 @@ BEGIN
   RETURN FOUND;
 END $$;
 
-COMMENT ON FUNCTION oncebox.release_leased(scope text, key text, owner uuid, epoch bigint, pause interval, reason text, is_unknown boolean, is_attempt boolean, tenant text) IS 'Gives a claim back that did not end: anybody may claim the key after the pause. is_unknown: an effect may have happened; is_attempt false: the run does not count. What its effects have done stays remembered. False: the lease is lost.';
+COMMENT ON FUNCTION oncebox.release_leased(scope text, key text, owner uuid, epoch bigint, pause interval, reason text, is_unknown boolean, is_attempt boolean, tenant text) IS 'Gives a claim back that did not end: every process may claim the key after the pause. is_unknown: an effect may have happened; is_attempt false: the run does not count. The records of its effects stay. False: the lease is lost.';
 
 CREATE FUNCTION oncebox.render_payload(template jsonb, document jsonb) RETURNS jsonb
     LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
@@ -4773,7 +4773,7 @@ BEGIN
   RETURN true;
 END $$;
 
-COMMENT ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) IS 'Has the relays send again what a stream lost of a lane; for `oncebox outbox resend`.';
+COMMENT ON FUNCTION oncebox.resend_lost(wanted_lane smallint, wanted_stream text, since timestamp with time zone) IS 'Has the relays send messages again that a stream lost of a lane; for `oncebox outbox resend`.';
 
 CREATE FUNCTION oncebox.resend_missing(lane smallint, ids bigint[], by text, note text, why text) RETURNS SETOF bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -5050,7 +5050,7 @@ BEGIN
   RETURN true;
 END $$;
 
-COMMENT ON FUNCTION oncebox.retry_in_line(id bigint, by text, note text) IS 'For operators: has a dead letter of a line run again, before those that wait behind it. False for one of no line: retry_letter().';
+COMMENT ON FUNCTION oncebox.retry_in_line(id bigint, by text, note text) IS 'For operators: has a dead letter of a line run again, before those that wait for it. False for one of no line: retry_letter().';
 
 CREATE FUNCTION oncebox.retry_letter(id bigint, by text, note text) RETURNS TABLE(outbox text, key text, subject text, headers text, payload bytea, number bigint)
     LANGUAGE sql SECURITY DEFINER
@@ -5480,7 +5480,7 @@ BEGIN
   RETURN ARRAY[skip_saga_step.step];
 END $$;
 
-COMMENT ON FUNCTION oncebox.skip_saga_step(saga_id bigint, step text, reply jsonb) IS 'Go on as if a step that waits for an operator were done, or its compensation; somebody has done it by hand. Of a saga in quarantine also one that is under way: its answers are deleted. With a reply, as if the participant had sent it. Returns the step. Error OB009 when it does not wait, OB011 when a later step of a file needs a reply that is not given.';
+COMMENT ON FUNCTION oncebox.skip_saga_step(saga_id bigint, step text, reply jsonb) IS 'Go on as if a step that waits for an operator were done, or its compensation, after it was done by hand. Of a saga in quarantine also one that is under way: its answers are deleted. With a reply, as if the participant had sent it. Returns the step. Error OB009 when it does not wait, OB011 when a later step of a file needs a reply that is not given.';
 
 CREATE FUNCTION oncebox.skip_saga_step_as(saga_id bigint, step text, by text, note text, reply jsonb DEFAULT NULL::jsonb) RETURNS TABLE(command text, is_discarded boolean)
     LANGUAGE sql SECURITY DEFINER
@@ -5715,7 +5715,7 @@ CREATE FUNCTION oncebox.sweep_barrier(barrier text, keep interval, most integer)
   SELECT count(*) FROM deleted
 $_$;
 
-COMMENT ON FUNCTION oncebox.sweep_barrier(barrier text, keep interval, most integer) IS 'Deletes rows of a barrier that have ended longer ago than this; 10000 at most. What is under way stays.';
+COMMENT ON FUNCTION oncebox.sweep_barrier(barrier text, keep interval, most integer) IS 'Deletes rows of a barrier that have ended longer ago than this; 10000 at most. Rows under way stay.';
 
 CREATE TABLE oncebox.dead_letter (
     id bigint NOT NULL,
@@ -5745,7 +5745,7 @@ COMMENT ON COLUMN oncebox.dead_letter.stored_at IS 'When the stream stored the m
 
 COMMENT ON COLUMN oncebox.dead_letter.fingerprint IS 'That of the key, for a payload that stays in the Object Store, where the headers say; NULL when the payload is here.';
 
-COMMENT ON COLUMN oncebox.dead_letter.ordering_key IS 'The line that waits behind this message; NULL for one that nothing waits behind.';
+COMMENT ON COLUMN oncebox.dead_letter.ordering_key IS 'The ordering key of the messages that wait for this one; NULL if none ever wait.';
 
 CREATE TABLE oncebox.inbox (
     scope character varying(255) NOT NULL COLLATE pg_catalog."C",
@@ -5785,11 +5785,11 @@ WITH (fillfactor='70');
 
 COMMENT ON TABLE oncebox.inbox_claim IS 'Claims of leased mode that are in progress. When one ends, its row is replaced by one of inbox in the same transaction.';
 
-COMMENT ON COLUMN oncebox.inbox_claim.epoch IS 'Counts the owners. Whatever an owner writes is checked against owner and epoch.';
+COMMENT ON COLUMN oncebox.inbox_claim.epoch IS 'Counts the owners. Each write of an owner is checked against owner and epoch.';
 
 COMMENT ON COLUMN oncebox.inbox_claim.state IS 'running: an owner works on it; failed: no effect, to be repeated; unknown: an effect may have happened, to be reconciled.';
 
-COMMENT ON COLUMN oncebox.inbox_claim.lease_until IS 'Nobody else may claim the key before, by the database''s clock: the end of the lease, or of the pause after a failure.';
+COMMENT ON COLUMN oncebox.inbox_claim.lease_until IS 'No other process may claim the key before, by the database''s clock: the end of the lease, or of the pause after a failure.';
 
 COMMENT ON COLUMN oncebox.inbox_claim.taken_over IS 'The owner took the claim from another whose lease had ended.';
 
@@ -5818,7 +5818,7 @@ COMMENT ON COLUMN oncebox.inbox_scope.dead_letter_seconds IS 'How long a dead le
 
 COMMENT ON COLUMN oncebox.inbox_scope.mode IS 'transaction: keys are claimed in the handler''s transaction; lease: before it, under a lease. A process of the other mode is refused; see change_inbox_mode.';
 
-COMMENT ON COLUMN oncebox.inbox_scope.behind_max IS 'How many messages of one ordering key may wait behind its dead letter; NULL: they overtake it. The consumer that started last has set it.';
+COMMENT ON COLUMN oncebox.inbox_scope.behind_max IS 'How many messages of one ordering key may wait for its dead letter; NULL: they overtake it. The consumer that started last has set it.';
 
 CREATE FUNCTION oncebox.sweep_basis() RETURNS text
     LANGUAGE sql STABLE
@@ -5999,7 +5999,7 @@ BEGIN
   unknown_effects := unknown_effects + unknown_of_keys + unknown_of_letters;
 END $$;
 
-COMMENT ON FUNCTION oncebox.sweep_inbox(first_block bigint, end_block bigint, only_count boolean, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) IS 'Deletes, or only counts, what is older than the retentions of inbox_scope in a range of blocks of inbox, dead_letter and inbox_claim. unknown_effects: effects outside the database whose outcome nobody found out.';
+COMMENT ON FUNCTION oncebox.sweep_inbox(first_block bigint, end_block bigint, only_count boolean, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) IS 'Deletes, or only counts, rows older than the retentions of inbox_scope in a range of blocks of inbox, dead_letter and inbox_claim. unknown_effects: effects outside the database whose outcome is unknown.';
 
 CREATE FUNCTION oncebox.sweep_inboxes(OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint, OUT is_last boolean) RETURNS SETOF record
     LANGUAGE plpgsql SECURITY DEFINER
@@ -6056,7 +6056,7 @@ BEGIN
   RETURN NEXT;
 END $$;
 
-COMMENT ON FUNCTION oncebox.sweep_inboxes(OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint, OUT is_last boolean) IS 'For consumers: one step in deleting what is older than the retentions of inbox_scope. No row when nothing is to be done.';
+COMMENT ON FUNCTION oncebox.sweep_inboxes(OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint, OUT is_last boolean) IS 'For consumers: one step in deleting rows older than the retentions of inbox_scope. No row when nothing is to be done.';
 
 CREATE FUNCTION oncebox.sweep_sagas(keep interval, most integer) RETURNS bigint
     LANGUAGE sql SECURITY DEFINER
@@ -6284,7 +6284,7 @@ CREATE FUNCTION oncebox.undo_rows(audit bigint) RETURNS TABLE(audit_id bigint, o
   ORDER BY a.id
 $_$;
 
-COMMENT ON FUNCTION oncebox.undo_rows(audit bigint) IS 'For operators: what the discard, or edit, with this row in the audit took out, and why a row cannot come back.';
+COMMENT ON FUNCTION oncebox.undo_rows(audit bigint) IS 'For operators: the rows that the discard, or edit, with this row in the audit took out, and why one of them cannot come back.';
 
 CREATE FUNCTION oncebox.unhandled_max() RETURNS integer
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -6356,7 +6356,7 @@ BEGIN
   RETURN 'full';
 END $$;
 
-COMMENT ON FUNCTION oncebox.wait_in_line(scope text, key text, payload bytea, subject text, headers jsonb, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) IS 'Asked before the claim of a message with an ordering key, while lines of the scope are stopped: free (claim it), behind (it waits in the database, behind a dead letter: acknowledge it), full (too many wait there: it stays in the stream, ask again later, and let no other of its ordering key pass).';
+COMMENT ON FUNCTION oncebox.wait_in_line(scope text, key text, payload bytea, subject text, headers jsonb, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) IS 'Asked before the claim of a message with an ordering key, while lines of the scope are stopped: free (claim it), behind (it waits in the database until a dead letter is retried or discarded: acknowledge it), full (too many wait there: it stays in the stream, ask again later, and let no other of its ordering key pass).';
 
 CREATE FUNCTION oncebox.wake_relay() RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -6424,7 +6424,7 @@ CREATE TABLE oncebox.audit (
     CONSTRAINT audit_undoes CHECK (((undoes IS NOT NULL) = (action = 'undo'::text)))
 );
 
-COMMENT ON TABLE oncebox.audit IS 'What operators did: a row for each message and action. Never deleted by Oncebox.';
+COMMENT ON TABLE oncebox.audit IS 'The actions of operators: a row for each message and action. Never deleted by Oncebox.';
 
 COMMENT ON COLUMN oncebox.audit.operator IS 'Who it was by their own word (--by); database_user is who the database knows.';
 
@@ -6505,9 +6505,9 @@ WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='1000');
 
 COMMENT ON TABLE oncebox.cursor IS 'The cursor of each lane: every message with id <= high that is visible in snap is settled.';
 
-COMMENT ON COLUMN oncebox.cursor.floor IS 'Messages up to here are settled whatever their xact says.';
+COMMENT ON COLUMN oncebox.cursor.floor IS 'Messages up to here are settled, with any xact.';
 
-COMMENT ON COLUMN oncebox.cursor.target IS 'Set while a large set of late messages is drained in parts: what was visible here is due; after is the last id sent.';
+COMMENT ON COLUMN oncebox.cursor.target IS 'Set while a large set of late messages is drained in parts: the messages visible here are due; after is the last id sent.';
 
 COMMENT ON COLUMN oncebox.cursor.reset_until IS 'Set while messages of another cluster (a restored dump) are drained: up to this id, xact means nothing here.';
 
@@ -6584,7 +6584,7 @@ CREATE TABLE oncebox.expectation (
     CONSTRAINT expectation_within CHECK (((within_seconds >= (1)::double precision) AND (within_seconds <= (31622400)::double precision)))
 );
 
-COMMENT ON TABLE oncebox.expectation IS 'Messages with such a subject must be in that inbox so long after their commit, at most.';
+COMMENT ON TABLE oncebox.expectation IS 'Messages with such a subject must be in that inbox within this time after their commit.';
 
 COMMENT ON COLUMN oncebox.expectation.subject IS 'A pattern: * stands for one token, a last > for one or more.';
 
@@ -6735,7 +6735,7 @@ COMMENT ON COLUMN oncebox.inbox_attempt.reason IS 'Why the last one failed; NULL
 
 COMMENT ON COLUMN oncebox.inbox_attempt.due_at IS 'When it is delivered again; NULL when the consumer has not said.';
 
-COMMENT ON COLUMN oncebox.inbox_attempt.first_at IS 'When the row was written: an operator confirms what a list showed, not what has come since.';
+COMMENT ON COLUMN oncebox.inbox_attempt.first_at IS 'When the row was written: an operator confirms the rows that a list showed, not later ones.';
 
 CREATE TABLE oncebox.inbox_batch (
     xact xid8 DEFAULT pg_current_xact_id() NOT NULL
@@ -6766,7 +6766,7 @@ CREATE TABLE oncebox.inbox_behind (
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
 );
 
-COMMENT ON TABLE oncebox.inbox_behind IS 'Messages that wait behind a dead letter of their ordering key, whole, and dead letters that were retried and have not ended. No retention deletes them.';
+COMMENT ON TABLE oncebox.inbox_behind IS 'Messages that wait for a dead letter of their ordering key, whole, and dead letters that were retried and have not ended. No retention deletes them.';
 
 COMMENT ON COLUMN oncebox.inbox_behind.is_due IS 'The consumer runs it now: nothing of its line is before it.';
 
@@ -6784,7 +6784,7 @@ CREATE TABLE oncebox.inbox_effect (
     CONSTRAINT inbox_effect_step_size CHECK (((octet_length(step) >= 1) AND (octet_length(step) <= 64)))
 );
 
-COMMENT ON TABLE oncebox.inbox_effect IS 'What claims in progress, and those given up, have done outside this database. Forgotten when the claim ends well.';
+COMMENT ON TABLE oncebox.inbox_effect IS 'The effects outside this database of claims in progress, and of those given up. Forgotten when the claim ends well.';
 
 COMMENT ON COLUMN oncebox.inbox_effect.state IS 'started: it may have happened; done: it happened; rejected: it never will.';
 
@@ -6841,9 +6841,9 @@ CREATE TABLE oncebox.installation (
     CONSTRAINT installation_only_row CHECK (only_row)
 );
 
-COMMENT ON TABLE oncebox.installation IS 'One row: what belongs to this database alone.';
+COMMENT ON TABLE oncebox.installation IS 'One row: settings of this database alone.';
 
-COMMENT ON COLUMN oncebox.installation.role_prefix IS 'What the names of the four roles begin with. Roles are the cluster''s: a name of this database''s own keeps other databases'' members out.';
+COMMENT ON COLUMN oncebox.installation.role_prefix IS 'The beginning of the names of the four roles. Roles are the cluster''s: a name of this database''s own keeps other databases'' members out.';
 
 CREATE TABLE oncebox.lane (
     lane smallint NOT NULL
@@ -7162,24 +7162,24 @@ CREATE TABLE oncebox.loss (
     CONSTRAINT loss_until CHECK (((resending_at IS NULL) = (until_high IS NULL)))
 );
 
-COMMENT ON TABLE oncebox.loss IS 'What streams lost after they had acknowledged it, lane by lane: from where a lane is to be sent again, and since when it is.';
+COMMENT ON TABLE oncebox.loss IS 'Messages that streams lost after they had acknowledged them, lane by lane: from where a lane is to be sent again, and since when it is.';
 
 COMMENT ON COLUMN oncebox.loss.number IS 'Of the cursor that was written when the loss was found.';
 
 COMMENT ON COLUMN oncebox.loss.kind IS 'tail: the end of the stream is missing. restored: the same, of a stream that was restored from a backup. recreated: it is another stream. unproven: no receipt is left that the stream can prove.';
 
-COMMENT ON COLUMN oncebox.loss.sequence IS 'Up to here the stream has what it acknowledged; lost_sequence is what it had acknowledged.';
+COMMENT ON COLUMN oncebox.loss.sequence IS 'Up to here the stream has all that it acknowledged; it had acknowledged up to lost_sequence.';
 
-COMMENT ON COLUMN oncebox.loss.subjects IS 'What is sent again: those of the stream when that began. Kept, since whatever was parked with such a subject is read from the log from then on.';
+COMMENT ON COLUMN oncebox.loss.subjects IS 'The subjects that are sent again: those of the stream when that began. Kept, since every message that was parked with such a subject is read from the log from then on.';
 
-COMMENT ON COLUMN oncebox.loss.until_high IS 'With the other columns of this name: where the lane stood when it was rewound. What that cursor calls settled is sent again, the rest for the first time.';
+COMMENT ON COLUMN oncebox.loss.until_high IS 'With the other columns of this name: where the lane stood when it was rewound. Messages that this cursor calls settled are sent again, the rest for the first time.';
 
 CREATE TABLE oncebox.maintenance (
     only_row boolean DEFAULT true NOT NULL,
     CONSTRAINT maintenance_only_row CHECK (only_row)
 );
 
-COMMENT ON TABLE oncebox.maintenance IS 'One row, locked by the relay that deletes what retention lets go.';
+COMMENT ON TABLE oncebox.maintenance IS 'One row, locked by the relay that deletes messages past their retention.';
 
 CREATE TABLE oncebox.maintenance_fault (
     step text NOT NULL COLLATE pg_catalog."C",
@@ -7277,7 +7277,7 @@ CREATE TABLE oncebox.milestone (
     CONSTRAINT milestone_bounds CHECK (((floor >= 0) AND (high >= 0)))
 );
 
-COMMENT ON TABLE oncebox.milestone IS 'Where the cursors stood at some times: what a milestone says was settled then was settled no later than reached_at.';
+COMMENT ON TABLE oncebox.milestone IS 'Where the cursors stood at some times: messages that a milestone calls settled were settled no later than reached_at.';
 
 CREATE TABLE oncebox.outbox (
     only_row boolean DEFAULT true NOT NULL,
@@ -7308,7 +7308,7 @@ CREATE TABLE oncebox.pause (
     CONSTRAINT pause_value_size CHECK (((octet_length(value) >= 1) AND (octet_length(value) <= 1000)))
 );
 
-COMMENT ON TABLE oncebox.pause IS 'What operators have paused or throttled: relays send none of these messages, or so many a second, until ends_at.';
+COMMENT ON TABLE oncebox.pause IS 'The pauses and throttles of operators: relays send none of these messages, or a number of them a second, until ends_at.';
 
 COMMENT ON COLUMN oncebox.pause.rate IS 'Messages a second; NULL = none.';
 
@@ -7328,7 +7328,7 @@ CREATE TABLE oncebox.receipt (
     CONSTRAINT receipt_bounds CHECK (((number >= 0) AND (sequence >= 0) AND (floor >= 0) AND (high >= 0)))
 );
 
-COMMENT ON TABLE oncebox.receipt IS 'Where cursors stood, with what a stream had acknowledged: all that the cursor calls settled was acknowledged by this stream at or below the sequence, or by another stream, or has a late receipt.';
+COMMENT ON TABLE oncebox.receipt IS 'Where cursors stood, with the acknowledgements of a stream: all that the cursor calls settled was acknowledged by this stream at or below the sequence, or by another stream, or has a late receipt.';
 
 COMMENT ON COLUMN oncebox.receipt.number IS 'Of the cursor.';
 
@@ -7379,7 +7379,7 @@ CREATE TABLE oncebox.reset (
     snap pg_snapshot DEFAULT pg_current_snapshot() NOT NULL
 );
 
-COMMENT ON TABLE oncebox.reset IS 'When a lane was found to hold messages of another cluster: up to its floor, what is visible in snap is settled or parked.';
+COMMENT ON TABLE oncebox.reset IS 'When a lane was found to hold messages of another cluster: up to its floor, messages visible in snap are settled or parked.';
 
 CREATE TABLE oncebox.saga (
     id bigint NOT NULL,
@@ -7411,7 +7411,7 @@ COMMENT ON TABLE oncebox.saga IS 'Instances of business processes. Each change o
 
 COMMENT ON COLUMN oncebox.saga.type IS 'The name of its definition.';
 
-COMMENT ON COLUMN oncebox.saga.business_id IS 'What it is about, such as the order''s number; once per type.';
+COMMENT ON COLUMN oncebox.saga.business_id IS 'The business object, such as the order''s number; once per type.';
 
 COMMENT ON COLUMN oncebox.saga.key IS 'The key that those of its commands are derived from.';
 
@@ -7425,7 +7425,7 @@ COMMENT ON COLUMN oncebox.saga.direction IS 'forward until it is given up, backw
 
 COMMENT ON COLUMN oncebox.saga.reason IS 'Why it is compensating, stuck, quarantined, compensated or abandoned.';
 
-COMMENT ON COLUMN oncebox.saga.began_with IS 'SHA-256 of the data that it began with, whatever the order of its elements: a start with the same business id and other data is refused.';
+COMMENT ON COLUMN oncebox.saga.began_with IS 'SHA-256 of the data that it began with, with its elements in any order: a start with the same business id and other data is refused.';
 
 COMMENT ON COLUMN oncebox.saga.revision IS 'Grows with every change.';
 
@@ -7473,7 +7473,7 @@ CREATE TABLE oncebox.saga_event (
     CONSTRAINT saga_event_sizes CHECK ((((octet_length(key) >= 1) AND (octet_length(key) <= 255)) AND ((octet_length(step) >= 1) AND (octet_length(step) <= 64)) AND (octet_length(reason) <= 1000)))
 );
 
-COMMENT ON TABLE oncebox.saga_event IS 'Answers that came too early for their saga, and what operators ask for: applied by the next transaction that changes the saga.';
+COMMENT ON TABLE oncebox.saga_event IS 'Answers that came too early for their saga, and requests of operators: applied by the next transaction that changes the saga.';
 
 COMMENT ON COLUMN oncebox.saga_event.key IS 'The key of the saga.';
 
@@ -7533,13 +7533,13 @@ CREATE TABLE oncebox.saga_step (
 
 COMMENT ON TABLE oncebox.saga_step IS 'The steps of sagas that were sent, with their commands as they were sent.';
 
-COMMENT ON COLUMN oncebox.saga_step.state IS 'rejected: the participant said no, and had no effect. failed: nobody knows whether it had one. undo-failed: the compensation was rejected, died or is late.';
+COMMENT ON COLUMN oncebox.saga_step.state IS 'rejected: the participant said no, and had no effect. failed: it is not known whether it had one. undo-failed: the compensation was rejected, died or is late.';
 
 COMMENT ON COLUMN oncebox.saga_step.attempt IS 'The newest attempt: from the second on the command''s key ends with :#2 and so on.';
 
 COMMENT ON COLUMN oncebox.saga_step.undo_attempt IS 'The newest attempt at the compensation, 0 before the first: from the second on its key ends with :#2:undo and so on.';
 
-COMMENT ON COLUMN oncebox.saga_step.in_doubt IS 'Nobody knows whether an attempt before the newest had an effect: so its compensation is due even where the newest was rejected.';
+COMMENT ON COLUMN oncebox.saga_step.in_doubt IS 'It is not known whether an attempt before the newest had an effect: so its compensation is due even where the newest was rejected.';
 
 COMMENT ON COLUMN oncebox.saga_step.reason IS 'Why it failed, or who skipped it.';
 

@@ -113,8 +113,8 @@ CREATE TABLE {schema}.cursor (
   CONSTRAINT cursor_drain CHECK ((target IS NULL) = (after IS NULL))
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 COMMENT ON TABLE {schema}.cursor IS 'The cursor of each lane: every message with id <= high that is visible in snap is settled.';
-COMMENT ON COLUMN {schema}.cursor.floor IS 'Messages up to here are settled whatever their xact says.';
-COMMENT ON COLUMN {schema}.cursor.target IS 'Set while a large set of late messages is drained in parts: what was visible here is due; after is the last id sent.';
+COMMENT ON COLUMN {schema}.cursor.floor IS 'Messages up to here are settled, with any xact.';
+COMMENT ON COLUMN {schema}.cursor.target IS 'Set while a large set of late messages is drained in parts: the messages visible here are due; after is the last id sent.';
 COMMENT ON COLUMN {schema}.cursor.reset_until IS 'Set while messages of another cluster (a restored dump) are drained: up to this id, xact means nothing here.';
 COMMENT ON COLUMN {schema}.cursor.acknowledged IS 'For each stream the highest sequence that acknowledged a message of the lane, and that message''s Nats-Msg-Id: {"ORDERS": [4711, "..."]}.';
 

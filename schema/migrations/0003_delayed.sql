@@ -81,7 +81,7 @@ BEGIN
   END LOOP;
   RAISE EXCEPTION 'key "%" was deleted three times while it was enqueued', enqueue_at.key USING ERRCODE = '40001';
 END $$;
-COMMENT ON FUNCTION {schema}.enqueue_at IS 'Enqueue a message in this transaction that must not be sent before a time of this database''s clock. Returns an id, NULL when this very message is enqueued already, whatever its time; error OB001 when the key names another message.';
+COMMENT ON FUNCTION {schema}.enqueue_at IS 'Enqueue a message in this transaction that must not be sent before a time of this database''s clock. Returns an id, NULL when this very message is enqueued already, for any time; error OB001 when the key names another message.';
 
 -- As enqueue_json(). A JSON text that is given as bytea is read as one, with its own backslashes.
 CREATE FUNCTION {schema}.enqueue_json_at(

@@ -32,11 +32,11 @@ CREATE TABLE {schema}.parked (
   CONSTRAINT parked_replay CHECK (replay >= 0),
   CONSTRAINT parked_state CHECK (dead_at IS NULL OR next_attempt_at IS NULL)
 );
-COMMENT ON TABLE {schema}.parked IS 'Messages set aside: next_attempt_at set = looked at again then, and sent if it is the first of its ordering key; dead_at set = dead; neither = waits behind its ordering key.';
+COMMENT ON TABLE {schema}.parked IS 'Messages set aside: next_attempt_at set = looked at again then, and sent if it is the first of its ordering key; dead_at set = dead; neither = waits for others of its ordering key.';
 COMMENT ON COLUMN {schema}.parked.turn IS 'That of the segment of the log that holds the message too, until it is emptied.';
 COMMENT ON COLUMN {schema}.parked.replay IS '0 for a message that was never stored; N for its replay, sent with Nats-Msg-Id outbox/digest/rN/key.';
-COMMENT ON COLUMN {schema}.parked.cause IS 'What error is about, in a word that does not change, such as no-stream; behind = waits behind its ordering key, replay = to be replayed.';
-COMMENT ON COLUMN {schema}.parked.waits_for IS 'What refuses the message with others: stream NAME, subject NAME, or pause KIND VALUE. A few of them have the next due times; all others have one that is hours away, and are tried as soon as one of those is stored.';
+COMMENT ON COLUMN {schema}.parked.cause IS 'The cause of the error, in a word that does not change, such as no-stream; behind = waits for others of its ordering key, replay = to be replayed.';
+COMMENT ON COLUMN {schema}.parked.waits_for IS 'The obstacle that refuses the message with others: stream NAME, subject NAME, or pause KIND VALUE. A few of them have the next due times; all others have one that is hours away, and are tried as soon as one of those is stored.';
 CREATE INDEX parked_due ON {schema}.parked (lane, next_attempt_at) WHERE next_attempt_at IS NOT NULL;
 CREATE INDEX parked_ordering_key ON {schema}.parked (lane, ordering_key, id)
   WHERE ordering_key IS NOT NULL AND dead_at IS NULL;
@@ -94,7 +94,7 @@ CREATE TABLE {schema}.pause (
   CONSTRAINT pause_reason_size CHECK (octet_length(reason) BETWEEN 1 AND 1000),
   CONSTRAINT pause_by_size CHECK (octet_length(paused_by) BETWEEN 1 AND 255)
 );
-COMMENT ON TABLE {schema}.pause IS 'What operators have paused or throttled: relays send none of these messages, or so many a second, until ends_at.';
+COMMENT ON TABLE {schema}.pause IS 'The pauses and throttles of operators: relays send none of these messages, or a number of them a second, until ends_at.';
 COMMENT ON COLUMN {schema}.pause.rate IS 'Messages a second; NULL = none.';
 COMMENT ON COLUMN {schema}.pause.subjects IS 'Patterns; of a stream those that it had when it was paused.';
 
@@ -144,7 +144,7 @@ CREATE TABLE {schema}.audit (
   CONSTRAINT audit_messages CHECK (messages >= 1 OR messages = 0 AND action = 'resend'),
   CONSTRAINT audit_undoes CHECK ((undoes IS NOT NULL) = (action = 'undo'))
 );
-COMMENT ON TABLE {schema}.audit IS 'What operators did: a row for each message and action. Never deleted by Oncebox.';
+COMMENT ON TABLE {schema}.audit IS 'The actions of operators: a row for each message and action. Never deleted by Oncebox.';
 COMMENT ON COLUMN {schema}.audit.operator IS 'Who it was by their own word (--by); database_user is who the database knows.';
 COMMENT ON COLUMN {schema}.audit.reason IS 'Why the message was dead; for a replay the name of the request; of a pause or throttle its kind and value; of an edit the new key, and digests.';
 COMMENT ON COLUMN {schema}.audit.scope IS 'Who gave the message up, for a dead letter of an inbox; message_id is the letter''s id then.';
@@ -239,8 +239,8 @@ CREATE TABLE {schema}.installation (
   CONSTRAINT installation_pkey PRIMARY KEY (only_row),
   CONSTRAINT installation_only_row CHECK (only_row)
 );
-COMMENT ON TABLE {schema}.installation IS 'One row: what belongs to this database alone.';
-COMMENT ON COLUMN {schema}.installation.role_prefix IS 'What the names of the four roles begin with. Roles are the cluster''s: a name of this database''s own keeps other databases'' members out.';
+COMMENT ON TABLE {schema}.installation IS 'One row: settings of this database alone.';
+COMMENT ON COLUMN {schema}.installation.role_prefix IS 'The beginning of the names of the four roles. Roles are the cluster''s: a name of this database''s own keeps other databases'' members out.';
 INSERT INTO {schema}.installation (role_prefix) VALUES ('{name}');
 
 -- Where the outbox lives, as its relays noted it; no row before the first relay. Rows copied into
@@ -300,7 +300,7 @@ CREATE TABLE {schema}.reset (
   snap pg_snapshot NOT NULL DEFAULT pg_current_snapshot(),
   CONSTRAINT reset_pkey PRIMARY KEY (lane)
 );
-COMMENT ON TABLE {schema}.reset IS 'When a lane was found to hold messages of another cluster: up to its floor, what is visible in snap is settled or parked.';
+COMMENT ON TABLE {schema}.reset IS 'When a lane was found to hold messages of another cluster: up to its floor, messages visible in snap are settled or parked.';
 
 -- The turn of a segment, by its table.
 CREATE FUNCTION {schema}.turn_of(part oid) RETURNS bigint

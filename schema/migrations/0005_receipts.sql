@@ -14,7 +14,7 @@ CREATE TABLE {schema}.receipt (
   CONSTRAINT receipt_pkey PRIMARY KEY (lane, stream, number),
   CONSTRAINT receipt_bounds CHECK (number >= 0 AND sequence >= 0 AND floor >= 0 AND high >= 0)
 );
-COMMENT ON TABLE {schema}.receipt IS 'Where cursors stood, with what a stream had acknowledged: all that the cursor calls settled was acknowledged by this stream at or below the sequence, or by another stream, or has a late receipt.';
+COMMENT ON TABLE {schema}.receipt IS 'Where cursors stood, with the acknowledgements of a stream: all that the cursor calls settled was acknowledged by this stream at or below the sequence, or by another stream, or has a late receipt.';
 COMMENT ON COLUMN {schema}.receipt.number IS 'Of the cursor.';
 COMMENT ON COLUMN {schema}.receipt.message_id IS 'The Nats-Msg-Id of the message at the sequence; NULL before a lane''s first message in the stream.';
 CREATE INDEX receipt_at ON {schema}.receipt (at);
@@ -98,12 +98,12 @@ CREATE TABLE {schema}.loss (
   CONSTRAINT loss_state CHECK (ended_at IS NULL OR resending_at IS NOT NULL),
   CONSTRAINT loss_until CHECK ((resending_at IS NULL) = (until_high IS NULL))
 );
-COMMENT ON TABLE {schema}.loss IS 'What streams lost after they had acknowledged it, lane by lane: from where a lane is to be sent again, and since when it is.';
+COMMENT ON TABLE {schema}.loss IS 'Messages that streams lost after they had acknowledged them, lane by lane: from where a lane is to be sent again, and since when it is.';
 COMMENT ON COLUMN {schema}.loss.number IS 'Of the cursor that was written when the loss was found.';
 COMMENT ON COLUMN {schema}.loss.kind IS 'tail: the end of the stream is missing. restored: the same, of a stream that was restored from a backup. recreated: it is another stream. unproven: no receipt is left that the stream can prove.';
-COMMENT ON COLUMN {schema}.loss.sequence IS 'Up to here the stream has what it acknowledged; lost_sequence is what it had acknowledged.';
-COMMENT ON COLUMN {schema}.loss.subjects IS 'What is sent again: those of the stream when that began. Kept, since whatever was parked with such a subject is read from the log from then on.';
-COMMENT ON COLUMN {schema}.loss.until_high IS 'With the other columns of this name: where the lane stood when it was rewound. What that cursor calls settled is sent again, the rest for the first time.';
+COMMENT ON COLUMN {schema}.loss.sequence IS 'Up to here the stream has all that it acknowledged; it had acknowledged up to lost_sequence.';
+COMMENT ON COLUMN {schema}.loss.subjects IS 'The subjects that are sent again: those of the stream when that began. Kept, since every message that was parked with such a subject is read from the log from then on.';
+COMMENT ON COLUMN {schema}.loss.until_high IS 'With the other columns of this name: where the lane stood when it was rewound. Messages that this cursor calls settled are sent again, the rest for the first time.';
 CREATE INDEX loss_resending ON {schema}.loss (lane) WHERE resending_at IS NOT NULL AND ended_at IS NULL;
 
 -- Records that a stream lost messages that it had acknowledged to a lane, and forgets the receipts
@@ -316,4 +316,4 @@ BEGIN
   PERFORM {schema}.wake_relay();
   RETURN true;
 END $$;
-COMMENT ON FUNCTION {schema}.resend_lost IS 'Has the relays send again what a stream lost of a lane; for `oncebox outbox resend`.';
+COMMENT ON FUNCTION {schema}.resend_lost IS 'Has the relays send messages again that a stream lost of a lane; for `oncebox outbox resend`.';

@@ -107,7 +107,7 @@ COMMENT ON COLUMN {schema}.inbox_attempt.message IS 'Which copy: stream, sequenc
 COMMENT ON COLUMN {schema}.inbox_attempt.failures IS 'How many attempts have failed.';
 COMMENT ON COLUMN {schema}.inbox_attempt.reason IS 'Why the last one failed; NULL when none has. The message is failing as long as its key is not in inbox.';
 COMMENT ON COLUMN {schema}.inbox_attempt.due_at IS 'When it is delivered again; NULL when the consumer has not said.';
-COMMENT ON COLUMN {schema}.inbox_attempt.first_at IS 'When the row was written: an operator confirms what a list showed, not what has come since.';
+COMMENT ON COLUMN {schema}.inbox_attempt.first_at IS 'When the row was written: an operator confirms the rows that a list showed, not later ones.';
 COMMENT ON COLUMN {schema}.inbox_attempt.begun IS 'How many runs have begun since and left no trace: the first beside others, each further one alone among its like.';
 CREATE INDEX inbox_attempt_touched ON {schema}.inbox_attempt (scope, touched_at);
 CREATE INDEX inbox_attempt_failed ON {schema}.inbox_attempt (scope, failed_at) WHERE failed_at IS NOT NULL;

@@ -23,9 +23,9 @@ CREATE TABLE {schema}.inbox_claim (
   CONSTRAINT inbox_claim_bounds CHECK (epoch >= 1 AND attempts >= 0)
 ) WITH (fillfactor = 70);
 COMMENT ON TABLE {schema}.inbox_claim IS 'Claims of leased mode that are in progress. When one ends, its row is replaced by one of inbox in the same transaction.';
-COMMENT ON COLUMN {schema}.inbox_claim.epoch IS 'Counts the owners. Whatever an owner writes is checked against owner and epoch.';
+COMMENT ON COLUMN {schema}.inbox_claim.epoch IS 'Counts the owners. Each write of an owner is checked against owner and epoch.';
 COMMENT ON COLUMN {schema}.inbox_claim.state IS 'running: an owner works on it; failed: no effect, to be repeated; unknown: an effect may have happened, to be reconciled.';
-COMMENT ON COLUMN {schema}.inbox_claim.lease_until IS 'Nobody else may claim the key before, by the database''s clock: the end of the lease, or of the pause after a failure.';
+COMMENT ON COLUMN {schema}.inbox_claim.lease_until IS 'No other process may claim the key before, by the database''s clock: the end of the lease, or of the pause after a failure.';
 COMMENT ON COLUMN {schema}.inbox_claim.taken_over IS 'The owner took the claim from another whose lease had ended.';
 
 CREATE TABLE {schema}.inbox_effect (
@@ -42,7 +42,7 @@ CREATE TABLE {schema}.inbox_effect (
   CONSTRAINT inbox_effect_state CHECK (state IN ('started', 'done', 'rejected')),
   CONSTRAINT inbox_effect_result CHECK ((state = 'started') = (result IS NULL))
 );
-COMMENT ON TABLE {schema}.inbox_effect IS 'What claims in progress, and those given up, have done outside this database. Forgotten when the claim ends well.';
+COMMENT ON TABLE {schema}.inbox_effect IS 'The effects outside this database of claims in progress, and of those given up. Forgotten when the claim ends well.';
 COMMENT ON COLUMN {schema}.inbox_effect.state IS 'started: it may have happened; done: it happened; rejected: it never will.';
 COMMENT ON COLUMN {schema}.inbox_effect.result IS 'The result as JSON (done), or the reason as text (rejected).';
 
@@ -265,7 +265,7 @@ BEGIN
   INTO claims, unknown_effects;
   unknown_effects := unknown_effects + unknown_of_keys + unknown_of_letters;
 END $$;
-COMMENT ON FUNCTION {schema}.sweep_inbox IS 'Deletes, or only counts, what is older than the retentions of inbox_scope in a range of blocks of inbox, dead_letter and inbox_claim. unknown_effects: effects outside the database whose outcome nobody found out.';
+COMMENT ON FUNCTION {schema}.sweep_inbox IS 'Deletes, or only counts, rows older than the retentions of inbox_scope in a range of blocks of inbox, dead_letter and inbox_claim. unknown_effects: effects outside the database whose outcome is unknown.';
 
 -- When the first row in a range of blocks will be past its retention, if nothing is written there.
 CREATE FUNCTION {schema}.sweep_due(first_block bigint, end_block bigint) RETURNS timestamptz
@@ -364,7 +364,7 @@ BEGIN
   UPDATE {schema}.inbox_sweep SET next_block = this_block + 128;
   RETURN NEXT;
 END $$;
-COMMENT ON FUNCTION {schema}.sweep_inboxes IS 'For consumers: one step in deleting what is older than the retentions of inbox_scope. No row when nothing is to be done.';
+COMMENT ON FUNCTION {schema}.sweep_inboxes IS 'For consumers: one step in deleting rows older than the retentions of inbox_scope. No row when nothing is to be done.';
 
 -- The notes of ranges depend on this: the cluster, the files of the tables, which VACUUM FULL
 -- writes anew, and the retentions.

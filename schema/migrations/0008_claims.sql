@@ -217,7 +217,7 @@ BEGIN
   -- Others register the scope, or replace the row, at this moment.
   answer := 'in_flight';
 END $$;
-COMMENT ON FUNCTION {schema}.claim IS 'Claims a key in this transaction, begun with BEGIN DEFERRABLE: new (handle the message), replayed or rejected (a copy, with its outcome), dead (given up, with the reason), in_flight (somebody works on it: later), mismatch (the key of another payload: bury it).';
+COMMENT ON FUNCTION {schema}.claim IS 'Claims a key in this transaction, begun with BEGIN DEFERRABLE: new (handle the message), replayed or rejected (a copy, with its outcome), dead (given up, with the reason), in_flight (another transaction works on it: later), mismatch (the key of another payload: bury it).';
 
 -- Proves, too, that the transaction still holds its claim: a handler may have rolled it back.
 CREATE FUNCTION {schema}.settle(
@@ -397,4 +397,4 @@ BEGIN
   END IF;
   RETURN CASE WHEN bury.key IS NULL OR answer = 'new' THEN 'dead' ELSE coalesce(answer, 'in_flight') END;
 END $$;
-COMMENT ON FUNCTION {schema}.bury IS 'Gives a message up in a transaction of its own, after its rollback, and records it as a dead letter. Answers what its copies are answered: dead; or what decides instead: replayed, rejected, in_flight; or mismatch. A message without a valid key has key NULL. committed_by: the id of the transaction that claimed the key, when the handler has committed it by itself and then failed; its claim is taken back.';
+COMMENT ON FUNCTION {schema}.bury IS 'Gives a message up in a transaction of its own, after its rollback, and records it as a dead letter. Returns the answer to its copies: dead; or the state that forbids it: replayed, rejected, in_flight; or mismatch. A message without a valid key has key NULL. committed_by: the id of the transaction that claimed the key, when the handler has committed it by itself and then failed; its claim is taken back.';

@@ -205,7 +205,7 @@ BEGIN
   RAISE EXCEPTION 'the row of "%" at the barrier went three times while it was asked for', enter_compensation.key
     USING ERRCODE = '40001';
 END $$;
-COMMENT ON FUNCTION {schema}.enter_compensation IS 'Whether a compensation has something to undo in this transaction: undo, nothing (and the action will never act), or wait (a leased run of it, or of another attempt at undoing it, is under way or may have had its effect). scope: that of the inbox of a leased compensation, where the other attempt is looked up. Error OB010 when what is to be undone is committed by itself, unless it is leased.';
+COMMENT ON FUNCTION {schema}.enter_compensation IS 'Whether a compensation has something to undo in this transaction: undo, nothing (and the action will never act), or wait (a leased run of it, or of another attempt at undoing it, is under way or may have had its effect). scope: that of the inbox of a leased compensation, where the other attempt is looked up. Error OB010 when the action to undo is committed by itself, unless it is leased.';
 
 -- The action is undone, or nothing was; in that case the next attempt may undo it.
 CREATE FUNCTION {schema}.end_compensation(
@@ -246,4 +246,4 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   )
   SELECT count(*) FROM deleted
 $$;
-COMMENT ON FUNCTION {schema}.sweep_barrier IS 'Deletes rows of a barrier that have ended longer ago than this; 10000 at most. What is under way stays.';
+COMMENT ON FUNCTION {schema}.sweep_barrier IS 'Deletes rows of a barrier that have ended longer ago than this; 10000 at most. Rows under way stay.';

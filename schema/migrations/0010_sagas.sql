@@ -33,14 +33,14 @@ CREATE TABLE {schema}.saga (
 );
 COMMENT ON TABLE {schema}.saga IS 'Instances of business processes. Each change of one is a transaction that holds its row.';
 COMMENT ON COLUMN {schema}.saga.type IS 'The name of its definition.';
-COMMENT ON COLUMN {schema}.saga.business_id IS 'What it is about, such as the order''s number; once per type.';
+COMMENT ON COLUMN {schema}.saga.business_id IS 'The business object, such as the order''s number; once per type.';
 COMMENT ON COLUMN {schema}.saga.key IS 'The key that those of its commands are derived from.';
 COMMENT ON COLUMN {schema}.saga.version IS 'The version of the definition that it began with and goes on with.';
 COMMENT ON COLUMN {schema}.saga.fingerprint IS 'That of the graph of this version, in hexadecimal: an orchestrator that has no such graph leaves the instance alone.';
 COMMENT ON COLUMN {schema}.saga.state IS 'stuck: a step, or a compensation, waits for an operator, others may go on. quarantined: it could not be read, and waits for an operator.';
 COMMENT ON COLUMN {schema}.saga.direction IS 'forward until it is given up, backward from then on.';
 COMMENT ON COLUMN {schema}.saga.reason IS 'Why it is compensating, stuck, quarantined, compensated or abandoned.';
-COMMENT ON COLUMN {schema}.saga.began_with IS 'SHA-256 of the data that it began with, whatever the order of its elements: a start with the same business id and other data is refused.';
+COMMENT ON COLUMN {schema}.saga.began_with IS 'SHA-256 of the data that it began with, with its elements in any order: a start with the same business id and other data is refused.';
 COMMENT ON COLUMN {schema}.saga.revision IS 'Grows with every change.';
 COMMENT ON COLUMN {schema}.saga.deadline_at IS 'When all of it must have gone past its pivot, or be complete.';
 COMMENT ON COLUMN {schema}.saga.due_at IS 'When an orchestrator has to look at it again: the first deadline, or now, because an operator asked for something.';
@@ -97,10 +97,10 @@ CREATE TABLE {schema}.saga_step (
   CONSTRAINT saga_step_reason CHECK (octet_length(reason) <= 1000)
 );
 COMMENT ON TABLE {schema}.saga_step IS 'The steps of sagas that were sent, with their commands as they were sent.';
-COMMENT ON COLUMN {schema}.saga_step.state IS 'rejected: the participant said no, and had no effect. failed: nobody knows whether it had one. undo-failed: the compensation was rejected, died or is late.';
+COMMENT ON COLUMN {schema}.saga_step.state IS 'rejected: the participant said no, and had no effect. failed: it is not known whether it had one. undo-failed: the compensation was rejected, died or is late.';
 COMMENT ON COLUMN {schema}.saga_step.attempt IS 'The newest attempt: from the second on the command''s key ends with :#2 and so on.';
 COMMENT ON COLUMN {schema}.saga_step.undo_attempt IS 'The newest attempt at the compensation, 0 before the first: from the second on its key ends with :#2:undo and so on.';
-COMMENT ON COLUMN {schema}.saga_step.in_doubt IS 'Nobody knows whether an attempt before the newest had an effect: so its compensation is due even where the newest was rejected.';
+COMMENT ON COLUMN {schema}.saga_step.in_doubt IS 'It is not known whether an attempt before the newest had an effect: so its compensation is due even where the newest was rejected.';
 COMMENT ON COLUMN {schema}.saga_step.reason IS 'Why it failed, or who skipped it.';
 COMMENT ON COLUMN {schema}.saga_step.deadline_at IS 'When the answer to the newest command is late; NULL when none is awaited.';
 
@@ -123,7 +123,7 @@ CREATE TABLE {schema}.saga_event (
   CONSTRAINT saga_event_sizes CHECK (octet_length(key) BETWEEN 1 AND 255 AND octet_length(step) BETWEEN 1 AND 64
     AND octet_length(reason) <= 1000)
 );
-COMMENT ON TABLE {schema}.saga_event IS 'Answers that came too early for their saga, and what operators ask for: applied by the next transaction that changes the saga.';
+COMMENT ON TABLE {schema}.saga_event IS 'Answers that came too early for their saga, and requests of operators: applied by the next transaction that changes the saga.';
 COMMENT ON COLUMN {schema}.saga_event.key IS 'The key of the saga.';
 COMMENT ON COLUMN {schema}.saga_event.is_orphan IS 'No saga had this key when the answer came.';
 COMMENT ON COLUMN {schema}.saga_event.scope IS 'The scope of the inbox that an answer or a death comes from; NULL for an answer that does not say.';
@@ -175,7 +175,7 @@ BEGIN
   WHERE s.id = ask_saga.saga_id;
   RETURN asked;
 END $$;
-COMMENT ON FUNCTION {schema}.ask_saga IS 'What retry_saga() and skip_saga_step() share: an event for each step that waits, and an orchestrator that looks at once.';
+COMMENT ON FUNCTION {schema}.ask_saga IS 'The common part of retry_saga() and skip_saga_step(): an event for each step that waits, and an orchestrator that looks at once.';
 
 -- A saga in quarantine has no step that waits: it is read again.
 CREATE FUNCTION {schema}.retry_saga(saga_id bigint, step text DEFAULT NULL) RETURNS text[]
@@ -255,7 +255,7 @@ BEGIN
   WHERE s.id = skip_saga_step.saga_id;
   RETURN ARRAY[skip_saga_step.step];
 END $$;
-COMMENT ON FUNCTION {schema}.skip_saga_step IS 'Go on as if a step that waits for an operator were done, or its compensation; somebody has done it by hand. Of a saga in quarantine also one that is under way: its answers are deleted. With a reply, as if the participant had sent it. Returns the step. Error OB009 when it does not wait, OB011 when a later step of a file needs a reply that is not given.';
+COMMENT ON FUNCTION {schema}.skip_saga_step IS 'Go on as if a step that waits for an operator were done, or its compensation, after it was done by hand. Of a saga in quarantine also one that is under way: its answers are deleted. With a reply, as if the participant had sent it. Returns the step. Error OB009 when it does not wait, OB011 when a later step of a file needs a reply that is not given.';
 
 -- Ends a saga without its compensations.
 CREATE FUNCTION {schema}.abandon_saga(saga_id bigint, why text) RETURNS boolean
@@ -281,7 +281,7 @@ BEGIN
   WHERE t.saga_id = abandon_saga.saga_id;
   RETURN true;
 END $$;
-COMMENT ON FUNCTION {schema}.abandon_saga IS 'Give a saga up as it stands: attempts that are delayed are cancelled, nothing more is sent, nothing is undone, answers change nothing. What is in the log already is delivered. False when it has finished already, or there is none.';
+COMMENT ON FUNCTION {schema}.abandon_saga IS 'Give a saga up as it stands: attempts that are delayed are cancelled, nothing more is sent, nothing is undone, answers change nothing. Messages in the log already are delivered. False when it has finished already, or there is none.';
 
 -- Steps go with their saga.
 CREATE FUNCTION {schema}.sweep_sagas(keep interval, most integer) RETURNS bigint

@@ -13,7 +13,7 @@ CREATE TABLE {schema}.milestone (
   CONSTRAINT milestone_pkey PRIMARY KEY (lane, number),
   CONSTRAINT milestone_bounds CHECK (floor >= 0 AND high >= 0)
 );
-COMMENT ON TABLE {schema}.milestone IS 'Where the cursors stood at some times: what a milestone says was settled then was settled no later than reached_at.';
+COMMENT ON TABLE {schema}.milestone IS 'Where the cursors stood at some times: messages that a milestone calls settled were settled no later than reached_at.';
 
 -- The relay that locks the row maintains; the others go without.
 CREATE TABLE {schema}.maintenance (
@@ -21,7 +21,7 @@ CREATE TABLE {schema}.maintenance (
   CONSTRAINT maintenance_pkey PRIMARY KEY (only_row),
   CONSTRAINT maintenance_only_row CHECK (only_row)
 );
-COMMENT ON TABLE {schema}.maintenance IS 'One row, locked by the relay that deletes what retention lets go.';
+COMMENT ON TABLE {schema}.maintenance IS 'One row, locked by the relay that deletes messages past their retention.';
 INSERT INTO {schema}.maintenance DEFAULT VALUES;
 
 CREATE TABLE {schema}.maintenance_fault (

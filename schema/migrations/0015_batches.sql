@@ -231,4 +231,4 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   SET begun = a.begun - 1
   WHERE a.scope = $1 AND a.tenant = $3 AND a.key = $2 AND a.message = {schema}.inbox_copy($4, $5, $6) AND a.begun > 0
 $$;
-COMMENT ON FUNCTION {schema}.cancel_attempt IS 'Takes begin_attempt() back when the run made no attempt: somebody else works on the key, or PostgreSQL did not answer.';
+COMMENT ON FUNCTION {schema}.cancel_attempt IS 'Takes begin_attempt() back when the run made no attempt: another process works on the key, or PostgreSQL did not answer.';

@@ -174,7 +174,7 @@ BEGIN
     outcome := convert_from(ended.outcome, 'UTF8')::json;
   END IF;
 END $$;
-COMMENT ON FUNCTION {schema}.claim_leased IS 'Claims a key for the time of a lease, in a transaction of its own: new (handle the message; the epoch is the proof in all later calls; attempts counts the claims of this key), replayed or rejected (a copy, with its outcome), dead (given up, with the reason), in_flight (somebody works on it, or its pause is not over: later), mismatch (the key of another payload), alone (it ended two owners without a trace: ask again with is_alone when nothing else runs in this process). COMMIT before you go on: begin_effect() refuses a claim that is not committed.';
+COMMENT ON FUNCTION {schema}.claim_leased IS 'Claims a key for the time of a lease, in a transaction of its own: new (handle the message; the epoch is the proof in all later calls; attempts counts the claims of this key), replayed or rejected (a copy, with its outcome), dead (given up, with the reason), in_flight (another process works on it, or its pause is not over: later), mismatch (the key of another payload), alone (it ended two owners without a trace: ask again with is_alone when nothing else runs in this process). COMMIT before you go on: begin_effect() refuses a claim that is not committed.';
 
 -- The fence: whether the claim is still this owner's, whose lease begins again. An owner calls it
 -- before everything that it writes, in the same transaction.
@@ -245,7 +245,7 @@ BEGIN
     is_own := effect.epoch = begin_effect.epoch;
   END IF;
 END $$;
-COMMENT ON FUNCTION {schema}.begin_effect IS 'Records that an effect outside the database may happen from now on: begun (COMMIT, then call the provider with the key key:step), done or rejected (it ended before, with its result or reason: do not call), open (an earlier run began it, its age ago, and nobody knows how it ended: ask the provider; is_own: this claim began it), lost (the lease is). It renews the lease.';
+COMMENT ON FUNCTION {schema}.begin_effect IS 'Records that an effect outside the database may happen from now on: begun (COMMIT, then call the provider with the key key:step), done or rejected (it ended before, with its result or reason: do not call), open (an earlier run began it, its age ago, and its outcome is unknown: ask the provider; is_own: this claim began it), lost (the lease is). It renews the lease.';
 
 CREATE FUNCTION {schema}.begin_effect_again(
   scope text, key text, owner uuid, epoch bigint, lease interval, step text, tenant text DEFAULT ''

@@ -92,7 +92,7 @@ BEGIN
     AND c.state = 'running';
   RETURN FOUND;
 END $$;
-COMMENT ON FUNCTION {schema}.release_leased IS 'Gives a claim back that did not end: anybody may claim the key after the pause. is_unknown: an effect may have happened; is_attempt false: the run does not count. What its effects have done stays remembered. False: the lease is lost.';
+COMMENT ON FUNCTION {schema}.release_leased IS 'Gives a claim back that did not end: every process may claim the key after the pause. is_unknown: an effect may have happened; is_attempt false: the run does not count. The records of its effects stay. False: the lease is lost.';
 
 CREATE FUNCTION {schema}.bury_leased(
   scope text, key text, owner uuid, epoch bigint, payload bytea, reason text, subject text, headers jsonb DEFAULT '{}',

@@ -24,7 +24,7 @@ CREATE TABLE {schema}.expectation (
   CONSTRAINT expectation_sizes CHECK (octet_length(subject) BETWEEN 1 AND 1000 AND octet_length(scope) BETWEEN 1 AND 255),
   CONSTRAINT expectation_database_size CHECK (octet_length(inbox_database) BETWEEN 1 AND 255)
 );
-COMMENT ON TABLE {schema}.expectation IS 'Messages with such a subject must be in that inbox so long after their commit, at most.';
+COMMENT ON TABLE {schema}.expectation IS 'Messages with such a subject must be in that inbox within this time after their commit.';
 COMMENT ON COLUMN {schema}.expectation.subject IS 'A pattern: * stands for one token, a last > for one or more.';
 COMMENT ON COLUMN {schema}.expectation.inbox_database IS 'The database of the inbox, by its name in the file of the relay''s databases; NULL is this one.';
 COMMENT ON COLUMN {schema}.expectation.unhandled IS 'How many rows of unhandled it has; oldest_at and oldest_key are of the oldest.';
@@ -96,7 +96,7 @@ BEGIN
       USING ERRCODE = 'OB011', HINT = 'Give a shorter --within, or have the inbox keep its keys for longer (`oncebox inbox scope change`).';
   END IF;
 END $$;
-COMMENT ON FUNCTION {schema}.check_expected_inbox IS 'For operators: whether an inbox of this database can be expected to have keys so many seconds after the commit of their messages.';
+COMMENT ON FUNCTION {schema}.check_expected_inbox IS 'For operators: whether an inbox of this database can be expected to have keys within a number of seconds after the commit of their messages.';
 
 CREATE FUNCTION {schema}.expect(
   subject text, scope text, within_seconds double precision, inbox_database text, is_unseen boolean, operator text, note text
@@ -125,7 +125,7 @@ BEGIN
   INSERT INTO {schema}.audit (operator, note, action, scope, reason)
   VALUES (expect.operator, expect.note, 'expect', expect.scope, format('%s within %s', expect.subject, {schema}.time_text(expect.within_seconds)));
 END $$;
-COMMENT ON FUNCTION {schema}.expect IS 'For operators: messages with such a subject must be in that inbox so many seconds after their commit. Takes the place of an earlier one for both.';
+COMMENT ON FUNCTION {schema}.expect IS 'For operators: messages with such a subject must be in that inbox within a number of seconds after their commit. Takes the place of an earlier one for both.';
 
 CREATE FUNCTION {schema}.expect_no_more(subject text, scope text, operator text, note text) RETURNS SETOF bigint
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

@@ -17,7 +17,7 @@ CREATE INDEX CONCURRENTLY dead_letter_line ON {schema}.dead_letter (scope, order
 ALTER TABLE {schema}.inbox_scope
   ADD COLUMN behind_max integer,
   ADD CONSTRAINT inbox_scope_behind CHECK (behind_max BETWEEN 1 AND 100000);
-COMMENT ON COLUMN {schema}.inbox_scope.behind_max IS 'How many messages of one ordering key may wait behind its dead letter; NULL: they overtake it. The consumer that started last has set it.';
+COMMENT ON COLUMN {schema}.inbox_scope.behind_max IS 'How many messages of one ordering key may wait for its dead letter; NULL: they overtake it. The consumer that started last has set it.';
 
 CREATE TABLE {schema}.inbox_behind (
   id              bigint NOT NULL,
@@ -36,7 +36,7 @@ CREATE TABLE {schema}.inbox_behind (
   CONSTRAINT inbox_behind_pkey PRIMARY KEY (id),
   CONSTRAINT inbox_behind_once UNIQUE (scope, stream, stream_sequence, stored_at)
 );
-COMMENT ON TABLE {schema}.inbox_behind IS 'Messages that wait behind a dead letter of their ordering key, whole, and dead letters that were retried and have not ended. No retention deletes them.';
+COMMENT ON TABLE {schema}.inbox_behind IS 'Messages that wait for a dead letter of their ordering key, whole, and dead letters that were retried and have not ended. No retention deletes them.';
 COMMENT ON COLUMN {schema}.inbox_behind.is_due IS 'The consumer runs it now: nothing of its line is before it.';
 CREATE INDEX inbox_behind_line ON {schema}.inbox_behind (scope, ordering_key, id);
 CREATE INDEX inbox_behind_due ON {schema}.inbox_behind (scope, id) WHERE is_due;
@@ -129,7 +129,7 @@ BEGIN
   RETURN EXISTS (SELECT FROM {schema}.dead_letter AS d WHERE d.scope = follow_lines.scope AND d.ordering_key IS NOT NULL)
       OR EXISTS (SELECT FROM {schema}.inbox_behind AS b WHERE b.scope = follow_lines.scope);
 END $$;
-COMMENT ON FUNCTION {schema}.follow_lines IS 'Says, when a consumer has the right to consume and has found its place in the stream, how many messages of an ordering key may wait behind a dead letter (NULL, and where there is no strict order: they overtake it). Answers whether the scope has lines that are stopped: then ask wait_in_line() before each claim, and next_in_line() every second.';
+COMMENT ON FUNCTION {schema}.follow_lines IS 'Says, when a consumer has the right to consume and has found its place in the stream, how many messages of an ordering key may wait for a dead letter (NULL, and where there is no strict order: they overtake it). Answers whether the scope has lines that are stopped: then ask wait_in_line() before each claim, and next_in_line() every second.';
 
 -- Puts a message into the line of the dead letter of its ordering key, in a transaction of its own,
 -- before its claim. A key that has ended is answered by the claim, also if it died.
@@ -199,7 +199,7 @@ BEGIN
   -- Others change the line at this moment.
   RETURN 'full';
 END $$;
-COMMENT ON FUNCTION {schema}.wait_in_line IS 'Asked before the claim of a message with an ordering key, while lines of the scope are stopped: free (claim it), behind (it waits in the database, behind a dead letter: acknowledge it), full (too many wait there: it stays in the stream, ask again later, and let no other of its ordering key pass).';
+COMMENT ON FUNCTION {schema}.wait_in_line IS 'Asked before the claim of a message with an ordering key, while lines of the scope are stopped: free (claim it), behind (it waits in the database until a dead letter is retried or discarded: acknowledge it), full (too many wait there: it stays in the stream, ask again later, and let no other of its ordering key pass).';
 
 -- The next message that a consumer is to run from a line, by id; it goes on from the last one. A
 -- row without an id says that lines are stopped, and nothing is to be run now; no row, that none
@@ -267,7 +267,7 @@ BEGIN
   PERFORM {schema}.advance_line(letter.scope, letter.ordering_key);
   RETURN true;
 END $$;
-COMMENT ON FUNCTION {schema}.retry_in_line IS 'For operators: has a dead letter of a line run again, before those that wait behind it. False for one of no line: retry_letter().';
+COMMENT ON FUNCTION {schema}.retry_in_line IS 'For operators: has a dead letter of a line run again, before those that wait for it. False for one of no line: retry_letter().';
 
 CREATE OR REPLACE FUNCTION {schema}.discard_letters(ids bigint[], by text, note text) RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -316,4 +316,4 @@ BEGIN
   FROM noted AS n;
   PERFORM {schema}.advance_line(l.scope, l.line) FROM unnest(scopes, lines) AS l (scope, line);
 END $$;
-COMMENT ON FUNCTION {schema}.discard_letters IS 'For operators: takes dead letters out, and keeps them for a day, see undo_discard(); their keys stay settled as dead, and messages that wait behind them run. Returns their ids.';
+COMMENT ON FUNCTION {schema}.discard_letters IS 'For operators: takes dead letters out, and keeps them for a day, see undo_discard(); their keys stay settled as dead, and messages that waited for them run. Returns their ids.';

@@ -116,7 +116,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   WHERE chosen.id = $1 AND chosen.action IN ('discard', 'edit')
   ORDER BY a.id
 $$;
-COMMENT ON FUNCTION {schema}.undo_rows IS 'For operators: what the discard, or edit, with this row in the audit took out, and why a row cannot come back.';
+COMMENT ON FUNCTION {schema}.undo_rows IS 'For operators: the rows that the discard, or edit, with this row in the audit took out, and why one of them cannot come back.';
 
 -- A letter keeps its id and its time, and a message its attempts; one that was not dead is due, and
 -- the relay looks at the first of each ordering key. Maintenance is locked first, as everywhere,
