@@ -12,6 +12,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`identity`] | the identity of a key, and the lock that stands for it |
+//! | [`life`] | the decisions about a key: claim, copy, mismatch, attempt, retry, bury; pure |
 //! | [`transactional`] | claims in a transaction: one, one behind the commit of another, many at once |
 //! | [`leased`] | claims under a lease, and the effects that are remembered under it |
 //! | [`handler_call`] | calling the code of a user |
@@ -22,6 +23,7 @@
 //! | [`natural`], [`lock()`] | for handlers: effects that are idempotent by nature; locks on entities |
 
 pub mod backoff;
+mod claim;
 pub mod database;
 mod driver;
 mod error;
@@ -29,6 +31,7 @@ pub mod failure;
 pub mod handler_call;
 pub mod identity;
 pub mod leased;
+pub mod life;
 pub mod limits;
 mod lock;
 pub mod metrics;
@@ -38,6 +41,7 @@ pub mod retention;
 pub mod stored;
 pub mod transactional;
 
+pub use claim::Claim;
 pub use error::{Error, InvalidSettings};
 pub use failure::HandlerError;
 #[doc(hidden)]

@@ -88,7 +88,7 @@ impl Run<'_> {
                 return Err(error);
             }
         };
-        let attempt = if failure.is_attempt() { self.claim.lease().attempts() } else { 0 };
+        let attempt = if failure.run().is_attempt() { self.claim.lease().attempts() } else { 0 };
         let retries = &inbox.shared.settings.retries;
         let pauses = retries.pauses(&failure);
         let (after, reason) = match retries.decide(failure, attempt, pauses) {

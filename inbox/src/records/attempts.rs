@@ -12,6 +12,7 @@ use oncebox_claims::{
     database::{failed_through, statement},
     failure::bounded,
     identity::Identity,
+    life::Past,
 };
 use oncebox_schema::{Columns, Driver, SchemaName, Statement, Value};
 
@@ -20,10 +21,6 @@ use crate::{Error, Received};
 
 /// The reason of an attempt that did not live to tell it.
 const LEFT_NO_TRACE: &str = "the attempt left no trace: did it end the process?";
-/// How often a message may end its process while it runs alone. Each time takes all consumers of
-/// the process along, so it is less than the attempts that a failing handler has. The SQL function
-/// `begin_attempt` has the same limit.
-const CRASHES_MAX: u64 = 3;
 const BEGIN: &str = "record that a run begins";
 const FORGET: &str = "forget failed attempts";
 
@@ -49,35 +46,6 @@ impl Statements {
     }
 }
 
-/// The record of a message whose run begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PastAttempts {
-    pub(crate) failures: u64,
-    /// Runs that began and left no trace: did one end its process?
-    pub(crate) untraced: u64,
-    /// What is left of its pause: until then it is not run, and nothing is recorded.
-    pub(crate) rest: Duration,
-}
-
-impl PastAttempts {
-    fn of(row: &Columns) -> Self {
-        let number = |column| row.number(column).unwrap_or(0);
-        Self { failures: number(0), untraced: number(1), rest: Duration::from_millis(number(2)) }
-    }
-
-    /// How many attempts there were. The first run without a trace had others beside it, so it
-    /// proves nothing.
-    pub(crate) fn attempts(self) -> u64 {
-        self.failures + self.untraced.saturating_sub(1)
-    }
-
-    /// Whether the message is given up: it has had so many attempts, or has ended its process often
-    /// enough while it ran alone.
-    pub(crate) fn are_exhausted(self, attempts_max: u64) -> bool {
-        self.attempts() >= attempts_max || self.untraced > CRASHES_MAX
-    }
-}
-
 /// A failed attempt, for the record.
 #[derive(Debug)]
 pub(crate) struct FailedAttempt<'a> {
@@ -98,11 +66,11 @@ impl<D: Driver> Records<D> {
         identity: &Identity,
         received: &Received,
         permitted: bool,
-    ) -> Result<Option<PastAttempts>, Error> {
+    ) -> Result<Option<Past>, Error> {
         let texts = (copy_name(received), subject(received));
         let values = self.begin_values(scope, (identity, received), &texts, permitted);
         let row = self.database.alone(BEGIN, &self.attempts.begin, &values).await?;
-        Ok(row.as_ref().map(PastAttempts::of))
+        Ok(row.as_ref().map(past))
     }
 
     /// As [`Records::begin_run`] for each of these messages, none of which is permitted, in one
@@ -111,14 +79,14 @@ impl<D: Driver> Records<D> {
         &self,
         scope: &str,
         messages: &[(&Identity, &Received)],
-    ) -> Result<Vec<Option<PastAttempts>>, Error> {
+    ) -> Result<Vec<Option<Past>>, Error> {
         let texts = messages.iter().map(|(_, received)| (copy_name(received), subject(received)));
         let texts: Vec<_> = texts.collect();
         let with_texts = messages.iter().zip(&texts);
         let values: Vec<_> =
             with_texts.map(|(message, texts)| self.begin_values(scope, *message, texts, false)).collect();
         let rows = self.together(BEGIN, &self.attempts.begin, &values).await?;
-        Ok(rows.iter().map(|row| row.as_ref().map(PastAttempts::of)).collect())
+        Ok(rows.iter().map(|row| row.as_ref().map(past)).collect())
     }
 
     fn begin_values<'a>(
@@ -224,4 +192,9 @@ impl<D: Driver> Records<D> {
     pub(crate) async fn sweep_attempts(&self, scope: &str) -> Result<(), Error> {
         self.database.alone(FORGET, &self.attempts.sweep, &[Value::Text(Some(scope))]).await.map(drop)
     }
+}
+
+fn past(row: &Columns) -> Past {
+    let number = |column| row.number(column).unwrap_or(0);
+    Past { failures: number(0), untraced: number(1), rest: Duration::from_millis(number(2)) }
 }

@@ -15,7 +15,7 @@
 
 use std::{ops::Deref, time::Duration};
 
-use oncebox_claims::{backoff::Backoff, failure::text, identity::Identity};
+use oncebox_claims::{backoff::Backoff, failure::text, identity::Identity, life::Begin};
 use oncebox_schema::Driver;
 use tracing::{debug, warn};
 
@@ -50,24 +50,23 @@ impl<D: Driver> Inbox<D> {
             let begun = self.records.begin_run(scope, identity, received, permit.is_some()).await?;
             // The key has ended, or is in flight: the claim will tell which.
             let Some(past) = begun else { return Ok(Begun::Run(permit)) };
-            if !past.rest.is_zero() {
-                return Ok(Begun::Rests(past.rest));
-            }
-            if past.are_exhausted(limit) {
-                return Ok(Begun::Exhausted);
-            }
-            if past.untraced == 0 || permit.is_some() {
-                received.begun.set(true);
-                if past.untraced > 0 {
-                    let (key, untraced) = (identity.key.as_str(), past.untraced);
-                    warn!(
-                        scope,
-                        key,
-                        untraced,
-                        "the message runs alone: a run of it left no trace and may have ended its process"
-                    );
+            match past.begin(limit) {
+                Begin::Rest(rest) => return Ok(Begun::Rests(rest)),
+                Begin::Bury => return Ok(Begun::Exhausted),
+                Begin::Alone if permit.is_none() => {}
+                Begin::Alone | Begin::Run => {
+                    received.begun.set(true);
+                    if past.untraced > 0 {
+                        let (key, untraced) = (identity.key.as_str(), past.untraced);
+                        warn!(
+                            scope,
+                            key,
+                            untraced,
+                            "the message runs alone: a run of it left no trace and may have ended its process"
+                        );
+                    }
+                    return Ok(Begun::Run(permit));
                 }
-                return Ok(Begun::Run(permit));
             }
             permit = self.isolate().await;
             if permit.is_none() {
@@ -109,9 +108,7 @@ impl<D: Driver> Inbox<D> {
             if past.untraced == 0 && past.rest.is_zero() {
                 deliveries[place].received.begun.set(true);
             }
-            by_itself[place] = past.untraced > 0
-                || !past.rest.is_zero()
-                || past.are_exhausted(self.shared.settings.retries.attempts_max);
+            by_itself[place] = past.begin(self.shared.settings.retries.attempts_max) != Begin::Run;
         }
         Ok(by_itself)
     }
