@@ -15,6 +15,7 @@
 //! | [`life`] | the decisions about a key: claim, copy, mismatch, attempt, retry, bury; pure |
 //! | [`transactional`] | claims in a transaction: one, one behind the commit of another, many at once |
 //! | [`leased`] | claims under a lease, and the effects that are remembered under it |
+//! | [`records`] | attempts, snoozes, dead letters, and lines behind them |
 //! | [`handler_call`] | calling the code of a user |
 //! | [`retention`] | deleting rows that are older than their retention |
 //! | [`failure`] | the reaction to an error, and how long to wait before the next attempt |
@@ -36,6 +37,7 @@ pub mod limits;
 mod lock;
 pub mod metrics;
 pub mod natural;
+pub mod records;
 pub mod reply;
 pub mod retention;
 pub mod stored;

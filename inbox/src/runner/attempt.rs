@@ -177,7 +177,9 @@ impl<D: Driver> Inbox<D> {
             Claim::Mismatch(_) => {
                 let owner = (identity.tenant.as_str(), Some(identity.key.as_str()));
                 let scope = &self.shared.settings.scope;
-                self.records.record_dead_letter(transaction, scope, owner, received, MISMATCH).await?;
+                self.records
+                    .record_dead_letter(transaction, scope, owner, received.record(), MISMATCH)
+                    .await?;
                 return Ok(Uncommitted { verdict: Verdict::Mismatch, write: Write::Complete });
             }
         };

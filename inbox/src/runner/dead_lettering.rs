@@ -115,7 +115,9 @@ impl<D: Driver> Inbox<D> {
         }
         let key = identity.map(|identity| identity.key.as_str());
         let tenant = identity.map_or("", |identity| identity.tenant.as_str());
-        self.records.record_dead_letter(transaction, scope, (tenant, key), received, &reason).await?;
+        self.records
+            .record_dead_letter(transaction, scope, (tenant, key), received.record(), &reason)
+            .await?;
         self.commit(transaction, identity, received, Some(ending)).await?;
         self.shared.lines.note_dead();
         add(&self.shared.counters.dead);
@@ -163,7 +165,9 @@ impl<D: Driver> Inbox<D> {
         let reason = bounded(reason);
         let mut transaction = self.database.begin().await?;
         let writing = async {
-            self.records.record_dead_letter(&mut transaction, scope, ("", None), received, &reason).await?;
+            self.records
+                .record_dead_letter(&mut transaction, scope, ("", None), received.record(), &reason)
+                .await?;
             self.commit(&mut transaction, None, received, Some(Ending::ASIDE)).await
         };
         self.database.answered("record a dead letter", writing).await.flatten()?;
