@@ -32,6 +32,16 @@ pub fn lock(schema: &str, scope: &str, tenant: &str, key: &Key) -> i64 {
     hash("oncebox inbox 1", [schema, scope, tenant, key.as_str()])
 }
 
+/// SHA-256 of the payload as it arrived, with a prefix that no other hash of ours has.
+///
+/// The subject is not part of it: mirrors and replays may rewrite it, and the scope already says
+/// which operation the key is for. JSON is not parsed: producers retry with the same bytes, and two
+/// spellings of one value are reported as a mistake instead of being compared.
+#[must_use]
+pub fn fingerprint(payload: &[u8]) -> [u8; 32] {
+    Sha256::new().chain_update(b"oncebox payload 1\0").chain_update(payload).finalize().into()
+}
+
 /// 64 bits of SHA-256. Each field goes in with its length, so that no two different lists of fields
 /// are the same bytes.
 #[must_use]

@@ -38,7 +38,7 @@ mod write;
 
 pub use effect::{Call, Effect, ProviderIdempotent, ReadyEffect, Reconcile};
 pub use effect_error::{CallError, EffectError, Meaning, Reconciled};
-pub use held::{Claimed, END_MAX, HeldClaim, Lost};
+pub use held::{END_MAX, HeldClaim, Lost};
 pub use lease::Lease;
 pub use store::{InFlight, LeasedClaims, Name};
 pub use write::TRANSACTION_MAX;

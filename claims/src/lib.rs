@@ -12,8 +12,10 @@
 //! | module | content |
 //! |---|---|
 //! | [`identity`] | the identity of a key, and the lock that stands for it |
+//! | [`life`] | the decisions about a key: claim, copy, mismatch, attempt, retry, bury; pure |
 //! | [`transactional`] | claims in a transaction: one, one behind the commit of another, many at once |
 //! | [`leased`] | claims under a lease, and the effects that are remembered under it |
+//! | [`records`] | attempts, snoozes, dead letters, and lines behind them |
 //! | [`handler_call`] | calling the code of a user |
 //! | [`retention`] | deleting rows that are older than their retention |
 //! | [`failure`] | the reaction to an error, and how long to wait before the next attempt |
@@ -22,6 +24,7 @@
 //! | [`natural`], [`lock()`] | for handlers: effects that are idempotent by nature; locks on entities |
 
 pub mod backoff;
+mod claim;
 pub mod database;
 mod driver;
 mod error;
@@ -29,15 +32,18 @@ pub mod failure;
 pub mod handler_call;
 pub mod identity;
 pub mod leased;
+pub mod life;
 pub mod limits;
 mod lock;
 pub mod metrics;
 pub mod natural;
+pub mod records;
 pub mod reply;
 pub mod retention;
 pub mod stored;
 pub mod transactional;
 
+pub use claim::Claim;
 pub use error::{Error, InvalidSettings};
 pub use failure::HandlerError;
 #[doc(hidden)]

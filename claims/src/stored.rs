@@ -1,9 +1,9 @@
 //! The state of a key, as its committed row has it.
 
-use crate::Error;
+use crate::{Error, life::Ended};
 
 /// How a key ended, as its row has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
     /// The effect is complete.
     Completed,
@@ -50,10 +50,11 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// Whether it answers a message with this fingerprint. Otherwise its key was used for another.
+    /// The end of the key, as an arrival with this fingerprint sees it.
     #[must_use]
-    pub fn answers(&self, fingerprint: &[u8; 32]) -> bool {
-        self.fingerprint.is_empty() || self.fingerprint == fingerprint
+    pub fn seen(&self, fingerprint: &[u8; 32]) -> Ended {
+        let is_same = self.fingerprint.is_empty() || self.fingerprint == fingerprint;
+        Ended { is_same, is_expired: self.is_expired }
     }
 }
 

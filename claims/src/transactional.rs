@@ -20,7 +20,7 @@ use crate::{
 
 pub use crate::driver::{Deferrable, Write};
 pub use batch::Session;
-pub use claim::{Claim, Claimed, Expect, Next, TransactionId};
+pub use claim::{Claimed, Expect, Next, TransactionId};
 pub use deferred::Deferred;
 pub use ending::{Committed, Ending};
 

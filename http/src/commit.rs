@@ -7,20 +7,21 @@ use axum::{
     http::{Response, StatusCode},
 };
 use oncebox_claims::{
-    Error,
+    Claim, Error,
     database::failed_through,
     failure::CommitError,
     identity::Identity,
+    life,
     metrics::add,
     stored::{Settlement, Status},
-    transactional::{Claim, Deferred, Ending, Expect, Next},
+    transactional::{Deferred, Ending, Expect, Next},
 };
 use oncebox_schema::Driver;
 use tokio::time::timeout;
 use tracing::{debug, error};
 
 use crate::{
-    handler_response::{Disposition, HandlerResponse, disposition},
+    handler_response::{HandlerResponse, run_of},
     problem::Problem,
     shared::{DATABASE_LIMIT, Shared, within},
     single_flight::{CommittedResponse, Permit},
@@ -42,9 +43,9 @@ impl CurrentRequest<'_> {
 }
 
 impl<D: Driver> Shared<D> {
-    /// The effect of a response on its claim.
-    pub(crate) fn disposition(&self, status: StatusCode, keeps_writes: bool) -> Disposition {
-        disposition(status, keeps_writes, &self.settings.not_stored)
+    /// The effect of a response on its claim. A client repeats a request as often as it likes.
+    pub(crate) fn next(&self, status: StatusCode) -> life::Next {
+        run_of(status, &self.settings.not_stored).next(0, u64::MAX)
     }
 
     /// The handler's response, which is not stored.
@@ -115,12 +116,13 @@ impl<D: Driver> Shared<D> {
                 called.respond()
             }
             // Another process was faster: its committed response is the answer.
-            Ok(Claim::Stored(stored)) => {
+            Ok(Claim::Copy(stored)) => {
                 let kept = stored.outcome.as_deref().and_then(StoredResponse::decode);
                 let found = Arc::new(CommittedResponse { fingerprint: stored.fingerprint, kept });
                 self.replay(&found, current.identity)
             }
-            Ok(Claim::InFlight) => self.refuse(Problem::InFlight),
+            Ok(Claim::Mismatch(_)) => self.refuse(Problem::KeyReused),
+            Ok(Claim::InFlight | Claim::Alone) => self.refuse(Problem::InFlight),
             Err(error) => self.unavailable(&error),
         }
     }

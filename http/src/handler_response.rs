@@ -1,4 +1,4 @@
-//! The response of a handler: its body, and its effect on the claim.
+//! The response of a handler: its body, and how the handler ended by it.
 
 use axum::{
     BoxError,
@@ -7,33 +7,22 @@ use axum::{
     response::IntoResponse,
 };
 use futures_util::future::poll_fn;
-use oncebox_claims::stored::Status;
+use oncebox_claims::life::Run;
 use tower_service::Service;
 
 use crate::{bodies::with_trailers, stored_response::StoredResponse};
-
-/// The effect of a response on the claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Disposition {
-    /// Stored with the handler's writes.
-    Commit(Status),
-    /// Stored without them.
-    Reject,
-    /// The response is not stored: the next attempt runs the handler again.
-    Release,
-}
 
 /// Statuses of the 4xx that are not stored, unless the layer is told others: the next attempt may
 /// get another answer.
 pub(crate) const NOT_STORED: [u16; 6] = [401, 403, 408, 409, 425, 429];
 
-pub(crate) fn disposition(status: StatusCode, keeps_writes: bool, not_stored: &[u16]) -> Disposition {
+/// How a handler ended, by the status of its response.
+pub(crate) fn run_of(status: StatusCode, not_stored: &[u16]) -> Run {
     match status.as_u16() {
-        200..=399 => Disposition::Commit(Status::Completed),
-        status if not_stored.contains(&status) => Disposition::Release,
-        400..=499 if keeps_writes => Disposition::Commit(Status::Rejected),
-        400..=499 => Disposition::Reject,
-        _ => Disposition::Release,
+        200..=399 => Run::Done,
+        status if not_stored.contains(&status) => Run::Failed,
+        400..=499 => Run::Rejected,
+        _ => Run::Failed,
     }
 }
 
@@ -95,22 +84,16 @@ mod tests {
     /// later is not.
     #[test]
     fn statuses_decide_what_is_stored() {
-        let check = |status: u16, expected| {
-            let status = StatusCode::from_u16(status).unwrap();
-            assert_eq!(disposition(status, false, &NOT_STORED), expected, "{status}");
-        };
-        for status in [200, 201, 204, 301, 303, 304] {
-            check(status, Disposition::Commit(Status::Completed));
+        let run = |status, not_stored: &[u16]| run_of(StatusCode::from_u16(status).unwrap(), not_stored);
+        for (statuses, expected) in [
+            (&[200, 201, 204, 301, 303, 304][..], Run::Done),
+            (&[400, 402, 404, 410, 422], Run::Rejected),
+            (&[101, 401, 403, 408, 409, 425, 429, 500, 502, 503, 599], Run::Failed),
+        ] {
+            for status in statuses {
+                assert_eq!(run(*status, &NOT_STORED), expected, "{status}");
+            }
         }
-        for status in [400, 402, 404, 410, 422] {
-            check(status, Disposition::Reject);
-            let kept = disposition(StatusCode::from_u16(status).unwrap(), true, &NOT_STORED);
-            assert_eq!(kept, Disposition::Commit(Status::Rejected), "{status}");
-        }
-        for status in [101, 401, 403, 408, 409, 425, 429, 500, 502, 503, 599] {
-            check(status, Disposition::Release);
-        }
-        assert_eq!(disposition(StatusCode::FORBIDDEN, false, &[404]), Disposition::Reject, "it is a setting");
-        assert_eq!(disposition(StatusCode::NOT_FOUND, true, &[404]), Disposition::Release);
+        assert_eq!((run(403, &[404]), run(404, &[404])), (Run::Rejected, Run::Failed), "it is a setting");
     }
 }

@@ -22,6 +22,7 @@ use oncebox_claims::{
     database::TokioPostgres,
     failure::text,
     leased::{HeldClaim, Lost},
+    life::Next,
     stored::Status,
 };
 use oncebox_schema::Driver;
@@ -32,7 +33,7 @@ use crate::{
     answer::REPLAYED,
     claim::{LeasedClaim, RequestClaim},
     commit::CurrentRequest,
-    handler_response::{Disposition, HandlerFailure, HandlerResponse},
+    handler_response::{HandlerFailure, HandlerResponse},
     pending_request::PendingRequest,
     problem::Problem,
     shared::Shared,
@@ -72,14 +73,10 @@ impl<D: Driver> Shared<D> {
             Err(Lost::Unconfirmed(reason)) => return self.unavailable(&reason),
         };
         called.parts.headers.insert(REPLAYED, HeaderValue::from_static("false"));
-        let status = match self.disposition(called.parts.status, true) {
-            Disposition::Commit(status) => status,
-            Disposition::Reject => Status::Rejected,
-            Disposition::Release => {
-                let reason = format!("the handler answered with status {}", called.parts.status.as_u16());
-                self.release_claim(&current, &claim, &reason).await;
-                return self.release(called);
-            }
+        let Next::End(status) = self.next(called.parts.status) else {
+            let reason = format!("the handler answered with status {}", called.parts.status.as_u16());
+            self.release_claim(&current, &claim, &reason).await;
+            return self.release(called);
         };
         if let Some(effects) = claim.open_effects() {
             let (scope, key) = current.labels();

@@ -24,15 +24,16 @@ use axum::{
 };
 use http_body_util::BodyExt;
 use oncebox_claims::{
-    Error,
+    Claim, Error,
     backoff::Backoff,
     database::{Kind, Mode},
     failure::text,
     handler_call::{self, CallEnd},
     identity::Identity,
     leased::{self, HeldClaim},
-    stored::{COMPLETED, Stored},
-    transactional::{Claim, Expect, Next},
+    life,
+    stored::{COMPLETED, Status, Stored},
+    transactional::{Expect, Next},
 };
 use oncebox_schema::Driver;
 use tokio::time::{Instant, sleep_until};
@@ -44,7 +45,7 @@ use crate::{
     answer::REPLAYED,
     claim::{Claimed, RequestClaim},
     commit::CurrentRequest,
-    handler_response::{Disposition, HandlerFailure, HandlerResponse, ResponseBody, call},
+    handler_response::{HandlerFailure, HandlerResponse, ResponseBody, call},
     pending_request::PendingRequest,
     problem::Problem,
     shared::{Shared, within},
@@ -54,13 +55,11 @@ use crate::{
 
 /// The pauses between looks at a key that another process works on.
 const LOOK: Backoff = Backoff { first: Duration::from_millis(10), max: Duration::from_millis(100) };
-/// The state of a key.
-enum Lookup<D: Driver> {
-    Won(D::Transaction),
-    Leased(HeldClaim),
-    InFlight,
-    Stored(Stored),
-    Mismatch,
+
+/// The right to a key.
+enum Owned<D: Driver> {
+    Transaction(D::Transaction),
+    Lease(HeldClaim),
 }
 
 impl<D: Driver> Shared<D> {
@@ -80,22 +79,22 @@ impl<D: Driver> Shared<D> {
         let mut looks = 0;
         loop {
             match self.look(&pending).await {
-                Ok(Lookup::Won(transaction)) => {
+                Ok(Claim::Won(Owned::Transaction(transaction))) => {
                     self.available();
                     let _run = self.counters.claims.running.begin();
                     return self.run(inner, pending, &permit, transaction).await;
                 }
-                Ok(Lookup::Stored(stored)) => {
+                Ok(Claim::Copy(stored)) => {
                     self.available();
                     return self.found(&pending, &permit, stored);
                 }
-                Ok(Lookup::Leased(claim)) => {
+                Ok(Claim::Won(Owned::Lease(claim))) => {
                     self.available();
                     let _run = self.counters.claims.running.begin();
                     return self.run_leased(inner, pending, &permit, claim).await;
                 }
-                Ok(Lookup::Mismatch) => return self.refuse(Problem::KeyReused),
-                Ok(Lookup::InFlight) => {}
+                Ok(Claim::Mismatch(_)) => return self.refuse(Problem::KeyReused),
+                Ok(Claim::InFlight | Claim::Alone) => {}
                 Err(error @ Error::OtherMode { .. }) => {
                     error!("{error}");
                     return self.refuse(Problem::SetUpWrongly);
@@ -111,27 +110,23 @@ impl<D: Driver> Shared<D> {
     }
 
     /// First without a claim: a duplicate costs one round trip.
-    async fn look(&self, pending: &PendingRequest) -> Result<Lookup<D>, Error> {
+    async fn look(&self, pending: &PendingRequest) -> Result<Claim<Owned<D>>, Error> {
         let scope = &pending.name.scope;
         if let Some(leased) = &self.leased {
             let Identity { tenant, key, fingerprint, .. } = &pending.identity;
             let name = leased::Name::new(scope, tenant, key.clone());
             let (owner, may_take_over) = ((Kind::Http, &self.counters.claims), true);
-            return Ok(match leased.acquire(&name, fingerprint, None, owner, may_take_over).await? {
-                leased::Claimed::Won(claim) => Lookup::Leased(claim),
-                leased::Claimed::InFlight | leased::Claimed::Suspect => Lookup::InFlight,
-                leased::Claimed::Stored(stored) => Lookup::Stored(stored),
-                leased::Claimed::Mismatch => Lookup::Mismatch,
-            });
+            let claim = leased.acquire(&name, fingerprint, None, owner, may_take_over).await?;
+            return Ok(claim.map(Owned::Lease));
         }
         let started = Instant::now();
         self.database.register(scope, Kind::Http, Mode::Transaction).await?;
         let looked = within(self.transactional.begin_and_peek(scope, &pending.identity)).await?;
-        let (mut transaction, stored) = looked;
-        if let Some(stored) = stored {
+        let (mut transaction, known) = looked;
+        if let Some(known) = known {
             D::release(transaction).await;
             self.counters.claims.claim_time.observe(started, 1);
-            return Ok(Lookup::Stored(stored));
+            return Ok(known);
         }
         let next = Next { identity: &pending.identity, message_id: None, expect: Expect::Either };
         let claim = within(self.transactional.claim(&mut transaction, scope, next, COMPLETED)).await;
@@ -143,14 +138,15 @@ impl<D: Driver> Shared<D> {
             }
         };
         self.counters.claims.claim_time.observe(started, 1);
-        let lookup = match claim {
-            Some(Claim::Won(_)) => return Ok(Lookup::Won(transaction)),
-            Some(Claim::Stored(stored)) => Lookup::Stored(stored),
+        let known = match claim {
+            Some(Claim::Won(_)) => return Ok(Claim::Won(Owned::Transaction(transaction))),
+            Some(Claim::Copy(stored)) => Claim::Copy(stored),
+            Some(Claim::Mismatch(message_id)) => Claim::Mismatch(message_id),
             // Another process has committed it since we looked: the next look finds it.
-            Some(Claim::InFlight) | None => Lookup::InFlight,
+            Some(Claim::InFlight | Claim::Alone) | None => Claim::InFlight,
         };
         D::release(transaction).await;
-        Ok(lookup)
+        Ok(known)
     }
 
     /// Answers from a row, and lets the requests that wait do the same.
@@ -194,21 +190,23 @@ impl<D: Driver> Shared<D> {
         };
         called.parts.headers.insert(REPLAYED, HeaderValue::from_static("false"));
         let keeps_writes = called.parts.extensions.get::<KeepWrites>().is_some();
-        match (self.disposition(called.parts.status, keeps_writes), transaction) {
-            (Disposition::Release, transaction) => {
+        match (self.next(called.parts.status), transaction) {
+            (life::Next::End(Status::Rejected), Some(transaction)) if !keeps_writes => {
+                self.reject(&current, transaction, called).await
+            }
+            (life::Next::End(status), Some(transaction)) => {
+                self.commit(&current, transaction, status, called).await
+            }
+            (life::Next::End(_), None) => {
+                let (scope, key) = current.labels();
+                error!(scope, key, "rolled back: the handler has kept its claim beyond its response");
+                self.refuse(Problem::HandlerFailed)
+            }
+            (_, transaction) => {
                 if let Some(transaction) = transaction {
                     self.roll_back(transaction, called.parts.status.is_server_error()).await;
                 }
                 self.release(called)
-            }
-            (Disposition::Reject, Some(transaction)) => self.reject(&current, transaction, called).await,
-            (Disposition::Commit(status), Some(transaction)) => {
-                self.commit(&current, transaction, status, called).await
-            }
-            (Disposition::Reject | Disposition::Commit(_), None) => {
-                let (scope, key) = current.labels();
-                error!(scope, key, "rolled back: the handler has kept its claim beyond its response");
-                self.refuse(Problem::HandlerFailed)
             }
         }
     }
@@ -241,7 +239,7 @@ impl<D: Driver> Shared<D> {
         let whole = async {
             let (parts, body) = call(inner, request).await.map_err(HandlerFailure::Failed)?.into_parts();
             let max = self.settings.sizes.response_body_max as u64;
-            let is_kept = self.disposition(parts.status, false) != Disposition::Release;
+            let is_kept = matches!(self.next(parts.status), life::Next::End(_));
             // A body that does not know its own length is a stream, perhaps one without an end.
             if is_kept && body.size_hint().exact().is_some_and(|length| length <= max) {
                 let collected = body.collect().await.map_err(|error| HandlerFailure::Failed(error.into()))?;

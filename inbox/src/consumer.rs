@@ -13,7 +13,7 @@
 //!
 //! The pump pulls only as many messages as it has room for, by number and by bytes, and reports
 //! held messages as in progress. If JetStream delivers a message again all the same, that costs no
-//! attempt: the inbox counts attempts by itself, see `records/attempts.rs`.
+//! attempt: the inbox counts attempts by itself, see `claims/src/records/attempts.rs`.
 
 mod backlog;
 mod batch_mode;

@@ -6,7 +6,6 @@ use std::fmt;
 
 use oncebox_claims::identity::is_tenant;
 use oncebox_schema::{Key, KeyError, MessageId};
-use sha2::{Digest, Sha256};
 
 use crate::{Received, cloud_event};
 
@@ -131,15 +130,6 @@ fn single<'a>(received: &'a Received, name: &'a str) -> Result<Option<&'a str>, 
     } else {
         Err(format!("header \"{name}\" has several different values"))
     }
-}
-
-/// SHA-256 of the payload as it arrived, with a prefix that no other hash of ours has.
-///
-/// The subject is not part of it: mirrors and replays may rewrite it, and the scope already says
-/// which operation the key is for. JSON is not parsed: producers retry with the same bytes, and two
-/// spellings of one value are reported as a mistake instead of being compared.
-pub(crate) fn fingerprint(payload: &[u8]) -> [u8; 32] {
-    Sha256::new().chain_update(b"oncebox payload 1\0").chain_update(payload).finalize().into()
 }
 
 #[cfg(test)]

@@ -16,12 +16,13 @@ use oncebox_claims::{
     EntityLocks,
     database::{Database, Kind, Mode, TokioPostgres},
     identity::Identity,
+    records::Records,
     transactional::TransactionalClaims,
 };
 use oncebox_schema::Driver;
 use tokio::time::Instant;
 
-use crate::{Counts, Error, Received, records::Records, settings::Settings};
+use crate::{Counts, Error, Received, settings::Settings};
 
 pub(crate) use broken_runs::Blame;
 use broken_runs::BrokenRuns;

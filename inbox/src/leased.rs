@@ -15,13 +15,15 @@
 //!
 //! How a claim is stored, and its promises: see [`oncebox_claims::leased`].
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use oncebox_claims::{
+    Claim,
     database::Kind,
     handler_call::{self, CallEnd},
     identity::Identity,
-    leased::{Claimed, HeldClaim, InFlight, LeasedClaims, Name},
+    leased::{HeldClaim, InFlight, LeasedClaims, Name},
+    life::{Begin, Past},
 };
 use tokio::time::Instant;
 use tracing::Instrument;
@@ -157,27 +159,26 @@ impl Leased {
                 .await
         };
         let (claimed, _isolation) = match claim(false).await? {
-            Claimed::Suspect => match self.inbox.isolate().await {
+            Claim::Alone => match self.inbox.isolate().await {
                 Some(alone) => (claim(true).await?, Some(alone)),
-                None => (Claimed::Suspect, None),
+                None => (Claim::Alone, None),
             },
             claimed => (claimed, None),
         };
         self.inbox.shared.record_leased(received, &identity, &claimed);
         let claim = match claimed {
-            Claimed::Won(claim) => claim,
-            Claimed::InFlight | Claimed::Suspect => {
+            Claim::Won(claim) => claim,
+            Claim::InFlight | Claim::Alone => {
                 self.inbox.count(&Verdict::<()>::InFlight, received, &identity);
                 return Ok(Verdict::InFlight);
             }
-            Claimed::Stored(stored) => {
-                return self.inbox.answer_from(&identity, received, Some(stored)).await;
-            }
-            Claimed::Mismatch => return self.inbox.answer_from(&identity, received, None).await,
+            known => return self.inbox.answer_known(&identity, received, known).await,
         };
         let _run = counters.claims.running.begin();
         let run = Run { leased: self, claim, identity, received };
-        if run.claim.lease().attempts() > self.inbox.shared.settings.retries.attempts_max {
+        let failures = run.claim.lease().attempts().saturating_sub(1);
+        let past = Past { failures, untraced: 0, rest: Duration::ZERO };
+        if past.begin(self.inbox.shared.settings.retries.attempts_max) == Begin::Bury {
             return run.dead_letter(NO_TRACE.to_owned()).await;
         }
         match decode(received) {

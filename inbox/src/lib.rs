@@ -103,7 +103,6 @@ mod leased;
 mod metrics;
 mod received;
 mod recording;
-mod records;
 mod runner;
 mod settings;
 mod source;

@@ -1,13 +1,13 @@
 //! A message as it arrived, from the broker or from anywhere else.
 
-use std::{
-    sync::atomic::{AtomicBool, Ordering},
-    time::SystemTime,
-};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[cfg(feature = "nats")]
 use async_nats::{HeaderMap, jetstream};
 use bytes::Bytes;
+use oncebox_claims::records::{InLine, Message, Waiting};
+
+pub use oncebox_claims::records::Origin;
 
 /// A message as it arrived. Headers are looked up without regard to case.
 ///
@@ -31,13 +31,6 @@ pub struct Received {
     pub(crate) in_line: Option<InLine>,
 }
 
-/// The place of a message in the line of its ordering key, and since when it is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct InLine {
-    pub(crate) id: i64,
-    pub(crate) since: i64,
-}
-
 /// Whether the last run of a message was recorded as begun and is known to be no attempt: it had to
 /// wait, and this process has survived it.
 #[derive(Debug, Default)]
@@ -59,15 +52,12 @@ impl Clone for Begun {
     }
 }
 
-/// The stream that a message is stored in, and its place there.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin {
-    /// The name of the stream.
-    pub stream: String,
-    /// The message's sequence number in the stream; reused when the stream is recreated.
-    pub sequence: u64,
-    /// When the stream stored the message.
-    pub stored_at: SystemTime,
+/// It counts as delivered before: a run that ends its process is known then.
+impl From<Waiting> for Received {
+    fn from(Waiting { place, subject, headers, payload, origin }: Waiting) -> Self {
+        let in_line = Some(place);
+        Self { headers, in_line, ..Self::new(subject, payload).with_origin(origin).deliveries(2) }
+    }
 }
 
 impl Received {
@@ -131,10 +121,17 @@ impl Received {
         self
     }
 
-    /// The payload as a dead letter keeps it: one that came from the Object Store stays there, the
-    /// headers name it, and a retry fetches it.
-    pub(crate) fn kept_payload(&self) -> &[u8] {
-        if self.is_fetched { &[] } else { &self.payload }
+    /// The message, as the records beside its key have it.
+    pub(crate) fn record(&self) -> Message<'_> {
+        Message {
+            subject: &self.subject,
+            headers: &self.headers,
+            payload: &self.payload,
+            is_fetched: self.is_fetched,
+            origin: self.origin.as_ref(),
+            deliveries: self.deliveries,
+            has_begun: self.begun.is_set(),
+        }
     }
 
     /// Sets how many times the message has been delivered, this time included. With more than one

@@ -8,11 +8,12 @@
 #[cfg(feature = "nats")]
 use async_nats::jetstream::{self, AckKind};
 use oncebox_claims::{
+    Claim,
     failure::CommitError,
     identity::Identity,
-    leased::Claimed,
+    leased::HeldClaim,
     stored::{Status, Stored},
-    transactional::{Claim, TransactionId},
+    transactional::TransactionId,
 };
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -69,22 +70,17 @@ impl Shared {
     /// A claim in a transaction; `None` when it is made again in another.
     pub(crate) fn record_claim(&self, received: &Received, identity: &Identity, claim: Option<&Claim>) {
         self.record(received, Some(identity), "claimed", || match claim {
-            Some(Claim::Won(id)) => json!({ "how": "won", "xact": id.as_i64() }),
-            Some(Claim::InFlight) => json!({ "how": "in_flight" }),
-            Some(Claim::Stored(stored)) => known(stored, identity),
+            Some(claim) => claimed(claim, |id| json!({ "how": "won", "xact": id.as_i64() })),
             None => json!({ "how": "again" }),
         });
     }
 
     /// A claim under a lease.
-    pub(crate) fn record_leased(&self, received: &Received, identity: &Identity, claimed: &Claimed) {
-        self.record(received, Some(identity), "claimed", || match claimed {
-            Claimed::Won(claim) => {
-                json!({ "how": "won", "epoch": claim.epoch(), "taken_over": claim.lease().is_taken_over() })
-            }
-            Claimed::InFlight | Claimed::Suspect => json!({ "how": "in_flight" }),
-            Claimed::Stored(stored) => known(stored, identity),
-            Claimed::Mismatch => json!({ "how": "mismatch" }),
+    pub(crate) fn record_leased(&self, received: &Received, identity: &Identity, claim: &Claim<HeldClaim>) {
+        self.record(received, Some(identity), "claimed", || {
+            claimed(claim, |held| {
+                json!({ "how": "won", "epoch": held.epoch(), "taken_over": held.lease().is_taken_over() })
+            })
         });
     }
 
@@ -144,13 +140,17 @@ impl Shared {
     }
 }
 
-fn known(stored: &Stored, identity: &Identity) -> Value {
-    if !stored.answers(&identity.fingerprint) {
-        return json!({ "how": "mismatch" });
+fn claimed<W>(claim: &Claim<W>, won: impl FnOnce(&W) -> Value) -> Value {
+    match claim {
+        Claim::Won(winner) => won(winner),
+        Claim::InFlight | Claim::Alone => json!({ "how": "in_flight" }),
+        Claim::Copy(Stored { status, outcome, .. }) => {
+            // The reason of a dead key is a text for people.
+            let reply = outcome.as_deref().filter(|_| *status != Status::Dead);
+            json!({ "how": "stored", "status": status.as_str(), "reply": reply.map(hash) })
+        }
+        Claim::Mismatch(_) => json!({ "how": "mismatch" }),
     }
-    // The reason of a dead key is a text for people.
-    let reply = stored.outcome.as_deref().filter(|_| stored.status != Status::Dead);
-    json!({ "how": "stored", "status": stored.status.as_str(), "reply": reply.map(hash) })
 }
 
 /// The first 8 bytes of SHA-256, in hexadecimal.

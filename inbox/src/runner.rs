@@ -46,8 +46,7 @@ pub(crate) use snooze::Snoozed;
 use delivery::{Attempt, Delivery};
 use pipeline::PipelineEnd;
 
-/// How often a message that lost a race against another transaction is run again at once.
-pub(crate) const CONFLICT_ROUNDS: u64 = 5;
+/// The pauses before a message that lost a race against another transaction is run again at once.
 pub(crate) const CONFLICT_PAUSE: Backoff =
     Backoff { first: Duration::from_millis(5), max: Duration::from_millis(100) };
 
@@ -136,13 +135,15 @@ impl<D: Driver> Inbox<D> {
             }
             let Delivery { received, identity, round, .. } = delivery;
             match result {
-                Err(Failure::Conflict(_)) if round < CONFLICT_ROUNDS => {
-                    let (scope, key) = (&self.shared.settings.scope, identity.key.as_str());
-                    debug!(scope, key, "conflict with another transaction; the message is run again at once");
-                    tokio::time::sleep(CONFLICT_PAUSE.after(round)).await;
-                    waiting.push_back((received, round + 1));
-                }
-                Err(Failure::ClaimAgain) if round < CONFLICT_ROUNDS => {
+                Err(failure) if failure.run().is_repeated(round) => {
+                    if matches!(failure, Failure::Conflict(_)) {
+                        let (scope, key) = (&self.shared.settings.scope, identity.key.as_str());
+                        debug!(
+                            scope,
+                            key, "conflict with another transaction; the message is run again at once"
+                        );
+                        tokio::time::sleep(CONFLICT_PAUSE.after(round)).await;
+                    }
                     waiting.push_back((received, round + 1));
                 }
                 Err(Failure::ClaimAgain) => {

@@ -38,7 +38,10 @@ fn explore(wanted: Option<&str>) -> bool {
     }
     for (kind, is_leased) in [("", false), (", leased", true)] {
         if is_wanted("inbox") {
-            is_right &= check(&format!("inbox{kind}"), Inbox { is_leased, mutant: None });
+            for (reuse, is_reused) in [("", false), (", key reused", true)] {
+                let inbox = Inbox { is_leased, is_reused, mutant: None };
+                is_right &= check(&format!("inbox{kind}{reuse}"), inbox);
+            }
         }
         if is_wanted("barrier") {
             is_right &= check(&format!("barrier{kind}"), Barrier { is_leased, mutant: None });

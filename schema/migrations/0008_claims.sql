@@ -258,7 +258,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.settle IS 'Stores how a key ended that this transaction has claimed; its copies are answered with the outcome.';
 
--- Counts a failed attempt at a message, as failed.sql of oncebox-inbox. The message is told from
+-- Counts a failed attempt at a message, as failed.sql of oncebox-claims. The message is told from
 -- its copies by where it is stored. `pause` is the pause in seconds after a first failure,
 -- `pause_max` the longest one: the pause doubles with each failure.
 CREATE FUNCTION {schema}.attempt_failed(
@@ -306,7 +306,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.attempt_failed IS 'Counts a failed attempt at a message, after its rollback; returns how many have failed. The rest is for operators: reason, subject, and when it is delivered again, after pause seconds that double with each failure up to pause_max; for a fixed pause both are the same.';
 
--- Forgets how often a message was tried that has ended, as forget_ended.sql of oncebox-inbox.
+-- Forgets how often a message was tried that has ended, as forget_ended.sql of oncebox-claims.
 CREATE FUNCTION {schema}.forget_attempts(scope text, key text, tenant text DEFAULT '') RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   DELETE FROM {schema}.inbox_attempt AS a
@@ -317,7 +317,7 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION {schema}.forget_attempts IS 'Forgets how often a message was tried, once its key has ended: after the COMMIT of one that had been delivered before.';
 
--- As record.sql of oncebox-inbox. A payload of the Object Store stays there; a retry fetches it.
+-- As record.sql of oncebox-claims. A payload of the Object Store stays there; a retry fetches it.
 CREATE FUNCTION {schema}.record_dead_letter(
   scope text, tenant text, key text, subject text, headers jsonb, payload bytea, stream text, stream_sequence bigint,
   stored_at timestamptz, deliveries bigint, reason text

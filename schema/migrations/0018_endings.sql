@@ -161,7 +161,7 @@ BEGIN
   RETURN answer;
 END $$;
 
--- As snooze.sql of oncebox-inbox.
+-- As snooze.sql of oncebox-claims.
 CREATE FUNCTION {schema}.snooze(
   scope text, key text, pause interval, reason text, tenant text DEFAULT '', stream text DEFAULT NULL,
   stream_sequence bigint DEFAULT NULL, stored_at timestamptz DEFAULT NULL, deliveries bigint DEFAULT 1,

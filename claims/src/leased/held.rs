@@ -8,14 +8,15 @@ use tracing::{debug, warn};
 
 use super::{
     lease::{AGAIN, Lease},
-    store::{LeasedClaims, Lookup, Name, Pending},
+    store::{LeasedClaims, Name, Pending},
 };
 use crate::{
-    Error,
+    Claim, Error,
     database::{Kind, Mode, failed},
     failure::text,
+    life::Arrival,
     metrics::{ClaimCounters, add},
-    stored::{Status, Stored},
+    stored::Status,
     transactional::TransactionId,
 };
 
@@ -25,21 +26,6 @@ pub const END_MAX: Duration = Duration::from_secs(10);
 /// A claim that was won, as its owner has it; the handler sees its [`Lease`] only.
 #[derive(Debug)]
 pub struct HeldClaim(Lease);
-
-/// The result of a claim with a lease.
-#[derive(Debug)]
-pub enum Claimed {
-    /// The key is ours while the lease lasts.
-    Won(HeldClaim),
-    /// Another process has the lease, or the pause after a failure is not over.
-    InFlight,
-    /// The key has ended.
-    Stored(Stored),
-    /// The key was, or is, used with another payload.
-    Mismatch,
-    /// It can be taken over, but only alone: it may have ended the processes that had it.
-    Suspect,
-}
 
 /// Why a lease can no longer be relied on.
 #[derive(Debug)]
@@ -59,23 +45,23 @@ impl LeasedClaims {
         message_id: Option<i64>,
         (kind, counters): (Kind, &Arc<ClaimCounters>),
         is_alone: bool,
-    ) -> Result<Claimed, Error> {
+    ) -> Result<Claim<HeldClaim>, Error> {
         let asked = Instant::now();
         self.database().register(&name.scope, kind, Mode::Lease).await?;
-        let looked = match self.look(name, fingerprint).await? {
-            Lookup::Suspect if !is_alone => return Ok(Claimed::Suspect),
-            Lookup::Free | Lookup::Suspect => self.claim(name, fingerprint, message_id).await?,
-            other => other,
+        let found = self.look(name, fingerprint).await?;
+        let claim = match found.arrival {
+            Arrival::ClaimAlone if !is_alone => return Ok(Claim::Alone),
+            Arrival::Claim | Arrival::Replace | Arrival::ClaimAlone => {
+                self.claim(name, fingerprint, message_id).await?
+            }
+            arrival => Claim::refused(arrival, found.stored),
         };
         counters.claim_time.observe(asked, 1);
-        Ok(match looked {
-            Lookup::Won(won) => Claimed::Won(HeldClaim(Lease::new(self, won, counters))),
-            Lookup::InFlight | Lookup::Free | Lookup::Suspect => Claimed::InFlight,
-            Lookup::Stored(stored) if stored.status == Status::Dead && !self.is_dead(name).await? => {
-                Claimed::InFlight
+        Ok(match claim {
+            Claim::Copy(stored) if stored.status == Status::Dead && !self.is_dead(name).await? => {
+                Claim::InFlight
             }
-            Lookup::Stored(stored) => Claimed::Stored(stored),
-            Lookup::Mismatch => Claimed::Mismatch,
+            claim => claim.map(|won| HeldClaim(Lease::new(self, won, counters))),
         })
     }
 }

@@ -23,7 +23,7 @@ use crate::{
     transactional::TransactionId,
 };
 
-pub(super) use claim::{Lookup, Won};
+pub(super) use claim::Won;
 pub(super) use effect_record::{Begun, Settled};
 
 /// A statement that is not answered by then counts as lost; nothing here waits for long.

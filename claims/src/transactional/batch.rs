@@ -11,9 +11,9 @@ use oncebox_schema::SchemaName;
 use oncebox_schema::Transaction;
 use tokio_postgres::types::Type;
 
-use super::{Claim, TransactionId, TransactionalClaims, Wanted};
+use super::{TransactionId, TransactionalClaims, Wanted, look::arrival};
 use crate::{
-    Error,
+    Claim, Error,
     database::{Parameter, failed, statement},
     failure::CommitError,
     identity::Identity,
@@ -93,13 +93,15 @@ impl TransactionalClaims {
         let mut claims = Vec::with_capacity(wanted.len());
         for (identity, _) in wanted {
             let (tenant, key) = name(identity);
-            claims.push(if won.contains(&(tenant, key)) {
-                Claim::Won(session.transaction)
-            } else if let Some(stored) = stored.remove(&(tenant.to_owned(), key.to_owned())) {
-                self.certain(transaction, scope, identity, stored).await?
-            } else {
-                Claim::InFlight
-            });
+            if won.contains(&(tenant, key)) {
+                claims.push(Claim::Won(session.transaction));
+                continue;
+            }
+            let stored = match stored.remove(&(tenant.to_owned(), key.to_owned())) {
+                Some(stored) => self.certain(transaction, scope, identity, stored).await?,
+                None => None,
+            };
+            claims.push(Claim::refused(arrival(stored.as_ref(), identity), stored));
         }
         Ok((session, claims))
     }

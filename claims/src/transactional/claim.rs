@@ -5,12 +5,13 @@ use std::{fmt, time::Duration};
 use oncebox_schema::{Answer, Cause, Columns, Driver, Statement, Value};
 use tokio_postgres::error::SqlState;
 
-use super::{TransactionalClaims, Wanted, timeouts};
+use super::{TransactionalClaims, Wanted, look::arrival, timeouts};
 use crate::{
-    Error,
+    Claim, Error,
     database::{Database, failed_through, statement},
     identity::Identity,
-    stored::{COMPLETED, Settlement, Stored},
+    life::Arrival,
+    stored::{COMPLETED, Settlement},
 };
 
 /// The id of the transaction that has claimed a key.
@@ -32,17 +33,6 @@ impl TransactionId {
     pub fn as_i64(&self) -> &i64 {
         &self.0
     }
-}
-
-/// The result of a claim.
-#[derive(Debug)]
-pub enum Claim {
-    /// The key is ours until the transaction ends, which has this id.
-    Won(TransactionId),
-    /// Another transaction works on the key.
-    InFlight,
-    /// The key was handled before.
-    Stored(Stored),
 }
 
 /// The case that a claim is prepared for.
@@ -96,13 +86,14 @@ pub(super) struct Statements {
 
 impl Statements {
     fn new<D: Driver>(database: &Database<D>) -> Self {
-        let claim = |template: &str| {
-            let statement = statement(database.schema(), template);
+        let claim = |on_conflict| {
+            let template = include_str!("claim.sql").replace("{on_conflict}", on_conflict);
+            let statement = statement(database.schema(), &template);
             timeouts::fill_in(&statement, database.limits(), database.version())
         };
         Self {
-            expecting_new: claim(include_str!("claim_new.sql")),
-            expecting_either: claim(include_str!("claim.sql")),
+            expecting_new: claim(""),
+            expecting_either: claim("ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING"),
         }
     }
 }
@@ -216,12 +207,12 @@ impl<D: Driver> TransactionalClaims<D> {
             None => self.look(transaction, scope, identity).await,
         };
         let found = found.map_err(failed_through::<D>("read the stored outcome"))?;
-        let found = self.found(transaction, scope, identity, found).await?;
-        match (&found, self.database.limits().retention) {
-            (Claim::Stored(Stored { is_expired: true, .. }), Some(retention)) => {
+        let stored = self.found(transaction, scope, identity, found).await?;
+        match (arrival(stored.as_ref(), identity), self.database.limits().retention) {
+            (Arrival::Replace, Some(retention)) => {
                 self.expire(transaction, scope, identity, retention).await?;
             }
-            _ => return Ok(Some(found)),
+            (arrival, _) => return Ok(Some(Claim::refused(arrival, stored))),
         }
         let values = claim_values(scope, Next { identity, message_id, expect: Expect::Either }, settlement);
         let again = self.database.query(transaction, self.claim_sql(Expect::Either), &values).await;
@@ -271,17 +262,4 @@ fn is_to_be_repeated<D: Driver>(error: &D::Error) -> bool {
     [SqlState::UNIQUE_VIOLATION, SqlState::T_R_SERIALIZATION_FAILURE]
         .iter()
         .any(|repeated| repeated.code() == state)
-}
-
-#[cfg(test)]
-mod tests {
-    /// Both statements claim the same, with either expectation.
-    #[test]
-    fn the_two_claims_differ_in_one_line_only() {
-        let lines =
-            |sql: &'static str| sql.lines().filter(|line| !line.starts_with("--")).collect::<Vec<_>>();
-        let (new, mut either) = (lines(include_str!("claim_new.sql")), lines(include_str!("claim.sql")));
-        let conflict = either.remove(either.len() - 2);
-        assert_eq!((either, conflict), (new, "ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING"));
-    }
 }

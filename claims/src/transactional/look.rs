@@ -3,45 +3,46 @@
 
 use oncebox_schema::{Columns, Driver};
 
-use super::{Claim, TransactionalClaims, claim::name_values};
+use super::{TransactionalClaims, claim::name_values};
 use crate::{
-    Error,
+    Claim, Error,
     database::failed_through,
     identity::Identity,
+    life::{Arrival, Held, arrive},
     stored::{Status, Stored},
 };
 
 const WHAT: &str = "read the stored outcome";
 
 impl<D: Driver> TransactionalClaims<D> {
-    /// Reads the stored outcome of a key, in a transaction of its own. `None` does not say that the
+    /// The answer to a key that has ended, in a transaction of its own. `None` does not say that the
     /// key is free: it says only that the caller should try to claim it.
     ///
     /// # Errors
     /// PostgreSQL is away, or refuses.
-    pub async fn peek(&self, scope: &str, identity: &Identity) -> Result<Option<Stored>, Error> {
+    pub async fn peek(&self, scope: &str, identity: &Identity) -> Result<Option<Claim>, Error> {
         self.database.check().await?;
         let row = self.database.alone(WHAT, &self.stored, &self.look_values(scope, identity)).await?;
-        kept(row, identity)
+        ended(row, identity)
     }
 
-    /// Begins the transaction of a handler, and looks at a key in it: returns its outcome like
+    /// Begins the transaction of a handler, and looks at a key in it, like
     /// [`TransactionalClaims::peek`].
     ///
     /// # Errors
     /// PostgreSQL is away, or refuses.
-    pub async fn begin_and_peek(
+    pub async fn begin_and_peek<W>(
         &self,
         scope: &str,
         identity: &Identity,
-    ) -> Result<(D::Transaction, Option<Stored>), Error> {
+    ) -> Result<(D::Transaction, Option<Claim<W>>), Error> {
         self.database.check().await?;
         let values = self.look_values(scope, identity);
         let look = [oncebox_schema::Statement::Query(&self.stored, &values)];
         let (transaction, answers) = self.database.begin_for_handler(&look).await?;
         let answer = answers.into_iter().next().unwrap_or(Ok(None)).map_err(failed_through::<D>(WHAT));
-        match answer.and_then(|row| kept(row, identity)) {
-            Ok(stored) => Ok((transaction, stored)),
+        match answer.and_then(|row| ended(row, identity)) {
+            Ok(known) => Ok((transaction, known)),
             Err(error) => {
                 self.database.close(transaction).await;
                 Err(error)
@@ -49,21 +50,18 @@ impl<D: Driver> TransactionalClaims<D> {
         }
     }
 
-    /// The state of a key that was not claimed, from a row of `stored.sql`.
+    /// The row of a key that was not claimed, from a row of `stored.sql`. `None` when its holder
+    /// has not committed, or when an operator frees it: it was dead, and is in flight.
     pub(super) async fn found(
         &self,
         transaction: &mut D::Transaction,
         scope: &str,
         identity: &Identity,
         row: Option<Columns>,
-    ) -> Result<Claim, Error> {
-        match row {
-            Some(row) => {
-                let stored = stored(row, identity.key.as_str())?;
-                self.certain(transaction, scope, identity, stored).await
-            }
-            None => Ok(Claim::InFlight),
-        }
+    ) -> Result<Option<Stored>, Error> {
+        let Some(row) = row else { return Ok(None) };
+        let stored = stored(row, identity.key.as_str())?;
+        self.certain(transaction, scope, identity, stored).await
     }
 
     /// Reads how a key ended, without trying to claim it. `None` also when the key was given up,
@@ -77,33 +75,40 @@ impl<D: Driver> TransactionalClaims<D> {
     ) -> Option<Claim> {
         let row = self.look(transaction, scope, identity).await.ok()??;
         let stored = stored(row, identity.key.as_str()).ok()?;
-        let is_copy =
-            stored.status != Status::Dead && !stored.is_expired && stored.answers(&identity.fingerprint);
-        is_copy.then_some(Claim::Stored(stored))
+        let arrival = arrive(Some(stored.seen(&identity.fingerprint)), None);
+        (stored.status != Status::Dead && arrival == Arrival::Copy).then_some(Claim::Copy(stored))
     }
 
-    /// The result for a stored key, once it is certain: a dead one may be about to be freed, and
-    /// then it is in flight.
+    /// A stored row, once it is certain: a dead key may be about to be freed.
     pub(super) async fn certain(
         &self,
         transaction: &mut D::Transaction,
         scope: &str,
         identity: &Identity,
         stored: Stored,
-    ) -> Result<Claim, Error> {
+    ) -> Result<Option<Stored>, Error> {
         if stored.status == Status::Dead {
             let row = self.database.query(transaction, &self.dead, &name_values(scope, identity)).await;
             if row.map_err(failed_through::<D>("lock a dead key"))?.is_none() {
-                return Ok(Claim::InFlight);
+                return Ok(None);
             }
         }
-        Ok(Claim::Stored(stored))
+        Ok(Some(stored))
     }
 }
 
-fn kept(row: Option<Columns>, identity: &Identity) -> Result<Option<Stored>, Error> {
-    let found = row.map(|row| stored(row, identity.key.as_str())).transpose()?;
-    Ok(found.filter(|stored| !stored.is_expired))
+/// The decision about a key that was not claimed. Without a row, its holder has not committed.
+pub(super) fn arrival(stored: Option<&Stored>, identity: &Identity) -> Arrival {
+    let ended = stored.map(|stored| stored.seen(&identity.fingerprint));
+    arrive(ended, stored.is_none().then_some(Held::BY_TRANSACTION))
+}
+
+/// The answer to a key that has ended, if it has.
+fn ended<W>(row: Option<Columns>, identity: &Identity) -> Result<Option<Claim<W>>, Error> {
+    let Some(row) = row else { return Ok(None) };
+    let stored = stored(row, identity.key.as_str())?;
+    let arrival = arrival(Some(&stored), identity);
+    Ok((arrival != Arrival::Replace).then(|| Claim::refused(arrival, Some(stored))))
 }
 
 /// Reads a row of `stored.sql`.

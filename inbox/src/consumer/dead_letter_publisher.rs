@@ -22,16 +22,14 @@ use async_nats::{
     jetstream::{self, ErrorCode, context::PublishErrorKind},
 };
 use bytes::Bytes;
-use oncebox_claims::{failure::text, metrics::add};
+use oncebox_claims::{failure::text, metrics::add, records::DeadLetter};
 use oncebox_schema::Driver;
 use sha2::{Digest, Sha256};
 use tokio::time::timeout;
 use tracing::{error, info, warn};
 
 use super::{Settings, held_message::Next};
-use crate::{
-    Disposition, Error, Inbox, InvalidSettings, Origin, Received, records::dead_letters::DeadLetter,
-};
+use crate::{Disposition, Error, Inbox, InvalidSettings, Origin, Received};
 
 /// How long JetStream may take to acknowledge one.
 const PUBLISH_WITHIN: Duration = Duration::from_secs(5);
@@ -82,7 +80,7 @@ impl<D: Driver> DeadLetterPublisher<D> {
     /// Publishes the dead letter of a message, once the row is committed, and returns the message's
     /// next step.
     pub(super) async fn settle(&self, received: &Received, waits: u64) -> Next {
-        let letter = match self.inbox.records.read_dead_letter(self.inbox.scope(), received).await {
+        let letter = match self.inbox.records.read_dead_letter(self.inbox.scope(), received.record()).await {
             Ok(Some(letter)) => letter,
             Ok(None) => return Next::Do(Disposition::Term),
             Err(error) => {
@@ -117,7 +115,7 @@ impl<D: Driver> DeadLetterPublisher<D> {
     }
 
     async fn publish(&self, received: &Received, letter: &DeadLetter) -> Result<(), String> {
-        let payload = Bytes::copy_from_slice(received.kept_payload());
+        let payload = Bytes::copy_from_slice(received.record().kept_payload());
         match self.send(headers(self.inbox.scope(), received, letter, true), payload).await {
             Err(NotPublished { is_too_large: true, .. }) => {
                 // The message had nearly the largest size allowed, and the letter's headers are

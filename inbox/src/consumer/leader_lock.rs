@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use oncebox_claims::database::{Database, failed_through, statement};
+use oncebox_claims::{
+    database::{Database, failed_through, statement},
+    records::bigint,
+};
 use oncebox_schema::{Driver, Value};
 use tokio::time::timeout;
 
-use crate::{Error, InvalidSettings, records::bigint};
+use crate::{Error, InvalidSettings};
 
 /// How long a statement on the leader's connection may take before it counts as lost.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);

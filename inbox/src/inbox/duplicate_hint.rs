@@ -1,6 +1,6 @@
 //! Whether the next messages are likely to be duplicates.
 //!
-//! Most messages are new, and a claim that expects a new key is faster (`claim_new.sql`). When it
+//! Most messages are new, and a claim that expects a new key is faster (see `claim.sql`). When it
 //! is wrong it costs a rolled back transaction and a line in PostgreSQL's log. So after each
 //! duplicate the next thousand messages are claimed with the statement that expects either: when a
 //! stream is delivered again, there is one such line, not one for each message.

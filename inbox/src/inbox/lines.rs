@@ -9,12 +9,12 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use oncebox_claims::identity::Identity;
+use oncebox_claims::{identity::Identity, records::Place};
 use oncebox_schema::Driver;
 use tracing::{debug, warn};
 
 use super::Inbox;
-use crate::{Error, Received, Verdict, records::Place};
+use crate::{Error, Received, Verdict};
 
 /// The knowledge of this process about the stopped lines of its scope.
 #[derive(Debug, Default)]
@@ -80,7 +80,7 @@ impl<D: Driver> Inbox<D> {
         }
         let (scope, key) = (self.scope(), identity.key.as_str());
         let ordering_key = received.ordering_key();
-        Ok(match self.records.wait_in_line(scope, identity, received).await? {
+        Ok(match self.records.wait_in_line(scope, identity, received.record()).await? {
             Place::Free => None,
             Place::Behind => {
                 debug!(

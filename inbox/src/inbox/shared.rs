@@ -10,7 +10,7 @@ use std::{
 
 use oncebox_claims::{
     failure::text,
-    identity::{Identity, lock},
+    identity::{Identity, fingerprint, lock},
 };
 use oncebox_schema::{Key, SchemaName};
 use tracing::{debug, info, warn};
@@ -54,7 +54,7 @@ impl Shared {
         let tenant = identity::tenant(&self.settings.tenant, received)?;
         let key = identity::key(&self.settings.keys, received)?;
         let lock = lock(schema.as_str(), self.scope(), &tenant, &key);
-        Ok(Identity { tenant, key, fingerprint: identity::fingerprint(received.payload()), lock })
+        Ok(Identity { tenant, key, fingerprint: fingerprint(received.payload()), lock })
     }
 
     /// The pause before the next attempt, after so many.

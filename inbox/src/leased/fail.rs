@@ -9,6 +9,7 @@ use oncebox_claims::{
     failure::{Class, bounded, text},
     leased::{END_MAX, Lost, Meaning},
     metrics::add,
+    records::FailedAttempt,
     stored::Status,
 };
 use tokio::time::timeout;
@@ -18,7 +19,6 @@ use super::Run;
 use crate::{
     Error, HandlerError, Verdict,
     recording::{Ended, Ending},
-    records::FailedAttempt,
     runner::{Decision, Failure, RUN_HANDLER, Snoozed},
 };
 
@@ -88,7 +88,7 @@ impl Run<'_> {
                 return Err(error);
             }
         };
-        let attempt = if failure.is_attempt() { self.claim.lease().attempts() } else { 0 };
+        let attempt = if failure.run().is_attempt() { self.claim.lease().attempts() } else { 0 };
         let retries = &inbox.shared.settings.retries;
         let pauses = retries.pauses(&failure);
         let (after, reason) = match retries.decide(failure, attempt, pauses) {
@@ -113,7 +113,8 @@ impl Run<'_> {
     async fn record_failure(&self, attempt: u64, after: Duration, reason: &str) {
         let (inbox, pauses) = (&self.leased.inbox, Backoff { first: after, max: after });
         let failed = FailedAttempt { reason, pauses, count: Some(attempt) };
-        let recorded = inbox.records.attempt_failed(inbox.scope(), &self.identity, self.received, failed);
+        let recorded =
+            inbox.records.attempt_failed(inbox.scope(), &self.identity, self.received.record(), failed);
         if let Err(error) = recorded.await {
             warn!(
                 scope = inbox.scope(),
@@ -155,7 +156,9 @@ impl Run<'_> {
         self.record_ending(Ending { status: Status::Dead.as_str(), reply: None, xact: None, epoch: None });
         let writing = async {
             let scope = inbox.scope();
-            records.record_dead_letter(&mut transaction, scope, owner, self.received, &reason).await?;
+            records
+                .record_dead_letter(&mut transaction, scope, owner, self.received.record(), &reason)
+                .await?;
             records.forget_snoozes(&mut transaction, scope, &self.identity).await?;
             records.forget_attempts(&mut transaction, scope, &self.identity).await?;
             let ended = self.claim.end_in(&transaction, Status::Dead, Some(reason.as_bytes())).await;

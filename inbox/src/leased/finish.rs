@@ -18,7 +18,7 @@ use crate::{
     Answer, Context, Error, HandlerError, MessageContext, Verdict,
     handler::TransactionOf,
     recording::{Ended, Ending},
-    runner::{CONFLICT_PAUSE, CONFLICT_ROUNDS, Failure},
+    runner::{CONFLICT_PAUSE, Failure},
 };
 
 /// How an attempt to end a claim went.
@@ -65,7 +65,7 @@ impl Run<'_> {
                 _ => failure,
             };
             match failure {
-                Failure::Conflict(_) if round < CONFLICT_ROUNDS => {
+                failure if failure.run().is_repeated(round) => {
                     sleep(CONFLICT_PAUSE.after(round)).await;
                     round += 1;
                 }

@@ -3,13 +3,14 @@
 use std::{ops::Deref, time::Duration};
 
 use oncebox_claims::{
+    Claim,
     failure::Class,
     handler_call::{self, CallEnd},
     identity::Identity,
     metrics::add,
     reply::encode,
     stored::{Status, Stored},
-    transactional::{Claim, TransactionId},
+    transactional::TransactionId,
 };
 use oncebox_schema::Driver;
 use tokio::time::{Instant, timeout};
@@ -69,13 +70,9 @@ impl<D: Driver> Inbox<D> {
         match claim {
             Claim::Won(_) => {}
             suppressed if is_shadowed => self.count_shadowed(delivery, &suppressed),
-            Claim::InFlight => {
-                return Ok(Uncommitted { verdict: Verdict::InFlight, write: Write::Nothing });
-            }
-            Claim::Stored(stored) => {
-                self.duplicate_hint.note_duplicate();
+            known => {
                 let replay =
-                    Box::pin(self.replay(transaction, &delivery.identity, &delivery.received, stored));
+                    Box::pin(self.replay(transaction, &delivery.identity, &delivery.received, known));
                 return Ok(self.database.answered("replay", replay).await.flatten()?);
             }
         }
@@ -150,55 +147,50 @@ impl<D: Driver> Inbox<D> {
         let (scope, key) = (&self.shared.settings.scope, delivery.identity.key.as_str());
         let would_be = match claim {
             Claim::Won(_) => return,
-            Claim::InFlight => "in flight",
-            Claim::Stored(stored) => {
-                self.duplicate_hint.note_duplicate();
-                self.shared.counters.causes.add(Cause::of(&delivery.received, stored.message_id));
-                match stored.answers(&delivery.identity.fingerprint) {
-                    true => "answered from the stored outcome",
-                    false => "a dead letter, as the same key with another payload",
-                }
-            }
+            Claim::InFlight | Claim::Alone => "in flight",
+            Claim::Copy(_) => "answered from the stored outcome",
+            Claim::Mismatch(_) => "a dead letter, as the same key with another payload",
         };
+        self.note_duplicate(&delivery.received, claim);
         add(&self.shared.counters.shadowed);
         let subject = delivery.received.subject();
         info!(scope, key, subject, "handled in shadow mode; it would be {would_be}");
     }
 
-    /// Answers a duplicate from the stored row, if it has the same payload.
-    pub(super) async fn replay<R>(
+    /// Answers a message whose key was not won: a copy from the stored row; one of another payload
+    /// is recorded as a dead letter.
+    pub(super) async fn replay<R, W>(
         &self,
         transaction: &mut D::Transaction,
         identity: &Identity,
         received: &Received,
-        stored: Stored,
+        claim: Claim<W>,
     ) -> Result<Uncommitted<R>, Error> {
-        let key = identity.key.as_str();
-        self.shared.counters.causes.add(Cause::of(received, stored.message_id));
-        if !stored.answers(&identity.fingerprint) {
-            return self.record_mismatch(transaction, identity, received).await;
-        }
-        let verdict = match stored.status {
-            Status::Completed | Status::Rejected => Verdict::Replayed(StoredAnswer::new(key, stored)),
-            Status::Dead => {
-                let reason = String::from_utf8_lossy(stored.outcome.as_deref().unwrap_or_default());
+        self.note_duplicate(received, &claim);
+        let verdict = match claim {
+            Claim::Won(_) | Claim::InFlight | Claim::Alone => Verdict::InFlight,
+            Claim::Copy(Stored { status: Status::Dead, outcome, .. }) => {
+                let reason = String::from_utf8_lossy(outcome.as_deref().unwrap_or_default());
                 Verdict::Dead { reason: reason.into_owned() }
+            }
+            Claim::Copy(stored) => Verdict::Replayed(StoredAnswer::new(identity.key.as_str(), stored)),
+            Claim::Mismatch(_) => {
+                let owner = (identity.tenant.as_str(), Some(identity.key.as_str()));
+                let scope = &self.shared.settings.scope;
+                self.records
+                    .record_dead_letter(transaction, scope, owner, received.record(), MISMATCH)
+                    .await?;
+                return Ok(Uncommitted { verdict: Verdict::Mismatch, write: Write::Complete });
             }
         };
         Ok(Uncommitted { verdict, write: Write::Nothing })
     }
 
-    /// Records a message whose key was used with another payload as a dead letter.
-    pub(super) async fn record_mismatch<R>(
-        &self,
-        transaction: &mut D::Transaction,
-        identity: &Identity,
-        received: &Received,
-    ) -> Result<Uncommitted<R>, Error> {
-        let owner = (identity.tenant.as_str(), Some(identity.key.as_str()));
-        let scope = &self.shared.settings.scope;
-        self.records.record_dead_letter(transaction, scope, owner, received, MISMATCH).await?;
-        Ok(Uncommitted { verdict: Verdict::Mismatch, write: Write::Complete })
+    /// Counts a message whose key has ended.
+    fn note_duplicate<W>(&self, received: &Received, claim: &Claim<W>) {
+        let (Claim::Copy(Stored { message_id, .. }) | Claim::Mismatch(message_id)) = claim else { return };
+        self.duplicate_hint.note_duplicate();
+        self.shared.counters.causes.add(Cause::of(received, *message_id));
     }
 
     /// Counts a message that is committed, or was found committed or in flight.

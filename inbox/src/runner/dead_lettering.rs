@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use oncebox_claims::{
+    Claim,
     database::failed_through,
     failure::bounded,
     identity::Identity,
     metrics::add,
-    stored::{Settlement, Status, Stored},
-    transactional::{Claim, Expect, Next, TransactionId},
+    stored::{Settlement, Status},
+    transactional::{Expect, Next, TransactionId},
 };
 use oncebox_schema::Driver;
 use tracing::warn;
@@ -35,7 +36,7 @@ impl<D: Driver> Inbox<D> {
         let failure = self.judge(identity, failure).await?;
         let retries = &self.shared.settings.retries;
         let pauses = retries.pauses(&failure);
-        let attempt = match failure.is_attempt() {
+        let attempt = match failure.run().is_attempt() {
             true => self.count_failed(identity, received, &failure.reason(), pauses).await?,
             false => 0,
         };
@@ -98,29 +99,25 @@ impl<D: Driver> Inbox<D> {
             let next = Next { identity, message_id: received.id(), expect: Expect::Either };
             let claim = self.claims.claim(transaction, scope, next, dead).await?;
             self.shared.record_claim(received, identity, claim.as_ref());
-            let known = match claim {
-                Some(Claim::Won(id)) => {
-                    ending = Ending { status: Status::Dead.as_str(), xact: Some(id), ..ending };
-                    None
-                }
-                Some(Claim::InFlight) | None => {
-                    Some(Uncommitted { verdict: Verdict::InFlight, write: Write::Nothing })
-                }
-                Some(Claim::Stored(stored)) => {
-                    Some(self.replay(transaction, identity, received, stored).await?)
+            let claimed = match claim.unwrap_or(Claim::InFlight) {
+                Claim::Won(id) => id,
+                known => {
+                    let Uncommitted { verdict, write } =
+                        self.replay(transaction, identity, received, known).await?;
+                    self.commit(transaction, Some(identity), received, write.ending(None)).await?;
+                    self.count(&verdict, received, identity);
+                    return Ok(verdict);
                 }
             };
-            if let Some(Uncommitted { verdict, write }) = known {
-                self.commit(transaction, Some(identity), received, write.ending(None)).await?;
-                self.count(&verdict, received, identity);
-                return Ok(verdict);
-            }
+            ending = Ending { status: Status::Dead.as_str(), xact: Some(claimed), ..ending };
             self.records.forget_snoozes(transaction, scope, identity).await?;
             self.records.forget_attempts(transaction, scope, identity).await?;
         }
         let key = identity.map(|identity| identity.key.as_str());
         let tenant = identity.map_or("", |identity| identity.tenant.as_str());
-        self.records.record_dead_letter(transaction, scope, (tenant, key), received, &reason).await?;
+        self.records
+            .record_dead_letter(transaction, scope, (tenant, key), received.record(), &reason)
+            .await?;
         self.commit(transaction, identity, received, Some(ending)).await?;
         self.shared.lines.note_dead();
         add(&self.shared.counters.dead);
@@ -168,7 +165,9 @@ impl<D: Driver> Inbox<D> {
         let reason = bounded(reason);
         let mut transaction = self.database.begin().await?;
         let writing = async {
-            self.records.record_dead_letter(&mut transaction, scope, ("", None), received, &reason).await?;
+            self.records
+                .record_dead_letter(&mut transaction, scope, ("", None), received.record(), &reason)
+                .await?;
             self.commit(&mut transaction, None, received, Some(Ending::ASIDE)).await
         };
         self.database.answered("record a dead letter", writing).await.flatten()?;
@@ -179,20 +178,17 @@ impl<D: Driver> Inbox<D> {
         Ok(None)
     }
 
-    /// Answers a duplicate from the stored row; `None` stands for a row of another payload that is
-    /// not committed yet.
-    pub(crate) async fn answer_from<R>(
+    /// Answers a message whose key was not won under a lease.
+    pub(crate) async fn answer_known<R, W>(
         &self,
         identity: &Identity,
         received: &Received,
-        stored: Option<Stored>,
+        claim: Claim<W>,
     ) -> Result<Verdict<R>, Error> {
         let mut transaction = self.database.begin().await?;
         let answering = async {
-            let Uncommitted { verdict, write } = match stored {
-                Some(stored) => self.replay(&mut transaction, identity, received, stored).await?,
-                None => self.record_mismatch(&mut transaction, identity, received).await?,
-            };
+            let Uncommitted { verdict, write } =
+                self.replay(&mut transaction, identity, received, claim).await?;
             if !matches!(write, Write::Nothing) {
                 self.commit(&mut transaction, Some(identity), received, write.ending(None)).await?;
             }

@@ -4,6 +4,7 @@ use std::{borrow::Cow, error::Error as StdError, time::Duration};
 
 use oncebox_claims::{
     failure::{CommitError, text},
+    life::Run,
     transactional::TransactionId,
 };
 use tokio::time::Instant;
@@ -69,6 +70,19 @@ impl Failure {
             Self::ClaimAgain => "the key was claimed meanwhile".into(),
             Self::Ours(error) => text(error).into(),
             Self::Broken(what, source) => format!("{what}: {}", text(&**source)).into(),
+        }
+    }
+
+    /// The end of the run, as the life of its key knows it.
+    pub(crate) fn run(&self) -> Run {
+        match self {
+            Self::Ours(_) | Self::Broken(..) => Run::Unanswered,
+            Self::ClaimAgain => Run::ClaimAgain,
+            Self::Conflict(_) => Run::Conflict,
+            Self::RetryAfter(_) | Self::Failed(_) | Self::Abandoned { .. } => Run::Failed,
+            Self::Snoozed(..) => Run::Snoozed,
+            Self::Dead(_) => Run::GivenUp,
+            Self::Committed(..) => Run::HalfCommitted,
         }
     }
 

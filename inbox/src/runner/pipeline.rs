@@ -24,10 +24,11 @@
 use std::{ops::Deref, time::Duration};
 
 use oncebox_claims::{
+    Claim,
     database::Mode,
     identity::Identity,
     stored::{COMPLETED, Settlement},
-    transactional::{Claim, Committed, Ending, Expect, Next, TransactionId},
+    transactional::{Committed, Ending, Expect, Next, TransactionId},
 };
 use oncebox_schema::Driver;
 use tokio::time::Instant;

@@ -15,7 +15,9 @@
 
 use std::{ops::Deref, time::Duration};
 
-use oncebox_claims::{backoff::Backoff, failure::text, identity::Identity};
+use oncebox_claims::{
+    backoff::Backoff, failure::text, identity::Identity, life::Begin, records::FailedAttempt,
+};
 use oncebox_schema::Driver;
 use tracing::{debug, warn};
 
@@ -23,9 +25,7 @@ use super::{
     Refused,
     delivery::{Attempt, Delivery},
 };
-use crate::{
-    Error, Handler, Inbox, Received, Verdict, decode::decode, inbox::IsolationPermit, records::FailedAttempt,
-};
+use crate::{Error, Handler, Inbox, Received, Verdict, decode::decode, inbox::IsolationPermit};
 
 /// Why a message becomes a dead letter whose runs end their process.
 pub(crate) const NO_TRACE: &str =
@@ -47,27 +47,26 @@ impl<D: Driver> Inbox<D> {
         let (scope, limit) = (&self.shared.settings.scope, self.shared.settings.retries.attempts_max);
         let mut permit = None;
         loop {
-            let begun = self.records.begin_run(scope, identity, received, permit.is_some()).await?;
+            let begun = self.records.begin_run(scope, identity, received.record(), permit.is_some()).await?;
             // The key has ended, or is in flight: the claim will tell which.
             let Some(past) = begun else { return Ok(Begun::Run(permit)) };
-            if !past.rest.is_zero() {
-                return Ok(Begun::Rests(past.rest));
-            }
-            if past.are_exhausted(limit) {
-                return Ok(Begun::Exhausted);
-            }
-            if past.untraced == 0 || permit.is_some() {
-                received.begun.set(true);
-                if past.untraced > 0 {
-                    let (key, untraced) = (identity.key.as_str(), past.untraced);
-                    warn!(
-                        scope,
-                        key,
-                        untraced,
-                        "the message runs alone: a run of it left no trace and may have ended its process"
-                    );
+            match past.begin(limit) {
+                Begin::Rest(rest) => return Ok(Begun::Rests(rest)),
+                Begin::Bury => return Ok(Begun::Exhausted),
+                Begin::Alone if permit.is_none() => {}
+                Begin::Alone | Begin::Run => {
+                    received.begun.set(true);
+                    if past.untraced > 0 {
+                        let (key, untraced) = (identity.key.as_str(), past.untraced);
+                        warn!(
+                            scope,
+                            key,
+                            untraced,
+                            "the message runs alone: a run of it left no trace and may have ended its process"
+                        );
+                    }
+                    return Ok(Begun::Run(permit));
                 }
-                return Ok(Begun::Run(permit));
             }
             permit = self.isolate().await;
             if permit.is_none() {
@@ -100,7 +99,7 @@ impl<D: Driver> Inbox<D> {
         }
         // Transactions that lock rows of the same keys do it in the same order.
         again.sort_unstable_by_key(|place| deliveries[*place].identity.lock);
-        let message = |place: &usize| (&deliveries[*place].identity, deliveries[*place].received);
+        let message = |place: &usize| (&deliveries[*place].identity, deliveries[*place].received.record());
         let messages: Vec<_> = again.iter().map(message).collect();
         let begun = self.records.begin_runs(self.scope(), &messages).await?;
         for (place, past) in again.into_iter().zip(begun) {
@@ -109,9 +108,7 @@ impl<D: Driver> Inbox<D> {
             if past.untraced == 0 && past.rest.is_zero() {
                 deliveries[place].received.begun.set(true);
             }
-            by_itself[place] = past.untraced > 0
-                || !past.rest.is_zero()
-                || past.are_exhausted(self.shared.settings.retries.attempts_max);
+            by_itself[place] = past.begin(self.shared.settings.retries.attempts_max) != Begin::Run;
         }
         Ok(by_itself)
     }
@@ -168,7 +165,7 @@ impl<D: Driver> Inbox<D> {
         pauses: Backoff,
     ) -> Result<u64, Error> {
         let failed = FailedAttempt { reason, pauses, count: None };
-        let failures = self.records.attempt_failed(self.scope(), identity, received, failed).await?;
+        let failures = self.records.attempt_failed(self.scope(), identity, received.record(), failed).await?;
         received.begun.set(false);
         Ok(failures)
     }

@@ -1,8 +1,10 @@
-//! Chooses the reaction to a failure; no other place does.
+//! Carries out the decision of [`oncebox_claims::life`] about a run that failed.
 
 use std::{error::Error as StdError, time::Duration};
 
-use oncebox_claims::{backoff::Backoff, failure::text, identity::Identity, transactional::TransactionId};
+use oncebox_claims::{
+    backoff::Backoff, failure::text, identity::Identity, life::Next, transactional::TransactionId,
+};
 
 use super::failure::Failure;
 use crate::{Error, Inbox, inbox::Blame, settings::RetryPolicy};
@@ -19,16 +21,6 @@ pub(crate) enum Decision {
     DeadLetter { reason: String, committed: Option<TransactionId> },
 }
 
-impl Failure {
-    /// Whether it counts against the delivery limit.
-    pub(crate) fn is_attempt(&self) -> bool {
-        !matches!(
-            self,
-            Self::Ours(_) | Self::ClaimAgain | Self::Dead(_) | Self::Snoozed(..) | Self::Committed(..)
-        )
-    }
-}
-
 impl RetryPolicy {
     /// The pauses behind this failure: those of the settings, or the one that the handler asks for.
     pub(crate) fn pauses(&self, failure: &Failure) -> Backoff {
@@ -38,19 +30,19 @@ impl RetryPolicy {
         }
     }
 
-    /// Decides after so many attempts, this one included.
+    /// Decides after this number of attempts, this one included if it is one.
     pub(crate) fn decide(&self, failure: Failure, attempts: u64, pauses: Backoff) -> Decision {
-        match failure {
-            Failure::Dead(reason) => Decision::DeadLetter { reason, committed: None },
-            Failure::Committed(id, reason) => Decision::DeadLetter { reason, committed: Some(id) },
-            Failure::Snoozed(after, reason) => Decision::Snooze { after, reason },
-            failure if attempts >= self.attempts_max => {
-                let reason = format!("delivery limit of {} reached: {}", self.attempts_max, failure.reason());
+        let run = failure.run();
+        let reason = failure.reason().into_owned();
+        match (run.next(attempts, self.attempts_max), failure) {
+            (Next::Snooze, Failure::Snoozed(after, _)) => Decision::Snooze { after, reason },
+            (Next::Bury, Failure::Committed(id, _)) => Decision::DeadLetter { reason, committed: Some(id) },
+            (Next::Bury, _) if run.is_attempt() => {
+                let reason = format!("delivery limit of {} reached: {reason}", self.attempts_max);
                 Decision::DeadLetter { reason, committed: None }
             }
-            failure => {
-                Decision::Retry { after: pauses.exactly(attempts), reason: failure.reason().into_owned() }
-            }
+            (Next::Bury, _) => Decision::DeadLetter { reason, committed: None },
+            _ => Decision::Retry { after: pauses.exactly(attempts), reason },
         }
     }
 }
@@ -82,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_limit_ends_what_failed_and_nothing_else() {
+    fn each_decision_has_its_reason_and_its_pause() {
         let second = Duration::from_secs(1);
         let policy = RetryPolicy {
             attempts_max: 3,

@@ -11,11 +11,11 @@
 
 use std::time::Duration;
 
-use oncebox_claims::{identity::Identity, metrics::add};
+use oncebox_claims::{identity::Identity, metrics::add, records::SnoozeRecord};
 use oncebox_schema::{Driver, Key};
 use tracing::{debug, info};
 
-use crate::{Error, Inbox, Received, inbox::Shared, records::SnoozeRecord};
+use crate::{Error, Inbox, Received, inbox::Shared};
 
 /// The shortest pause, so that nothing spins.
 const SHORTEST: Duration = Duration::from_millis(100);
@@ -42,7 +42,7 @@ impl<D: Driver> Inbox<D> {
     ) -> Result<Snoozed, Error> {
         let (scope, limit) = (self.scope(), self.shared.settings.retries.snooze_max);
         let after = Snoozed::pause(after);
-        let record = self.records.snooze(scope, identity, received, after, limit, reason).await?;
+        let record = self.records.snooze(scope, identity, received.record(), after, limit, reason).await?;
         received.begun.set(false);
         Ok(self.shared.snoozed(&record, &identity.key, after, reason))
     }

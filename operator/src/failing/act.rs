@@ -218,7 +218,7 @@ fn refused(key: &str, source: Box<dyn Error + Send + Sync>) -> RelayError {
     RelayError::Failing { key: key.to_owned(), source }
 }
 
-/// Whether inboxes name a copy by this place in its stream, and this time: `inbox/src/records.rs`.
+/// Whether inboxes name a copy by this place in its stream, and this time: `claims/src/records.rs`.
 fn is_named(name: &str, stream: &str, sequence: u64, stored_at: Duration) -> bool {
     let near = |micros: u128| micros.abs_diff(stored_at.as_micros()) <= ROUNDED.as_micros();
     name.rsplit_once(' ').is_some_and(|(place, micros)| {

@@ -6,8 +6,9 @@ use uuid::Uuid;
 
 use super::{ANSWER_MAX, Holder, LeasedClaims, Name, milliseconds};
 use crate::{
-    Error,
+    Claim, Error,
     database::{Parameter, failed},
+    life::{Arrival, Held, arrive},
     stored::{Status, Stored},
 };
 
@@ -21,27 +22,20 @@ pub(in crate::leased) struct Won {
     pub(in crate::leased) since: Instant,
 }
 
-/// The result of a look at a key, or of a claim.
-#[derive(Debug)]
-pub(in crate::leased) enum Lookup {
-    /// Nobody has it: it can be claimed.
-    Free,
-    /// It can be taken over from a process that died or hung, as others before: did its message end
-    /// them?
-    Suspect,
-    Won(Won),
-    InFlight,
-    Stored(Stored),
-    /// It was used before, or is being used, with another payload.
-    Mismatch,
+/// A key, as `found.sql` sees it.
+pub(in crate::leased) struct Found {
+    pub(in crate::leased) arrival: Arrival,
+    /// Its end, unless that is older than the retention.
+    pub(in crate::leased) stored: Option<Stored>,
+    is_expired: bool,
 }
 
 impl LeasedClaims {
     /// Looks up a key, without waiting for anybody.
-    pub(in crate::leased) async fn look(&self, name: &Name, fingerprint: &[u8; 32]) -> Result<Lookup, Error> {
+    pub(in crate::leased) async fn look(&self, name: &Name, fingerprint: &[u8; 32]) -> Result<Found, Error> {
         let seconds = self.database.retention_seconds();
         let row = self.query("look at a key", &self.found, &name.and([(&seconds, Type::FLOAT8)])).await?;
-        lookup(row, name, fingerprint)
+        Found::of(row, name, fingerprint)
     }
 
     /// Whether a key that looked dead is: an operator may be about to free it.
@@ -56,7 +50,7 @@ impl LeasedClaims {
         name: &Name,
         fingerprint: &[u8; 32],
         message_id: Option<i64>,
-    ) -> Result<Lookup, Error> {
+    ) -> Result<Claim<Won>, Error> {
         const WHAT: &str = "claim with a lease";
         let owner = Uuid::new_v4();
         let since = Instant::now();
@@ -75,7 +69,7 @@ impl LeasedClaims {
             let claimed = match transaction.query_typed_opt(&self.claim, &parameters).await {
                 // Another taker, or one who ends the key at this moment, has the row.
                 Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
-                    return Ok(Lookup::InFlight);
+                    return Ok(Claim::InFlight);
                 }
                 claimed => claimed.map_err(failed(WHAT))?,
             };
@@ -83,22 +77,15 @@ impl LeasedClaims {
             let seconds = self.database.retention_seconds();
             let key_and_age = name.and([(&seconds, Type::FLOAT8)]);
             let row = transaction.query_typed_opt(&self.found, &key_and_age).await.map_err(failed(WHAT))?;
-            let is_expired = row.as_ref().is_some_and(|row| row.get("is_expired"));
-            let found = lookup(row, name, fingerprint)?;
-            let Some(claimed) = claimed else {
-                return Ok(if matches!(found, Lookup::Free | Lookup::Suspect) {
-                    Lookup::InFlight
-                } else {
-                    found
-                });
-            };
-            if matches!(found, Lookup::Stored(_) | Lookup::Mismatch) {
-                return Ok(found);
+            let found = Found::of(row, name, fingerprint)?;
+            if matches!(found.arrival, Arrival::Copy | Arrival::Mismatch) {
+                return Ok(Claim::refused(found.arrival, found.stored));
             }
-            if is_expired {
+            let Some(claimed) = claimed else { return Ok(Claim::InFlight) };
+            if found.is_expired {
                 match transaction.execute_typed(&self.expire, &key_and_age).await {
                     Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
-                        return Ok(Lookup::InFlight);
+                        return Ok(Claim::InFlight);
                     }
                     expired => expired.map_err(failed(WHAT))?,
                 };
@@ -106,7 +93,7 @@ impl LeasedClaims {
             self.database.commit(&mut transaction).await.map_err(failed(WHAT))?;
             let holder = Holder { name: name.clone(), owner, epoch: claimed.get(0) };
             let attempts = u64::try_from(claimed.get::<_, i32>(1)).unwrap_or(1);
-            Ok(Lookup::Won(Won { holder, attempts, taken_over: claimed.get(2), since }))
+            Ok(Claim::Won(Won { holder, attempts, taken_over: claimed.get(2), since }))
         };
         let claimed = timeout(ANSWER_MAX, claiming).await;
         let claimed = claimed.unwrap_or_else(|elapsed| Err(Error::Unavailable(WHAT, elapsed.into())));
@@ -117,25 +104,29 @@ impl LeasedClaims {
     }
 }
 
-fn lookup(row: Option<Row>, name: &Name, fingerprint: &[u8; 32]) -> Result<Lookup, Error> {
-    let Some(row) = row else { return Ok(Lookup::Free) };
-    let stored: Option<&str> = row.get("status");
-    // A key that is too old counts for nothing.
-    if let Some(status) = stored.filter(|_| !row.get::<_, bool>("is_expired")) {
-        let stored = Stored {
-            status: Status::of(name.key.as_str(), status)?,
-            fingerprint: row.get("fingerprint"),
-            outcome: row.get("outcome"),
-            message_id: row.get("message_id"),
-            is_expired: false,
+impl Found {
+    fn of(row: Option<Row>, name: &Name, fingerprint: &[u8; 32]) -> Result<Self, Error> {
+        let Some(row) = row else {
+            return Ok(Self { arrival: Arrival::Claim, stored: None, is_expired: false });
         };
-        return Ok(if stored.answers(fingerprint) { Lookup::Stored(stored) } else { Lookup::Mismatch });
+        let stored = match row.get::<_, Option<&str>>("status") {
+            Some(status) => Some(Stored {
+                status: Status::of(name.key.as_str(), status)?,
+                fingerprint: row.get("fingerprint"),
+                outcome: row.get("outcome"),
+                message_id: row.get("message_id"),
+                is_expired: row.get("is_expired"),
+            }),
+            None => None,
+        };
+        let held = row.get::<_, Option<&[u8]>>("claimed_fingerprint").map(|claimed| Held {
+            is_same: claimed == fingerprint,
+            is_over: !row.get::<_, bool>("is_leased"),
+            is_suspect: row.get("is_suspect"),
+        });
+        let ended = stored.as_ref().map(|stored| stored.seen(fingerprint));
+        let is_expired = ended.is_some_and(|ended| ended.is_expired);
+        let stored = stored.filter(|_| !is_expired);
+        Ok(Self { arrival: arrive(ended, held), stored, is_expired })
     }
-    let claimed: Option<&[u8]> = row.get("claimed_fingerprint");
-    Ok(match claimed {
-        Some(claimed) if claimed != fingerprint => Lookup::Mismatch,
-        Some(_) if row.get("is_leased") => Lookup::InFlight,
-        Some(_) if row.get("is_suspect") => Lookup::Suspect,
-        Some(_) | None => Lookup::Free,
-    })
 }

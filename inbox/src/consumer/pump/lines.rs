@@ -3,15 +3,14 @@
 
 use std::time::Duration;
 
-use oncebox_claims::failure::text;
+use oncebox_claims::{failure::text, records::Head};
 use tokio::time::timeout;
 use tracing::debug;
 
 use super::Pump;
 use crate::{
-    Error,
+    Error, Received,
     consumer::{BehindDead, Order, held_message::HeldMessage, mode::Mode},
-    records::Head,
 };
 
 /// How long the look at stopped lines may take; the next look comes soon.
@@ -44,9 +43,9 @@ impl<M: Mode> Pump<M> {
         while room > 0 {
             let head = inbox.records.next_in_line(inbox.scope(), &self.settings.stream, after);
             match timeout(ANSWER_WITHIN, head).await {
-                Ok(Ok(Head::Due(received))) => {
-                    after = received.in_line.map_or(i64::MAX, |place| place.id);
-                    let Some((id, held)) = HeldMessage::in_line(*received) else { continue };
+                Ok(Ok(Head::Due(due))) => {
+                    after = due.place.id();
+                    let Some((id, held)) = HeldMessage::in_line(Received::from(*due)) else { continue };
                     // One that is held already is refused. It has no place among those that the
                     // stream delivers: those wait behind it in the database.
                     room -= usize::from(self.held.queue().push(id, None, held));

@@ -6,11 +6,12 @@
 use std::time::Duration;
 
 use oncebox_claims::{
+    Claim,
     database::failed,
     failure::{CommitError, text},
     identity::Identity,
     stored::Settlement,
-    transactional::{Claim, Session, TransactionId},
+    transactional::{Session, TransactionId},
 };
 use oncebox_schema::Transaction;
 use tokio::time::{Instant, timeout};

@@ -6,11 +6,12 @@ use std::{
 };
 
 use oncebox_claims::{
+    Claim,
     database::Mode,
     failure::text,
     identity::Identity,
-    stored::Status,
-    transactional::{Claim, Session, Wanted},
+    stored::{Status, Stored},
+    transactional::{Session, Wanted},
 };
 use oncebox_schema::Transaction;
 use tokio::time::Instant;
@@ -18,11 +19,8 @@ use tracing::warn;
 
 use super::round::{Lost, Part, Round, Savepoint};
 use crate::{
-    Error, Handler, Inbox, Received, Verdict,
-    runner::{
-        attempt::{Uncommitted, Write},
-        delivery::Delivery,
-    },
+    Error, Handler, Inbox, Received,
+    runner::{attempt::Uncommitted, delivery::Delivery},
 };
 
 /// When a round takes no more messages: its rows stay locked, and its keys in flight, until it
@@ -109,14 +107,11 @@ impl Inbox {
                 // A duplicate of a message of this round: the next round answers it from the
                 // committed outcome.
                 Some(Claim::Won(_)) | None => {}
-                Some(Claim::InFlight) => {
-                    round.parts[index] = Part::Verdict(Verdict::InFlight, Write::Nothing)
-                }
-                Some(Claim::Stored(stored)) if stored.is_expired => round.parts[index] = Part::ByItself,
-                Some(Claim::Stored(stored)) => {
-                    let (stored, delivery) = (stored.clone(), &deliveries[index]);
+                Some(Claim::Alone) => round.parts[index] = Part::ByItself,
+                Some(known) => {
+                    let (known, delivery) = (known.clone(), &deliveries[index]);
                     let answered =
-                        self.replay(round.transaction, &delivery.identity, delivery.received, stored).await;
+                        self.replay(round.transaction, &delivery.identity, delivery.received, known).await;
                     round.parts[index] = match answered {
                         Ok(Uncommitted { verdict, write }) => Part::Verdict(verdict, write),
                         Err(error) => return Err(Lost::new(&error)),
@@ -181,11 +176,9 @@ fn takeable(
         }
         match claims.get(&leaders[index]) {
             Some(Claim::Won(_)) if leaders[index] == index => places.push(index),
-            Some(Claim::Stored(stored)) if !stored.is_expired => {
-                let is_dead =
-                    stored.status == Status::Dead || !stored.answers(&delivery.identity.fingerprint);
-                stopped.extend(line.filter(|_| waits && is_dead));
-            }
+            Some(Claim::Copy(Stored { status: Status::Completed | Status::Rejected, .. })) => {}
+            // A dead letter, or about to be one.
+            Some(Claim::Copy(_) | Claim::Mismatch(_)) => stopped.extend(line.filter(|_| waits)),
             _ => stopped.extend(line),
         }
     }

@@ -7,23 +7,20 @@
 
 use std::time::Duration;
 
-use oncebox_claims::{
+use crate::{
     backoff::Backoff,
     database::{failed_through, statement},
     failure::bounded,
     identity::Identity,
+    life::Past,
 };
 use oncebox_schema::{Columns, Driver, SchemaName, Statement, Value};
 
-use super::{Records, bigint, copy_name, name_values, subject};
-use crate::{Error, Received};
+use super::{Message, Records, bigint, name_values};
+use crate::Error;
 
 /// The reason of an attempt that did not live to tell it.
 const LEFT_NO_TRACE: &str = "the attempt left no trace: did it end the process?";
-/// How often a message may end its process while it runs alone. Each time takes all consumers of
-/// the process along, so it is less than the attempts that a failing handler has. The SQL function
-/// `begin_attempt` has the same limit.
-const CRASHES_MAX: u64 = 3;
 const BEGIN: &str = "record that a run begins";
 const FORGET: &str = "forget failed attempts";
 
@@ -49,87 +46,59 @@ impl Statements {
     }
 }
 
-/// The record of a message whose run begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PastAttempts {
-    pub(crate) failures: u64,
-    /// Runs that began and left no trace: did one end its process?
-    pub(crate) untraced: u64,
-    /// What is left of its pause: until then it is not run, and nothing is recorded.
-    pub(crate) rest: Duration,
-}
-
-impl PastAttempts {
-    fn of(row: &Columns) -> Self {
-        let number = |column| row.number(column).unwrap_or(0);
-        Self { failures: number(0), untraced: number(1), rest: Duration::from_millis(number(2)) }
-    }
-
-    /// How many attempts there were. The first run without a trace had others beside it, so it
-    /// proves nothing.
-    pub(crate) fn attempts(self) -> u64 {
-        self.failures + self.untraced.saturating_sub(1)
-    }
-
-    /// Whether the message is given up: it has had so many attempts, or has ended its process often
-    /// enough while it ran alone.
-    pub(crate) fn are_exhausted(self, attempts_max: u64) -> bool {
-        self.attempts() >= attempts_max || self.untraced > CRASHES_MAX
-    }
-}
-
 /// A failed attempt, for the record.
 #[derive(Debug)]
-pub(crate) struct FailedAttempt<'a> {
-    pub(crate) reason: &'a str,
+pub struct FailedAttempt<'a> {
+    /// Why, for operators.
+    pub reason: &'a str,
     /// When the message is run again: the pauses after a first and after further failures.
-    pub(crate) pauses: Backoff,
+    pub pauses: Backoff,
     /// How many have failed, this one included, where something else counts them.
-    pub(crate) count: Option<u64>,
+    pub count: Option<u64>,
 }
 
 impl<D: Driver> Records<D> {
     /// Records that a run begins, unless an earlier one left no trace and this one is not
     /// `permitted`; `None` when nothing is recorded, because the key has ended or somebody works on
     /// it.
-    pub(crate) async fn begin_run(
+    pub async fn begin_run(
         &self,
         scope: &str,
         identity: &Identity,
-        received: &Received,
+        message: Message<'_>,
         permitted: bool,
-    ) -> Result<Option<PastAttempts>, Error> {
-        let texts = (copy_name(received), subject(received));
-        let values = self.begin_values(scope, (identity, received), &texts, permitted);
+    ) -> Result<Option<Past>, Error> {
+        let texts = (message.copy_name(), message.subject());
+        let values = self.begin_values(scope, (identity, message), &texts, permitted);
         let row = self.database.alone(BEGIN, &self.attempts.begin, &values).await?;
-        Ok(row.as_ref().map(PastAttempts::of))
+        Ok(row.as_ref().map(past))
     }
 
     /// As [`Records::begin_run`] for each of these messages, none of which is permitted, in one
     /// transaction.
-    pub(crate) async fn begin_runs(
+    pub async fn begin_runs(
         &self,
         scope: &str,
-        messages: &[(&Identity, &Received)],
-    ) -> Result<Vec<Option<PastAttempts>>, Error> {
-        let texts = messages.iter().map(|(_, received)| (copy_name(received), subject(received)));
+        messages: &[(&Identity, Message<'_>)],
+    ) -> Result<Vec<Option<Past>>, Error> {
+        let texts = messages.iter().map(|(_, message)| (message.copy_name(), message.subject()));
         let texts: Vec<_> = texts.collect();
         let with_texts = messages.iter().zip(&texts);
         let values: Vec<_> =
             with_texts.map(|(message, texts)| self.begin_values(scope, *message, texts, false)).collect();
         let rows = self.together(BEGIN, &self.attempts.begin, &values).await?;
-        Ok(rows.iter().map(|row| row.as_ref().map(PastAttempts::of)).collect())
+        Ok(rows.iter().map(|row| row.as_ref().map(past)).collect())
     }
 
     fn begin_values<'a>(
         &self,
         scope: &'a str,
-        (identity, received): (&'a Identity, &'a Received),
+        (identity, message): (&'a Identity, Message<'a>),
         (copy, subject): &'a (String, String),
         permitted: bool,
     ) -> [Value<'a>; 12] {
         let [scope, tenant, key] = name_values(scope, identity);
-        let origin = received.origin();
+        let origin = message.origin;
         [
             Value::Integer(Some(identity.lock)),
             scope,
@@ -137,7 +106,7 @@ impl<D: Driver> Records<D> {
             key,
             Value::Text(Some(copy)),
             Value::Integer(Some(i64::from(permitted))),
-            Value::Integer(Some(i64::from(received.begun.is_set()))),
+            Value::Integer(Some(i64::from(message.has_begun))),
             Value::Float(self.database.retention_seconds()),
             Value::Text(origin.map(|origin| origin.stream.as_str())),
             Value::Integer(origin.map(|origin| bigint(origin.sequence))),
@@ -147,17 +116,17 @@ impl<D: Driver> Records<D> {
     }
 
     /// Records that an attempt has failed; how many have, this one included.
-    pub(crate) async fn attempt_failed(
+    pub async fn attempt_failed(
         &self,
         scope: &str,
         identity: &Identity,
-        received: &Received,
+        message: Message<'_>,
         failed: FailedAttempt<'_>,
     ) -> Result<u64, Error> {
         let milliseconds = |pause: Duration| Value::Float(Some(pause.as_secs_f64() * 1000.0));
         let [scope, tenant, key] = name_values(scope, identity);
-        let (copy, origin) = (copy_name(received), received.origin());
-        let (reason, subject) = (bounded(failed.reason), subject(received));
+        let (copy, origin) = (message.copy_name(), message.origin);
+        let (reason, subject) = (bounded(failed.reason), message.subject());
         let values = [
             scope,
             tenant,
@@ -176,7 +145,7 @@ impl<D: Driver> Records<D> {
     }
 
     /// Forgets how often a key was tried, among the writes of a transaction that gives it up.
-    pub(crate) async fn forget_attempts(
+    pub async fn forget_attempts(
         &self,
         transaction: &mut D::Transaction,
         scope: &str,
@@ -188,13 +157,13 @@ impl<D: Driver> Records<D> {
     }
 
     /// Forgets how often a key was tried if it has ended; else nothing changes.
-    pub(crate) async fn forget_if_ended(&self, scope: &str, identity: &Identity) -> Result<(), Error> {
+    pub async fn forget_if_ended(&self, scope: &str, identity: &Identity) -> Result<(), Error> {
         let values = name_values(scope, identity);
         self.database.alone(FORGET, &self.attempts.forget_ended, &values).await.map(drop)
     }
 
     /// As [`Records::forget_if_ended`] for each of these keys, in one transaction.
-    pub(crate) async fn forget_all_ended(&self, scope: &str, keys: &[&Identity]) -> Result<(), Error> {
+    pub async fn forget_all_ended(&self, scope: &str, keys: &[&Identity]) -> Result<(), Error> {
         let values: Vec<_> = keys.iter().map(|identity| name_values(scope, identity)).collect();
         self.together(FORGET, &self.attempts.forget_ended, &values).await.map(drop)
     }
@@ -221,7 +190,12 @@ impl<D: Driver> Records<D> {
     }
 
     /// Deletes a bounded number of rows of messages that have ended.
-    pub(crate) async fn sweep_attempts(&self, scope: &str) -> Result<(), Error> {
+    pub async fn sweep_attempts(&self, scope: &str) -> Result<(), Error> {
         self.database.alone(FORGET, &self.attempts.sweep, &[Value::Text(Some(scope))]).await.map(drop)
     }
+}
+
+fn past(row: &Columns) -> Past {
+    let number = |column| row.number(column).unwrap_or(0);
+    Past { failures: number(0), untraced: number(1), rest: Duration::from_millis(number(2)) }
 }

@@ -3,15 +3,15 @@
 
 use std::time::Duration;
 
-use oncebox_claims::{
+use crate::{
     database::{failed_through, statement},
     failure::bounded,
     identity::Identity,
 };
 use oncebox_schema::{Driver, SchemaName, Value};
 
-use super::{Records, bigint, copy_name, name_values};
-use crate::{Error, Received};
+use super::{Message, Records, bigint, name_values};
+use crate::Error;
 
 const FORGET: &str = "forget the snoozes of messages that have ended";
 
@@ -35,20 +35,20 @@ impl Statements {
 
 /// The record of a message that was snoozed.
 #[derive(Debug)]
-pub(crate) struct SnoozeRecord {
+pub struct SnoozeRecord {
     /// How often it was snoozed.
-    pub(crate) count: u64,
+    pub count: u64,
     /// How long ago it was snoozed first.
-    pub(crate) since: Duration,
+    pub since: Duration,
 }
 
 impl<D: Driver> Records<D> {
     /// Records that this delivery is snoozed.
-    pub(crate) async fn snooze(
+    pub async fn snooze(
         &self,
         scope: &str,
         identity: &Identity,
-        received: &Received,
+        message: Message<'_>,
         after: Duration,
         snooze_max: Duration,
         reason: &str,
@@ -56,13 +56,13 @@ impl<D: Driver> Records<D> {
         let milliseconds =
             |time: Duration| Value::Integer(Some(i64::try_from(time.as_millis()).unwrap_or(i64::MAX)));
         let [scope, tenant, key] = name_values(scope, identity);
-        let (copy, reason) = (copy_name(received), bounded(reason));
+        let (copy, reason) = (message.copy_name(), bounded(reason));
         let values = [
             scope,
             tenant,
             key,
             Value::Text(Some(&copy)),
-            Value::Integer(Some(bigint(received.delivery_count().max(1)))),
+            Value::Integer(Some(bigint(message.deliveries.max(1)))),
             milliseconds(after),
             milliseconds(snooze_max),
             Value::Text(Some(&reason)),
@@ -73,7 +73,7 @@ impl<D: Driver> Records<D> {
     }
 
     /// Forgets that a key was snoozed, among the writes of a transaction that gives it up.
-    pub(crate) async fn forget_snoozes(
+    pub async fn forget_snoozes(
         &self,
         transaction: &mut D::Transaction,
         scope: &str,
@@ -85,7 +85,7 @@ impl<D: Driver> Records<D> {
     }
 
     /// Deletes a bounded number of rows of messages that are snoozed no more.
-    pub(crate) async fn sweep_snoozes(&self, scope: &str) -> Result<(), Error> {
+    pub async fn sweep_snoozes(&self, scope: &str) -> Result<(), Error> {
         self.database.alone(FORGET, &self.snoozes.sweep, &[Value::Text(Some(scope))]).await.map(drop)
     }
 }

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use oncebox_claims::{
+use crate::{
     database::{failed_through, statement},
     failure::bounded,
 };
 use oncebox_schema::{Columns, Driver, SchemaName, Value};
 
-use super::{Records, bigint, stored_at, subject};
-use crate::{Error, Received, identity::fingerprint};
+use super::{Message, Records, bigint, stored_at};
+use crate::{Error, identity::fingerprint};
 
 /// The statements, as this schema has them.
 #[derive(Debug)]
@@ -29,23 +29,29 @@ impl Statements {
 
 /// A dead letter, as its row has it; without the message itself.
 #[derive(Clone, Debug)]
-pub(crate) struct DeadLetter {
-    pub(crate) id: i64,
-    pub(crate) tenant: String,
-    pub(crate) key: Option<String>,
-    pub(crate) reason: String,
-    pub(crate) deliveries: i64,
-    pub(crate) age: Duration,
+pub struct DeadLetter {
+    /// Its number.
+    pub id: i64,
+    /// Who its key belongs to.
+    pub tenant: String,
+    /// Its key, if it has a valid one.
+    pub key: Option<String>,
+    /// Why it was given up.
+    pub reason: String,
+    /// How often it was delivered.
+    pub deliveries: i64,
+    /// How long ago it was recorded.
+    pub age: Duration,
 }
 
 impl<D: Driver> Records<D> {
     /// The dead letter of a message, if it is in a stream and has one.
-    pub(crate) async fn read_dead_letter(
+    pub async fn read_dead_letter(
         &self,
         scope: &str,
-        received: &Received,
+        message: Message<'_>,
     ) -> Result<Option<DeadLetter>, Error> {
-        let Some(origin) = received.origin() else { return Ok(None) };
+        let Some(origin) = message.origin else { return Ok(None) };
         let values = [
             Value::Text(Some(scope)),
             Value::Text(Some(&origin.stream)),
@@ -65,28 +71,28 @@ impl<D: Driver> Records<D> {
     }
 
     /// Records a dead letter.
-    pub(crate) async fn record_dead_letter(
+    pub async fn record_dead_letter(
         &self,
         transaction: &mut D::Transaction,
         scope: &str,
         (tenant, key): (&str, Option<&str>),
-        received: &Received,
+        message: Message<'_>,
         reason: &str,
     ) -> Result<(), Error> {
-        let origin = received.origin();
-        let (subject, headers, reason) = (subject(received), headers_json(received), bounded(reason));
-        let fingerprint = received.is_fetched.then(|| fingerprint(received.payload()));
+        let origin = message.origin;
+        let (subject, headers, reason) = (message.subject(), headers_json(message.headers), bounded(reason));
+        let fingerprint = message.is_fetched.then(|| fingerprint(message.payload));
         let values = [
             Value::Text(Some(scope)),
             Value::Text(Some(tenant)),
             Value::Text(key),
             Value::Text(Some(&subject)),
             Value::Text(Some(&headers)),
-            Value::Bytes(Some(received.kept_payload())),
+            Value::Bytes(Some(message.kept_payload())),
             Value::Text(origin.map(|origin| origin.stream.as_str())),
             Value::Integer(origin.map(|origin| bigint(origin.sequence))),
             Value::Integer(origin.map(stored_at)),
-            Value::Integer(Some(bigint(received.delivery_count()))),
+            Value::Integer(Some(bigint(message.deliveries))),
             Value::Text(Some(&reason)),
             Value::Bytes(fingerprint.as_ref().map(|bytes| &bytes[..])),
         ];
@@ -96,12 +102,12 @@ impl<D: Driver> Records<D> {
 }
 
 /// Headers as a JSON object; a name that occurs more than once has an array of values.
-pub(super) fn headers_json(received: &Received) -> String {
-    let mut headers = serde_json::Map::new();
-    for (name, value) in received.headers() {
+pub(super) fn headers_json(headers: &[(String, String)]) -> String {
+    let mut object = serde_json::Map::new();
+    for (name, value) in headers {
         // jsonb takes no NUL.
         let value = serde_json::Value::from(value.replace('\0', "\u{fffd}"));
-        match headers.entry(name.replace('\0', "\u{fffd}")) {
+        match object.entry(name.replace('\0', "\u{fffd}")) {
             serde_json::map::Entry::Vacant(entry) => {
                 entry.insert(value);
             }
@@ -111,7 +117,7 @@ pub(super) fn headers_json(received: &Received) -> String {
             },
         }
     }
-    serde_json::Value::Object(headers).to_string()
+    serde_json::Value::Object(object).to_string()
 }
 
 #[cfg(test)]
@@ -120,9 +126,9 @@ mod tests {
 
     #[test]
     fn headers_of_any_kind_become_json() {
-        let message =
-            Received::new("s", "").header("a", "1").header("b", "x\0y").header("a", "2").header("a", "3");
-        assert_eq!(headers_json(&message), "{\"a\":[\"1\",\"2\",\"3\"],\"b\":\"x\u{fffd}y\"}");
-        assert_eq!(headers_json(&Received::new("s", "")), "{}");
+        let headers = [("a", "1"), ("b", "x\0y"), ("a", "2"), ("a", "3")];
+        let headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        assert_eq!(headers_json(&headers), "{\"a\":[\"1\",\"2\",\"3\"],\"b\":\"x\u{fffd}y\"}");
+        assert_eq!(headers_json(&[]), "{}");
     }
 }

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, SystemTime};
 
-use oncebox_claims::{database::statement, identity::Identity};
+use crate::{database::statement, identity::Identity};
 use oncebox_schema::{Columns, Driver, SchemaName, Value};
 
-use super::{Records, bigint, dead_letters::headers_json, stored_at, subject};
-use crate::{Error, Origin, Received, received::InLine};
+use super::{Message, Origin, Records, bigint, dead_letters::headers_json, stored_at};
+use crate::Error;
 
 /// The statements, as this schema has them.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl Statements {
 
 /// Where a message with an ordering key stands before its claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub enum Place {
     /// Nothing is before it.
     Free,
     /// It waits in the database.
@@ -39,11 +39,41 @@ pub(crate) enum Place {
     Full,
 }
 
+/// The place of a message in the line of its ordering key, and since when it is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InLine {
+    id: i64,
+    since: i64,
+}
+
+impl InLine {
+    /// The number of the message; those behind it have higher ones.
+    #[must_use]
+    pub fn id(&self) -> i64 {
+        self.id
+    }
+}
+
+/// A message that waited in a line, as it came.
+#[derive(Debug)]
+pub struct Waiting {
+    /// Its place.
+    pub place: InLine,
+    /// The subject.
+    pub subject: String,
+    /// The headers, of which a name may occur more than once.
+    pub headers: Vec<(String, String)>,
+    /// The payload.
+    pub payload: Vec<u8>,
+    /// Where the stream had it.
+    pub origin: Origin,
+}
+
 /// The message that a line has come to.
 #[derive(Debug)]
-pub(crate) enum Head {
+pub enum Head {
     /// It is to be run.
-    Due(Box<Received>),
+    Due(Box<Waiting>),
     /// Lines are stopped, and nothing is to run.
     Stopped,
     /// No line is stopped.
@@ -52,25 +82,25 @@ pub(crate) enum Head {
 
 impl<D: Driver> Records<D> {
     /// Says how many messages may wait behind a dead letter; whether any line is stopped.
-    pub(crate) async fn follow_lines(&self, scope: &str, behind_max: Option<u32>) -> Result<bool, Error> {
+    pub async fn follow_lines(&self, scope: &str, behind_max: Option<u32>) -> Result<bool, Error> {
         let values = [Value::Text(Some(scope)), Value::Integer(behind_max.map(i64::from))];
         let row = self.database.alone("follow stopped lines", &self.lines.follow, &values).await?;
         Ok(row.is_some_and(|row| row.is_true(0)))
     }
 
     /// Puts a message behind the dead letter of its ordering key, if there is one.
-    pub(crate) async fn wait_in_line(
+    pub async fn wait_in_line(
         &self,
         scope: &str,
         identity: &Identity,
-        received: &Received,
+        message: Message<'_>,
     ) -> Result<Place, Error> {
-        let Some(origin) = received.origin() else { return Ok(Place::Free) };
-        let (subject, headers) = (subject(received), headers_json(received));
+        let Some(origin) = message.origin else { return Ok(Place::Free) };
+        let (subject, headers) = (message.subject(), headers_json(message.headers));
         let values = [
             Value::Text(Some(scope)),
             Value::Text(Some(identity.key.as_str())),
-            Value::Bytes(Some(received.kept_payload())),
+            Value::Bytes(Some(message.kept_payload())),
             Value::Text(Some(&subject)),
             Value::Text(Some(&headers)),
             Value::Text(Some(&identity.tenant)),
@@ -87,44 +117,40 @@ impl<D: Driver> Records<D> {
     }
 
     /// The next message above this id that is to run from a line.
-    pub(crate) async fn next_in_line(&self, scope: &str, stream: &str, after: i64) -> Result<Head, Error> {
+    pub async fn next_in_line(&self, scope: &str, stream: &str, after: i64) -> Result<Head, Error> {
         let values = [Value::Text(Some(scope)), Value::Text(Some(stream)), Value::Integer(Some(after))];
         let row = self.database.alone("look at stopped lines", &self.lines.next, &values).await?;
         Ok(match row {
             None => Head::None,
-            Some(mut row) => head(&mut row, stream).map_or(Head::Stopped, |due| Head::Due(Box::new(due))),
+            Some(mut row) => waiting(&mut row, stream).map_or(Head::Stopped, |due| Head::Due(Box::new(due))),
         })
     }
 
     /// Takes a message out of its line that has ended.
-    pub(crate) async fn end_in_line(&self, scope: &str, InLine { id, since }: InLine) -> Result<(), Error> {
+    pub async fn end_in_line(&self, scope: &str, InLine { id, since }: InLine) -> Result<(), Error> {
         let values = [Value::Text(Some(scope)), Value::Integer(Some(id)), Value::Integer(Some(since))];
         self.database.alone("move a line on", &self.lines.end, &values).await.map(drop)
     }
 }
 
-/// The message as it came. It counts as delivered before: a run that ends its process is known
-/// then.
-fn head(row: &mut Columns, stream: &str) -> Option<Received> {
-    let in_line = InLine { id: row.number(0)?, since: row.number(1)? };
+fn waiting(row: &mut Columns, stream: &str) -> Option<Waiting> {
+    let place = InLine { id: row.number(0)?, since: row.number(1)? };
     let stored = Duration::from_micros(row.number(6)?);
     let origin = Origin {
         stream: stream.to_owned(),
         sequence: row.number(5)?,
         stored_at: SystemTime::UNIX_EPOCH + stored,
     };
-    let headers: serde_json::Map<String, serde_json::Value> = serde_json::from_str(row.text(3)?).ok()?;
-    let subject = row.text(2)?.to_owned();
-    let mut received = Received::new(subject, row.take(4)?).with_origin(origin).deliveries(2);
-    for (name, value) in headers {
+    let named: serde_json::Map<String, serde_json::Value> = serde_json::from_str(row.text(3)?).ok()?;
+    let mut headers = Vec::new();
+    for (name, value) in named {
         let values = match value {
             serde_json::Value::Array(values) => values,
             single => vec![single],
         };
-        for value in values {
-            received = received.header(&name, value.as_str().unwrap_or_default());
-        }
+        let texts = values.iter().map(|value| value.as_str().unwrap_or_default().to_owned());
+        headers.extend(texts.map(|text| (name.clone(), text)));
     }
-    received.in_line = Some(in_line);
-    Some(received)
+    let subject = row.text(2)?.to_owned();
+    Some(Waiting { place, subject, headers, payload: row.take(4)?, origin })
 }
