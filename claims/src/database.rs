@@ -33,7 +33,7 @@ pub(crate) use statement::without_comments;
 const BEGIN: &str = include_str!("database/begin.sql");
 /// Ends a session whose search path a handler has changed.
 const END_CHANGED: &str = include_str!("database/end_changed.sql");
-/// Commits, and leaves an empty transaction of the same kind behind.
+/// Commits, and leaves an empty transaction of the same kind open.
 const COMMIT_AND_CHAIN: &str = include_str!("database/commit_and_chain.sql");
 /// How much longer than a handler PostgreSQL may take to answer; a network that swallows packets
 /// never does.
@@ -66,7 +66,7 @@ pub struct Database<D: Driver = TokioPostgres> {
 }
 
 impl<D: Driver> Database<D> {
-    /// Uses the connections of this driver. Behind a transaction pooler (`is_pooled`) it prepares
+    /// Uses the connections of this driver. With a transaction pooler (`is_pooled`) it prepares
     /// nothing.
     #[must_use]
     pub fn new(driver: impl Into<D>, schema: &SchemaName, limits: &Limits, is_pooled: bool) -> Self {
@@ -152,7 +152,7 @@ impl<D: Driver> Database<D> {
         self.driver.connections_max()
     }
 
-    /// Whether somebody waits for a connection of the pool.
+    /// Whether a task waits for a connection of the pool.
     #[must_use]
     pub fn is_awaited(&self) -> bool {
         self.driver.is_awaited()
@@ -190,7 +190,7 @@ impl<D: Driver> Database<D> {
     }
 
     /// Begins the transaction of a handler, at the level that is set, and sends these statements
-    /// behind, up to the first that fails. All is answered within twice the time for taking a
+    /// after it, up to the first that fails. All is answered within twice the time for taking a
     /// connection, or lost.
     ///
     /// # Errors
@@ -302,18 +302,18 @@ impl<D: Driver> Database<D> {
         self.answered(what, sent).await?.map_err(|error| failed_to_begin::<D>(what, error))
     }
 
-    /// The commit of a transaction with none behind it. Drivers that count their own transactions
+    /// The commit of a transaction with none after it. Drivers that count their own transactions
     /// expect one to be open until they end it.
     fn ending(&self) -> &str {
         if D::PIPELINES { &self.commit } else { &self.commit_and_chain }
     }
 
-    /// The statement that deferred writes are sent behind.
+    /// The statement that is sent before deferred writes.
     pub(crate) fn guard(&self) -> Statement<'_, D> {
         Statement::Query(&self.guard, &[])
     }
 
-    /// The statements that commit, with an empty transaction behind or none.
+    /// The statements that commit, with an empty transaction after it or none.
     pub(crate) fn commit_statement(&self, is_chained: bool) -> Statement<'_, D> {
         Statement::Batch(if is_chained { &self.commit_and_chain } else { self.ending() })
     }

@@ -50,7 +50,7 @@ pub enum Error {
         /// The error of serde.
         source: serde_json::Error,
     },
-    /// The schema is missing, behind or ahead.
+    /// The schema is missing, or older or newer than this program.
     #[error(transparent)]
     Version(#[from] oncebox_schema::VersionError),
     /// The builder was given values that cannot work.

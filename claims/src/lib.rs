@@ -13,9 +13,9 @@
 //! |---|---|
 //! | [`identity`] | the identity of a key, and the lock that stands for it |
 //! | [`life`] | the decisions about a key: claim, copy, mismatch, attempt, retry, bury; pure |
-//! | [`transactional`] | claims in a transaction: one, one behind the commit of another, many at once |
+//! | [`transactional`] | claims in a transaction: one, one after the commit of another, many at once |
 //! | [`leased`] | claims under a lease, and the effects that are remembered under it |
-//! | [`records`] | attempts, snoozes, dead letters, and lines behind them |
+//! | [`records`] | attempts, snoozes, dead letters, and lines that wait for them |
 //! | [`handler_call`] | calling the code of a user |
 //! | [`retention`] | deleting rows that are older than their retention |
 //! | [`failure`] | the reaction to an error, and how long to wait before the next attempt |

@@ -1,4 +1,5 @@
-//! The life of a key: what an arrival finds, what a run makes of it, and when it is given up.
+//! The life of a key: the state that an arrival finds, the end of a run, and when a key is given
+//! up.
 //!
 //! Pure: no SQL, no clock. Every mode asks here (in a transaction, in a batch, under a lease, over
 //! HTTP), and so does the specification in `model`, which tries every order of events with these

@@ -161,7 +161,7 @@ async fn take(
     limit: Option<String>,
 ) -> Result<(), LockError> {
     let begun = Instant::now();
-    // With its text each time: one round trip, and no name that would mean nothing behind a pooler.
+    // With its text each time: one round trip, and no name that would mean nothing with a pooler.
     let parameters = [(&hashes as _, Type::INT8_ARRAY), (&limit as _, Type::TEXT)];
     transaction.client().execute_typed(LOCK, &parameters).await.map(drop).map_err(|error| {
         let is_busy = error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE);

@@ -181,10 +181,10 @@ impl<'a, M: Measure> From<&'a M> for Measured<'a> {
 /// key). `oncebox_inbox_effect_seconds{scope}` is a histogram of their age, since their enqueue,
 /// when their effect was committed; by the clocks of both hosts, and 0 should these disagree.
 /// `oncebox_inbox_claim_seconds{scope}` is one of the time from asking for a key until it was
-/// claimed or known not to be free; a claim that goes out behind the commit of the message before
+/// claimed or known not to be free; a claim that goes out after the commit of the message before
 /// waits for that too. `oncebox_inbox_oldest_run_seconds{scope}` tells since when the handler's
 /// oldest run hangs, if it does; `oncebox_inbox_consuming{scope}` is 1 while a consumer pulls; with
-/// strict order one process has it, and where none has it for long, nobody consumes.
+/// strict order one process has it, and where none has it for long, no process consumes.
 /// `Leased::in_flight` asks the database about the claims of all processes.
 /// `oncebox_inbox_leases_total{scope,event}` counts events of leased mode: taken_over, lost,
 /// unknown, reconciled; see [`LeaseCounts`]. `oncebox_inbox_dead_letters_total{scope,event}` counts

@@ -5,10 +5,10 @@
 //! The inbox keeps copies of one *message* apart. Often the same effect is asked for under another
 //! key as well: two services ask for the same cancellation, an operator repeats a saga's step by
 //! hand. Then the business rows themselves must say whether it happened. Each helper here is a few
-//! statements in the caller's transaction, inside or outside of a handler; there is no table of
-//! ours behind them. They have three things in common: one statement both looks and writes, so
-//! nothing can happen between a check and a write; the caller learns which of the cases it was; and
-//! the helper reads the answer to a repetition from the rows.
+//! statements in the caller's transaction, inside or outside of a handler; they use no table of
+//! ours. They have three things in common: one statement both looks and writes, so nothing can
+//! happen between a check and a write; the caller learns which of the cases it was; and the helper
+//! reads the answer to a repetition from the rows.
 //!
 //! # Insert a row with a natural key: [`insert`]
 //!
@@ -73,8 +73,8 @@
 //! }
 //! ```
 //!
-//! Limits: the attempt has to be stored in the row, otherwise nobody can tell a repetition from
-//! another attempt; and the row remembers only the last one.
+//! Limits: the attempt has to be stored in the row, otherwise a repetition looks like another
+//! attempt; and the row remembers only the last one.
 //!
 //! # Add amounts that come in any order: [`increment`]
 //!
@@ -103,7 +103,7 @@
 //! }
 //! ```
 //!
-//! Limits: the rows of events grow until somebody deletes those that can no longer be repeated.
+//! Limits: the rows of events grow until you delete those that can no longer be repeated.
 
 use oncebox_schema::InTransaction;
 use tokio_postgres::{Row, types::ToSql};

@@ -1,4 +1,4 @@
-//! The records beside a key: attempts, snoozes, dead letters, and lines behind them.
+//! The records beside a key: attempts, snoozes, dead letters, and lines that wait for them.
 
 mod attempts;
 mod dead_letters;

@@ -1,5 +1,5 @@
--- Commit like `commit.sql`, and leave an empty transaction of the same kind behind, for the claim
--- of the next message.
+-- Commit like `commit.sql`, and leave an empty transaction of the same kind open, for the claim of
+-- the next message.
 -- No parameters, no index. Locking: as for `commit.sql`.
 CLOSE oncebox_claim;
 COMMIT AND CHAIN;

@@ -41,15 +41,15 @@ impl<D: Driver> Database<D> {
     }
 
     /// Rolls back a handler's writes, so that the key is free, and leaves an empty transaction
-    /// behind. False if this failed, for instance because the handler has ended the transaction, or
-    /// a statement of it still runs.
+    /// open. False if this failed, for instance because the handler has ended the transaction, or a
+    /// statement of it still runs.
     pub async fn roll_back_and_chain(&self, transaction: &mut D::Transaction) -> bool {
         let rolled_back = D::batch(D::connection(transaction), &self.roll_back_and_chain);
         matches!(timeout(ROLLBACK_MAX, rolled_back).await, Ok(Ok(())))
     }
 
-    /// Gives the connection of an empty transaction back, unless the messages behind must not use
-    /// its session, which is ended then. For a transaction whose handler has failed.
+    /// Gives the connection of an empty transaction back, unless the next messages must not use its
+    /// session, which is ended then. For a transaction whose handler has failed.
     pub async fn release_if_unchanged(&self, mut transaction: D::Transaction) {
         let kept = D::batch(D::connection(&mut transaction), &self.end_changed);
         if matches!(timeout(ROLLBACK_MAX, kept).await, Ok(Ok(()))) {

@@ -1,5 +1,5 @@
 -- Fail, and end the session, unless a transaction of ours is open, which is DEFERRABLE, see
--- `begin.sql`. Writes are sent behind it before it is answered: where a handler has ended its
+-- `begin.sql`. Writes are sent after it before it is answered: where a handler has ended its
 -- transaction, each of them would be committed by itself. PostgreSQL reads no further statement of
 -- a session that is ended. In another DEFERRABLE transaction the commit fails.
 -- No parameters, no index. Locking: none.

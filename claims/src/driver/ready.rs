@@ -1,9 +1,9 @@
-//! How a statement goes out: prepared once for each connection, or, behind a transaction pooler,
-//! with its text each time.
+//! How a statement goes out: prepared once for each connection, or, with a transaction pooler, with
+//! its text each time.
 //!
 //! A statement is prepared in a session under a name. A pooler in transaction mode lends a
-//! connection another session with every transaction, where the name is unknown or, worse, somebody
-//! else's.
+//! connection another session with every transaction, where the name is unknown or, worse, that of
+//! another client.
 
 use oncebox_schema::Transaction;
 use tokio_postgres::{

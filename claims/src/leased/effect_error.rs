@@ -7,7 +7,7 @@ use crate::{Error, failure::text};
 type Source = Box<dyn StdError + Send + Sync>;
 
 /// Why a call to a provider failed, and whether it may have had its effect. Any error becomes an
-/// unknown outcome, by `?`: after a timeout or a lost answer, nobody knows whether the provider
+/// unknown outcome, by `?`: after a timeout or a lost answer, it is not known whether the provider
 /// acted.
 ///
 /// Its text is stored and logged: no secrets, please.

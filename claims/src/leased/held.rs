@@ -32,7 +32,7 @@ pub struct HeldClaim(Lease);
 pub enum Lost {
     /// The claim has another owner, or has ended.
     TakenOver,
-    /// It could not be renewed in time; somebody may take over.
+    /// It could not be renewed in time; another process may take over.
     Unconfirmed(Error),
 }
 
@@ -187,7 +187,8 @@ impl HeldClaim {
                 continue;
             }
             let sent = Instant::now();
-            // After a pause of the process it is asked once more: perhaps nobody has taken over.
+            // After a pause of the process it is asked once more: perhaps no other process has
+            // taken over.
             let limit = until.max(sent + third);
             match timeout_at(limit, self.0.store().renew(self.0.holder())).await {
                 Ok(Ok(true)) => {
@@ -243,7 +244,7 @@ impl HeldClaim {
     }
 
     /// The reason for which a key is given up, and which effects may have happened, in earlier runs
-    /// too: somebody has to find out about them.
+    /// too: an operator has to find out about them.
     ///
     /// # Errors
     /// PostgreSQL is away, or refuses.

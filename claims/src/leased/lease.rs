@@ -103,7 +103,7 @@ impl Lease {
         self.held.store.lease
     }
 
-    /// The time until which nobody else can have taken the claim over.
+    /// The time until which no other process can have taken the claim over.
     pub(super) fn until(&self) -> Instant {
         *self.held.until.lock().unwrap_or_else(PoisonError::into_inner)
     }

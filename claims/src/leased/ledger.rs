@@ -14,7 +14,7 @@ pub(super) struct Ledger(Mutex<BTreeMap<String, Entry>>);
 enum Entry {
     /// The effect was not begun, or is known not to have happened.
     Idle,
-    /// In the hands of somebody; `is_open`: it may have happened.
+    /// A task has it in hand; `is_open`: it may have happened.
     Busy {
         is_open: bool,
     },
@@ -23,7 +23,7 @@ enum Entry {
     Settled,
 }
 
-/// An effect in somebody's hands; dropped before it is settled, it stays as it was last known.
+/// An effect that a task has in hand; dropped before it is settled, it stays as it was last known.
 #[derive(Debug)]
 pub(super) struct StepGuard {
     ledger: Arc<Ledger>,
@@ -33,8 +33,8 @@ pub(super) struct StepGuard {
 }
 
 impl Ledger {
-    /// Takes an effect in hand; refuses one that is settled or in somebody's hands, since the
-    /// second use would silently get the result of the first.
+    /// Takes an effect in hand; refuses one that is settled or that another task has in hand, since
+    /// the second use would silently get the result of the first.
     pub(super) fn take(self: &Arc<Self>, step: &str) -> Result<StepGuard, &'static str> {
         let mut entries = self.entries();
         let entry = entries.entry(step.to_owned()).or_insert(Entry::Idle);

@@ -60,7 +60,7 @@ pub(super) enum Pending {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InFlight {
-    /// Somebody works on them, or did until their process died.
+    /// A process works on them, or did until it died.
     pub running: u64,
     /// They failed, without any effect that is not remembered, and are to be repeated.
     pub failed: u64,

@@ -59,8 +59,8 @@ pub struct FailedAttempt<'a> {
 
 impl<D: Driver> Records<D> {
     /// Records that a run begins, unless an earlier one left no trace and this one is not
-    /// `permitted`; `None` when nothing is recorded, because the key has ended or somebody works on
-    /// it.
+    /// `permitted`; `None` when nothing is recorded, because the key has ended or another
+    /// transaction works on it.
     pub async fn begin_run(
         &self,
         scope: &str,

@@ -1,4 +1,4 @@
-//! The records of messages that wait behind a dead letter of their ordering key.
+//! The records of messages that wait for a dead letter of their ordering key.
 
 use std::time::{Duration, SystemTime};
 
@@ -47,7 +47,7 @@ pub struct InLine {
 }
 
 impl InLine {
-    /// The number of the message; those behind it have higher ones.
+    /// The number of the message; later ones have higher numbers.
     #[must_use]
     pub fn id(&self) -> i64 {
         self.id
@@ -81,14 +81,14 @@ pub enum Head {
 }
 
 impl<D: Driver> Records<D> {
-    /// Says how many messages may wait behind a dead letter; whether any line is stopped.
+    /// Says how many messages may wait for a dead letter; whether any line is stopped.
     pub async fn follow_lines(&self, scope: &str, behind_max: Option<u32>) -> Result<bool, Error> {
         let values = [Value::Text(Some(scope)), Value::Integer(behind_max.map(i64::from))];
         let row = self.database.alone("follow stopped lines", &self.lines.follow, &values).await?;
         Ok(row.is_some_and(|row| row.is_true(0)))
     }
 
-    /// Puts a message behind the dead letter of its ordering key, if there is one.
+    /// Puts a message into the line of the dead letter of its ordering key, if there is one.
     pub async fn wait_in_line(
         &self,
         scope: &str,

@@ -55,8 +55,8 @@ pub struct Next<'a> {
     pub expect: Expect,
 }
 
-/// The answers to a claim: the transaction's id if it inserted a row, and the row that a look
-/// behind the claim has found, if there was one.
+/// The answers to a claim: the transaction's id if it inserted a row, and the row that a look after
+/// the claim has found, if there was one.
 pub struct Claimed<D: Driver> {
     pub(super) inserted: Result<Option<TransactionId>, D::Error>,
     pub(super) found: Option<Answer<D>>,
@@ -69,8 +69,8 @@ impl<D: Driver> fmt::Debug for Claimed<D> {
 }
 
 impl<D: Driver> Claimed<D> {
-    /// The answers to a claim, and to a look if one was sent behind it; `None` when none of them
-    /// was sent.
+    /// The answers to a claim, and to a look if one was sent after it; `None` when none of them was
+    /// sent.
     pub(super) fn of(mut answers: impl Iterator<Item = Answer<D>>) -> Option<Self> {
         let inserted = answers.next()?.map(|row| row.as_ref().and_then(TransactionId::of));
         Some(Self { inserted, found: answers.next() })
@@ -163,7 +163,7 @@ impl<D: Driver> TransactionalClaims<D> {
     /// Claims a key, or finds out why not. The transaction commits `settlement` unless it is
     /// changed. `None` when the key is to be claimed again with [`Expect::Either`], in another
     /// transaction, since this one is aborted: the key is known, which [`Expect::New`] did not
-    /// expect, or was committed behind the snapshot of a level above READ COMMITTED.
+    /// expect, or was committed after the snapshot of a level above READ COMMITTED.
     ///
     /// # Errors
     /// PostgreSQL is away, or refuses.

@@ -5,7 +5,7 @@
 -- $1 scope; $2 tenant; $3 key.
 -- Index: inbox_pkey.
 -- Locking: the row, in the weakest mode that conflicts with its deletion; skipped, not waited for,
--- when somebody deletes it. Copies of a dead message do not skip each other.
+-- when another transaction deletes it. Copies of a dead message do not skip each other.
 SELECT 'dead'
 FROM {schema}.inbox
 WHERE scope = $1::text

@@ -60,7 +60,7 @@ impl<D: Driver> Deferred<D> {
         std::mem::take(&mut *self.writes())
     }
 
-    /// Sends all, in the transaction that was begun or not at all: see `guard.sql`. Behind a pooler
+    /// Sends all, in the transaction that was begun or not at all: see `guard.sql`. With a pooler
     /// the guard is answered first, since the writes could reach another session than the one that
     /// it has ended.
     ///
@@ -94,7 +94,7 @@ impl<D: Driver> Deferred<D> {
     }
 }
 
-/// The first error of a guard and of the writes behind it.
+/// The first error of a guard and of the writes after it.
 fn first_error<D: Driver>(answers: Vec<Answer<D>>) -> Result<(), CommitError> {
     answers.into_iter().enumerate().try_for_each(|(index, answer)| match answer {
         Ok(_) => Ok(()),

@@ -24,7 +24,7 @@ pub struct Ending<'a, D: Driver = TokioPostgres> {
     pub settlement: Option<(&'a Identity, Settlement<'a>)>,
 }
 
-/// The results of a commit, and of the claim behind it.
+/// The results of a commit, and of the claim after it.
 #[derive(Debug)]
 pub struct Committed<D: Driver = TokioPostgres> {
     /// Whether the transaction is committed.
@@ -43,7 +43,7 @@ impl<D: Driver> TransactionalClaims<D> {
     /// Sends the writes that the handler left to the commit, stores how it ended, commits, and
     /// claims the next message's key in the transaction that follows: all in one round trip, with a
     /// driver that pipelines. When one of these statements fails, the transaction is aborted and
-    /// the commit has no effect; then the claim behind it has none either. A key that may be known
+    /// the commit has no effect; then the claim after it has none either. A key that may be known
     /// is also looked up at once, so that a duplicate costs no round trip of its own.
     pub async fn commit_and_claim(
         &self,
@@ -97,7 +97,7 @@ impl<D: Driver> TransactionalClaims<D> {
     }
 
     /// Whether the transaction `claimed`, which is over, has committed its claim although its
-    /// handler failed. Asked in the transaction behind it, or, where there is none, in another.
+    /// handler failed. Asked in the transaction after it, or, where there is none, in another.
     ///
     /// # Errors
     /// PostgreSQL is away.

@@ -44,7 +44,7 @@ where
             let lease = effect.lease;
             let key = lease.key().step(effect.step).map_err(|problem| effect.refused(problem.to_string()))?;
             let guard = lease.ledger().take(effect.step).map_err(|reason| effect.refused(reason))?;
-            // Whether an earlier call may have had an effect that nobody has found out about.
+            // Whether an earlier call may have had its effect, and its outcome is unknown.
             let mut is_open = false;
             match effect.begin(&guard).await? {
                 Begun::New => {}
@@ -65,8 +65,8 @@ where
                 }
             }
             if Instant::now() >= lease.until() {
-                // Beginning took so long, or the process was suspended, that somebody may have
-                // taken over.
+                // If beginning took too long, or the process was suspended, another process may
+                // have taken over.
                 return Err(EffectError::LeaseLost);
             }
             effect.record("calling");

@@ -6,8 +6,8 @@
 -- Locking: of two takers the second waits for the first's row, then reads the new lease and updates
 -- nothing; a process that hangs with the row locked is not waited for, its claim is in flight. The
 -- row is inserted again when a claim ended a moment ago, after the caller looked: therefore it
--- looks again, with `found.sql`, before it commits. While the row is ours nobody else can end the
--- key.
+-- looks again, with `found.sql`, before it commits. While the row is ours no other transaction can
+-- end the key.
 INSERT INTO {schema}.inbox_claim AS c (scope, tenant, key, fingerprint, message_id, owner, lease_until)
 SELECT $1::text, $2::text, $3::text, $4::bytea, $5::bigint, $6::uuid,
        clock_timestamp() + $7::bigint * interval '1 millisecond'

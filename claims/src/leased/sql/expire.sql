@@ -2,8 +2,8 @@
 -- takes that row's place.
 -- $1 scope; $2 tenant; $3 key; $4 retention in seconds.
 -- Index: inbox_pkey.
--- Locking: the row, and the caller has the claim's, so nobody else replaces it. The sweep may have
--- it locked, for as long as one step takes; `claim.sql` has set how long is waited.
+-- Locking: the row, and the caller has the claim's, so no other transaction replaces it. The sweep
+-- may have it locked, for as long as one step takes; `claim.sql` has set how long is waited.
 DELETE FROM {schema}.inbox
 WHERE scope = $1::text
   AND tenant = $2::text

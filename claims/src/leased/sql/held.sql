@@ -5,7 +5,8 @@
 -- that all agree.
 -- $1 scope; $2 tenant; $3 key; $4 owner; $5 epoch; $6 lease in milliseconds.
 -- Index: inbox_claim_pkey.
--- Locking: the claim's row, until the transaction ends, so nobody can take it over meanwhile.
+-- Locking: the claim's row, until the transaction ends, so no other process can take it over
+-- meanwhile.
 WITH held AS (
   UPDATE {schema}.inbox_claim
   SET lease_until = clock_timestamp() + $6::bigint * interval '1 millisecond'

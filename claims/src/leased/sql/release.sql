@@ -1,4 +1,4 @@
--- Release a claim that did not end: anybody may claim the key after the pause.
+-- Release a claim that did not end: every process may claim the key after the pause.
 -- $1 scope; $2 tenant; $3 key; $4 owner; $5 epoch; $6 pause in milliseconds; $7 state; $8 reason;
 -- $9 1 if it was an attempt, 0 if not.
 -- Index: inbox_claim_pkey.

@@ -31,7 +31,7 @@ pub(in crate::leased) struct Found {
 }
 
 impl LeasedClaims {
-    /// Looks up a key, without waiting for anybody.
+    /// Looks up a key, without waiting for a lock.
     pub(in crate::leased) async fn look(&self, name: &Name, fingerprint: &[u8; 32]) -> Result<Found, Error> {
         let seconds = self.database.retention_seconds();
         let row = self.query("look at a key", &self.found, &name.and([(&seconds, Type::FLOAT8)])).await?;

@@ -5,11 +5,11 @@
 -- that began is known to be no attempt, else 0;
 -- $8 retention of keys in seconds, or NULL for ever; $9 stream or NULL; $10 sequence in it or NULL;
 -- $11 subject; $12 the reason when the last run, which was alone, left no trace: that was an
--- attempt, and this run is how anybody knows. Returns no row, and records nothing, when the
--- key has ended or another transaction works on it (the claim that follows finds out which), or
--- when $6 is 0 and a run has left no trace. `open` is the number of runs that left no trace. `rest`
--- is what is left of the pause that an earlier run has asked for, in milliseconds, a day at most:
--- above 0 nothing is recorded. JetStream forgets a pause with its consumer.
+-- attempt, and only this run records it. Returns no row, and records nothing, when the key has
+-- ended or another transaction works on it (the claim that follows finds out which), or when $6 is
+-- 0 and a run has left no trace. `open` is the number of runs that left no trace. `rest` is the
+-- rest of the pause that an earlier run has asked for, in milliseconds, a day at most: above 0
+-- nothing is recorded. JetStream forgets a pause with its consumer.
 -- Index: inbox_attempt_pkey, inbox_snooze_pkey, inbox_pkey. Locking: the key's advisory lock, tried
 -- without waiting, until the transaction ends, which has only statements like this one; so only the
 -- process that works on the key changes the row.

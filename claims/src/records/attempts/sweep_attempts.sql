@@ -1,7 +1,7 @@
 -- Delete some rows of messages whose key has ended, or that were not delivered for a month.
 -- $1 scope.
 -- Index: inbox_attempt_touched, then inbox_pkey for each row.
--- Locking: rows that somebody else has locked are left for the next time.
+-- Locking: rows that another transaction has locked are left for the next time.
 DELETE FROM {schema}.inbox_attempt
 WHERE ctid = ANY (ARRAY(
   SELECT a.ctid

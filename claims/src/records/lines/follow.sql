@@ -1,4 +1,4 @@
--- Say how many messages may wait behind a dead letter of their ordering key, and learn whether any
+-- Say how many messages may wait for a dead letter of their ordering key, and learn whether any
 -- line of the scope is stopped.
 -- $1 scope; $2 the count, or NULL: they overtake it.
 -- Index: inbox_scope_pkey, dead_letter_line, inbox_behind_line. Locking: the scope's row, for this

@@ -1,4 +1,4 @@
--- Put a message behind the dead letter of its ordering key.
+-- Put a message into the line of the dead letter of its ordering key.
 -- $1 scope; $2 key; $3 payload, empty for one that stays in the Object Store; $4 subject;
 -- $5 headers as JSON; $6 tenant; $7 stream; $8 sequence in the stream; $9 when the stream stored
 -- it, in microseconds since 1970.

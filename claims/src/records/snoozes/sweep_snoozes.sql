@@ -2,7 +2,7 @@
 -- of them for a month.
 -- $1 scope.
 -- Index: inbox_snooze_due, then inbox_pkey for each row.
--- Locking: rows that somebody else has locked are left for the next time.
+-- Locking: rows that another transaction has locked are left for the next time.
 DELETE FROM {schema}.inbox_snooze
 WHERE ctid = ANY (ARRAY(
   SELECT p.ctid

@@ -3,7 +3,7 @@
 -- PostgreSQL writes intervals. The guard is a row with a deferred foreign key that nothing fulfils:
 -- until `close.sql` deletes it, no COMMIT succeeds. All keys of a batch are claimed before its
 -- handlers run, so a handler that committed by itself would otherwise have committed claims of
--- messages that nobody has handled. Since version 17 PostgreSQL has one limit for the whole
+-- messages that no handler has run. Since version 17 PostgreSQL has one limit for the whole
 -- transaction; older versions have one for idle time and one for each statement.
 -- Returns the process and the transaction, for `end.sql`.
 -- Index: inbox_batch_pkey. Locking: none; the row has this transaction's own id.

@@ -2,7 +2,7 @@
 -- handled.
 -- $1 scope; then arrays of one length: $2 tenants; $3 keys.
 -- Index: inbox_pkey, once for each key, as in `settle.sql`.
--- Locking: the rows were inserted by this transaction, nobody else sees them; their advisory locks
+-- Locking: the rows were inserted by this transaction, no other sees them; their advisory locks
 -- last until it ends.
 DELETE FROM {schema}.inbox AS claimed
 USING unnest($2::text[], $3::text[]) AS released (tenant, key)

@@ -2,7 +2,7 @@
 -- $1 scope; then arrays of one length: $2 tenants; $3 keys; $4 statuses; $5 outcomes or NULL.
 -- Index: inbox_pkey, once for each key; then the row by its place. OFFSET 0 keeps a planner that
 -- knows nothing of the table yet from reading all keys of the scope instead.
--- Locking: the rows were inserted by this transaction, nobody else sees them.
+-- Locking: the rows were inserted by this transaction, no other sees them.
 UPDATE {schema}.inbox AS claimed
 SET status = settled.status,
     outcome = settled.outcome
