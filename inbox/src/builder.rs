@@ -175,7 +175,7 @@ impl<D: Driver> Builder<D> {
     /// messages (`max_age`), than the relay keeps those that `oncebox outbox replay` sends again,
     /// and than a saga lasts. `oncebox doctor` compares them, a saga's time when its configuration
     /// has it (`saga_lifetime`). A [`Consumer`](crate::Consumer) deletes older keys in small steps;
-    /// in leased mode also claims that were not taken up again for so long, with the records of
+    /// in leased mode also claims that were not taken up again in that time, with the records of
     /// their effects. Then a message that is delivered again after that time can make an effect
     /// happen twice.
     pub fn retention(mut self, limit: impl Into<Option<Duration>>) -> Self {

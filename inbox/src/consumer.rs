@@ -71,11 +71,11 @@ pub enum Order {
     Strict,
 }
 
-/// What later messages of an ordering key do, in [strict order](Order::Strict), when one of them
-/// has become a dead letter.
+/// The rule for later messages of an ordering key, in [strict order](Order::Strict), when one of
+/// them has become a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BehindDead {
-    /// They wait in the database, in their order, and do not run. So many may wait for each
+    /// They wait in the database, in their order, and do not run. This number may wait for each
     /// ordering key, 1 to 100,000; further ones stay in the stream, where they hold up the consumer
     /// when it holds no others. Default: 1,000.
     ///
@@ -150,8 +150,8 @@ impl Consumer {
     }
 
     /// How long JetStream waits for a sign of life before it delivers a message again, 500
-    /// milliseconds to 1 hour. If a process dies, its messages wait for so long. The consumer gives
-    /// such a sign for held messages every third of this time.
+    /// milliseconds to 1 hour. If a process dies, its messages wait for this time. The consumer
+    /// gives such a sign for held messages every third of this time.
     ///
     /// Default: 6 seconds, or longer where that would be more than 2000 signs a second of this
     /// process. It holds four messages for each of [`Consumer::concurrency`], or two for each that
@@ -240,8 +240,8 @@ impl Consumer {
         self
     }
 
-    /// What later messages of an ordering key do when one has become a dead letter. It counts in
-    /// [`Order::Strict`] only; without it they overtake the dead letter. Default:
+    /// The rule for later messages of an ordering key when one has become a dead letter. It counts
+    /// in [`Order::Strict`] only; without it they overtake the dead letter. Default:
     /// [`BehindDead::Wait`] with 1,000.
     pub fn behind_dead(mut self, rule: BehindDead) -> Self {
         self.settings.behind_dead = rule;

@@ -99,8 +99,8 @@ fn undecodable(problem: &serde_json::Error) -> String {
     }
 }
 
-/// An error of serde's without the values that it quotes; `None` for one of the user's own. What
-/// stands behind the last "expected" describes the handler's type.
+/// An error of serde's without the values that it quotes; `None` for one of the user's own. The
+/// text after the last "expected" describes the handler's type.
 fn without_values(error: &str) -> Option<String> {
     let text = error.rsplit_once(" at line ").map_or(error, |(text, _)| text);
     if ["missing field ", "duplicate field ", "invalid length "].iter().any(|own| text.starts_with(own)) {

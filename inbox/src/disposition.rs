@@ -6,8 +6,8 @@ use oncebox_claims::backoff::Backoff;
 
 use crate::{Error, Verdict};
 
-/// Between looks at a message that another process works on, or at a PostgreSQL that is away:
-/// nobody is notified.
+/// Between looks at a message that another process works on, or at a PostgreSQL that is away: no
+/// notification comes.
 const WAITING: Backoff = Backoff { first: Duration::from_millis(200), max: Duration::from_secs(10) };
 
 /// The action after a run: a [`Verdict`] asks it of the code that delivered the message.
@@ -43,9 +43,9 @@ pub enum Disposition {
 }
 
 impl Disposition {
-    /// The action after a run, when so many runs in a row ended without an attempt before it: 0 at
-    /// first, one more after each [`Disposition::Wait`]. An error other than [`Error::Unavailable`]
-    /// needs an operator: report it. It asks for a pause all the same.
+    /// The action after a run. `waits` is the number of runs in a row before it that ended without
+    /// an attempt: 0 at first, one more after each [`Disposition::Wait`]. An error other than
+    /// [`Error::Unavailable`] needs an operator: report it. It asks for a pause all the same.
     #[must_use]
     pub fn of<R>(result: &Result<Verdict<R>, Error>, waits: u64) -> Self {
         match result {
@@ -57,7 +57,7 @@ impl Disposition {
         }
     }
 
-    /// The pause after so many runs without an attempt.
+    /// The pause after a number of runs without an attempt.
     pub(crate) fn pause(waits: u64) -> Duration {
         WAITING.after(waits + 1)
     }

@@ -28,7 +28,7 @@ impl EffectTime {
     pub(crate) fn observe(&self, received: &Received) {
         let enqueued = received.time().and_then(|text| humantime::parse_rfc3339(text).ok());
         if let Some(enqueued) = enqueued {
-            // With a clock that is behind the producer's, the age would be negative.
+            // With a clock that is slower than the producer's, the age would be negative.
             self.0.add(SystemTime::now().duration_since(enqueued).unwrap_or_default(), 1);
         }
     }

@@ -33,8 +33,8 @@ pub trait Handler<D: Driver = TokioPostgres>: Send + Sync {
     /// The message that it takes: a type that serde can deserialise from JSON, or one that
     /// implements [`Decode`].
     type Message: Decode + Send;
-    /// The reply that answers duplicates; stored as JSON, at most 1 MiB. Use `()` when nobody asks
-    /// for it: it costs nothing.
+    /// The reply that answers duplicates; stored as JSON, at most 1 MiB. Use `()` when no caller
+    /// asks for it: it costs nothing.
     type Reply: Serialize + Send;
 
     /// Handles one message. An error rolls everything back; [`HandlerError`] tells the rest.
@@ -117,7 +117,7 @@ pub enum Outcome<R> {
     /// The pause is 100 milliseconds to 1 hour; others are brought within. Meanwhile JetStream
     /// keeps the message, and counts it for
     /// [`Consumer::max_ack_pending`](crate::Consumer::max_ack_pending). If it has an ordering key,
-    /// the consumer holds it, and the messages behind it wait.
+    /// the consumer holds it, and the messages after it wait.
     ///
     /// Each snooze is counted as `snoozed` in the metrics and noted in a row of `inbox_snooze`,
     /// with the reason: no secrets, please. The numbers of deliveries that

@@ -195,7 +195,7 @@ mod tests {
     }
 
     proptest! {
-        /// Headers come from anybody who may publish.
+        /// Headers come from every client that may publish.
         #[test]
         fn headers_of_any_text_are_read(
             headers in prop::collection::vec((

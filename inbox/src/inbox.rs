@@ -88,7 +88,7 @@ impl<D: Driver> Inbox<D> {
         self.shared.identify(self.database.schema(), received)
     }
 
-    /// The settings for the entity locks of a handler that begins now and may take so long.
+    /// The settings for the entity locks of a handler that begins now and may take this time.
     pub(crate) fn entity_locks(&self, limit: Duration) -> EntityLocks<'_> {
         let lock_timeout = self.database.limits().lock_timeout;
         EntityLocks {

@@ -112,7 +112,7 @@ impl<D: Driver> Inbox<D> {
     }
 
     async fn run_ungated<H: Handler<D>, S: Source<H::Reply>>(&self, handler: &H, source: &mut S) {
-        // At most one that lost a race, and one that the pipeline took behind it.
+        // At most one that lost a race, and one that the pipeline took after it.
         let mut waiting = VecDeque::new();
         while let Some((received, round)) = waiting.pop_front().or_else(|| Some((source.next()?, 1))) {
             let attempt = match self.screen::<H, _>(received, round) {
@@ -184,7 +184,7 @@ impl<D: Driver> Inbox<D> {
 /// A message that cannot be run at once.
 enum Refused<T> {
     /// It was delivered before, and that its run begins is recorded first; or it may have to wait
-    /// behind a dead letter.
+    /// for a dead letter.
     Redelivered { received: T, identity: Identity, round: u64 },
     /// No handler will see it.
     Never { received: T, identity: Option<Identity>, reason: String },

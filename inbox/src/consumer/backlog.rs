@@ -11,7 +11,7 @@ pub struct Backlog {
     pub waiting: u64,
     /// All its messages up to this sequence of the stream are acknowledged.
     pub acknowledged_to: u64,
-    /// The last sequence of the stream, whatever the subject.
+    /// The last sequence of the stream, of any subject.
     pub last: u64,
 }
 

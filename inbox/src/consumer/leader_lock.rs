@@ -13,7 +13,7 @@ use crate::{Error, InvalidSettings};
 
 /// How long a statement on the leader's connection may take before it counts as lost.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
-/// A leader that says nothing for so long is suspended, or cut off: PostgreSQL ends its session.
+/// A leader that is silent for this time is suspended, or cut off: PostgreSQL ends its session.
 const SILENCE: Duration = Duration::from_secs(30);
 const TAKE: &str = "take the leader lock";
 const LEAD: &str = include_str!("leader_lock/lead.sql");

@@ -1,6 +1,6 @@
 //! Pulling from one JetStream consumer, until something is lost.
 //!
-//! async-nats has pulls of its own. Its `Batch` cannot have heartbeats (it is not woken behind one,
+//! async-nats has pulls of its own. Its `Batch` cannot have heartbeats (it is not woken after one,
 //! 0.51), its `Stream` decides by itself how much it asks for, and both take a status that a
 //! publisher put into a message's headers for the server's. Therefore the answers are read here:
 //! pulls are answered below one inbox, messages keep their subjects.
@@ -159,9 +159,9 @@ impl PullSession {
     }
 
     /// Ends a session without a strict order, and returns the messages that the server has
-    /// delivered and nobody has taken yet: forgotten, they would come again only when `ack_wait` is
-    /// over. A pull cannot be taken back. So we ask the consumer something first, since its answer
-    /// comes behind the messages that it has delivered until then, and the server forgets our
+    /// delivered and no worker has taken yet: forgotten, they would come again only when `ack_wait`
+    /// is over. A pull cannot be taken back. So we ask the consumer something first, since its
+    /// answer comes after the messages that it has delivered until then, and the server forgets our
     /// subscription after that.
     pub(super) async fn close(mut self) -> Vec<Delivery> {
         let deadline = Instant::now() + CLOSED_WITHIN;

@@ -20,7 +20,7 @@ struct Entry<M> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// It waits behind an earlier message of its ordering key.
+    /// It waits for an earlier message of its ordering key.
     Behind,
     /// It is in `ready`.
     Ready,
@@ -96,8 +96,7 @@ impl<M> Queue<M> {
         Some((id, &held.message))
     }
 
-    /// The message behind this one in the queue of its ordering key, to be worked on right after
-    /// it.
+    /// The message after this one in the queue of its ordering key, to be worked on right after it.
     pub(super) fn next_behind(&mut self, id: Id) -> Option<(Id, &M)> {
         let key = self.held.get(&id)?.ordering_key.as_ref()?;
         let next = *self.by_key.get(key)?.iter().skip_while(|other| **other != id).nth(1)?;
@@ -110,7 +109,7 @@ impl<M> Queue<M> {
         self.held.get_mut(&id).map(|held| &mut held.message)
     }
 
-    /// The message has left; the one behind it is ready.
+    /// The message has left; the next one is ready.
     pub(super) fn remove(&mut self, id: Id) -> Option<M> {
         let held = self.take(id)?;
         if let Some(key) = &held.ordering_key {
@@ -145,7 +144,7 @@ impl<M> Queue<M> {
     }
 
     /// The message is to be worked on again at `when`, or after those that are before it in the
-    /// queue of its ordering key; those behind it wait.
+    /// queue of its ordering key; those after it wait.
     pub(super) fn rest(&mut self, id: Id, when: Instant) {
         let Some(held) = self.held.get_mut(&id) else { return };
         let same_key = held.ordering_key.as_ref().and_then(|key| self.by_key.get(key));
@@ -175,7 +174,7 @@ impl<M> Queue<M> {
         }
     }
 
-    /// Takes out everything that nobody works on.
+    /// Takes out all messages that no worker has.
     pub(super) fn drain_idle(&mut self) -> Vec<M> {
         let idle: Vec<Id> =
             self.held.iter().filter(|(_, held)| held.state != State::Running).map(|(id, _)| *id).collect();

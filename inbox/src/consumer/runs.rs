@@ -23,7 +23,7 @@ pub trait Runs<H>: Run<H> {}
 impl<D: RunsBatches<H>, H: Handler<D> + 'static> Runs<H> for Inbox<D> {}
 impl<H: LeasedHandler + 'static> Runs<H> for Leased {}
 
-/// The seal of [`Runs`]: nobody outside can name it.
+/// The seal of [`Runs`]: code outside of this crate cannot name it.
 pub trait Run<H> {
     #[doc(hidden)]
     fn run(

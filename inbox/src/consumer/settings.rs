@@ -17,7 +17,7 @@ const PROCESSES: usize = 16;
 /// The largest weight of the held messages, by default.
 const HELD_BYTES: usize = 64 << 20;
 const HELD_BYTES_MIN: usize = 1 << 20;
-/// The largest number of messages behind a dead letter.
+/// The most messages that may wait for a dead letter.
 const BEHIND_MAX: u32 = 100_000;
 const ACK_PENDING_MIN: usize = 1000;
 const ACK_PENDING_MAX: usize = 10_000_000;
@@ -76,7 +76,7 @@ impl Settings {
         self.concurrency.saturating_mul(self.batch_size.max(2)).saturating_mul(2).max(16)
     }
 
-    /// The room for a pull when so many messages are held, of so many bytes. There is none before
+    /// The room for a pull when `held` messages are held, of `weight` bytes. There is none before
     /// half of the bytes are free: otherwise there could be a pull for each message.
     pub(super) fn room(&self, held: usize, weight: usize) -> Room {
         let bytes = self.held_bytes.saturating_sub(weight);

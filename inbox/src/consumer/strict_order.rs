@@ -12,7 +12,7 @@
 //! replay, by the other. So the commits of both together are in stream order. The lock only keeps
 //! processes from doing the work twice.
 //!
-//! A crash between deleting and creating must not start over at the beginning, or behind an
+//! A crash between deleting and creating must not start over at the beginning, or after an
 //! unsettled message: the table `consumer_position` has the sequence to continue from, written
 //! before the deletion. The new consumer counts deliveries from 1 again, and a message that kills
 //! every process must end as a dead letter: so messages that an earlier consumer delivered, and the

@@ -2,7 +2,7 @@
 //!
 //! nats-server takes any bytes for headers. async-nats ends the connection at a line that it cannot
 //! parse, and panics at a carriage return inside a value (0.51): the message is delivered again and
-//! ends the next connection, and nothing behind it is ever handled. As stored, in base64, it can be
+//! ends the next connection, and no later message is ever handled. As stored, in base64, it can be
 //! read, so the consumer looks for it among the messages that are delivered and not acknowledged,
 //! records it as a dead letter, and settles it by its number.
 

@@ -92,7 +92,7 @@ impl HeldMessages {
                 let _ = self.answers.send((message, kind));
                 queue.remove(id);
             }
-            // Nobody but this process runs it again.
+            // Only this process runs it again.
             (Ok(AckKind::Nak(after)), None) => queue.rest(id, Instant::now() + after.unwrap_or_default()),
             (Ok(_), None) => {
                 queue.remove(id);
@@ -238,7 +238,7 @@ impl<D: Driver> Worker<D> {
         self.message(Queue::next)
     }
 
-    /// The message behind this one in the queue of its ordering key.
+    /// The message after this one in the queue of its ordering key.
     pub(super) fn next_of_key(&mut self, last: Option<Id>) -> Option<TakenMessage> {
         let last = last?;
         let message = self.message(|queue| queue.next_behind(last));

@@ -116,8 +116,8 @@ impl Context<'_> {
         self.transaction.0
     }
 
-    /// Takes the locks of these entities until the transaction ends; nobody else has any of them
-    /// meanwhile, in no process.
+    /// Takes the locks of these entities until the transaction ends; no other handler has any of
+    /// them meanwhile, in any process.
     ///
     /// Name every entity in one call: the locks are taken in one order everywhere, so that two
     /// handlers that name the same ones in any order wait for one another, never in a circle. Locks
@@ -194,7 +194,7 @@ impl MessageContext<'_> {
         self.deferred.push(Deferrable::Prepared(statement.clone()), parameters)
     }
 
-    /// Like [`MessageContext::defer`], for a statement that is not prepared, as [behind a
+    /// Like [`MessageContext::defer`], for a statement that is not prepared, as [with a
     /// pooler](crate::Builder::behind_pooler); it takes the same arguments as `execute_typed`.
     ///
     /// # Errors

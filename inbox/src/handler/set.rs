@@ -12,7 +12,7 @@ pub struct Set<'a, M> {
 }
 
 impl<'a, M> Set<'a, M> {
-    /// The transaction that all keys are claimed in, behind a savepoint. The inbox commits it, or
+    /// The transaction that all keys are claimed in, after a savepoint. The inbox commits it, or
     /// rolls it back.
     #[must_use]
     pub fn transaction(&self) -> &'a Transaction {

@@ -1,4 +1,4 @@
-//! The optimistic way: nobody waits, and who was too late runs again.
+//! The optimistic way: no handler waits, and one that is too late runs again.
 
 use tokio_postgres::types::ToSql;
 
@@ -8,10 +8,10 @@ impl Context<'_> {
     /// Changes one row, if it is still the version that was read: an `UPDATE` with `version =
     /// version + 1` among its assignments and `version = $n` among its conditions.
     ///
-    /// When it changed no row, somebody else changed that row in between, or deleted it. Everything
-    /// that the handler wrote is then rolled back and it runs again and reads again: at once for a
-    /// few times, later after a pause. This suits rows that seldom meet; where they meet all the
-    /// time, [`Context::lock`] wastes less.
+    /// When it changed no row, another transaction changed that row in between, or deleted it.
+    /// Everything that the handler wrote is then rolled back and it runs again and reads again: at
+    /// once for a few times, later after a pause. This suits rows that seldom meet; where they meet
+    /// all the time, [`Context::lock`] wastes less.
     ///
     /// ```
     /// use oncebox_inbox::{Context, HandlerError};
@@ -42,9 +42,9 @@ impl Context<'_> {
     }
 }
 
-/// The result of an update of one version that has changed so many rows, as
-/// [`Context::update_version`] has it: for the drivers
-/// whose statements have parameters of their own.
+/// The result of an update of one version that has changed `rows` rows, as
+/// [`Context::update_version`] has it: for the drivers whose statements have parameters of their
+/// own.
 ///
 /// ```
 /// # fn example(rows_affected: u64) -> Result<(), oncebox_inbox::HandlerError> {

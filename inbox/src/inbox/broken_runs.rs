@@ -10,7 +10,7 @@
 //! ```
 //!
 //! So a message that breaks each connection that it gets, or needs a second database that is away,
-//! ends as a dead letter like any other that fails. In an outage nobody spends an attempt: each
+//! ends as a dead letter like any other that fails. In an outage no message spends an attempt: each
 //! message in flight breaks once, and is not run again before its key can be claimed. This memory
 //! is the process's own; a restart forgives every message one more break. Attempts and snoozes are
 //! counted in the database.

@@ -19,7 +19,7 @@ use crate::{Error, Received, Verdict};
 /// The knowledge of this process about the stopped lines of its scope.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
-    /// Whether messages wait behind a dead letter.
+    /// Whether messages wait for a dead letter.
     keeps: AtomicBool,
     /// How many dead letters were seen.
     seen: AtomicU64,
@@ -34,7 +34,7 @@ impl Lines {
         self.keeps.store(keeps, Relaxed);
     }
 
-    /// Whether messages wait behind a dead letter.
+    /// Whether messages wait for a dead letter.
     pub(crate) fn keeps(&self) -> bool {
         self.keeps.load(Relaxed)
     }
@@ -50,7 +50,7 @@ impl Lines {
         (seen > self.free.load(Relaxed)).then_some(seen)
     }
 
-    /// No line was stopped when so many dead letters had been seen.
+    /// No line was stopped when `seen` dead letters had been seen.
     pub(crate) fn note_free(&self, seen: u64) {
         self.free.fetch_max(seen, Relaxed);
         self.is_full.store(false, Relaxed);
@@ -68,8 +68,8 @@ impl<D: Driver> Inbox<D> {
             && !self.shared.settings.is_shadow
     }
 
-    /// Has a message wait behind the dead letter of its ordering key; `None` when there is none,
-    /// and it is to be claimed.
+    /// Has a message wait until the dead letter of its ordering key is retried or discarded; `None`
+    /// when there is none, and it is to be claimed.
     pub(crate) async fn wait_in_line<R>(
         &self,
         identity: &Identity,

@@ -57,7 +57,7 @@ impl Shared {
         Ok(Identity { tenant, key, fingerprint: fingerprint(received.payload()), lock })
     }
 
-    /// The pause before the next attempt, after so many.
+    /// The pause before the next attempt, after a number of them.
     pub(crate) fn pause(&self, attempts: u64) -> Duration {
         self.settings.retries.backoff.after(attempts)
     }
@@ -99,7 +99,7 @@ impl Shared {
             }
             Verdict::InFlight => debug!(scope, key, "duplicate of a message that is in flight"),
             // A crash costs a delivery or two. NATS tells the client of a right that is missing,
-            // and the client tells nobody.
+            // and the client does not tell us.
             Verdict::Replayed(_)
                 if received.delivery_count() > 2 && !self.come_again.swap(true, Ordering::Relaxed) =>
             {

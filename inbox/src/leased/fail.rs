@@ -109,7 +109,7 @@ impl Run<'_> {
     }
 
     /// Shows operators that the message fails; the claim itself counts the attempts. The claim is
-    /// released before, so that nobody records a failure whose lease was lost.
+    /// released before, so that no process records a failure whose lease was lost.
     async fn record_failure(&self, attempt: u64, after: Duration, reason: &str) {
         let (inbox, pauses) = (&self.leased.inbox, Backoff { first: after, max: after });
         let failed = FailedAttempt { reason, pauses, count: Some(attempt) };

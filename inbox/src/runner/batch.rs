@@ -14,7 +14,7 @@
 //! commit fails, nothing of the round has happened, and its messages are run one by one. So a bad
 //! message costs its neighbours time, and nothing else.
 //!
-//! A handler that takes sets gets the messages of a round together first, behind one savepoint: see
+//! A handler that takes sets gets the messages of a round together first, after one savepoint: see
 //! `together.rs`. Where that fails, the round goes on as for any other handler.
 //!
 //! Messages that were delivered before are recorded first, all in one transaction. One of which an
@@ -46,9 +46,9 @@ use round::{Lost, Part};
 const ROUND_MAX: usize = 64;
 
 impl Inbox {
-    /// Deals with messages in their order, up to 64 in one transaction, each behind a savepoint;
-    /// the verdicts come in the same order. It is several times as fast as [`Inbox::run_each`]
-    /// where handlers are quick, since many share a commit.
+    /// Deals with messages in their order, up to 64 in one transaction, each after a savepoint; the
+    /// verdicts come in the same order. It is several times as fast as [`Inbox::run_each`] where
+    /// handlers are quick, since many share a commit.
     ///
     /// Each message ends as it would alone: a handler that fails, panics or takes too long is
     /// rolled back to its savepoint and has no effect on the others. One that fails is run once
@@ -56,9 +56,8 @@ impl Inbox {
     /// such as a deadlock, costs no attempt. Effects of the handler outside the transaction happen
     /// twice then.
     ///
-    /// Of messages with the same ordering key, one that had no effect holds up those behind it:
-    /// they are [`Verdict::Behind`]. A key that occurs twice is handled once, the second is a
-    /// duplicate.
+    /// Of messages with the same ordering key, one that had no effect holds up those after it: they
+    /// are [`Verdict::Behind`]. A key that occurs twice is handled once, the second is a duplicate.
     ///
     /// A handler with [`Handler::TAKES_SETS`] gets the messages of a transaction together first,
     /// which is several times as fast again. When it fails, each message is handled as above: one
@@ -269,7 +268,7 @@ impl<'a, R> Batch<'a, R> {
     }
 }
 
-/// Whether those behind may go on.
+/// Whether those after it may go on.
 fn is_settled<R>(result: &Result<Verdict<R>, Error>) -> bool {
     match result {
         Ok(

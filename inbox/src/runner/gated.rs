@@ -12,7 +12,7 @@ use oncebox_schema::Driver;
 
 impl<D: Driver> Inbox<D> {
     /// Like `run_each`, but each message has to come through the gate first, so that none can be
-    /// claimed behind the commit of another.
+    /// claimed after the commit of another.
     pub(super) async fn run_gated<H: Handler<D>, S: Source<H::Reply>>(
         &self,
         gate: &Gate,

@@ -9,14 +9,14 @@
 //! are only looked up.
 //!
 //! The gain of each part was measured in paired rounds at 1, 16 and 64 messages in flight, on 2
-//! cores with PostgreSQL 18.4 and a handler with one INSERT. The claim behind the commit: 1.15,
-//! 1.15 and 1.3 times as many messages. The look-up before a claim: 2.6, 2.0 and 1.4 times as many
-//! duplicates. The last commit by the driver, without a chain behind it: 1.07 to 1.3 times as many
+//! cores with PostgreSQL 18.4 and a handler with one INSERT. The claim after the commit: 1.15, 1.15
+//! and 1.3 times as many messages. The look-up before a claim: 2.6, 2.0 and 1.4 times as many
+//! duplicates. The last commit by the driver, without a chain after it: 1.07 to 1.3 times as many
 //! messages of [`Inbox::run`] at 16 and 64. The claim that expects a new key (see
 //! `duplicate_hint.rs`): 1.04 and 1.08 times as many messages at 16 and 64, little beside the
 //! noise.
 //!
-//! A claim that is sent behind a commit must not take effect when the commit fails: there is no
+//! A claim that is sent after a commit must not take effect when the commit fails: there is no
 //! transaction then, the claim would be committed by itself, and its message would count as handled
 //! without its handler. Therefore the transactions of a pipeline carry a mark, and `claim.sql`
 //! inserts nothing without it.
@@ -40,14 +40,14 @@ use super::{
 };
 use crate::{Error, Handler, Inbox, Received, Source, Verdict, recording::Ended};
 
-/// How long a pipeline takes new messages when somebody waits for a connection of the pool.
+/// How long a pipeline takes new messages when another task waits for a connection of the pool.
 const SHORT: Duration = Duration::from_millis(50);
 /// How long it takes new messages at most, so that the pool sees its connections from time to time.
 const LONG: Duration = Duration::from_secs(1);
-/// After so many duplicates in a row the next message's key is looked up before it is claimed. A
-/// wrong guess costs a round trip; a right one saves the claim and the commit, which are most of
-/// the cost of a duplicate. Meanwhile the key that was claimed last is in flight to others, at most
-/// for as long as the pipeline lasts.
+/// After this number of duplicates in a row the next message's key is looked up before it is
+/// claimed. A wrong guess costs a round trip; a right one saves the claim and the commit, which are
+/// most of the cost of a duplicate. Meanwhile the key that was claimed last is in flight to others,
+/// at most for as long as the pipeline lasts.
 const DUPLICATES_IN_A_ROW: u32 = 4;
 
 /// The end of a pipeline: how its last message ended. No transaction is open any more.
@@ -82,8 +82,8 @@ impl<T, R, D: Driver> PipelineEnd<T, R, D> {
 }
 
 impl<D: Driver> Inbox<D> {
-    /// Deals with this message and with those that the source has behind it, until none waits or
-    /// one did not end with a commit. All but the last have been reported to the source.
+    /// Deals with this message and with those that the source has after it, until none waits or one
+    /// did not end with a commit. All but the last have been reported to the source.
     pub(super) async fn run_pipeline<H: Handler<D>, S: Source<H::Reply>>(
         &self,
         handler: &H,
@@ -253,7 +253,7 @@ impl<D: Driver, H: Handler<D>, S: Source<H::Reply>> Pipeline<'_, H, S, D> {
         }
     }
 
-    /// How the next key ended, where so many duplicates came before it that it is looked up first.
+    /// How the next key ended, if enough duplicates came before it that it is looked up first.
     async fn look_up(&mut self, next: &Identity) -> Option<Claim> {
         // A shadow runs its handler also for a known key, and needs the limits of time that a claim
         // sets.

@@ -22,7 +22,7 @@ pub(crate) enum Decision {
 }
 
 impl RetryPolicy {
-    /// The pauses behind this failure: those of the settings, or the one that the handler asks for.
+    /// The pauses after this failure: those of the settings, or the one that the handler asks for.
     pub(crate) fn pauses(&self, failure: &Failure) -> Backoff {
         match failure {
             Failure::RetryAfter(after) => Backoff { first: *after, max: (*after).min(self.backoff.max) },

@@ -1,5 +1,5 @@
--- Become the one process that consumes, if nobody is, until this transaction ends. Asked again in
--- the same transaction until it is true.
+-- Become the one process that consumes, if there is none, until this transaction ends. Asked again
+-- in the same transaction until it is true.
 -- $1 scope; $2 stream; $3 durable name; $4 silence after which PostgreSQL ends the session, in
 -- seconds.
 -- No index. Locking: an advisory lock; it ends with the transaction, so with the process, or with

@@ -16,7 +16,7 @@ const GIVE_BACK: Duration = Duration::from_millis(100);
 const FLUSH_MAX: Duration = Duration::from_secs(5);
 
 impl<M: Mode> Pump<M> {
-    /// Gives back the messages that nobody works on, and lets the rest finish within the grace
+    /// Gives back the messages that no worker has, and lets the rest finish within the grace
     /// period. Answers may get lost: a client that is not connected takes no more than its queue
     /// holds.
     pub(super) async fn drain(&mut self) {

@@ -1,5 +1,5 @@
-//! Messages that waited in the database behind a dead letter: they are run like those that
-//! JetStream delivers, one of each ordering key.
+//! Messages that waited in the database for a dead letter: they are run like those that JetStream
+//! delivers, one of each ordering key.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 
 impl<M: Mode> Pump<M> {
-    /// Tells PostgreSQL whether messages wait behind a dead letter. Called when the place in the
+    /// Tells PostgreSQL whether messages wait for a dead letter. Called when the place in the
     /// stream is known: each message that died before is known to the database then.
     pub(super) async fn follow_lines(&self) -> Result<(), Error> {
         let inbox = self.mode.inbox();
@@ -47,7 +47,7 @@ impl<M: Mode> Pump<M> {
                     after = due.place.id();
                     let Some((id, held)) = HeldMessage::in_line(Received::from(*due)) else { continue };
                     // One that is held already is refused. It has no place among those that the
-                    // stream delivers: those wait behind it in the database.
+                    // stream delivers: those wait for it in the database.
                     room -= usize::from(self.held.queue().push(id, None, held));
                 }
                 Ok(Ok(Head::None)) => return lines.note_free(seen),

@@ -28,7 +28,7 @@ use crate::{
     },
 };
 
-/// How long to wait for a statement that a handler left behind.
+/// How long to wait for a statement that outlives its handler.
 const BACK_WITHIN: Duration = Duration::from_secs(2);
 
 const SAVE: &str = "SAVEPOINT oncebox_message";
@@ -91,9 +91,9 @@ pub(super) async fn answered<T>(inbox: &Inbox, answer: impl Future<Output = T>) 
 pub(super) enum Savepoint {
     /// No savepoint was set yet.
     None,
-    /// Nothing was written behind it.
+    /// Nothing was written after it.
     Fresh,
-    /// This message was run behind it.
+    /// This message was run after it.
     Behind(usize),
 }
 
@@ -123,7 +123,7 @@ impl<H: Handler> Round<'_, H> {
     }
 
     /// Whether an earlier message of its ordering key has no effect yet, or is a dead letter that
-    /// the next round has it wait behind.
+    /// the next round has it wait for.
     pub(super) fn is_held_up(&self, index: usize) -> bool {
         let Some(key) = self.deliveries[index].received.ordering_key() else { return false };
         let earlier = self.deliveries.iter().zip(&self.parts).take(index);

@@ -1,6 +1,6 @@
 //! The messages of a round, first all together.
 //!
-//! The handler's `handle_set` runs behind a savepoint of its own, which is released at once, so
+//! The handler's `handle_set` runs after a savepoint of its own, which is released at once, so
 //! every error in it shows before the next statement. Then the round goes on with the messages that
 //! are left, each by itself.
 
@@ -97,8 +97,7 @@ impl<H: Handler> Round<'_, H> {
         if Instant::now() < self.end { Ok(()) } else { Err(Lost::because(reason)) }
     }
 
-    /// Keeps the writes behind the savepoint; the reason if they cannot be kept and are rolled
-    /// back.
+    /// Keeps the writes after the savepoint; the reason if they cannot be kept and are rolled back.
     async fn release(&mut self) -> Result<Option<String>, Lost> {
         let released = self.transaction.batch_execute(super::round::RELEASE);
         let Err(error) = answered(self.inbox, released).await? else {

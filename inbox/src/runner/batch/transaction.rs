@@ -1,4 +1,4 @@
-//! One transaction of a batch: claims, handlers behind savepoints, commit.
+//! One transaction of a batch: claims, handlers after savepoints, commit.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -160,7 +160,7 @@ fn leaders(deliveries: &[Delivery<&Received>]) -> Vec<usize> {
 }
 
 /// The messages whose keys were won and that nothing is in the way of, by their places. With strict
-/// order a message `waits` behind a dead letter.
+/// order a message `waits` for a dead letter.
 fn takeable(
     deliveries: &[Delivery<&Received>],
     leaders: &[usize],
