@@ -141,7 +141,7 @@ impl Inbox {
         if self.is_reused { consumer } else { 0 }
     }
 
-    /// What a consumer that has the key, or its effect, may do next.
+    /// The next actions of a consumer that has the key, or its effect.
     fn working(&self, state: &State, c: usize, actions: &mut Vec<Action>) {
         let has_acted = matches!(state.consumers[c], Phase::Acted { .. });
         match state.consumers[c] {

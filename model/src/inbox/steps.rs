@@ -1,4 +1,4 @@
-//! The steps of consumers. Each does what one statement or transaction of `claims` does.
+//! The steps of consumers. Each stands for one statement or transaction of `claims`.
 
 use oncebox_claims::{
     life::{Arrival, Ended, Held, Next, Run},
@@ -98,7 +98,7 @@ impl Inbox {
         (self.life().arrive)(ended, held)
     }
 
-    /// What is known needs no claim. A copy is answered; another message is recorded aside.
+    /// A known key needs no claim. A copy is answered; another message is recorded aside.
     fn answer(&self, next: &mut State, c: usize, arrival: Arrival) {
         next.consumers[c] = match arrival {
             Arrival::Copy => Phase::Done,
