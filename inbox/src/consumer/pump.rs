@@ -138,7 +138,7 @@ struct Pump<M: Mode> {
 impl<M: Mode> Pump<M> {
     async fn consume(&mut self, mut session: PullSession) -> SessionEnd {
         let end = self.consume_until_end(&mut session).await;
-        // With a strict order, messages that no worker has come again, in their places.
+        // With a strict order, messages without a worker come again, in their places.
         if matches!(end, SessionEnd::Shutdown) && self.settings.order != Order::Strict {
             for (message, extra_deliveries) in session.close().await {
                 self.take(message, extra_deliveries);

@@ -174,7 +174,7 @@ impl<M> Queue<M> {
         }
     }
 
-    /// Takes out all messages that no worker has.
+    /// Takes out all messages without a worker.
     pub(super) fn drain_idle(&mut self) -> Vec<M> {
         let idle: Vec<Id> =
             self.held.iter().filter(|(_, held)| held.state != State::Running).map(|(id, _)| *id).collect();

@@ -16,9 +16,8 @@ const GIVE_BACK: Duration = Duration::from_millis(100);
 const FLUSH_MAX: Duration = Duration::from_secs(5);
 
 impl<M: Mode> Pump<M> {
-    /// Gives back the messages that no worker has, and lets the rest finish within the grace
-    /// period. Answers may get lost: a client that is not connected takes no more than its queue
-    /// holds.
+    /// Gives back the messages without a worker, and lets the rest finish within the grace period.
+    /// Answers may get lost: a client that is not connected takes no more than its queue holds.
     pub(super) async fn drain(&mut self) {
         let deadline = Instant::now() + self.settings.grace.min(FAR);
         let idle = self.held.queue().drain_idle();

@@ -59,7 +59,7 @@ impl<M: Mode> Pump<M> {
             self.follow_lines().await?;
             return PullSession::new(&self.jetstream, consumer, None).await.map(Some);
         }
-        // Messages that no worker has come again, in their places.
+        // Messages without a worker come again, in their places.
         self.held.queue().drain_idle();
         let database = &self.mode.inbox().database;
         let continued = strict_order::continued(database, &stream, &self.settings, took_over).await?;
