@@ -2,12 +2,11 @@
 
 use std::time::SystemTime;
 
-use oncebox_connect::error::RelayError;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::{Operator, columns::columns, time::Rfc3339};
+use super::{Operator, Result, columns::columns, time::Rfc3339};
 
 /// The action of an operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -43,7 +42,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn audit(&self, before: i64, limit: u32) -> Result<Vec<AuditRow>, RelayError> {
+    pub async fn audit(&self, before: i64, limit: u32) -> Result<Vec<AuditRow>> {
         let limit = i64::from(limit);
         let rows = self.query("read the audit table", &self.sql.audits, &[&before, &limit]).await?;
         Ok(rows.iter().map(audit_row).collect())

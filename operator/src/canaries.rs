@@ -3,13 +3,13 @@
 
 use std::time::{Duration, SystemTime};
 
-use oncebox_connect::{error::RelayError, postgres::Parameter, words::counted};
+use oncebox_connect::{postgres::Parameter, words::counted};
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::{
-    DeadLetter, Operator, ParkedMessage,
+    DeadLetter, Operator, ParkedMessage, Result,
     action::{Acting, Listed, Verb},
     columns::columns,
     failed, query,
@@ -103,7 +103,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn canaries(&self, limit: i64) -> Result<Vec<Canary>, RelayError> {
+    pub async fn canaries(&self, limit: i64) -> Result<Vec<Canary>> {
         let rows = self.query("list canaries", &self.sql.canaries, &[&limit]).await?;
         Ok(rows.iter().map(Canary::new).collect())
     }
@@ -118,7 +118,7 @@ impl Operator {
         limit: u64,
         only: Option<&RowSet>,
         within: Duration,
-    ) -> Result<Option<i64>, RelayError> {
+    ) -> Result<Option<i64>> {
         let (mut lanes, mut ids): (Vec<i16>, Vec<i64>) = Default::default();
         let kind = if verb == Verb::RetryDead { "message" } else { "letter" };
         for of in selections {
@@ -151,7 +151,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn stop_canary(&mut self, id: i64) -> Result<bool, RelayError> {
+    pub async fn stop_canary(&mut self, id: i64) -> Result<bool> {
         let sql = self.sql.stop_canary.clone();
         self.act_on_canary("stop a canary", &sql, id).await
     }
@@ -161,12 +161,12 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn continue_canary(&mut self, id: i64) -> Result<bool, RelayError> {
+    pub async fn continue_canary(&mut self, id: i64) -> Result<bool> {
         let sql = self.sql.continue_canary.clone();
         self.act_on_canary("continue a canary", &sql, id).await
     }
 
-    async fn act_on_canary(&mut self, what: &'static str, sql: &str, id: i64) -> Result<bool, RelayError> {
+    async fn act_on_canary(&mut self, what: &'static str, sql: &str, id: i64) -> Result<bool> {
         let stamp = self.stamp.clone();
         let transaction = self.begin().await?;
         let rows = query(&transaction, what, sql, &[&id, &stamp.operator, &stamp.note]).await?;

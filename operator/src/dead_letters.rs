@@ -2,14 +2,14 @@
 
 use std::time::SystemTime;
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_connect::postgres::Parameter;
 use oncebox_relay::facts::Letter;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::{
-    BATCH, Operator,
+    BATCH, Operator, Result,
     action::{Acting, Done, Listed, Page, Scan, Verb},
     columns::columns,
     failed, is_selected, next_id,
@@ -120,7 +120,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn dead_letters(&self, of: &Selection, limit: usize) -> Result<Vec<DeadLetter>, RelayError> {
+    pub async fn dead_letters(&self, of: &Selection, limit: usize) -> Result<Vec<DeadLetter>> {
         self.list(of, limit, |_| true).await
     }
 
@@ -133,14 +133,14 @@ impl Operator {
         &self,
         id: i64,
         payload_bytes_max: Option<i32>,
-    ) -> Result<Option<DeadLetterDetails>, RelayError> {
+    ) -> Result<Option<DeadLetterDetails>> {
         let rows = self.query("show a dead letter", &self.sql.letter, &[&id, &payload_bytes_max]).await?;
         Ok(rows.first().map(details))
     }
 
     /// Sends one letter back and deletes it, or puts it at the head of its line. False when it is
     /// gone already.
-    async fn resend_dead_letter(&mut self, resend: &Resender, id: i64) -> Result<bool, RelayError> {
+    async fn resend_dead_letter(&mut self, resend: &Resender, id: i64) -> Result<bool> {
         let (stamp, sql) = (self.stamp.clone(), self.sql.retry_letter.clone());
         let sql_in_line = self.sql.retry_in_line.clone();
         let transaction = self.begin().await?;
@@ -163,7 +163,7 @@ impl Operator {
 
 impl Listed for DeadLetter {
     /// A letter that comes back while an action runs is not retried again and again.
-    async fn scans(operator: &Operator, of: &Selection, to_act: bool) -> Result<Vec<Scan>, RelayError> {
+    async fn scans(operator: &Operator, of: &Selection, to_act: bool) -> Result<Vec<Scan>> {
         let mut scan = Scan::from(of);
         if to_act {
             let rows = operator.query("read the last dead letter", &operator.sql.last_letter, &[]).await?;
@@ -172,7 +172,7 @@ impl Listed for DeadLetter {
         Ok(vec![scan])
     }
 
-    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>, RelayError> {
+    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>> {
         let Selection { id, key, scope, reason_is, subject_is, no_key, .. } = of;
         let (subject, reason, after) = (of.expression(), of.part_of_reason(), scan.after.id());
         let parameters: [&dyn Parameter; 10] =
@@ -220,7 +220,7 @@ impl Listed for DeadLetter {
         acting: &Acting<'_>,
         rows: &[Self],
         done: &mut Done,
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         let ids: Vec<i64> = rows.iter().map(|row| row.id).collect();
         let stamp = operator.stamp.clone();
         let parameters: [&dyn Parameter; 3] = [&ids, &stamp.operator, &stamp.note];

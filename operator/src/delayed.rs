@@ -2,13 +2,13 @@
 
 use std::time::SystemTime;
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_connect::postgres::Parameter;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::{
-    BATCH, Operator,
+    BATCH, Operator, Result,
     action::{Acting, Done, Listed, Page, Scan, Verb},
     columns::columns,
     is_selected, next_id,
@@ -51,13 +51,13 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn delayed(&self, of: &Selection, limit: usize) -> Result<Vec<DelayedMessage>, RelayError> {
+    pub async fn delayed(&self, of: &Selection, limit: usize) -> Result<Vec<DelayedMessage>> {
         self.list(of, limit, |_| true).await
     }
 }
 
 impl Listed for DelayedMessage {
-    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>, RelayError> {
+    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>> {
         let (after, after_id) = match scan.after {
             Place::Due(at, id) => (at, id),
             _ => (SystemTime::UNIX_EPOCH, 0),
@@ -85,7 +85,7 @@ impl Listed for DelayedMessage {
         acting: &Acting<'_>,
         rows: &[Self],
         done: &mut Done,
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         acting.is_one_of(&[Verb::CancelDelayed])?;
         let stamp = operator.stamp.clone();
         let keys: Vec<&str> = rows.iter().map(|row| row.key.as_str()).collect();

@@ -8,7 +8,7 @@ use oncebox_relay::facts::{Expectation, expectation, sql};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{Operator, columns::columns, selection::SubjectPattern, time::Rfc3339};
+use super::{Operator, Result, columns::columns, selection::SubjectPattern, time::Rfc3339};
 
 /// Messages that an inbox must have in time.
 #[derive(Clone, Debug)]
@@ -59,7 +59,7 @@ impl Operator {
     ///
     /// # Errors
     /// The pattern, the time or the inbox is refused, with the reason; PostgreSQL went away.
-    pub async fn expect(&self, expected: &Expected) -> Result<(), RelayError> {
+    pub async fn expect(&self, expected: &Expected) -> Result<()> {
         let Expected { subject, handled_by, within, inbox_database, is_unseen } = expected;
         let (subject, within) = (subject.as_str(), within.as_secs_f64());
         let (by, note) = (&self.stamp.operator, &self.stamp.note);
@@ -73,7 +73,7 @@ impl Operator {
     ///
     /// # Errors
     /// The time or the inbox is refused, with the reason; PostgreSQL went away.
-    pub async fn check_expected(&self, expected: &Expected) -> Result<(), RelayError> {
+    pub async fn check_expected(&self, expected: &Expected) -> Result<()> {
         let Expected { handled_by, within, inbox_database, is_unseen, .. } = expected;
         let place = inbox_database.as_ref().map_or("this database".into(), |name| format!("database {name}"));
         let parameters: [&dyn Parameter; 4] = [handled_by, &within.as_secs_f64(), is_unseen, &place];
@@ -85,7 +85,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn expect_no_more(&self, subject: &str, handled_by: &str) -> Result<bool, RelayError> {
+    pub async fn expect_no_more(&self, subject: &str, handled_by: &str) -> Result<bool> {
         let (by, note) = (&self.stamp.operator, &self.stamp.note);
         let parameters: [&dyn Parameter; 4] = [&subject, &handled_by, by, note];
         let rows = self.query("end an expectation", &self.sql.expect_no_more, &parameters).await?;
@@ -96,7 +96,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn expectations(&self) -> Result<Vec<Expectation>, RelayError> {
+    pub async fn expectations(&self) -> Result<Vec<Expectation>> {
         let rows = self.query("list expectations", &self.schema.sql(sql::EXPECTATIONS), &[]).await?;
         Ok(rows.iter().map(expectation).collect())
     }
@@ -110,7 +110,7 @@ impl Operator {
         subject: Option<&str>,
         handled_by: Option<&str>,
         limit: usize,
-    ) -> Result<Vec<Unhandled>, RelayError> {
+    ) -> Result<Vec<Unhandled>> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let rows = self
             .query("list unhandled messages", &self.sql.unhandled, &[&subject, &handled_by, &limit])

@@ -5,13 +5,13 @@ mod act;
 
 use std::time::SystemTime;
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_connect::postgres::Parameter;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::{
-    Operator,
+    Operator, Result,
     columns::columns,
     selection::{FailingId, Place, Selection},
     time::{Rfc3339, Rfc3339Option},
@@ -88,7 +88,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn failing(&self, of: &Selection, limit: usize) -> Result<Vec<FailingMessage>, RelayError> {
+    pub async fn failing(&self, of: &Selection, limit: usize) -> Result<Vec<FailingMessage>> {
         self.list(of, limit, |_| true).await
     }
 
@@ -96,11 +96,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn failing_reasons(
-        &self,
-        of: &Selection,
-        limit: usize,
-    ) -> Result<Vec<FailingReason>, RelayError> {
+    pub async fn failing_reasons(&self, of: &Selection, limit: usize) -> Result<Vec<FailingReason>> {
         let Selection { key, scope, .. } = of;
         let (subject, reason) = (of.expression(), of.part_of_reason());
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);

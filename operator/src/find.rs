@@ -2,13 +2,13 @@
 
 use std::time::SystemTime;
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_connect::postgres::Parameter;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::{
-    Operator, failed,
+    Operator, Result, failed,
     payload::{ShownPayload, shown_payload},
     time::{Rfc3339, enqueued_at},
 };
@@ -68,7 +68,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn message(&self, key: &str, with_payload: bool) -> Result<Option<MessageContent>, RelayError> {
+    pub async fn message(&self, key: &str, with_payload: bool) -> Result<Option<MessageContent>> {
         let parameters: [&dyn Parameter; 3] = [&key, &with_payload, &PAYLOAD_BYTES_MAX];
         let rows = self.query("read a message", &self.sql.message, &parameters).await?;
         Ok(rows.first().map(|row| MessageContent {
@@ -83,7 +83,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn find(&self, text: &str) -> Result<Found, RelayError> {
+    pub async fn find(&self, text: &str) -> Result<Found> {
         // One more shows that there are more.
         let (recent, most) = (&self.sql.find_recent, FOUND_MAX as i64 + 1);
         let rows = self.query("find messages", recent, &[&text, &LOOKED_AT_MAX, &most]).await?;
@@ -102,7 +102,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn begin_look(&mut self) -> Result<(), RelayError> {
+    pub async fn begin_look(&mut self) -> Result<()> {
         let begin = format!("BEGIN;\n{};\n{}", self.sql.status_settings, self.sql.look_settings);
         self.client.batch_execute(&begin).await.map_err(failed("begin to look"))
     }
@@ -111,7 +111,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn end_look(&self) -> Result<(), RelayError> {
+    pub async fn end_look(&self) -> Result<()> {
         self.client.batch_execute("ROLLBACK").await.map_err(failed("end a look"))
     }
 }

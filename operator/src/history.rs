@@ -2,12 +2,12 @@
 
 use std::time::{Duration, SystemTime};
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_connect::postgres::Parameter;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::{Operator, columns::columns, time::Rfc3339};
+use super::{Operator, Result, columns::columns, time::Rfc3339};
 
 /// The limit on subjects of a stretch of time.
 const SUBJECTS_MAX: i64 = 21;
@@ -100,12 +100,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn history(
-        &mut self,
-        until: SystemTime,
-        span: Duration,
-        point: Duration,
-    ) -> Result<History, RelayError> {
+    pub async fn history(&mut self, until: SystemTime, span: Duration, point: Duration) -> Result<History> {
         let since = until.checked_sub(span).unwrap_or(SystemTime::UNIX_EPOCH);
         let point_seconds = point.as_secs_f64();
         let what = "read the history";

@@ -119,6 +119,9 @@ pub use self::{
 };
 use self::{pace::Pace, statements::Statements};
 
+/// What can fail here fails with an error of a relay or its servers, unless another is named.
+type Result<T, E = RelayError> = std::result::Result<T, E>;
+
 /// Rows that one statement looks at, and that one transaction changes, at most.
 const BATCH: i64 = 1_000;
 
@@ -166,11 +169,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL cannot be reached, or the schema has another version.
-    pub async fn connect(
-        config: &OutboxConfig,
-        stamp: Stamp,
-        tasks: &mut JoinSet<()>,
-    ) -> Result<Self, RelayError> {
+    pub async fn connect(config: &OutboxConfig, stamp: Stamp, tasks: &mut JoinSet<()>) -> Result<Self> {
         let client = connect_postgres(config, tasks).await?;
         check_version(&client, &config.schema).await?;
         let sql = Statements::new(&config.schema);
@@ -199,7 +198,7 @@ impl Operator {
         what: &'static str,
         sql: &str,
         parameters: &[&(dyn Parameter + '_)],
-    ) -> Result<Vec<Row>, RelayError> {
+    ) -> Result<Vec<Row>> {
         query(&self.client, what, sql, parameters).await
     }
 
@@ -207,18 +206,18 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn now(&self) -> Result<SystemTime, RelayError> {
+    pub async fn now(&self) -> Result<SystemTime> {
         let rows = self.query("read the time", &self.sql.now, &[]).await?;
         Ok(rows.first().map_or(SystemTime::UNIX_EPOCH, |row| row.get("now")))
     }
 
-    async fn lanes(&self) -> Result<Vec<i16>, RelayError> {
+    async fn lanes(&self) -> Result<Vec<i16>> {
         let rows = self.query("read the lanes", &self.sql.lanes, &[]).await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
     /// The lane and id of the newest message with a key, or of the newest that is set aside.
-    async fn find_key(&self, key: &str, is_set_aside: bool) -> Result<Option<(i16, i64)>, RelayError> {
+    async fn find_key(&self, key: &str, is_set_aside: bool) -> Result<Option<(i16, i64)>> {
         let rows = self.query("find a key", &self.sql.find_key, &[&key, &is_set_aside]).await?;
         Ok(rows.first().map(|row| (row.get(0), row.get(1))))
     }
@@ -231,7 +230,7 @@ impl Operator {
         statement: fn(&Statements) -> &str,
         parameters: &[&(dyn Parameter + '_)],
         wakes: bool,
-    ) -> Result<u64, RelayError> {
+    ) -> Result<u64> {
         let (sql, schema) = (self.sql.clone(), self.schema.clone());
         let transaction = self.begin().await?;
         let changed = execute(&transaction, what, statement(&sql), parameters).await?;
@@ -243,7 +242,7 @@ impl Operator {
     }
 
     /// A transaction with an operator's settings; dropped without a commit, it changes nothing.
-    async fn begin(&mut self) -> Result<Transaction<'_>, RelayError> {
+    async fn begin(&mut self) -> Result<Transaction<'_>> {
         let transaction = self.client.transaction().await.map_err(failed("begin"))?;
         let settings = self.sql.settings.replace("{command}", &self.command);
         transaction.batch_execute(&settings).await.map_err(failed("begin"))?;
@@ -258,7 +257,7 @@ async fn query(
     what: &'static str,
     sql: &str,
     parameters: &[&(dyn Parameter + '_)],
-) -> Result<Vec<Row>, RelayError> {
+) -> Result<Vec<Row>> {
     client.query_typed(sql, &typed(parameters)).await.map_err(failed(what))
 }
 
@@ -268,7 +267,7 @@ async fn execute(
     what: &'static str,
     sql: &str,
     parameters: &[&(dyn Parameter + '_)],
-) -> Result<u64, RelayError> {
+) -> Result<u64> {
     client.execute_typed(sql, &typed(parameters)).await.map_err(failed(what))
 }
 

@@ -13,7 +13,7 @@ use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::{
-    Operator,
+    Operator, Result,
     action::Done,
     columns::columns,
     query,
@@ -96,12 +96,7 @@ impl Operator {
     /// Takes into the set each loss of a stream that relays have reported and nobody has had sent
     /// again; counts the messages that would be sent. A loss that is found later changes the set,
     /// and so does another milestone: its lane is sent again as a whole, from there on.
-    pub(crate) async fn find_losses(
-        &self,
-        of: &Selection,
-        rows: &mut RowSet,
-        done: &mut Done,
-    ) -> Result<(), RelayError> {
+    pub(crate) async fn find_losses(&self, of: &Selection, rows: &mut RowSet, done: &mut Done) -> Result<()> {
         let until = rows.until();
         for lane in self.lost(of).await?.into_values() {
             lane.losses.iter().for_each(|loss| rows.add(loss, until));
@@ -122,7 +117,7 @@ impl Operator {
         of: &Selection,
         only: Option<&RowSet>,
         done: &mut Done,
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         let (stream, since) = of_stream(of);
         let mut lost = self.lost(of).await?;
         lost.retain(|_, lane| only.is_none_or(|rows| lane.losses.iter().all(|loss| rows.has(loss))));
@@ -142,7 +137,7 @@ impl Operator {
 
     /// The losses of each lane, named with the operator's time and the milestone that it means:
     /// another one is another set.
-    async fn lost(&self, of: &Selection) -> Result<BTreeMap<i16, LostInLane>, RelayError> {
+    async fn lost(&self, of: &Selection) -> Result<BTreeMap<i16, LostInLane>> {
         let (stream, since) = of_stream(of);
         let mut lost: BTreeMap<i16, LostInLane> = BTreeMap::new();
         for row in self.query("find what was lost", &self.sql.find_lost, &[&stream]).await? {

@@ -2,13 +2,13 @@
 
 use std::time::SystemTime;
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_connect::postgres::Parameter;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::{
-    BATCH, Operator,
+    BATCH, Operator, Result,
     action::{Acting, Done, Listed, Page, Scan, Verb},
     columns::columns,
     is_selected, next_id,
@@ -88,7 +88,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn parked(&self, of: &Selection, limit: usize) -> Result<Vec<ParkedMessage>, RelayError> {
+    pub async fn parked(&self, of: &Selection, limit: usize) -> Result<Vec<ParkedMessage>> {
         self.list(of, limit, |_| true).await
     }
 
@@ -96,7 +96,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn show(&self, key: &str, with_payload: bool) -> Result<Option<ParkedDetails>, RelayError> {
+    pub async fn show(&self, key: &str, with_payload: bool) -> Result<Option<ParkedDetails>> {
         let parameters: [&dyn Parameter; 3] = [&key, &with_payload, &BEHIND_MAX];
         let rows = self.query("show a message", &self.sql.show, &parameters).await?;
         Ok(rows.first().map(parked_details))
@@ -104,7 +104,7 @@ impl Operator {
 }
 
 impl Listed for ParkedMessage {
-    async fn scans(operator: &Operator, of: &Selection, to_act: bool) -> Result<Vec<Scan>, RelayError> {
+    async fn scans(operator: &Operator, of: &Selection, to_act: bool) -> Result<Vec<Scan>> {
         let mut scan = Scan::from(of);
         if let Some(id) = of.id {
             (scan.after, scan.last) = (Place::Id(id - 1), id);
@@ -128,7 +128,7 @@ impl Listed for ParkedMessage {
         Ok(scan.lanes.iter().map(alone).collect())
     }
 
-    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>, RelayError> {
+    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>> {
         let (subject, reason, after) = (of.expression(), of.part_of_reason(), scan.after.id());
         let Selection { id, key, ordering_key, request, reason_is, subject_is, .. } = of;
         let (name, most) = (of.kind.in_sql(), if id.is_some() { 1 } else { BATCH });
@@ -172,7 +172,7 @@ impl Listed for ParkedMessage {
         acting: &Acting<'_>,
         rows: &[Self],
         done: &mut Done,
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         const GIVES_UP: [Verb; 3] = [Verb::DiscardDead, Verb::DiscardParked, Verb::CancelReplays];
         let stamp = operator.stamp.clone();
         let ids: Vec<i64> = rows.iter().map(|row| row.id).collect();

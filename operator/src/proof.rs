@@ -7,14 +7,14 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use oncebox_connect::{config::Config, error::RelayError, postgres::Parameter};
+use oncebox_connect::{config::Config, postgres::Parameter};
 use oncebox_relay::facts::{Expectation, covers};
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::{
-    BATCH, Operator, query, survey,
+    BATCH, Operator, Result, query, survey,
     time::Rfc3339,
     verify::{Verification, VerificationFinding, Verified},
 };
@@ -141,7 +141,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL or NATS refused or went away.
-    pub async fn prove(&mut self, config: Option<&Config>, of: ProofOf) -> Result<Proof, RelayError> {
+    pub async fn prove(&mut self, config: Option<&Config>, of: ProofOf) -> Result<Proof> {
         let made_at = self.now().await?;
         let bounds: [&dyn Parameter; 2] = [&of.since, &of.until];
         let facts = self.query("read what bounds a proof", &self.sql.proof_facts, &bounds).await?.pop();
@@ -206,7 +206,7 @@ impl Operator {
         of: ProofOf,
         inboxes: &[Inbox],
         counts: &mut Counts,
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         let sql = self.sql.proof.clone();
         let (scopes, tenants): (Vec<&str>, Vec<&str>) =
             inboxes.iter().map(|inbox| (inbox.scope.as_str(), inbox.tenant.as_str())).unzip();
@@ -234,7 +234,7 @@ impl Operator {
         of: ProofOf,
         counts: &Counts,
         not_proven: &mut Vec<String>,
-    ) -> Result<Vec<ProvenStream>, RelayError> {
+    ) -> Result<Vec<ProvenStream>> {
         let Some(config) = config else {
             not_proven.push("whether the streams still have the messages: NATS is not configured".to_owned());
             return Ok(Vec::new());

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_connect::postgres::Parameter;
 
-use super::{Operator, failed, query};
+use super::{Operator, Result, failed, query};
 
 impl Operator {
     /// Empties the segments of the log that were drained longer ago than `retention`, as the relays
@@ -15,7 +15,7 @@ impl Operator {
     /// # Errors
     /// PostgreSQL refused or went away: whole segments are done, and the same call goes on with the
     /// rest.
-    pub async fn prune(&mut self, retention: Duration, dry_run: bool) -> Result<u64, RelayError> {
+    pub async fn prune(&mut self, retention: Duration, dry_run: bool) -> Result<u64> {
         if dry_run {
             let sql = self.sql.count_old.clone();
             let transaction = self.begin().await?;
@@ -30,7 +30,7 @@ impl Operator {
     }
 
     /// One step; about how many messages went, `None` when there is nothing more to do.
-    async fn prune_segment(&mut self, retention: Duration) -> Result<Option<u64>, RelayError> {
+    async fn prune_segment(&mut self, retention: Duration) -> Result<Option<u64>> {
         let (stamp, sql) = (self.stamp.clone(), self.sql.clone());
         let transaction = self.begin().await?;
         let reason = format!("settled longer ago than {}", humantime::format_duration(retention));

@@ -2,13 +2,12 @@
 
 use std::time::SystemTime;
 
-use oncebox_connect::error::RelayError;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio_postgres::Row;
 
 use super::{
-    AuditRow, Kind, Operator,
+    AuditRow, Kind, Operator, Result,
     audit::audit_row,
     columns::columns,
     selection::{SAGA_STATES, Selection},
@@ -189,7 +188,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn sagas(&self, of: &Selection, limit: usize) -> Result<Vec<Saga>, RelayError> {
+    pub async fn sagas(&self, of: &Selection, limit: usize) -> Result<Vec<Saga>> {
         self.list(of, limit, |_| true).await
     }
 
@@ -197,7 +196,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn saga(&self, key: &str, with_data: bool) -> Result<Option<SagaDetails>, RelayError> {
+    pub async fn saga(&self, key: &str, with_data: bool) -> Result<Option<SagaDetails>> {
         let Some(progress) = self.saga_progress(&[key.to_owned()]).await?.pop() else { return Ok(None) };
         let events = self.query("read a saga's events", &self.sql.saga_events, &[&key, &BESIDE_MAX]).await?;
         let refused =
@@ -223,13 +222,13 @@ impl Operator {
     }
 
     /// The sagas with this key, or below it, and how far they are.
-    pub(super) async fn traced_sagas(&self, key: &str) -> Result<Vec<SagaProgress>, RelayError> {
+    pub(super) async fn traced_sagas(&self, key: &str) -> Result<Vec<SagaProgress>> {
         let rows = self.query("trace sagas", &self.sql.trace_sagas, &[&key, &TRACED_MAX]).await?;
         let keys: Vec<String> = rows.iter().map(|row| row.get("key")).collect();
         self.saga_progress(&keys).await
     }
 
-    async fn saga_progress(&self, keys: &[String]) -> Result<Vec<SagaProgress>, RelayError> {
+    async fn saga_progress(&self, keys: &[String]) -> Result<Vec<SagaProgress>> {
         let mut found: Vec<SagaProgress> = Vec::new();
         for key in keys {
             let of = Selection { key: Some(key.clone()), ..Selection::of(Kind::Sagas) };

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, SystemTime};
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_connect::postgres::Parameter;
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::{Operator, columns::columns, failed, query, time::Rfc3339};
+use super::{Operator, Result, columns::columns, failed, query, time::Rfc3339};
 
 /// The settings of a scope, as its processes registered them or an operator changed them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -73,7 +73,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn scopes(&self, after: &str, limit: u32) -> Result<Vec<ScopeSettings>, RelayError> {
+    pub async fn scopes(&self, after: &str, limit: u32) -> Result<Vec<ScopeSettings>> {
         let rows = self.query("list the scopes", &self.sql.scopes, &[&after, &i64::from(limit)]).await?;
         Ok(rows.iter().map(ScopeSettings::new).collect())
     }
@@ -88,7 +88,7 @@ impl Operator {
         scope: &str,
         change: &ScopeChange,
         dry_run: bool,
-    ) -> Result<Option<(ScopeSettings, ScopeSettings)>, RelayError> {
+    ) -> Result<Option<(ScopeSettings, ScopeSettings)>> {
         let (stamp, sql) = (self.stamp.clone(), self.sql.clone());
         let transaction = self.begin().await?;
         let rows = query(&transaction, "read the scope", &sql.scope, &[&scope]).await?;

@@ -15,7 +15,7 @@ use async_nats::jetstream::{self, ErrorCode, response::Response, stream::Info};
 use oncebox_connect::{
     clock::{Reading, Skew},
     config::{Config, Policy},
-    error::{RelayError, error_chain},
+    error::error_chain,
     nats::{Connection, HOME_SUBJECTS, Server, unless_denied},
 };
 use schemars::JsonSchema;
@@ -28,6 +28,7 @@ use self::{
     copies::copies,
     stream::{limit, part, status},
 };
+use crate::Result;
 
 /// How long one request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -86,7 +87,7 @@ pub(crate) async fn look(
     name: &str,
     subjects: &[String],
     asks_for_rights: bool,
-) -> Result<Survey, RelayError> {
+) -> Result<Survey> {
     let deadline = Instant::now() + LOOK_TIMEOUT;
     let connection = Server::connect_once(config, name, LOOK_TIMEOUT).await?;
     let info = connection.client.server_info();

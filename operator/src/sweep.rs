@@ -1,9 +1,9 @@
 //! The retention of inboxes, by hand.
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_connect::postgres::Parameter;
 use serde::Serialize;
 
-use super::{Operator, query};
+use super::{Operator, Result, query};
 
 /// Blocks of each table that one transaction looks at.
 const BLOCKS: i64 = 128;
@@ -35,7 +35,7 @@ impl Operator {
     /// # Errors
     /// PostgreSQL refused or went away: whole steps are done, and the same call goes on with the
     /// rest.
-    pub async fn sweep_inboxes(&mut self, dry_run: bool) -> Result<Swept, RelayError> {
+    pub async fn sweep_inboxes(&mut self, dry_run: bool) -> Result<Swept> {
         let rows = self.query("measure the inbox", &self.sql.sweep_blocks, &[]).await?;
         let blocks = rows.first().map_or(0, |row| row.get::<_, i64>(0));
         let (mut swept, mut first) = (Swept::default(), 0);
@@ -51,7 +51,7 @@ impl Operator {
         Ok(swept)
     }
 
-    async fn sweep_step(&mut self, first: i64, dry_run: bool) -> Result<Swept, RelayError> {
+    async fn sweep_step(&mut self, first: i64, dry_run: bool) -> Result<Swept> {
         let (stamp, sql) = (self.stamp.clone(), self.sql.clone());
         let transaction = self.begin().await?;
         let end = first + BLOCKS;

@@ -4,7 +4,7 @@ mod inboxes;
 
 use std::time::SystemTime;
 
-use oncebox_connect::{error::RelayError, postgres::typed};
+use oncebox_connect::postgres::typed;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::{Row, error::SqlState};
@@ -14,7 +14,7 @@ pub use self::inboxes::{
     TracedEffect, TracedFailure, TracedInbox, TracedKey, TracedLease, TracedLine, TracedRequest, TracedSnooze,
 };
 use super::{
-    AuditRow, Operator,
+    AuditRow, Operator, Result,
     audit::audit_row,
     columns::columns,
     failed,
@@ -128,7 +128,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn trace(&mut self, key: &str, steps_max: u32) -> Result<Trace, RelayError> {
+    pub async fn trace(&mut self, key: &str, steps_max: u32) -> Result<Trace> {
         let sql = self.sql.clone();
         let edits = self.edited_keys(key).await?;
         let transaction = self.begin().await?;
@@ -166,7 +166,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn trace_inboxes(&mut self, keys: &[String]) -> Result<Vec<TracedKey>, RelayError> {
+    pub async fn trace_inboxes(&mut self, keys: &[String]) -> Result<Vec<TracedKey>> {
         let sql = self.sql.clone();
         let transaction = self.begin().await?;
         inboxes(&transaction, &sql, keys, None).await

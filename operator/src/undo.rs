@@ -1,11 +1,10 @@
 //! Undo: all that one discard took out comes back, or none of it.
 
-use oncebox_connect::error::RelayError;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::{Operator, columns::columns, failed, query};
+use super::{Operator, Result, columns::columns, failed, query};
 
 /// A row that a discard took out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -32,7 +31,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn undo_rows(&self, audit_id: i64) -> Result<Vec<UndoRow>, RelayError> {
+    pub async fn undo_rows(&self, audit_id: i64) -> Result<Vec<UndoRow>> {
         let rows = self.query("look at a discard", &self.sql.undo_rows, &[&audit_id]).await?;
         Ok(rows.iter().map(undo_row).collect())
     }
@@ -41,7 +40,7 @@ impl Operator {
     ///
     /// # Errors
     /// One of them cannot come back, so none did; or PostgreSQL refused or went away.
-    pub async fn undo(&mut self, audit_id: i64) -> Result<u64, RelayError> {
+    pub async fn undo(&mut self, audit_id: i64) -> Result<u64> {
         let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
         let transaction = self.begin().await?;
         let rows = query(&transaction, "undo", &sql.undo, &[&audit_id, &stamp.operator, &stamp.note]).await?;
@@ -55,7 +54,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn last_discard(&self) -> Result<Option<i64>, RelayError> {
+    pub async fn last_discard(&self) -> Result<Option<i64>> {
         let rows = self.query("read the audit table", &self.sql.last_discard, &[&self.command]).await?;
         Ok(rows.first().and_then(|row| row.get(0)))
     }

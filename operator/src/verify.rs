@@ -26,7 +26,9 @@ use tracing::info;
 
 pub use self::findings::{AlteredCopy, Difference, UnloggedCopy, VerificationFinding, Verified};
 use self::{absence::Absence, reader::Reader};
-use super::{BATCH, Operator, execute, failed, query, selection::SubjectPattern, shown::RowSet, time};
+use super::{
+    BATCH, Operator, Result, execute, failed, query, selection::SubjectPattern, shown::RowSet, time,
+};
 
 /// Unlogged copies that are told; a stream may keep its messages for longer than the log.
 const UNLOGGED_TOLD_MAX: u64 = 20;
@@ -80,7 +82,7 @@ impl Operator {
         asked: &Verification,
         found: Option<&mut RowSet>,
         mut tell: impl FnMut(&VerificationFinding),
-    ) -> Result<Verified, RelayError> {
+    ) -> Result<Verified> {
         // Before the stream is looked at: the stream should hold each message that is settled now.
         let stands = self.query("read the lanes", &self.sql.verify_stands, &[]).await?;
         let reader = Reader::connect(config, &asked.stream, "oncebox outbox verify").await?;
@@ -133,7 +135,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away: whole batches are sent.
-    pub async fn send_shown(&mut self, verified: &Verified, only: &RowSet) -> Result<u64, RelayError> {
+    pub async fn send_shown(&mut self, verified: &Verified, only: &RowSet) -> Result<u64> {
         let mut sent = 0;
         for (lane, ids) in &verified.shown {
             let ids: Vec<i64> = ids.iter().copied().filter(|id| only.has(id)).collect();
@@ -145,14 +147,14 @@ impl Operator {
     }
 
     /// The rows of the log with these keys.
-    async fn logged(&mut self, keys: &[String]) -> Result<Vec<Row>, RelayError> {
+    async fn logged(&mut self, keys: &[String]) -> Result<Vec<Row>> {
         let sql = self.sql.verify_rows.clone();
         let transaction = self.begin().await?;
         query(&transaction, "read messages by their keys", &sql, &[&keys]).await
     }
 
     /// One batch. Under the locks the statement looks again which messages may be sent.
-    async fn send_again(&mut self, lane: i16, ids: &[i64], stream: &str) -> Result<u64, RelayError> {
+    async fn send_again(&mut self, lane: i16, ids: &[i64], stream: &str) -> Result<u64> {
         let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
         let transaction = self.begin().await?;
         let reason = format!("missing in stream {stream}, or different");
@@ -175,7 +177,7 @@ impl Comparison<'_> {
         &mut self,
         operator: &mut Operator,
         tell: &mut impl FnMut(&VerificationFinding),
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         if let Some(since) = self.asked.since {
             let time = since.checked_sub(EARLIER).unwrap_or(SystemTime::UNIX_EPOCH);
             self.verified.first_sequence =
@@ -219,7 +221,7 @@ impl Comparison<'_> {
         copy: Copy,
         logged: &Content,
         tell: &mut impl FnMut(&VerificationFinding),
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         let mut differs = copy.differs(logged, self.reader.maps_subjects);
         if let Some(object) = &copy.object
             && !self.reader.has_object(object).await.map_err(|problem| self.problem(problem))?
@@ -248,7 +250,7 @@ impl Comparison<'_> {
         stands: &Row,
         expression: &str,
         tell: &mut impl FnMut(&VerificationFinding),
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         let lane: i16 = stands.get("lane");
         let (floor, high): (i64, i64) = (stands.get("floor"), stands.get("high"));
         let snap: Option<&str> = stands.get("snap");
@@ -285,7 +287,7 @@ impl Comparison<'_> {
         operator: &mut Operator,
         lane: i16,
         absent: Vec<(i64, SystemTime)>,
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         let ids: Vec<i64> = absent.iter().map(|(id, _)| *id).collect();
         let Some(found) = &mut self.found else {
             self.verified.resent += operator.send_again(lane, &ids, &self.asked.stream).await?;
@@ -298,11 +300,7 @@ impl Comparison<'_> {
     }
 
     /// Whether a message is missing or different.
-    async fn is_absent(
-        &mut self,
-        row: &Row,
-        tell: &mut impl FnMut(&VerificationFinding),
-    ) -> Result<bool, RelayError> {
+    async fn is_absent(&mut self, row: &Row, tell: &mut impl FnMut(&VerificationFinding)) -> Result<bool> {
         let (id, subject, enqueued_at) = (row.get("id"), row.get("subject"), time::enqueued_at(row));
         if self.whole.contains(id) {
             self.verified.superseded += u64::from(self.altered.contains(id));

@@ -7,7 +7,7 @@ use futures_util::{StreamExt as _, stream};
 use oncebox_connect::{
     clock::Reading,
     config::{Database, OutboxConfig},
-    error::{RelayError, error_chain},
+    error::error_chain,
     postgres::{Connector, Parameter, connect_postgres, shares_backends, typed},
 };
 use oncebox_relay::facts::{Fault, LowIds, faults, sql};
@@ -20,7 +20,7 @@ use tokio_postgres::{AsyncMessage, Client, Row};
 
 use super::{DatabaseFacts, InboxFacts, Lacking};
 use crate::{
-    LossStatus, SagasUnled,
+    LossStatus, Result, SagasUnled,
     disk::full_disk,
     relay_settings::{RelaySettings, relay_settings},
     sagas::UNLED_SECONDS,
@@ -57,7 +57,7 @@ const UNLED: &str = include_str!("../sql/status_unled.sql");
 ///
 /// # Errors
 /// PostgreSQL cannot be reached, or does not let us in.
-pub(crate) async fn examine(config: &OutboxConfig) -> Result<DatabaseFacts, RelayError> {
+pub(crate) async fn examine(config: &OutboxConfig) -> Result<DatabaseFacts> {
     let mut config = config.clone();
     config.database = config.database.of_operator();
     let mut tasks = JoinSet::new();

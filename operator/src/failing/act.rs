@@ -12,7 +12,7 @@ use oncebox_relay::facts::Letter;
 
 use super::{FailingMessage, failing_message, place};
 use crate::{
-    BATCH, Operator,
+    BATCH, Operator, Result,
     action::{Acting, Done, Listed, Page, Scan, Verb},
     failed, is_full, is_selected, query,
     resend::{Payload, Resender, headers_json},
@@ -35,7 +35,7 @@ enum Fate {
 }
 
 impl Listed for FailingMessage {
-    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>, RelayError> {
+    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>> {
         let [scope, tenant, key] = match &scan.after {
             Place::Key(place) => place.clone(),
             _ => Default::default(),
@@ -91,7 +91,7 @@ impl Listed for FailingMessage {
         acting: &Acting<'_>,
         rows: &[Self],
         done: &mut Done,
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         acting.is_one_of(&[Verb::RetryFailing, Verb::BuryFailing])?;
         for message in rows {
             let count = match operator.act_on_one(acting, message).await? {
@@ -109,11 +109,7 @@ impl Listed for FailingMessage {
 }
 
 impl Operator {
-    async fn act_on_one(
-        &mut self,
-        acting: &Acting<'_>,
-        message: &FailingMessage,
-    ) -> Result<Fate, RelayError> {
+    async fn act_on_one(&mut self, acting: &Acting<'_>, message: &FailingMessage) -> Result<Fate> {
         if message.is_busy(acting) {
             return Ok(Fate::Busy);
         }
@@ -142,7 +138,7 @@ impl Operator {
         resender: &Resender,
         message: &FailingMessage,
         stored: StreamMessage,
-    ) -> Result<Fate, RelayError> {
+    ) -> Result<Fate> {
         let (stamp, sql) = (self.stamp.clone(), self.sql.retry_failing.clone());
         let FailingMessage { scope, tenant, key, message: copy, .. } = message;
         let transaction = self.begin().await?;
@@ -167,7 +163,7 @@ impl Operator {
         resender: &Resender,
         message: &FailingMessage,
         stored: StreamMessage,
-    ) -> Result<Fate, RelayError> {
+    ) -> Result<Fate> {
         let (stamp, sql) = (self.stamp.clone(), self.sql.bury_failing.clone());
         let FailingMessage { scope, tenant, key, stream, stream_sequence, failures, reason, .. } = message;
         // The whole one tells copies of the key from other messages.
@@ -205,7 +201,7 @@ impl Operator {
         })
     }
 
-    async fn forget_one(&mut self, message: &FailingMessage) -> Result<Fate, RelayError> {
+    async fn forget_one(&mut self, message: &FailingMessage) -> Result<Fate> {
         let stamp = self.stamp.clone();
         let FailingMessage { scope, tenant, key, message: copy, .. } = message;
         let parameters: [&dyn Parameter; 6] = [scope, tenant, key, copy, &stamp.operator, &stamp.note];

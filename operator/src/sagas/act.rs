@@ -10,7 +10,7 @@ use tokio_postgres::error::SqlState;
 
 use super::{FINISHED, Saga, saga};
 use crate::{
-    BATCH, Operator,
+    BATCH, Operator, Result,
     action::{Acting, Done, Listed, Page, Scan, Verb},
     failed, next_id,
     selection::{Place, Selection},
@@ -20,7 +20,7 @@ use crate::{
 const NOT_WAITING: &str = "OB009";
 
 impl Listed for Saga {
-    async fn scans(_: &Operator, of: &Selection, _: bool) -> Result<Vec<Scan>, RelayError> {
+    async fn scans(_: &Operator, of: &Selection, _: bool) -> Result<Vec<Scan>> {
         let mut scan = Scan::from(of);
         if of.newest_first && of.after.is_none() {
             scan.after = Place::Id(i64::MAX);
@@ -28,7 +28,7 @@ impl Listed for Saga {
         Ok(vec![scan])
     }
 
-    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>, RelayError> {
+    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>> {
         let (Selection { key, saga_type, state, newest_first, .. }, after) = (of, scan.after.id());
         let finished = state.as_deref().is_some_and(|state| FINISHED.contains(&state));
         let parameters: [&dyn Parameter; 7] =
@@ -69,7 +69,7 @@ impl Listed for Saga {
         acting: &Acting<'_>,
         rows: &[Self],
         done: &mut Done,
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         acting.is_one_of(&[Verb::RetrySagas, Verb::SkipStep, Verb::AbandonSagas])?;
         for saga in rows {
             operator.act_on_saga(acting, saga.id, done).await?;
@@ -80,7 +80,7 @@ impl Listed for Saga {
 
 impl Operator {
     /// Does nothing when it is not possible any more: the saga went on meanwhile.
-    async fn act_on_saga(&mut self, acting: &Acting<'_>, id: i64, done: &mut Done) -> Result<(), RelayError> {
+    async fn act_on_saga(&mut self, acting: &Acting<'_>, id: i64, done: &mut Done) -> Result<()> {
         let (stamp, sql) = (self.stamp.clone(), self.sql.clone());
         let transaction = self.begin().await?;
         let why = stamp.note.as_deref().or(stamp.operator.as_deref()).unwrap_or("by an operator");

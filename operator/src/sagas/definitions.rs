@@ -2,11 +2,10 @@
 
 use std::time::SystemTime;
 
-use oncebox_connect::error::RelayError;
 use serde::Serialize;
 
 use super::SagaGraphStep;
-use crate::{Operator, time::Rfc3339};
+use crate::{Operator, Result, time::Rfc3339};
 
 const DEFINITIONS_MAX: i64 = 1_000;
 
@@ -45,7 +44,7 @@ impl Operator {
         &self,
         saga_type: Option<&str>,
         version: Option<i32>,
-    ) -> Result<Vec<SagaDefinition>, RelayError> {
+    ) -> Result<Vec<SagaDefinition>> {
         let saga_type = saga_type.map(str::to_owned);
         let sql = &self.sql.saga_definitions;
         let rows = self.query("read definitions", sql, &[&saga_type, &version, &DEFINITIONS_MAX]).await?;

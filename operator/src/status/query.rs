@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use oncebox_connect::{
     config::Config,
-    error::{RelayError, error_chain},
+    error::error_chain,
     postgres::{Parameter, typed},
 };
 use oncebox_relay::facts::{Expectation, InboxStatus, delayed_count, expectation, faults, inbox_status, sql};
@@ -30,6 +30,7 @@ use super::{
     findings::{DOWN, findings, nats_away, of_nats},
 };
 use crate::{
+    Result,
     status::RecentSubject,
     survey::{self, Survey},
 };
@@ -56,7 +57,7 @@ impl Operator {
     /// # Errors
     /// PostgreSQL refused or went away, or somebody has the tables locked for longer than five
     /// seconds.
-    pub async fn status(&mut self) -> Result<Status, RelayError> {
+    pub async fn status(&mut self) -> Result<Status> {
         let (mut status, marks) = self.stand().await?;
         status.full_disk = full_disk(&mut self.client).await;
         status.findings = findings(&status);
@@ -65,7 +66,7 @@ impl Operator {
     }
 
     /// A status without the rates, and without their pause.
-    pub(crate) async fn stand(&mut self) -> Result<(Status, Marks), RelayError> {
+    pub(crate) async fn stand(&mut self) -> Result<(Status, Marks)> {
         let (sql, schema, relay_name) = (self.sql.clone(), self.schema.clone(), self.relay_name.clone());
         let transaction = self.client.transaction().await.map_err(failed("begin"))?;
         transaction.batch_execute(&sql.status_settings).await.map_err(failed("begin"))?;
@@ -196,16 +197,16 @@ impl Asking<'_> {
         what: &'static str,
         sql: &str,
         parameters: &[&(dyn Parameter + '_)],
-    ) -> Result<Vec<Row>, RelayError> {
+    ) -> Result<Vec<Row>> {
         query(&self.0, what, sql, parameters).await
     }
 
-    async fn one(&self, what: &'static str, sql: &str) -> Result<Row, RelayError> {
+    async fn one(&self, what: &'static str, sql: &str) -> Result<Row> {
         self.0.query_typed_one(sql, &[]).await.map_err(failed(what))
     }
 
     /// `None` when this role may not look.
-    async fn dead_letters(&self, overview: &Row, sql: &str) -> Result<Option<Vec<DeadLetters>>, RelayError> {
+    async fn dead_letters(&self, overview: &Row, sql: &str) -> Result<Option<Vec<DeadLetters>>> {
         if !overview.get::<_, bool>("sees_inboxes") {
             return Ok(None);
         }
@@ -215,7 +216,7 @@ impl Asking<'_> {
     }
 
     /// None when this role may not look.
-    async fn lines_due(&self, overview: &Row, sql: &str) -> Result<Vec<LinesDue>, RelayError> {
+    async fn lines_due(&self, overview: &Row, sql: &str) -> Result<Vec<LinesDue>> {
         if !overview.get::<_, bool>("sees_inboxes") {
             return Ok(Vec::new());
         }
@@ -230,7 +231,7 @@ impl Asking<'_> {
     }
 
     /// `None` when this role may not look.
-    async fn canaries(&self, overview: &Row, sql: &str) -> Result<Option<Vec<Canary>>, RelayError> {
+    async fn canaries(&self, overview: &Row, sql: &str) -> Result<Option<Vec<Canary>>> {
         if !overview.get::<_, bool>("sees_canaries") {
             return Ok(None);
         }
@@ -238,24 +239,24 @@ impl Asking<'_> {
         Ok(Some(rows.iter().map(Canary::new).collect()))
     }
 
-    async fn sagas_waiting(&self, schema: &SchemaName) -> Result<Vec<SagasWaiting>, RelayError> {
+    async fn sagas_waiting(&self, schema: &SchemaName) -> Result<Vec<SagasWaiting>> {
         let rows = self.all("count sagas", &schema.sql(sql::SAGAS), &[&SAGAS_MAX]).await?;
         Ok(rows.iter().filter_map(sagas_waiting).collect())
     }
 
-    async fn sagas_unled(&self, sql: &str) -> Result<Vec<SagasUnled>, RelayError> {
+    async fn sagas_unled(&self, sql: &str) -> Result<Vec<SagasUnled>> {
         let bounds: [&dyn Parameter; 2] = [&SAGAS_MAX, &UNLED_SECONDS];
         let rows = self.all("find sagas that no process leads", sql, &bounds).await?;
         Ok(rows.iter().map(SagasUnled::new).collect())
     }
 
-    async fn expectations(&self, schema: &SchemaName) -> Result<Vec<Expectation>, RelayError> {
+    async fn expectations(&self, schema: &SchemaName) -> Result<Vec<Expectation>> {
         let rows = self.all("list expectations", &schema.sql(sql::EXPECTATIONS), &[]).await?;
         Ok(rows.iter().map(expectation).collect())
     }
 
     /// `None` when this role may not count.
-    async fn inboxes(&self, overview: &Row, sql: &str) -> Result<Option<Vec<InboxStatus>>, RelayError> {
+    async fn inboxes(&self, overview: &Row, sql: &str) -> Result<Option<Vec<InboxStatus>>> {
         if !overview.get::<_, bool>("counts_inboxes") {
             return Ok(None);
         }

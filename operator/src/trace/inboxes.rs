@@ -2,13 +2,13 @@
 
 use std::time::SystemTime;
 
-use oncebox_connect::{error::RelayError, postgres::typed};
+use oncebox_connect::postgres::typed;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::{Row, Transaction, error::SqlState};
 
 use crate::{
-    BATCH,
+    BATCH, Result,
     columns::columns,
     failed,
     statements::Statements,
@@ -179,7 +179,7 @@ pub(super) async fn inboxes(
     sql: &Statements,
     keys: &[String],
     below: Option<&str>,
-) -> Result<Vec<TracedKey>, RelayError> {
+) -> Result<Vec<TracedKey>> {
     let (keys, rows_max) = (keys.to_vec(), BATCH * 10);
     transaction.batch_execute("SAVEPOINT inboxes").await.map_err(failed("set a savepoint"))?;
     let looking = async {

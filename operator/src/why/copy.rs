@@ -14,7 +14,7 @@ use oncebox_relay::facts::{Copy, sql};
 use tokio::time::{Instant, timeout_at};
 
 use crate::{
-    Operator, TracedMessage,
+    Operator, Result, TracedMessage,
     survey::Survey,
     verify::{absence::Absence, reader::Reader},
 };
@@ -49,7 +49,7 @@ pub(super) async fn find(
     survey: &Survey,
     messages: &[TracedMessage],
     limit: Duration,
-) -> Result<HashMap<(i16, i64), Stored>, RelayError> {
+) -> Result<HashMap<(i16, i64), Stored>> {
     let deadline = Instant::now() + limit;
     let outbox = operator.query("read who the outbox is", &operator.schema.sql(sql::OUTBOX), &[]).await?;
     let outbox: String = outbox.first().map(|row| row.get(0)).unwrap_or_default();
@@ -90,11 +90,7 @@ pub(super) async fn find(
 }
 
 /// The sequence that receipts say, and whether it is exact.
-async fn receipts(
-    operator: &Operator,
-    message: &TracedMessage,
-    stream: &str,
-) -> Result<Option<(u64, bool)>, RelayError> {
+async fn receipts(operator: &Operator, message: &TracedMessage, stream: &str) -> Result<Option<(u64, bool)>> {
     let parameters: [&dyn Parameter; 3] = [&message.lane, &message.id, &stream];
     let rows = match operator.query("find the receipt", &operator.sql.why_stored, &parameters).await {
         // Receipts only shorten the search.

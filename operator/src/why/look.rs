@@ -21,7 +21,7 @@ use super::{
     finish, inbox, outbox, walk,
 };
 use crate::{
-    Operator, PlacedTrace, TracedMessage,
+    Operator, PlacedTrace, Result, TracedMessage,
     disk::full_disk,
     everywhere::within,
     obstacles::Expected,
@@ -130,7 +130,7 @@ async fn look(
     placed: &PlacedTrace,
     source: &WhySource<'_>,
     limit: Duration,
-) -> Result<Look, RelayError> {
+) -> Result<Look> {
     let messages = &placed.trace.messages;
     let mut status = match source.status {
         Some(seen) => Status { nats: None, nats_problem: None, ..seen.clone() },
@@ -171,7 +171,7 @@ async fn look(
 }
 
 /// Handlers at work, and dead letters; nothing when this role may not look.
-async fn inboxes(operator: &mut Operator, keys: &[(String, String)]) -> Result<Inboxes, RelayError> {
+async fn inboxes(operator: &mut Operator, keys: &[(String, String)]) -> Result<Inboxes> {
     let sql = operator.sql.clone();
     let (keys, tenants): (Vec<String>, Vec<String>) = keys.iter().cloned().unzip();
     let transaction = operator.begin().await?;
