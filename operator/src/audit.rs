@@ -4,9 +4,8 @@ use std::time::SystemTime;
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::Row;
 
-use super::{Operator, Result, columns::columns, time::Rfc3339};
+use super::{Operator, Result, rows::from_row, time::Rfc3339};
 
 /// The action of an operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -44,13 +43,8 @@ impl Operator {
     /// PostgreSQL refused or went away.
     pub async fn audit(&self, before: i64, limit: u32) -> Result<Vec<AuditRow>> {
         let limit = i64::from(limit);
-        let rows = self.query("read the audit table", &self.sql.audits, &[&before, &limit]).await?;
-        Ok(rows.iter().map(audit_row).collect())
+        self.all("read the audit table", &self.sql.audits, &[&before, &limit]).await
     }
 }
 
-pub(super) fn audit_row(row: &Row) -> AuditRow {
-    columns!(row => AuditRow {
-        id, can_undo, happened_at, database_user, operator, note, action, key, reason
-    })
-}
+from_row!(AuditRow: id, can_undo, happened_at, database_user, operator, note, action, key, reason);

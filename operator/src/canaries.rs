@@ -6,13 +6,11 @@ use std::time::{Duration, SystemTime};
 use oncebox_connect::{postgres::Parameter, words::counted};
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::Row;
 
 use super::{
     DeadLetter, Operator, ParkedMessage, Result,
     action::{Acting, Listed, Verb},
-    columns::columns,
-    failed, query,
+    rows::from_row,
     selection::Selection,
     shown::RowSet,
     time::{Rfc3339, Rfc3339Option},
@@ -89,14 +87,11 @@ impl Canary {
             _ => None,
         }
     }
-
-    pub(super) fn new(row: &Row) -> Self {
-        columns!(row => Self {
-            id, kind, state, selected, waiting, watched, good, failed, skipped, reason, fault,
-            database_user, operator, note, began_at, ended_at
-        })
-    }
 }
+
+from_row!(Canary:
+    id, kind, state, selected, waiting, watched, good, failed, skipped, reason, fault, database_user, operator,
+    note, began_at, ended_at);
 
 impl Operator {
     /// The canaries, the newest first, `limit` at most.
@@ -104,8 +99,7 @@ impl Operator {
     /// # Errors
     /// PostgreSQL refused or went away.
     pub async fn canaries(&self, limit: i64) -> Result<Vec<Canary>> {
-        let rows = self.query("list canaries", &self.sql.canaries, &[&limit]).await?;
-        Ok(rows.iter().map(Canary::new).collect())
+        self.all("list canaries", &self.sql.canaries, &[&limit]).await
     }
 
     /// Begins a canary of all rows that are selected, `limit` at most, and returns its id; `None`
@@ -137,12 +131,8 @@ impl Operator {
         if ids.is_empty() {
             return Ok(None);
         }
-        let (stamp, sql) = (self.stamp.clone(), self.sql.begin_canary.clone());
-        let transaction = self.begin().await?;
-        let seconds = within.as_secs_f64();
-        let parameters: [&dyn Parameter; 6] = [&kind, &lanes, &ids, &seconds, &stamp.operator, &stamp.note];
-        let rows = query(&transaction, "begin a canary", &sql, &parameters).await?;
-        transaction.commit().await.map_err(failed("commit"))?;
+        let parameters: [&dyn Parameter; 4] = [&kind, &lanes, &ids, &within.as_secs_f64()];
+        let rows = self.change("begin a canary", |sql| &sql.begin_canary, &parameters, false).await?;
         Ok(rows.first().map(|row| row.get(0)))
     }
 
@@ -152,8 +142,8 @@ impl Operator {
     /// # Errors
     /// PostgreSQL refused or went away.
     pub async fn stop_canary(&mut self, id: i64) -> Result<bool> {
-        let sql = self.sql.stop_canary.clone();
-        self.act_on_canary("stop a canary", &sql, id).await
+        let rows = self.change("stop a canary", |sql| &sql.stop_canary, &[&id], false).await?;
+        Ok(rows.first().is_some_and(|row| row.get(0)))
     }
 
     /// Goes on with the rest of a canary that has stopped, one row first. False when it has not
@@ -162,15 +152,7 @@ impl Operator {
     /// # Errors
     /// PostgreSQL refused or went away.
     pub async fn continue_canary(&mut self, id: i64) -> Result<bool> {
-        let sql = self.sql.continue_canary.clone();
-        self.act_on_canary("continue a canary", &sql, id).await
-    }
-
-    async fn act_on_canary(&mut self, what: &'static str, sql: &str, id: i64) -> Result<bool> {
-        let stamp = self.stamp.clone();
-        let transaction = self.begin().await?;
-        let rows = query(&transaction, what, sql, &[&id, &stamp.operator, &stamp.note]).await?;
-        transaction.commit().await.map_err(failed("commit"))?;
+        let rows = self.change("continue a canary", |sql| &sql.continue_canary, &[&id], false).await?;
         Ok(rows.first().is_some_and(|row| row.get(0)))
     }
 }

@@ -6,16 +6,14 @@ use oncebox_connect::postgres::Parameter;
 use oncebox_relay::facts::Letter;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::Row;
 
 use super::{
     BATCH, Operator, Result,
     action::{Acting, Done, Listed, Page, Scan, Verb},
-    columns::columns,
-    failed, is_selected, next_id,
+    commit, is_selected, next_id,
     payload::{ShownPayload, shown_payload},
-    query,
     resend::Resender,
+    rows::{FromRow, from_row, query},
     selection::{Place, Selection},
     time::{Rfc3339, Rfc3339Option},
 };
@@ -76,12 +74,6 @@ pub struct DeadLetters {
 }
 
 impl DeadLetters {
-    pub(super) fn new(row: &Row) -> Self {
-        columns!(row => Self {
-            scope, letters, is_capped, behind, newest_at, reason
-        })
-    }
-
     /// How many messages wait behind them, as the rest of a sentence.
     pub(super) fn waiting(&self) -> String {
         match self.behind {
@@ -135,7 +127,7 @@ impl Operator {
         payload_bytes_max: Option<i32>,
     ) -> Result<Option<DeadLetterDetails>> {
         let rows = self.query("show a dead letter", &self.sql.letter, &[&id, &payload_bytes_max]).await?;
-        Ok(rows.first().map(details))
+        Ok(rows.first().map(FromRow::from_row))
     }
 
     /// Sends one letter back and deletes it, or puts it at the head of its line. False when it is
@@ -147,16 +139,13 @@ impl Operator {
         let parameters: [&dyn Parameter; 3] = [&id, &stamp.operator, &stamp.note];
         let in_line = query(&transaction, "retry a dead letter", &sql_in_line, &parameters).await?;
         if in_line.first().is_some_and(|row| row.get(0)) {
-            transaction.commit().await.map_err(failed("commit"))?;
+            commit(transaction).await?;
             return Ok(true);
         }
         let rows = query(&transaction, "retry a dead letter", &sql, &parameters).await?;
         let Some(row) = rows.first() else { return Ok(false) };
-        let returned = columns!(row => Letter {
-            outbox, key, subject, headers, payload, number
-        });
-        resend.send(id, returned).await?;
-        transaction.commit().await.map_err(failed("commit"))?;
+        resend.send(id, Letter::from_row(row)).await?;
+        commit(transaction).await?;
         Ok(true)
     }
 }
@@ -179,7 +168,7 @@ impl Listed for DeadLetter {
             [&after, &BATCH, id, key, scope, &subject, &reason, reason_is, subject_is, no_key];
         let rows = operator.query("look at dead letters", &operator.sql.letters, &parameters).await?;
         let next = next_id(&rows).filter(|id| *id < scan.last).map(Place::Id);
-        let selected = rows.iter().filter(is_selected).map(dead_letter);
+        let selected = rows.iter().filter(is_selected).map(Self::from_row);
         Ok(Page::new(selected.filter(|letter| letter.id <= scan.last).collect(), next))
     }
 
@@ -221,42 +210,29 @@ impl Listed for DeadLetter {
         rows: &[Self],
         done: &mut Done,
     ) -> Result<()> {
-        let ids: Vec<i64> = rows.iter().map(|row| row.id).collect();
-        let stamp = operator.stamp.clone();
-        let parameters: [&dyn Parameter; 3] = [&ids, &stamp.operator, &stamp.note];
         done.done += match acting.resender {
             Some(resend) if acting.verb == Verb::RetryLetters => {
-                let is_done = operator.resend_dead_letter(resend, ids[0]).await?;
+                let is_done = operator.resend_dead_letter(resend, rows[0].id).await?;
                 done.edited += u64::from(is_done && rows[0].edit.is_some());
                 u64::from(is_done)
             }
             _ => {
                 acting.is_one_of(&[Verb::DiscardLetters])?;
-                operator
-                    .change("discard dead letters", |sql| &sql.discard_letters, &parameters, false)
-                    .await?
+                let ids: Vec<i64> = rows.iter().map(|row| row.id).collect();
+                let discard = "discard dead letters";
+                operator.change(discard, |sql| &sql.discard_letters, &[&ids], false).await?.len() as u64
             }
         };
         Ok(())
     }
 }
 
-fn dead_letter(row: &Row) -> DeadLetter {
-    columns!(row => DeadLetter {
-        id, scope, tenant, key, subject, stream, stream_sequence, deliveries, reason, payload_bytes,
-        ordering_key, behind, edit
-    } with {
-        died_at: row.get("created_at"),
-    })
-}
-
-fn details(row: &Row) -> DeadLetterDetails {
-    let headers: String = row.get("headers");
-    DeadLetterDetails {
-        letter: dead_letter(row),
-        key_status: row.get("key_status"),
-        stored_at: row.get("stored_at"),
-        headers: serde_json::from_str(&headers).unwrap_or_default(),
-        payload: shown_payload(row),
-    }
-}
+from_row!(DeadLetter:
+    id, scope, tenant, key, subject, stream, stream_sequence, deliveries, reason, payload_bytes, ordering_key,
+    behind, edit, died_at = "created_at");
+from_row!(DeadLetters: scope, letters, is_capped, behind, newest_at, reason);
+from_row!(Letter: outbox, key, subject, headers, payload, number);
+from_row!(DeadLetterDetails: key_status, stored_at; row =>
+    letter: DeadLetter::from_row(row),
+    headers: serde_json::from_str(row.get("headers")).unwrap_or_default(),
+    payload: shown_payload(row));

@@ -5,13 +5,12 @@ use std::time::SystemTime;
 use oncebox_connect::postgres::Parameter;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::Row;
 
 use super::{
     BATCH, Operator, Result,
     action::{Acting, Done, Listed, Page, Scan, Verb},
-    columns::columns,
     is_selected, next_id,
+    rows::{FromRow, from_row},
     selection::{Place, Selection},
     time::Rfc3339,
 };
@@ -68,7 +67,7 @@ impl Listed for DelayedMessage {
             operator.query("look at delayed messages", &operator.sql.look_delayed, &parameters).await?;
         let next = next_id(&rows).zip(rows.last());
         let next = next.map(|(id, row)| Place::Due(row.get("not_before"), id));
-        Ok(Page::new(rows.iter().filter(is_selected).map(delayed_message).collect(), next))
+        Ok(Page::new(rows.iter().filter(is_selected).map(Self::from_row).collect(), next))
     }
 
     fn name(&self, _: &Acting<'_>) -> String {
@@ -87,17 +86,11 @@ impl Listed for DelayedMessage {
         done: &mut Done,
     ) -> Result<()> {
         acting.is_one_of(&[Verb::CancelDelayed])?;
-        let stamp = operator.stamp.clone();
         let keys: Vec<&str> = rows.iter().map(|row| row.key.as_str()).collect();
-        let parameters: [&dyn Parameter; 3] = [&keys, &stamp.operator, &stamp.note];
         let cancel = "cancel delayed messages";
-        done.done += operator.change(cancel, |sql| &sql.cancel_delayed, &parameters, false).await?;
+        done.done += operator.change(cancel, |sql| &sql.cancel_delayed, &[&keys], false).await?.len() as u64;
         Ok(())
     }
 }
 
-fn delayed_message(row: &Row) -> DelayedMessage {
-    columns!(row => DelayedMessage {
-        key, subject, ordering_key, not_before, created_at, payload_bytes, id
-    })
-}
+from_row!(DelayedMessage: key, subject, ordering_key, not_before, created_at, payload_bytes, id);

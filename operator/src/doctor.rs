@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use crate::{
     consumption::consumption,
-    obstacles::{Expected, Obstacle, obstacles},
+    obstacles::{Expected, obstacles},
     survey::{self, Survey},
 };
 
@@ -176,8 +176,8 @@ fn diagnose(plan: &Plan, seen: &Examination) -> Vec<Diagnosis> {
         (Some(survey), _) => {
             let subjects =
                 seen.postgres.iter().flat_map(|facts| &facts.subjects).cloned().collect::<Vec<_>>();
-            found.extend(obstacles(&plan.expected, survey, &subjects).into_iter().map(problem));
-            found.extend(consumption(survey, &subjects).into_iter().map(behind));
+            found.extend(obstacles(&plan.expected, survey, &subjects));
+            found.extend(consumption(survey, &subjects));
             nats::check(plan, survey, &subjects, &mut found);
             streams::check_bucket(survey, &mut found);
             // Of one without a leader not all is known.
@@ -204,16 +204,6 @@ fn diagnose(plan: &Plan, seen: &Examination) -> Vec<Diagnosis> {
     found
 }
 
-fn problem(obstacle: Obstacle) -> Diagnosis {
-    let Obstacle { check, what, consequence, remedy } = obstacle;
-    Diagnosis { severity: Severity::Problem, check, what, consequence, remedy }
-}
-
-/// Something behind the streams, of which a relay knows nothing.
-fn behind(obstacle: Obstacle) -> Diagnosis {
-    Diagnosis { severity: Severity::Warning, ..problem(obstacle) }
-}
-
 fn unreachable(check: &'static str, consequence: &str, problem: Option<&String>) -> Diagnosis {
     problem_of(
         check,
@@ -233,7 +223,7 @@ fn new(
     Diagnosis { severity, check, what: what.into(), consequence: consequence.into(), remedy: remedy.into() }
 }
 
-fn problem_of(
+pub(crate) fn problem_of(
     check: &'static str,
     what: impl Into<String>,
     consequence: impl Into<String>,
@@ -242,7 +232,7 @@ fn problem_of(
     new(Severity::Problem, check, what, consequence, remedy)
 }
 
-fn warning(
+pub(crate) fn warning(
     check: &'static str,
     what: impl Into<String>,
     consequence: impl Into<String>,

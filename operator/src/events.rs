@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use oncebox_connect::postgres::Parameter;
+use crate::rows::Parameters;
 use serde::Serialize;
 
 use super::{Operator, Result};
@@ -89,7 +89,7 @@ impl Operator {
         &self,
         action: &'static str,
         sql: &str,
-        parameters: &[&dyn Parameter],
+        parameters: &Parameters<'_>,
     ) -> Result<Vec<EventKind>> {
         let rows = self.query(action, sql, parameters).await?;
         Ok(rows.iter().filter_map(|row| row.get::<_, &str>(0).parse().ok()).collect())

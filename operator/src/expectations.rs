@@ -7,8 +7,14 @@ use oncebox_connect::{error::RelayError, postgres::Parameter};
 use oncebox_relay::facts::{Expectation, expectation, sql};
 use schemars::JsonSchema;
 use serde::Serialize;
+use tokio_postgres::Row;
 
-use super::{Operator, Result, columns::columns, selection::SubjectPattern, time::Rfc3339};
+use super::{
+    Operator, Result,
+    rows::{FromRow, from_row},
+    selection::SubjectPattern,
+    time::Rfc3339,
+};
 
 /// Messages that an inbox must have in time.
 #[derive(Clone, Debug)]
@@ -43,6 +49,14 @@ pub struct Unhandled {
     /// When it was enqueued.
     #[serde(with = "Rfc3339")]
     pub enqueued_at: SystemTime,
+}
+
+from_row!(Unhandled: key, subject, lane, id, handled_by = "scope", enqueued_at = "created_at");
+
+impl FromRow for Expectation {
+    fn from_row(row: &Row) -> Self {
+        expectation(row)
+    }
 }
 
 /// What the functions refuse, as sentences of a command.
@@ -97,8 +111,7 @@ impl Operator {
     /// # Errors
     /// PostgreSQL refused or went away.
     pub async fn expectations(&self) -> Result<Vec<Expectation>> {
-        let rows = self.query("list expectations", &self.schema.sql(sql::EXPECTATIONS), &[]).await?;
-        Ok(rows.iter().map(expectation).collect())
+        self.all("list expectations", &self.schema.sql(sql::EXPECTATIONS), &[]).await
     }
 
     /// Messages that are not in their inbox in time, the oldest first; of one expectation, or all.
@@ -112,17 +125,6 @@ impl Operator {
         limit: usize,
     ) -> Result<Vec<Unhandled>> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let rows = self
-            .query("list unhandled messages", &self.sql.unhandled, &[&subject, &handled_by, &limit])
-            .await?;
-        let unhandled = rows.iter().map(|row| {
-            columns!(row => Unhandled {
-                key, subject, lane, id
-            } with {
-                handled_by: row.get("scope"),
-                enqueued_at: row.get("created_at"),
-            })
-        });
-        Ok(unhandled.collect())
+        self.all("list unhandled messages", &self.sql.unhandled, &[&subject, &handled_by, &limit]).await
     }
 }

@@ -12,7 +12,7 @@ use tokio_postgres::Row;
 
 use super::{
     Operator, Result,
-    columns::columns,
+    rows::from_row,
     selection::{FailingId, Place, Selection},
     time::{Rfc3339, Rfc3339Option},
 };
@@ -101,13 +101,7 @@ impl Operator {
         let (subject, reason) = (of.expression(), of.part_of_reason());
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let parameters: [&dyn Parameter; 5] = [key, scope, &subject, &reason, &limit];
-        let rows = self.query("count failing messages", &self.sql.failing_reasons, &parameters).await?;
-        let read = |row: &Row| {
-            columns!(row => FailingReason {
-                scope, reason, messages, oldest_at, next_at
-            })
-        };
-        Ok(rows.iter().map(read).collect())
+        self.all("count failing messages", &self.sql.failing_reasons, &parameters).await
     }
 }
 
@@ -115,12 +109,9 @@ fn place(row: &Row) -> [String; 3] {
     ["scope", "tenant", "key"].map(|column| row.get(column))
 }
 
-fn failing_message(row: &Row) -> FailingMessage {
-    columns!(row => FailingMessage {
-        scope, tenant, key, subject, stream, stream_sequence, failures, reason, failed_at, due_at, message,
-        came_at
-    } with {
-        id: FailingId(place(row)).to_string(),
-        is_due: row.get::<_, Option<bool>>("is_due") == Some(true),
-    })
-}
+from_row!(FailingReason: scope, reason, messages, oldest_at, next_at);
+from_row!(FailingMessage:
+    scope, tenant, key, subject, stream, stream_sequence, failures, reason, failed_at, due_at, message, came_at;
+    row =>
+    id: FailingId(place(row)).to_string(),
+    is_due: row.get::<_, Option<bool>>("is_due") == Some(true));

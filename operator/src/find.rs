@@ -5,11 +5,11 @@ use std::time::SystemTime;
 use oncebox_connect::postgres::Parameter;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::Row;
 
 use super::{
     Operator, Result, failed,
     payload::{ShownPayload, shown_payload},
+    rows::{FromRow as _, from_row},
     time::{Rfc3339, enqueued_at},
 };
 
@@ -70,13 +70,7 @@ impl Operator {
     /// PostgreSQL refused or went away.
     pub async fn message(&self, key: &str, with_payload: bool) -> Result<Option<MessageContent>> {
         let parameters: [&dyn Parameter; 3] = [&key, &with_payload, &PAYLOAD_BYTES_MAX];
-        let rows = self.query("read a message", &self.sql.message, &parameters).await?;
-        Ok(rows.first().map(|row| MessageContent {
-            message: found_message(row),
-            headers: serde_json::from_str(row.get("headers")).unwrap_or_default(),
-            payload_bytes: row.get("payload_bytes"),
-            payload: shown_payload(row),
-        }))
+        Ok(self.all("read a message", &self.sql.message, &parameters).await?.pop())
     }
 
     /// The messages and sagas that have this text as ordering key, subject, trace or business id.
@@ -86,8 +80,8 @@ impl Operator {
     pub async fn find(&self, text: &str) -> Result<Found> {
         // One more shows that there are more.
         let (recent, most) = (&self.sql.find_recent, FOUND_MAX as i64 + 1);
-        let rows = self.query("find messages", recent, &[&text, &LOOKED_AT_MAX, &most]).await?;
-        let mut messages: Vec<FoundMessage> = rows.iter().map(found_message).collect();
+        let mut messages: Vec<FoundMessage> =
+            self.all("find messages", recent, &[&text, &LOOKED_AT_MAX, &most]).await?;
         let rows = self.query("find sagas", &self.sql.find_sagas, &[&text, &most]).await?;
         let mut sagas: Vec<String> = rows.iter().map(|row| row.get("key")).collect();
         let has_more = messages.len().max(sagas.len()) > FOUND_MAX;
@@ -116,11 +110,8 @@ impl Operator {
     }
 }
 
-fn found_message(row: &Row) -> FoundMessage {
-    FoundMessage {
-        key: row.get("key"),
-        subject: row.get("subject"),
-        ordering_key: row.get("ordering_key"),
-        created_at: enqueued_at(row),
-    }
-}
+from_row!(FoundMessage: key, subject, ordering_key; row => created_at: enqueued_at(row));
+from_row!(MessageContent: payload_bytes; row =>
+    message: FoundMessage::from_row(row),
+    headers: serde_json::from_str(row.get("headers")).unwrap_or_default(),
+    payload: shown_payload(row));

@@ -5,9 +5,8 @@ use std::time::{Duration, SystemTime};
 use oncebox_connect::postgres::Parameter;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::Row;
 
-use super::{Operator, Result, columns::columns, time::Rfc3339};
+use super::{Operator, Result, rows::from_row, time::Rfc3339};
 
 /// The limit on subjects of a stretch of time.
 const SUBJECTS_MAX: i64 = 21;
@@ -105,28 +104,20 @@ impl Operator {
         let point_seconds = point.as_secs_f64();
         let what = "read the history";
         let all: [&dyn Parameter; 3] = [&since, &until, &point_seconds];
-        let points = self.query(what, &self.sql.history, &all).await?;
         let some = |most: &'static i64| -> [&dyn Parameter; 3] { [&since, &until, most] };
-        let subjects = self.query(what, &self.sql.history_subjects, &some(&SUBJECTS_MAX)).await?;
-        let marks = self.query(what, &self.sql.history_marks, &some(&MARKS_MAX)).await?;
-        let mark = |row: &Row| Mark { at: row.get("at"), kind: row.get("kind"), what: row.get("what") };
-        let subject = |row: &Row| SubjectCount { subject: row.get("subject"), messages: row.get("messages") };
         Ok(History {
             since,
             until,
             point_seconds,
-            points: points.iter().map(HistoryPoint::read).collect(),
-            subjects: subjects.iter().map(subject).collect(),
-            marks: marks.iter().map(mark).collect(),
+            points: self.all(what, &self.sql.history, &all).await?,
+            subjects: self.all(what, &self.sql.history_subjects, &some(&SUBJECTS_MAX)).await?,
+            marks: self.all(what, &self.sql.history_marks, &some(&MARKS_MAX)).await?,
         })
     }
 }
 
-impl HistoryPoint {
-    fn read(row: &Row) -> Self {
-        columns!(row => Self {
-            at, stored, stored_median, stored_p99, sampled, handled, handled_median, handled_p99,
-            lag_seconds, backlog, parked, dead, delayed, failing, dead_letters
-        })
-    }
-}
+from_row!(HistoryPoint:
+    at, stored, stored_median, stored_p99, sampled, handled, handled_median, handled_p99, lag_seconds, backlog,
+    parked, dead, delayed, failing, dead_letters);
+from_row!(SubjectCount: subject, messages);
+from_row!(Mark: at, kind, what);

@@ -15,8 +15,7 @@ use tokio_postgres::Row;
 use super::{
     Operator, Result,
     action::Done,
-    columns::columns,
-    query,
+    rows::from_row,
     selection::{Moment, Selection},
     shown::RowSet,
     time::Rfc3339,
@@ -45,13 +44,9 @@ pub struct LossStatus {
     pub found_at: SystemTime,
 }
 
-impl LossStatus {
-    pub(crate) fn new(row: &Row) -> Self {
-        columns!(row => Self {
-            stream, state, kind, lanes, sequence, lost_sequence, found_at
-        })
-    }
+from_row!(LossStatus: stream, state, kind, lanes, sequence, lost_sequence, found_at);
 
+impl LossStatus {
     /// Which messages are gone, and how many at most.
     pub(crate) fn what(&self) -> String {
         let Self { stream, kind, lanes, sequence, lost_sequence, .. } = self;
@@ -121,12 +116,9 @@ impl Operator {
         let (stream, since) = of_stream(of);
         let mut lost = self.lost(of).await?;
         lost.retain(|_, lane| only.is_none_or(|rows| lane.losses.iter().all(|loss| rows.has(loss))));
-        let (sql, stamp) = (self.sql.clone(), self.stamp.clone());
         for (lane, mut found) in lost {
-            let transaction = self.begin().await?;
-            let parameters: [&dyn Parameter; 5] = [&lane, &stream, &since, &stamp.operator, &stamp.note];
-            let sent = query(&transaction, "send again what was lost", &sql.resend, &parameters).await?;
-            transaction.commit().await.map_err(super::failed("commit"))?;
+            let parameters: [&dyn Parameter; 3] = [&lane, &stream, &since];
+            let sent = self.change("send again what was lost", |sql| &sql.resend, &parameters, false).await?;
             // Another operator was faster, or the lane holds rows of another cluster.
             let Some((messages, milestone)) = sent.first().and_then(counted_by) else { continue };
             (found.messages, found.milestone) = (messages, milestone);

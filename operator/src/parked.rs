@@ -5,14 +5,13 @@ use std::time::SystemTime;
 use oncebox_connect::postgres::Parameter;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::Row;
 
 use super::{
     BATCH, Operator, Result,
     action::{Acting, Done, Listed, Page, Scan, Verb},
-    columns::columns,
     is_selected, next_id,
     payload::{ShownPayload, shown_payload},
+    rows::{FromRow, from_row},
     selection::{Place, Selection},
     time::{Rfc3339, Rfc3339Option},
 };
@@ -99,7 +98,7 @@ impl Operator {
     pub async fn show(&self, key: &str, with_payload: bool) -> Result<Option<ParkedDetails>> {
         let parameters: [&dyn Parameter; 3] = [&key, &with_payload, &BEHIND_MAX];
         let rows = self.query("show a message", &self.sql.show, &parameters).await?;
-        Ok(rows.first().map(parked_details))
+        Ok(rows.first().map(FromRow::from_row))
     }
 }
 
@@ -149,7 +148,7 @@ impl Listed for ParkedMessage {
         let rows =
             operator.query("look at what is set aside", &operator.sql.list_parked, &parameters).await?;
         let next = next_id(&rows).filter(|id| *id < scan.last).map(Place::Id);
-        Ok(Page::new(rows.iter().filter(is_selected).map(parked_message).collect(), next))
+        Ok(Page::new(rows.iter().filter(is_selected).map(Self::from_row).collect(), next))
     }
 
     fn name(&self, _: &Acting<'_>) -> String {
@@ -174,22 +173,20 @@ impl Listed for ParkedMessage {
         done: &mut Done,
     ) -> Result<()> {
         const GIVES_UP: [Verb; 3] = [Verb::DiscardDead, Verb::DiscardParked, Verb::CancelReplays];
-        let stamp = operator.stamp.clone();
         let ids: Vec<i64> = rows.iter().map(|row| row.id).collect();
-        let (lane, name) = (rows[0].lane, acting.of.kind.in_sql());
-        let parameters: [&dyn Parameter; 5] = [&lane, &ids, &stamp.operator, &stamp.note, &name];
-        done.done += match acting.verb {
-            Verb::RetryDead => {
-                operator.change("retry messages", |sql| &sql.retry, &parameters[..4], true).await?
-            }
+        let parameters: [&dyn Parameter; 3] = [&rows[0].lane, &ids, &acting.of.kind.in_sql()];
+        let [lane_and_ids @ .., _] = &parameters;
+        let changed = match acting.verb {
+            Verb::RetryDead => operator.change("retry messages", |sql| &sql.retry, lane_and_ids, true),
             Verb::RetryParked => {
-                operator.change("try messages now", |sql| &sql.retry_parked, &parameters[..4], true).await?
+                operator.change("try messages now", |sql| &sql.retry_parked, lane_and_ids, true)
             }
             _ => {
                 acting.is_one_of(&GIVES_UP)?;
-                operator.change("give messages up", |sql| &sql.give_up, &parameters, true).await?
+                operator.change("give messages up", |sql| &sql.give_up, &parameters, true)
             }
         };
+        done.done += changed.await?.len() as u64;
         Ok(())
     }
 }
@@ -206,27 +203,14 @@ pub(super) fn parking_state(
     }
 }
 
-fn parked_message(row: &Row) -> ParkedMessage {
-    let (died_at, next_attempt_at) = (row.get("dead_at"), row.get("next_attempt_at"));
-    let asked_at: Option<SystemTime> = row.get("asked_at");
-    columns!(row => ParkedMessage {
-        id, lane, key, subject, ordering_key, attempts, replay, created_at, payload_bytes, is_first
-    } with {
-        state: parking_state(died_at, next_attempt_at),
-        next_attempt_at: next_attempt_at,
-        died_at: died_at,
-        reason: row.get("error"),
-        came_at: died_at.unwrap_or_else(|| row.get("parked_at")).max(asked_at.unwrap_or(SystemTime::UNIX_EPOCH)),
-    })
-}
-
-fn parked_details(row: &Row) -> ParkedDetails {
-    let headers: String = row.get("headers");
-    ParkedDetails {
-        message: parked_message(row),
-        parked_at: row.get("parked_at"),
-        headers: serde_json::from_str(&headers).unwrap_or_default(),
-        behind: row.get("behind"),
-        payload: shown_payload(row),
-    }
-}
+from_row!(ParkedMessage:
+    id, lane, key, subject, ordering_key, attempts, replay, created_at, payload_bytes, is_first, reason = "error",
+    next_attempt_at, died_at = "dead_at";
+    row =>
+    state: parking_state(row.get("dead_at"), row.get("next_attempt_at")),
+    came_at: row.get::<_, Option<SystemTime>>("dead_at").unwrap_or_else(|| row.get("parked_at")).max(
+        row.get::<_, Option<SystemTime>>("asked_at").unwrap_or(SystemTime::UNIX_EPOCH)));
+from_row!(ParkedDetails: parked_at, behind; row =>
+    message: ParkedMessage::from_row(row),
+    headers: serde_json::from_str(row.get("headers")).unwrap_or_default(),
+    payload: shown_payload(row));

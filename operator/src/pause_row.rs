@@ -5,10 +5,9 @@ use std::time::SystemTime;
 use oncebox_relay::facts::covers;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::Row;
 
 use super::{
-    columns::columns,
+    rows::from_row,
     time::{Rfc3339, Rfc3339Option},
 };
 
@@ -48,8 +47,4 @@ impl PauseRow {
     }
 }
 
-pub(crate) fn pause_row(row: &Row) -> PauseRow {
-    columns!(row => PauseRow {
-        kind, value, rate, subjects, reason, paused_by, database_user, paused_at, ends_at
-    })
-}
+from_row!(PauseRow: kind, value, rate, subjects, reason, paused_by, database_user, paused_at, ends_at);

@@ -14,9 +14,9 @@ use oncebox_connect::{
 use oncebox_relay::facts::covers;
 
 use super::{
-    Operator, Result, execute, failed,
-    pause_row::{PauseRow, pause_row},
-    query,
+    Operator, Result, commit, failed,
+    pause_row::PauseRow,
+    rows::query,
     selection::{Selection, SubjectPattern},
     status::recent_subjects,
 };
@@ -124,7 +124,7 @@ impl Operator {
             return Err(RelayError::Pause("its end is in the past, by the database's clock".to_owned()));
         };
         let ends_at = row.get("ends_at");
-        transaction.commit().await.map_err(failed("commit"))?;
+        commit(transaction).await?;
         Ok(ends_at)
     }
 
@@ -171,7 +171,7 @@ impl Operator {
         let (kind, value) = of.names();
         let (by, note) = (self.stamp.operator.as_deref(), self.stamp.note.as_deref());
         let parameters: [&dyn Parameter; 4] = [&kind, &value, &by, &note];
-        Ok(execute(&self.client, "resume", &self.sql.resume, &parameters).await? > 0)
+        Ok(!self.query("resume", &self.sql.resume, &parameters).await?.is_empty())
     }
 
     /// The pauses and throttles of now, the newest first; 1,000 at most.
@@ -179,8 +179,7 @@ impl Operator {
     /// # Errors
     /// PostgreSQL refused or went away.
     pub async fn pauses(&self) -> Result<Vec<PauseRow>> {
-        let rows = self.query("list pauses", &self.sql.pauses, &[&PAUSES_MAX]).await?;
-        Ok(rows.iter().map(pause_row).collect())
+        self.all("list pauses", &self.sql.pauses, &[&PAUSES_MAX]).await
     }
 
     async fn subjects_of(

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use oncebox_connect::postgres::Parameter;
-
-use super::{Operator, Result, failed, query};
+use super::{Operator, Result, query};
 
 impl Operator {
     /// Empties the segments of the log that were drained longer ago than `retention`, as the relays
@@ -31,13 +29,10 @@ impl Operator {
 
     /// One step; about how many messages went, `None` when there is nothing more to do.
     async fn prune_segment(&mut self, retention: Duration) -> Result<Option<u64>> {
-        let (stamp, sql) = (self.stamp.clone(), self.sql.clone());
-        let transaction = self.begin().await?;
         let reason = format!("settled longer ago than {}", humantime::format_duration(retention));
         let seconds = retention.as_secs_f64();
-        let parameters: [&dyn Parameter; 4] = [&seconds, &stamp.operator, &stamp.note, &reason];
-        let rows = query(&transaction, "prune the log", &sql.prune_segment, &parameters).await?;
-        transaction.commit().await.map_err(failed("commit"))?;
+        let rows =
+            self.change("prune the log", |sql| &sql.prune_segment, &[&seconds, &reason], false).await?;
         Ok(rows.first().and_then(|row| row.get::<_, Option<i64>>("messages")).map(i64::unsigned_abs))
     }
 }

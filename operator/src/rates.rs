@@ -8,7 +8,7 @@ use serde::Serialize;
 use tokio::time::sleep;
 use tokio_postgres::{Row, Transaction};
 
-use super::{Operator, Result, failed, query};
+use super::{Operator, Result, rows::query};
 
 /// Between the two looks.
 const BETWEEN: Duration = Duration::from_secs(1);
@@ -74,8 +74,7 @@ impl Operator {
     pub(super) async fn rates_since(&mut self, marks: &Marks) -> Result<Rates> {
         sleep(BETWEEN).await;
         let sql = self.sql.clone();
-        let transaction = self.client.transaction().await.map_err(failed("begin"))?;
-        transaction.batch_execute(&sql.status_settings).await.map_err(failed("begin"))?;
+        let transaction = self.begin_status().await?;
         marks.rates(&transaction, &sql.status_rates).await
     }
 }

@@ -8,7 +8,8 @@ use oncebox_relay::facts;
 use super::{
     BATCH, Operator, Result,
     action::{Acting, Done, Listed, Page, Scan, Verb},
-    failed, query,
+    failed,
+    rows::query,
     selection::{Moment, Place, Selection},
 };
 
@@ -80,11 +81,10 @@ impl Listed for Settled {
         done: &mut Done,
     ) -> Result<()> {
         acting.is_one_of(&[Verb::Replay])?;
-        let stamp = operator.stamp.clone();
         let ids: Vec<i64> = rows.iter().map(|row| row.id).collect();
-        let parameters: [&dyn Parameter; 5] =
-            [&rows[0].lane, &ids, &stamp.operator, &stamp.note, &acting.of.request];
-        done.done += operator.change("request replays", |sql| &sql.replay, &parameters, true).await?;
+        let parameters: [&dyn Parameter; 3] = [&rows[0].lane, &ids, &acting.of.request];
+        let asked = operator.change("request replays", |sql| &sql.replay, &parameters, true).await?;
+        done.done += asked.len() as u64;
         Ok(())
     }
 }
@@ -95,8 +95,7 @@ impl Operator {
     /// this role sees when it began.
     pub(crate) async fn settled_until(&mut self, now: SystemTime) -> Result<SystemTime> {
         let (sql, schema, relays) = (self.sql.clone(), self.schema.clone(), self.relay_name.clone());
-        let transaction = self.client.transaction().await.map_err(failed("begin"))?;
-        transaction.batch_execute(&sql.status_settings).await.map_err(failed("begin"))?;
+        let transaction = self.begin_status().await?;
         // Transactions first: one that commits meanwhile is among the messages that wait then.
         let open = &sql.status_enqueuing;
         let open = query(&transaction, "find open transactions", open, &[&1_i64, &relays]).await?;

@@ -4,12 +4,10 @@ use std::time::SystemTime;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tokio_postgres::Row;
 
 use super::{
     AuditRow, Kind, Operator, Result,
-    audit::audit_row,
-    columns::columns,
+    rows::{FromRow as _, from_row},
     selection::{SAGA_STATES, Selection},
     time::{Rfc3339, Rfc3339Option},
 };
@@ -198,11 +196,11 @@ impl Operator {
     /// PostgreSQL refused or went away.
     pub async fn saga(&self, key: &str, with_data: bool) -> Result<Option<SagaDetails>> {
         let Some(progress) = self.saga_progress(&[key.to_owned()]).await?.pop() else { return Ok(None) };
-        let events = self.query("read a saga's events", &self.sql.saga_events, &[&key, &BESIDE_MAX]).await?;
+        let events = self.all("read a saga's events", &self.sql.saga_events, &[&key, &BESIDE_MAX]).await?;
         let refused =
-            self.query("read refused answers", &self.sql.refused_answers, &[&key, &BESIDE_MAX]).await?;
+            self.all("read refused answers", &self.sql.refused_answers, &[&key, &BESIDE_MAX]).await?;
         let keys = vec![key];
-        let audit = self.query("read the audit table", &self.sql.trace_audit, &[&keys, &BESIDE_MAX]).await?;
+        let audit = self.all("read the audit table", &self.sql.trace_audit, &[&keys, &BESIDE_MAX]).await?;
         let details =
             self.query("read a saga", &self.sql.saga_details, &[&progress.saga.id, &with_data]).await?;
         let text = |column| details.first().and_then(|row| row.get::<_, Option<String>>(column));
@@ -212,12 +210,12 @@ impl Operator {
         replies.sort_by_key(place);
         Ok(Some(SagaDetails {
             progress,
-            events: events.iter().map(saga_event).collect(),
-            refused: refused.iter().map(data::refused_answer).collect(),
+            events,
+            refused,
             graph: text("graph").and_then(|text| serde_json::from_str(&text).ok()),
             data,
             replies,
-            audit: audit.iter().map(audit_row).collect(),
+            audit,
         }))
     }
 
@@ -240,30 +238,16 @@ impl Operator {
         for row in &self.query("read the steps of sagas", &self.sql.saga_steps, &[&ids]).await? {
             let id: i64 = row.get("saga_id");
             let progress = found.iter_mut().find(|progress| progress.saga.id == id);
-            progress.into_iter().for_each(|progress| progress.steps.push(saga_step(row)));
+            progress.into_iter().for_each(|progress| progress.steps.push(SagaStep::from_row(row)));
         }
         Ok(found)
     }
 }
 
-fn saga(row: &Row) -> Saga {
-    columns!(row => Saga {
-        id, business_id, key, version, state, direction, reason, waiting, current, created_at, age_ms,
-        changed_at, deadline_at, finished_at
-    } with {
-        saga_type: row.get("type"),
-    })
-}
-
-fn saga_step(row: &Row) -> SagaStep {
-    columns!(row => SagaStep {
-        step, state, attempt, undo_attempt, subject, undo_subject, reason, deadline_at, sent_at,
-        answered_at, undo_sent_at, undone_at
-    })
-}
-
-fn saga_event(row: &Row) -> SagaEvent {
-    columns!(row => SagaEvent {
-        kind, step, is_undo, created_at
-    })
-}
+from_row!(Saga:
+    id, saga_type = "type", business_id, key, version, state, direction, reason, waiting, current, created_at,
+    age_ms, changed_at, deadline_at, finished_at);
+from_row!(SagaStep:
+    step, state, attempt, undo_attempt, subject, undo_subject, reason, deadline_at, sent_at, answered_at,
+    undo_sent_at, undone_at);
+from_row!(SagaEvent: kind, step, is_undo, created_at);

@@ -160,6 +160,12 @@ pub struct SagasWaiting {
     pub sagas: i64,
 }
 
+impl SagasWaiting {
+    fn needs_operator(&self) -> bool {
+        ["stuck", "quarantined"].contains(&self.state.as_str())
+    }
+}
+
 /// How a lane stands.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[non_exhaustive]

@@ -3,7 +3,7 @@
 use oncebox_connect::postgres::Parameter;
 use serde::Serialize;
 
-use super::{Operator, Result, query};
+use super::{Operator, Result};
 
 /// Blocks of each table that one transaction looks at.
 const BLOCKS: i64 = 128;
@@ -52,22 +52,17 @@ impl Operator {
     }
 
     async fn sweep_step(&mut self, first: i64, dry_run: bool) -> Result<Swept> {
-        let (stamp, sql) = (self.stamp.clone(), self.sql.clone());
-        let transaction = self.begin().await?;
-        let end = first + BLOCKS;
-        let parameters: [&dyn Parameter; 5] = [&first, &end, &dry_run, &stamp.operator, &stamp.note];
-        let rows = query(&transaction, "sweep the inbox", &sql.sweep, &parameters).await?;
+        let parameters: [&dyn Parameter; 3] = [&first, &(first + BLOCKS), &dry_run];
+        let rows = self.change("sweep the inbox", |sql| &sql.sweep, &parameters, false).await?;
         let count = |column: &str| {
             rows.first().and_then(|row| u64::try_from(row.get::<_, i64>(column)).ok()).unwrap_or(0)
         };
-        let swept = Swept {
+        Ok(Swept {
             keys: count("keys"),
             dead_letters: count("dead_letters"),
             kept_letters: count("kept_letters"),
             claims: count("claims"),
             unknown_effects: count("unknown_effects"),
-        };
-        transaction.commit().await.map_err(super::failed("commit"))?;
-        Ok(swept)
+        })
     }
 }

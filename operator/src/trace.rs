@@ -14,12 +14,9 @@ pub use self::inboxes::{
     TracedEffect, TracedFailure, TracedInbox, TracedKey, TracedLease, TracedLine, TracedRequest, TracedSnooze,
 };
 use super::{
-    AuditRow, Operator, Result,
-    audit::audit_row,
-    columns::columns,
-    failed,
+    AuditRow, Operator, Result, failed,
     parked::parking_state,
-    query,
+    rows::{FromRow as _, from_row, query, values},
     sagas::SagaProgress,
     time::{Rfc3339, Rfc3339Option, enqueued_at},
 };
@@ -152,7 +149,7 @@ impl Operator {
         // An edit of a dead letter is in no outbox.
         keys.extend(edits);
         let audit = match transaction.query_typed(&sql.trace_audit, &typed(&[&keys, &AUDIT_MAX])).await {
-            Ok(rows) => Some(rows.iter().map(audit_row).collect()),
+            Ok(rows) => Some(values(&rows)),
             Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => None,
             Err(error) => return Err(failed("read the audit table")(error)),
         };
@@ -173,16 +170,11 @@ impl Operator {
     }
 }
 
+from_row!(TracedParking:
+    attempts, reason = "error", cause, parked_at, next_attempt_at, died_at = "dead_at", behind);
+
 fn traced_message(row: &Row) -> TracedMessage {
-    let parked = row.get::<_, Option<i32>>("attempts").map(|attempts| {
-        columns!(row => TracedParking {
-            cause, parked_at, next_attempt_at, behind
-        } with {
-            attempts: attempts,
-            reason: row.get("error"),
-            died_at: row.get("dead_at"),
-        })
-    });
+    let parked = row.get::<_, Option<i32>>("attempts").map(|_| TracedParking::from_row(row));
     let parking = parked.as_ref().map(|parked| parking_state(parked.died_at, parked.next_attempt_at));
     let parked_replay = row.get::<_, Option<i32>>("parked_replay");
     // A replay is set aside in the place of its message, which a stream has stored.

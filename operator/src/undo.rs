@@ -2,9 +2,8 @@
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::Row;
 
-use super::{Operator, Result, columns::columns, failed, query};
+use super::{Operator, Result, rows::from_row};
 
 /// A row that a discard took out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -32,8 +31,7 @@ impl Operator {
     /// # Errors
     /// PostgreSQL refused or went away.
     pub async fn undo_rows(&self, audit_id: i64) -> Result<Vec<UndoRow>> {
-        let rows = self.query("look at a discard", &self.sql.undo_rows, &[&audit_id]).await?;
-        Ok(rows.iter().map(undo_row).collect())
+        self.all("look at a discard", &self.sql.undo_rows, &[&audit_id]).await
     }
 
     /// Brings all rows of a discard back to where they were, in one transaction; returns how many.
@@ -41,12 +39,7 @@ impl Operator {
     /// # Errors
     /// One of them cannot come back, so none did; or PostgreSQL refused or went away.
     pub async fn undo(&mut self, audit_id: i64) -> Result<u64> {
-        let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
-        let transaction = self.begin().await?;
-        let rows = query(&transaction, "undo", &sql.undo, &[&audit_id, &stamp.operator, &stamp.note]).await?;
-        query(&transaction, "wake the relays", &sql.wake, &[&schema.as_str()]).await?;
-        transaction.commit().await.map_err(failed("commit"))?;
-        Ok(rows.len() as u64)
+        Ok(self.change("undo", |sql| &sql.undo, &[&audit_id], true).await?.len() as u64)
     }
 
     /// The row of the audit that undoes what this operator has discarded; `None` when that is
@@ -60,10 +53,4 @@ impl Operator {
     }
 }
 
-fn undo_row(row: &Row) -> UndoRow {
-    columns!(row => UndoRow {
-        audit_id, scope, key, subject, reason, obstacle
-    } with {
-        id: row.get("message_id"),
-    })
-}
+from_row!(UndoRow: audit_id, id = "message_id", scope, key, subject, reason, obstacle);

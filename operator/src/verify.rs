@@ -26,9 +26,7 @@ use tracing::info;
 
 pub use self::findings::{AlteredCopy, Difference, UnloggedCopy, VerificationFinding, Verified};
 use self::{absence::Absence, reader::Reader};
-use super::{
-    BATCH, Operator, Result, execute, failed, query, selection::SubjectPattern, shown::RowSet, time,
-};
+use super::{BATCH, Operator, Result, rows::query, selection::SubjectPattern, shown::RowSet, time};
 
 /// Unlogged copies that are told; a stream may keep its messages for longer than the log.
 const UNLOGGED_TOLD_MAX: u64 = 20;
@@ -155,16 +153,10 @@ impl Operator {
 
     /// One batch. Under the locks the statement looks again which messages may be sent.
     async fn send_again(&mut self, lane: i16, ids: &[i64], stream: &str) -> Result<u64> {
-        let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
-        let transaction = self.begin().await?;
         let reason = format!("missing in stream {stream}, or different");
-        let parameters: [&dyn Parameter; 5] = [&lane, &ids, &stamp.operator, &stamp.note, &reason];
-        let done = execute(&transaction, "park what is missing", &sql.verify_resend, &parameters).await?;
-        if done > 0 {
-            query(&transaction, "wake the relays", &sql.wake, &[&schema.as_str()]).await?;
-        }
-        transaction.commit().await.map_err(failed("commit"))?;
-        Ok(done)
+        let parameters: [&dyn Parameter; 3] = [&lane, &ids, &reason];
+        let sent = self.change("park what is missing", |sql| &sql.verify_resend, &parameters, true).await?;
+        Ok(sent.len() as u64)
     }
 }
 

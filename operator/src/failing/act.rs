@@ -10,12 +10,13 @@ use async_nats::jetstream::message::StreamMessage;
 use oncebox_connect::{error::RelayError, postgres::Parameter};
 use oncebox_relay::facts::Letter;
 
-use super::{FailingMessage, failing_message, place};
+use super::{FailingMessage, place};
 use crate::{
     BATCH, Operator, Result,
     action::{Acting, Done, Listed, Page, Scan, Verb},
-    failed, is_full, is_selected, query,
+    commit, is_full, is_selected,
     resend::{Payload, Resender, headers_json},
+    rows::{FromRow as _, query},
     selection::{FailingId, Place, Selection},
 };
 
@@ -61,7 +62,7 @@ impl Listed for FailingMessage {
         ];
         let rows = operator.query("look at failing messages", &operator.sql.failing, &parameters).await?;
         let next = rows.last().filter(|_| is_full(&rows)).map(|row| Place::Key(place(row)));
-        Ok(Page::new(rows.iter().filter(is_selected).map(failing_message).collect(), next))
+        Ok(Page::new(rows.iter().filter(is_selected).map(Self::from_row).collect(), next))
     }
 
     fn name(&self, _: &Acting<'_>) -> String {
@@ -154,7 +155,7 @@ impl Operator {
             number: row.get("number"),
         };
         resender.publish(copy).await.map_err(|problem| refused(key, problem))?;
-        transaction.commit().await.map_err(failed("commit"))?;
+        commit(transaction).await?;
         Ok(Fate::Done)
     }
 
@@ -164,7 +165,6 @@ impl Operator {
         message: &FailingMessage,
         stored: StreamMessage,
     ) -> Result<Fate> {
-        let (stamp, sql) = (self.stamp.clone(), self.sql.bury_failing.clone());
         let FailingMessage { scope, tenant, key, stream, stream_sequence, failures, reason, .. } = message;
         // The whole one tells copies of the key from other messages.
         let payload = resender.payload(&stored).await.map_err(|problem| refused(key, problem))?;
@@ -174,8 +174,7 @@ impl Operator {
         };
         let subject = stored.subject.to_string();
         let (headers, stored_at) = (headers_json(&stored.headers), SystemTime::from(stored.time));
-        let transaction = self.begin().await?;
-        let parameters: [&dyn Parameter; 14] = [
+        let parameters: [&dyn Parameter; 12] = [
             scope,
             tenant,
             key,
@@ -187,12 +186,9 @@ impl Operator {
             &stored_at,
             failures,
             reason,
-            &stamp.operator,
-            &stamp.note,
             &is_incomplete,
         ];
-        let rows = query(&transaction, "bury a failing message", &sql, &parameters).await?;
-        transaction.commit().await.map_err(failed("commit"))?;
+        let rows = self.change("bury a failing message", |sql| &sql.bury_failing, &parameters, false).await?;
         Ok(match rows.first().map(|row| row.get::<_, &str>("answer")) {
             Some("dead") => Fate::Done,
             Some("in_flight") => Fate::Busy,
@@ -202,9 +198,8 @@ impl Operator {
     }
 
     async fn forget_one(&mut self, message: &FailingMessage) -> Result<Fate> {
-        let stamp = self.stamp.clone();
         let FailingMessage { scope, tenant, key, message: copy, .. } = message;
-        let parameters: [&dyn Parameter; 6] = [scope, tenant, key, copy, &stamp.operator, &stamp.note];
+        let parameters: [&dyn Parameter; 4] = [scope, tenant, key, copy];
         self.change("forget a failing message", |sql| &sql.forget_failing, &parameters, false).await?;
         Ok(Fate::Gone)
     }

@@ -8,11 +8,12 @@ use oncebox_connect::{
 };
 use tokio_postgres::error::SqlState;
 
-use super::{FINISHED, Saga, saga};
+use super::{FINISHED, Saga};
 use crate::{
     BATCH, Operator, Result,
     action::{Acting, Done, Listed, Page, Scan, Verb},
-    failed, next_id,
+    commit, next_id,
+    rows::FromRow as _,
     selection::{Place, Selection},
 };
 
@@ -34,7 +35,7 @@ impl Listed for Saga {
         let parameters: [&dyn Parameter; 7] =
             [&after, &BATCH, key, saga_type, state, &finished, newest_first];
         let rows = operator.query("look at sagas", &operator.sql.look_sagas, &parameters).await?;
-        let selected = rows.iter().filter(|row| row.get("selected")).map(saga).collect();
+        let selected = rows.iter().filter(|row| row.get("selected")).map(Self::from_row).collect();
         Ok(Page::new(selected, next_id(&rows).map(Place::Id)))
     }
 
@@ -99,7 +100,7 @@ impl Operator {
             Err(error) if error.code().map(SqlState::code) == Some(NOT_WAITING) => return Ok(()),
             Err(source) => return Err(RelayError::store(StoreError::Statement("act on a saga", source))),
         };
-        transaction.commit().await.map_err(failed("commit"))?;
+        commit(transaction).await?;
         for row in &rows {
             match row.get("is_discarded") {
                 Some(true) => done.letters += 1,

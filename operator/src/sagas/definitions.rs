@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use serde::Serialize;
 
 use super::SagaGraphStep;
-use crate::{Operator, Result, time::Rfc3339};
+use crate::{Operator, Result, rows::from_row, time::Rfc3339};
 
 const DEFINITIONS_MAX: i64 = 1_000;
 
@@ -24,6 +24,9 @@ pub struct SagaDefinition {
     /// Its steps; none where this program cannot read them.
     pub graph: Vec<SagaGraphStep>,
 }
+
+from_row!(SagaDefinition: saga_type = "type", version, registered_at; row =>
+    graph: serde_json::from_str(row.get("graph")).unwrap_or_default());
 
 impl SagaDefinition {
     /// A definition that is not in a database, with its steps as JSON.
@@ -47,13 +50,6 @@ impl Operator {
     ) -> Result<Vec<SagaDefinition>> {
         let saga_type = saga_type.map(str::to_owned);
         let sql = &self.sql.saga_definitions;
-        let rows = self.query("read definitions", sql, &[&saga_type, &version, &DEFINITIONS_MAX]).await?;
-        let definitions = rows.iter().map(|row| SagaDefinition {
-            saga_type: row.get("type"),
-            version: row.get("version"),
-            registered_at: row.get("registered_at"),
-            graph: serde_json::from_str(row.get("graph")).unwrap_or_default(),
-        });
-        Ok(definitions.collect())
+        self.all("read definitions", sql, &[&saga_type, &version, &DEFINITIONS_MAX]).await
     }
 }

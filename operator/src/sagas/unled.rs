@@ -5,10 +5,9 @@ use std::time::SystemTime;
 use oncebox_connect::words::{counted, for_one};
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::Row;
 
 use crate::{
-    columns::columns,
+    rows::from_row,
     shell::quoted,
     time::{Rfc3339, text},
 };
@@ -42,18 +41,11 @@ pub struct SagasUnled {
     pub led_versions: Vec<i32>,
 }
 
-impl SagasUnled {
-    pub(crate) fn new(row: &Row) -> Self {
-        let led_at: Option<SystemTime> = row.get("led_at");
-        columns!(row => Self {
-            version, scope, sagas, reply_to, led_versions
-        } with {
-            saga_type: row.get("type"),
-            since: led_at.unwrap_or_else(|| row.get("oldest_at")),
-            was_led: led_at.is_some(),
-        })
-    }
+from_row!(SagasUnled: saga_type = "type", version, scope, sagas, reply_to, led_versions; row =>
+    since: row.get::<_, Option<SystemTime>>("led_at").unwrap_or_else(|| row.get("oldest_at")),
+    was_led: row.get::<_, Option<SystemTime>>("led_at").is_some());
 
+impl SagasUnled {
     /// The problem.
     pub(crate) fn what(&self) -> String {
         let Self { saga_type, version, sagas, since, .. } = self;

@@ -8,9 +8,8 @@ use serde::Serialize;
 use tokio_postgres::{Row, Transaction, error::SqlState};
 
 use crate::{
-    BATCH, Result,
-    columns::columns,
-    failed,
+    BATCH, Result, failed,
+    rows::{FromRow as _, from_row},
     statements::Statements,
     time::{Rfc3339, Rfc3339Option},
 };
@@ -206,6 +205,10 @@ pub(super) async fn inboxes(
     }
 }
 
+from_row!(TracedFailure: failures, reason, failed_at, next_at = "due_at");
+from_row!(TracedLine:
+    ordering_key, is_due, ahead, reason, since = "created_at", letter = "head_id", letter_key = "head_key");
+
 fn settled_key(row: &Row) -> TracedKey {
     let mut traced = key(row, row.get("status"));
     traced.inbox.settled_at = row.get("created_at");
@@ -216,12 +219,7 @@ fn settled_key(row: &Row) -> TracedKey {
 
 /// Of a key with several copies the newest failure counts.
 fn add_failure(found: &mut Vec<TracedKey>, row: &Row) {
-    let failure = TracedFailure {
-        failures: row.get("failures"),
-        reason: row.get("reason"),
-        failed_at: row.get("failed_at"),
-        next_at: row.get("due_at"),
-    };
+    let failure = TracedFailure::from_row(row);
     let inbox = of_row(found, row, "failing");
     if inbox.failure.as_ref().is_none_or(|known| known.failed_at <= failure.failed_at) {
         inbox.failure = Some(failure);
@@ -263,14 +261,7 @@ fn add_open(found: &mut Vec<TracedKey>, row: &Row) {
 
 /// One that runs again may fail again: that says more.
 fn add_line(found: &mut Vec<TracedKey>, row: &Row) {
-    let line = columns!(row => TracedLine {
-        ordering_key, is_due, ahead, reason
-    } with {
-        since: row.get("created_at"),
-        letter: row.get("head_id"),
-        letter_key: row.get("head_key"),
-    });
-    of_row(found, row, "behind").line = Some(line);
+    of_row(found, row, "behind").line = Some(TracedLine::from_row(row));
 }
 
 /// The inbox that a row is of; one that is not known yet gets this status.

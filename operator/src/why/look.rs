@@ -13,11 +13,10 @@ use oncebox_connect::{
     postgres::Parameter,
 };
 use tokio::time::timeout;
-use tokio_postgres::Row;
 
 use super::{
     Case, Explained, Why, copy,
-    facts::{Inboxes, Letter, Look, Running},
+    facts::{Inboxes, Look},
     finish, inbox, outbox, walk,
 };
 use crate::{
@@ -25,7 +24,7 @@ use crate::{
     disk::full_disk,
     everywhere::within,
     obstacles::Expected,
-    query,
+    rows::all,
     status::{Status, findings::findings},
     survey,
 };
@@ -177,34 +176,13 @@ async fn inboxes(operator: &mut Operator, keys: &[(String, String)]) -> Result<I
     let transaction = operator.begin().await?;
     let looking = async {
         let of_locks: [&dyn Parameter; 4] = [&keys, &tenants, &INBOXES_MAX, &ROWS_MAX];
-        let found = query(&transaction, "find running handlers", &sql.why_running, &of_locks).await?;
-        let letters = query(&transaction, "find dead letters", &sql.why_letters, &[&keys, &ROWS_MAX]).await?;
-        let (running, letters) = (found.iter().map(running).collect(), letters.iter().map(letter).collect());
+        let running = all(&transaction, "find running handlers", &sql.why_running, &of_locks).await?;
+        let letters = all(&transaction, "find dead letters", &sql.why_letters, &[&keys, &ROWS_MAX]).await?;
         Ok(Inboxes { running, letters })
     };
     match looking.await {
         Err(RelayError::Denied(_)) => Ok(Inboxes::default()),
         looked => looked,
-    }
-}
-
-fn letter(row: &Row) -> Letter {
-    Letter {
-        key: row.get("key"),
-        scope: row.get("scope"),
-        tenant: row.get("tenant"),
-        deliveries: row.get("deliveries"),
-        reason: row.get("reason"),
-    }
-}
-
-fn running(row: &Row) -> Running {
-    Running {
-        key: row.get("key"),
-        scope: row.get("scope"),
-        pid: row.get("pid"),
-        application_name: row.get("application_name"),
-        seconds: row.get("seconds"),
     }
 }
 

@@ -196,7 +196,7 @@ fn relays(status: &Status) -> String {
 }
 
 /// The obstacle in NATS between the relays and the stream of this message.
-fn in_nats(case: &Case<'_>) -> Option<crate::obstacles::Obstacle> {
+fn in_nats(case: &Case<'_>) -> Option<crate::Diagnosis> {
     let survey = survey_of(case)?;
     let subject = [case.look.subject(&case.message.subject)];
     obstacles(case.expected, &survey, &subject).into_iter().next()

@@ -5,8 +5,9 @@ use oncebox_relay::facts::covers;
 
 use super::{Case, End, Outcome, Passed, Remedy, copy::Stored, outbox::survey_of};
 use crate::{
+    Diagnosis,
     consumption::{consumption, left_alone as left_alone_of, of_consumer},
-    obstacles::{Obstacle, obstacles},
+    obstacles::obstacles,
     shell::quoted,
     status::findings::{lost, nats_away},
     survey::{ConsumerStatus, StreamStatus, Survey},
@@ -38,7 +39,7 @@ pub(super) fn judge(case: &Case<'_>, passed: &mut Vec<Passed>) -> End {
     if let Some(found) = closed.next().filter(|_| !is_handled) {
         return End::obstacle("stream", found);
     }
-    let of_stream = |found: &Obstacle| found.check.ends_with("-unconsumed");
+    let of_stream = |found: &Diagnosis| found.check.ends_with("-unconsumed");
     if let Some(found) = consumption(&survey, &recent).into_iter().find(of_stream).filter(|_| !is_handled) {
         return End::obstacle("stream", found);
     }
