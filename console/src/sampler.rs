@@ -14,7 +14,6 @@ use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use tokio::{
     sync::{broadcast, watch},
-    task::JoinSet,
     time::{Instant, sleep, timeout},
 };
 
@@ -158,17 +157,14 @@ async fn pause(seen: &mut watch::Receiver<Instant>) {
 /// On the connection of the last look, if that went well.
 async fn look(
     member: &Member,
-    session: &mut Option<(Operator, JoinSet<()>)>,
+    session: &mut Option<Operator>,
 ) -> Result<Status, oncebox_connect::error::RelayError> {
-    let (mut operator, tasks) = match session.take() {
+    let mut operator = match session.take() {
         Some(kept) => kept,
-        None => {
-            let mut tasks = JoinSet::new();
-            (Operator::connect(&member.outbox, Stamp::default(), &mut tasks).await?, tasks)
-        }
+        None => Operator::connect(&member.outbox, Stamp::default()).await?,
     };
     let status = operator.status().await?;
-    *session = Some((operator, tasks));
+    *session = Some(operator);
     Ok(status)
 }
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::{
     Operator, Result, failed,
     payload::{ShownPayload, shown_payload},
-    rows::{FromRow as _, from_row},
+    rows::from_row,
     time::{Rfc3339, enqueued_at},
 };
 

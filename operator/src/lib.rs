@@ -156,6 +156,8 @@ pub struct Operator {
     /// The `application_name` that relays with this configuration have.
     relay_name: String,
     pace: Pace,
+    /// The connection; it ends with the client.
+    _tasks: JoinSet<()>,
 }
 
 /// Who says to act, and why: written to the audit table beside the database's user.
@@ -168,13 +170,13 @@ pub struct Stamp {
 }
 
 impl Operator {
-    /// Connects to PostgreSQL and checks the schema's version; the connection's task is spawned
-    /// into `tasks`.
+    /// Connects to PostgreSQL and checks the schema's version.
     ///
     /// # Errors
     /// PostgreSQL cannot be reached, or the schema has another version.
-    pub async fn connect(config: &OutboxConfig, stamp: Stamp, tasks: &mut JoinSet<()>) -> Result<Self> {
-        let client = connect_postgres(config, tasks).await?;
+    pub async fn connect(config: &OutboxConfig, stamp: Stamp) -> Result<Self> {
+        let mut tasks = JoinSet::new();
+        let client = connect_postgres(config, &mut tasks).await?;
         check_version(&client, &config.schema).await?;
         let sql = Statements::new(&config.schema);
         let row = client.query_typed_one(&sql.name_session, &[]).await.map_err(failed("name the session"))?;
@@ -187,6 +189,7 @@ impl Operator {
             command,
             relay_name,
             pace: Pace::default(),
+            _tasks: tasks,
         })
     }
 
