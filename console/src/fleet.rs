@@ -114,6 +114,17 @@ impl Database {
         Ok(Turn { session: Some(session), database: self, is_looking: false, _turn: turn })
     }
 
+    /// Asks for what a page shows.
+    pub(crate) async fn look<T>(
+        &self,
+        question: impl AsyncFnOnce(&mut Operator) -> Result<T, RelayError>,
+    ) -> Result<T, Problem> {
+        let mut turn = self.turn().await?;
+        let answer = self.answer(question(turn.look().await?)).await?;
+        turn.keep().await;
+        Ok(answer)
+    }
+
     /// Waits for an answer, but no longer than that.
     pub(crate) async fn answer<T>(
         &self,
