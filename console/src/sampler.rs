@@ -9,7 +9,7 @@ use std::{
 };
 
 use oncebox_connect::{config::Config, error::error_chain};
-use oncebox_operator::{Examination, Operator, Stamp, Status, Survey, examine, within};
+use oncebox_operator::{Examination, Operator, Stamp, Status, Survey, Time, examine, within};
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use tokio::{
@@ -200,7 +200,7 @@ async fn examinations(config: Option<&Config>, publish: Publish<'_>) {
 
 fn point(status: &Status) -> Point {
     Point {
-        at: status.at.unwrap_or(std::time::SystemTime::UNIX_EPOCH),
+        at: status.at.unwrap_or(Time(std::time::UNIX_EPOCH)),
         lag_seconds: status.lag_seconds,
         backlog_messages: status.backlog_messages,
         enqueued_per_second: status.rates.enqueued_per_second,

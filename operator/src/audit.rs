@@ -1,11 +1,9 @@
 //! The actions of operators, as the audit log has them.
 
-use std::time::SystemTime;
-
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{Operator, Result, rows::from_row, time::Rfc3339};
+use super::{Operator, Result, rows::from_row, time::Time};
 
 /// The action of an operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -14,8 +12,7 @@ pub struct AuditRow {
     /// Its id.
     pub id: i64,
     /// When.
-    #[serde(with = "Rfc3339")]
-    pub happened_at: SystemTime,
+    pub happened_at: Time,
     /// Who, as the database knows it.
     pub database_user: String,
     /// Who, by their own word.

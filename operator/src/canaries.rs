@@ -1,7 +1,7 @@
 //! Canaries: retries in steps of 1, 10, 100 and the rest, which relays take. Commands begin, list,
 //! stop and continue them.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use oncebox_connect::{postgres::Parameter, words::counted};
 use schemars::JsonSchema;
@@ -13,7 +13,7 @@ use super::{
     rows::from_row,
     selection::Selection,
     shown::RowSet,
-    time::{Rfc3339, Rfc3339Option},
+    time::Time,
 };
 
 /// How long a retried row may be without a verdict, unless an operator says otherwise.
@@ -52,11 +52,9 @@ pub struct Canary {
     /// Why.
     pub note: Option<String>,
     /// When it began.
-    #[serde(with = "Rfc3339")]
-    pub began_at: SystemTime,
+    pub began_at: Time,
     /// When it ended or stopped.
-    #[serde(with = "Rfc3339Option")]
-    pub ended_at: Option<SystemTime>,
+    pub ended_at: Option<Time>,
 }
 
 impl Canary {

@@ -152,7 +152,7 @@ fn paused(consumer: &ConsumerStatus) -> Option<Diagnosis> {
     });
     Some(warning(
         "consumer-paused",
-        format!("{} is paused until {}", name(consumer), humantime::format_rfc3339_seconds(until)),
+        format!("{} is paused until {}", name(consumer), humantime::format_rfc3339_seconds(*until)),
         waiting(consumer) + &deleted.unwrap_or_default(),
         format!("`nats consumer resume {}`", arguments(consumer)),
     ))
@@ -361,7 +361,7 @@ mod tests {
     fn a_paused_consumer_that_will_be_deleted_says_so() {
         let found = |inactive| {
             let consumer = ConsumerStatus {
-                paused_until: Some(std::time::UNIX_EPOCH),
+                paused_until: Some(crate::Time(std::time::UNIX_EPOCH)),
                 pause_seconds: 3600.0,
                 inactive_max_seconds: inactive,
                 ..ConsumerStatus::default()

@@ -15,7 +15,7 @@ use super::{
     resend::Resender,
     rows::{FromRow, from_row, query},
     selection::{Place, Selection},
-    time::{Rfc3339, Rfc3339Option},
+    time::Time,
 };
 
 /// A message that an inbox gave up, without headers and payload.
@@ -41,8 +41,7 @@ pub struct DeadLetter {
     /// Why it was given up.
     pub reason: String,
     /// When.
-    #[serde(with = "Rfc3339")]
-    pub died_at: SystemTime,
+    pub died_at: Time,
     /// The size of its payload.
     pub payload_bytes: i64,
     /// The ordering key whose later messages wait behind it; `None` for one that holds up nothing.
@@ -67,8 +66,7 @@ pub struct DeadLetters {
     /// How many messages of their ordering keys wait behind them, 1,000 at most.
     pub behind: i64,
     /// When the newest was.
-    #[serde(with = "Rfc3339")]
-    pub newest_at: SystemTime,
+    pub newest_at: Time,
     /// Why that one was.
     pub reason: String,
 }
@@ -98,8 +96,7 @@ pub struct DeadLetterDetails {
     /// `None` when it is free.
     pub key_status: Option<String>,
     /// When the stream stored it.
-    #[serde(with = "Rfc3339Option")]
-    pub stored_at: Option<SystemTime>,
+    pub stored_at: Option<Time>,
     /// All its headers, a JSON object; a name that occurred more than once has an array.
     pub headers: serde_json::Value,
     /// Its payload, if asked for.
@@ -177,7 +174,7 @@ impl Listed for DeadLetter {
     }
 
     fn came_at(&self) -> SystemTime {
-        self.died_at
+        *self.died_at
     }
 
     /// As begin_canary() says it.

@@ -12,7 +12,7 @@ use super::{
     is_selected, next_id,
     rows::{FromRow, from_row},
     selection::{Place, Selection},
-    time::Rfc3339,
+    time::Time,
 };
 
 /// A message that waits for its time, without headers and payload.
@@ -26,11 +26,9 @@ pub struct DelayedMessage {
     /// Its ordering key.
     pub ordering_key: Option<String>,
     /// When it is due.
-    #[serde(with = "Rfc3339")]
-    pub not_before: SystemTime,
+    pub not_before: Time,
     /// When it was enqueued.
-    #[serde(with = "Rfc3339")]
-    pub created_at: SystemTime,
+    pub created_at: Time,
     /// The size of its payload.
     pub payload_bytes: i64,
     #[serde(skip)]
@@ -41,7 +39,7 @@ impl DelayedMessage {
     /// Its place in the list, for the page behind it.
     #[must_use]
     pub fn place(&self) -> Place {
-        Place::Due(self.not_before, self.id)
+        Place::Due(*self.not_before, self.id)
     }
 }
 
@@ -75,7 +73,7 @@ impl Listed for DelayedMessage {
     }
 
     fn came_at(&self) -> SystemTime {
-        self.created_at
+        *self.created_at
     }
 
     /// Neither cancels nor counts a message that is in the log by then.

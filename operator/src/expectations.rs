@@ -1,7 +1,7 @@
 //! Expected arrival: messages with a subject that must be in an inbox in time, and those that are
 //! not.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use oncebox_connect::{error::RelayError, postgres::Parameter};
 use oncebox_relay::facts::{Expectation, expectation, sql};
@@ -13,7 +13,7 @@ use super::{
     Operator, Result,
     rows::{FromRow, from_row},
     selection::SubjectPattern,
-    time::Rfc3339,
+    time::Time,
 };
 
 /// Messages that an inbox must have in time.
@@ -47,8 +47,7 @@ pub struct Unhandled {
     /// Its id.
     pub id: i64,
     /// When it was enqueued.
-    #[serde(with = "Rfc3339")]
-    pub enqueued_at: SystemTime,
+    pub enqueued_at: Time,
 }
 
 from_row!(Unhandled: key, subject, lane, id, handled_by = "scope", enqueued_at = "created_at");

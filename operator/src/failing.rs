@@ -14,7 +14,7 @@ use super::{
     Operator, Result,
     rows::from_row,
     selection::{FailingId, Place, Selection},
-    time::{Rfc3339, Rfc3339Option},
+    time::Time,
 };
 
 /// A message that fails.
@@ -40,11 +40,9 @@ pub struct FailingMessage {
     /// Why the last one failed.
     pub reason: String,
     /// When it failed.
-    #[serde(with = "Rfc3339")]
-    pub failed_at: SystemTime,
+    pub failed_at: Time,
     /// When it is delivered again; `None` when its consumer has not said.
-    #[serde(with = "Rfc3339Option")]
-    pub due_at: Option<SystemTime>,
+    pub due_at: Option<Time>,
     /// Which copy failed last.
     #[serde(skip)]
     message: String,
@@ -76,11 +74,9 @@ pub struct FailingReason {
     /// How many.
     pub messages: i64,
     /// When the one failed that has not failed again for the longest time.
-    #[serde(with = "Rfc3339")]
-    pub oldest_at: SystemTime,
+    pub oldest_at: Time,
     /// When the first of them is delivered again.
-    #[serde(with = "Rfc3339Option")]
-    pub next_at: Option<SystemTime>,
+    pub next_at: Option<Time>,
 }
 
 impl Operator {

@@ -1,7 +1,5 @@
 //! Finding messages and sagas by anything but their key, and reading lists for pages.
 
-use std::time::SystemTime;
-
 use oncebox_connect::postgres::Parameter;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -10,7 +8,7 @@ use super::{
     Operator, Result, failed,
     payload::{ShownPayload, shown_payload},
     rows::from_row,
-    time::{Rfc3339, enqueued_at},
+    time::{Time, enqueued_at},
 };
 
 /// Messages that are looked at, and rows that are returned, at most.
@@ -30,8 +28,7 @@ pub struct FoundMessage {
     /// Its ordering key.
     pub ordering_key: Option<String>,
     /// When it was enqueued.
-    #[serde(with = "Rfc3339")]
-    pub created_at: SystemTime,
+    pub created_at: Time,
 }
 
 /// Messages and sagas that have a text.
@@ -110,7 +107,7 @@ impl Operator {
     }
 }
 
-from_row!(FoundMessage: key, subject, ordering_key; row => created_at: enqueued_at(row));
+from_row!(FoundMessage: key, subject, ordering_key; row => created_at: Time(enqueued_at(row)));
 from_row!(MessageContent: payload_bytes; row =>
     message: FoundMessage::from_row(row),
     headers: serde_json::from_str(row.get("headers")).unwrap_or_default(),

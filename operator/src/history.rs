@@ -6,7 +6,7 @@ use oncebox_connect::postgres::Parameter;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{Operator, Result, rows::from_row, time::Rfc3339};
+use super::{Operator, Result, rows::from_row, time::Time};
 
 /// The limit on subjects of a stretch of time.
 const SUBJECTS_MAX: i64 = 21;
@@ -18,11 +18,9 @@ const MARKS_MAX: i64 = 200;
 #[non_exhaustive]
 pub struct History {
     /// When it begins, by the database's clock.
-    #[serde(with = "Rfc3339")]
-    pub since: SystemTime,
+    pub since: Time,
     /// When it ends.
-    #[serde(with = "Rfc3339")]
-    pub until: SystemTime,
+    pub until: Time,
     /// The length of a point.
     pub point_seconds: f64,
     /// The oldest first; none where no relay was at work.
@@ -38,8 +36,7 @@ pub struct History {
 #[non_exhaustive]
 pub struct HistoryPoint {
     /// Its beginning.
-    #[serde(with = "Rfc3339")]
-    pub at: SystemTime,
+    pub at: Time,
     /// Messages that streams stored.
     pub stored: i64,
     /// Seconds from the enqueuing until a stream stored the message: half of them took no longer.
@@ -85,8 +82,7 @@ pub struct SubjectCount {
 #[non_exhaustive]
 pub struct Mark {
     /// When it happened.
-    #[serde(with = "Rfc3339")]
-    pub at: SystemTime,
+    pub at: Time,
     /// `leader`: a relay took the lead, or one of another version; `action`: of an operator;
     /// `loss`: of messages that a stream had stored.
     pub kind: String,
@@ -106,8 +102,8 @@ impl Operator {
         let all: [&dyn Parameter; 3] = [&since, &until, &point_seconds];
         let some = |most: &'static i64| -> [&dyn Parameter; 3] { [&since, &until, most] };
         Ok(History {
-            since,
-            until,
+            since: Time(since),
+            until: Time(until),
             point_seconds,
             points: self.all(what, &self.sql.history, &all).await?,
             subjects: self.all(what, &self.sql.history_subjects, &some(&SUBJECTS_MAX)).await?,

@@ -108,7 +108,7 @@ pub use self::{
     },
     survey::{ConsumerStatus, StreamStatus, Survey},
     sweep::Swept,
-    time::Rfc3339,
+    time::Time,
     trace::{
         Trace, TracedEffect, TracedFailure, TracedInbox, TracedKey, TracedLease, TracedLine, TracedMessage,
         TracedParking, TracedReplay, TracedRequest, TracedSnooze,

@@ -18,7 +18,7 @@ use super::{
     rows::from_row,
     selection::{Moment, Selection},
     shown::RowSet,
-    time::Rfc3339,
+    time::Time,
 };
 
 /// A stream's loss of messages that it had acknowledged.
@@ -40,8 +40,7 @@ pub struct LossStatus {
     /// The highest sequence that it had acknowledged.
     pub lost_sequence: i64,
     /// When that was found.
-    #[serde(with = "Rfc3339")]
-    pub found_at: SystemTime,
+    pub found_at: Time,
 }
 
 from_row!(LossStatus: stream, state, kind, lanes, sequence, lost_sequence, found_at);

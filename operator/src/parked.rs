@@ -13,7 +13,7 @@ use super::{
     payload::{ShownPayload, shown_payload},
     rows::{FromRow, from_row},
     selection::{Place, Selection},
-    time::{Rfc3339, Rfc3339Option},
+    time::Time,
 };
 
 /// How far `behind` of a [`ParkedDetails`] counts.
@@ -40,18 +40,15 @@ pub struct ParkedMessage {
     /// How often it was tried in vain.
     pub attempts: i32,
     /// When it is tried again.
-    #[serde(with = "Rfc3339Option")]
-    pub next_attempt_at: Option<SystemTime>,
+    pub next_attempt_at: Option<Time>,
     /// When it died; `None` when it is parked and will be tried again.
-    #[serde(with = "Rfc3339Option")]
-    pub died_at: Option<SystemTime>,
+    pub died_at: Option<Time>,
     /// Why.
     pub reason: String,
     /// 0 for a message that was never stored, else the number of the replay that is meant.
     pub replay: i32,
     /// When it was enqueued.
-    #[serde(with = "Rfc3339")]
-    pub created_at: SystemTime,
+    pub created_at: Time,
     /// The size of its payload.
     pub payload_bytes: i64,
     /// When it came to be as it is, or an operator had it tried: the token of a dry run before does
@@ -71,8 +68,7 @@ pub struct ParkedDetails {
     #[serde(flatten)]
     pub message: ParkedMessage,
     /// When it was set aside.
-    #[serde(with = "Rfc3339")]
-    pub parked_at: SystemTime,
+    pub parked_at: Time,
     /// Its own headers, a JSON object.
     pub headers: serde_json::Value,
     /// How many messages of its ordering key wait behind it, counted to 100,000.
@@ -192,10 +188,7 @@ impl Listed for ParkedMessage {
 }
 
 /// How a row of the table `parked` stands, in the words of every command.
-pub(super) fn parking_state(
-    died_at: Option<SystemTime>,
-    next_attempt_at: Option<SystemTime>,
-) -> &'static str {
+pub(super) fn parking_state(died_at: Option<Time>, next_attempt_at: Option<Time>) -> &'static str {
     match (died_at, next_attempt_at) {
         (Some(_), _) => "dead",
         (None, Some(_)) => "parked",

@@ -1,15 +1,10 @@
 //! A pause as the database has it.
 
-use std::time::SystemTime;
-
 use oncebox_relay::facts::covers;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{
-    rows::from_row,
-    time::{Rfc3339, Rfc3339Option},
-};
+use super::{rows::from_row, time::Time};
 
 /// A pause, or with a rate a throttle.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
@@ -30,11 +25,9 @@ pub struct PauseRow {
     /// Who, as the database knows it.
     pub database_user: String,
     /// Since when.
-    #[serde(with = "Rfc3339")]
-    pub paused_at: SystemTime,
+    pub paused_at: Time,
     /// Until when; `None` until somebody resumes it.
-    #[serde(with = "Rfc3339Option")]
-    pub ends_at: Option<SystemTime>,
+    pub ends_at: Option<Time>,
 }
 
 impl PauseRow {

@@ -15,7 +15,7 @@ use tokio_postgres::Row;
 
 use super::{
     BATCH, Operator, Result, query, survey,
-    time::Rfc3339,
+    time::Time,
     verify::{Verification, VerificationFinding, Verified},
 };
 
@@ -47,14 +47,11 @@ pub struct Proof {
     /// The outbox's identity.
     pub outbox: String,
     /// Messages enqueued at this time or later,
-    #[serde(with = "Rfc3339")]
-    pub since: SystemTime,
+    pub since: Time,
     /// and before this one, were looked at
-    #[serde(with = "Rfc3339")]
-    pub until: SystemTime,
+    pub until: Time,
     /// from this time on.
-    #[serde(with = "Rfc3339")]
-    pub made_at: SystemTime,
+    pub made_at: Time,
     /// Whether there is no gap.
     pub is_whole: bool,
     /// The messages of the log, by their subjects.
@@ -189,9 +186,9 @@ impl Operator {
             format: "oncebox-proof-1",
             postgres_database: text("database"),
             outbox: text("outbox"),
-            since: of.since,
-            until: of.until,
-            made_at,
+            since: Time(of.since),
+            until: Time(of.until),
+            made_at: Time(made_at),
             is_whole,
             subjects,
             streams,

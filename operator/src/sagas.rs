@@ -1,7 +1,5 @@
 //! Sagas: list, show, retry, skip, abandon. The orchestrators do the work that is asked for here.
 
-use std::time::SystemTime;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +7,7 @@ use super::{
     AuditRow, Kind, Operator, Result,
     rows::{FromRow as _, from_row},
     selection::{SAGA_STATES, Selection},
-    time::{Rfc3339, Rfc3339Option},
+    time::Time,
 };
 
 mod act;
@@ -63,19 +61,15 @@ pub struct Saga {
     /// Those, and the ones that wait for an answer: where the saga is.
     pub current: Vec<String>,
     /// When it began.
-    #[serde(with = "Rfc3339")]
-    pub created_at: SystemTime,
+    pub created_at: Time,
     /// How many milliseconds ago that was, by the clock of PostgreSQL.
     pub age_ms: i64,
     /// When it changed last.
-    #[serde(with = "Rfc3339")]
-    pub changed_at: SystemTime,
+    pub changed_at: Time,
     /// When it is given up unless it is past its pivot.
-    #[serde(with = "Rfc3339Option")]
-    pub deadline_at: Option<SystemTime>,
+    pub deadline_at: Option<Time>,
     /// When it finished.
-    #[serde(with = "Rfc3339Option")]
-    pub finished_at: Option<SystemTime>,
+    pub finished_at: Option<Time>,
 }
 
 /// A step of a saga whose command was sent.
@@ -98,20 +92,15 @@ pub struct SagaStep {
     /// Why it failed, or who skipped it.
     pub reason: Option<String>,
     /// When the answer is late.
-    #[serde(with = "Rfc3339Option")]
-    pub deadline_at: Option<SystemTime>,
+    pub deadline_at: Option<Time>,
     /// When its command was sent.
-    #[serde(with = "Rfc3339")]
-    pub sent_at: SystemTime,
+    pub sent_at: Time,
     /// When it was answered.
-    #[serde(with = "Rfc3339Option")]
-    pub answered_at: Option<SystemTime>,
+    pub answered_at: Option<Time>,
     /// When its compensation was sent.
-    #[serde(with = "Rfc3339Option")]
-    pub undo_sent_at: Option<SystemTime>,
+    pub undo_sent_at: Option<Time>,
     /// When that was done.
-    #[serde(with = "Rfc3339Option")]
-    pub undone_at: Option<SystemTime>,
+    pub undone_at: Option<Time>,
 }
 
 /// How far a saga is.
@@ -136,8 +125,7 @@ pub struct SagaEvent {
     /// Whether it is about the step's compensation.
     pub is_undo: bool,
     /// When it came.
-    #[serde(with = "Rfc3339")]
-    pub created_at: SystemTime,
+    pub created_at: Time,
 }
 
 /// A step of the definition that a saga goes by.

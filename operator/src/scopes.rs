@@ -1,6 +1,6 @@
 //! The settings of scopes, which an operator may change.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use oncebox_connect::postgres::Parameter;
 use serde::Serialize;
@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{
     Operator, Result, commit,
     rows::{all, from_row, query},
-    time::Rfc3339,
+    time::Time,
 };
 
 /// The settings of a scope, as its processes registered them or an operator changed them.
@@ -26,8 +26,7 @@ pub struct ScopeSettings {
     /// How long it keeps a dead letter; `None` is for ever.
     pub dead_letter_seconds: Option<f64>,
     /// When they were last set.
-    #[serde(with = "Rfc3339")]
-    pub registered_at: SystemTime,
+    pub registered_at: Time,
 }
 
 from_row!(ScopeSettings: scope, kind, mode, retention_seconds, dead_letter_seconds, registered_at);

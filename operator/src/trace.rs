@@ -2,8 +2,6 @@
 
 mod inboxes;
 
-use std::time::SystemTime;
-
 use oncebox_connect::postgres::typed;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -18,7 +16,7 @@ use super::{
     parked::parking_state,
     rows::{FromRow as _, from_row, query, values},
     sagas::SagaProgress,
-    time::{Rfc3339, Rfc3339Option, enqueued_at},
+    time::{Time, enqueued_at},
 };
 
 /// Rows of the audit table that a trace holds, at most.
@@ -66,11 +64,9 @@ pub struct TracedMessage {
     /// Its ordering key.
     pub ordering_key: Option<String>,
     /// When it was enqueued.
-    #[serde(with = "Rfc3339")]
-    pub created_at: SystemTime,
+    pub created_at: Time,
     /// When it is due, while it is delayed.
-    #[serde(with = "Rfc3339Option")]
-    pub not_before: Option<SystemTime>,
+    pub not_before: Option<Time>,
     /// While it, or its replay, is set aside.
     pub parked: Option<TracedParking>,
     /// The last time that it was asked for again.
@@ -92,14 +88,11 @@ pub struct TracedParking {
     /// was enqueued with an id below the floor of its lane.
     pub cause: Option<String>,
     /// Since when.
-    #[serde(with = "Rfc3339")]
-    pub parked_at: SystemTime,
+    pub parked_at: Time,
     /// When it is tried again.
-    #[serde(with = "Rfc3339Option")]
-    pub next_attempt_at: Option<SystemTime>,
+    pub next_attempt_at: Option<Time>,
     /// When it was given up.
-    #[serde(with = "Rfc3339Option")]
-    pub died_at: Option<SystemTime>,
+    pub died_at: Option<Time>,
     /// The key of the message that it waits behind.
     pub behind: Option<String>,
 }
@@ -116,8 +109,7 @@ pub struct TracedReplay {
     /// The name of the request.
     pub request: String,
     /// When it was asked for.
-    #[serde(with = "Rfc3339")]
-    pub requested_at: SystemTime,
+    pub requested_at: Time,
 }
 
 impl Operator {
@@ -178,7 +170,7 @@ fn traced_message(row: &Row) -> TracedMessage {
     let parking = parked.as_ref().map(|parked| parking_state(parked.died_at, parked.next_attempt_at));
     let parked_replay = row.get::<_, Option<i32>>("parked_replay");
     // A replay is set aside in the place of its message, which a stream has stored.
-    let not_before = row.get::<_, Option<SystemTime>>("not_before");
+    let not_before = row.get::<_, Option<Time>>("not_before");
     let (own, replayed) = if parked_replay == Some(0) { (parking, None) } else { (None, parking) };
     TracedMessage {
         key: row.get("key"),
@@ -193,7 +185,7 @@ fn traced_message(row: &Row) -> TracedMessage {
         lane: row.get("lane"),
         subject: row.get("subject"),
         ordering_key: row.get::<_, Option<String>>("ordering_key").or(row.get("delayed_ordering_key")),
-        created_at: enqueued_at(row),
+        created_at: Time(enqueued_at(row)),
         not_before,
         parked,
         replay: row.get::<_, Option<i32>>("replay").map(|number| TracedReplay {

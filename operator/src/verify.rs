@@ -316,7 +316,13 @@ impl Comparison<'_> {
             "missing"
         };
         let (key, subject) = (row.get("key"), subject.to_owned());
-        tell(&VerificationFinding::Message(Difference { problem, id, key, subject, enqueued_at }));
+        tell(&VerificationFinding::Message(Difference {
+            problem,
+            id,
+            key,
+            subject,
+            enqueued_at: time::Time(enqueued_at),
+        }));
         Ok(true)
     }
 

@@ -14,15 +14,13 @@ mod outbox;
 mod remedy;
 mod stream;
 
-use std::time::SystemTime;
-
 use schemars::JsonSchema;
 use serde::Serialize;
 
 pub use self::look::{Looked, WhySource, explain};
 use crate::{
     Diagnosis, PlacedTrace, TracedMessage, obstacles::Expected, pause_row::PauseRow, shell::quoted,
-    status::Status, time::Rfc3339Option,
+    status::Status, time::Time,
 };
 
 /// Why the messages with a key, and those of the steps below it, are not there yet.
@@ -90,8 +88,7 @@ pub struct Passed {
     /// How.
     pub what: String,
     /// When, if that is known.
-    #[serde(with = "Rfc3339Option")]
-    pub at: Option<SystemTime>,
+    pub at: Option<Time>,
 }
 
 /// The one thing to do.

@@ -9,7 +9,7 @@ use oncebox_connect::{
     error::error_chain,
     words::{counted, for_one},
 };
-use oncebox_operator::{Holder, LaneStatus, Status as Stands};
+use oncebox_operator::{Holder, LaneStatus, Status as Stands, Time};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     time::{MissedTickBehavior, interval},
@@ -182,7 +182,7 @@ fn backlog(status: &Stands) -> String {
 
 fn summary(status: &Stands) -> Vec<[String; 2]> {
     let line = |name: &str, value: String| [name.to_owned(), value];
-    let when = |at: Option<std::time::SystemTime>| at.map_or_else(|| "none".to_owned(), time);
+    let when = |at: Option<Time>| at.map_or_else(|| "none".to_owned(), time);
     let has_leader = status.relays.iter().any(|group| group.leads);
     let relays = status.relays.iter().map(|group| {
         let client = group.client.as_ref().map(|client| format!("@{client}")).unwrap_or_default();

@@ -1,9 +1,9 @@
 //! `/db/NAME/set-aside`: parked, dead and failing messages, and dead letters of inboxes.
 
-use std::{cmp::Ordering, sync::Arc, time::SystemTime};
+use std::{cmp::Ordering, sync::Arc};
 
 use maud::{Markup, html};
-use oncebox_operator::{Action, DeadLetter, FailingMessage, Kind, Operator, ParkedMessage};
+use oncebox_operator::{Action, DeadLetter, FailingMessage, Kind, Operator, ParkedMessage, Time};
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
@@ -66,8 +66,8 @@ struct Row<'a> {
     owner: &'a str,
     reason: &'a str,
     tries: i64,
-    at: SystemTime,
-    next_at: Option<SystemTime>,
+    at: Time,
+    next_at: Option<Time>,
     payload_bytes: Option<i64>,
     /// How many wait behind a dead letter.
     behind: Option<i64>,

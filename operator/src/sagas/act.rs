@@ -47,7 +47,7 @@ impl Listed for Saga {
 
     /// A saga that has changed since the set was shown came later.
     fn came_at(&self) -> SystemTime {
-        self.changed_at
+        *self.changed_at
     }
 
     fn can(&self, acting: &Acting<'_>) -> bool {

@@ -1,13 +1,13 @@
 //! The data of a saga, and the replies in it, as JSON that keeps every digit of a number; and the
 //! answers that were refused.
 
-use std::{borrow::Cow, collections::BTreeMap, time::SystemTime};
+use std::{borrow::Cow, collections::BTreeMap};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::{payload::pretty_json, rows::from_row, time::Rfc3339};
+use crate::{payload::pretty_json, rows::from_row, time::Time};
 
 /// JSON as PostgreSQL keeps it: read as a value, its numbers would lose digits.
 #[derive(Clone, Debug, Serialize)]
@@ -39,8 +39,7 @@ pub struct RefusedAnswer {
     /// Why it was refused.
     pub reason: String,
     /// When.
-    #[serde(with = "Rfc3339")]
-    pub refused_at: SystemTime,
+    pub refused_at: Time,
 }
 
 /// The beginnings of the reasons for which an orchestrator refuses an answer.

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use serde::Serialize;
 
 use super::SagaGraphStep;
-use crate::{Operator, Result, rows::from_row, time::Rfc3339};
+use crate::{Operator, Result, rows::from_row, time::Time};
 
 const DEFINITIONS_MAX: i64 = 1_000;
 
@@ -19,8 +19,7 @@ pub struct SagaDefinition {
     /// Its version.
     pub version: i32,
     /// When it was registered first.
-    #[serde(with = "Rfc3339")]
-    pub registered_at: SystemTime,
+    pub registered_at: Time,
     /// Its steps; none where this program cannot read them.
     pub graph: Vec<SagaGraphStep>,
 }
@@ -33,7 +32,7 @@ impl SagaDefinition {
     #[must_use]
     pub fn of_file(saga_type: &str, version: i32, graph: &str) -> Self {
         let graph = serde_json::from_str(graph).unwrap_or_default();
-        Self { saga_type: saga_type.to_owned(), version, registered_at: SystemTime::UNIX_EPOCH, graph }
+        Self { saga_type: saga_type.to_owned(), version, registered_at: Time(SystemTime::UNIX_EPOCH), graph }
     }
 }
 

@@ -1,7 +1,5 @@
 //! The questions of a status to both servers: at the same cost for any backlog.
 
-use std::time::SystemTime;
-
 use oncebox_connect::{
     config::Config,
     error::error_chain,
@@ -25,7 +23,7 @@ use super::{
     findings::{DOWN, findings, nats_away, of_nats},
 };
 use crate::{
-    Result,
+    Result, Time,
     status::RecentSubject,
     survey::{self, Survey},
 };
@@ -230,7 +228,7 @@ fn lane((lag, stand): (&Row, &Row)) -> LaneStatus {
 }
 
 fn asleep(row: &Row, schema: &SchemaName) -> Option<Asleep> {
-    let wakes_at = row.get::<_, Option<SystemTime>>("wakes_at")?;
+    let wakes_at = row.get::<_, Option<Time>>("wakes_at")?;
     let wake_subject = wake_subject(row.get("database"), schema.as_str());
     Some(Asleep { relays: row.get("relays"), wakes_at, wake_subject })
 }

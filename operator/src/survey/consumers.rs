@@ -10,7 +10,7 @@ use oncebox_connect::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::time::Rfc3339Option;
+use crate::time::Time;
 
 /// A consumer of a stream: how far it is, and who waits for its messages.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
@@ -47,8 +47,7 @@ pub struct ConsumerStatus {
     /// Whether somebody waits for messages: a pull request, or a subscriber.
     pub is_awaited: bool,
     /// When its pause ends, if it is paused.
-    #[serde(with = "Rfc3339Option")]
-    pub paused_until: Option<SystemTime>,
+    pub paused_until: Option<Time>,
     /// For how long it is still paused.
     pub pause_seconds: f64,
 }
@@ -159,7 +158,7 @@ impl Info {
             ack_wait_seconds: Duration::from_nanos(ack_wait).as_secs_f64(),
             inactive_max_seconds: (inactive > 0).then(|| Duration::from_nanos(inactive).as_secs_f64()),
             is_awaited: self.num_waiting > 0 || self.push_bound,
-            paused_until,
+            paused_until: paused_until.map(Time),
         }
     }
 }

@@ -1,7 +1,5 @@
 //! How keys stand in the inboxes of a database.
 
-use std::time::SystemTime;
-
 use oncebox_connect::postgres::typed;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -11,7 +9,7 @@ use crate::{
     BATCH, Result, failed,
     rows::{FromRow as _, from_row},
     statements::Statements,
-    time::{Rfc3339, Rfc3339Option},
+    time::Time,
 };
 
 /// Inboxes that are looked into, at most.
@@ -45,8 +43,7 @@ pub struct TracedInbox {
     /// or `behind`: it waits for others of its ordering key.
     pub status: String,
     /// When the inbox settled it.
-    #[serde(with = "Rfc3339Option")]
-    pub settled_at: Option<SystemTime>,
+    pub settled_at: Option<Time>,
     /// It is the key of an HTTP request, once that is settled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request: Option<TracedRequest>,
@@ -82,11 +79,9 @@ pub struct TracedSnooze {
     /// Why, in the handler's words.
     pub reason: String,
     /// When it is delivered again.
-    #[serde(with = "Rfc3339Option")]
-    pub until: Option<SystemTime>,
+    pub until: Option<Time>,
     /// Since when it has been put off again and again.
-    #[serde(with = "Rfc3339")]
-    pub since: SystemTime,
+    pub since: Time,
     /// How often.
     pub times: i64,
 }
@@ -98,8 +93,7 @@ pub struct TracedLine {
     /// The ordering key.
     pub ordering_key: String,
     /// Since when it waits, or when it was retried.
-    #[serde(with = "Rfc3339")]
-    pub since: SystemTime,
+    pub since: Time,
     /// Whether it is its turn: the consumer runs it.
     pub is_due: bool,
     /// How many messages wait before it, 1,000 at most.
@@ -132,11 +126,9 @@ pub struct TracedLease {
     /// The process that has, or had, it.
     pub owner: Option<String>,
     /// Nobody else may claim the key before: the end of the lease, or of the pause after a failure.
-    #[serde(with = "Rfc3339Option")]
-    pub until: Option<SystemTime>,
+    pub until: Option<Time>,
     /// When the key was first claimed.
-    #[serde(with = "Rfc3339")]
-    pub since: SystemTime,
+    pub since: Time,
     /// How many attempts have begun.
     pub attempts: i64,
     /// Why the last attempt failed, or its effect is unknown.
@@ -152,8 +144,7 @@ pub struct TracedEffect {
     /// `started`: it may have happened; `done`: it has; `rejected`: it never will.
     pub state: String,
     /// When it began.
-    #[serde(with = "Rfc3339")]
-    pub started_at: SystemTime,
+    pub started_at: Time,
 }
 
 /// How a message fails in an inbox.
@@ -165,11 +156,9 @@ pub struct TracedFailure {
     /// Why the last one failed.
     pub reason: String,
     /// When it failed.
-    #[serde(with = "Rfc3339")]
-    pub failed_at: SystemTime,
+    pub failed_at: Time,
     /// When the message is delivered again; `None` when its consumer has not said.
-    #[serde(with = "Rfc3339Option")]
-    pub next_at: Option<SystemTime>,
+    pub next_at: Option<Time>,
 }
 
 /// Under a savepoint: a role that may not look into inboxes still sees the rest.

@@ -61,7 +61,7 @@ pub(super) async fn find(
     let (mut found, mut readers) = (HashMap::new(), HashMap::new());
     let settled = messages.iter().filter(|message| message.state == "settled");
     for message in settled.take(MESSAGES_MAX) {
-        if adopted_at.is_some_and(|at| message.created_at < at) {
+        if adopted_at.is_some_and(|at| *message.created_at < at) {
             let problem = "it was settled before this copy became an outbox of its own, under the identity of the original";
             found.insert((message.lane, message.id), Stored::Unasked { problem: problem.to_owned() });
             continue;
@@ -133,10 +133,10 @@ async fn look(
     if next.is_some() || from > first && bound.is_some_and(|(_, is_exact)| !is_exact) {
         return Ok(Stored::UpTo { stream: name, sequence: to });
     }
-    let mut absence = reader.lets_go.judge(message.created_at);
+    let mut absence = reader.lets_go.judge(*message.created_at);
     if absence == Absence::AskSubject {
         let last = reader.last_of_subject(&message.subject).await?;
-        absence = Absence::with_last_of_subject(message.created_at, last);
+        absence = Absence::with_last_of_subject(*message.created_at, last);
     }
     Ok(match absence {
         Absence::Missing => Stored::Missing { stream: name },

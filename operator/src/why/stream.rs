@@ -5,7 +5,7 @@ use oncebox_relay::facts::covers;
 
 use super::{Case, End, Outcome, Passed, Remedy, copy::Stored, outbox::survey_of};
 use crate::{
-    Diagnosis,
+    Diagnosis, Time,
     consumption::{consumption, left_alone as left_alone_of, of_consumer},
     obstacles::obstacles,
     shell::quoted,
@@ -100,7 +100,7 @@ fn unasked(case: &Case<'_>, passed: &[Passed]) -> End {
 fn unstored(case: &Case<'_>, passed: &mut Vec<Passed>) -> Option<End> {
     let (what, at) = match case.look.stored.get(&(case.message.lane, case.message.id)) {
         Some(Stored::At { stream, sequence, at }) => {
-            (format!("stored in stream {stream} at sequence {sequence}"), Some(*at))
+            (format!("stored in stream {stream} at sequence {sequence}"), Some(Time(*at)))
         }
         Some(Stored::UpTo { stream, sequence }) => {
             (format!("stored in stream {stream}, at or below sequence {sequence}"), None)
