@@ -92,8 +92,7 @@ impl Operator {
     /// # Errors
     /// PostgreSQL refused or went away.
     pub async fn show(&self, key: &str, with_payload: bool) -> Result<Option<ParkedDetails>> {
-        let parameters: [&dyn Parameter; 3] = [&key, &with_payload, &BEHIND_MAX];
-        let rows = self.query("show a message", &self.sql.show, &parameters).await?;
+        let rows = self.query("show a message", &self.sql.show, &[&key, &with_payload, &BEHIND_MAX]).await?;
         Ok(rows.first().map(FromRow::from_row))
     }
 }

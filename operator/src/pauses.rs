@@ -170,8 +170,7 @@ impl Operator {
     pub async fn resume(&mut self, of: &PauseOf) -> Result<bool> {
         let (kind, value) = of.names();
         let (by, note) = (self.stamp.operator.as_deref(), self.stamp.note.as_deref());
-        let parameters: [&dyn Parameter; 4] = [&kind, &value, &by, &note];
-        Ok(!self.query("resume", &self.sql.resume, &parameters).await?.is_empty())
+        Ok(!self.query("resume", &self.sql.resume, &[&kind, &value, &by, &note]).await?.is_empty())
     }
 
     /// The pauses and throttles of now, the newest first; 1,000 at most.

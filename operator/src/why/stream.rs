@@ -5,7 +5,7 @@ use oncebox_relay::facts::covers;
 
 use super::{Case, End, Outcome, Passed, Remedy, copy::Stored, outbox::survey_of};
 use crate::{
-    Diagnosis, Time,
+    Diagnosis, Time, Verb,
     consumption::{consumption, left_alone as left_alone_of, of_consumer},
     obstacles::obstacles,
     shell::quoted,
@@ -131,12 +131,8 @@ fn missing(case: &Case<'_>, stream: &str) -> End {
     let loss = case.status().losses.iter().find(|loss| loss.stream == stream && loss.is_reported());
     if let Some(loss) = loss {
         let found = lost(loss);
-        let fields = [("kind", "losses"), ("action", "resend"), ("stream", stream)];
-        return End::held(
-            "stream",
-            found.what,
-            Remedy::action("have it sent again", "oncebox outbox resend", &fields),
-        );
+        let remedy = Remedy::action("have it sent again", Verb::Resend, &[("stream", stream)]);
+        return End::held("stream", found.what, remedy);
     }
     let remedy = Remedy::of_text(format!(
         "have it sent again: `oncebox outbox verify --stream {} --resend`; relays do so by themselves for what a stream loses at \
@@ -165,9 +161,9 @@ fn dropped(case: &Case<'_>, stream: &StreamStatus) -> End {
             quoted(&stream.name)
         ),
     };
-    let fields = [("kind", "replays"), ("action", "replay"), ("key", case.message.key.as_str())];
+
     let words = format!("if no consumer has handled it, have a copy sent{again}");
-    let remedy = Remedy::action(words, "oncebox outbox replay", &fields);
+    let remedy = Remedy::action(words, Verb::Replay, &[("key", &case.message.key)]);
     End { remedy: Some(remedy), ..End::new("stream", Outcome::Unknown, what) }
 }
 
