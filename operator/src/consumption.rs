@@ -4,8 +4,9 @@
 use oncebox_connect::words::counted;
 use oncebox_relay::facts::covers;
 
+use crate::Severity::Warning;
 use crate::{
-    doctor::{Diagnosis, warning},
+    doctor::Diagnosis,
     shell::quoted,
     status::RecentSubject,
     survey::{ConsumerStatus, StreamStatus, Survey},
@@ -44,7 +45,7 @@ fn unconsumed(stream: &StreamStatus) -> Option<Diagnosis> {
         return None;
     }
     if stream.drops_unconsumed {
-        return Some(warning(
+        return Some(Warning.of(
             "stream-unconsumed",
             format!("stream {name} keeps messages for its consumers only (retention interest), and has none"),
             "each message counts as delivered and is dropped at once",
@@ -55,7 +56,7 @@ fn unconsumed(stream: &StreamStatus) -> Option<Diagnosis> {
         ));
     }
     (stream.messages > 0).then(|| {
-        warning(
+        Warning.of(
             "stream-unconsumed",
             format!("nobody consumes stream {name}, which has {}", counted(stream.messages, "message")),
             "they reach no service",
@@ -92,7 +93,7 @@ fn uncovered(
         named.push_str(&format!(" and {} more", count - NAMED_MAX));
     }
     if !stream.drops_unconsumed {
-        return Some(warning(
+        return Some(Warning.of(
             "subject-unconsumed",
             format!("no consumer of the work queue {} takes {named}", stream.name),
             "these messages reach no service and stay, until the stream is full",
@@ -100,7 +101,7 @@ fn uncovered(
              it all the same",
         ));
     }
-    Some(warning(
+    Some(Warning.of(
         "subject-unconsumed",
         format!(
             "stream {} keeps messages for its consumers only (retention interest), and no consumer takes {named}",
@@ -132,7 +133,7 @@ fn without_match(stream: &StreamStatus, consumer: &ConsumerStatus) -> Option<Dia
         quoted(&stream.name),
         quoted(&subjects)
     );
-    Some(warning(
+    Some(Warning.of(
         "consumer-filter",
         format!(
             "{} takes {}, and no subject of its stream matches that: {}",
@@ -150,7 +151,7 @@ fn paused(consumer: &ConsumerStatus) -> Option<Diagnosis> {
     let deleted = consumer.inactive_max_seconds.filter(|seconds| *seconds < consumer.pause_seconds).map(|seconds| {
         format!(", and JetStream deletes it with its place once no service has pulled for {seconds:.0} s (inactive_threshold)")
     });
-    Some(warning(
+    Some(Warning.of(
         "consumer-paused",
         format!("{} is paused until {}", name(consumer), humantime::format_rfc3339_seconds(*until)),
         waiting(consumer) + &deleted.unwrap_or_default(),
@@ -162,7 +163,7 @@ fn full(consumer: &ConsumerStatus) -> Option<Diagnosis> {
     let most = consumer.unacknowledged_max.filter(|most| consumer.unacknowledged >= *most)?;
     let quiet = consumer.acknowledged_seconds.unwrap_or(consumer.created_seconds);
     (quiet >= QUIET_SECONDS).then(|| {
-        warning(
+        Warning.of(
             "consumer-full",
             format!(
                 "{} has {} unacknowledged, all that its max_ack_pending allows, and none was acknowledged for {quiet:.0} s",
@@ -187,7 +188,7 @@ fn forsaken(consumer: &ConsumerStatus, has_work: bool) -> Option<Diagnosis> {
     let work = if consumer.unacknowledged > 0 { consumer.ack_wait_seconds } else { 0.0 };
     let is_quiet = consumer.delivered_seconds.is_none_or(|seconds| seconds >= QUIET_SECONDS.max(work));
     (has_work && !consumer.is_awaited && is_quiet).then(|| {
-        warning(
+        Warning.of(
             "consumer-forsaken",
             format!("nobody pulls from {}", name(consumer)),
             waiting(consumer),

@@ -9,8 +9,9 @@ use oncebox_connect::{
 };
 
 use super::shell::quoted;
+use crate::Severity::Problem;
 use crate::{
-    doctor::{Diagnosis, problem_of},
+    doctor::Diagnosis,
     status::RecentSubject,
     survey::{StreamStatus, Survey},
 };
@@ -67,7 +68,7 @@ fn unusable(survey: &Survey) -> Option<Diagnosis> {
             true => "bring back the servers of the cluster: a majority of them makes a leader. If all run, ",
             false => "",
         };
-        problem_of(
+        Problem.of(
             "jetstream",
             format!("JetStream cannot be used: {problem}"),
             "no message can be stored: all are set aside, or wait in the outbox",
@@ -89,7 +90,7 @@ fn missing(
         return None;
     }
     Some(if expected.stream.as_deref() == Some(name) {
-        problem_of(
+        Problem.of(
             "stream-missing",
             format!("the stream {name} is not there, which --expected-stream demands"),
             "every message is set aside",
@@ -98,7 +99,7 @@ fn missing(
     } else {
         let declared = expected.verified.iter().find(|(declared, _)| declared == name);
         let subjects = declared.map(|(_, subjects)| subjects.join(",")).unwrap_or_default();
-        problem_of(
+        Problem.of(
             "stream-missing",
             format!("the declared stream {name} is not there, and its policy is verify"),
             "the relay does not start",
@@ -134,7 +135,7 @@ fn siblings(subject: &str) -> String {
 fn no_stream(subject: &str, subjects: &[RecentSubject], streams: &[StreamStatus]) -> Diagnosis {
     let recent = subjects.iter().find(|recent| recent.subject == subject);
     let count = recent.map_or(1, |recent| recent.messages);
-    problem_of(
+    Problem.of(
         "subject-coverage",
         format!(
             "no stream takes the subject {subject}, which {count} of the newest messages {}",
@@ -169,7 +170,7 @@ fn another_stream(
 ) -> Option<Diagnosis> {
     let expected = expected.stream.as_ref().filter(|expected| **expected != stream.name)?;
     let taken = subjects.iter().find(|subject| stream.takes(&subject.subject))?;
-    Some(problem_of(
+    Some(Problem.of(
         "expected-stream",
         format!(
             "stream {} takes the subject {}, but --expected-stream is {expected}",
@@ -203,13 +204,13 @@ fn closed(stream: &StreamStatus) -> Option<Diagnosis> {
     } else {
         "bring back the servers that hold it: a majority of them makes a leader"
     };
-    Some(problem_of("stream-closed", format!("stream {} {what}", stream.name), consequence, remedy))
+    Some(Problem.of("stream-closed", format!("stream {} {what}", stream.name), consequence, remedy))
 }
 
 fn full(stream: &StreamStatus, subjects: &[RecentSubject]) -> Option<Diagnosis> {
     is_full(stream, subjects).then(|| {
         let limit = |count: u64, most: Option<u64>| most.map_or(count.to_string(), |most| format!("{count} of {most}"));
-        problem_of(
+        Problem.of(
             "stream-full",
             format!(
                 "stream {} is full: {}, {}",

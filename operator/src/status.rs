@@ -114,9 +114,7 @@ impl Status {
     pub fn is_down(&self) -> bool {
         self.is_read_only || self.full_disk.is_some() || self.lacks_relay() && self.backlog_messages > 0
     }
-}
 
-impl Status {
     /// Whether no relay works, and none sleeps that will wake in time.
     #[must_use]
     pub fn lacks_relay(&self) -> bool {

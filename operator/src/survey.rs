@@ -20,6 +20,7 @@ use oncebox_connect::{
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use tokio::time::{Instant, timeout, timeout_at};
 
 pub use self::{consumers::ConsumerStatus, stream::StreamStatus};
@@ -115,18 +116,16 @@ pub(crate) async fn look(
 
 /// What an account uses of its limits; async-nats cannot decode the answer of nats-server 2.9.
 #[derive(Default, Deserialize)]
+#[serde(default)]
 struct Account {
-    #[serde(default)]
     storage: u64,
-    #[serde(default)]
     limits: AccountLimits,
 }
 
 #[derive(Default, Deserialize)]
+#[serde(default)]
 struct AccountLimits {
-    #[serde(default)]
     max_storage: i64,
-    #[serde(default)]
     max_bytes_required: bool,
 }
 
@@ -301,16 +300,12 @@ impl Looker<'_> {
     }
 
     async fn stream_of(&self, subject: &str) -> Result<Option<String>, String> {
-        #[derive(Serialize)]
-        struct Question<'a> {
-            subject: &'a str,
-        }
         #[derive(Deserialize)]
         struct Names {
             streams: Option<Vec<String>>,
         }
         let asking = async {
-            let question = Question { subject };
+            let question = json!({ "subject": subject });
             let request = self.context.request("STREAM.NAMES", &question);
             request.await.map_err(|error| error_chain(&error))
         };

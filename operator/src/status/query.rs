@@ -14,7 +14,7 @@ use super::{
         Operator,
         disk::full_disk,
         failed,
-        rates::{Marks, Rates},
+        rates::Marks,
         relay_settings::relay_settings,
         rows::{FromRow, Parameters, all, from_row, query, values},
         sagas::UNLED_SECONDS,
@@ -89,7 +89,6 @@ impl Operator {
             lag_seconds: lanes.iter().map(|lane| lane.lag_seconds).fold(0.0, f64::max),
             backlog_messages: lanes.iter().map(|lane| lane.backlog_messages).sum(),
             backlog_is_exact: lag.iter().all(|row| row.get("is_exact")),
-            rates: Rates::default(),
             lanes,
             parked: parked.get("parked"),
             dead: parked.get("dead"),
@@ -128,12 +127,9 @@ impl Operator {
             oldest_milestone: overview.get("oldest_milestone"),
             newest_milestone: overview.get("newest_milestone"),
             is_read_only: overview.get("is_read_only"),
-            full_disk: None,
             sees_all_sessions: overview.get("sees_all_sessions"),
             subjects,
-            nats: None,
-            nats_problem: None,
-            findings: Vec::new(),
+            ..Status::default()
         };
         status.findings = findings(&status);
         Ok((status, marks))

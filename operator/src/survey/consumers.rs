@@ -9,6 +9,7 @@ use oncebox_connect::{
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use crate::time::Time;
 
@@ -58,13 +59,9 @@ pub(super) async fn consumers_of(
     context: &jetstream::Context,
     stream: &str,
 ) -> Result<Vec<ConsumerStatus>, String> {
-    #[derive(Serialize)]
-    struct Question {
-        offset: u32,
-    }
     let asking = async {
-        let request = context.request(format!("CONSUMER.LIST.{stream}"), &Question { offset: 0 });
-        request.await.map_err(|error| error_chain(&error))
+        let first = json!({ "offset": 0 });
+        context.request(format!("CONSUMER.LIST.{stream}"), &first).await.map_err(|error| error_chain(&error))
     };
     match unless_denied(connection, asking).await? {
         Response::Ok(Page { consumers }) => {
@@ -81,49 +78,40 @@ struct Page {
 
 /// The part of JetStream's answer that is shown. async-nats cannot decode the answers of all
 /// versions.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Info {
     name: String,
     created: String,
     config: Config,
-    #[serde(default)]
     delivered: Place,
-    #[serde(default)]
     ack_floor: Place,
-    #[serde(default)]
     num_ack_pending: u64,
-    #[serde(default)]
     num_redelivered: u64,
-    #[serde(default)]
     num_waiting: u64,
-    #[serde(default)]
     num_pending: u64,
-    #[serde(default)]
     push_bound: bool,
-    #[serde(default)]
     paused: bool,
     /// The server's clock; from nats-server 2.10 on.
     ts: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Config {
     filter_subject: Option<String>,
     filter_subjects: Option<Vec<String>>,
-    #[serde(default)]
     max_ack_pending: i64,
     /// Nanoseconds.
-    #[serde(default)]
     ack_wait: u64,
     /// Nanoseconds.
-    #[serde(default)]
     inactive_threshold: u64,
     pause_until: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
+#[serde(default)]
 struct Place {
-    #[serde(default)]
     stream_seq: u64,
     last_active: Option<String>,
 }

@@ -27,7 +27,7 @@ pub struct TracedKey {
 }
 
 /// How a key stands in an inbox.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct TracedInbox {
     /// The database that it is in, where several are looked into and the message is in another.
@@ -268,18 +268,6 @@ fn of_row<'a>(found: &'a mut Vec<TracedKey>, row: &Row, status: &str) -> &'a mut
 
 fn key(row: &Row, status: String) -> TracedKey {
     let (scope, tenant) = (row.get("scope"), row.get("tenant"));
-    let inbox = TracedInbox {
-        database: None,
-        scope,
-        tenant,
-        status,
-        settled_at: None,
-        request: None,
-        failure: None,
-        snooze: None,
-        line: None,
-        lease: None,
-        effects: Vec::new(),
-    };
+    let inbox = TracedInbox { scope, tenant, status, ..TracedInbox::default() };
     TracedKey { key: row.get("key"), inbox }
 }
