@@ -53,7 +53,7 @@ pub use sources::Sources;
 pub use stream::{Policy, Publish, StreamTable};
 
 /// A validated configuration of one relay. Made by [`Config::from_values`].
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Config {
     /// Where the outbox is.
     pub outbox: OutboxConfig,
@@ -105,28 +105,6 @@ pub struct Tuning {
     pub poll_max: Duration,
     /// Bounds of publishing.
     pub limits: Limits,
-}
-
-impl std::fmt::Debug for Config {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Config")
-            .field("outbox", &self.outbox)
-            .field("nats", &self.nats)
-            .field("streams", &self.streams)
-            .field("workers", &self.workers)
-            .field("tuning", &self.tuning)
-            .field("on_loss", &self.on_loss)
-            .field("saga_lifetime", &self.saga_lifetime)
-            .field("http_listen", &self.http_listen)
-            .field("otlp_endpoint", &self.otlp_endpoint)
-            .field("otlp_metrics", &self.otlp_metrics)
-            .field("trace_file", &self.trace_file)
-            .field("grace", &self.grace)
-            .field("stuck_after", &self.stuck_after)
-            .field("sleep_after", &self.sleep_after)
-            .field("sleep_at_most", &self.sleep_at_most)
-            .finish()
-    }
 }
 
 /// Everything wrong with a configuration, one line each.

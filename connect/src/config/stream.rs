@@ -9,7 +9,7 @@ use toml::{
 };
 
 use super::{
-    options::nearest,
+    options::did_you_mean,
     place::{Place, scalar},
 };
 
@@ -117,14 +117,13 @@ pub(super) const STREAM_FIELDS: &[StreamField] = &[
 const WINDOW: Duration = Duration::from_secs(600);
 
 /// Reads all tables, with the mistakes in them.
-pub(super) fn parse_all(place: &Place<'_>, value: &Spanned<DeValue<'_>>) -> (Vec<StreamTable>, Vec<String>) {
-    let line = place.line(value.span().start);
-    let unreadable = || vec![place.mistake(line, "streams are written as [[stream]] tables")];
-    let Some(tables) = value.get_ref().as_array() else { return (Vec::new(), unreadable()) };
-    let (mut streams, mut mistakes, mut names) = (Vec::new(), Vec::new(), HashSet::new());
-    for table in tables.iter() {
-        let line = place.line(table.span().start);
-        let Some(fields) = table.get_ref().as_table() else { return (streams, unreadable()) };
+pub(super) fn parse_all(
+    place: &Place<'_>,
+    value: &Spanned<DeValue<'_>>,
+    mistakes: &mut Vec<String>,
+) -> Vec<StreamTable> {
+    let (mut streams, mut names) = (Vec::new(), HashSet::new());
+    for (line, fields) in place.tables(value, "streams are written as [[stream]] tables", mistakes) {
         match parse(place, line, fields) {
             Ok(stream) if !names.insert(stream.name.clone()) => {
                 mistakes.push(place.mistake(line, format!("stream {} is declared twice", stream.name)));
@@ -133,7 +132,7 @@ pub(super) fn parse_all(place: &Place<'_>, value: &Spanned<DeValue<'_>>) -> (Vec
             Err(found) => mistakes.extend(found),
         }
     }
-    (streams, mistakes)
+    streams
 }
 
 /// A stream with all fields as they are by default, but for the window, which depends on others.
@@ -158,9 +157,7 @@ fn parse(place: &Place<'_>, line: usize, table: &DeTable<'_>) -> Result<StreamTa
         let line = place.line(key.span().start);
         let name = key.get_ref().as_ref();
         let Some(field) = STREAM_FIELDS.iter().find(|field| field.name == name) else {
-            let near =
-                nearest(&name.replace('-', "_"), STREAM_FIELDS.iter().map(|f| (f.name, f.name.to_owned())));
-            let hint = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
+            let hint = did_you_mean(&name.replace('-', "_"), STREAM_FIELDS.iter().map(|field| field.name));
             mistakes.push(place.mistake(line, format!("{name:?} is not a field of a stream{hint}")));
             continue;
         };
