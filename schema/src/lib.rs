@@ -23,6 +23,7 @@ mod message_id;
 mod migrate;
 mod migrations;
 mod name;
+mod parameter;
 mod recording;
 pub mod script;
 mod subject;
@@ -42,6 +43,8 @@ pub use migrate::{
 };
 pub use migrations::LATEST_VERSION;
 pub use name::{InvalidRolePrefix, InvalidSchemaName, RolePrefix, SchemaName};
+#[doc(hidden)]
+pub use parameter::{Kind, Parameter, typed, untyped};
 #[doc(hidden)]
 pub use recording::Recording;
 pub use subject::{InvalidSubject, Subject};
