@@ -47,7 +47,7 @@ pub use name::{InvalidRolePrefix, InvalidSchemaName, RolePrefix, SchemaName};
 pub use parameter::{Kind, Parameter, typed, untyped};
 #[doc(hidden)]
 pub use recording::Recording;
-pub use subject::{InvalidSubject, Subject};
+pub use subject::{InvalidSubject, Subject, covers};
 pub use transaction::{InTransaction, Transaction};
 pub use version::{OLDEST_VERSION, VersionError, check_version, check_version_through};
 pub use wake::{WAKE_SUBJECTS, wake_subject};
