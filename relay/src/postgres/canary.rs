@@ -29,8 +29,7 @@ impl Store {
 
     /// Begins the next step of a canary.
     pub(crate) async fn take_canary_step(self: &Arc<Self>, canary: i64) -> Result<Step, StoreError> {
-        let session = self.session().await?;
-        session.begin().await?;
+        let session = self.begin().await?;
         let rows = session.query("take the step of a canary", &self.sql.take_canary_step, &[&canary]).await?;
         let row = rows.first().expect("a function without a set returns a row");
         if row.get::<_, Option<i64>>("letter").is_some() {

@@ -19,8 +19,7 @@ const INBOXES_NAMED_MAX: i64 = 100;
 
 impl Store {
     pub(crate) async fn lag(self: &Arc<Self>) -> Result<Standing, StoreError> {
-        let session = self.session().await?;
-        session.begin().await?;
+        let session = self.begin().await?;
         // All in one round trip: while the processor is full, each costs more than the statements.
         let (rows, parked, delayed, sagas, finished, inboxes, expected) = tokio::join!(
             session.query("read the lag", &self.log.reading().0.lag, &[]),

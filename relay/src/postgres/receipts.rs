@@ -140,8 +140,7 @@ impl Store {
     /// The streams that have acknowledged messages, with the highest sequence of each lane, and the
     /// receipts since each was last checked.
     pub(crate) async fn acknowledged(self: &Arc<Self>) -> Result<Vec<KnownStream>, StoreError> {
-        let session = self.session().await?;
-        session.begin().await?;
+        let session = self.begin().await?;
         let rows = session.query("read what streams acknowledged", &self.sql.acknowledged, &[]).await?;
         let mut streams: Vec<KnownStream> = Vec::new();
         for row in &rows {
@@ -216,8 +215,7 @@ impl Store {
 
     /// Notes a loss, and has it sent again when `resends`; false when another relay was faster.
     pub(crate) async fn lost(self: &Arc<Self>, lost: &Lost<'_>, resends: bool) -> Result<bool, StoreError> {
-        let session = self.session().await?;
-        session.begin().await?;
+        let session = self.begin().await?;
         let sequence = lost.sequence.cast_signed();
         let parameters: [&dyn Parameter; 6] =
             [&lost.lane, &lost.stream, &lost.seen, &lost.kind, &sequence, &lost.proven];
