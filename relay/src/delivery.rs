@@ -18,3 +18,20 @@ pub(crate) mod place;
 pub(crate) mod receipt;
 pub(crate) mod snapshot;
 pub(crate) mod subjects;
+
+pub(crate) use self::{
+    breaker::Breaker,
+    cause::Cause,
+    cursor::{Read, Settlement},
+    decision::{Decision, Failure},
+    lag::Standing,
+    letter::Letter,
+    message::{Message, Parked, Replay},
+    object::{INLINE_MAX, Object},
+    outcome::Outcome,
+    pause::Pauses,
+    place::{Birth, is_unseen, split},
+    receipt::{Acknowledged, Evidence},
+    snapshot::Snapshot,
+    subjects::{any_expression, covers},
+};

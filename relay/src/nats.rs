@@ -13,3 +13,5 @@ mod question;
 mod stored_id;
 pub(crate) mod streams;
 pub(crate) mod wake;
+
+pub(crate) use self::connection::{Connection, Connections, Server};

@@ -25,4 +25,11 @@ pub(crate) mod settle;
 pub(crate) mod store;
 mod throttle;
 
-pub(crate) use store::Store;
+pub(crate) use self::{
+    claim::{Claim, Seen, Wanted},
+    expectations::Peers,
+    leader::Leader,
+    receipts::{KnownStream, Receipt},
+    session::Session,
+    store::Store,
+};

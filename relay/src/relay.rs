@@ -14,10 +14,7 @@ use tracing::{Instrument as _, info, warn};
 use crate::{
     config::Config,
     error::{NoConnection, RelayError},
-    nats::{
-        connection::{Connection, Server},
-        keeper, streams,
-    },
+    nats::{Connection, Server, keeper, streams},
     pass::{
         ANSWER_MAX, Budget, Common, Demand, Runner, bounded,
         canary::Canaries,
@@ -32,18 +29,11 @@ use crate::{
         worker::{Shared, Worker},
     },
     postgres::{
-        Store,
-        expectations::Peers,
-        leader::Leader,
+        Leader, Peers, Store,
         listen::{self, Told},
     },
-    serve::{
-        databases::{Database, Databases},
-        front::Front,
-        gauges,
-        systemd::Systemd,
-    },
-    telemetry::{metrics::Metrics, traces::Traces},
+    serve::{Database, Databases, Front, gauges, systemd::Systemd},
+    telemetry::{Metrics, Traces},
 };
 
 pub(crate) use crate::postgres::home::Place;

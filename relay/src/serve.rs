@@ -6,3 +6,8 @@ pub(crate) mod gauges;
 pub(crate) mod http;
 mod push;
 pub(crate) mod systemd;
+
+pub(crate) use self::{
+    databases::{Database, Databases},
+    front::Front,
+};

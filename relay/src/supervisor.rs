@@ -25,13 +25,9 @@ use crate::{
     config::{NamedConfig, Sources},
     error::RelayError,
     pass::Common,
-    postgres::expectations::Peers,
-    serve::{
-        databases::{Database, Databases},
-        front::Front,
-        systemd::Systemd,
-    },
-    telemetry::metrics::Metrics,
+    postgres::Peers,
+    serve::{Database, Databases, Front, systemd::Systemd},
+    telemetry::Metrics,
 };
 
 /// Relays that start at the same time, at most: each logs in several times.

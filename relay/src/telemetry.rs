@@ -4,3 +4,5 @@ pub(crate) mod health;
 pub(crate) mod metrics;
 pub(crate) mod openmetrics;
 pub(crate) mod traces;
+
+pub(crate) use self::{metrics::Metrics, traces::Traces};

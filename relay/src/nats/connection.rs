@@ -15,8 +15,8 @@ use tokio::{
 use super::{places::Places, stored_id::Answers};
 use crate::{
     config::{Config, StreamTable},
-    delivery::breaker::Breaker,
-    telemetry::metrics::Metrics,
+    delivery::Breaker,
+    telemetry::Metrics,
 };
 
 /// A process that was suspended for so long looks and asks where its outbox lives before it sends.

@@ -10,7 +10,7 @@ use super::{
     connection::{Connection, Server},
     streams,
 };
-use crate::{backoff::AWAY, error::error_chain, telemetry::metrics::Metrics};
+use crate::{backoff::AWAY, error::error_chain, telemetry::Metrics};
 
 /// A connection that ends sooner than this never worked.
 const SHORT: Duration = Duration::from_secs(10);

@@ -41,9 +41,9 @@ use self::{
     wire::{Description, Info},
 };
 use crate::{
-    delivery::{decision::Failure, message::Message, object::Object},
+    delivery::{Failure, Message, Object},
     error::error_chain,
-    postgres::session::Session,
+    postgres::Session,
 };
 
 /// Bytes of a chunk, as the clients of NATS choose them; fewer with a smaller `max_payload`.

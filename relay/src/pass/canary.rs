@@ -22,8 +22,8 @@ use super::bounded;
 use crate::{
     backoff::Backoff,
     error::{RelayError, StoreError, error_chain},
-    nats::connection::{Connection, Connections},
-    postgres::{Store, canary::Step, leader::Leader},
+    nats::{Connection, Connections},
+    postgres::{Leader, Store, canary::Step},
 };
 
 /// The pause between looks while no canary is running, jittered by half.

@@ -16,11 +16,8 @@ use super::{
 use crate::{
     backoff::Backoff,
     error::{RelayError, error_chain},
-    nats::{
-        connection::{Connection, Connections},
-        places::Places,
-    },
-    telemetry::metrics::Metrics,
+    nats::{Connection, Connections, places::Places},
+    telemetry::Metrics,
 };
 
 const CHECK_EVERY: Duration = Duration::from_secs(30);

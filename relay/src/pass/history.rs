@@ -16,8 +16,8 @@ use tracing::debug;
 use crate::{
     delivery::minute::Counts,
     error::{RelayError, StoreError, error_chain},
-    postgres::{Store, leader::Leader},
-    telemetry::metrics::Metrics,
+    postgres::{Leader, Store},
+    telemetry::Metrics,
 };
 
 /// The first row comes soon: it tells of a relay that has started, and of its version.

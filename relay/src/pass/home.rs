@@ -20,11 +20,12 @@ use crate::{
     delivery::home::{Heard, Noted, Verdict, Why, judge},
     error::{RelayError, StoreError},
     nats::{
-        connection::{Connection, Connections, SUSPENDED},
+        Connection, Connections,
+        connection::SUSPENDED,
         home::{Answer, Caller, answer, ask, listen},
     },
-    postgres::{Store, home::Home, leader::Leader},
-    telemetry::metrics::Metrics,
+    postgres::{Leader, Store, home::Home},
+    telemetry::Metrics,
 };
 
 /// The pause while nothing is sent.

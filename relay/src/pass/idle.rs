@@ -18,7 +18,7 @@ use super::ANSWER_MAX;
 use crate::{
     error::StoreError,
     postgres::{Store, idle::Standstill},
-    telemetry::metrics::Metrics,
+    telemetry::Metrics,
 };
 
 /// So much earlier than the next message is due a relay wakes: a suspended database takes a while.

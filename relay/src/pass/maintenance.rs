@@ -26,12 +26,11 @@ use crate::{
     backoff::Backoff,
     error::{RelayError, StoreError, error_chain},
     postgres::{
-        Store,
-        expectations::Peers,
+        Peers, Store,
         integrity::Explained,
         retention::{Looked, LowIds, RepairedIds},
     },
-    telemetry::metrics::Metrics,
+    telemetry::Metrics,
 };
 
 const TICK_MAX: Duration = Duration::from_secs(60);

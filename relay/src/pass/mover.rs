@@ -23,9 +23,8 @@ use crate::{
     backoff::Backoff,
     error::{RelayError, error_chain},
     postgres::{
-        Store,
+        Leader, Store,
         delayed::{DelayedPlace, Moved},
-        leader::Leader,
     },
 };
 

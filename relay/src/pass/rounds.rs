@@ -24,10 +24,10 @@ use tokio::{task::spawn_blocking, time::Instant};
 
 use super::{bounded, claim::Claimed, publish::Published, settle::Pass, standby::LAG, worker::Worker};
 use crate::{
-    delivery::{message::Message, outcome::Outcome, snapshot::Snapshot},
+    delivery::{Message, Outcome, Snapshot},
     error::RelayError,
     postgres::{
-        claim::{Claim, Wanted},
+        Claim, Wanted,
         read_on::{Come, ReadOn},
     },
 };

@@ -22,7 +22,7 @@ use super::{
 use crate::{
     backoff::{AWAY, Backoff},
     error::RelayError,
-    postgres::{leader::Leader, store::Mark},
+    postgres::{Leader, store::Mark},
 };
 
 /// The pace while PostgreSQL answers and refuses: it may write each refusal into its log.

@@ -23,7 +23,7 @@ use super::{
     bounded,
     worker::{Quiet, Worker},
 };
-use crate::{config::ReadLimits, delivery::snapshot::Snapshot, error::RelayError, postgres::claim::Wanted};
+use crate::{config::ReadLimits, delivery::Snapshot, error::RelayError, postgres::Wanted};
 
 /// A lane in which something is due that does not move for so long lags.
 pub(super) const LAG: Duration = Duration::from_millis(400);

@@ -18,8 +18,8 @@ use oncebox_schema::Recording;
 use serde_json::{Value, json};
 
 use crate::{
-    delivery::{cursor::Settlement, message::Message, outcome::Outcome},
-    postgres::claim::Claim,
+    delivery::{Message, Outcome, Settlement},
+    postgres::Claim,
 };
 
 /// Where a relay writes its passes. Clones write into the same file.

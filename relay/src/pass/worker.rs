@@ -19,15 +19,11 @@ use super::{
 };
 use crate::{
     config::Tuning,
-    delivery::{breaker::Breaker, message::Message, outcome::Outcome, snapshot::Snapshot},
+    delivery::{Breaker, Message, Outcome, Snapshot},
     error::{RelayError, error_chain},
-    nats::{connection::Connections, publisher::Publisher},
-    postgres::{
-        Store,
-        claim::{Seen, Wanted},
-        session::Session,
-    },
-    telemetry::{health::Heartbeat, metrics::Metrics, traces::Traces},
+    nats::{Connections, publisher::Publisher},
+    postgres::{Seen, Session, Store, Wanted},
+    telemetry::{Metrics, Traces, health::Heartbeat},
 };
 
 /// A sequence that is given out again ends the connection so often at most.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use oncebox_connect::postgres::Parameter;
 
 use super::{Store, session::Session};
-use crate::{delivery::letter::Letter, error::StoreError};
+use crate::{delivery::Letter, error::StoreError};
 
 /// A step, whose transaction is open while a letter is to be published.
 #[derive(Debug)]

@@ -19,12 +19,7 @@ use super::{
 };
 use crate::{
     config::ReadLimits,
-    delivery::{
-        cursor::Cursor,
-        message::{Message, Parked, Replay},
-        receipt::Acknowledged,
-        snapshot::Snapshot,
-    },
+    delivery::{Acknowledged, Message, Parked, Replay, Snapshot, cursor::Cursor},
     error::StoreError,
 };
 

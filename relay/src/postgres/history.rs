@@ -6,7 +6,7 @@ use oncebox_connect::postgres::Parameter;
 
 use super::Store;
 use crate::{
-    delivery::{lag::Standing, minute::Counts},
+    delivery::{Standing, minute::Counts},
     error::StoreError,
 };
 

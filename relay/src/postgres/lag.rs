@@ -6,7 +6,10 @@ use tokio_postgres::Row;
 
 use super::{Store, expectations::expectation};
 use crate::{
-    delivery::lag::{DelayedCount, FinishedSagas, InboxStatus, LaneLag, ParkedCount, SagaCount, Standing},
+    delivery::{
+        Standing,
+        lag::{DelayedCount, FinishedSagas, InboxStatus, LaneLag, ParkedCount, SagaCount},
+    },
     error::StoreError,
 };
 

@@ -5,7 +5,7 @@ use oncebox_connect::postgres::typed;
 use tokio_postgres::{Client, Error, SimpleQueryMessage};
 
 use super::{Store, session::Session};
-use crate::{delivery::snapshot::Snapshot, error::StoreError};
+use crate::{delivery::Snapshot, error::StoreError};
 
 /// A statement that has taken so long, and whose client takes nothing of the answer, is ended.
 const UNREAD_SECONDS: f64 = 18.0;

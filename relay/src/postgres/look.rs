@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio_postgres::SimpleQueryMessage;
 
 use super::{Store, session::Session};
-use crate::{delivery::snapshot::Snapshot, error::StoreError};
+use crate::{delivery::Snapshot, error::StoreError};
 
 /// A connection that nobody has used for so long is closed.
 const IDLE_CONNECTION: Duration = Duration::from_secs(5);

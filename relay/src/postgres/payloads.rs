@@ -6,7 +6,7 @@ use bytes::Bytes;
 use oncebox_connect::postgres::Parameter;
 
 use super::{room::PIECE, session::Session};
-use crate::{delivery::message::Message, error::StoreError};
+use crate::{delivery::Message, error::StoreError};
 
 impl Session {
     /// Reads payloads that are too large to come with their rows, in pieces: the client's buffers

@@ -4,7 +4,7 @@ use oncebox_connect::postgres::Parameter;
 
 use super::{session::Session, store::message};
 use crate::{
-    delivery::{message::Message, snapshot::Snapshot},
+    delivery::{Message, Snapshot},
     error::StoreError,
 };
 

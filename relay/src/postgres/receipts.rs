@@ -12,10 +12,7 @@ use tokio_postgres::Row;
 
 use super::{Store, session::Session};
 use crate::{
-    delivery::{
-        place::Birth,
-        subjects::{any_expression, patterns},
-    },
+    delivery::{Birth, any_expression, subjects::patterns},
     error::StoreError,
 };
 

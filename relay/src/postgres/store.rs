@@ -29,7 +29,7 @@ use tokio_postgres::{
 use super::{fleet::Fleet, log::Log};
 use crate::{
     backoff::Backoff,
-    delivery::message::{Message, Parked, Replay},
+    delivery::{Message, Parked, Replay},
     error::StoreError,
 };
 

@@ -3,8 +3,8 @@
 use super::session::Session;
 use crate::{
     delivery::{
-        message::Message,
-        pause::{Pauses, Tokens, Wanted},
+        Message, Pauses,
+        pause::{Tokens, Wanted},
     },
     error::StoreError,
 };

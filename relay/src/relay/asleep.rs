@@ -11,14 +11,14 @@ use tracing::{debug, info, warn};
 use crate::{
     backoff::AWAY,
     nats::{
-        connection::Server,
+        Server,
         home::Caller,
         wake::{Ears, Heard},
     },
     pass::bounded,
     postgres::{Store, idle::Standstill},
-    serve::databases::Database,
-    telemetry::metrics::Metrics,
+    serve::Database,
+    telemetry::Metrics,
 };
 
 const ROUNDED: Duration = Duration::from_millis(500);

@@ -11,7 +11,7 @@ use futures_util::{StreamExt as _, stream};
 use prometheus_client::{encoding::text::encode, registry::Registry};
 
 use super::gauges::Gauges;
-use crate::telemetry::metrics::Metrics;
+use crate::telemetry::Metrics;
 
 /// Databases that a scrape asks at once.
 const TOGETHER_MAX: usize = 32;

@@ -8,7 +8,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{postgres::Store, telemetry::metrics::Metrics};
+use crate::{postgres::Store, telemetry::Metrics};
 
 /// A scrape waits so long for the database; then the gauges have their last values.
 const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);

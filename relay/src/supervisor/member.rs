@@ -15,9 +15,9 @@ use crate::{
     config::Config,
     error::{RelayError, error_chain},
     pass::Common,
-    postgres::expectations::Peers,
+    postgres::Peers,
     relay::Relay,
-    serve::{databases::Database, gauges::gauges},
+    serve::{Database, gauges::gauges},
 };
 
 const AGAIN: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(30) };

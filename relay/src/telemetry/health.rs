@@ -11,7 +11,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::delivery::cause::Cause;
+use crate::delivery::Cause;
 
 /// A worker that got no further for so long is not ready, though perhaps not stuck.
 const READY_MAX: Duration = Duration::from_secs(60);

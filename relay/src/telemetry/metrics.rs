@@ -8,10 +8,7 @@ use prometheus_client::{
 };
 
 use super::health::Health;
-use crate::delivery::{
-    lag::{InboxStatus, Standing},
-    minute::Minute,
-};
+use crate::delivery::{Standing, lag::InboxStatus, minute::Minute};
 
 type Float = Gauge<f64, AtomicU64>;
 /// A gauge for each set of so many labels.

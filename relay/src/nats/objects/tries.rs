@@ -10,7 +10,7 @@ use async_nats::{
 };
 
 use super::{Bucket, Trouble, wire::Description};
-use crate::{clock::with_text, delivery::message::Message, error::error_chain};
+use crate::{clock::with_text, delivery::Message, error::error_chain};
 
 impl Bucket<'_> {
     /// Marks an object that is not whole as deleted: none of the tries that have begun can describe

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde::Deserialize;
 
-use crate::delivery::{decision::Failure, place::Birth};
+use crate::delivery::{Birth, Failure};
 
 /// Which streams have a subject.
 #[derive(Debug, PartialEq, Eq)]

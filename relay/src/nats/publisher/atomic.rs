@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{
     config::Limits,
-    delivery::{breaker::Sending, decision::Failure, message::Message, outcome::Outcome, subjects::covers},
+    delivery::{Failure, Message, Outcome, breaker::Sending, covers},
     nats::question::Reply,
 };
 

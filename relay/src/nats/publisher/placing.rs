@@ -11,13 +11,7 @@ use super::{
     batch::Batch,
 };
 use crate::{
-    delivery::{
-        decision::Failure,
-        message::Message,
-        outcome::Outcome,
-        place::{Birth, is_unseen, split, unseen},
-        subjects::covers,
-    },
+    delivery::{Birth, Failure, Message, Outcome, covers, is_unseen, place::unseen, split},
     nats::{proof, question::Reply},
 };
 

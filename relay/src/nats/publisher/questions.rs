@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     config::Limits,
-    delivery::{decision::Failure, outcome::Outcome},
+    delivery::{Failure, Outcome},
     nats::question::Reply,
 };
 
