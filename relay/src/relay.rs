@@ -227,28 +227,23 @@ impl Relay {
             true => Arc::new(store.beside(pool(&config.outbox.database, 1))),
             false => Arc::clone(&store),
         };
-        tasks.spawn(reader.run(scraped, metrics.clone(), stop.clone()));
+        tasks.spawn_until(&stop, reader.run(scraped, metrics.clone()));
         let (kept_sender, unchecked) = watch::channel(None);
-        let kept =
-            keeper::maintain(server.clone(), first_connection, kept_sender, metrics.clone(), stop.clone());
-        tasks.spawn(kept);
+        let kept = keeper::maintain(server.clone(), first_connection, kept_sender, metrics.clone());
+        tasks.spawn_until(&stop, kept);
         let ((wake_sender, wake), (leader_sender, leader)) =
             (watch::channel(0), watch::channel(Leader::This));
         let (opened, at_home) = watch::channel(None);
         let settings = (config.outbox.retention, config.tuning.read.dead_blocks);
         let address = config.outbox.postgres_target();
         let gate = Gate::new(Arc::clone(&store), address, settings, metrics.clone(), leader.clone());
-        tasks.spawn(gate.run(unchecked, opened, stop.clone()));
+        tasks.spawn_until(&stop, gate.run(unchecked, opened));
         let (checked, connections) = watch::channel(None);
         let recovery = Recovery::new(Arc::clone(&store), None, config.on_loss, metrics.clone());
-        tasks.spawn(recovery.run(at_home, checked, stop.clone()));
-        tasks.spawn(listen::listen(
-            Connector::new(&config.outbox.database),
-            Arc::clone(&store),
-            Told { wake: wake_sender, leader: leader_sender },
-            connections.clone(),
-            stop.clone(),
-        ));
+        tasks.spawn_until(&stop, recovery.run(at_home, checked));
+        let told = Told { wake: wake_sender, leader: leader_sender };
+        let connector = Connector::new(&config.outbox.database);
+        tasks.spawn_until(&stop, listen::listen(connector, Arc::clone(&store), told, connections.clone()));
         shared.traces = trace(&config, &metrics, &mut tasks, &stop)?;
         shared.connections = connections;
         let demand = Arc::new(Demand::new(config.workers));
@@ -276,6 +271,12 @@ struct Tasks(JoinSet<()>);
 impl Tasks {
     fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
         self.0.spawn(task.in_current_span());
+    }
+
+    /// A loop that may be cut off wherever it waits.
+    fn spawn_until(&mut self, stop: &CancellationToken, task: impl Future<Output = ()> + Send + 'static) {
+        let stopped = stop.clone().run_until_cancelled_owned(task);
+        self.spawn(async { stopped.await.unwrap_or_default() });
     }
 
     /// Stops them, and waits until they have ended.

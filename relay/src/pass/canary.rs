@@ -57,9 +57,8 @@ impl Canaries {
                 (false, true) => LOOK.delay(0),
                 (false, false) => IDLE.delay(0),
             };
-            tokio::select! {
-                () = sleep(pause) => {}
-                () = shutdown.cancelled() => return,
+            if shutdown.run_until_cancelled(sleep(pause)).await.is_none() {
+                return;
             }
             more = false;
             if matches!(*leader.borrow(), Leader::Another(_)) {

@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
@@ -133,10 +133,7 @@ impl Maintainer {
         while !shutdown.is_cancelled() {
             let started = Instant::now();
             let store = Arc::clone(&self.store);
-            let permit = store.permit().await;
-            let maintained = timeout(STEP_TIMEOUT, self.run_once()).await;
-            drop(permit);
-            let pause = match maintained {
+            let pause = match store.in_turn(STEP_TIMEOUT, self.run_once()).await {
                 Ok(Ok(Maintained { more, .. })) => {
                     failing = false;
                     if more { started.elapsed().min(TICK_MAX) } else { jittered(tick) }
@@ -152,10 +149,7 @@ impl Maintainer {
                     jittered(tick)
                 }
             };
-            tokio::select! {
-                () = sleep(pause) => {}
-                () = shutdown.cancelled() => {}
-            }
+            shutdown.run_until_cancelled(sleep(pause)).await;
         }
     }
 

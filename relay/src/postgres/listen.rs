@@ -16,7 +16,6 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tokio_postgres::{AsyncMessage, Client, Error};
-use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
 use super::{Store, leader::Leader};
@@ -40,41 +39,32 @@ pub(crate) struct Told {
 type Messages = BoxStream<'static, Result<AsyncMessage, Error>>;
 
 /// Asks to be the leader while this relay is able to work, because there is a connection to NATS,
-/// and listens when it is, until shutdown. Losing the connection to PostgreSQL costs
+/// and listens when it is. Losing the connection to PostgreSQL costs
 /// latency, never a message.
 pub(crate) async fn listen<T: Send + Sync>(
     connector: Connector,
     store: Arc<Store>,
     told: Told,
     mut nats: watch::Receiver<Option<T>>,
-    shutdown: CancellationToken,
 ) {
     let mut failures = 0;
     if store.is_pooled() {
         // To LISTEN would leave a session listening that belongs to others.
-        shutdown.cancelled().await;
-        return;
+        return std::future::pending().await;
     }
     loop {
-        let ended = tokio::select! {
-            ended = listen_once(&connector, &store, &told, &mut nats) => ended,
-            () = shutdown.cancelled() => return,
-        };
+        let ended = listen_once(&connector, &store, &told, &mut nats).await;
         // As long as nobody knows the leader, this relay works.
         told.leader.send_replace(Leader::This);
         match ended {
             Ended::Deaf => {
                 info!("LISTEN does not work here; the relay polls");
                 store.note_pooler();
-                shutdown.cancelled().await;
-                return;
+                return std::future::pending().await;
             }
             Ended::Lost(worked) => failures = if worked { 0 } else { failures + 1 },
         }
-        tokio::select! {
-            () = sleep(RECONNECT.delay(failures)) => {}
-            () = shutdown.cancelled() => return,
-        }
+        sleep(RECONNECT.delay(failures)).await;
     }
 }
 

@@ -18,7 +18,7 @@ use oncebox_connect::{
 use oncebox_schema::SchemaName;
 use tokio::{
     sync::{Mutex as AsyncMutex, MutexGuard},
-    time::{Instant, timeout},
+    time::{Instant, error::Elapsed, timeout},
 };
 use tokio_postgres::{
     Row,
@@ -206,6 +206,16 @@ impl Store {
     /// take a connection each, and of many idle databases each has one. Waits a moment at most.
     pub(crate) async fn permit(&self) -> Option<MutexGuard<'_, ()>> {
         timeout(PERMIT_MAX, self.permit.as_ref()?.lock()).await.ok()
+    }
+
+    /// Does something with the permit, within a limit.
+    pub(crate) async fn in_turn<T>(
+        &self,
+        limit: Duration,
+        work: impl Future<Output = T>,
+    ) -> Result<T, Elapsed> {
+        let _permit = self.permit().await;
+        timeout(limit, work).await
     }
 
     /// The identity of the outbox.

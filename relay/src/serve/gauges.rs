@@ -6,7 +6,6 @@ use tokio::{
     sync::{mpsc, watch},
     time::{Instant, timeout},
 };
-use tokio_util::sync::CancellationToken;
 
 use crate::{postgres::Store, telemetry::Metrics};
 
@@ -58,26 +57,10 @@ impl Reader {
     /// Reads the gauges of the database when they are wanted, one reading at a time and at most one
     /// a second. A reading goes on when the client that waits for it gives up. While PostgreSQL
     /// does not answer they keep their last values.
-    pub(crate) async fn run(mut self, store: Arc<Store>, metrics: Metrics, shutdown: CancellationToken) {
-        loop {
-            let wanted = tokio::select! {
-                wanted = self.wanted.recv() => wanted,
-                () = shutdown.cancelled() => return,
-            };
-            if wanted.is_none() {
-                // Nobody serves HTTP.
-                return shutdown.cancelled().await;
-            }
+    pub(crate) async fn run(mut self, store: Arc<Store>, metrics: Metrics) {
+        while self.wanted.recv().await.is_some() {
             if !is_fresh(*self.answered.borrow()) {
-                let reading = async {
-                    let _permit = store.permit().await;
-                    timeout(READ_TIMEOUT, store.lag()).await
-                };
-                let reading = tokio::select! {
-                    reading = reading => reading,
-                    () = shutdown.cancelled() => return,
-                };
-                match reading {
+                match store.in_turn(READ_TIMEOUT, store.lag()).await {
                     Ok(Ok(standing)) => metrics.observe(&standing),
                     Ok(Err(error)) => tracing::debug!(%error, "read the lag"),
                     Err(_) => tracing::debug!("reading the lag took too long"),
@@ -85,6 +68,8 @@ impl Reader {
             }
             self.answered.send_replace(Some(Instant::now()));
         }
+        // Nobody serves HTTP.
+        std::future::pending().await
     }
 }
 
