@@ -9,7 +9,7 @@ use crate::{
     config::Config,
     error::RelayError,
     relay::{Relay, serving},
-    serve::{Database, Databases, Front},
+    serve::{Database, Databases, Front, http::Probed as _},
     telemetry::Metrics,
 };
 

@@ -111,7 +111,7 @@ impl Relay {
         // It has slept, and is another relay now.
         if let Some(id) = metrics.health.slept() {
             bounded(store.unregister(&id)).await?;
-            metrics.health.forget_slept();
+            metrics.health.note_slept(None);
         }
         store.look_for_pooler().await.map_err(RelayError::store)?;
         refuse_subscriber(&store).await?;

@@ -4,10 +4,7 @@ use std::time::Duration;
 
 use async_nats::RequestErrorKind;
 use bytes::Bytes;
-use tokio::{
-    sync::broadcast::error::RecvError,
-    time::{Instant, timeout_at},
-};
+use tokio::time::{Instant, timeout_at};
 
 use super::connection::Connection;
 
@@ -27,24 +24,15 @@ pub(super) enum Reply {
 impl Connection {
     /// Asks once, and waits until `end` at the latest.
     pub(super) async fn ask(&self, place: &str, question: &str, end: Instant) -> Reply {
-        let mut denied = self.denied.subscribe();
+        let denial = self.denial(|subject| subject == place);
         let asking = self.client.request(place.to_owned(), question.to_owned().into());
-        let denial = async {
-            loop {
-                match denied.recv().await {
-                    Ok(subject) if *subject == *place => return,
-                    Ok(_) | Err(RecvError::Lagged(_)) => {}
-                    Err(RecvError::Closed) => std::future::pending().await,
-                }
-            }
-        };
         tokio::select! {
             answer = timeout_at(end.min(Instant::now() + QUESTION), asking) => match answer {
                 Ok(Ok(answer)) => Reply::Answer(answer.payload),
                 Ok(Err(error)) if error.kind() == RequestErrorKind::NoResponders => Reply::NoResponders,
                 Ok(Err(_)) | Err(_) => Reply::Silence,
             },
-            () = denial => Reply::Denied,
+            _ = denial => Reply::Denied,
         }
     }
 

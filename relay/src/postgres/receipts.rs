@@ -27,17 +27,23 @@ const RECENT_MAX: i64 = 1024;
 /// A cursor, with the highest sequence that a stream had acknowledged by then:
 /// `delivery/receipt.rs`.
 #[derive(Clone, Debug)]
-pub(crate) struct Receipt {
-    pub(crate) lane: i16,
-    pub(crate) stream: Arc<str>,
+pub struct Receipt {
+    /// The lane of the cursor.
+    pub lane: i16,
+    /// The stream.
+    pub stream: Arc<str>,
     /// The number of the cursor.
-    pub(crate) number: i64,
-    pub(crate) sequence: u64,
-    pub(crate) message_id: Option<String>,
-    pub(crate) floor: i64,
-    pub(crate) high: i64,
-    /// `None`: the snapshot of the cursor that was claimed.
-    pub(crate) snap: Option<String>,
+    pub number: i64,
+    /// The highest sequence acknowledged.
+    pub sequence: u64,
+    /// The id of the message there.
+    pub message_id: Option<String>,
+    /// Of the cursor.
+    pub floor: i64,
+    /// Of the cursor.
+    pub high: i64,
+    /// Of the cursor; `None`: the snapshot of the claimed one.
+    pub snap: Option<String>,
 }
 
 /// A mark that a stream is to prove: the highest sequence that it acknowledged to a lane, or a

@@ -10,7 +10,7 @@ use std::{
 use futures_util::{StreamExt as _, stream};
 use prometheus_client::{encoding::text::encode, registry::Registry};
 
-use super::gauges::Gauges;
+use super::{gauges::Gauges, http::Probed};
 use crate::telemetry::Metrics;
 
 /// Databases that a scrape asks at once.
@@ -120,9 +120,10 @@ impl Databases {
     fn all(&self) -> Vec<Arc<Database>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
 
-    /// Why only a restart of the process may help, if that is so.
-    pub(crate) fn stuck(&self) -> Option<String> {
+impl Probed for Databases {
+    fn stuck(&self) -> Option<String> {
         let problem = |database: &Arc<Database>| {
             let stuck = database.metrics.health.stuck(database.stuck_after)?;
             Some(database.named(stuck))
@@ -131,7 +132,7 @@ impl Databases {
     }
 
     /// Which databases no relay works for, and why; and whether there are none but those.
-    pub(crate) fn not_ready(&self) -> Option<(String, bool)> {
+    fn not_ready(&self) -> Option<(String, bool)> {
         let all = self.all();
         let problems = all.iter().filter_map(|database| Some(database.named(database.not_ready()?)));
         let problems: Vec<String> = problems.collect();
@@ -151,7 +152,7 @@ impl Databases {
         }
     }
 
-    pub(crate) async fn scrape(&self) -> Result<String, std::fmt::Error> {
+    async fn scrape(&self) -> Result<String, std::fmt::Error> {
         let scrapes = self.all().into_iter().map(|database| async move { database.scrape().await });
         let texts: Vec<_> = stream::iter(scrapes).buffered(TOGETHER_MAX).collect().await;
         Ok(merged(&texts.into_iter().collect::<Result<Vec<_>, _>>()?))
