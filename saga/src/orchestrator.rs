@@ -22,7 +22,6 @@ use tracing::warn;
 
 use crate::{
     Counts, Definition, Error, SagaFile,
-    counts::add,
     definition::Inner,
     error::{NO_JSON, failed},
     instance::Registered,
@@ -155,7 +154,7 @@ impl Orchestrator {
         let beginning = Beginning { business_id, data: &data, likeness: &likeness, scope };
         let started = self.engine.start(transaction, inner, key, &beginning).await?;
         if started.is_new {
-            add(&self.engine.counters.started);
+            self.engine.counters.add(|counts| counts.started += 1);
         }
         Ok(started)
     }

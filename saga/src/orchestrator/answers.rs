@@ -11,7 +11,6 @@ use oncebox_schema::Key;
 use super::engine::{Engine, Incoming, Received};
 use crate::{
     command::Address,
-    counts::add,
     progress::Answer,
     replying::{IN_REPLY_TO, OUTCOME, SCOPE},
 };
@@ -54,7 +53,7 @@ impl Handler for Replies {
             Err(problem) => Received::Refused(problem),
         };
         if matches!(received, Received::Refused(_)) {
-            add(&self.engine.counters.refused);
+            self.engine.counters.add(|counts| counts.refused += 1);
         }
         finish(received)
     }
