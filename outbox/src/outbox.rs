@@ -21,13 +21,8 @@ pub struct Outbox {
     is_pooled: bool,
 }
 
-statements!(
-    bare_sql "sql/": enqueue,
-    enqueue_all,
-    enqueue_through,
-    enqueue_at,
-    cancel_delayed,
-    list_delayed,
+statements!(bare_sql "sql/":
+    enqueue, enqueue_all, enqueue_through, enqueue_at, cancel_delayed, list_delayed
 );
 
 impl Outbox {

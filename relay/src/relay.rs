@@ -64,22 +64,7 @@ impl Relay {
     /// # Errors
     /// A server cannot be reached or does not let us in, or the schema has another version.
     pub async fn connect(config: Config) -> Result<Self, RelayError> {
-        Self::connect_for(config, Metrics::new()).await
-    }
-
-    /// The same with metrics that outlive the attempt.
-    pub(crate) async fn connect_for(config: Config, metrics: Metrics) -> Result<Self, RelayError> {
-        Box::pin(Self::connect_as(config, metrics, None)).await
-    }
-
-    /// One of the relays of a process that serves several databases. Its metrics outlive it, and it
-    /// shares the memory for messages with the others.
-    pub(crate) async fn connect_one_of(
-        config: Config,
-        metrics: Metrics,
-        common: &Common,
-    ) -> Result<Self, RelayError> {
-        Self::connect_as(config, metrics, Some(common)).await
+        Box::pin(Self::connect_as(config, Metrics::new(), None)).await
     }
 
     /// Makes the relays of one process find each other's databases.
@@ -89,7 +74,9 @@ impl Relay {
         self
     }
 
-    async fn connect_as(
+    /// The same with metrics that outlive the attempt; one of the relays of a process that serves
+    /// several databases shares the memory for messages with the others.
+    pub(crate) async fn connect_as(
         config: Config,
         metrics: Metrics,
         common: Option<&Common>,

@@ -23,29 +23,10 @@ pub(crate) use read::{Found, Opening};
 use row::changed_steps;
 pub(crate) use start::Beginning;
 
-statements!(
-    bare_sql "store/sql/": start,
-    refuse_start,
-    find_started,
-    lock,
-    lock_all,
-    read_locked_steps,
-    read_locked_events,
-    limit,
-    claim_due,
-    read_steps,
-    read_events,
-    advance,
-    quarantine,
-    save,
-    go_back,
-    keep_event,
-    forget_events,
-    adopt_orphans,
-    sweep,
-    register,
-    unregistered,
-    lead,
+statements!(bare_sql "store/sql/":
+    start, refuse_start, find_started, lock, lock_all, read_locked_steps, read_locked_events,
+    limit, claim_due, read_steps, read_events, advance, quarantine, save, go_back, keep_event,
+    forget_events, adopt_orphans, sweep, register, unregistered, lead
 );
 
 #[derive(Clone, Debug)]

@@ -88,7 +88,7 @@ impl Member {
             let _permit = self.starts.acquire().await;
             let (config, metrics) = (self.config.clone(), self.database.metrics.clone());
             // Each step of it has a bound, and not all of them together: a server may be far away.
-            let relay = Relay::connect_one_of(config, metrics, &self.common).await?;
+            let relay = Relay::connect_as(config, metrics, Some(&self.common)).await?;
             let relay = relay.among(&self.peers, &self.name);
             let place = relay.place().await?;
             Ok((relay, place))
