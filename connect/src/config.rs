@@ -14,17 +14,14 @@ mod file;
 mod fleet;
 mod limits;
 mod nats;
-mod on_loss;
 mod options;
 mod outbox;
-mod password;
 mod place;
 mod reader;
 mod sources;
 mod stream;
 mod table;
 pub mod tls;
-mod typed_streams;
 mod url_tls;
 
 use std::{
@@ -41,9 +38,8 @@ use tracing_subscriber::EnvFilter;
 pub use database::Database;
 pub use document::options_document;
 pub use fleet::{NamedConfig, Settings};
-pub use limits::{LargePayloads, Limits, ReadLimits};
+pub use limits::{LargePayloads, Limits, OnLoss, ReadLimits};
 pub(crate) use nats::{DEFAULT_API, Login, Nats, with_credentials};
-pub use on_loss::OnLoss;
 use options::STREAM;
 pub use options::{OPTIONS, OptionSpec};
 pub use outbox::OutboxConfig;
@@ -222,7 +218,7 @@ impl Config {
 /// The streams of the file, or of a database's table, and those that were typed.
 fn streams(read: &mut Reader<'_>) -> Vec<StreamTable> {
     let mut streams = read.sources.streams.clone();
-    for typed in read.parsed(STREAM, typed_streams::parse).unwrap_or_default() {
+    for typed in read.parsed(STREAM, stream::typed).unwrap_or_default() {
         match streams.iter().any(|stream| stream.name == typed.name) {
             true => read.mistake(STREAM, format_args!("stream {} is declared twice", typed.name)),
             false => streams.push(typed),

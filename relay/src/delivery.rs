@@ -11,8 +11,6 @@ pub(crate) mod letter;
 pub(crate) mod message;
 pub(crate) mod message_id;
 pub(crate) mod minute;
-pub(crate) mod object;
-pub(crate) mod outcome;
 pub(crate) mod pause;
 pub(crate) mod place;
 pub(crate) mod receipt;
@@ -23,12 +21,10 @@ pub(crate) use self::{
     breaker::Breaker,
     cause::Cause,
     cursor::{Read, Settlement},
-    decision::{Decision, Failure},
+    decision::{Decision, Failure, Outcome},
     lag::Standing,
     letter::Letter,
-    message::{Message, Parked, Replay},
-    object::{INLINE_MAX, Object},
-    outcome::Outcome,
+    message::{INLINE_MAX, Message, Object, Parked, Replay},
     pause::Pauses,
     place::{Birth, is_unseen, split},
     receipt::{Acknowledged, Evidence},

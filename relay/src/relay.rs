@@ -32,7 +32,7 @@ use crate::{
         Leader, Peers, Store,
         listen::{self, Told},
     },
-    serve::{Database, Databases, Front, gauges, systemd::Systemd},
+    serve::{Database, Databases, Front, databases::Reader, systemd::Systemd},
     telemetry::{Metrics, Traces},
 };
 
@@ -200,7 +200,7 @@ impl Relay {
     /// The grace period was too short, or a task ended early.
     pub(crate) async fn deliver(
         self,
-        reader: gauges::Reader,
+        reader: Reader,
         stop: CancellationToken,
         shutdown: impl Future<Output = ()>,
     ) -> Result<Option<Asleep>, RelayError> {

@@ -21,9 +21,8 @@ pub use crate::{
 };
 use crate::{
     delivery::{
-        decision::{Failure, decide},
+        decision::{Failure, Outcome, decide},
         message::{Message, Replay},
-        outcome::Outcome,
     },
     pass::acknowledgements::Acknowledgements,
     postgres::claim::Claim,

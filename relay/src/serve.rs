@@ -2,7 +2,6 @@
 
 pub(crate) mod front;
 pub(crate) mod databases;
-pub(crate) mod gauges;
 pub(crate) mod http;
 mod push;
 pub(crate) mod systemd;

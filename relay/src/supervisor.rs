@@ -8,7 +8,6 @@
 
 mod file;
 mod member;
-mod served;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -20,7 +19,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, error, error_span, info, warn};
 
-use self::{member::Member, served::Served};
+use self::member::{Member, Served};
 use crate::{
     config::{NamedConfig, Sources},
     error::RelayError,

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use crate::{
-    orchestrator::{catch_up::CaughtUp, watched::Looks},
+    orchestrator::watched::{CaughtUp, Looks},
     progress::{State, Verdict},
 };
 

@@ -1,9 +1,7 @@
 //! The orchestrator: how you build it, start a saga, and run it.
 
 mod answers;
-pub(crate) mod catch_up;
 mod engine;
-mod inboxes;
 mod set;
 mod timers;
 pub(crate) mod watched;

@@ -1,4 +1,5 @@
-//! `[[stream]]` tables: streams that the relay creates or compares when it starts.
+//! Streams that the relay creates or compares when it starts: `[[stream]]` tables, and those of the
+//! command line or the environment, `ORDERS=orders.>,payments.>`.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -326,4 +327,43 @@ pub(super) fn is_subject(subject: &str) -> bool {
         let is_plain = !token.contains(|c: char| c.is_whitespace() || c.is_control() || c == '*' || c == '>');
         !token.is_empty() && (is_plain || token == "*" || (token == ">" && number == last))
     })
+}
+
+/// The streams of the option `stream`, with `;` between them.
+pub(super) fn typed(text: &str) -> Result<Vec<StreamTable>, String> {
+    text.split(';').map(str::trim).filter(|part| !part.is_empty()).map(typed_stream).collect()
+}
+
+fn typed_stream(text: &str) -> Result<StreamTable, String> {
+    let (name, subjects) = text.split_once('=').ok_or_else(|| {
+        format!("{text:?} is not NAME=SUBJECTS, such as 'ORDERS=orders.>,payments.>', quoted for the shell")
+    })?;
+    let subjects: Vec<String> = subjects.split(',').map(|subject| subject.trim().to_owned()).collect();
+    match subjects.iter().find(|subject| !is_subject(subject)) {
+        Some(bad) => Err(format!("{bad:?} is not a subject")),
+        None => Ok(created(stream_name(name.trim())?, subjects)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_are_read_and_mistakes_are_named() {
+        let read = typed("ORDERS = orders.>, payments.*.made ;STOCK=stock").unwrap();
+        let read: Vec<_> = read.iter().map(|s| (s.name.as_str(), s.config.subjects.join(" "))).collect();
+        assert_eq!(read, [("ORDERS", "orders.> payments.*.made".to_owned()), ("STOCK", "stock".to_owned())]);
+        for (text, problem) in [
+            ("orders.>", "not NAME=SUBJECTS"),
+            ("A=", "\"\" is not a subject"),
+            ("A=b,", "\"\" is not a subject"),
+            ("A=b.>.c", "\"b.>.c\" is not a subject"),
+            ("A.B=c", "not a name"),
+            ("=c", "not a name"),
+        ] {
+            let found = typed(text).unwrap_err();
+            assert!(found.contains(problem), "{text}: {found}");
+        }
+    }
 }

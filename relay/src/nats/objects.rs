@@ -15,7 +15,6 @@
 //! `max_age` is put again, since the message that is about to refer to it may have all of its own.
 
 mod tries;
-mod wire;
 
 use std::{
     collections::HashMap,
@@ -36,10 +35,7 @@ use tokio::time::Instant;
 
 use oncebox_connect::nats::Connection;
 
-use self::{
-    tries::is_overtaken,
-    wire::{Description, Info},
-};
+use self::tries::{Description, Info, is_overtaken};
 use crate::{
     delivery::{Failure, Message, Object},
     error::error_chain,

@@ -11,7 +11,7 @@ use crate::{
     config::ReadLimits,
     delivery::{Message, Pauses},
     error::StoreError,
-    postgres::{Claim, Seen, Session, Store, Wanted, room::Room},
+    postgres::{Claim, Seen, Session, Store, Wanted, read::Room},
 };
 
 /// Lanes that an open transaction has locked, and the due messages in them.

@@ -17,7 +17,7 @@ use tracing::debug;
 use super::ANSWER_MAX;
 use crate::{
     error::StoreError,
-    postgres::{Store, idle::Standstill},
+    postgres::{Store, look::Standstill},
     telemetry::Metrics,
 };
 

@@ -13,7 +13,7 @@ use tokio_postgres::{Row, RowStream};
 use tracing::error;
 
 use super::{
-    room::{Room, large, with_row_max},
+    read::{Room, large, with_row_max},
     session::Session,
     store::{AnyTime, Store, message},
 };

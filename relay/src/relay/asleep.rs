@@ -16,7 +16,7 @@ use crate::{
         wake::{Ears, Heard},
     },
     pass::bounded,
-    postgres::{Store, idle::Standstill},
+    postgres::{Store, look::Standstill},
     serve::Database,
     telemetry::Metrics,
 };

@@ -11,7 +11,7 @@ use crate::{
     backoff::AWAY,
     config::Config,
     error::{RelayError, error_chain},
-    serve::{Database, gauges::gauges},
+    serve::{Database, databases::gauges},
 };
 
 /// Waits for the servers, then runs the loops until `stop`; again after each sleep. `first` is a

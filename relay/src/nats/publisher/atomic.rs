@@ -33,7 +33,7 @@ use super::{
 use crate::{
     config::Limits,
     delivery::{Failure, Message, Outcome, breaker::Sending, covers},
-    nats::question::Reply,
+    nats::connection::Reply,
 };
 
 /// Messages of one batch at most; nats-server takes so many unless it is configured otherwise.

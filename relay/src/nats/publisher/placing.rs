@@ -8,7 +8,7 @@ use tracing::warn;
 use super::{Publisher, answer::StreamInfo, batch::Batch};
 use crate::{
     delivery::{Birth, Failure, Message, Outcome, is_unseen, place::unseen, split},
-    nats::{proof, question::Reply},
+    nats::{connection::Reply, proof},
 };
 
 /// Whether a stream of this name is the one that has acknowledged.

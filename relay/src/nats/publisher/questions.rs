@@ -13,7 +13,7 @@ use super::{
 use crate::{
     config::Limits,
     delivery::{Failure, Outcome},
-    nats::question::Reply,
+    nats::connection::Reply,
 };
 
 /// How many subjects JetStream is asked about in a row, at most; fewer when it fails to answer.
