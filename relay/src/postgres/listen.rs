@@ -1,5 +1,5 @@
-//! NOTIFY as a hint: polling remains the truth. And the leader of an outbox's relays, which does the
-//! trickle and is woken by producers, while the others are standbys: `pass/quiet.rs`.
+//! NOTIFY as a hint: polling remains the truth. And the leader of an outbox's relays, which does
+//! the trickle and is woken by producers, while the others are standbys: `pass/quiet.rs`.
 //!
 //! A connection of its own, since a pool discards notifications; it also holds the lock of the
 //! leader, the only relay that listens. Behind a transaction pooler neither can work; that is

@@ -1,6 +1,6 @@
 //! The relay of one of several databases: it starts, and starts again after whatever ends it. Two
-//! names in a file may mean the same database, and its messages would go to either's NATS by chance:
-//! only one of them is served.
+//! names in a file may mean the same database, and its messages would go to either's NATS by
+//! chance: only one of them is served.
 
 use std::{
     collections::HashMap,
