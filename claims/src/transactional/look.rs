@@ -9,14 +9,14 @@ use crate::{
     database::failed_through,
     identity::Identity,
     life::{Arrival, Held, arrive},
-    stored::{Status, Stored},
+    stored::{Status, Stored, status_of},
 };
 
 const WHAT: &str = "read the stored outcome";
 
 impl<D: Driver> TransactionalClaims<D> {
-    /// The answer to a key that has ended, in a transaction of its own. `None` does not say that the
-    /// key is free: it says only that the caller should try to claim it.
+    /// The answer to a key that has ended, in a transaction of its own. `None` does not say that
+    /// the key is free: it says only that the caller should try to claim it.
     ///
     /// # Errors
     /// PostgreSQL is away, or refuses.
@@ -114,7 +114,7 @@ fn ended<W>(row: Option<Columns>, identity: &Identity) -> Result<Option<Claim<W>
 /// Reads a row of `stored.sql`.
 fn stored(mut row: Columns, key: &str) -> Result<Stored, Error> {
     Ok(Stored {
-        status: Status::of(key, row.text(0).unwrap_or_default())?,
+        status: status_of(key, row.text(0).unwrap_or_default())?,
         fingerprint: row.take(1).unwrap_or_default(),
         outcome: row.take(2),
         message_id: row.number(3),
