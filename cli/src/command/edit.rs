@@ -1,4 +1,4 @@
-//! What is special to `oncebox inbox dead edit` and `oncebox outbox dead edit`.
+//! The special parts of `oncebox inbox dead edit` and `oncebox outbox dead edit`.
 
 use clap::Command;
 use oncebox_operator::{DiffLine, EditPreview, RowSet};

@@ -14,7 +14,7 @@ use tracing::error;
 use super::{On, Run, action, output};
 use crate::BAD_CONFIGURATION;
 
-/// The type of what is signed.
+/// The type of a signed document.
 const TYPE: &str = "application/vnd.oncebox.proof+json";
 
 /// Prove that what was enqueued in a time is in its streams, and was handled; changes nothing
