@@ -234,8 +234,8 @@ impl Operator {
         Ok(rows.first().map(|row| (row.get(0), row.get(1))))
     }
 
-    /// Runs a statement that changes something, in a transaction of its own, and returns its rows. Who
-    /// acts, and why, are its last parameters.
+    /// Runs a statement that changes something, in a transaction of its own, and returns its rows.
+    /// Who acts, and why, are its last parameters.
     async fn change(
         &mut self,
         what: &'static str,
