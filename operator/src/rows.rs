@@ -13,8 +13,8 @@ pub(crate) trait FromRow: Sized {
     fn from_row(row: &Row) -> Self;
 }
 
-/// Reads each field from the column of its name, or from the one behind it; those behind a semicolon
-/// are what is made of the row.
+/// Reads each field from the column of its name, or from the one behind it; those behind a
+/// semicolon are what is made of the row.
 macro_rules! from_row {
     (@ $field:ident) => { stringify!($field) };
     (@ $field:ident $column:literal) => { $column };
