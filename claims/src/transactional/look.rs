@@ -15,8 +15,8 @@ use crate::{
 const WHAT: &str = "read the stored outcome";
 
 impl<D: Driver> TransactionalClaims<D> {
-    /// The answer to a key that has ended, in a transaction of its own. `None` does not say that the
-    /// key is free: it says only that the caller should try to claim it.
+    /// The answer to a key that has ended, in a transaction of its own. `None` does not say that
+    /// the key is free: it says only that the caller should try to claim it.
     ///
     /// # Errors
     /// PostgreSQL is away, or refuses.
