@@ -1,6 +1,10 @@
 //! The answer to a message, or a request, that asks for its key.
 
-use crate::{life::Arrival, stored::Stored, transactional::TransactionId};
+use crate::{
+    life::{Arrival, arrive},
+    stored::Stored,
+    transactional::TransactionId,
+};
 
 /// The result of a claim, in every mode; `W` is the winner's right to the key.
 #[derive(Clone, Debug)]
@@ -14,8 +18,8 @@ pub enum Claim<W = TransactionId> {
     Alone,
     /// The key has ended with this payload.
     Copy(Stored),
-    /// The key belongs to another payload: that of the outbox's row with this id, if one is known.
-    Mismatch(Option<i64>),
+    /// The key belongs to another payload, with which it has ended if it has.
+    Mismatch(Option<Stored>),
 }
 
 impl<W> Claim<W> {
@@ -26,7 +30,18 @@ impl<W> Claim<W> {
             Self::InFlight => Claim::InFlight,
             Self::Alone => Claim::Alone,
             Self::Copy(stored) => Claim::Copy(stored),
-            Self::Mismatch(message_id) => Claim::Mismatch(message_id),
+            Self::Mismatch(stored) => Claim::Mismatch(stored),
+        }
+    }
+
+    /// The answer to another message of the key, by its own fingerprint.
+    #[must_use]
+    pub fn for_other(self, fingerprint: &[u8; 32]) -> Self {
+        match self {
+            Self::Copy(stored) | Self::Mismatch(Some(stored)) => {
+                Self::refused(arrive(Some(stored.seen(fingerprint)), None), Some(stored))
+            }
+            other => other,
         }
     }
 
@@ -34,7 +49,7 @@ impl<W> Claim<W> {
     pub(crate) fn refused(arrival: Arrival, stored: Option<Stored>) -> Self {
         match (arrival, stored) {
             (Arrival::Copy, Some(stored)) => Self::Copy(stored),
-            (Arrival::Mismatch, stored) => Self::Mismatch(stored.and_then(|stored| stored.message_id)),
+            (Arrival::Mismatch, stored) => Self::Mismatch(stored),
             (Arrival::Claim | Arrival::Replace | Arrival::ClaimAlone, _) => Self::Alone,
             (Arrival::InFlight | Arrival::Copy, _) => Self::InFlight,
         }

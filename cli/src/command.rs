@@ -13,6 +13,7 @@ mod edit;
 mod enqueue;
 mod events;
 mod expect;
+mod given;
 mod help;
 mod dev;
 mod list;
@@ -34,61 +35,95 @@ mod verify;
 mod why;
 mod word;
 
-use std::io::Write as _;
+use std::{io::Write as _, pin::Pin};
 
-use clap::{Arg, ArgMatches};
-use oncebox_connect::config::{Config, ConfigError, NamedConfig, OPTIONS, OutboxConfig, Sources, Values};
-use oncebox_operator::{Action as Catalogue, Kind, Verb};
+use clap::{Arg, ArgMatches, Args, FromArgMatches, Subcommand};
+use oncebox_connect::{
+    config::{Config, ConfigError, NamedConfig, OPTIONS, OutboxConfig, Sources, Values},
+    error::RelayError,
+};
+use oncebox_operator::{Action as Catalogue, Kind, Operator, Stamp, Verb};
 
+use given::Given;
 pub(crate) use logging::start_logging;
 use options::{FOR_BOTH, FOR_DATABASE, FOR_DEV, FOR_PRUNE, FOR_STATUS, is_meant, needs};
 
 /// The command with its arguments, checked.
 pub(crate) struct Command {
     values: Values,
-    outbox: OutboxConfig,
+    on: On,
     /// Values of the configuration file that the environment hides.
     hidden: Vec<String>,
     action: Action,
 }
 
+/// The servers of a command.
+#[derive(Clone)]
+pub(crate) struct On {
+    outbox: OutboxConfig,
+    /// The whole configuration, if the command asks NATS as well.
+    config: Option<Box<Config>>,
+}
+
+impl On {
+    fn config(&self) -> &Config {
+        self.config.as_deref().expect("options.rs says that the command needs it")
+    }
+
+    async fn operator(&self) -> Result<Operator, RelayError> {
+        Operator::connect(&self.outbox, Stamp::default()).await
+    }
+
+    /// For a command that changes something.
+    async fn acting(&self, who: &action::Who) -> Result<Operator, RelayError> {
+        Operator::connect(&self.outbox, who.stamp()).await
+    }
+}
+
+/// A command on one database.
+trait Run {
+    /// Returns the exit code of one that ends well.
+    async fn run(self, on: &On) -> anyhow::Result<u8>;
+}
+
+type Running = Pin<Box<dyn Future<Output = anyhow::Result<u8>>>>;
+
 enum Action {
     /// Holds the console beside it as well, if there is one.
-    Relay(Box<Config>, Option<console::Console>),
+    Relay(Option<console::Console>),
     /// Holds all that was typed too, to read the file again.
     Relays(Vec<NamedConfig>, Box<Sources>, Option<console::Console>),
-    Migrate(migrate::Migrate),
-    List(Box<list::List>),
-    Show(show::Show),
-    /// Holds the whole configuration if the command sends messages.
-    Act(Box<act::Act>, Option<Box<Config>>),
-    /// Holds the whole configuration if a stream is named.
-    Pauses(pause::Pauses, Option<Box<Config>>),
-    Events(events::Events),
-    Expect(expect::Expect),
-    Enqueue(enqueue::Enqueue),
     Dev(Box<dev::Dev>),
-    Sagas(saga::Sagas),
-    LeadSagas(saga::Lead, Box<Config>),
-    ApplySagas(saga::Lead),
-    StartSaga(saga::Start),
-    Verify(verify::Verify, Box<Config>),
-    Prove(proof::Prove, Option<Box<Config>>),
-    Adopt(adopt::Adopt),
-    Undo(undo::Undo),
-    Canary(canary::Canary),
-    PruneOutbox(prune::OfOutbox),
-    PruneInboxes(prune::OfInboxes),
-    Scope(scope::Scope),
+    Expect(Box<expect::Expect>),
     /// Holds where to look.
     Trace(trace::Trace, Vec<trace::Place>),
-    /// The same, with the whole configuration where NATS is configured.
     Why(why::Why, Vec<trace::Place>),
     Databases(databases::Databases),
     Console(console::Console),
-    /// Holds the whole configuration if NATS is configured.
-    Status(status::Status, Option<Box<Config>>),
-    Doctor(doctor::Doctor, Box<Config>),
+    Status(status::Status),
+    Other(Box<dyn FnOnce(On) -> Running>),
+}
+
+impl Action {
+    fn other(command: impl Run + 'static) -> Self {
+        Self::Other(Box::new(|on| Box::pin(async move { command.run(&on).await })))
+    }
+}
+
+/// The command with the arguments of a type.
+fn with<T: Args>(name: &'static str) -> clap::Command {
+    T::augment_args(clap::Command::new(name))
+}
+
+/// The commands of a type, below one.
+fn over<T: Subcommand>(name: &'static str, options: impl Fn() -> Vec<Arg>) -> clap::Command {
+    let group = clap::Command::new(name).subcommand_required(true).arg_required_else_help(true);
+    T::augment_subcommands(group).mut_subcommands(|inner| inner.args(options()))
+}
+
+/// The arguments that were given.
+fn given<T: FromArgMatches>(flags: &ArgMatches) -> T {
+    T::from_arg_matches(flags).expect("the parser has checked them")
 }
 
 /// Why nothing is run: help was asked for, or something is wrong.
@@ -142,46 +177,48 @@ fn parser() -> clap::Command {
         .version(env!("CARGO_PKG_VERSION"))
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommand(dev::command(options(FOR_DEV).collect()))
+        .subcommand(with::<dev::Places>("dev").args(options(FOR_DEV)))
         .subcommand(
-            clap::Command::new("relay")
+            with::<console::Beside>("relay")
+                .mut_args(|arg| if arg.get_id() == "console" { arg } else { arg.requires("console") })
                 .about("Carry committed messages to JetStream")
-                .args(console::beside_relay())
                 .args(options(&[]))
                 .after_help(help::secrets()),
         )
-        .subcommand(migrate::command(connection()))
-        .subcommand(status::command(options(FOR_STATUS).collect()))
-        .subcommand(why::command(options(FOR_STATUS).collect()))
-        .subcommand(trace::command(connection()))
-        .subcommand(proof::command(options(FOR_STATUS).collect()))
-        .subcommand(doctor::command(options(&[]).collect()).after_help(help::secrets()))
-        .subcommand(adopt::command(connection()))
-        .subcommand(undo::command(connection()))
-        .subcommand(canary::command(connection))
-        .subcommand(console::command(options(&[]).collect()).after_help(help::secrets()))
+        .subcommand(migrate::Migrate::augment_args(clap::Command::new("migrate").args(connection())))
+        .subcommand(with::<status::Status>("status").args(options(FOR_STATUS)))
+        .subcommand(with::<why::Why>("why").args(options(FOR_STATUS)))
+        .subcommand(with::<trace::Trace>("trace").args(connection()))
+        .subcommand(with::<proof::Prove>("proof").args(options(FOR_STATUS)))
+        .subcommand(with::<doctor::Doctor>("doctor").args(options(&[])).after_help(help::secrets()))
+        .subcommand(with::<adopt::Adopt>("adopt").args(connection()))
+        .subcommand(with::<undo::Undo>("undo").args(connection()))
+        .subcommand(over::<canary::Canary>("canary", connection))
+        .subcommand(with::<console::Alone>("console").args(options(&[])).after_help(help::secrets()))
         .subcommand(
             group("outbox", "Look at messages on their way to JetStream; retry, replay or give them up")
-                .subcommand(enqueue::command(connection()))
+                .subcommand(with::<enqueue::Enqueue>("enqueue").args(connection()))
                 .subcommands([Kind::Dead, Kind::Parked, Kind::Delayed].map(of_kind))
                 .subcommand(replay(&connection))
-                .subcommands(pause::commands(connection, || options(FOR_BOTH).collect()))
+                .subcommands([Verb::Pause, Verb::Throttle].map(|verb| pause::command(verb).args(both())))
+                .subcommand(pause::command(Verb::Resume).args(connection()))
+                .subcommand(with::<pause::List>("pauses").args(connection()))
                 .subcommand(act::command(Verb::Resend).args(connection()))
-                .subcommand(verify::command(options(FOR_BOTH).collect()).after_help(help::secrets()))
-                .subcommand(prune::of_outbox(options(FOR_PRUNE).collect())),
+                .subcommand(with::<verify::Verify>("verify").args(both()).after_help(help::secrets()))
+                .subcommand(with::<prune::OfOutbox>("prune").args(options(FOR_PRUNE))),
         )
         .subcommand(
             group("inbox", "Look at messages that consumers fail or gave up; delete what is old")
                 .subcommands(
                     [Kind::Failing, Kind::Letters].map(of_kind).map(|of| of.after_help(help::secrets())),
                 )
-                .subcommand(scope::command(connection))
-                .subcommand(prune::of_inboxes(connection())),
+                .subcommand(over::<scope::Scope>("scope", connection))
+                .subcommand(with::<prune::OfInboxes>("prune").args(connection())),
         )
-        .subcommand(saga::command(connection, options(FOR_BOTH).collect()))
-        .subcommand(contract::command())
-        .subcommand(events::command(connection))
-        .subcommand(expect::command(connection))
+        .subcommand(saga::command(connection, both()))
+        .subcommand(over::<contract::Contract>("contract", Vec::new))
+        .subcommand(over::<events::Events>("events", connection))
+        .subcommand(over::<expect::Expect>("expect", connection))
         .subcommands(document::commands());
     help::complete(word::with_yes(program.mut_subcommands(databases::with_databases)))
 }
@@ -198,13 +235,17 @@ fn of_kind(kind: Kind, connection: &impl Fn() -> Vec<Arg>, both: &impl Fn() -> V
         _ => "Look at messages that inboxes gave up; retry, edit or discard them",
     };
     let name = kind.command().rsplit(' ').next().unwrap_or_default();
-    let shows = [Kind::Dead, Kind::Parked, Kind::Letters].contains(&kind);
+    let show = match kind {
+        Kind::Dead | Kind::Parked => Some(with::<show::Message>("show")),
+        Kind::Letters => Some(with::<show::Letter>("show")),
+        _ => None,
+    };
     let to_nats = |verb: Verb| verb.needs_nats() || verb == Verb::EditLetter;
     let actions = Catalogue::on(kind)
         .map(|verb| act::command(verb).args(if to_nats(verb) { both() } else { connection() }));
     group(name, about)
         .subcommand(list::command(kind).args(connection()))
-        .subcommands(shows.then(|| show::command(kind).args(connection())))
+        .subcommands(show.map(|show| show.args(connection())))
         .subcommands(actions)
 }
 
@@ -226,46 +267,47 @@ impl Command {
     pub(crate) fn from_process() -> Result<Self, Refusal> {
         let matches = parser().try_get_matches().map_err(Refusal::Clap)?;
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-        let (mut path, mut flags) = (Vec::new(), &matches);
+        let (mut path, mut flags, mut above) = (Vec::new(), &matches, &matches);
         while let Some((name, inner)) = flags.subcommand() {
             path.push(name);
-            flags = inner;
+            (above, flags) = (flags, inner);
         }
         let document = document::write(path[0], flags, parser()).map(|text| (text, 0));
         let document = document.or_else(|| saga::write(&path, flags));
-        if let Some((text, code)) = document.or_else(|| contract::write(&path, flags)) {
+        let contract = || (path[0] == "contract").then(|| given::<contract::Contract>(above).write());
+        if let Some((text, code)) = document.or_else(contract) {
             return Err(Refusal::Document(text, code));
         }
         word::ask(&path, flags).map_err(Refusal::Clap)?;
         // Other commands have a --stream of their own: the one that they are about.
         let declares = ["relay", "doctor", "dev"].contains(&path[0]);
         let meant = OPTIONS.iter().filter(|option| declares || option.name != "stream");
-        let given = meant.filter_map(|option| {
+        let typed = meant.filter_map(|option| {
             let text = flags.try_get_one::<String>(option.name).ok()??;
             Some((option.name, text.clone()))
         });
-        let sources = Sources::read(given.collect(), names, |name| std::env::var(name).ok());
+        let sources = Sources::read(typed.collect(), names, |name| std::env::var(name).ok());
         if let Some(written) =
-            (path == ["migrate"]).then(|| migrate::write(flags, sources.values())).flatten()
+            (path == ["migrate"]).then(|| given::<migrate::Migrate>(flags).write(sources.values())).flatten()
         {
             return Err(written.map_or_else(Refusal::Config, |text| Refusal::Document(text, 0)));
         }
-        Self::new(&path, flags, sources).map_err(Refusal::Config)
+        Self::new(&Given { path: &path, flags, above }, sources).map_err(Refusal::Config)
     }
 
-    fn new(path: &[&str], flags: &ArgMatches, sources: Sources) -> Result<Self, ConfigError> {
-        if path == ["dev"] {
+    fn new(given: &Given<'_>, sources: Sources) -> Result<Self, ConfigError> {
+        let flags = given.flags;
+        if given.path == ["dev"] {
             let sources = sources.only(|option| is_meant(FOR_DEV, option));
             let (dev, outbox) = dev::Dev::new(flags, &sources)?;
-            let values = sources.values().clone();
-            return Ok(Self { values, outbox, action: Action::Dev(Box::new(dev)), hidden: Vec::new() });
+            let (values, on) = (sources.values().clone(), On { outbox, config: None });
+            return Ok(Self { values, on, action: Action::Dev(Box::new(dev)), hidden: Vec::new() });
         }
         if sources.has_databases() {
-            return databases::command(path, flags, &sources);
+            return databases::command(given, &sources);
         }
-        let command = Self::one(path, flags, sources)?;
-        // The console's lines name it so.
-        let own = console::name_of(&command.outbox);
+        let command = Self::one(given, sources)?;
+        let own = console::name_of(&command.on.outbox);
         let names = flags.try_get_many::<String>("database").ok().flatten().into_iter().flatten();
         if let Some(other) = names.into_iter().find(|name| **name != own) {
             let problem = format!(
@@ -278,7 +320,8 @@ impl Command {
     }
 
     /// The command on one database.
-    fn one(path: &[&str], flags: &ArgMatches, sources: Sources) -> Result<Self, ConfigError> {
+    fn one(given: &Given<'_>, sources: Sources) -> Result<Self, ConfigError> {
+        let Given { path, flags, .. } = *given;
         let needs = needs(path, flags, &sources);
         let hidden = sources.hidden().to_vec();
         let sources = sources.only(|option| needs.is_empty() || is_meant(needs, option));
@@ -290,55 +333,9 @@ impl Command {
             Some(config) => config.outbox().clone(),
             None => OutboxConfig::from_sources(&sources)?,
         };
-        let action = match (path, config) {
-            (["relay"], Some(config)) => {
-                let console = console::Console::beside_one(flags, &config)?;
-                Action::Relay(config, console)
-            }
-            (["doctor"], Some(config)) => Action::Doctor(doctor::Doctor::new(flags), config),
-            (["proof"], config) => Action::Prove(proof::Prove::new(flags)?, config),
-            (["status"], config) => Action::Status(status::Status::new(flags), config),
-            (["console"], config) => {
-                let config = config.map(|config| *config);
-                Action::Console(console::Console::new(flags, outbox.clone(), config)?)
-            }
-            (["trace"], _) => {
-                Action::Trace(trace::Trace::new(flags, sources.values())?, vec![databases::lone(&outbox)])
-            }
-            (["why"], whole) => {
-                let place = trace::Place { whole, ..databases::lone(&outbox) };
-                Action::Why(why::Why::new(flags, sources.values())?, vec![place])
-            }
-            (["undo"], _) => Action::Undo(undo::Undo::new(flags)),
-            (["canary", name], _) => Action::Canary(canary::Canary::new(name, flags)),
-            (["adopt"], _) => Action::Adopt(adopt::Adopt::new(flags)),
-            (["migrate"], _) => Action::Migrate(migrate::Migrate::new(flags)),
-            ([_, "dead" | "parked", "show"], _) => Action::Show(show::Show::new(flags)),
-            (["outbox", name @ ("pause" | "throttle" | "resume" | "pauses")], config) => {
-                Action::Pauses(pause::Pauses::new(name, flags)?, config)
-            }
-            (["outbox", "verify"], Some(config)) => Action::Verify(verify::Verify::new(flags), config),
-            (["outbox", "prune"], _) => Action::PruneOutbox(prune::OfOutbox::new(flags, &outbox)?),
-            (["inbox", "scope", name], _) => Action::Scope(scope::Scope::new(name, flags)),
-            (["inbox", "prune"], _) => Action::PruneInboxes(prune::OfInboxes::new(flags)),
-            (["outbox", "enqueue"], _) => {
-                Action::Enqueue(enqueue::Enqueue::new(flags).map_err(|mistake| ConfigError(vec![mistake]))?)
-            }
-            (["events", name], _) => Action::Events(events::Events::new(name, flags)),
-            (["expect", name], _) => Action::Expect(expect::Expect::new(name, flags)),
-            (["saga", "run"], Some(config)) => Action::LeadSagas(saga::Lead::new(flags)?, config),
-            (["saga", "apply"], _) => Action::ApplySagas(saga::Lead::new(flags)?),
-            (["saga", "start"], _) => Action::StartSaga(saga::Start::new(flags)),
-            (["saga", name @ ("show" | "graph")], _) => Action::Sagas(saga::Sagas::new(name, flags)),
-            ([group @ .., "list"], _) if let Some(kind) = Kind::of_command(group) => {
-                Action::List(Box::new(list::List::new(kind, flags)?))
-            }
-            (other, config) => {
-                let verb = Catalogue::of_command(other).expect("the other commands are actions");
-                Action::Act(Box::new(act::Act::new(verb, flags)?), config)
-            }
-        };
-        Ok(Self { values: sources.values().clone(), outbox, action, hidden })
+        let on = On { outbox, config };
+        let action = given.action(&on, sources.values())?;
+        Ok(Self { values: sources.values().clone(), on, action, hidden })
     }
 
     /// Runs the command; returns the exit code of one that ends well.
@@ -351,37 +348,18 @@ impl Command {
     }
 
     async fn run_one(self) -> anyhow::Result<u8> {
+        let on = self.on;
         match self.action {
-            Action::List(list) => list.run(&self.outbox).await,
-            Action::Show(show) => show.run(&self.outbox).await,
-            Action::Act(act, config) => act.run(&self.outbox, config.as_deref()).await,
-            Action::Pauses(pauses, config) => pauses.run(&self.outbox, config.as_deref()).await,
-            Action::Events(events) => events.run(&self.outbox).await,
-            Action::Expect(expect) => expect.run(&self.outbox).await,
-            Action::Enqueue(enqueue) => enqueue.run(&self.outbox).await,
+            Action::Other(run) => run(on).await,
+            Action::Relay(console) => relay::one(on.config().clone(), console).await,
+            Action::Relays(databases, sources, console) => relay::many(databases, *sources, console).await,
             Action::Dev(dev) => dev.run().await,
-            Action::Sagas(sagas) => sagas.run(&self.outbox).await,
-            Action::LeadSagas(lead, config) => lead.run(&config).await,
-            Action::ApplySagas(lead) => lead.apply(&self.outbox).await,
-            Action::StartSaga(start) => start.run(&self.outbox).await,
-            Action::Status(status, config) => return status.run(&self.outbox, config.as_deref()).await,
-            Action::Doctor(doctor, config) => return doctor.run(&config).await,
-            Action::Verify(verify, config) => return verify.run(&config).await,
-            Action::Prove(proof, config) => return proof.run(&self.outbox, config.as_deref()).await,
-            Action::Trace(trace, places) => return trace.run(places).await,
-            Action::Why(why, places) => return why.run(places).await,
+            Action::Expect(expect) => expect.run(&on).await,
+            Action::Status(status) => status.run(&on).await,
+            Action::Trace(trace, places) => trace.run(places).await,
+            Action::Why(why, places) => why.run(places).await,
             Action::Console(console) => console.run().await,
             Action::Databases(_) => unreachable!("each of them is a command of its own"),
-            Action::Undo(undo) => undo.run(&self.outbox).await,
-            Action::Canary(canary) => canary.run(&self.outbox).await,
-            Action::Adopt(adopt) => adopt.run(&self.outbox).await,
-            Action::PruneOutbox(prune) => prune.run(&self.outbox).await,
-            Action::PruneInboxes(prune) => prune.run(&self.outbox).await,
-            Action::Scope(scope) => scope.run(&self.outbox).await,
-            Action::Relay(config, console) => relay::one(*config, console).await,
-            Action::Relays(databases, sources, console) => relay::many(databases, *sources, console).await,
-            Action::Migrate(migrate) => migrate.run(&self.outbox).await,
         }
-        .map(|()| 0)
     }
 }

@@ -40,17 +40,12 @@ pub(crate) struct Database {
     turns: Semaphore,
     /// One at a time: each reads the log of its time.
     pub(crate) proofs: Semaphore,
-    idle: Mutex<Vec<Session>>,
-}
-
-struct Session {
-    operator: Operator,
-    _tasks: JoinSet<()>,
+    idle: Mutex<Vec<Operator>>,
 }
 
 /// A turn to ask a database.
 pub(crate) struct Turn<'a> {
-    session: Option<Session>,
+    session: Option<Operator>,
     database: &'a Database,
     is_looking: bool,
     _turn: SemaphorePermit<'a>,
@@ -114,15 +109,20 @@ impl Database {
         let kept = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let session = match kept {
             Some(session) => session,
-            None => self.answer(self.connect()).await?,
+            None => self.answer(Operator::connect(&self.member.outbox, Stamp::default())).await?,
         };
         Ok(Turn { session: Some(session), database: self, is_looking: false, _turn: turn })
     }
 
-    async fn connect(&self) -> Result<Session, RelayError> {
-        let mut tasks = JoinSet::new();
-        let operator = Operator::connect(&self.member.outbox, Stamp::default(), &mut tasks).await?;
-        Ok(Session { operator, _tasks: tasks })
+    /// Asks for what a page shows.
+    pub(crate) async fn look<T>(
+        &self,
+        question: impl AsyncFnOnce(&mut Operator) -> Result<T, RelayError>,
+    ) -> Result<T, Problem> {
+        let mut turn = self.turn().await?;
+        let answer = self.answer(question(turn.look().await?)).await?;
+        turn.keep().await;
+        Ok(answer)
     }
 
     /// Waits for an answer, but no longer than that.
@@ -151,14 +151,14 @@ impl<'a> Turn<'a> {
 
     /// For a question that has its own transaction.
     pub(crate) fn operator(&mut self) -> &mut Operator {
-        &mut self.session.as_mut().expect(KEEPS).operator
+        self.session.as_mut().expect(KEEPS)
     }
 
     /// All has gone well: the connection is kept for the next page. Else it is closed, with all
     /// that it was doing.
     pub(crate) async fn keep(mut self) {
         let Some(session) = self.session.take() else { return };
-        if !self.is_looking || self.database.answer(session.operator.end_look()).await.is_ok() {
+        if !self.is_looking || self.database.answer(session.end_look()).await.is_ok() {
             let mut idle = self.database.idle.lock().unwrap_or_else(PoisonError::into_inner);
             if idle.len() < IDLE_MAX {
                 idle.push(session);
@@ -169,7 +169,7 @@ impl<'a> Turn<'a> {
 
 impl std::borrow::Borrow<Operator> for Turn<'_> {
     fn borrow(&self) -> &Operator {
-        &self.session.as_ref().expect(KEEPS).operator
+        self.session.as_ref().expect(KEEPS)
     }
 }
 

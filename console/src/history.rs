@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use oncebox_operator::Rfc3339;
+use oncebox_operator::Time;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::Instant;
@@ -20,8 +20,7 @@ const POINT: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct Point {
     /// By the database's clock.
-    #[serde(with = "Rfc3339")]
-    pub(crate) at: SystemTime,
+    pub(crate) at: Time,
     /// The highest within the point.
     pub(crate) lag_seconds: f64,
     /// The same.
@@ -34,7 +33,7 @@ pub(crate) struct Point {
 
 impl Timed for Point {
     fn at(&self) -> SystemTime {
-        self.at
+        *self.at
     }
 }
 
@@ -78,7 +77,13 @@ mod tests {
 
     fn point(second: u64, backlog_messages: i64) -> Point {
         let at = SystemTime::UNIX_EPOCH + Duration::from_secs(second);
-        Point { at, lag_seconds: 0.0, backlog_messages, enqueued_per_second: 1.0, settled_per_second: 1.0 }
+        Point {
+            at: Time(at),
+            lag_seconds: 0.0,
+            backlog_messages,
+            enqueued_per_second: 1.0,
+            settled_per_second: 1.0,
+        }
     }
 
     #[tokio::test(start_paused = true)]

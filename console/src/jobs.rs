@@ -100,9 +100,8 @@ impl Job {
     }
 
     async fn act(&self, member: &Member) -> Result<String, Problem> {
-        let mut tasks = JoinSet::new();
         let stamp = Stamp { operator: Some(self.by.clone()), note: self.order.note.clone() };
-        let operator = Operator::connect(&member.outbox, stamp, &mut tasks).await;
+        let operator = Operator::connect(&member.outbox, stamp).await;
         let operator = operator.map_err(|error| Problem::of(&member.name, &error))?;
         let done = Arc::clone(&self.done);
         let progress = Box::new(move |count| done.store(count, Ordering::Relaxed));

@@ -9,12 +9,11 @@ use std::{
 };
 
 use oncebox_connect::{config::Config, error::error_chain};
-use oncebox_operator::{Examination, Operator, Stamp, Status, Survey, examine, within};
+use oncebox_operator::{Examination, Operator, Stamp, Status, Survey, Time, examine, within};
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use tokio::{
     sync::{broadcast, watch},
-    task::JoinSet,
     time::{Instant, sleep, timeout},
 };
 
@@ -158,17 +157,14 @@ async fn pause(seen: &mut watch::Receiver<Instant>) {
 /// On the connection of the last look, if that went well.
 async fn look(
     member: &Member,
-    session: &mut Option<(Operator, JoinSet<()>)>,
+    session: &mut Option<Operator>,
 ) -> Result<Status, oncebox_connect::error::RelayError> {
-    let (mut operator, tasks) = match session.take() {
+    let mut operator = match session.take() {
         Some(kept) => kept,
-        None => {
-            let mut tasks = JoinSet::new();
-            (Operator::connect(&member.outbox, Stamp::default(), &mut tasks).await?, tasks)
-        }
+        None => Operator::connect(&member.outbox, Stamp::default()).await?,
     };
     let status = operator.status().await?;
-    *session = Some((operator, tasks));
+    *session = Some(operator);
     Ok(status)
 }
 
@@ -204,7 +200,7 @@ async fn examinations(config: Option<&Config>, publish: Publish<'_>) {
 
 fn point(status: &Status) -> Point {
     Point {
-        at: status.at.unwrap_or(std::time::SystemTime::UNIX_EPOCH),
+        at: status.at.unwrap_or(Time(std::time::UNIX_EPOCH)),
         lag_seconds: status.lag_seconds,
         backlog_messages: status.backlog_messages,
         enqueued_per_second: status.rates.enqueued_per_second,

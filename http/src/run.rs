@@ -141,7 +141,7 @@ impl<D: Driver> Shared<D> {
         let known = match claim {
             Some(Claim::Won(_)) => return Ok(Claim::Won(Owned::Transaction(transaction))),
             Some(Claim::Copy(stored)) => Claim::Copy(stored),
-            Some(Claim::Mismatch(message_id)) => Claim::Mismatch(message_id),
+            Some(Claim::Mismatch(stored)) => Claim::Mismatch(stored),
             // Another process has committed it since we looked: the next look finds it.
             Some(Claim::InFlight | Claim::Alone) | None => Claim::InFlight,
         };

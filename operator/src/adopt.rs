@@ -8,7 +8,7 @@ use serde::Serialize;
 use tokio_postgres::error::SqlState;
 
 use super::{
-    Operator, failed,
+    Operator, Result, failed,
     shown::{Changed, Shown},
 };
 
@@ -55,7 +55,7 @@ impl Operator {
         adoption: Adoption,
         dry_run: bool,
         confirmed: Option<&Shown>,
-    ) -> Result<Result<Adopted, Changed>, RelayError> {
+    ) -> Result<Result<Adopted, Changed>> {
         let (stamp, sql) = (self.stamp.clone(), self.sql.adopt.clone());
         let (is_moved, discards) = (adoption == Adoption::Moved, adoption == Adoption::WithoutBacklog);
         let transaction = self.begin().await?;

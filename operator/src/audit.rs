@@ -1,13 +1,9 @@
 //! The actions of operators, as the audit log has them.
 
-use std::time::SystemTime;
-
-use oncebox_connect::error::RelayError;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::Row;
 
-use super::{Operator, columns::columns, time::Rfc3339};
+use super::{Operator, Result, rows::from_row, time::Time};
 
 /// The action of an operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -16,8 +12,7 @@ pub struct AuditRow {
     /// Its id.
     pub id: i64,
     /// When.
-    #[serde(with = "Rfc3339")]
-    pub happened_at: SystemTime,
+    pub happened_at: Time,
     /// Who, as the database knows it.
     pub database_user: String,
     /// Who, by their own word.
@@ -43,15 +38,10 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn audit(&self, before: i64, limit: u32) -> Result<Vec<AuditRow>, RelayError> {
+    pub async fn audit(&self, before: i64, limit: u32) -> Result<Vec<AuditRow>> {
         let limit = i64::from(limit);
-        let rows = self.query("read the audit table", &self.sql.audits, &[&before, &limit]).await?;
-        Ok(rows.iter().map(audit_row).collect())
+        self.all("read the audit table", &self.sql.audits, &[&before, &limit]).await
     }
 }
 
-pub(super) fn audit_row(row: &Row) -> AuditRow {
-    columns!(row => AuditRow {
-        id, can_undo, happened_at, database_user, operator, note, action, key, reason
-    })
-}
+from_row!(AuditRow: id, can_undo, happened_at, database_user, operator, note, action, key, reason);

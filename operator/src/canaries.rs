@@ -1,21 +1,19 @@
 //! Canaries: retries in steps of 1, 10, 100 and the rest, which relays take. Commands begin, list,
 //! stop and continue them.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use oncebox_connect::{error::RelayError, postgres::Parameter, words::counted};
+use oncebox_connect::{postgres::Parameter, words::counted};
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::Row;
 
 use super::{
-    DeadLetter, Operator, ParkedMessage,
+    DeadLetter, Operator, ParkedMessage, Result,
     action::{Acting, Listed, Verb},
-    columns::columns,
-    failed, query,
+    rows::from_row,
     selection::Selection,
     shown::RowSet,
-    time::{Rfc3339, Rfc3339Option},
+    time::Time,
 };
 
 /// How long a retried row may be without a verdict, unless an operator says otherwise.
@@ -54,11 +52,9 @@ pub struct Canary {
     /// Why.
     pub note: Option<String>,
     /// When it began.
-    #[serde(with = "Rfc3339")]
-    pub began_at: SystemTime,
+    pub began_at: Time,
     /// When it ended or stopped.
-    #[serde(with = "Rfc3339Option")]
-    pub ended_at: Option<SystemTime>,
+    pub ended_at: Option<Time>,
 }
 
 impl Canary {
@@ -89,23 +85,19 @@ impl Canary {
             _ => None,
         }
     }
-
-    pub(super) fn new(row: &Row) -> Self {
-        columns!(row => Self {
-            id, kind, state, selected, waiting, watched, good, failed, skipped, reason, fault,
-            database_user, operator, note, began_at, ended_at
-        })
-    }
 }
+
+from_row!(Canary:
+    id, kind, state, selected, waiting, watched, good, failed, skipped, reason, fault, database_user, operator,
+    note, began_at, ended_at);
 
 impl Operator {
     /// The canaries, the newest first, `limit` at most.
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn canaries(&self, limit: i64) -> Result<Vec<Canary>, RelayError> {
-        let rows = self.query("list canaries", &self.sql.canaries, &[&limit]).await?;
-        Ok(rows.iter().map(Canary::new).collect())
+    pub async fn canaries(&self, limit: i64) -> Result<Vec<Canary>> {
+        self.all("list canaries", &self.sql.canaries, &[&limit]).await
     }
 
     /// Begins a canary of all rows that are selected, `limit` at most, and returns its id; `None`
@@ -118,7 +110,7 @@ impl Operator {
         limit: u64,
         only: Option<&RowSet>,
         within: Duration,
-    ) -> Result<Option<i64>, RelayError> {
+    ) -> Result<Option<i64>> {
         let (mut lanes, mut ids): (Vec<i16>, Vec<i64>) = Default::default();
         let kind = if verb == Verb::RetryDead { "message" } else { "letter" };
         for of in selections {
@@ -137,12 +129,8 @@ impl Operator {
         if ids.is_empty() {
             return Ok(None);
         }
-        let (stamp, sql) = (self.stamp.clone(), self.sql.begin_canary.clone());
-        let transaction = self.begin().await?;
-        let seconds = within.as_secs_f64();
-        let parameters: [&dyn Parameter; 6] = [&kind, &lanes, &ids, &seconds, &stamp.operator, &stamp.note];
-        let rows = query(&transaction, "begin a canary", &sql, &parameters).await?;
-        transaction.commit().await.map_err(failed("commit"))?;
+        let parameters: [&dyn Parameter; 4] = [&kind, &lanes, &ids, &within.as_secs_f64()];
+        let rows = self.change("begin a canary", |sql| &sql.begin_canary, &parameters, false).await?;
         Ok(rows.first().map(|row| row.get(0)))
     }
 
@@ -151,9 +139,9 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn stop_canary(&mut self, id: i64) -> Result<bool, RelayError> {
-        let sql = self.sql.stop_canary.clone();
-        self.act_on_canary("stop a canary", &sql, id).await
+    pub async fn stop_canary(&mut self, id: i64) -> Result<bool> {
+        let rows = self.change("stop a canary", |sql| &sql.stop_canary, &[&id], false).await?;
+        Ok(rows.first().is_some_and(|row| row.get(0)))
     }
 
     /// Goes on with the rest of a canary that has stopped, one row first. False when it has not
@@ -161,16 +149,8 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn continue_canary(&mut self, id: i64) -> Result<bool, RelayError> {
-        let sql = self.sql.continue_canary.clone();
-        self.act_on_canary("continue a canary", &sql, id).await
-    }
-
-    async fn act_on_canary(&mut self, what: &'static str, sql: &str, id: i64) -> Result<bool, RelayError> {
-        let stamp = self.stamp.clone();
-        let transaction = self.begin().await?;
-        let rows = query(&transaction, what, sql, &[&id, &stamp.operator, &stamp.note]).await?;
-        transaction.commit().await.map_err(failed("commit"))?;
+    pub async fn continue_canary(&mut self, id: i64) -> Result<bool> {
+        let rows = self.change("continue a canary", |sql| &sql.continue_canary, &[&id], false).await?;
         Ok(rows.first().is_some_and(|row| row.get(0)))
     }
 }

@@ -1,11 +1,12 @@
-//! Obstacles behind the streams: consumers that get no messages, or acknowledge none. Messages
+//! Diagnosiss behind the streams: consumers that get no messages, or acknowledge none. Messages
 //! reach their stream all the same, so `oncebox doctor` only warns of them.
 
 use oncebox_connect::words::counted;
 use oncebox_relay::facts::covers;
 
+use crate::Severity::Warning;
 use crate::{
-    obstacles::{Obstacle, obstacle},
+    doctor::Diagnosis,
     shell::quoted,
     status::RecentSubject,
     survey::{ConsumerStatus, StreamStatus, Survey},
@@ -13,13 +14,13 @@ use crate::{
 
 /// Nothing for so long is no pause between two messages.
 const QUIET_SECONDS: f64 = 5.0;
-/// Obstacles that are listed, at most; there may be hundreds of consumers.
+/// Diagnosiss that are listed, at most; there may be hundreds of consumers.
 const LISTED_MAX: usize = 20;
 /// Subjects of one obstacle that are named, at most.
 const NAMED_MAX: usize = 5;
 
 /// The obstacles behind the streams of the outbox.
-pub(crate) fn consumption(survey: &Survey, subjects: &[RecentSubject]) -> Vec<Obstacle> {
+pub(crate) fn consumption(survey: &Survey, subjects: &[RecentSubject]) -> Vec<Diagnosis> {
     let streams = survey.streams.iter().filter_map(|stream| {
         let of_stream = survey.consumers.iter().filter(|consumer| consumer.stream == stream.name);
         unconsumed(stream).or_else(|| uncovered(stream, &Vec::from_iter(of_stream), subjects))
@@ -29,7 +30,7 @@ pub(crate) fn consumption(survey: &Survey, subjects: &[RecentSubject]) -> Vec<Ob
 }
 
 /// The obstacle between a consumer and its messages, if there is one.
-pub(crate) fn of_consumer(survey: &Survey, consumer: &ConsumerStatus) -> Option<Obstacle> {
+pub(crate) fn of_consumer(survey: &Survey, consumer: &ConsumerStatus) -> Option<Diagnosis> {
     let stream = survey.streams.iter().find(|stream| stream.name == consumer.stream);
     stream
         .and_then(|stream| without_match(stream, consumer))
@@ -38,13 +39,13 @@ pub(crate) fn of_consumer(survey: &Survey, consumer: &ConsumerStatus) -> Option<
         .or_else(|| forsaken(consumer, consumer.pending > 0))
 }
 
-fn unconsumed(stream: &StreamStatus) -> Option<Obstacle> {
+fn unconsumed(stream: &StreamStatus) -> Option<Diagnosis> {
     let name = &stream.name;
     if stream.consumers > 0 || stream.copied_by.is_some() {
         return None;
     }
     if stream.drops_unconsumed {
-        return Some(obstacle(
+        return Some(Warning.of(
             "stream-unconsumed",
             format!("stream {name} keeps messages for its consumers only (retention interest), and has none"),
             "each message counts as delivered and is dropped at once",
@@ -55,7 +56,7 @@ fn unconsumed(stream: &StreamStatus) -> Option<Obstacle> {
         ));
     }
     (stream.messages > 0).then(|| {
-        obstacle(
+        Warning.of(
             "stream-unconsumed",
             format!("nobody consumes stream {name}, which has {}", counted(stream.messages, "message")),
             "they reach no service",
@@ -70,7 +71,7 @@ fn uncovered(
     stream: &StreamStatus,
     consumers: &[&ConsumerStatus],
     subjects: &[RecentSubject],
-) -> Option<Obstacle> {
+) -> Option<Diagnosis> {
     // Not all consumers are listed where there are many, or where other streams copy this one. A
     // work queue may be filled before its first consumer is there.
     if !stream.deletes_acknowledged
@@ -92,7 +93,7 @@ fn uncovered(
         named.push_str(&format!(" and {} more", count - NAMED_MAX));
     }
     if !stream.drops_unconsumed {
-        return Some(obstacle(
+        return Some(Warning.of(
             "subject-unconsumed",
             format!("no consumer of the work queue {} takes {named}", stream.name),
             "these messages reach no service and stay, until the stream is full",
@@ -100,7 +101,7 @@ fn uncovered(
              it all the same",
         ));
     }
-    Some(obstacle(
+    Some(Warning.of(
         "subject-unconsumed",
         format!(
             "stream {} keeps messages for its consumers only (retention interest), and no consumer takes {named}",
@@ -115,7 +116,7 @@ fn uncovered(
     ))
 }
 
-fn without_match(stream: &StreamStatus, consumer: &ConsumerStatus) -> Option<Obstacle> {
+fn without_match(stream: &StreamStatus, consumer: &ConsumerStatus) -> Option<Diagnosis> {
     let matches = |filter: &String| stream.subjects.iter().any(|subject| overlap(filter, subject));
     // Its messages may have subjects that its own list does not name.
     if stream.copies_others || consumer.filters.is_empty() || consumer.filters.iter().any(matches) {
@@ -132,7 +133,7 @@ fn without_match(stream: &StreamStatus, consumer: &ConsumerStatus) -> Option<Obs
         quoted(&stream.name),
         quoted(&subjects)
     );
-    Some(obstacle(
+    Some(Warning.of(
         "consumer-filter",
         format!(
             "{} takes {}, and no subject of its stream matches that: {}",
@@ -145,24 +146,24 @@ fn without_match(stream: &StreamStatus, consumer: &ConsumerStatus) -> Option<Obs
     ))
 }
 
-fn paused(consumer: &ConsumerStatus) -> Option<Obstacle> {
+fn paused(consumer: &ConsumerStatus) -> Option<Diagnosis> {
     let until = consumer.paused_until?;
     let deleted = consumer.inactive_max_seconds.filter(|seconds| *seconds < consumer.pause_seconds).map(|seconds| {
         format!(", and JetStream deletes it with its place once no service has pulled for {seconds:.0} s (inactive_threshold)")
     });
-    Some(obstacle(
+    Some(Warning.of(
         "consumer-paused",
-        format!("{} is paused until {}", name(consumer), humantime::format_rfc3339_seconds(until)),
+        format!("{} is paused until {}", name(consumer), humantime::format_rfc3339_seconds(*until)),
         waiting(consumer) + &deleted.unwrap_or_default(),
         format!("`nats consumer resume {}`", arguments(consumer)),
     ))
 }
 
-fn full(consumer: &ConsumerStatus) -> Option<Obstacle> {
+fn full(consumer: &ConsumerStatus) -> Option<Diagnosis> {
     let most = consumer.unacknowledged_max.filter(|most| consumer.unacknowledged >= *most)?;
     let quiet = consumer.acknowledged_seconds.unwrap_or(consumer.created_seconds);
     (quiet >= QUIET_SECONDS).then(|| {
-        obstacle(
+        Warning.of(
             "consumer-full",
             format!(
                 "{} has {} unacknowledged, all that its max_ack_pending allows, and none was acknowledged for {quiet:.0} s",
@@ -178,16 +179,16 @@ fn full(consumer: &ConsumerStatus) -> Option<Obstacle> {
 
 /// A consumer from which nobody pulls what it has to deliver again. That its handlers are at work
 /// for longer than `ack_wait` cannot be told from that by the consumer alone.
-pub(crate) fn left_alone(consumer: &ConsumerStatus) -> Option<Obstacle> {
+pub(crate) fn left_alone(consumer: &ConsumerStatus) -> Option<Diagnosis> {
     forsaken(consumer, consumer.unacknowledged > 0)
 }
 
 /// While messages are unacknowledged for less than `ack_wait`, their handlers may be at work.
-fn forsaken(consumer: &ConsumerStatus, has_work: bool) -> Option<Obstacle> {
+fn forsaken(consumer: &ConsumerStatus, has_work: bool) -> Option<Diagnosis> {
     let work = if consumer.unacknowledged > 0 { consumer.ack_wait_seconds } else { 0.0 };
     let is_quiet = consumer.delivered_seconds.is_none_or(|seconds| seconds >= QUIET_SECONDS.max(work));
     (has_work && !consumer.is_awaited && is_quiet).then(|| {
-        obstacle(
+        Warning.of(
             "consumer-forsaken",
             format!("nobody pulls from {}", name(consumer)),
             waiting(consumer),
@@ -361,7 +362,7 @@ mod tests {
     fn a_paused_consumer_that_will_be_deleted_says_so() {
         let found = |inactive| {
             let consumer = ConsumerStatus {
-                paused_until: Some(std::time::UNIX_EPOCH),
+                paused_until: Some(crate::Time(std::time::UNIX_EPOCH)),
                 pause_seconds: 3600.0,
                 inactive_max_seconds: inactive,
                 ..ConsumerStatus::default()

@@ -2,22 +2,20 @@
 
 use std::time::SystemTime;
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_connect::postgres::Parameter;
 use oncebox_relay::facts::Letter;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::Row;
 
 use super::{
-    BATCH, Operator,
+    BATCH, Operator, Result,
     action::{Acting, Done, Listed, Page, Scan, Verb},
-    columns::columns,
-    failed, is_selected, next_id,
+    commit, is_selected, next_id,
     payload::{ShownPayload, shown_payload},
-    query,
     resend::Resender,
+    rows::{FromRow, from_row, query},
     selection::{Place, Selection},
-    time::{Rfc3339, Rfc3339Option},
+    time::Time,
 };
 
 /// A message that an inbox gave up, without headers and payload.
@@ -43,8 +41,7 @@ pub struct DeadLetter {
     /// Why it was given up.
     pub reason: String,
     /// When.
-    #[serde(with = "Rfc3339")]
-    pub died_at: SystemTime,
+    pub died_at: Time,
     /// The size of its payload.
     pub payload_bytes: i64,
     /// The ordering key whose later messages wait behind it; `None` for one that holds up nothing.
@@ -69,19 +66,12 @@ pub struct DeadLetters {
     /// How many messages of their ordering keys wait behind them, 1,000 at most.
     pub behind: i64,
     /// When the newest was.
-    #[serde(with = "Rfc3339")]
-    pub newest_at: SystemTime,
+    pub newest_at: Time,
     /// Why that one was.
     pub reason: String,
 }
 
 impl DeadLetters {
-    pub(super) fn new(row: &Row) -> Self {
-        columns!(row => Self {
-            scope, letters, is_capped, behind, newest_at, reason
-        })
-    }
-
     /// How many messages wait behind them, as the rest of a sentence.
     pub(super) fn waiting(&self) -> String {
         match self.behind {
@@ -106,8 +96,7 @@ pub struct DeadLetterDetails {
     /// `None` when it is free.
     pub key_status: Option<String>,
     /// When the stream stored it.
-    #[serde(with = "Rfc3339Option")]
-    pub stored_at: Option<SystemTime>,
+    pub stored_at: Option<Time>,
     /// All its headers, a JSON object; a name that occurred more than once has an array.
     pub headers: serde_json::Value,
     /// Its payload, if asked for.
@@ -120,7 +109,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn dead_letters(&self, of: &Selection, limit: usize) -> Result<Vec<DeadLetter>, RelayError> {
+    pub async fn dead_letters(&self, of: &Selection, limit: usize) -> Result<Vec<DeadLetter>> {
         self.list(of, limit, |_| true).await
     }
 
@@ -133,37 +122,34 @@ impl Operator {
         &self,
         id: i64,
         payload_bytes_max: Option<i32>,
-    ) -> Result<Option<DeadLetterDetails>, RelayError> {
+    ) -> Result<Option<DeadLetterDetails>> {
         let rows = self.query("show a dead letter", &self.sql.letter, &[&id, &payload_bytes_max]).await?;
-        Ok(rows.first().map(details))
+        Ok(rows.first().map(FromRow::from_row))
     }
 
     /// Sends one letter back and deletes it, or puts it at the head of its line. False when it is
     /// gone already.
-    async fn resend_dead_letter(&mut self, resend: &Resender, id: i64) -> Result<bool, RelayError> {
+    async fn resend_dead_letter(&mut self, resend: &Resender, id: i64) -> Result<bool> {
         let (stamp, sql) = (self.stamp.clone(), self.sql.retry_letter.clone());
         let sql_in_line = self.sql.retry_in_line.clone();
         let transaction = self.begin().await?;
         let parameters: [&dyn Parameter; 3] = [&id, &stamp.operator, &stamp.note];
         let in_line = query(&transaction, "retry a dead letter", &sql_in_line, &parameters).await?;
         if in_line.first().is_some_and(|row| row.get(0)) {
-            transaction.commit().await.map_err(failed("commit"))?;
+            commit(transaction).await?;
             return Ok(true);
         }
         let rows = query(&transaction, "retry a dead letter", &sql, &parameters).await?;
         let Some(row) = rows.first() else { return Ok(false) };
-        let returned = columns!(row => Letter {
-            outbox, key, subject, headers, payload, number
-        });
-        resend.send(id, returned).await?;
-        transaction.commit().await.map_err(failed("commit"))?;
+        resend.send(id, Letter::from_row(row)).await?;
+        commit(transaction).await?;
         Ok(true)
     }
 }
 
 impl Listed for DeadLetter {
     /// A letter that comes back while an action runs is not retried again and again.
-    async fn scans(operator: &Operator, of: &Selection, to_act: bool) -> Result<Vec<Scan>, RelayError> {
+    async fn scans(operator: &Operator, of: &Selection, to_act: bool) -> Result<Vec<Scan>> {
         let mut scan = Scan::from(of);
         if to_act {
             let rows = operator.query("read the last dead letter", &operator.sql.last_letter, &[]).await?;
@@ -172,14 +158,14 @@ impl Listed for DeadLetter {
         Ok(vec![scan])
     }
 
-    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>, RelayError> {
+    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>> {
         let Selection { id, key, scope, reason_is, subject_is, no_key, .. } = of;
         let (subject, reason, after) = (of.expression(), of.part_of_reason(), scan.after.id());
         let parameters: [&dyn Parameter; 10] =
             [&after, &BATCH, id, key, scope, &subject, &reason, reason_is, subject_is, no_key];
         let rows = operator.query("look at dead letters", &operator.sql.letters, &parameters).await?;
         let next = next_id(&rows).filter(|id| *id < scan.last).map(Place::Id);
-        let selected = rows.iter().filter(is_selected).map(dead_letter);
+        let selected = rows.iter().filter(is_selected).map(Self::from_row);
         Ok(Page::new(selected.filter(|letter| letter.id <= scan.last).collect(), next))
     }
 
@@ -188,7 +174,7 @@ impl Listed for DeadLetter {
     }
 
     fn came_at(&self) -> SystemTime {
-        self.died_at
+        *self.died_at
     }
 
     /// As begin_canary() says it.
@@ -220,43 +206,30 @@ impl Listed for DeadLetter {
         acting: &Acting<'_>,
         rows: &[Self],
         done: &mut Done,
-    ) -> Result<(), RelayError> {
-        let ids: Vec<i64> = rows.iter().map(|row| row.id).collect();
-        let stamp = operator.stamp.clone();
-        let parameters: [&dyn Parameter; 3] = [&ids, &stamp.operator, &stamp.note];
+    ) -> Result<()> {
         done.done += match acting.resender {
             Some(resend) if acting.verb == Verb::RetryLetters => {
-                let is_done = operator.resend_dead_letter(resend, ids[0]).await?;
+                let is_done = operator.resend_dead_letter(resend, rows[0].id).await?;
                 done.edited += u64::from(is_done && rows[0].edit.is_some());
                 u64::from(is_done)
             }
             _ => {
                 acting.is_one_of(&[Verb::DiscardLetters])?;
-                operator
-                    .change("discard dead letters", |sql| &sql.discard_letters, &parameters, false)
-                    .await?
+                let ids: Vec<i64> = rows.iter().map(|row| row.id).collect();
+                let discard = "discard dead letters";
+                operator.change(discard, |sql| &sql.discard_letters, &[&ids], false).await?.len() as u64
             }
         };
         Ok(())
     }
 }
 
-fn dead_letter(row: &Row) -> DeadLetter {
-    columns!(row => DeadLetter {
-        id, scope, tenant, key, subject, stream, stream_sequence, deliveries, reason, payload_bytes,
-        ordering_key, behind, edit
-    } with {
-        died_at: row.get("created_at"),
-    })
-}
-
-fn details(row: &Row) -> DeadLetterDetails {
-    let headers: String = row.get("headers");
-    DeadLetterDetails {
-        letter: dead_letter(row),
-        key_status: row.get("key_status"),
-        stored_at: row.get("stored_at"),
-        headers: serde_json::from_str(&headers).unwrap_or_default(),
-        payload: shown_payload(row),
-    }
-}
+from_row!(DeadLetter:
+    id, scope, tenant, key, subject, stream, stream_sequence, deliveries, reason, payload_bytes, ordering_key,
+    behind, edit, died_at = "created_at");
+from_row!(DeadLetters: scope, letters, is_capped, behind, newest_at, reason);
+from_row!(Letter: outbox, key, subject, headers, payload, number);
+from_row!(DeadLetterDetails: key_status, stored_at; row =>
+    letter: DeadLetter::from_row(row),
+    headers: serde_json::from_str(row.get("headers")).unwrap_or_default(),
+    payload: shown_payload(row));

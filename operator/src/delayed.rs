@@ -2,18 +2,17 @@
 
 use std::time::SystemTime;
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_connect::postgres::Parameter;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::Row;
 
 use super::{
-    BATCH, Operator,
+    BATCH, Operator, Result,
     action::{Acting, Done, Listed, Page, Scan, Verb},
-    columns::columns,
     is_selected, next_id,
+    rows::{FromRow, from_row},
     selection::{Place, Selection},
-    time::Rfc3339,
+    time::Time,
 };
 
 /// A message that waits for its time, without headers and payload.
@@ -27,11 +26,9 @@ pub struct DelayedMessage {
     /// Its ordering key.
     pub ordering_key: Option<String>,
     /// When it is due.
-    #[serde(with = "Rfc3339")]
-    pub not_before: SystemTime,
+    pub not_before: Time,
     /// When it was enqueued.
-    #[serde(with = "Rfc3339")]
-    pub created_at: SystemTime,
+    pub created_at: Time,
     /// The size of its payload.
     pub payload_bytes: i64,
     #[serde(skip)]
@@ -42,7 +39,7 @@ impl DelayedMessage {
     /// Its place in the list, for the page behind it.
     #[must_use]
     pub fn place(&self) -> Place {
-        Place::Due(self.not_before, self.id)
+        Place::Due(*self.not_before, self.id)
     }
 }
 
@@ -51,13 +48,13 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn delayed(&self, of: &Selection, limit: usize) -> Result<Vec<DelayedMessage>, RelayError> {
+    pub async fn delayed(&self, of: &Selection, limit: usize) -> Result<Vec<DelayedMessage>> {
         self.list(of, limit, |_| true).await
     }
 }
 
 impl Listed for DelayedMessage {
-    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>, RelayError> {
+    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>> {
         let (after, after_id) = match scan.after {
             Place::Due(at, id) => (at, id),
             _ => (SystemTime::UNIX_EPOCH, 0),
@@ -68,7 +65,7 @@ impl Listed for DelayedMessage {
             operator.query("look at delayed messages", &operator.sql.look_delayed, &parameters).await?;
         let next = next_id(&rows).zip(rows.last());
         let next = next.map(|(id, row)| Place::Due(row.get("not_before"), id));
-        Ok(Page::new(rows.iter().filter(is_selected).map(delayed_message).collect(), next))
+        Ok(Page::new(rows.iter().filter(is_selected).map(Self::from_row).collect(), next))
     }
 
     fn name(&self, _: &Acting<'_>) -> String {
@@ -76,7 +73,7 @@ impl Listed for DelayedMessage {
     }
 
     fn came_at(&self) -> SystemTime {
-        self.created_at
+        *self.created_at
     }
 
     /// Neither cancels nor counts a message that is in the log by then.
@@ -85,19 +82,13 @@ impl Listed for DelayedMessage {
         acting: &Acting<'_>,
         rows: &[Self],
         done: &mut Done,
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         acting.is_one_of(&[Verb::CancelDelayed])?;
-        let stamp = operator.stamp.clone();
         let keys: Vec<&str> = rows.iter().map(|row| row.key.as_str()).collect();
-        let parameters: [&dyn Parameter; 3] = [&keys, &stamp.operator, &stamp.note];
         let cancel = "cancel delayed messages";
-        done.done += operator.change(cancel, |sql| &sql.cancel_delayed, &parameters, false).await?;
+        done.done += operator.change(cancel, |sql| &sql.cancel_delayed, &[&keys], false).await?.len() as u64;
         Ok(())
     }
 }
 
-fn delayed_message(row: &Row) -> DelayedMessage {
-    columns!(row => DelayedMessage {
-        key, subject, ordering_key, not_before, created_at, payload_bytes, id
-    })
-}
+from_row!(DelayedMessage: key, subject, ordering_key, not_before, created_at, payload_bytes, id);

@@ -18,9 +18,10 @@ use oncebox_connect::{config::Config, error::error_chain, nats::Server};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use self::Severity::{Problem, Warning};
 use crate::{
     consumption::consumption,
-    obstacles::{Expected, Obstacle, obstacles},
+    obstacles::{Expected, obstacles},
     survey::{self, Survey},
 };
 
@@ -87,7 +88,7 @@ impl Examination {
     /// Something must be mended.
     #[must_use]
     pub fn has_problem(&self) -> bool {
-        self.findings.iter().any(|found| found.severity == Severity::Problem)
+        self.findings.iter().any(|found| found.severity == Problem)
     }
 }
 
@@ -176,8 +177,8 @@ fn diagnose(plan: &Plan, seen: &Examination) -> Vec<Diagnosis> {
         (Some(survey), _) => {
             let subjects =
                 seen.postgres.iter().flat_map(|facts| &facts.subjects).cloned().collect::<Vec<_>>();
-            found.extend(obstacles(&plan.expected, survey, &subjects).into_iter().map(problem));
-            found.extend(consumption(survey, &subjects).into_iter().map(behind));
+            found.extend(obstacles(&plan.expected, survey, &subjects));
+            found.extend(consumption(survey, &subjects));
             nats::check(plan, survey, &subjects, &mut found);
             streams::check_bucket(survey, &mut found);
             // Of one without a leader not all is known.
@@ -198,24 +199,14 @@ fn diagnose(plan: &Plan, seen: &Examination) -> Vec<Diagnosis> {
     clocks::check(&clocks, &mut found);
     found.extend(plan.weaknesses.iter().map(|weakness| {
         let consequence = "whoever is on the way can read and change what is sent";
-        warning("plain-text", weakness.as_str(), consequence, "do as it says, on each relay")
+        Warning.of("plain-text", weakness.as_str(), consequence, "do as it says, on each relay")
     }));
     found.sort_by_key(|found| found.severity);
     found
 }
 
-fn problem(obstacle: Obstacle) -> Diagnosis {
-    let Obstacle { check, what, consequence, remedy } = obstacle;
-    Diagnosis { severity: Severity::Problem, check, what, consequence, remedy }
-}
-
-/// Something behind the streams, of which a relay knows nothing.
-fn behind(obstacle: Obstacle) -> Diagnosis {
-    Diagnosis { severity: Severity::Warning, ..problem(obstacle) }
-}
-
 fn unreachable(check: &'static str, consequence: &str, problem: Option<&String>) -> Diagnosis {
-    problem_of(
+    Problem.of(
         check,
         problem.cloned().unwrap_or_default(),
         consequence,
@@ -223,41 +214,17 @@ fn unreachable(check: &'static str, consequence: &str, problem: Option<&String>)
     )
 }
 
-fn new(
-    severity: Severity,
-    check: &'static str,
-    what: impl Into<String>,
-    consequence: impl Into<String>,
-    remedy: impl Into<String>,
-) -> Diagnosis {
-    Diagnosis { severity, check, what: what.into(), consequence: consequence.into(), remedy: remedy.into() }
-}
-
-fn problem_of(
-    check: &'static str,
-    what: impl Into<String>,
-    consequence: impl Into<String>,
-    remedy: impl Into<String>,
-) -> Diagnosis {
-    new(Severity::Problem, check, what, consequence, remedy)
-}
-
-fn warning(
-    check: &'static str,
-    what: impl Into<String>,
-    consequence: impl Into<String>,
-    remedy: impl Into<String>,
-) -> Diagnosis {
-    new(Severity::Warning, check, what, consequence, remedy)
-}
-
-fn note(
-    check: &'static str,
-    what: impl Into<String>,
-    consequence: impl Into<String>,
-    remedy: impl Into<String>,
-) -> Diagnosis {
-    new(Severity::Note, check, what, consequence, remedy)
+impl Severity {
+    pub(crate) fn of(
+        self,
+        check: &'static str,
+        what: impl Into<String>,
+        consequence: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Diagnosis {
+        let (what, consequence, remedy) = (what.into(), consequence.into(), remedy.into());
+        Diagnosis { severity: self, check, what, consequence, remedy }
+    }
 }
 
 /// `90s`, `2m`.

@@ -18,7 +18,7 @@ use sha2::{Digest as _, Sha256};
 use tokio_postgres::{Row, Transaction};
 
 pub use self::diff::DiffLine;
-use super::{Operator, failed, query, resend::Resender, shell::quoted, shown::RowSet};
+use super::{Operator, Result, failed, query, resend::Resender, shell::quoted, shown::RowSet};
 
 /// The longest payload that is edited as a text: a longer one is given as a file.
 pub const EDITABLE_BYTES_MAX: usize = 256 * 1024;
@@ -99,7 +99,7 @@ struct Content {
 }
 
 impl Content {
-    fn new(row: &Row, of: &EditOf, edit: &Edit) -> Result<Self, RelayError> {
+    fn new(row: &Row, of: &EditOf, edit: &Edit) -> Result<Self> {
         let text: String = row.get("headers");
         let old: BTreeMap<String, Value> = serde_json::from_str(&text)
             .map_err(|_| RelayError::Edit("its headers cannot be read".to_owned()))?;
@@ -135,7 +135,7 @@ fn is_own(name: &str) -> bool {
 }
 
 /// The headers after the edit. Names are compared as NATS does not: in upper and lower case.
-fn changed(old: &BTreeMap<String, Value>, edit: &Edit) -> Result<BTreeMap<String, Value>, RelayError> {
+fn changed(old: &BTreeMap<String, Value>, edit: &Edit) -> Result<BTreeMap<String, Value>> {
     let mut headers = old.clone();
     let known = |headers: &BTreeMap<String, Value>, name: &str| {
         headers.keys().find(|known| known.eq_ignore_ascii_case(name)).cloned()
@@ -158,7 +158,7 @@ impl Operator {
     ///
     /// # Errors
     /// There is no such message, or PostgreSQL refused or went away.
-    pub async fn editable(&self, of: &EditOf, with_payload: bool) -> Result<Editable, RelayError> {
+    pub async fn editable(&self, of: &EditOf, with_payload: bool) -> Result<Editable> {
         let content = self.look_at_edit(of, &Edit::default()).await?;
         let single = |(name, value): (String, Value)| Some((name, value.as_str()?.to_owned()));
         let fits = with_payload
@@ -175,7 +175,7 @@ impl Operator {
     ///
     /// # Errors
     /// There is no such row, or PostgreSQL refused or went away.
-    pub async fn find_edit(&self, of: &EditOf, edit: &Edit, found: &mut RowSet) -> Result<(), RelayError> {
+    pub async fn find_edit(&self, of: &EditOf, edit: &Edit, found: &mut RowSet) -> Result<()> {
         found.add_old(&self.look_at_edit(of, edit).await?.shown());
         Ok(())
     }
@@ -190,7 +190,7 @@ impl Operator {
         of: &EditOf,
         edit: &Edit,
         with_payload: bool,
-    ) -> Result<EditPreview, RelayError> {
+    ) -> Result<EditPreview> {
         let content = self.look_at_edit(of, edit).await?;
         let row = {
             let (transaction, sql, note) = self.begin_edit(of).await?;
@@ -226,7 +226,7 @@ impl Operator {
         of: &EditOf,
         edit: &Edit,
         only: Option<&RowSet>,
-    ) -> Result<String, RelayError> {
+    ) -> Result<String> {
         let content = self.look_at_edit(of, edit).await?;
         if only.is_some_and(|only| !only.has(&content.shown())) {
             return Err(RelayError::Edit("the message is not the one that was shown".to_owned()));
@@ -265,13 +265,13 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn edited_key(&self, key: &str) -> Result<Option<String>, RelayError> {
+    pub async fn edited_key(&self, key: &str) -> Result<Option<String>> {
         Ok(self.edited_keys(key).await?.pop().filter(|edited| edited != key))
     }
 
     /// The keys before and after each edit of a message, the newest last; none where this role may
     /// not read the audit.
-    pub(crate) async fn edited_keys(&self, key: &str) -> Result<Vec<String>, RelayError> {
+    pub(crate) async fn edited_keys(&self, key: &str) -> Result<Vec<String>> {
         let rows = match self.query("look for edits", &self.sql.edits, &[&key]).await {
             Err(RelayError::Denied(_)) => Vec::new(),
             rows => rows?,
@@ -280,7 +280,7 @@ impl Operator {
     }
 
     /// Why no dead message has this key.
-    async fn not_dead(&self, key: &str) -> Result<String, RelayError> {
+    async fn not_dead(&self, key: &str) -> Result<String> {
         let word = quoted(key);
         if let Some(edited) = self.edited_key(key).await? {
             return Ok(format!("the message with the key {key:?} was edited, and its key is {edited:?} now"));
@@ -297,7 +297,7 @@ impl Operator {
     }
 
     /// Reads the row, and changes it in memory.
-    async fn look_at_edit(&self, of: &EditOf, edit: &Edit) -> Result<Content, RelayError> {
+    async fn look_at_edit(&self, of: &EditOf, edit: &Edit) -> Result<Content> {
         let rows = match of {
             EditOf::Letter(id) => {
                 self.query("look at a dead letter", &self.sql.look_at_letter, &[id]).await?
@@ -316,10 +316,7 @@ impl Operator {
     }
 
     /// A transaction with the statement that edits, and the note of this operator.
-    async fn begin_edit(
-        &mut self,
-        of: &EditOf,
-    ) -> Result<(Transaction<'_>, String, Option<String>), RelayError> {
+    async fn begin_edit(&mut self, of: &EditOf) -> Result<(Transaction<'_>, String, Option<String>)> {
         let sql = match of {
             EditOf::Letter(_) => self.sql.edit_letter.clone(),
             EditOf::Message(_) => self.sql.edit_dead.clone(),
@@ -335,7 +332,7 @@ async fn edited(
     sql: &str,
     content: &Content,
     [operator, note]: &[Option<String>; 2],
-) -> Result<Row, RelayError> {
+) -> Result<Row> {
     let (headers, lane) = (content.headers_text(), content.lane.unwrap_or_default());
     let all: [&dyn Parameter; 7] =
         [&lane, &content.id, &headers, &content.payload, &content.seen, operator, note];

@@ -2,10 +2,10 @@
 
 use std::{fmt, str::FromStr};
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use crate::rows::Parameters;
 use serde::Serialize;
 
-use super::Operator;
+use super::{Operator, Result};
 
 /// Trouble that a program can be told of. Each kind has the subject `oncebox.events.KIND`; its
 /// fields are in `docs/commands.md`.
@@ -69,7 +69,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn events(&self) -> Result<Vec<EventKind>, RelayError> {
+    pub async fn events(&self) -> Result<Vec<EventKind>> {
         self.kinds("list events", &self.sql.events, &[]).await
     }
 
@@ -78,11 +78,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn send_events(
-        &self,
-        kinds: &[EventKind],
-        enabled: bool,
-    ) -> Result<Vec<EventKind>, RelayError> {
+    pub async fn send_events(&self, kinds: &[EventKind], enabled: bool) -> Result<Vec<EventKind>> {
         let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
         let (by, note) = (self.stamp.operator.as_deref(), self.stamp.note.as_deref());
         let sql = if enabled { &self.sql.enable_events } else { &self.sql.disable_events };
@@ -93,8 +89,8 @@ impl Operator {
         &self,
         action: &'static str,
         sql: &str,
-        parameters: &[&dyn Parameter],
-    ) -> Result<Vec<EventKind>, RelayError> {
+        parameters: &Parameters<'_>,
+    ) -> Result<Vec<EventKind>> {
         let rows = self.query(action, sql, parameters).await?;
         Ok(rows.iter().filter_map(|row| row.get::<_, &str>(0).parse().ok()).collect())
     }

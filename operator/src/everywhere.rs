@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::timeout;
 
-use super::{Operator, Trace, TracedKey};
+use super::{Operator, Result, Trace, TracedKey};
 
 /// Databases that are looked at together, at most.
 const TOGETHER_MAX: usize = 16;
@@ -41,7 +41,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn meant(&mut self, key: &str) -> Result<Option<String>, RelayError> {
+    pub async fn meant(&mut self, key: &str) -> Result<Option<String>> {
         for colons in 1..=key.matches(':').count().min(COLONS_MAX) {
             let escaped = key.replacen(':', "%3A", colons);
             if !self.trace(&escaped, 1).await?.messages.is_empty() {

@@ -1,14 +1,20 @@
 //! Expected arrival: messages with a subject that must be in an inbox in time, and those that are
 //! not.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use oncebox_connect::{error::RelayError, postgres::Parameter};
 use oncebox_relay::facts::{Expectation, expectation, sql};
 use schemars::JsonSchema;
 use serde::Serialize;
+use tokio_postgres::Row;
 
-use super::{Operator, columns::columns, selection::SubjectPattern, time::Rfc3339};
+use super::{
+    Operator, Result,
+    rows::{FromRow, from_row},
+    selection::SubjectPattern,
+    time::Time,
+};
 
 /// Messages that an inbox must have in time.
 #[derive(Clone, Debug)]
@@ -41,8 +47,15 @@ pub struct Unhandled {
     /// Its id.
     pub id: i64,
     /// When it was enqueued.
-    #[serde(with = "Rfc3339")]
-    pub enqueued_at: SystemTime,
+    pub enqueued_at: Time,
+}
+
+from_row!(Unhandled: key, subject, lane, id, handled_by = "scope", enqueued_at = "created_at");
+
+impl FromRow for Expectation {
+    fn from_row(row: &Row) -> Self {
+        expectation(row)
+    }
 }
 
 /// What the functions refuse, as sentences of a command.
@@ -59,7 +72,7 @@ impl Operator {
     ///
     /// # Errors
     /// The pattern, the time or the inbox is refused, with the reason; PostgreSQL went away.
-    pub async fn expect(&self, expected: &Expected) -> Result<(), RelayError> {
+    pub async fn expect(&self, expected: &Expected) -> Result<()> {
         let Expected { subject, handled_by, within, inbox_database, is_unseen } = expected;
         let (subject, within) = (subject.as_str(), within.as_secs_f64());
         let (by, note) = (&self.stamp.operator, &self.stamp.note);
@@ -73,7 +86,7 @@ impl Operator {
     ///
     /// # Errors
     /// The time or the inbox is refused, with the reason; PostgreSQL went away.
-    pub async fn check_expected(&self, expected: &Expected) -> Result<(), RelayError> {
+    pub async fn check_expected(&self, expected: &Expected) -> Result<()> {
         let Expected { handled_by, within, inbox_database, is_unseen, .. } = expected;
         let place = inbox_database.as_ref().map_or("this database".into(), |name| format!("database {name}"));
         let parameters: [&dyn Parameter; 4] = [handled_by, &within.as_secs_f64(), is_unseen, &place];
@@ -85,7 +98,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn expect_no_more(&self, subject: &str, handled_by: &str) -> Result<bool, RelayError> {
+    pub async fn expect_no_more(&self, subject: &str, handled_by: &str) -> Result<bool> {
         let (by, note) = (&self.stamp.operator, &self.stamp.note);
         let parameters: [&dyn Parameter; 4] = [&subject, &handled_by, by, note];
         let rows = self.query("end an expectation", &self.sql.expect_no_more, &parameters).await?;
@@ -96,9 +109,8 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn expectations(&self) -> Result<Vec<Expectation>, RelayError> {
-        let rows = self.query("list expectations", &self.schema.sql(sql::EXPECTATIONS), &[]).await?;
-        Ok(rows.iter().map(expectation).collect())
+    pub async fn expectations(&self) -> Result<Vec<Expectation>> {
+        self.all("list expectations", &self.schema.sql(sql::EXPECTATIONS), &[]).await
     }
 
     /// Messages that are not in their inbox in time, the oldest first; of one expectation, or all.
@@ -110,19 +122,8 @@ impl Operator {
         subject: Option<&str>,
         handled_by: Option<&str>,
         limit: usize,
-    ) -> Result<Vec<Unhandled>, RelayError> {
+    ) -> Result<Vec<Unhandled>> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let rows = self
-            .query("list unhandled messages", &self.sql.unhandled, &[&subject, &handled_by, &limit])
-            .await?;
-        let unhandled = rows.iter().map(|row| {
-            columns!(row => Unhandled {
-                key, subject, lane, id
-            } with {
-                handled_by: row.get("scope"),
-                enqueued_at: row.get("created_at"),
-            })
-        });
-        Ok(unhandled.collect())
+        self.all("list unhandled messages", &self.sql.unhandled, &[&subject, &handled_by, &limit]).await
     }
 }

@@ -5,16 +5,16 @@ mod act;
 
 use std::time::SystemTime;
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_connect::postgres::Parameter;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::{
-    Operator,
-    columns::columns,
+    Operator, Result,
+    rows::from_row,
     selection::{FailingId, Place, Selection},
-    time::{Rfc3339, Rfc3339Option},
+    time::Time,
 };
 
 /// A message that fails.
@@ -40,11 +40,9 @@ pub struct FailingMessage {
     /// Why the last one failed.
     pub reason: String,
     /// When it failed.
-    #[serde(with = "Rfc3339")]
-    pub failed_at: SystemTime,
+    pub failed_at: Time,
     /// When it is delivered again; `None` when its consumer has not said.
-    #[serde(with = "Rfc3339Option")]
-    pub due_at: Option<SystemTime>,
+    pub due_at: Option<Time>,
     /// Which copy failed last.
     #[serde(skip)]
     message: String,
@@ -76,11 +74,9 @@ pub struct FailingReason {
     /// How many.
     pub messages: i64,
     /// When the one failed that has not failed again for the longest time.
-    #[serde(with = "Rfc3339")]
-    pub oldest_at: SystemTime,
+    pub oldest_at: Time,
     /// When the first of them is delivered again.
-    #[serde(with = "Rfc3339Option")]
-    pub next_at: Option<SystemTime>,
+    pub next_at: Option<Time>,
 }
 
 impl Operator {
@@ -88,7 +84,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn failing(&self, of: &Selection, limit: usize) -> Result<Vec<FailingMessage>, RelayError> {
+    pub async fn failing(&self, of: &Selection, limit: usize) -> Result<Vec<FailingMessage>> {
         self.list(of, limit, |_| true).await
     }
 
@@ -96,22 +92,12 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn failing_reasons(
-        &self,
-        of: &Selection,
-        limit: usize,
-    ) -> Result<Vec<FailingReason>, RelayError> {
+    pub async fn failing_reasons(&self, of: &Selection, limit: usize) -> Result<Vec<FailingReason>> {
         let Selection { key, scope, .. } = of;
         let (subject, reason) = (of.expression(), of.part_of_reason());
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let parameters: [&dyn Parameter; 5] = [key, scope, &subject, &reason, &limit];
-        let rows = self.query("count failing messages", &self.sql.failing_reasons, &parameters).await?;
-        let read = |row: &Row| {
-            columns!(row => FailingReason {
-                scope, reason, messages, oldest_at, next_at
-            })
-        };
-        Ok(rows.iter().map(read).collect())
+        self.all("count failing messages", &self.sql.failing_reasons, &parameters).await
     }
 }
 
@@ -119,12 +105,9 @@ fn place(row: &Row) -> [String; 3] {
     ["scope", "tenant", "key"].map(|column| row.get(column))
 }
 
-fn failing_message(row: &Row) -> FailingMessage {
-    columns!(row => FailingMessage {
-        scope, tenant, key, subject, stream, stream_sequence, failures, reason, failed_at, due_at, message,
-        came_at
-    } with {
-        id: FailingId(place(row)).to_string(),
-        is_due: row.get::<_, Option<bool>>("is_due") == Some(true),
-    })
-}
+from_row!(FailingReason: scope, reason, messages, oldest_at, next_at);
+from_row!(FailingMessage:
+    scope, tenant, key, subject, stream, stream_sequence, failures, reason, failed_at, due_at, message, came_at;
+    row =>
+    id: FailingId(place(row)).to_string(),
+    is_due: row.get::<_, Option<bool>>("is_due") == Some(true));

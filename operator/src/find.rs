@@ -1,16 +1,14 @@
 //! Finding messages and sagas by anything but their key, and reading lists for pages.
 
-use std::time::SystemTime;
-
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_connect::postgres::Parameter;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::Row;
 
 use super::{
-    Operator, failed,
+    Operator, Result, failed,
     payload::{ShownPayload, shown_payload},
-    time::{Rfc3339, enqueued_at},
+    rows::from_row,
+    time::{Time, enqueued_at},
 };
 
 /// Messages that are looked at, and rows that are returned, at most.
@@ -30,8 +28,7 @@ pub struct FoundMessage {
     /// Its ordering key.
     pub ordering_key: Option<String>,
     /// When it was enqueued.
-    #[serde(with = "Rfc3339")]
-    pub created_at: SystemTime,
+    pub created_at: Time,
 }
 
 /// Messages and sagas that have a text.
@@ -68,26 +65,20 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn message(&self, key: &str, with_payload: bool) -> Result<Option<MessageContent>, RelayError> {
+    pub async fn message(&self, key: &str, with_payload: bool) -> Result<Option<MessageContent>> {
         let parameters: [&dyn Parameter; 3] = [&key, &with_payload, &PAYLOAD_BYTES_MAX];
-        let rows = self.query("read a message", &self.sql.message, &parameters).await?;
-        Ok(rows.first().map(|row| MessageContent {
-            message: found_message(row),
-            headers: serde_json::from_str(row.get("headers")).unwrap_or_default(),
-            payload_bytes: row.get("payload_bytes"),
-            payload: shown_payload(row),
-        }))
+        Ok(self.all("read a message", &self.sql.message, &parameters).await?.pop())
     }
 
     /// The messages and sagas that have this text as ordering key, subject, trace or business id.
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn find(&self, text: &str) -> Result<Found, RelayError> {
+    pub async fn find(&self, text: &str) -> Result<Found> {
         // One more shows that there are more.
         let (recent, most) = (&self.sql.find_recent, FOUND_MAX as i64 + 1);
-        let rows = self.query("find messages", recent, &[&text, &LOOKED_AT_MAX, &most]).await?;
-        let mut messages: Vec<FoundMessage> = rows.iter().map(found_message).collect();
+        let mut messages: Vec<FoundMessage> =
+            self.all("find messages", recent, &[&text, &LOOKED_AT_MAX, &most]).await?;
         let rows = self.query("find sagas", &self.sql.find_sagas, &[&text, &most]).await?;
         let mut sagas: Vec<String> = rows.iter().map(|row| row.get("key")).collect();
         let has_more = messages.len().max(sagas.len()) > FOUND_MAX;
@@ -102,7 +93,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn begin_look(&mut self) -> Result<(), RelayError> {
+    pub async fn begin_look(&mut self) -> Result<()> {
         let begin = format!("BEGIN;\n{};\n{}", self.sql.status_settings, self.sql.look_settings);
         self.client.batch_execute(&begin).await.map_err(failed("begin to look"))
     }
@@ -111,16 +102,13 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn end_look(&self) -> Result<(), RelayError> {
+    pub async fn end_look(&self) -> Result<()> {
         self.client.batch_execute("ROLLBACK").await.map_err(failed("end a look"))
     }
 }
 
-fn found_message(row: &Row) -> FoundMessage {
-    FoundMessage {
-        key: row.get("key"),
-        subject: row.get("subject"),
-        ordering_key: row.get("ordering_key"),
-        created_at: enqueued_at(row),
-    }
-}
+from_row!(FoundMessage: key, subject, ordering_key; row => created_at: Time(enqueued_at(row)));
+from_row!(MessageContent: payload_bytes; row =>
+    message: FoundMessage::from_row(row),
+    headers: serde_json::from_str(row.get("headers")).unwrap_or_default(),
+    payload: shown_payload(row));

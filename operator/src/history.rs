@@ -2,12 +2,11 @@
 
 use std::time::{Duration, SystemTime};
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_connect::postgres::Parameter;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::Row;
 
-use super::{Operator, columns::columns, time::Rfc3339};
+use super::{Operator, Result, rows::from_row, time::Time};
 
 /// The limit on subjects of a stretch of time.
 const SUBJECTS_MAX: i64 = 21;
@@ -19,11 +18,9 @@ const MARKS_MAX: i64 = 200;
 #[non_exhaustive]
 pub struct History {
     /// When it begins, by the database's clock.
-    #[serde(with = "Rfc3339")]
-    pub since: SystemTime,
+    pub since: Time,
     /// When it ends.
-    #[serde(with = "Rfc3339")]
-    pub until: SystemTime,
+    pub until: Time,
     /// The length of a point.
     pub point_seconds: f64,
     /// The oldest first; none where no relay was at work.
@@ -39,8 +36,7 @@ pub struct History {
 #[non_exhaustive]
 pub struct HistoryPoint {
     /// Its beginning.
-    #[serde(with = "Rfc3339")]
-    pub at: SystemTime,
+    pub at: Time,
     /// Messages that streams stored.
     pub stored: i64,
     /// Seconds from the enqueuing until a stream stored the message: half of them took no longer.
@@ -86,8 +82,7 @@ pub struct SubjectCount {
 #[non_exhaustive]
 pub struct Mark {
     /// When it happened.
-    #[serde(with = "Rfc3339")]
-    pub at: SystemTime,
+    pub at: Time,
     /// `leader`: a relay took the lead, or one of another version; `action`: of an operator;
     /// `loss`: of messages that a stream had stored.
     pub kind: String,
@@ -100,38 +95,25 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn history(
-        &mut self,
-        until: SystemTime,
-        span: Duration,
-        point: Duration,
-    ) -> Result<History, RelayError> {
+    pub async fn history(&mut self, until: SystemTime, span: Duration, point: Duration) -> Result<History> {
         let since = until.checked_sub(span).unwrap_or(SystemTime::UNIX_EPOCH);
         let point_seconds = point.as_secs_f64();
         let what = "read the history";
         let all: [&dyn Parameter; 3] = [&since, &until, &point_seconds];
-        let points = self.query(what, &self.sql.history, &all).await?;
         let some = |most: &'static i64| -> [&dyn Parameter; 3] { [&since, &until, most] };
-        let subjects = self.query(what, &self.sql.history_subjects, &some(&SUBJECTS_MAX)).await?;
-        let marks = self.query(what, &self.sql.history_marks, &some(&MARKS_MAX)).await?;
-        let mark = |row: &Row| Mark { at: row.get("at"), kind: row.get("kind"), what: row.get("what") };
-        let subject = |row: &Row| SubjectCount { subject: row.get("subject"), messages: row.get("messages") };
         Ok(History {
-            since,
-            until,
+            since: Time(since),
+            until: Time(until),
             point_seconds,
-            points: points.iter().map(HistoryPoint::read).collect(),
-            subjects: subjects.iter().map(subject).collect(),
-            marks: marks.iter().map(mark).collect(),
+            points: self.all(what, &self.sql.history, &all).await?,
+            subjects: self.all(what, &self.sql.history_subjects, &some(&SUBJECTS_MAX)).await?,
+            marks: self.all(what, &self.sql.history_marks, &some(&MARKS_MAX)).await?,
         })
     }
 }
 
-impl HistoryPoint {
-    fn read(row: &Row) -> Self {
-        columns!(row => Self {
-            at, stored, stored_median, stored_p99, sampled, handled, handled_median, handled_p99,
-            lag_seconds, backlog, parked, dead, delayed, failing, dead_letters
-        })
-    }
-}
+from_row!(HistoryPoint:
+    at, stored, stored_median, stored_p99, sampled, handled, handled_median, handled_p99, lag_seconds, backlog,
+    parked, dead, delayed, failing, dead_letters);
+from_row!(SubjectCount: subject, messages);
+from_row!(Mark: at, kind, what);

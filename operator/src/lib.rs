@@ -12,7 +12,6 @@ mod action;
 mod adopt;
 mod audit;
 mod canaries;
-mod columns;
 mod consumption;
 mod dead_letters;
 mod delayed;
@@ -39,6 +38,7 @@ mod rates;
 mod relay_settings;
 mod replay;
 mod resend;
+mod rows;
 mod sagas;
 mod scopes;
 mod selection;
@@ -60,12 +60,12 @@ use std::time::SystemTime;
 use oncebox_connect::{
     config::OutboxConfig,
     error::{RelayError, StoreError},
-    postgres::{Parameter, connect_postgres, typed},
+    postgres::connect_postgres,
 };
 pub use oncebox_relay::facts::{Expectation, InboxStatus};
 use oncebox_schema::{SchemaName, check_version};
 use tokio::task::JoinSet;
-use tokio_postgres::{Client, GenericClient, Row, Transaction};
+use tokio_postgres::{Client, Row, Transaction};
 
 pub use self::{
     action::{
@@ -108,7 +108,7 @@ pub use self::{
     },
     survey::{ConsumerStatus, StreamStatus, Survey},
     sweep::Swept,
-    time::Rfc3339,
+    time::Time,
     trace::{
         Trace, TracedEffect, TracedFailure, TracedInbox, TracedKey, TracedLease, TracedLine, TracedMessage,
         TracedParking, TracedReplay, TracedRequest, TracedSnooze,
@@ -117,7 +117,14 @@ pub use self::{
     verify::{AlteredCopy, Difference, UnloggedCopy, Verification, VerificationFinding, Verified},
     why::{Explained, Looked, Outcome, Passed, Remedy, Why, WhySource, explain},
 };
-use self::{pace::Pace, statements::Statements};
+use self::{
+    pace::Pace,
+    rows::{FromRow, Parameters, all, query},
+    statements::Statements,
+};
+
+/// What can fail here fails with an error of a relay or its servers, unless another is named.
+type Result<T, E = RelayError> = std::result::Result<T, E>;
 
 /// Rows that one statement looks at, and that one transaction changes, at most.
 const BATCH: i64 = 1_000;
@@ -149,6 +156,8 @@ pub struct Operator {
     /// The `application_name` that relays with this configuration have.
     relay_name: String,
     pace: Pace,
+    /// The connection; it ends with the client.
+    _tasks: JoinSet<()>,
 }
 
 /// Who says to act, and why: written to the audit table beside the database's user.
@@ -161,17 +170,13 @@ pub struct Stamp {
 }
 
 impl Operator {
-    /// Connects to PostgreSQL and checks the schema's version; the connection's task is spawned
-    /// into `tasks`.
+    /// Connects to PostgreSQL and checks the schema's version.
     ///
     /// # Errors
     /// PostgreSQL cannot be reached, or the schema has another version.
-    pub async fn connect(
-        config: &OutboxConfig,
-        stamp: Stamp,
-        tasks: &mut JoinSet<()>,
-    ) -> Result<Self, RelayError> {
-        let client = connect_postgres(config, tasks).await?;
+    pub async fn connect(config: &OutboxConfig, stamp: Stamp) -> Result<Self> {
+        let mut tasks = JoinSet::new();
+        let client = connect_postgres(config, &mut tasks).await?;
         check_version(&client, &config.schema).await?;
         let sql = Statements::new(&config.schema);
         let row = client.query_typed_one(&sql.name_session, &[]).await.map_err(failed("name the session"))?;
@@ -184,6 +189,7 @@ impl Operator {
             command,
             relay_name,
             pace: Pace::default(),
+            _tasks: tasks,
         })
     }
 
@@ -194,12 +200,7 @@ impl Operator {
         Self { pace: Pace::new(rate, progress), ..self }
     }
 
-    async fn query(
-        &self,
-        what: &'static str,
-        sql: &str,
-        parameters: &[&(dyn Parameter + '_)],
-    ) -> Result<Vec<Row>, RelayError> {
+    async fn query(&self, what: &'static str, sql: &str, parameters: &Parameters<'_>) -> Result<Vec<Row>> {
         query(&self.client, what, sql, parameters).await
     }
 
@@ -207,69 +208,79 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn now(&self) -> Result<SystemTime, RelayError> {
+    pub async fn now(&self) -> Result<SystemTime> {
         let rows = self.query("read the time", &self.sql.now, &[]).await?;
         Ok(rows.first().map_or(SystemTime::UNIX_EPOCH, |row| row.get("now")))
     }
 
-    async fn lanes(&self) -> Result<Vec<i16>, RelayError> {
+    /// As `query`, with the values of the rows.
+    async fn all<T: FromRow>(
+        &self,
+        what: &'static str,
+        sql: &str,
+        parameters: &Parameters<'_>,
+    ) -> Result<Vec<T>> {
+        all(&self.client, what, sql, parameters).await
+    }
+
+    async fn lanes(&self) -> Result<Vec<i16>> {
         let rows = self.query("read the lanes", &self.sql.lanes, &[]).await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
     /// The lane and id of the newest message with a key, or of the newest that is set aside.
-    async fn find_key(&self, key: &str, is_set_aside: bool) -> Result<Option<(i16, i64)>, RelayError> {
+    async fn find_key(&self, key: &str, is_set_aside: bool) -> Result<Option<(i16, i64)>> {
         let rows = self.query("find a key", &self.sql.find_key, &[&key, &is_set_aside]).await?;
         Ok(rows.first().map(|row| (row.get(0), row.get(1))))
     }
 
-    /// Changes rows in a transaction of its own; returns how many. Relays that are asleep are woken
-    /// for those that have something to do then.
+    /// Runs a statement that changes something, in a transaction of its own, and returns its rows. Who
+    /// acts, and why, are its last parameters.
     async fn change(
         &mut self,
         what: &'static str,
-        statement: fn(&Statements) -> &str,
-        parameters: &[&(dyn Parameter + '_)],
+        statement: fn(&Statements) -> &String,
+        parameters: &Parameters<'_>,
         wakes: bool,
-    ) -> Result<u64, RelayError> {
-        let (sql, schema) = (self.sql.clone(), self.schema.clone());
-        let transaction = self.begin().await?;
-        let changed = execute(&transaction, what, statement(&sql), parameters).await?;
+    ) -> Result<Vec<Row>> {
+        let Self { client, schema, stamp, sql, command, .. } = self;
+        let transaction = begin(client, sql, command).await?;
+        let parameters = [parameters, &[&stamp.operator, &stamp.note]].concat();
+        let changed = query(&transaction, what, statement(sql), &parameters).await?;
         if wakes {
-            query(&transaction, "wake the relays", &sql.wake, &[&schema.as_str()]).await?;
+            wake(&transaction, sql, schema).await?;
         }
-        transaction.commit().await.map_err(failed("commit"))?;
+        commit(transaction).await?;
         Ok(changed)
     }
 
     /// A transaction with an operator's settings; dropped without a commit, it changes nothing.
-    async fn begin(&mut self) -> Result<Transaction<'_>, RelayError> {
+    async fn begin(&mut self) -> Result<Transaction<'_>> {
+        begin(&mut self.client, &self.sql, &self.command).await
+    }
+
+    /// A transaction that only looks, and waits for nobody.
+    async fn begin_status(&mut self) -> Result<Transaction<'_>> {
         let transaction = self.client.transaction().await.map_err(failed("begin"))?;
-        let settings = self.sql.settings.replace("{command}", &self.command);
-        transaction.batch_execute(&settings).await.map_err(failed("begin"))?;
+        transaction.batch_execute(&self.sql.status_settings).await.map_err(failed("begin"))?;
         Ok(transaction)
     }
 }
 
-/// In one round trip, with nothing prepared: a command asks once, perhaps behind a transaction
-/// pooler.
-async fn query(
-    client: &impl GenericClient,
-    what: &'static str,
-    sql: &str,
-    parameters: &[&(dyn Parameter + '_)],
-) -> Result<Vec<Row>, RelayError> {
-    client.query_typed(sql, &typed(parameters)).await.map_err(failed(what))
+async fn begin<'a>(client: &'a mut Client, sql: &Statements, command: &str) -> Result<Transaction<'a>> {
+    let transaction = client.transaction().await.map_err(failed("begin"))?;
+    let settings = sql.settings.replace("{command}", command);
+    transaction.batch_execute(&settings).await.map_err(failed("begin"))?;
+    Ok(transaction)
 }
 
-/// Runs a statement that changes rows, as `query` does; returns how many it changed.
-async fn execute(
-    client: &impl GenericClient,
-    what: &'static str,
-    sql: &str,
-    parameters: &[&(dyn Parameter + '_)],
-) -> Result<u64, RelayError> {
-    client.execute_typed(sql, &typed(parameters)).await.map_err(failed(what))
+async fn commit(transaction: Transaction<'_>) -> Result<()> {
+    transaction.commit().await.map_err(failed("commit"))
+}
+
+/// Relays that are asleep have something to do.
+async fn wake(transaction: &Transaction<'_>, sql: &Statements, schema: &SchemaName) -> Result<()> {
+    query(transaction, "wake the relays", &sql.wake, &[&schema.as_str()]).await.map(drop)
 }
 
 /// Whether a page is full, so that more may come behind it.

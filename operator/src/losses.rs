@@ -13,13 +13,12 @@ use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::{
-    Operator,
+    Operator, Result,
     action::Done,
-    columns::columns,
-    query,
+    rows::from_row,
     selection::{Moment, Selection},
     shown::RowSet,
-    time::Rfc3339,
+    time::Time,
 };
 
 /// A stream's loss of messages that it had acknowledged.
@@ -41,17 +40,12 @@ pub struct LossStatus {
     /// The highest sequence that it had acknowledged.
     pub lost_sequence: i64,
     /// When that was found.
-    #[serde(with = "Rfc3339")]
-    pub found_at: SystemTime,
+    pub found_at: Time,
 }
 
-impl LossStatus {
-    pub(crate) fn new(row: &Row) -> Self {
-        columns!(row => Self {
-            stream, state, kind, lanes, sequence, lost_sequence, found_at
-        })
-    }
+from_row!(LossStatus: stream, state, kind, lanes, sequence, lost_sequence, found_at);
 
+impl LossStatus {
     /// Which messages are gone, and how many at most.
     pub(crate) fn what(&self) -> String {
         let Self { stream, kind, lanes, sequence, lost_sequence, .. } = self;
@@ -96,12 +90,7 @@ impl Operator {
     /// Takes into the set each loss of a stream that relays have reported and nobody has had sent
     /// again; counts the messages that would be sent. A loss that is found later changes the set,
     /// and so does another milestone: its lane is sent again as a whole, from there on.
-    pub(crate) async fn find_losses(
-        &self,
-        of: &Selection,
-        rows: &mut RowSet,
-        done: &mut Done,
-    ) -> Result<(), RelayError> {
+    pub(crate) async fn find_losses(&self, of: &Selection, rows: &mut RowSet, done: &mut Done) -> Result<()> {
         let until = rows.until();
         for lane in self.lost(of).await?.into_values() {
             lane.losses.iter().for_each(|loss| rows.add(loss, until));
@@ -122,16 +111,13 @@ impl Operator {
         of: &Selection,
         only: Option<&RowSet>,
         done: &mut Done,
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         let (stream, since) = of_stream(of);
         let mut lost = self.lost(of).await?;
         lost.retain(|_, lane| only.is_none_or(|rows| lane.losses.iter().all(|loss| rows.has(loss))));
-        let (sql, stamp) = (self.sql.clone(), self.stamp.clone());
         for (lane, mut found) in lost {
-            let transaction = self.begin().await?;
-            let parameters: [&dyn Parameter; 5] = [&lane, &stream, &since, &stamp.operator, &stamp.note];
-            let sent = query(&transaction, "send again what was lost", &sql.resend, &parameters).await?;
-            transaction.commit().await.map_err(super::failed("commit"))?;
+            let parameters: [&dyn Parameter; 3] = [&lane, &stream, &since];
+            let sent = self.change("send again what was lost", |sql| &sql.resend, &parameters, false).await?;
             // Another operator was faster, or the lane holds rows of another cluster.
             let Some((messages, milestone)) = sent.first().and_then(counted_by) else { continue };
             (found.messages, found.milestone) = (messages, milestone);
@@ -142,7 +128,7 @@ impl Operator {
 
     /// The losses of each lane, named with the operator's time and the milestone that it means:
     /// another one is another set.
-    async fn lost(&self, of: &Selection) -> Result<BTreeMap<i16, LostInLane>, RelayError> {
+    async fn lost(&self, of: &Selection) -> Result<BTreeMap<i16, LostInLane>> {
         let (stream, since) = of_stream(of);
         let mut lost: BTreeMap<i16, LostInLane> = BTreeMap::new();
         for row in self.query("find what was lost", &self.sql.find_lost, &[&stream]).await? {

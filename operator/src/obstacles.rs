@@ -1,4 +1,4 @@
-//! Obstacles to delivery in NATS right now: the part that `oncebox status` shares with `oncebox
+//! Diagnosiss to delivery in NATS right now: the part that `oncebox status` shares with `oncebox
 //! doctor`.
 
 use std::collections::BTreeSet;
@@ -9,7 +9,9 @@ use oncebox_connect::{
 };
 
 use super::shell::quoted;
+use crate::Severity::Problem;
 use crate::{
+    doctor::Diagnosis,
     status::RecentSubject,
     survey::{StreamStatus, Survey},
 };
@@ -17,16 +19,6 @@ use crate::{
 /// The bytes of a stored message that the outbox does not count: subject, headers of the relay, the
 /// record.
 const OVERHEAD_BYTES: u64 = 300;
-
-/// Something in NATS that holds messages up.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Obstacle {
-    /// The thing that was looked at, in a word that does not change.
-    pub(crate) check: &'static str,
-    pub(crate) what: String,
-    pub(crate) consequence: String,
-    pub(crate) remedy: String,
-}
 
 /// The expectations of a relay with this configuration towards NATS.
 #[derive(Clone, Debug, Default)]
@@ -54,7 +46,7 @@ impl Expected {
 }
 
 /// The obstacles in NATS.
-pub(crate) fn obstacles(expected: &Expected, survey: &Survey, subjects: &[RecentSubject]) -> Vec<Obstacle> {
+pub(crate) fn obstacles(expected: &Expected, survey: &Survey, subjects: &[RecentSubject]) -> Vec<Diagnosis> {
     let mut found = Vec::new();
     found.extend(unusable(survey));
     found.extend(survey.missing_streams.iter().filter_map(|name| missing(expected, name, survey, subjects)));
@@ -69,23 +61,14 @@ pub(crate) fn obstacles(expected: &Expected, survey: &Survey, subjects: &[Recent
     found
 }
 
-pub(crate) fn obstacle(
-    check: &'static str,
-    what: impl Into<String>,
-    consequence: impl Into<String>,
-    remedy: impl Into<String>,
-) -> Obstacle {
-    Obstacle { check, what: what.into(), consequence: consequence.into(), remedy: remedy.into() }
-}
-
-fn unusable(survey: &Survey) -> Option<Obstacle> {
+fn unusable(survey: &Survey) -> Option<Diagnosis> {
     survey.unusable.as_ref().map(|problem| {
         // A cluster without a leader is silent.
         let first = match problem.contains("timed out") {
             true => "bring back the servers of the cluster: a majority of them makes a leader. If all run, ",
             false => "",
         };
-        obstacle(
+        Problem.of(
             "jetstream",
             format!("JetStream cannot be used: {problem}"),
             "no message can be stored: all are set aside, or wait in the outbox",
@@ -97,12 +80,17 @@ fn unusable(survey: &Survey) -> Option<Obstacle> {
     })
 }
 
-fn missing(expected: &Expected, name: &str, survey: &Survey, subjects: &[RecentSubject]) -> Option<Obstacle> {
+fn missing(
+    expected: &Expected,
+    name: &str,
+    survey: &Survey,
+    subjects: &[RecentSubject],
+) -> Option<Diagnosis> {
     if expected.created.iter().any(|made| made == name) {
         return None;
     }
     Some(if expected.stream.as_deref() == Some(name) {
-        obstacle(
+        Problem.of(
             "stream-missing",
             format!("the stream {name} is not there, which --expected-stream demands"),
             "every message is set aside",
@@ -111,7 +99,7 @@ fn missing(expected: &Expected, name: &str, survey: &Survey, subjects: &[RecentS
     } else {
         let declared = expected.verified.iter().find(|(declared, _)| declared == name);
         let subjects = declared.map(|(_, subjects)| subjects.join(",")).unwrap_or_default();
-        obstacle(
+        Problem.of(
             "stream-missing",
             format!("the declared stream {name} is not there, and its policy is verify"),
             "the relay does not start",
@@ -144,10 +132,10 @@ fn siblings(subject: &str) -> String {
     subject.split_once('.').map_or(subject.to_owned(), |(first, _)| format!("{first}.>"))
 }
 
-fn no_stream(subject: &str, subjects: &[RecentSubject], streams: &[StreamStatus]) -> Obstacle {
+fn no_stream(subject: &str, subjects: &[RecentSubject], streams: &[StreamStatus]) -> Diagnosis {
     let recent = subjects.iter().find(|recent| recent.subject == subject);
     let count = recent.map_or(1, |recent| recent.messages);
-    obstacle(
+    Problem.of(
         "subject-coverage",
         format!(
             "no stream takes the subject {subject}, which {count} of the newest messages {}",
@@ -179,10 +167,10 @@ fn another_stream(
     expected: &Expected,
     stream: &StreamStatus,
     subjects: &[RecentSubject],
-) -> Option<Obstacle> {
+) -> Option<Diagnosis> {
     let expected = expected.stream.as_ref().filter(|expected| **expected != stream.name)?;
     let taken = subjects.iter().find(|subject| stream.takes(&subject.subject))?;
-    Some(obstacle(
+    Some(Problem.of(
         "expected-stream",
         format!(
             "stream {} takes the subject {}, but --expected-stream is {expected}",
@@ -195,7 +183,7 @@ fn another_stream(
     ))
 }
 
-fn closed(stream: &StreamStatus) -> Option<Obstacle> {
+fn closed(stream: &StreamStatus) -> Option<Diagnosis> {
     let (what, consequence) = if stream.is_sealed {
         ("is sealed", "it takes no message")
     } else if stream.is_silent {
@@ -216,13 +204,13 @@ fn closed(stream: &StreamStatus) -> Option<Obstacle> {
     } else {
         "bring back the servers that hold it: a majority of them makes a leader"
     };
-    Some(obstacle("stream-closed", format!("stream {} {what}", stream.name), consequence, remedy))
+    Some(Problem.of("stream-closed", format!("stream {} {what}", stream.name), consequence, remedy))
 }
 
-fn full(stream: &StreamStatus, subjects: &[RecentSubject]) -> Option<Obstacle> {
+fn full(stream: &StreamStatus, subjects: &[RecentSubject]) -> Option<Diagnosis> {
     is_full(stream, subjects).then(|| {
         let limit = |count: u64, most: Option<u64>| most.map_or(count.to_string(), |most| format!("{count} of {most}"));
-        obstacle(
+        Problem.of(
             "stream-full",
             format!(
                 "stream {} is full: {}, {}",

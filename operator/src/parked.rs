@@ -2,19 +2,18 @@
 
 use std::time::SystemTime;
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_connect::postgres::Parameter;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::Row;
 
 use super::{
-    BATCH, Operator,
+    BATCH, Operator, Result,
     action::{Acting, Done, Listed, Page, Scan, Verb},
-    columns::columns,
     is_selected, next_id,
     payload::{ShownPayload, shown_payload},
+    rows::{FromRow, from_row},
     selection::{Place, Selection},
-    time::{Rfc3339, Rfc3339Option},
+    time::Time,
 };
 
 /// How far `behind` of a [`ParkedDetails`] counts.
@@ -41,18 +40,15 @@ pub struct ParkedMessage {
     /// How often it was tried in vain.
     pub attempts: i32,
     /// When it is tried again.
-    #[serde(with = "Rfc3339Option")]
-    pub next_attempt_at: Option<SystemTime>,
+    pub next_attempt_at: Option<Time>,
     /// When it died; `None` when it is parked and will be tried again.
-    #[serde(with = "Rfc3339Option")]
-    pub died_at: Option<SystemTime>,
+    pub died_at: Option<Time>,
     /// Why.
     pub reason: String,
     /// 0 for a message that was never stored, else the number of the replay that is meant.
     pub replay: i32,
     /// When it was enqueued.
-    #[serde(with = "Rfc3339")]
-    pub created_at: SystemTime,
+    pub created_at: Time,
     /// The size of its payload.
     pub payload_bytes: i64,
     /// When it came to be as it is, or an operator had it tried: the token of a dry run before does
@@ -72,8 +68,7 @@ pub struct ParkedDetails {
     #[serde(flatten)]
     pub message: ParkedMessage,
     /// When it was set aside.
-    #[serde(with = "Rfc3339")]
-    pub parked_at: SystemTime,
+    pub parked_at: Time,
     /// Its own headers, a JSON object.
     pub headers: serde_json::Value,
     /// How many messages of its ordering key wait behind it, counted to 100,000.
@@ -88,7 +83,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn parked(&self, of: &Selection, limit: usize) -> Result<Vec<ParkedMessage>, RelayError> {
+    pub async fn parked(&self, of: &Selection, limit: usize) -> Result<Vec<ParkedMessage>> {
         self.list(of, limit, |_| true).await
     }
 
@@ -96,15 +91,14 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn show(&self, key: &str, with_payload: bool) -> Result<Option<ParkedDetails>, RelayError> {
-        let parameters: [&dyn Parameter; 3] = [&key, &with_payload, &BEHIND_MAX];
-        let rows = self.query("show a message", &self.sql.show, &parameters).await?;
-        Ok(rows.first().map(parked_details))
+    pub async fn show(&self, key: &str, with_payload: bool) -> Result<Option<ParkedDetails>> {
+        let rows = self.query("show a message", &self.sql.show, &[&key, &with_payload, &BEHIND_MAX]).await?;
+        Ok(rows.first().map(FromRow::from_row))
     }
 }
 
 impl Listed for ParkedMessage {
-    async fn scans(operator: &Operator, of: &Selection, to_act: bool) -> Result<Vec<Scan>, RelayError> {
+    async fn scans(operator: &Operator, of: &Selection, to_act: bool) -> Result<Vec<Scan>> {
         let mut scan = Scan::from(of);
         if let Some(id) = of.id {
             (scan.after, scan.last) = (Place::Id(id - 1), id);
@@ -128,7 +122,7 @@ impl Listed for ParkedMessage {
         Ok(scan.lanes.iter().map(alone).collect())
     }
 
-    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>, RelayError> {
+    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>> {
         let (subject, reason, after) = (of.expression(), of.part_of_reason(), scan.after.id());
         let Selection { id, key, ordering_key, request, reason_is, subject_is, .. } = of;
         let (name, most) = (of.kind.in_sql(), if id.is_some() { 1 } else { BATCH });
@@ -149,7 +143,7 @@ impl Listed for ParkedMessage {
         let rows =
             operator.query("look at what is set aside", &operator.sql.list_parked, &parameters).await?;
         let next = next_id(&rows).filter(|id| *id < scan.last).map(Place::Id);
-        Ok(Page::new(rows.iter().filter(is_selected).map(parked_message).collect(), next))
+        Ok(Page::new(rows.iter().filter(is_selected).map(Self::from_row).collect(), next))
     }
 
     fn name(&self, _: &Acting<'_>) -> String {
@@ -172,33 +166,28 @@ impl Listed for ParkedMessage {
         acting: &Acting<'_>,
         rows: &[Self],
         done: &mut Done,
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         const GIVES_UP: [Verb; 3] = [Verb::DiscardDead, Verb::DiscardParked, Verb::CancelReplays];
-        let stamp = operator.stamp.clone();
         let ids: Vec<i64> = rows.iter().map(|row| row.id).collect();
-        let (lane, name) = (rows[0].lane, acting.of.kind.in_sql());
-        let parameters: [&dyn Parameter; 5] = [&lane, &ids, &stamp.operator, &stamp.note, &name];
-        done.done += match acting.verb {
-            Verb::RetryDead => {
-                operator.change("retry messages", |sql| &sql.retry, &parameters[..4], true).await?
-            }
+        let parameters: [&dyn Parameter; 3] = [&rows[0].lane, &ids, &acting.of.kind.in_sql()];
+        let [lane_and_ids @ .., _] = &parameters;
+        let changed = match acting.verb {
+            Verb::RetryDead => operator.change("retry messages", |sql| &sql.retry, lane_and_ids, true),
             Verb::RetryParked => {
-                operator.change("try messages now", |sql| &sql.retry_parked, &parameters[..4], true).await?
+                operator.change("try messages now", |sql| &sql.retry_parked, lane_and_ids, true)
             }
             _ => {
                 acting.is_one_of(&GIVES_UP)?;
-                operator.change("give messages up", |sql| &sql.give_up, &parameters, true).await?
+                operator.change("give messages up", |sql| &sql.give_up, &parameters, true)
             }
         };
+        done.done += changed.await?.len() as u64;
         Ok(())
     }
 }
 
 /// How a row of the table `parked` stands, in the words of every command.
-pub(super) fn parking_state(
-    died_at: Option<SystemTime>,
-    next_attempt_at: Option<SystemTime>,
-) -> &'static str {
+pub(super) fn parking_state(died_at: Option<Time>, next_attempt_at: Option<Time>) -> &'static str {
     match (died_at, next_attempt_at) {
         (Some(_), _) => "dead",
         (None, Some(_)) => "parked",
@@ -206,27 +195,14 @@ pub(super) fn parking_state(
     }
 }
 
-fn parked_message(row: &Row) -> ParkedMessage {
-    let (died_at, next_attempt_at) = (row.get("dead_at"), row.get("next_attempt_at"));
-    let asked_at: Option<SystemTime> = row.get("asked_at");
-    columns!(row => ParkedMessage {
-        id, lane, key, subject, ordering_key, attempts, replay, created_at, payload_bytes, is_first
-    } with {
-        state: parking_state(died_at, next_attempt_at),
-        next_attempt_at: next_attempt_at,
-        died_at: died_at,
-        reason: row.get("error"),
-        came_at: died_at.unwrap_or_else(|| row.get("parked_at")).max(asked_at.unwrap_or(SystemTime::UNIX_EPOCH)),
-    })
-}
-
-fn parked_details(row: &Row) -> ParkedDetails {
-    let headers: String = row.get("headers");
-    ParkedDetails {
-        message: parked_message(row),
-        parked_at: row.get("parked_at"),
-        headers: serde_json::from_str(&headers).unwrap_or_default(),
-        behind: row.get("behind"),
-        payload: shown_payload(row),
-    }
-}
+from_row!(ParkedMessage:
+    id, lane, key, subject, ordering_key, attempts, replay, created_at, payload_bytes, is_first, reason = "error",
+    next_attempt_at, died_at = "dead_at";
+    row =>
+    state: parking_state(row.get("dead_at"), row.get("next_attempt_at")),
+    came_at: row.get::<_, Option<SystemTime>>("dead_at").unwrap_or_else(|| row.get("parked_at")).max(
+        row.get::<_, Option<SystemTime>>("asked_at").unwrap_or(SystemTime::UNIX_EPOCH)));
+from_row!(ParkedDetails: parked_at, behind; row =>
+    message: ParkedMessage::from_row(row),
+    headers: serde_json::from_str(row.get("headers")).unwrap_or_default(),
+    payload: shown_payload(row));

@@ -1,16 +1,10 @@
 //! A pause as the database has it.
 
-use std::time::SystemTime;
-
 use oncebox_relay::facts::covers;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::Row;
 
-use super::{
-    columns::columns,
-    time::{Rfc3339, Rfc3339Option},
-};
+use super::{rows::from_row, time::Time};
 
 /// A pause, or with a rate a throttle.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
@@ -31,11 +25,9 @@ pub struct PauseRow {
     /// Who, as the database knows it.
     pub database_user: String,
     /// Since when.
-    #[serde(with = "Rfc3339")]
-    pub paused_at: SystemTime,
+    pub paused_at: Time,
     /// Until when; `None` until somebody resumes it.
-    #[serde(with = "Rfc3339Option")]
-    pub ends_at: Option<SystemTime>,
+    pub ends_at: Option<Time>,
 }
 
 impl PauseRow {
@@ -48,8 +40,4 @@ impl PauseRow {
     }
 }
 
-pub(crate) fn pause_row(row: &Row) -> PauseRow {
-    columns!(row => PauseRow {
-        kind, value, rate, subjects, reason, paused_by, database_user, paused_at, ends_at
-    })
-}
+from_row!(PauseRow: kind, value, rate, subjects, reason, paused_by, database_user, paused_at, ends_at);

@@ -14,9 +14,9 @@ use oncebox_connect::{
 use oncebox_relay::facts::covers;
 
 use super::{
-    Operator, execute, failed,
-    pause_row::{PauseRow, pause_row},
-    query,
+    Operator, Result, commit, failed,
+    pause_row::PauseRow,
+    rows::query,
     selection::{Selection, SubjectPattern},
     status::recent_subjects,
 };
@@ -106,7 +106,7 @@ impl Operator {
         ends: Ends,
         is_unseen: bool,
         config: Option<&Config>,
-    ) -> Result<Option<SystemTime>, RelayError> {
+    ) -> Result<Option<SystemTime>> {
         let subjects = self.subjects_of(of, is_unseen, config).await?;
         let (kind, value) = of.names();
         let ordering_key = matches!(of, PauseOf::OrderingKey(_)).then_some(value);
@@ -124,7 +124,7 @@ impl Operator {
             return Err(RelayError::Pause("its end is in the past, by the database's clock".to_owned()));
         };
         let ends_at = row.get("ends_at");
-        transaction.commit().await.map_err(failed("commit"))?;
+        commit(transaction).await?;
         Ok(ends_at)
     }
 
@@ -133,7 +133,7 @@ impl Operator {
     /// # Errors
     /// [`RelayError::Pause`] when no recent message has such a subject;
     /// PostgreSQL refused or went away.
-    pub async fn check_pause(&mut self, of: &PauseOf) -> Result<(), RelayError> {
+    pub async fn check_pause(&mut self, of: &PauseOf) -> Result<()> {
         match of {
             PauseOf::Subject(_) => self.subjects_of(of, false, None).await.map(drop),
             _ => Ok(()),
@@ -145,7 +145,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn pause_warnings(&self, of: &PauseOf) -> Result<Vec<String>, RelayError> {
+    pub async fn pause_warnings(&self, of: &PauseOf) -> Result<Vec<String>> {
         let mut all = Vec::new();
         if let Some(earlier) = self.pauses().await?.into_iter().find(|pause| of.is(pause)) {
             let by = earlier.paused_by.unwrap_or(earlier.database_user);
@@ -167,20 +167,18 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn resume(&mut self, of: &PauseOf) -> Result<bool, RelayError> {
+    pub async fn resume(&mut self, of: &PauseOf) -> Result<bool> {
         let (kind, value) = of.names();
         let (by, note) = (self.stamp.operator.as_deref(), self.stamp.note.as_deref());
-        let parameters: [&dyn Parameter; 4] = [&kind, &value, &by, &note];
-        Ok(execute(&self.client, "resume", &self.sql.resume, &parameters).await? > 0)
+        Ok(!self.query("resume", &self.sql.resume, &[&kind, &value, &by, &note]).await?.is_empty())
     }
 
     /// The pauses and throttles of now, the newest first; 1,000 at most.
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn pauses(&self) -> Result<Vec<PauseRow>, RelayError> {
-        let rows = self.query("list pauses", &self.sql.pauses, &[&PAUSES_MAX]).await?;
-        Ok(rows.iter().map(pause_row).collect())
+    pub async fn pauses(&self) -> Result<Vec<PauseRow>> {
+        self.all("list pauses", &self.sql.pauses, &[&PAUSES_MAX]).await
     }
 
     async fn subjects_of(
@@ -188,7 +186,7 @@ impl Operator {
         of: &PauseOf,
         is_unseen: bool,
         config: Option<&Config>,
-    ) -> Result<Option<Vec<String>>, RelayError> {
+    ) -> Result<Option<Vec<String>>> {
         match of {
             PauseOf::All => Ok(Some(vec![ALL.to_owned()])),
             PauseOf::OrderingKey(_) => Ok(None),

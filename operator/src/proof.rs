@@ -7,15 +7,15 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use oncebox_connect::{config::Config, error::RelayError, postgres::Parameter};
+use oncebox_connect::{config::Config, postgres::Parameter};
 use oncebox_relay::facts::{Expectation, covers};
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::Row;
 
 use super::{
-    BATCH, Operator, query, survey,
-    time::Rfc3339,
+    BATCH, Operator, Result, query, survey,
+    time::Time,
     verify::{Verification, VerificationFinding, Verified},
 };
 
@@ -47,14 +47,11 @@ pub struct Proof {
     /// The outbox's identity.
     pub outbox: String,
     /// Messages enqueued at this time or later,
-    #[serde(with = "Rfc3339")]
-    pub since: SystemTime,
+    pub since: Time,
     /// and before this one, were looked at
-    #[serde(with = "Rfc3339")]
-    pub until: SystemTime,
+    pub until: Time,
     /// from this time on.
-    #[serde(with = "Rfc3339")]
-    pub made_at: SystemTime,
+    pub made_at: Time,
     /// Whether there is no gap.
     pub is_whole: bool,
     /// The messages of the log, by their subjects.
@@ -141,7 +138,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL or NATS refused or went away.
-    pub async fn prove(&mut self, config: Option<&Config>, of: ProofOf) -> Result<Proof, RelayError> {
+    pub async fn prove(&mut self, config: Option<&Config>, of: ProofOf) -> Result<Proof> {
         let made_at = self.now().await?;
         let bounds: [&dyn Parameter; 2] = [&of.since, &of.until];
         let facts = self.query("read what bounds a proof", &self.sql.proof_facts, &bounds).await?.pop();
@@ -189,9 +186,9 @@ impl Operator {
             format: "oncebox-proof-1",
             postgres_database: text("database"),
             outbox: text("outbox"),
-            since: of.since,
-            until: of.until,
-            made_at,
+            since: Time(of.since),
+            until: Time(of.until),
+            made_at: Time(made_at),
             is_whole,
             subjects,
             streams,
@@ -206,7 +203,7 @@ impl Operator {
         of: ProofOf,
         inboxes: &[Inbox],
         counts: &mut Counts,
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         let sql = self.sql.proof.clone();
         let (scopes, tenants): (Vec<&str>, Vec<&str>) =
             inboxes.iter().map(|inbox| (inbox.scope.as_str(), inbox.tenant.as_str())).unzip();
@@ -234,7 +231,7 @@ impl Operator {
         of: ProofOf,
         counts: &Counts,
         not_proven: &mut Vec<String>,
-    ) -> Result<Vec<ProvenStream>, RelayError> {
+    ) -> Result<Vec<ProvenStream>> {
         let Some(config) = config else {
             not_proven.push("whether the streams still have the messages: NATS is not configured".to_owned());
             return Ok(Vec::new());

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
-
-use super::{Operator, failed, query};
+use super::{Operator, Result, query};
 
 impl Operator {
     /// Empties the segments of the log that were drained longer ago than `retention`, as the relays
@@ -15,7 +13,7 @@ impl Operator {
     /// # Errors
     /// PostgreSQL refused or went away: whole segments are done, and the same call goes on with the
     /// rest.
-    pub async fn prune(&mut self, retention: Duration, dry_run: bool) -> Result<u64, RelayError> {
+    pub async fn prune(&mut self, retention: Duration, dry_run: bool) -> Result<u64> {
         if dry_run {
             let sql = self.sql.count_old.clone();
             let transaction = self.begin().await?;
@@ -30,14 +28,11 @@ impl Operator {
     }
 
     /// One step; about how many messages went, `None` when there is nothing more to do.
-    async fn prune_segment(&mut self, retention: Duration) -> Result<Option<u64>, RelayError> {
-        let (stamp, sql) = (self.stamp.clone(), self.sql.clone());
-        let transaction = self.begin().await?;
+    async fn prune_segment(&mut self, retention: Duration) -> Result<Option<u64>> {
         let reason = format!("settled longer ago than {}", humantime::format_duration(retention));
         let seconds = retention.as_secs_f64();
-        let parameters: [&dyn Parameter; 4] = [&seconds, &stamp.operator, &stamp.note, &reason];
-        let rows = query(&transaction, "prune the log", &sql.prune_segment, &parameters).await?;
-        transaction.commit().await.map_err(failed("commit"))?;
+        let rows =
+            self.change("prune the log", |sql| &sql.prune_segment, &[&seconds, &reason], false).await?;
         Ok(rows.first().and_then(|row| row.get::<_, Option<i64>>("messages")).map(i64::unsigned_abs))
     }
 }

@@ -1,10 +1,10 @@
 //! Whether everything is done: no message is due or set aside, and no consumer has one to handle.
 //! For tests, which wait until all that they have caused has happened.
 
-use oncebox_connect::{config::Config, error::RelayError, words::counted};
+use oncebox_connect::{config::Config, words::counted};
 
 use crate::{
-    Kind, Operator, Selection, Status,
+    Kind, Operator, Result, Selection, Status,
     failing::FailingMessage,
     parked::ParkedMessage,
     survey::{ConsumerStatus, Survey},
@@ -31,11 +31,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL or NATS cannot be reached, or one of them refuses.
-    pub async fn unrest(
-        &mut self,
-        config: &Config,
-        consumers: &[String],
-    ) -> Result<Result<Unrest, String>, RelayError> {
+    pub async fn unrest(&mut self, config: &Config, consumers: &[String]) -> Result<Result<Unrest, String>> {
         let (before, marks) = self.stand().await?;
         // In this order: all that was published is seen at the consumers, and all that their
         // handlers have committed before they acknowledged is seen behind.
@@ -68,7 +64,7 @@ impl Operator {
         Ok(Ok(Unrest { waiting, given_up }))
     }
 
-    async fn set_aside(&self, kind: Kind, is: &str) -> Result<Vec<String>, RelayError> {
+    async fn set_aside(&self, kind: Kind, is: &str) -> Result<Vec<String>> {
         let found = self.parked(&Selection::of(kind), NAMED_MAX).await?;
         let line = |message: &ParkedMessage| {
             format!("{} on {} {is}: {}", message.key, message.subject, message.reason)
@@ -76,7 +72,7 @@ impl Operator {
         Ok(found.iter().map(line).collect())
     }
 
-    async fn fail(&self) -> Result<Vec<String>, RelayError> {
+    async fn fail(&self) -> Result<Vec<String>> {
         let found = self.failing(&Selection::of(Kind::Failing), NAMED_MAX).await?;
         let line = |message: &FailingMessage| {
             let FailingMessage { key, scope, failures, reason, .. } = message;

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, SystemTime};
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_connect::postgres::Parameter;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::sleep;
 use tokio_postgres::{Row, Transaction};
 
-use super::{Operator, failed, query};
+use super::{Operator, Result, rows::query};
 
 /// Between the two looks.
 const BETWEEN: Duration = Duration::from_secs(1);
@@ -52,7 +52,7 @@ impl Marks {
         self.newest == later.newest
     }
 
-    async fn rates(&self, transaction: &Transaction<'_>, sql: &str) -> Result<Rates, RelayError> {
+    async fn rates(&self, transaction: &Transaction<'_>, sql: &str) -> Result<Rates> {
         let Self { lanes, highs, newest, looked_at } = self;
         let parameters: [&dyn Parameter; 5] = [lanes, highs, newest, looked_at, &COUNTED_MAX];
         let rows = query(transaction, "measure the rates", sql, &parameters).await?;
@@ -71,11 +71,10 @@ impl Marks {
 
 impl Operator {
     /// Waits a moment, with no transaction open, and looks again.
-    pub(super) async fn rates_since(&mut self, marks: &Marks) -> Result<Rates, RelayError> {
+    pub(super) async fn rates_since(&mut self, marks: &Marks) -> Result<Rates> {
         sleep(BETWEEN).await;
         let sql = self.sql.clone();
-        let transaction = self.client.transaction().await.map_err(failed("begin"))?;
-        transaction.batch_execute(&sql.status_settings).await.map_err(failed("begin"))?;
+        let transaction = self.begin_status().await?;
         marks.rates(&transaction, &sql.status_rates).await
     }
 }

@@ -6,7 +6,9 @@ use oncebox_connect::postgres::typed;
 use oncebox_schema::SchemaName;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::{Row, Transaction};
+use tokio_postgres::Transaction;
+
+use crate::rows::{from_row, values};
 
 /// A relay that was seen so long ago is at work.
 const SEEN_SECONDS: f64 = 180.0;
@@ -25,15 +27,9 @@ pub struct RelaySettings {
     pub dead_blocks: bool,
 }
 
-impl RelaySettings {
-    fn new(row: &Row) -> Self {
-        Self {
-            relays: row.get("relays"),
-            retention_seconds: row.get("retention_seconds"),
-            dead_blocks: row.get("dead_blocks"),
-        }
-    }
+from_row!(RelaySettings: relays, retention_seconds, dead_blocks);
 
+impl RelaySettings {
     /// The differences, when relays do not all have the same.
     pub(crate) fn difference(groups: &[Self]) -> Option<String> {
         let text = |group: &Self| {
@@ -56,5 +52,5 @@ pub(crate) async fn relay_settings(
     schema: &SchemaName,
 ) -> Result<Vec<RelaySettings>, tokio_postgres::Error> {
     let rows = transaction.query_typed(&schema.sql(RELAYS), &typed(&[&SEEN_SECONDS])).await?;
-    Ok(rows.iter().map(RelaySettings::new).collect())
+    Ok(values(&rows))
 }

@@ -2,16 +2,14 @@
 
 use std::time::{Duration, SystemTime};
 
-use oncebox_connect::{
-    error::RelayError,
-    postgres::{Parameter, typed},
-};
+use oncebox_connect::postgres::{Parameter, typed};
 use oncebox_relay::facts;
 
 use super::{
-    BATCH, Operator,
+    BATCH, Operator, Result,
     action::{Acting, Done, Listed, Page, Scan, Verb},
-    failed, query,
+    failed,
+    rows::query,
     selection::{Moment, Place, Selection},
 };
 
@@ -29,7 +27,7 @@ pub(crate) struct Settled {
 
 impl Listed for Settled {
     /// The lanes, each up to the message that was settled last when the action began.
-    async fn scans(operator: &Operator, of: &Selection, _: bool) -> Result<Vec<Scan>, RelayError> {
+    async fn scans(operator: &Operator, of: &Selection, _: bool) -> Result<Vec<Scan>> {
         let low = of.from_id.unwrap_or(0).saturating_sub(1);
         let to = of.to_id.unwrap_or(i64::MAX);
         let rows = operator.query("read the lanes", &operator.sql.stands, &[]).await?;
@@ -46,7 +44,7 @@ impl Listed for Settled {
     /// Only messages that were settled when the action began, and none that is parked or discarded.
     /// Left out are those that were asked for under the same name before, and those whose replay is
     /// still to be sent: one copy would answer two requests, and cancelling one would end both.
-    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>, RelayError> {
+    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>> {
         let (lane, after, high) = (scan.lanes[0], scan.after.id(), scan.last);
         if after >= high {
             return Ok(Page::new(Vec::new(), None));
@@ -81,13 +79,12 @@ impl Listed for Settled {
         acting: &Acting<'_>,
         rows: &[Self],
         done: &mut Done,
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         acting.is_one_of(&[Verb::Replay])?;
-        let stamp = operator.stamp.clone();
         let ids: Vec<i64> = rows.iter().map(|row| row.id).collect();
-        let parameters: [&dyn Parameter; 5] =
-            [&rows[0].lane, &ids, &stamp.operator, &stamp.note, &acting.of.request];
-        done.done += operator.change("request replays", |sql| &sql.replay, &parameters, true).await?;
+        let parameters: [&dyn Parameter; 3] = [&rows[0].lane, &ids, &acting.of.request];
+        let asked = operator.change("request replays", |sql| &sql.replay, &parameters, true).await?;
+        done.done += asked.len() as u64;
         Ok(())
     }
 }
@@ -96,10 +93,9 @@ impl Operator {
     /// A time until which all that was enqueued is settled or set aside: `now`, or before the
     /// oldest message that waits, and before each open transaction that has enqueued, as far as
     /// this role sees when it began.
-    pub(crate) async fn settled_until(&mut self, now: SystemTime) -> Result<SystemTime, RelayError> {
+    pub(crate) async fn settled_until(&mut self, now: SystemTime) -> Result<SystemTime> {
         let (sql, schema, relays) = (self.sql.clone(), self.schema.clone(), self.relay_name.clone());
-        let transaction = self.client.transaction().await.map_err(failed("begin"))?;
-        transaction.batch_execute(&sql.status_settings).await.map_err(failed("begin"))?;
+        let transaction = self.begin_status().await?;
         // Transactions first: one that commits meanwhile is among the messages that wait then.
         let open = &sql.status_enqueuing;
         let open = query(&transaction, "find open transactions", open, &[&1_i64, &relays]).await?;

@@ -20,7 +20,10 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 pub(crate) use self::payload::Payload;
-use crate::stored::{Question, stored};
+use crate::{
+    Result,
+    stored::{Question, stored},
+};
 
 /// How long JetStream may take to acknowledge one message.
 const ACK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -37,13 +40,13 @@ pub(crate) struct Resender {
 }
 
 impl Resender {
-    pub(crate) async fn connect(config: &Config) -> Result<Self, RelayError> {
+    pub(crate) async fn connect(config: &Config) -> Result<Self> {
         let connection = Server::connect_once(config, "oncebox inbox", CONNECT_TIMEOUT).await?;
         Ok(Self { connection })
     }
 
     /// Publishes it; the stream has stored it when this returns.
-    pub(crate) async fn send(&self, id: i64, letter: Letter) -> Result<(), RelayError> {
+    pub(crate) async fn send(&self, id: i64, letter: Letter) -> Result<()> {
         self.publish(letter).await.map_err(|source| RelayError::DeadLetter { id, source })
     }
 

@@ -1,18 +1,13 @@
 //! Sagas: list, show, retry, skip, abandon. The orchestrators do the work that is asked for here.
 
-use std::time::SystemTime;
-
-use oncebox_connect::error::RelayError;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tokio_postgres::Row;
 
 use super::{
-    AuditRow, Kind, Operator,
-    audit::audit_row,
-    columns::columns,
+    AuditRow, Kind, Operator, Result,
+    rows::{FromRow as _, from_row},
     selection::{SAGA_STATES, Selection},
-    time::{Rfc3339, Rfc3339Option},
+    time::Time,
 };
 
 mod act;
@@ -66,19 +61,15 @@ pub struct Saga {
     /// Those, and the ones that wait for an answer: where the saga is.
     pub current: Vec<String>,
     /// When it began.
-    #[serde(with = "Rfc3339")]
-    pub created_at: SystemTime,
+    pub created_at: Time,
     /// How many milliseconds ago that was, by the clock of PostgreSQL.
     pub age_ms: i64,
     /// When it changed last.
-    #[serde(with = "Rfc3339")]
-    pub changed_at: SystemTime,
+    pub changed_at: Time,
     /// When it is given up unless it is past its pivot.
-    #[serde(with = "Rfc3339Option")]
-    pub deadline_at: Option<SystemTime>,
+    pub deadline_at: Option<Time>,
     /// When it finished.
-    #[serde(with = "Rfc3339Option")]
-    pub finished_at: Option<SystemTime>,
+    pub finished_at: Option<Time>,
 }
 
 /// A step of a saga whose command was sent.
@@ -101,20 +92,15 @@ pub struct SagaStep {
     /// Why it failed, or who skipped it.
     pub reason: Option<String>,
     /// When the answer is late.
-    #[serde(with = "Rfc3339Option")]
-    pub deadline_at: Option<SystemTime>,
+    pub deadline_at: Option<Time>,
     /// When its command was sent.
-    #[serde(with = "Rfc3339")]
-    pub sent_at: SystemTime,
+    pub sent_at: Time,
     /// When it was answered.
-    #[serde(with = "Rfc3339Option")]
-    pub answered_at: Option<SystemTime>,
+    pub answered_at: Option<Time>,
     /// When its compensation was sent.
-    #[serde(with = "Rfc3339Option")]
-    pub undo_sent_at: Option<SystemTime>,
+    pub undo_sent_at: Option<Time>,
     /// When that was done.
-    #[serde(with = "Rfc3339Option")]
-    pub undone_at: Option<SystemTime>,
+    pub undone_at: Option<Time>,
 }
 
 /// How far a saga is.
@@ -139,8 +125,7 @@ pub struct SagaEvent {
     /// Whether it is about the step's compensation.
     pub is_undo: bool,
     /// When it came.
-    #[serde(with = "Rfc3339")]
-    pub created_at: SystemTime,
+    pub created_at: Time,
 }
 
 /// A step of the definition that a saga goes by.
@@ -189,7 +174,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn sagas(&self, of: &Selection, limit: usize) -> Result<Vec<Saga>, RelayError> {
+    pub async fn sagas(&self, of: &Selection, limit: usize) -> Result<Vec<Saga>> {
         self.list(of, limit, |_| true).await
     }
 
@@ -197,13 +182,13 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn saga(&self, key: &str, with_data: bool) -> Result<Option<SagaDetails>, RelayError> {
+    pub async fn saga(&self, key: &str, with_data: bool) -> Result<Option<SagaDetails>> {
         let Some(progress) = self.saga_progress(&[key.to_owned()]).await?.pop() else { return Ok(None) };
-        let events = self.query("read a saga's events", &self.sql.saga_events, &[&key, &BESIDE_MAX]).await?;
+        let events = self.all("read a saga's events", &self.sql.saga_events, &[&key, &BESIDE_MAX]).await?;
         let refused =
-            self.query("read refused answers", &self.sql.refused_answers, &[&key, &BESIDE_MAX]).await?;
+            self.all("read refused answers", &self.sql.refused_answers, &[&key, &BESIDE_MAX]).await?;
         let keys = vec![key];
-        let audit = self.query("read the audit table", &self.sql.trace_audit, &[&keys, &BESIDE_MAX]).await?;
+        let audit = self.all("read the audit table", &self.sql.trace_audit, &[&keys, &BESIDE_MAX]).await?;
         let details =
             self.query("read a saga", &self.sql.saga_details, &[&progress.saga.id, &with_data]).await?;
         let text = |column| details.first().and_then(|row| row.get::<_, Option<String>>(column));
@@ -213,23 +198,23 @@ impl Operator {
         replies.sort_by_key(place);
         Ok(Some(SagaDetails {
             progress,
-            events: events.iter().map(saga_event).collect(),
-            refused: refused.iter().map(data::refused_answer).collect(),
+            events,
+            refused,
             graph: text("graph").and_then(|text| serde_json::from_str(&text).ok()),
             data,
             replies,
-            audit: audit.iter().map(audit_row).collect(),
+            audit,
         }))
     }
 
     /// The sagas with this key, or below it, and how far they are.
-    pub(super) async fn traced_sagas(&self, key: &str) -> Result<Vec<SagaProgress>, RelayError> {
+    pub(super) async fn traced_sagas(&self, key: &str) -> Result<Vec<SagaProgress>> {
         let rows = self.query("trace sagas", &self.sql.trace_sagas, &[&key, &TRACED_MAX]).await?;
         let keys: Vec<String> = rows.iter().map(|row| row.get("key")).collect();
         self.saga_progress(&keys).await
     }
 
-    async fn saga_progress(&self, keys: &[String]) -> Result<Vec<SagaProgress>, RelayError> {
+    async fn saga_progress(&self, keys: &[String]) -> Result<Vec<SagaProgress>> {
         let mut found: Vec<SagaProgress> = Vec::new();
         for key in keys {
             let of = Selection { key: Some(key.clone()), ..Selection::of(Kind::Sagas) };
@@ -241,30 +226,16 @@ impl Operator {
         for row in &self.query("read the steps of sagas", &self.sql.saga_steps, &[&ids]).await? {
             let id: i64 = row.get("saga_id");
             let progress = found.iter_mut().find(|progress| progress.saga.id == id);
-            progress.into_iter().for_each(|progress| progress.steps.push(saga_step(row)));
+            progress.into_iter().for_each(|progress| progress.steps.push(SagaStep::from_row(row)));
         }
         Ok(found)
     }
 }
 
-fn saga(row: &Row) -> Saga {
-    columns!(row => Saga {
-        id, business_id, key, version, state, direction, reason, waiting, current, created_at, age_ms,
-        changed_at, deadline_at, finished_at
-    } with {
-        saga_type: row.get("type"),
-    })
-}
-
-fn saga_step(row: &Row) -> SagaStep {
-    columns!(row => SagaStep {
-        step, state, attempt, undo_attempt, subject, undo_subject, reason, deadline_at, sent_at,
-        answered_at, undo_sent_at, undone_at
-    })
-}
-
-fn saga_event(row: &Row) -> SagaEvent {
-    columns!(row => SagaEvent {
-        kind, step, is_undo, created_at
-    })
-}
+from_row!(Saga:
+    id, saga_type = "type", business_id, key, version, state, direction, reason, waiting, current, created_at,
+    age_ms, changed_at, deadline_at, finished_at);
+from_row!(SagaStep:
+    step, state, attempt, undo_attempt, subject, undo_subject, reason, deadline_at, sent_at, answered_at,
+    undo_sent_at, undone_at);
+from_row!(SagaEvent: kind, step, is_undo, created_at);

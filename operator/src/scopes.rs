@@ -1,12 +1,15 @@
 //! The settings of scopes, which an operator may change.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_connect::postgres::Parameter;
 use serde::Serialize;
-use tokio_postgres::Row;
 
-use super::{Operator, columns::columns, failed, query, time::Rfc3339};
+use super::{
+    Operator, Result, commit,
+    rows::{all, from_row, query},
+    time::Time,
+};
 
 /// The settings of a scope, as its processes registered them or an operator changed them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -23,17 +26,10 @@ pub struct ScopeSettings {
     /// How long it keeps a dead letter; `None` is for ever.
     pub dead_letter_seconds: Option<f64>,
     /// When they were last set.
-    #[serde(with = "Rfc3339")]
-    pub registered_at: SystemTime,
+    pub registered_at: Time,
 }
 
-impl ScopeSettings {
-    fn new(row: &Row) -> Self {
-        columns!(row => Self {
-            scope, kind, mode, retention_seconds, dead_letter_seconds, registered_at
-        })
-    }
-}
+from_row!(ScopeSettings: scope, kind, mode, retention_seconds, dead_letter_seconds, registered_at);
 
 /// A time for which something is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,9 +69,8 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn scopes(&self, after: &str, limit: u32) -> Result<Vec<ScopeSettings>, RelayError> {
-        let rows = self.query("list the scopes", &self.sql.scopes, &[&after, &i64::from(limit)]).await?;
-        Ok(rows.iter().map(ScopeSettings::new).collect())
+    pub async fn scopes(&self, after: &str, limit: u32) -> Result<Vec<ScopeSettings>> {
+        self.all("list the scopes", &self.sql.scopes, &[&after, &i64::from(limit)]).await
     }
 
     /// Changes settings of a scope; returns them as they were and as they are. A dry run makes the
@@ -88,11 +83,11 @@ impl Operator {
         scope: &str,
         change: &ScopeChange,
         dry_run: bool,
-    ) -> Result<Option<(ScopeSettings, ScopeSettings)>, RelayError> {
+    ) -> Result<Option<(ScopeSettings, ScopeSettings)>> {
         let (stamp, sql) = (self.stamp.clone(), self.sql.clone());
         let transaction = self.begin().await?;
-        let rows = query(&transaction, "read the scope", &sql.scope, &[&scope]).await?;
-        let Some(before) = rows.first().map(ScopeSettings::new) else { return Ok(None) };
+        let read = async || all::<ScopeSettings>(&transaction, "read the scope", &sql.scope, &[&scope]).await;
+        let Some(before) = read().await?.pop() else { return Ok(None) };
         if change.retention.is_some() || change.dead_letter_retention.is_some() || change.kind.is_some() {
             let retention = change.retention.map_or(before.retention_seconds, Keeps::seconds);
             let letters = change.dead_letter_retention.map(|time| time.as_secs_f64());
@@ -106,10 +101,9 @@ impl Operator {
             let parameters: [&dyn Parameter; 4] = [&scope, mode, &stamp.operator, &stamp.note];
             query(&transaction, "change the mode of the scope", &sql.change_mode, &parameters).await?;
         }
-        let rows = query(&transaction, "read the scope", &sql.scope, &[&scope]).await?;
-        let after = rows.first().map(ScopeSettings::new);
+        let after = read().await?.pop();
         if !dry_run {
-            transaction.commit().await.map_err(failed("commit"))?;
+            commit(transaction).await?;
         }
         Ok(after.map(|after| (before, after)))
     }

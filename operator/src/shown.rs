@@ -9,10 +9,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use oncebox_connect::error::RelayError;
 use sha2::{Digest as _, Sha256};
 
-use super::Operator;
+use super::{Operator, Result};
 
 /// The set that a dry run found, as a text such as `1-63f2a9c3b8a40-c-9b1f...`: the time, the
 /// number of rows, and a digest of the action and the rows. A later call needs no more.
@@ -102,11 +101,7 @@ impl RowSet {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn new(
-        operator: &Operator,
-        action: &'static str,
-        confirmed: Option<&Shown>,
-    ) -> Result<Self, RelayError> {
+    pub async fn new(operator: &Operator, action: &'static str, confirmed: Option<&Shown>) -> Result<Self> {
         let until = match confirmed {
             Some(shown) => SystemTime::UNIX_EPOCH + Duration::from_micros(shown.until),
             None => operator.now().await?,
@@ -124,7 +119,7 @@ impl RowSet {
         operator: &mut Operator,
         action: &'static str,
         confirmed: Option<&Shown>,
-    ) -> Result<Self, RelayError> {
+    ) -> Result<Self> {
         let found = Self::new(operator, action, confirmed).await?;
         match confirmed {
             Some(_) => Ok(found),

@@ -4,22 +4,14 @@
 pub(crate) mod findings;
 mod query;
 
-use std::time::SystemTime;
-
 use oncebox_relay::facts::{DelayedCount, Expectation, Fault, InboxStatus};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 pub(crate) use self::query::recent_subjects;
 use super::{
-    canaries::Canary,
-    dead_letters::DeadLetters,
-    losses::LossStatus,
-    pause_row::PauseRow,
-    rates::Rates,
-    relay_settings::RelaySettings,
-    sagas::SagasUnled,
-    time::{Rfc3339, Rfc3339Option},
+    canaries::Canary, dead_letters::DeadLetters, losses::LossStatus, pause_row::PauseRow, rates::Rates,
+    relay_settings::RelaySettings, sagas::SagasUnled, time::Time,
 };
 use crate::survey::Survey;
 
@@ -28,8 +20,7 @@ use crate::survey::Survey;
 #[non_exhaustive]
 pub struct Status {
     /// The database's time; `None` only in a default value.
-    #[serde(with = "Rfc3339Option")]
-    pub at: Option<SystemTime>,
+    pub at: Option<Time>,
     /// The PostgreSQL schema.
     pub schema: String,
     /// Age of the oldest message due, 0 when nothing is, as in `/metrics`.
@@ -94,11 +85,9 @@ pub struct Status {
     pub enqueuing: Vec<Holder>,
     /// The time of the oldest milestone that is kept: a relay wrote down then which messages were
     /// settled. `None` when retention is off.
-    #[serde(with = "Rfc3339Option")]
-    pub oldest_milestone: Option<SystemTime>,
+    pub oldest_milestone: Option<Time>,
     /// When a relay last did.
-    #[serde(with = "Rfc3339Option")]
-    pub newest_milestone: Option<SystemTime>,
+    pub newest_milestone: Option<Time>,
     /// Whether PostgreSQL takes no writes: it is a standby, or transactions are read-only by
     /// default.
     pub is_read_only: bool,
@@ -125,9 +114,7 @@ impl Status {
     pub fn is_down(&self) -> bool {
         self.is_read_only || self.full_disk.is_some() || self.lacks_relay() && self.backlog_messages > 0
     }
-}
 
-impl Status {
     /// Whether no relay works, and none sleeps that will wake in time.
     #[must_use]
     pub fn lacks_relay(&self) -> bool {
@@ -142,8 +129,7 @@ pub struct Asleep {
     /// How many.
     pub relays: i64,
     /// When the first of them wakes, at the latest.
-    #[serde(with = "Rfc3339")]
-    pub wakes_at: SystemTime,
+    pub wakes_at: Time,
     /// A message on this subject of NATS wakes them at once.
     pub wake_subject: String,
 }
@@ -160,6 +146,12 @@ pub struct SagasWaiting {
     pub sagas: i64,
 }
 
+impl SagasWaiting {
+    fn needs_operator(&self) -> bool {
+        ["stuck", "quarantined"].contains(&self.state.as_str())
+    }
+}
+
 /// How a lane stands.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[non_exhaustive]
@@ -171,8 +163,7 @@ pub struct LaneStatus {
     /// Age of the oldest message due.
     pub lag_seconds: f64,
     /// When its cursor last moved.
-    #[serde(with = "Rfc3339")]
-    pub settled_at: SystemTime,
+    pub settled_at: Time,
     /// How long ago its cursor last moved, in seconds.
     pub settled_seconds: f64,
     /// The database was restored from another cluster, and the relays send the messages that were
@@ -243,8 +234,7 @@ pub struct BlockedKey {
     /// Why it was given up.
     pub reason: String,
     /// When it was given up.
-    #[serde(with = "Rfc3339")]
-    pub died_at: SystemTime,
+    pub died_at: Time,
     /// Messages set aside behind it, counted to 1,000.
     pub behind: i64,
 }
@@ -265,8 +255,7 @@ pub struct ParkedReason {
     /// The key of one of them.
     pub key: String,
     /// When the first of them was set aside.
-    #[serde(with = "Rfc3339")]
-    pub since: SystemTime,
+    pub since: Time,
 }
 
 /// Messages of one inbox that waited behind dead letters, and that its consumer is to run now: the

@@ -15,11 +15,12 @@ use async_nats::jetstream::{self, ErrorCode, response::Response, stream::Info};
 use oncebox_connect::{
     clock::{Reading, Skew},
     config::{Config, Policy},
-    error::{RelayError, error_chain},
+    error::error_chain,
     nats::{Connection, HOME_SUBJECTS, Server, unless_denied},
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use tokio::time::{Instant, timeout, timeout_at};
 
 pub use self::{consumers::ConsumerStatus, stream::StreamStatus};
@@ -28,6 +29,7 @@ use self::{
     copies::copies,
     stream::{limit, part, status},
 };
+use crate::Result;
 
 /// How long one request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -86,7 +88,7 @@ pub(crate) async fn look(
     name: &str,
     subjects: &[String],
     asks_for_rights: bool,
-) -> Result<Survey, RelayError> {
+) -> Result<Survey> {
     let deadline = Instant::now() + LOOK_TIMEOUT;
     let connection = Server::connect_once(config, name, LOOK_TIMEOUT).await?;
     let info = connection.client.server_info();
@@ -114,18 +116,16 @@ pub(crate) async fn look(
 
 /// What an account uses of its limits; async-nats cannot decode the answer of nats-server 2.9.
 #[derive(Default, Deserialize)]
+#[serde(default)]
 struct Account {
-    #[serde(default)]
     storage: u64,
-    #[serde(default)]
     limits: AccountLimits,
 }
 
 #[derive(Default, Deserialize)]
+#[serde(default)]
 struct AccountLimits {
-    #[serde(default)]
     max_storage: i64,
-    #[serde(default)]
     max_bytes_required: bool,
 }
 
@@ -300,16 +300,12 @@ impl Looker<'_> {
     }
 
     async fn stream_of(&self, subject: &str) -> Result<Option<String>, String> {
-        #[derive(Serialize)]
-        struct Question<'a> {
-            subject: &'a str,
-        }
         #[derive(Deserialize)]
         struct Names {
             streams: Option<Vec<String>>,
         }
         let asking = async {
-            let question = Question { subject };
+            let question = json!({ "subject": subject });
             let request = self.context.request("STREAM.NAMES", &question);
             request.await.map_err(|error| error_chain(&error))
         };

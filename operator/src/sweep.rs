@@ -1,9 +1,9 @@
 //! The retention of inboxes, by hand.
 
-use oncebox_connect::{error::RelayError, postgres::Parameter};
+use oncebox_connect::postgres::Parameter;
 use serde::Serialize;
 
-use super::{Operator, query};
+use super::{Operator, Result};
 
 /// Blocks of each table that one transaction looks at.
 const BLOCKS: i64 = 128;
@@ -35,7 +35,7 @@ impl Operator {
     /// # Errors
     /// PostgreSQL refused or went away: whole steps are done, and the same call goes on with the
     /// rest.
-    pub async fn sweep_inboxes(&mut self, dry_run: bool) -> Result<Swept, RelayError> {
+    pub async fn sweep_inboxes(&mut self, dry_run: bool) -> Result<Swept> {
         let rows = self.query("measure the inbox", &self.sql.sweep_blocks, &[]).await?;
         let blocks = rows.first().map_or(0, |row| row.get::<_, i64>(0));
         let (mut swept, mut first) = (Swept::default(), 0);
@@ -51,23 +51,18 @@ impl Operator {
         Ok(swept)
     }
 
-    async fn sweep_step(&mut self, first: i64, dry_run: bool) -> Result<Swept, RelayError> {
-        let (stamp, sql) = (self.stamp.clone(), self.sql.clone());
-        let transaction = self.begin().await?;
-        let end = first + BLOCKS;
-        let parameters: [&dyn Parameter; 5] = [&first, &end, &dry_run, &stamp.operator, &stamp.note];
-        let rows = query(&transaction, "sweep the inbox", &sql.sweep, &parameters).await?;
+    async fn sweep_step(&mut self, first: i64, dry_run: bool) -> Result<Swept> {
+        let parameters: [&dyn Parameter; 3] = [&first, &(first + BLOCKS), &dry_run];
+        let rows = self.change("sweep the inbox", |sql| &sql.sweep, &parameters, false).await?;
         let count = |column: &str| {
             rows.first().and_then(|row| u64::try_from(row.get::<_, i64>(column)).ok()).unwrap_or(0)
         };
-        let swept = Swept {
+        Ok(Swept {
             keys: count("keys"),
             dead_letters: count("dead_letters"),
             kept_letters: count("kept_letters"),
             claims: count("claims"),
             unknown_effects: count("unknown_effects"),
-        };
-        transaction.commit().await.map_err(super::failed("commit"))?;
-        Ok(swept)
+        })
     }
 }

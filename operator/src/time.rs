@@ -1,11 +1,14 @@
 //! Times as texts, and what a description of them says.
 
-use std::{borrow::Cow, time::SystemTime};
+use std::{borrow::Cow, error::Error, ops::Deref, time::SystemTime};
 
 use oncebox_connect::clock::with_text;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::Serializer;
-use tokio_postgres::Row;
+use serde::{Serialize, Serializer};
+use tokio_postgres::{
+    Row,
+    types::{FromSql, Type},
+};
 
 /// When a message of the log was enqueued: `enqueue` alone checks its columns, and a row may have
 /// been changed by hand.
@@ -13,26 +16,33 @@ pub(crate) fn enqueued_at(row: &Row) -> SystemTime {
     row.get::<_, Option<SystemTime>>("created_at").unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-/// A time in UTC, as RFC 3339 writes it: `#[serde(with = "Rfc3339")]` serialises and describes one.
-#[derive(Debug)]
-#[expect(clippy::exhaustive_structs, reason = "a name for serde, with no value")]
-pub struct Rfc3339;
+/// A time that is serialised and described in UTC, as RFC 3339 writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(clippy::exhaustive_structs, reason = "it is its time")]
+pub struct Time(pub SystemTime);
 
-/// The same, or null.
-#[derive(Debug)]
-pub(crate) struct Rfc3339Option;
+impl Deref for Time {
+    type Target = SystemTime;
 
-impl Rfc3339 {
-    /// Writes a time; one that has no such text is the nearest that has.
-    ///
-    /// # Errors
-    /// Those of the serializer.
-    pub fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&humantime::format_rfc3339_micros(with_text(*time)))
+    fn deref(&self) -> &SystemTime {
+        &self.0
     }
 }
 
-impl JsonSchema for Rfc3339 {
+impl From<Time> for SystemTime {
+    fn from(Time(time): Time) -> Self {
+        time
+    }
+}
+
+impl Serialize for Time {
+    /// One that has no such text is the nearest that has.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&humantime::format_rfc3339_micros(with_text(self.0)))
+    }
+}
+
+impl JsonSchema for Time {
     fn inline_schema() -> bool {
         true
     }
@@ -46,33 +56,17 @@ impl JsonSchema for Rfc3339 {
     }
 }
 
-impl Rfc3339Option {
-    pub(crate) fn serialize<S: Serializer>(
-        time: &Option<SystemTime>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        match time {
-            Some(time) => Rfc3339::serialize(time, serializer),
-            None => serializer.serialize_none(),
-        }
-    }
-}
-
-impl JsonSchema for Rfc3339Option {
-    fn inline_schema() -> bool {
-        true
+impl<'a> FromSql<'a> for Time {
+    fn from_sql(kind: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn Error + Sync + Send>> {
+        SystemTime::from_sql(kind, raw).map(Self)
     }
 
-    fn schema_name() -> Cow<'static, str> {
-        "OptionalTime".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        Option::<Rfc3339>::json_schema(generator)
+    fn accepts(kind: &Type) -> bool {
+        <SystemTime as FromSql<'_>>::accepts(kind)
     }
 }
 
 /// A time to the second, for people.
-pub(crate) fn text(time: SystemTime) -> String {
-    humantime::format_rfc3339_seconds(with_text(time)).to_string()
+pub(crate) fn text(time: impl Into<SystemTime>) -> String {
+    humantime::format_rfc3339_seconds(with_text(time.into())).to_string()
 }

@@ -2,9 +2,7 @@
 
 mod inboxes;
 
-use std::time::SystemTime;
-
-use oncebox_connect::{error::RelayError, postgres::typed};
+use oncebox_connect::postgres::typed;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::{Row, error::SqlState};
@@ -14,14 +12,11 @@ pub use self::inboxes::{
     TracedEffect, TracedFailure, TracedInbox, TracedKey, TracedLease, TracedLine, TracedRequest, TracedSnooze,
 };
 use super::{
-    AuditRow, Operator,
-    audit::audit_row,
-    columns::columns,
-    failed,
+    AuditRow, Operator, Result, failed,
     parked::parking_state,
-    query,
+    rows::{FromRow as _, from_row, query, values},
     sagas::SagaProgress,
-    time::{Rfc3339, Rfc3339Option, enqueued_at},
+    time::{Time, enqueued_at},
 };
 
 /// Rows of the audit table that a trace holds, at most.
@@ -69,11 +64,9 @@ pub struct TracedMessage {
     /// Its ordering key.
     pub ordering_key: Option<String>,
     /// When it was enqueued.
-    #[serde(with = "Rfc3339")]
-    pub created_at: SystemTime,
+    pub created_at: Time,
     /// When it is due, while it is delayed.
-    #[serde(with = "Rfc3339Option")]
-    pub not_before: Option<SystemTime>,
+    pub not_before: Option<Time>,
     /// While it, or its replay, is set aside.
     pub parked: Option<TracedParking>,
     /// The last time that it was asked for again.
@@ -95,14 +88,11 @@ pub struct TracedParking {
     /// was enqueued with an id below the floor of its lane.
     pub cause: Option<String>,
     /// Since when.
-    #[serde(with = "Rfc3339")]
-    pub parked_at: SystemTime,
+    pub parked_at: Time,
     /// When it is tried again.
-    #[serde(with = "Rfc3339Option")]
-    pub next_attempt_at: Option<SystemTime>,
+    pub next_attempt_at: Option<Time>,
     /// When it was given up.
-    #[serde(with = "Rfc3339Option")]
-    pub died_at: Option<SystemTime>,
+    pub died_at: Option<Time>,
     /// The key of the message that it waits behind.
     pub behind: Option<String>,
 }
@@ -119,8 +109,7 @@ pub struct TracedReplay {
     /// The name of the request.
     pub request: String,
     /// When it was asked for.
-    #[serde(with = "Rfc3339")]
-    pub requested_at: SystemTime,
+    pub requested_at: Time,
 }
 
 impl Operator {
@@ -128,7 +117,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn trace(&mut self, key: &str, steps_max: u32) -> Result<Trace, RelayError> {
+    pub async fn trace(&mut self, key: &str, steps_max: u32) -> Result<Trace> {
         let sql = self.sql.clone();
         let edits = self.edited_keys(key).await?;
         let transaction = self.begin().await?;
@@ -152,7 +141,7 @@ impl Operator {
         // An edit of a dead letter is in no outbox.
         keys.extend(edits);
         let audit = match transaction.query_typed(&sql.trace_audit, &typed(&[&keys, &AUDIT_MAX])).await {
-            Ok(rows) => Some(rows.iter().map(audit_row).collect()),
+            Ok(rows) => Some(values(&rows)),
             Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => None,
             Err(error) => return Err(failed("read the audit table")(error)),
         };
@@ -166,27 +155,22 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn trace_inboxes(&mut self, keys: &[String]) -> Result<Vec<TracedKey>, RelayError> {
+    pub async fn trace_inboxes(&mut self, keys: &[String]) -> Result<Vec<TracedKey>> {
         let sql = self.sql.clone();
         let transaction = self.begin().await?;
         inboxes(&transaction, &sql, keys, None).await
     }
 }
 
+from_row!(TracedParking:
+    attempts, reason = "error", cause, parked_at, next_attempt_at, died_at = "dead_at", behind);
+
 fn traced_message(row: &Row) -> TracedMessage {
-    let parked = row.get::<_, Option<i32>>("attempts").map(|attempts| {
-        columns!(row => TracedParking {
-            cause, parked_at, next_attempt_at, behind
-        } with {
-            attempts: attempts,
-            reason: row.get("error"),
-            died_at: row.get("dead_at"),
-        })
-    });
+    let parked = row.get::<_, Option<i32>>("attempts").map(|_| TracedParking::from_row(row));
     let parking = parked.as_ref().map(|parked| parking_state(parked.died_at, parked.next_attempt_at));
     let parked_replay = row.get::<_, Option<i32>>("parked_replay");
     // A replay is set aside in the place of its message, which a stream has stored.
-    let not_before = row.get::<_, Option<SystemTime>>("not_before");
+    let not_before = row.get::<_, Option<Time>>("not_before");
     let (own, replayed) = if parked_replay == Some(0) { (parking, None) } else { (None, parking) };
     TracedMessage {
         key: row.get("key"),
@@ -201,7 +185,7 @@ fn traced_message(row: &Row) -> TracedMessage {
         lane: row.get("lane"),
         subject: row.get("subject"),
         ordering_key: row.get::<_, Option<String>>("ordering_key").or(row.get("delayed_ordering_key")),
-        created_at: enqueued_at(row),
+        created_at: Time(enqueued_at(row)),
         not_before,
         parked,
         replay: row.get::<_, Option<i32>>("replay").map(|number| TracedReplay {

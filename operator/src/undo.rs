@@ -1,11 +1,9 @@
 //! Undo: all that one discard took out comes back, or none of it.
 
-use oncebox_connect::error::RelayError;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::Row;
 
-use super::{Operator, columns::columns, failed, query};
+use super::{Operator, Result, rows::from_row};
 
 /// A row that a discard took out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -32,22 +30,16 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn undo_rows(&self, audit_id: i64) -> Result<Vec<UndoRow>, RelayError> {
-        let rows = self.query("look at a discard", &self.sql.undo_rows, &[&audit_id]).await?;
-        Ok(rows.iter().map(undo_row).collect())
+    pub async fn undo_rows(&self, audit_id: i64) -> Result<Vec<UndoRow>> {
+        self.all("look at a discard", &self.sql.undo_rows, &[&audit_id]).await
     }
 
     /// Brings all rows of a discard back to where they were, in one transaction; returns how many.
     ///
     /// # Errors
     /// One of them cannot come back, so none did; or PostgreSQL refused or went away.
-    pub async fn undo(&mut self, audit_id: i64) -> Result<u64, RelayError> {
-        let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
-        let transaction = self.begin().await?;
-        let rows = query(&transaction, "undo", &sql.undo, &[&audit_id, &stamp.operator, &stamp.note]).await?;
-        query(&transaction, "wake the relays", &sql.wake, &[&schema.as_str()]).await?;
-        transaction.commit().await.map_err(failed("commit"))?;
-        Ok(rows.len() as u64)
+    pub async fn undo(&mut self, audit_id: i64) -> Result<u64> {
+        Ok(self.change("undo", |sql| &sql.undo, &[&audit_id], true).await?.len() as u64)
     }
 
     /// The row of the audit that undoes what this operator has discarded; `None` when that is
@@ -55,16 +47,10 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
-    pub async fn last_discard(&self) -> Result<Option<i64>, RelayError> {
+    pub async fn last_discard(&self) -> Result<Option<i64>> {
         let rows = self.query("read the audit table", &self.sql.last_discard, &[&self.command]).await?;
         Ok(rows.first().and_then(|row| row.get(0)))
     }
 }
 
-fn undo_row(row: &Row) -> UndoRow {
-    columns!(row => UndoRow {
-        audit_id, scope, key, subject, reason, obstacle
-    } with {
-        id: row.get("message_id"),
-    })
-}
+from_row!(UndoRow: audit_id, id = "message_id", scope, key, subject, reason, obstacle);

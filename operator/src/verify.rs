@@ -26,7 +26,7 @@ use tracing::info;
 
 pub use self::findings::{AlteredCopy, Difference, UnloggedCopy, VerificationFinding, Verified};
 use self::{absence::Absence, reader::Reader};
-use super::{BATCH, Operator, execute, failed, query, selection::SubjectPattern, shown::RowSet, time};
+use super::{BATCH, Operator, Result, rows::query, selection::SubjectPattern, shown::RowSet, time};
 
 /// Unlogged copies that are told; a stream may keep its messages for longer than the log.
 const UNLOGGED_TOLD_MAX: u64 = 20;
@@ -80,7 +80,7 @@ impl Operator {
         asked: &Verification,
         found: Option<&mut RowSet>,
         mut tell: impl FnMut(&VerificationFinding),
-    ) -> Result<Verified, RelayError> {
+    ) -> Result<Verified> {
         // Before the stream is looked at: the stream should hold each message that is settled now.
         let stands = self.query("read the lanes", &self.sql.verify_stands, &[]).await?;
         let reader = Reader::connect(config, &asked.stream, "oncebox outbox verify").await?;
@@ -133,7 +133,7 @@ impl Operator {
     ///
     /// # Errors
     /// PostgreSQL refused or went away: whole batches are sent.
-    pub async fn send_shown(&mut self, verified: &Verified, only: &RowSet) -> Result<u64, RelayError> {
+    pub async fn send_shown(&mut self, verified: &Verified, only: &RowSet) -> Result<u64> {
         let mut sent = 0;
         for (lane, ids) in &verified.shown {
             let ids: Vec<i64> = ids.iter().copied().filter(|id| only.has(id)).collect();
@@ -145,24 +145,18 @@ impl Operator {
     }
 
     /// The rows of the log with these keys.
-    async fn logged(&mut self, keys: &[String]) -> Result<Vec<Row>, RelayError> {
+    async fn logged(&mut self, keys: &[String]) -> Result<Vec<Row>> {
         let sql = self.sql.verify_rows.clone();
         let transaction = self.begin().await?;
         query(&transaction, "read messages by their keys", &sql, &[&keys]).await
     }
 
     /// One batch. Under the locks the statement looks again which messages may be sent.
-    async fn send_again(&mut self, lane: i16, ids: &[i64], stream: &str) -> Result<u64, RelayError> {
-        let (stamp, sql, schema) = (self.stamp.clone(), self.sql.clone(), self.schema.clone());
-        let transaction = self.begin().await?;
+    async fn send_again(&mut self, lane: i16, ids: &[i64], stream: &str) -> Result<u64> {
         let reason = format!("missing in stream {stream}, or different");
-        let parameters: [&dyn Parameter; 5] = [&lane, &ids, &stamp.operator, &stamp.note, &reason];
-        let done = execute(&transaction, "park what is missing", &sql.verify_resend, &parameters).await?;
-        if done > 0 {
-            query(&transaction, "wake the relays", &sql.wake, &[&schema.as_str()]).await?;
-        }
-        transaction.commit().await.map_err(failed("commit"))?;
-        Ok(done)
+        let parameters: [&dyn Parameter; 3] = [&lane, &ids, &reason];
+        let sent = self.change("park what is missing", |sql| &sql.verify_resend, &parameters, true).await?;
+        Ok(sent.len() as u64)
     }
 }
 
@@ -175,7 +169,7 @@ impl Comparison<'_> {
         &mut self,
         operator: &mut Operator,
         tell: &mut impl FnMut(&VerificationFinding),
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         if let Some(since) = self.asked.since {
             let time = since.checked_sub(EARLIER).unwrap_or(SystemTime::UNIX_EPOCH);
             self.verified.first_sequence =
@@ -219,7 +213,7 @@ impl Comparison<'_> {
         copy: Copy,
         logged: &Content,
         tell: &mut impl FnMut(&VerificationFinding),
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         let mut differs = copy.differs(logged, self.reader.maps_subjects);
         if let Some(object) = &copy.object
             && !self.reader.has_object(object).await.map_err(|problem| self.problem(problem))?
@@ -248,7 +242,7 @@ impl Comparison<'_> {
         stands: &Row,
         expression: &str,
         tell: &mut impl FnMut(&VerificationFinding),
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         let lane: i16 = stands.get("lane");
         let (floor, high): (i64, i64) = (stands.get("floor"), stands.get("high"));
         let snap: Option<&str> = stands.get("snap");
@@ -285,7 +279,7 @@ impl Comparison<'_> {
         operator: &mut Operator,
         lane: i16,
         absent: Vec<(i64, SystemTime)>,
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         let ids: Vec<i64> = absent.iter().map(|(id, _)| *id).collect();
         let Some(found) = &mut self.found else {
             self.verified.resent += operator.send_again(lane, &ids, &self.asked.stream).await?;
@@ -298,11 +292,7 @@ impl Comparison<'_> {
     }
 
     /// Whether a message is missing or different.
-    async fn is_absent(
-        &mut self,
-        row: &Row,
-        tell: &mut impl FnMut(&VerificationFinding),
-    ) -> Result<bool, RelayError> {
+    async fn is_absent(&mut self, row: &Row, tell: &mut impl FnMut(&VerificationFinding)) -> Result<bool> {
         let (id, subject, enqueued_at) = (row.get("id"), row.get("subject"), time::enqueued_at(row));
         if self.whole.contains(id) {
             self.verified.superseded += u64::from(self.altered.contains(id));
@@ -326,7 +316,13 @@ impl Comparison<'_> {
             "missing"
         };
         let (key, subject) = (row.get("key"), subject.to_owned());
-        tell(&VerificationFinding::Message(Difference { problem, id, key, subject, enqueued_at }));
+        tell(&VerificationFinding::Message(Difference {
+            problem,
+            id,
+            key,
+            subject,
+            enqueued_at: time::Time(enqueued_at),
+        }));
         Ok(true)
     }
 

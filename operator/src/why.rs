@@ -14,19 +14,13 @@ mod outbox;
 mod remedy;
 mod stream;
 
-use std::time::SystemTime;
-
 use schemars::JsonSchema;
 use serde::Serialize;
 
 pub use self::look::{Looked, WhySource, explain};
 use crate::{
-    PlacedTrace, TracedMessage,
-    obstacles::{Expected, Obstacle},
-    pause_row::PauseRow,
-    shell::quoted,
-    status::Status,
-    time::Rfc3339Option,
+    Diagnosis, PlacedTrace, TracedMessage, obstacles::Expected, pause_row::PauseRow, shell::quoted,
+    status::Status, time::Time,
 };
 
 /// Why the messages with a key, and those of the steps below it, are not there yet.
@@ -94,8 +88,7 @@ pub struct Passed {
     /// How.
     pub what: String,
     /// When, if that is known.
-    #[serde(with = "Rfc3339Option")]
-    pub at: Option<SystemTime>,
+    pub at: Option<Time>,
 }
 
 /// The one thing to do.
@@ -136,8 +129,8 @@ impl End {
         Self { station, outcome, what: what.into(), behind: None, remedy: None }
     }
 
-    fn obstacle(station: &'static str, found: Obstacle) -> Self {
-        let Obstacle { what, consequence, remedy, .. } = found;
+    fn obstacle(station: &'static str, found: Diagnosis) -> Self {
+        let Diagnosis { what, consequence, remedy, .. } = found;
         Self::held(station, format!("{what}: {consequence}"), Remedy::of_text(remedy))
     }
 }

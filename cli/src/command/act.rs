@@ -3,19 +3,18 @@
 use std::fs;
 
 use anyhow::{Context as _, anyhow};
-use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, builder::Resettable};
+use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Args as _, Command, builder::Resettable};
 use oncebox_connect::{
-    config::{Config, ConfigError, OutboxConfig},
+    config::ConfigError,
     error::RelayError,
     words::{counted, for_one},
 };
 use oncebox_operator::{Done, Kind, Operator, Order, Payload, RowSet, Verb};
 use serde_json::json;
-use tokio::task::JoinSet;
 
-use super::{action, canary, edit, output, saga};
+use super::{On, Run, action, canary, edit, given, output, saga};
 
-/// The arguments of the command.
+/// An action of the catalogue.
 pub(crate) struct Act {
     order: Order,
     /// The file that has the new payload of an edit.
@@ -24,30 +23,37 @@ pub(crate) struct Act {
 }
 
 pub(super) fn command(verb: Verb) -> Command {
-    let mut command = Command::new(verb.word()).about(verb.about);
-    if !verb.more.is_empty() {
-        command = command.long_about(format!("{}\n\n{}", verb.about, verb.more));
+    let command = arguments(verb).about(verb.about);
+    match verb.more {
+        "" => command,
+        more => command.long_about(format!("{}\n\n{more}", verb.about)),
     }
+}
+
+fn arguments(verb: Verb) -> Command {
+    let command = Command::new(verb.word());
     let selectors = action::selectors(verb.kind, verb.selectors());
     let others = action::selectors(verb.kind, verb.others);
     if verb.is_edit() {
         let alone = selectors.into_iter().map(|arg| arg.long(Resettable::Reset).required(true));
-        let command = command.args(alone).args(others).args(action::without_limit());
-        return edit::with_reason(command.arg(action::confirm()));
+        let command = action::Run::augment_args(command.args(alone).args(others));
+        return edit::with_reason(action::Confirm::augment_args(command));
     }
     if verb.kind == Kind::Losses {
-        command = command.args(selectors.into_iter().map(|arg| arg.required(true)));
-        return command.args(action::without_limit()).arg(action::confirm()).args(others);
+        let command = command.args(selectors.into_iter().map(|arg| arg.required(true)));
+        return action::Confirm::augment_args(action::Run::augment_args(command)).args(others);
     }
     let names: Vec<_> = selectors.iter().map(|arg| arg.get_id().clone()).collect();
     let all = Arg::new("all").long("all").action(ArgAction::SetTrue).help(every(verb.kind));
     let group = ArgGroup::new("selection").args(&names).arg("all").required(true).multiple(true);
-    command = command.args(selectors).arg(all.conflicts_with_all(names)).group(group);
-    command = command.args(action::run()).arg(action::confirm());
-    if verb.has_rate() {
-        command = command.arg(action::rate());
-    }
-    command = command.args(if verb.has_canary() { canary::options().to_vec() } else { others });
+    let command = command.args(selectors).arg(all.conflicts_with_all(names)).group(group);
+    let command = action::Run::augment_args(action::Limit::augment_args(command));
+    let command = action::Confirm::augment_args(command);
+    let command = if verb.has_rate() { action::Rate::augment_args(command) } else { command };
+    let command = match verb.has_canary() {
+        true => canary::Options::augment_args(command),
+        false => command.args(others),
+    };
     match verb {
         Verb::SkipStep => command.mut_arg("step", |step| step.required(true)),
         _ => command,
@@ -71,24 +77,28 @@ impl Act {
         let mut fields = action::fields(verb.selectors(), flags);
         fields.extend(action::fields(verb.others, flags));
         let (mut payloads, fields): (Vec<_>, _) = fields.into_iter().partition(|(name, _)| name == "payload");
-        let is_all = flags.try_get_one("all").ok().flatten() == Some(&true);
-        let run = action::Run::new(flags);
+        let has_selection = !verb.is_edit() && verb.kind != Kind::Losses;
+        let is_all = has_selection && flags.get_flag("all");
+        let confirm = given::<action::Confirm>(flags).confirm;
+        let run = action::Run { confirm, ..given(flags) };
         let mut order = Order::new(verb, is_all, fields).map_err(|problem| ConfigError(vec![problem]))?;
-        order.limit = flags.try_get_one("limit").ok().flatten().copied();
+        order.limit = if has_selection { given::<action::Limit>(flags).limit } else { None };
+        order.rate = if verb.has_rate() { given::<action::Rate>(flags).rate } else { None };
         order.shown = run.confirm;
-        order.canary = canary::wanted(flags);
+        order.canary = if verb.has_canary() { given::<canary::Options>(flags).wanted() } else { None };
         Ok(Self { order, payload: payloads.pop().map(|(_, path)| path), run })
     }
+}
 
-    pub(super) async fn run(self, outbox: &OutboxConfig, config: Option<&Config>) -> anyhow::Result<()> {
+impl Run for Act {
+    async fn run(self, on: &On) -> anyhow::Result<u8> {
         let Self { mut order, payload, mut run } = self;
         let verb = order.verb;
         if let Some(path) = payload {
             let read = fs::read(&path).with_context(|| format!("read the payload from {path}"))?;
             order.payload = Some(Payload(read));
         }
-        let mut tasks = JoinSet::new();
-        let mut operator = run.connect(outbox, &mut tasks).await?;
+        let mut operator = run.connect(on, order.rate).await?;
         if verb == Verb::Replay && !run.dry_run {
             let request = order.request();
             tracing::info!(request, "should this be cut off, run it again with --request and this name");
@@ -98,14 +108,14 @@ impl Act {
         rows.map_or(Ok(()), |rows| run.check(rows))?;
         if let Some((of, edit)) = order.edit().map_err(RelayError::Refused)?.filter(|_| run.dry_run) {
             let preview = operator.preview_edit(&of, &edit, edit.payload.is_some()).await?;
-            return Ok(output::print(&edit::shown(&run, &preview, rows)?).map(drop)?);
+            return output::end(&edit::shown(&run, &preview, rows)?);
         }
         let done = match run.dry_run {
             true => counted.done,
-            false => order.run(&mut operator, config, rows).await?,
+            false => order.run(&mut operator, on.config.as_deref(), rows).await?,
         };
         if order.canary.is_some() && !run.dry_run {
-            return canary::begun(&mut operator, done.canary, run.json).await;
+            return canary::begun(&mut operator, done.canary, run.who.json).await;
         }
         if verb.kind == Kind::Losses && done.is_nothing() {
             return Err(nothing(&mut operator, &order).await);
@@ -114,7 +124,7 @@ impl Act {
             run.undo = operator.last_discard().await?;
         }
         if let Some(key) = &done.key {
-            return Ok(output::print(&edit::done(&run, key)?).map(drop)?);
+            return output::end(&edit::done(&run, key)?);
         }
         run.more = done.about_losses().map(|line| {
             let since = done.since().map(output::time);
@@ -131,7 +141,7 @@ impl Act {
         explain(&order, &done, settled);
         match done.is_nothing() && count == 0 {
             true => Err(nothing(&mut operator, &order).await),
-            false => Ok(()),
+            false => Ok(0),
         }
     }
 }

@@ -8,69 +8,71 @@ use std::{
 use anyhow::anyhow;
 use clap::{Arg, ArgAction, ArgMatches};
 use oncebox_connect::{
-    config::OutboxConfig,
     error::RelayError,
     words::{counted, for_one},
 };
-use oncebox_operator::{
-    Field, Kind, Moment, Operator, Progress, RowSet, SAGA_STATES, Selection, Shown, Stamp, Verb,
-};
+use oncebox_operator::{Field, Kind, Operator, Progress, RowSet, SAGA_STATES, Selection, Shown, Stamp, Verb};
 use serde_json::{Value, json};
-use tokio::{task::JoinSet, time::Instant};
+use tokio::time::Instant;
 
-use super::{enqueue, output};
+use super::{On, enqueue, output};
 
-/// How to act.
-pub(crate) struct Run {
-    pub(super) stamp: Stamp,
-    pub(super) dry_run: bool,
+// Who acts, and how it is told.
+#[derive(Clone, clap::Args)]
+pub(crate) struct Who {
+    /// Who acts, for the audit table, beside the database's user
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    by: Option<String>,
+    /// Why, for the audit table
+    #[arg(long, value_name = "TEXT", value_parser = bounded(1000))]
+    note: Option<String>,
+    /// Print JSON, a document per line
+    #[arg(long)]
     pub(super) json: bool,
-    pub(super) rate: Option<f64>,
+}
+
+// How to change all or nothing.
+#[derive(clap::Args)]
+pub(crate) struct Run {
+    /// Only count; change nothing
+    #[arg(id = "dry-run", long)]
+    pub(super) dry_run: bool,
+    #[command(flatten)]
+    pub(super) who: Who,
+    #[arg(skip)]
     pub(super) confirm: Option<Shown>,
     /// A row in the audit by which the command can be undone.
+    #[arg(skip)]
     pub(super) undo: Option<i64>,
     /// More about the number: a line, and members of a document.
+    #[arg(skip)]
     pub(super) more: Option<Box<(String, Value)>>,
 }
 
-pub(super) fn json() -> Arg {
-    Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON, a document per line")
+// How many things to change, of many.
+#[derive(clap::Args)]
+pub(super) struct Limit {
+    /// Stop after so many messages
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) limit: Option<u64>,
 }
 
-/// The options of a command that changes many things.
-pub(super) fn run() -> Vec<Arg> {
-    let limit = Arg::new("limit").long("limit").value_name("N");
-    let limit = limit.value_parser(clap::value_parser!(u64).range(1..)).help("Stop after so many messages");
-    [vec![limit], without_limit()].concat()
+// The rows of a dry run.
+#[derive(clap::Args)]
+pub(super) struct Confirm {
+    #[arg(long, value_name = "TOKEN", help = CONFIRM, conflicts_with = "dry-run")]
+    pub(super) confirm: Option<Shown>,
 }
 
-/// The options of one that changes all or nothing.
-pub(super) fn without_limit() -> Vec<Arg> {
-    let dry_run = Arg::new("dry-run").long("dry-run").action(ArgAction::SetTrue);
-    [vec![dry_run.help("Only count; change nothing")], who()].concat()
-}
+pub(super) const CONFIRM: &str = "Act on the rows that a dry run showed, and no other: the token that it printed; refused when \
+    they have changed";
 
-/// The options of any command that changes something.
-pub(super) fn who() -> Vec<Arg> {
-    let by = Arg::new("by").long("by").value_name("NAME").value_parser(name);
-    let note = Arg::new("note").long("note").value_name("TEXT").value_parser(bounded(1000));
-    let by = by.help("Who acts, for the audit table, beside the database's user");
-    vec![by, note.help("Why, for the audit table"), json()]
-}
-
-/// The option that confirms the rows of a dry run.
-pub(super) fn confirm() -> Arg {
-    let confirm =
-        Arg::new("confirm").long("confirm").value_name("TOKEN").value_parser(clap::value_parser!(Shown));
-    let help = "Act on the rows that a dry run showed, and no other: the token that it printed; refused when they \
-                have changed";
-    confirm.help(help).conflicts_with("dry-run")
-}
-
-/// The pace of a command that has messages sent again.
-pub(super) fn rate() -> Arg {
-    let help = "Limit of messages a second; a command that is cut off can be run again for the rest";
-    Arg::new("rate").long("rate").value_name("N").value_parser(messages_a_second).help(help)
+// The pace of a command that has messages sent again.
+#[derive(clap::Args)]
+pub(super) struct Rate {
+    /// Limit of messages a second; a command that is cut off can be run again for the rest
+    #[arg(long, value_name = "N", value_parser = messages_a_second)]
+    pub(super) rate: Option<f64>,
 }
 
 /// A number of messages a second.
@@ -79,13 +81,8 @@ pub(super) fn messages_a_second(text: &str) -> Result<f64, String> {
     parsed.ok_or_else(|| "it is not a number of messages a second, 0.001 to 1000000".to_owned())
 }
 
-/// An option that takes a moment: all have one parser, and one text of the forms that it reads.
-pub(super) fn moment(name: &'static str, help: &str) -> Arg {
-    let arg = Arg::new(name).long(name).value_name("TIME").value_parser(clap::value_parser!(Moment));
-    arg.help(with_forms(help))
-}
-
-fn with_forms(help: &str) -> String {
+/// The help of an option that takes a moment, with the forms that are read.
+pub(super) fn with_forms(help: &str) -> String {
     format!("{help}: in UTC, 2030-01-31 or 2030-01-31T08:00:00Z, or how long ago, 24h")
 }
 
@@ -141,28 +138,17 @@ fn name(text: &str) -> Result<String, String> {
     }
 }
 
-impl Run {
-    pub(super) fn new(flags: &ArgMatches) -> Self {
-        let text = |name| flags.get_one::<String>(name).cloned();
-        Self {
-            stamp: Stamp { operator: text("by"), note: text("note") },
-            dry_run: flags.try_get_one("dry-run").ok().flatten().copied().unwrap_or(false),
-            json: flags.get_flag("json"),
-            rate: flags.try_get_one("rate").ok().flatten().copied(),
-            confirm: flags.try_get_one("confirm").ok().flatten().copied(),
-            undo: None,
-            more: None,
-        }
+impl Who {
+    pub(super) fn stamp(&self) -> Stamp {
+        Stamp { operator: self.by.clone(), note: self.note.clone() }
     }
+}
 
+impl Run {
     /// Connects for a command that acts on many messages. On a terminal it says how far it is.
-    pub(super) async fn connect(
-        &self,
-        config: &OutboxConfig,
-        tasks: &mut JoinSet<()>,
-    ) -> Result<Operator, RelayError> {
+    pub(super) async fn connect(&self, on: &On, rate: Option<f64>) -> Result<Operator, RelayError> {
         let progress = (!self.dry_run && io::stderr().is_terminal()).then(progress);
-        Ok(Operator::connect(config, self.stamp.clone(), tasks).await?.at_rate(self.rate, progress))
+        Ok(on.acting(&self.who).await?.at_rate(rate, progress))
     }
 
     /// Whether it shows rows, or acts on those that were shown.
@@ -201,7 +187,7 @@ impl Run {
 
     /// Says how many things were changed, or would be, the latter with the token that confirms
     /// them.
-    pub(super) fn report(&self, verb: Verb, count: u64, rows: Option<&RowSet>) -> anyhow::Result<()> {
+    pub(super) fn report(&self, verb: Verb, count: u64, rows: Option<&RowSet>) -> anyhow::Result<u8> {
         let things = match verb.kind {
             Kind::Sagas => ["saga", "sagas"],
             Kind::Replays => ["replay", "messages"],
@@ -217,9 +203,9 @@ impl Run {
         [action, past]: [&str; 2],
         count: u64,
         rows: Option<&RowSet>,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<u8> {
         let token = self.token(rows);
-        let text = if self.json {
+        let text = if self.who.json {
             let mut document = json!({ "action": action, name: count, "dry_run": self.dry_run });
             if let Some(token) = token {
                 document["confirm"] = token.into();
@@ -239,8 +225,7 @@ impl Run {
             let more = self.more.as_deref().map(|(line, _)| format!("{line}\n")).unwrap_or_default();
             format!("{verb} {}\n{more}{confirm}{}", counted(count, thing), undo.unwrap_or_default())
         };
-        output::print(&text)?;
-        Ok(())
+        output::end(&text)
     }
 }
 

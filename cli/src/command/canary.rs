@@ -3,36 +3,56 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use clap::{Arg, ArgAction, ArgMatches, Command};
-use oncebox_connect::{config::OutboxConfig, words::counted};
-use oncebox_operator::{CANARY_WITHIN, Canary as Listed, Operator, Stamp, Verb};
+use oncebox_connect::words::counted;
+use oncebox_operator::{CANARY_WITHIN, Canary as Listed, Operator, Verb};
 use serde_json::json;
-use tokio::task::JoinSet;
 
 use super::{
-    action,
+    On, Run, action,
     output::{self, time},
 };
 
+/// The longest time for a verdict.
 const WITHIN_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The arguments of the command.
+/// Look at retries in steps of 1, 10, 100 and the rest; stop or continue them
+#[derive(clap::Subcommand)]
 pub(crate) enum Canary {
-    List { limit: i64, json: bool },
-    Stop { id: i64, run: action::Run },
-    Continue { id: i64, run: action::Run },
+    /// List canaries, the newest first; those that ended are kept for a week
+    List {
+        /// Canaries at most; 1 to 1000
+        #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(i64).range(1..=1_000))]
+        limit: i64,
+        /// Print JSON, a document per line
+        #[arg(long)]
+        json: bool,
+    },
+    #[command(about = Verb::StopCanary.about)]
+    Stop(One),
+    #[command(about = Verb::ContinueCanary.about)]
+    Continue(One),
 }
 
-/// The options of a retry that begin a canary instead.
-pub(super) fn options() -> [Arg; 2] {
-    let canary = Arg::new("canary").long("canary").action(ArgAction::SetTrue).conflicts_with("rate");
-    let within = Arg::new("within").long("within").value_name("TIME").value_parser(within).requires("canary");
-    [
-        canary.help(
-            "Leave it to the relays to retry one, then 10, 100 and the rest, and to stop at the first that fails again",
-        ),
-        within.help("How long a retried one may be neither handled nor dead again before the canary stops [default: 10m]"),
-    ]
+#[derive(clap::Args)]
+pub(crate) struct One {
+    /// The canary, from the list
+    #[arg(value_name = "ID", value_parser = clap::value_parser!(i64).range(1..))]
+    id: i64,
+    #[command(flatten)]
+    who: action::Who,
+}
+
+// The options of a retry that begin a canary instead.
+#[derive(clap::Args)]
+pub(super) struct Options {
+    /// Leave it to the relays to retry one, then 10, 100 and the rest, and to stop at the first that
+    /// fails again
+    #[arg(long, conflicts_with = "rate")]
+    canary: bool,
+    /// How long a retried one may be neither handled nor dead again before the canary stops
+    /// [default: 10m]
+    #[arg(long, value_name = "TIME", value_parser = within, requires = "canary")]
+    within: Option<Duration>,
 }
 
 fn within(text: &str) -> Result<Duration, String> {
@@ -41,15 +61,15 @@ fn within(text: &str) -> Result<Duration, String> {
     parsed.ok_or_else(|| "it is not a time of a second to a day, such as 90s, 15m or 2h".to_owned())
 }
 
-/// The time for a verdict, where the options ask for a canary.
-pub(super) fn wanted(flags: &ArgMatches) -> Option<Duration> {
-    let is_wanted = flags.try_get_one("canary").ok().flatten() == Some(&true);
-    let within = flags.try_get_one("within").ok().flatten().copied().unwrap_or(CANARY_WITHIN);
-    is_wanted.then_some(within)
+impl Options {
+    /// The time for a verdict, where a canary is wanted.
+    pub(super) fn wanted(&self) -> Option<Duration> {
+        self.canary.then_some(self.within.unwrap_or(CANARY_WITHIN))
+    }
 }
 
 /// Says which canary was begun.
-pub(super) async fn begun(operator: &mut Operator, id: Option<i64>, json: bool) -> anyhow::Result<()> {
+pub(super) async fn begun(operator: &mut Operator, id: Option<i64>, json: bool) -> anyhow::Result<u8> {
     let text = match (json, id) {
         (true, _) => output::json_lines(&[json!({ "action": "canary", "canary": id, "dry_run": false })])?,
         (false, Some(id)) => format!(
@@ -58,90 +78,40 @@ pub(super) async fn begun(operator: &mut Operator, id: Option<i64>, json: bool) 
         (false, None) => "nothing matches, and no canary was begun\n".to_owned(),
     };
     output::print(&text)?;
-    if id.is_none() {
-        return Ok(());
-    }
-    let status = operator.status().await?;
-    if status.lacks_relay() {
+    if id.is_some() && operator.status().await?.lacks_relay() {
         tracing::warn!(
             "no relay is connected to this database: the canary waits for one, which takes its steps"
         );
     }
-    Ok(())
+    Ok(0)
 }
 
-pub(super) fn command(connection: impl Fn() -> Vec<Arg>) -> Command {
-    let acting = |verb: Verb| {
-        let id =
-            Arg::new("id").value_name("ID").required(true).value_parser(clap::value_parser!(i64).range(1..));
-        Command::new(verb.word())
-            .about(verb.about)
-            .arg(id.help("The canary, from the list"))
-            .args(action::who())
-            .args(connection())
-    };
-    let limit = Arg::new("limit").long("limit").value_name("N").default_value("100");
-    let limit =
-        limit.value_parser(clap::value_parser!(i64).range(1..=1_000)).help("Canaries at most; 1 to 1000");
-    Command::new("canary")
-        .about("Look at retries in steps of 1, 10, 100 and the rest; stop or continue them")
-        .subcommand_required(true)
-        .arg_required_else_help(true)
-        .subcommand(
-            Command::new("list")
-                .about("List canaries, the newest first; those that ended are kept for a week")
-                .arg(limit)
-                .arg(action::json())
-                .args(connection()),
-        )
-        .subcommand(acting(Verb::StopCanary))
-        .subcommand(acting(Verb::ContinueCanary))
-}
-
-impl Canary {
-    pub(super) fn new(name: &str, flags: &ArgMatches) -> Self {
-        let id = || flags.get_one::<i64>("id").copied().unwrap_or_default();
-        match name {
-            "stop" => Self::Stop { id: id(), run: action::Run::new(flags) },
-            "continue" => Self::Continue { id: id(), run: action::Run::new(flags) },
-            _ => {
-                let limit = flags.get_one::<i64>("limit").copied().unwrap_or(100);
-                Self::List { limit, json: flags.get_flag("json") }
-            }
-        }
-    }
-
-    pub(super) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
-        let mut tasks = JoinSet::new();
+impl Run for Canary {
+    async fn run(self, on: &On) -> anyhow::Result<u8> {
         let text = match self {
             Self::List { limit, json } => {
-                let operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
-                let canaries = operator.canaries(limit).await?;
-                output::listed(json, &canaries, HEADS, cells)?
+                output::listed(json, &on.operator().await?.canaries(limit).await?, HEADS, cells)?
             }
-            Self::Stop { id, run } => {
-                let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
-                let is_stopped = operator.stop_canary(id).await?;
+            Self::Stop(One { id, who }) => {
+                let is_stopped = on.acting(&who).await?.stop_canary(id).await?;
                 ensure!(
                     is_stopped,
                     "no canary {id} is running, or has stopped by itself; see `oncebox canary list`"
                 );
-                acted(&run, "stop", "stopped", id)?
+                acted(&who, "stop", "stopped", id)?
             }
-            Self::Continue { id, run } => {
-                let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
-                let goes_on = operator.continue_canary(id).await?;
+            Self::Continue(One { id, who }) => {
+                let goes_on = on.acting(&who).await?.continue_canary(id).await?;
                 ensure!(goes_on, "no canary {id} has stopped with a rest; see `oncebox canary list`");
-                acted(&run, "continue", "continued", id)?
+                acted(&who, "continue", "continued", id)?
             }
         };
-        output::print(&text)?;
-        Ok(())
+        output::end(&text)
     }
 }
 
-fn acted(run: &action::Run, action: &str, past: &str, id: i64) -> anyhow::Result<String> {
-    Ok(match run.json {
+fn acted(who: &action::Who, action: &str, past: &str, id: i64) -> anyhow::Result<String> {
+    Ok(match who.json {
         true => output::json_lines(&[json!({ "action": action, "canary": id })])?,
         false => format!("{past} canary {id}\n"),
     })
@@ -149,6 +119,7 @@ fn acted(run: &action::Run, action: &str, past: &str, id: i64) -> anyhow::Result
 
 const HEADS: [&str; 11] =
     ["ID", "STATE", "OF", "WAITING", "WATCHED", "GOOD", "FAILED", "SKIPPED", "BY", "BEGAN", "REASON"];
+
 fn cells(canary: &Listed) -> [String; 11] {
     let by = canary.operator.as_ref().unwrap_or(&canary.database_user);
     let of = counted(canary.selected, canary.things().trim_end_matches('s'));

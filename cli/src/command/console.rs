@@ -8,11 +8,11 @@ use std::{
     os::unix::fs::PermissionsExt as _,
 };
 
-use clap::{Arg, ArgAction, ArgMatches};
+use clap::ArgMatches;
 use oncebox_connect::config::{Config, ConfigError, NamedConfig, OutboxConfig};
 use oncebox_console::{Member, Proxy, Settings, Token};
 
-use super::{action, relay};
+use super::{action, given, relay};
 
 const LISTEN: ([u8; 4], u16) = ([127, 0, 0, 1], 8321);
 
@@ -23,51 +23,53 @@ pub(crate) struct Console {
     token_file: Option<String>,
 }
 
-pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
-    let listen =
-        "Where the console listens; beyond this machine only with a sign-in [default: 127.0.0.1:8321]";
-    clap::Command::new("console")
-        .about("Serve pages and a JSON API: look, understand and act, over all databases")
-        .arg(address("listen", listen))
-        .args(arguments())
-        .args(connection)
+/// Serve pages and a JSON API: look, understand and act, over all databases
+#[derive(clap::Args)]
+pub(super) struct Alone {
+    /// Where the console listens; beyond this machine only with a sign-in [default: 127.0.0.1:8321]
+    #[arg(long, value_name = "IP:PORT")]
+    listen: Option<SocketAddr>,
+    #[command(flatten)]
+    arguments: Arguments,
 }
 
-/// The arguments of a console that a relay serves beside its work.
-pub(super) fn beside_relay() -> impl Iterator<Item = Arg> {
-    let console = "Serve the console there as well, over the databases that are there at the start";
-    let others = arguments().into_iter().map(|arg| arg.requires("console"));
-    std::iter::once(address("console", console)).chain(others)
+// The arguments of a console that a relay serves beside its work.
+#[derive(clap::Args)]
+pub(super) struct Beside {
+    /// Serve the console there as well, over the databases that are there at the start
+    #[arg(long, value_name = "IP:PORT")]
+    console: Option<SocketAddr>,
+    #[command(flatten)]
+    arguments: Arguments,
 }
 
-fn address(name: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).long(name).value_name("IP:PORT").value_parser(clap::value_parser!(SocketAddr)).help(help)
-}
-
-fn arguments() -> [Arg; 8] {
-    let text = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
-    let switch = |name, help| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
-    let several = |arg: Arg| arg.action(ArgAction::Append);
-    let host =
-        "A name under which browsers reach it, beside localhost and addresses; may be given several times";
-    let actions = "Let operators retry, discard, pause and so on; without it the console only looks";
-    let by = "Who acts, for the audit table, where nobody signs in [default: console]";
-    let tokens = "A file with a line NAME:ROLE:TOKEN for each person; roles are reader and operator";
-    let header =
-        text("trusted-header", "NAME", "A header in which a proxy names who asks, such as X-Forwarded-User");
-    let proxy = text("trusted-proxy", "IP", "The proxy's address; may be given several times");
-    let operator =
-        text("operator", "NAME", "Who of those that the proxy names may act; may be given several times");
-    [
-        several(text("host", "NAME", host)),
-        switch("allow-actions", actions),
-        switch("show-payloads", "Show payloads, which may hold what others must not see"),
-        text("by", "NAME", by).value_parser(action::bounded(255)),
-        text("token-file", "FILE", tokens),
-        header.requires("trusted-proxy"),
-        several(proxy.value_parser(clap::value_parser!(IpAddr)).requires("trusted-header")),
-        several(operator.requires("trusted-header")),
-    ]
+#[derive(clap::Args)]
+#[group(id = "arguments")]
+struct Arguments {
+    /// A name under which browsers reach it, beside localhost and addresses; may be given several times
+    #[arg(long, value_name = "NAME")]
+    host: Vec<String>,
+    /// Let operators retry, discard, pause and so on; without it the console only looks
+    #[arg(long)]
+    allow_actions: bool,
+    /// Show payloads, which may hold what others must not see
+    #[arg(long)]
+    show_payloads: bool,
+    /// Who acts, for the audit table, where nobody signs in [default: console]
+    #[arg(long, value_name = "NAME", value_parser = action::bounded(255))]
+    by: Option<String>,
+    /// A file with a line NAME:ROLE:TOKEN for each person; roles are reader and operator
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<String>,
+    /// A header in which a proxy names who asks, such as X-Forwarded-User
+    #[arg(long, value_name = "NAME", requires = "trusted_proxy")]
+    trusted_header: Option<String>,
+    /// The proxy's address; may be given several times
+    #[arg(long, value_name = "IP", requires = "trusted_header")]
+    trusted_proxy: Vec<IpAddr>,
+    /// Who of those that the proxy names may act; may be given several times
+    #[arg(long, value_name = "NAME", requires = "trusted_header")]
+    operator: Vec<String>,
 }
 
 impl Console {
@@ -80,9 +82,8 @@ impl Console {
         outbox: OutboxConfig,
         config: Option<Config>,
     ) -> Result<Self, ConfigError> {
-        let listen = flags.get_one::<SocketAddr>("listen").copied().unwrap_or_else(|| LISTEN.into());
-        let members = vec![lone(outbox, config)];
-        Ok(Self { settings: settings(flags, listen)?, members, token_file: token_file(flags) })
+        let Alone { listen, arguments } = given(flags);
+        Self::of(arguments, listen.unwrap_or_else(|| LISTEN.into()), vec![lone(outbox, config)])
     }
 
     /// The console that the relay of this database serves as well, if it is told to.
@@ -110,11 +111,13 @@ impl Console {
         flags: &ArgMatches,
         members: impl FnOnce() -> Vec<Member>,
     ) -> Result<Option<Self>, ConfigError> {
-        let listen = flags.get_one::<SocketAddr>("console").copied();
-        let console = |listen| {
-            Ok(Self { settings: settings(flags, listen)?, members: members(), token_file: token_file(flags) })
-        };
-        listen.map(console).transpose()
+        let Beside { console, arguments } = given(flags);
+        console.map(|listen| Self::of(arguments, listen, members())).transpose()
+    }
+
+    fn of(arguments: Arguments, listen: SocketAddr, members: Vec<Member>) -> Result<Self, ConfigError> {
+        let token_file = arguments.token_file.clone();
+        Ok(Self { settings: settings(arguments, listen)?, members, token_file })
     }
 
     /// The console of all of these; each has one database.
@@ -129,9 +132,9 @@ impl Console {
         })
     }
 
-    pub(super) async fn run(self) -> anyhow::Result<()> {
+    pub(super) async fn run(self) -> anyhow::Result<u8> {
         let shutdown = relay::shutdown_signal("the console")?;
-        self.serve(shutdown).await
+        self.serve(shutdown).await.map(|()| 0)
     }
 
     async fn serve(self, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
@@ -174,24 +177,17 @@ pub(super) fn name_of(outbox: &OutboxConfig) -> String {
     target.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or("outbox").to_owned()
 }
 
-fn token_file(flags: &ArgMatches) -> Option<String> {
-    flags.get_one::<String>("token-file").cloned()
-}
-
-fn settings(flags: &ArgMatches, listen: SocketAddr) -> Result<Settings, ConfigError> {
-    let texts = |name| flags.get_many::<String>(name).into_iter().flatten().cloned().collect();
-    let proxy = flags.get_one::<String>("trusted-header").map(|header| Proxy {
-        header: header.to_ascii_lowercase(),
-        addresses: flags.get_many::<IpAddr>("trusted-proxy").into_iter().flatten().copied().collect(),
-        operators: texts("operator"),
-    });
+fn settings(arguments: Arguments, listen: SocketAddr) -> Result<Settings, ConfigError> {
+    let Arguments { trusted_header, trusted_proxy: addresses, operator: operators, .. } = arguments;
+    let proxy =
+        trusted_header.map(|header| Proxy { header: header.to_ascii_lowercase(), addresses, operators });
     let settings = Settings {
         listen,
-        hosts: texts("host"),
-        allows_actions: flags.get_flag("allow-actions"),
-        shows_payloads: flags.get_flag("show-payloads"),
-        by: flags.get_one::<String>("by").cloned().unwrap_or_else(|| "console".to_owned()),
-        tokens: token_file(flags).map_or(Ok(Vec::new()), |path| tokens(&path))?,
+        hosts: arguments.host,
+        allows_actions: arguments.allow_actions,
+        shows_payloads: arguments.show_payloads,
+        by: arguments.by.unwrap_or_else(|| "console".to_owned()),
+        tokens: arguments.token_file.map_or(Ok(Vec::new()), |path| tokens(&path))?,
         proxy,
     };
     settings.check().map_err(ConfigError)?;

@@ -13,11 +13,11 @@ use serde_json::json;
 use tracing::{Instrument as _, error_span};
 
 use super::{
-    Action, Command,
+    Action, Command, Given, On,
     console::Console,
     output,
     status::{self, Looked, Status},
-    trace::{Place, Trace},
+    trace::{Place, Trace, others},
     why::Why,
 };
 
@@ -57,14 +57,15 @@ pub(super) fn with_databases(command: clap::Command) -> clap::Command {
 }
 
 /// The command on the databases that are chosen of those that the file names.
-pub(super) fn command(path: &[&str], flags: &ArgMatches, sources: &Sources) -> Result<Command, ConfigError> {
+pub(super) fn command(given: &Given<'_>, sources: &Sources) -> Result<Command, ConfigError> {
+    let Given { path, flags, .. } = *given;
     let hidden = sources.hidden().to_vec();
     if path == ["relay"] {
         let databases = NamedConfig::all(sources)?;
-        let outbox = databases[0].config.outbox().clone();
+        let on = On { outbox: databases[0].config.outbox().clone(), config: None };
         let console = Console::beside_many(flags, &databases)?;
         let action = Action::Relays(databases, Box::new(sources.clone()), console);
-        return Ok(Command { values: sources.values().clone(), outbox, action, hidden });
+        return Ok(Command { values: sources.values().clone(), on, action, hidden });
     }
     let looks = looks(path, flags);
     let (mut commands, mut mistakes) = (Vec::new(), sources.mistakes().to_vec());
@@ -72,7 +73,7 @@ pub(super) fn command(path: &[&str], flags: &ArgMatches, sources: &Sources) -> R
         Err(unchosen) => mistakes.extend(unchosen),
         Ok(chosen) => {
             for (name, own) in chosen {
-                match Command::one(path, flags, own).and_then(|one| with_inbox(one, path, flags, sources)) {
+                match Command::one(given, own).and_then(|one| with_inbox(one, given, sources)) {
                     Ok(command) => commands.push((name, command)),
                     Err(error) => mistakes.extend(error.0),
                 }
@@ -82,26 +83,29 @@ pub(super) fn command(path: &[&str], flags: &ArgMatches, sources: &Sources) -> R
     let Some((_, first)) = commands.first().filter(|_| mistakes.is_empty()) else {
         return Err(ConfigError::distinct(mistakes));
     };
-    let (values, outbox) = (first.values.clone(), first.outbox.clone());
+    let (values, on) = (first.values.clone(), first.on.clone());
     if draws(flags) {
         return Ok(Command { hidden, ..commands.swap_remove(0).1 });
     }
     let action = match path {
-        ["trace"] => Action::Trace(Trace::new(flags, &values)?, places(commands)),
-        ["why"] => Action::Why(Why::new(flags, &values)?, places(commands)),
+        ["trace"] => {
+            let trace: Trace = super::given(flags);
+            let places = [places(commands), others(&trace.also, &values)?].concat();
+            Action::Trace(trace, places)
+        }
+        ["why"] => {
+            let why: Why = super::given(flags);
+            let places = [places(commands), others(&why.also, &values)?].concat();
+            Action::Why(why, places)
+        }
         ["console"] => console(commands),
         _ => Action::Databases(Databases { commands, looks, json: has(flags, "json") }),
     };
-    Ok(Command { values, outbox, action, hidden })
+    Ok(Command { values, on, action, hidden })
 }
 
 /// An expectation also looks in the database of its inbox, which must be one of the file.
-fn with_inbox(
-    one: Command,
-    path: &[&str],
-    flags: &ArgMatches,
-    sources: &Sources,
-) -> Result<Command, ConfigError> {
+fn with_inbox(one: Command, given: &Given<'_>, sources: &Sources) -> Result<Command, ConfigError> {
     let Action::Expect(expect) = &one.action else { return Ok(one) };
     let Some(name) = expect.inbox_database().map(str::to_owned) else { return Ok(one) };
     let databases = sources.databases();
@@ -109,9 +113,9 @@ fn with_inbox(
     let unknown = format!("--in: the file names no database {name:?}, but {}", known.join(", "));
     let found = databases.into_iter().find(|(known, _)| *known == name);
     let (_, own) = found.ok_or_else(|| ConfigError(vec![unknown]))?;
-    let inbox = Command::one(path, flags, own)?.outbox;
-    let Command { action: Action::Expect(expect), values, outbox, hidden } = one else { return Ok(one) };
-    Ok(Command { action: Action::Expect(expect.looking_in(inbox)), values, outbox, hidden })
+    let inbox = Command::one(given, own)?.on.outbox;
+    let Command { action: Action::Expect(expect), values, on, hidden } = one else { return Ok(one) };
+    Ok(Command { action: Action::Expect(Box::new(expect.looking_in(inbox))), values, on, hidden })
 }
 
 fn has(flags: &ArgMatches, name: &str) -> bool {
@@ -135,11 +139,8 @@ fn waits(flags: &ArgMatches) -> bool {
 
 fn places(commands: Vec<(String, Command)>) -> Vec<Place> {
     let place = |(database, command): (String, Command)| {
-        let whole = match command.action {
-            Action::Why(_, places) => places.into_iter().next().and_then(|place| place.whole),
-            _ => None,
-        };
-        Place { database, config: command.outbox, whole, is_named: true }
+        let On { outbox, config } = command.on;
+        Place { database, config: outbox, whole: config, is_named: true }
     };
     commands.into_iter().map(place).collect()
 }
@@ -199,7 +200,7 @@ fn choose(
 impl Databases {
     /// Returns the highest of the exit codes.
     pub(super) async fn run(self) -> anyhow::Result<u8> {
-        if let [(_, Command { action: Action::Status(status, _), .. }), ..] = &self.commands[..]
+        if let [(_, Command { action: Action::Status(status), .. }), ..] = &self.commands[..]
             && let Some((period, once)) = status.watched()
         {
             return self.watch(period, once).await;
@@ -214,11 +215,10 @@ impl Databases {
     async fn watch(self, period: Duration, once: Status) -> anyhow::Result<u8> {
         let json = self.json;
         let look = async |clears: bool| {
-            let commands = self.commands.iter().filter_map(|(name, command)| {
-                let Action::Status(_, config) = &command.action else { return None };
-                let (values, outbox) = (command.values.clone(), command.outbox.clone());
-                let action = Action::Status(once.clone(), config.clone());
-                Some((name.clone(), Command { values, outbox, action, hidden: Vec::new() }))
+            let commands = self.commands.iter().map(|(name, command)| {
+                let (values, on) = (command.values.clone(), command.on.clone());
+                let action = Action::Status(once.clone());
+                (name.clone(), Command { values, on, action, hidden: Vec::new() })
             });
             let ended = at_once(commands.collect()).await;
             let (_, is_read) = report(ended, json, if clears && !json { status::CLEAR } else { "" })?;
@@ -248,7 +248,7 @@ impl Databases {
 /// Runs commands that look, some at a time, each with its deadline; they end in their own order.
 async fn at_once(commands: Vec<(String, Command)>) -> Vec<Ended> {
     let looks = commands.into_iter().map(|(database, command)| async move {
-        let target = command.outbox.postgres_target();
+        let target = command.on.outbox.postgres_target();
         let span = error_span!("database", name = database);
         let (text, result) =
             output::keep(&database, in_time(target, Box::pin(command.run_one()))).instrument(span).await;

@@ -12,49 +12,40 @@ use std::{
 };
 
 use anyhow::Context as _;
-use clap::{Arg, ArgMatches};
+use clap::ArgMatches;
 use oncebox_connect::config::{Config, ConfigError, OutboxConfig, Sources, Values};
 use oncebox_console::{Member, Settings};
 use oncebox_relay::Relay;
 use tokio::sync::watch;
 
 use self::server::Server;
-use super::{migrate::Migrate, output, relay};
+use super::{On, Run as _, given, migrate::Migrate, output, relay};
 
 /// The stream if none is named: it has the subjects of the tutorials.
 const STREAM: &str = "ORDERS=orders.>,payments.>";
 const NATS_DEADLINE: Duration = Duration::from_secs(30);
 
-/// The arguments of the command.
+/// What is to run.
 pub(crate) struct Dev {
     values: Values,
-    directory: PathBuf,
-    console: SocketAddr,
+    places: Places,
     http: Option<SocketAddr>,
 }
 
-pub(super) fn command(options: Vec<Arg>) -> clap::Command {
-    let directory = Arg::new("dir")
-        .long("dir")
-        .value_name("DIR")
-        .value_parser(clap::value_parser!(PathBuf))
-        .default_value(".oncebox")
-        .help("Where the servers keep their data; delete it to begin anew");
-    let listen = Arg::new("console-listen")
-        .long("console-listen")
-        .value_name("IP:PORT")
-        .value_parser(clap::value_parser!(SocketAddr))
-        .default_value("127.0.0.1:8321")
-        .help("Where the console listens");
-    clap::Command::new("dev")
-        .about("Run everything on this machine, to try it: servers, schema, stream, relay and console")
-        .long_about(
-            "Run everything on this machine, to try it: servers, schema, stream, relay and console.\n\nServers that \
-             you name are used; of the others this starts its own, with the programs that it finds. It prints how to \
-             reach them. Ctrl-C ends all that it started. Not for production: nothing here is a copy of anything.",
-        )
-        .args([directory, listen])
-        .args(options)
+/// Run everything on this machine, to try it: servers, schema, stream, relay and console
+#[derive(clap::Args)]
+#[command(
+    long_about = "Run everything on this machine, to try it: servers, schema, stream, relay and console.\n\nServers that \
+    you name are used; of the others this starts its own, with the programs that it finds. It prints how to \
+    reach them. Ctrl-C ends all that it started. Not for production: nothing here is a copy of anything."
+)]
+pub(super) struct Places {
+    /// Where the servers keep their data; delete it to begin anew
+    #[arg(long = "dir", value_name = "DIR", default_value = ".oncebox")]
+    directory: PathBuf,
+    /// Where the console listens
+    #[arg(long = "console-listen", value_name = "IP:PORT", default_value = "127.0.0.1:8321")]
+    console: SocketAddr,
 }
 
 impl Dev {
@@ -70,42 +61,34 @@ impl Dev {
         whole.entry("nats-url").or_insert_with(|| "nats://localhost".to_owned());
         let config = config(&whole)?;
         let outbox = config.outbox().clone();
-        let dev = Self {
-            values,
-            directory: flags.get_one::<PathBuf>("dir").cloned().unwrap_or_else(|| ".oncebox".into()),
-            console: flags
-                .get_one("console-listen")
-                .copied()
-                .unwrap_or_else(|| ([127, 0, 0, 1], 8321).into()),
-            http: config.http_listen,
-        };
+        let dev = Self { values, places: given(flags), http: config.http_listen };
         Ok((dev, outbox))
     }
 
-    pub(super) async fn run(mut self) -> anyhow::Result<()> {
+    pub(super) async fn run(mut self) -> anyhow::Result<u8> {
         let shutdown = relay::shutdown_signal("oncebox dev")?;
         // Before servers are started for nothing.
-        let console = TcpListener::bind(self.console).with_context(|| {
-            format!("serve the console on {}; choose another with --console-listen", self.console)
+        let console = TcpListener::bind(self.places.console).with_context(|| {
+            format!("serve the console on {}; choose another with --console-listen", self.places.console)
         })?;
         // With port 0 the system has chosen one.
-        self.console = console.local_addr()?;
+        self.places.console = console.local_addr()?;
         drop(console);
         if let Some(http) = self.http {
             drop(TcpListener::bind(http).with_context(|| {
                 format!("serve metrics on {http}; choose another with --http-listen, or off")
             })?);
         }
-        std::fs::create_dir_all(&self.directory)
-            .with_context(|| format!("create {}", self.directory.display()))?;
-        let directory = self.directory.canonicalize()?;
+        std::fs::create_dir_all(&self.places.directory)
+            .with_context(|| format!("create {}", self.places.directory.display()))?;
+        let directory = self.places.directory.canonicalize()?;
         let mut servers = Vec::new();
         let served = Box::pin(self.serve(&directory, &mut servers, shutdown)).await;
         // NATS first: it has nothing to tell PostgreSQL.
         for server in servers.into_iter().rev() {
             server.stop().await;
         }
-        served
+        served.map(|()| 0)
     }
 
     async fn serve(
@@ -125,7 +108,7 @@ impl Dev {
             self.values.insert("nats-url", url);
         }
         let config = config(&self.values)?;
-        Migrate::default().run(config.outbox()).await?;
+        Migrate::default().run(&On { outbox: config.outbox().clone(), config: None }).await?;
         let relay = Relay::connect(config.clone()).await?;
         let (over, ended) = watch::channel(false);
         let until = |mut ended: watch::Receiver<bool>| async move {
@@ -133,7 +116,7 @@ impl Dev {
             let _ = ended.wait_for(|over| *over).await;
         };
         let settings = Settings {
-            listen: self.console,
+            listen: self.places.console,
             hosts: Vec::new(),
             allows_actions: true,
             shows_payloads: true,
@@ -162,7 +145,7 @@ impl Dev {
             console_ended = Some(console.await);
         }
         relay_ended.transpose()?;
-        console_ended.transpose().with_context(|| format!("serve the console on {}", self.console))?;
+        console_ended.transpose().with_context(|| format!("serve the console on {}", self.places.console))?;
         Ok(())
     }
 
@@ -176,13 +159,13 @@ impl Dev {
             ["PostgreSQL".to_owned(), database.to_owned()],
             ["NATS".to_owned(), nats.to_owned()],
             ["streams".to_owned(), stream.to_owned()],
-            ["console".to_owned(), format!("http://{}/", self.console)],
+            ["console".to_owned(), format!("http://{}/", self.places.console)],
         ];
         format!(
             "\n{}\nIn another terminal:\n\nexport DATABASE_URL='{database}' NATS_URL='{nats}'\noncebox outbox enqueue hello-1 \
              {subject} '{{\"hello\": \"world\"}}'\noncebox trace hello-1\n\nThe data stays in {}. Ctrl-C ends all of it.\n\n",
             output::table(["SERVICE", "ADDRESS"], &rows),
-            self.directory.display()
+            self.places.directory.display()
         )
     }
 }

@@ -1,36 +1,26 @@
 //! `oncebox doctor`.
 
-use clap::{Arg, ArgMatches};
-use oncebox_connect::{clock::Skew, config::Config, words::counted};
+use oncebox_connect::{clock::Skew, words::counted};
 use oncebox_operator::{Diagnosis, Examination, Severity, StreamStatus, examine};
 
-use super::{action, output};
+use super::{On, Run, output};
 
-/// The arguments of the command.
+/// Check servers, privileges and streams against the relay's configuration; changes nothing
+#[derive(clap::Args)]
+#[command(
+    long_about = "Check servers, versions, privileges, the settings of streams, limits, poolers and clocks against the \
+    relay's configuration, with the relay's own options and role. Changes nothing. Exit codes: 0 nothing must \
+    be mended, 1 something must, 69 a server cannot be reached."
+)]
 pub(crate) struct Doctor {
+    /// Print one JSON document
+    #[arg(long)]
     json: bool,
 }
 
-pub(super) fn command(options: Vec<Arg>) -> clap::Command {
-    clap::Command::new("doctor")
-        .about("Check servers, privileges and streams against the relay's configuration; changes nothing")
-        .long_about(
-            "Check servers, versions, privileges, the settings of streams, limits, poolers and clocks against the \
-             relay's configuration, with the relay's own options and role. Changes nothing. Exit codes: 0 nothing must \
-             be mended, 1 something must, 69 a server cannot be reached.",
-        )
-        .arg(action::json().help("Print one JSON document"))
-        .args(options)
-}
-
-impl Doctor {
-    pub(super) fn new(flags: &ArgMatches) -> Self {
-        Self { json: flags.get_flag("json") }
-    }
-
-    /// Returns the exit code.
-    pub(super) async fn run(self, config: &Config) -> anyhow::Result<u8> {
-        let examination = examine(config).await;
+impl Run for Doctor {
+    async fn run(self, on: &On) -> anyhow::Result<u8> {
+        let examination = examine(on.config()).await;
         let text = if self.json { output::json_lines(&[&examination])? } else { text(&examination) };
         output::print(&text)?;
         Ok(match examination {

@@ -14,7 +14,7 @@ pub(super) fn with_reason(command: Command) -> Command {
 }
 
 pub(super) fn done(run: &action::Run, key: &str) -> anyhow::Result<String> {
-    if run.json {
+    if run.who.json {
         let mut document = json!({ "action": "edit", "key": key, "dry_run": false });
         if let Some(undo) = run.undo {
             document["undo"] = undo.into();
@@ -32,7 +32,7 @@ pub(super) fn shown(
     rows: Option<&RowSet>,
 ) -> anyhow::Result<String> {
     let token = run.token(rows);
-    if run.json {
+    if run.who.json {
         let mut document = json!({ "action": "edit", "dry_run": true, "edit": preview });
         if let Some(token) = token {
             document["confirm"] = token.into();

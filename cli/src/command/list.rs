@@ -2,25 +2,38 @@
 
 use std::fmt::Debug;
 
-use clap::{Arg, ArgAction, ArgMatches, Command};
-use oncebox_connect::config::{ConfigError, OutboxConfig};
+use clap::{ArgMatches, Args as _, Command, builder::RangedI64ValueParser};
+use oncebox_connect::config::ConfigError;
 use oncebox_operator::{
-    DeadLetter, DelayedMessage, FailingMessage, FailingReason, Kind, Operator, ParkedMessage, Saga,
-    Selection, Stamp,
+    DeadLetter, DelayedMessage, FailingMessage, FailingReason, Kind, ParkedMessage, Saga, Selection,
 };
 use serde::Serialize;
-use tokio::task::JoinSet;
 
 use super::{
-    action,
+    On, Run, action, given,
     output::{self, time},
 };
 
-/// The arguments of the command.
+/// Rows of a kind that are selected.
 pub(crate) struct List {
     selection: Selection,
-    limit: usize,
     by_reason: bool,
+    how: How,
+}
+
+#[derive(clap::Args)]
+struct ByReason {
+    /// Count them by inbox and reason, the most frequent first
+    #[arg(long)]
+    by_reason: bool,
+}
+
+#[derive(clap::Args)]
+struct How {
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = limit())]
+    limit: u32,
+    /// Print JSON, a document per line
+    #[arg(long)]
     json: bool,
 }
 
@@ -34,20 +47,15 @@ pub(super) fn command(kind: Kind) -> Command {
         Kind::Delayed => ("List delayed messages in the order of their times", "Messages"),
         _ => ("List sagas that have not finished, in the order of their beginning", "Sagas"),
     };
-    let by_reason = Arg::new("by-reason").long("by-reason").action(ArgAction::SetTrue);
-    let by_reason = by_reason.help("Count them by inbox and reason, the most frequent first");
-    Command::new("list")
-        .about(about)
-        .args(action::selectors(kind, kind.selectors()))
-        .args((kind == Kind::Failing).then_some(by_reason))
-        .arg(limit(&format!("{most} at most; 1 to 100000")))
-        .arg(action::json())
+    let command = Command::new("list").args(action::selectors(kind, kind.selectors()));
+    let command = if kind == Kind::Failing { ByReason::augment_args(command) } else { command };
+    let help = format!("{most} at most; 1 to 100000");
+    How::augment_args(command).mut_arg("limit", |limit| limit.help(help)).about(about)
 }
 
 /// How many rows a list has at most.
-pub(super) fn limit(help: &str) -> Arg {
-    let limit = Arg::new("limit").long("limit").value_name("N").default_value("1000");
-    limit.value_parser(clap::value_parser!(u32).range(1..=100_000)).help(help.to_owned())
+pub(super) fn limit() -> RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=100_000)
 }
 
 /// Leaves out those beyond the limit, and says so.
@@ -65,30 +73,8 @@ impl List {
             let set = selection.set(&name, &value);
             set.map_err(|problem| ConfigError(vec![format!("--{name}: {problem}")]))?;
         }
-        let limit = flags.get_one::<u32>("limit").map_or(1000, |limit| *limit as usize);
-        let by_reason = flags.try_get_one("by-reason").ok().flatten() == Some(&true);
-        Ok(Self { selection, limit, by_reason, json: flags.get_flag("json") })
-    }
-
-    pub(super) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
-        let mut tasks = JoinSet::new();
-        let mut operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
-        // One more shows that there are more.
-        let (of, limit) = (&self.selection, self.limit + 1);
-        let text = match of.kind {
-            Kind::Letters => self.text(operator.dead_letters(of, limit).await?, LETTERS, letter)?,
-            Kind::Failing if self.by_reason => {
-                self.text(operator.failing_reasons(of, limit).await?, REASONS, reason)?
-            }
-            Kind::Failing => self.text(operator.failing(of, limit).await?, FAILING, failing)?,
-            Kind::Delayed => self.text(operator.delayed(of, limit).await?, DELAYED, delayed)?,
-            Kind::Sagas => self.text(operator.sagas(of, limit).await?, SAGAS, saga)?,
-            _ => self.text(operator.parked(of, limit).await?, MESSAGES, message)?,
-        };
-        match text {
-            Some(text) => Ok(output::print(&text).map(drop)?),
-            None => Err(action::nothing(&mut operator, of.kind, of.key.as_deref()).await),
-        }
+        let by_reason = kind == Kind::Failing && given::<ByReason>(flags).by_reason;
+        Ok(Self { selection, by_reason, how: given(flags) })
     }
 
     /// The rows as text; `None` where a selection has none.
@@ -101,8 +87,30 @@ impl List {
         if found.is_empty() && !self.selection.is_all() {
             return Ok(None);
         }
-        cut(&mut found, self.limit);
-        Ok(Some(output::listed(self.json, &found, heads, cells)?))
+        cut(&mut found, self.how.limit as usize);
+        Ok(Some(output::listed(self.how.json, &found, heads, cells)?))
+    }
+}
+
+impl Run for List {
+    async fn run(self, on: &On) -> anyhow::Result<u8> {
+        let mut operator = on.operator().await?;
+        // One more shows that there are more.
+        let (of, limit) = (&self.selection, self.how.limit as usize + 1);
+        let text = match of.kind {
+            Kind::Letters => self.text(operator.dead_letters(of, limit).await?, LETTERS, letter)?,
+            Kind::Failing if self.by_reason => {
+                self.text(operator.failing_reasons(of, limit).await?, REASONS, reason)?
+            }
+            Kind::Failing => self.text(operator.failing(of, limit).await?, FAILING, failing)?,
+            Kind::Delayed => self.text(operator.delayed(of, limit).await?, DELAYED, delayed)?,
+            Kind::Sagas => self.text(operator.sagas(of, limit).await?, SAGAS, saga)?,
+            _ => self.text(operator.parked(of, limit).await?, MESSAGES, message)?,
+        };
+        match text {
+            Some(text) => output::end(&text),
+            None => Err(action::nothing(&mut operator, of.kind, of.key.as_deref()).await),
+        }
     }
 }
 

@@ -12,7 +12,7 @@ pub(crate) fn start_logging(command: &Command) {
     let filter = Config::log_filter(&command.values);
     let filter = EnvFilter::builder().parse_lossy(filter);
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if command.outbox.log_json() {
+    if command.on.outbox.log_json() {
         return lines.json().flatten_event(true).init();
     }
     // Colours are for people; in a log file they are noise.

@@ -41,7 +41,7 @@ pub(super) fn needs(path: &[&str], flags: &ArgMatches, sources: &Sources) -> &'s
             [FOR_BOTH, FOR_DATABASE][usize::from(is_given("dry-run") || is_given("canary"))]
         }
         ["outbox", "verify"] | ["saga", "run"] => FOR_BOTH,
-        ["outbox", "pause" | "throttle"] if pause::Pauses::names_stream(flags) => FOR_BOTH,
+        ["outbox", "pause" | "throttle"] if pause::Pause::names_stream(flags) => FOR_BOTH,
         ["outbox", "prune"] => FOR_PRUNE,
         _ => FOR_DATABASE,
     }

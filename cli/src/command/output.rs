@@ -54,9 +54,15 @@ pub(super) fn print(text: &str) -> io::Result<bool> {
     }
 }
 
+/// Prints the text of a command that ends well.
+pub(super) fn end(text: &str) -> anyhow::Result<u8> {
+    print(text)?;
+    Ok(0)
+}
+
 /// A time to the second, RFC 3339.
-pub(super) fn time(time: SystemTime) -> String {
-    humantime::format_rfc3339_seconds(oncebox_connect::clock::with_text(time)).to_string()
+pub(super) fn time(time: impl Into<SystemTime>) -> String {
+    humantime::format_rfc3339_seconds(oncebox_connect::clock::with_text(time.into())).to_string()
 }
 
 /// One JSON document per line.

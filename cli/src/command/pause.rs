@@ -3,54 +3,68 @@
 use std::time::{Duration, SystemTime};
 
 use anyhow::ensure;
-use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command};
-use oncebox_connect::config::{Config, ConfigError, OutboxConfig};
-use oncebox_operator::{Ends, Kind, Moment, Operator, PauseOf, PauseRow, Selection, Stamp, Verb, pause_time};
+use clap::{ArgMatches, Args as _, Command};
+use oncebox_connect::config::ConfigError;
+use oncebox_operator::{Ends, Kind, Moment, PauseOf, PauseRow, Selection, Verb, pause_time};
 use serde_json::json;
-use tokio::task::JoinSet;
 
 use super::{
-    action,
+    On, Run, action, given,
     output::{self, time},
 };
 
-const SELECTORS: [&str; 4] = ["all", "subject", "stream", "ordering-key"];
-
-/// The arguments of the command.
-pub(crate) enum Pauses {
-    List { json: bool },
-    Pause { of: PauseOf, rate: Option<f64>, ends: Ends, is_unseen: bool, run: action::Run },
-    Resume { of: PauseOf, run: action::Run },
+/// List what is paused or throttled
+#[derive(clap::Args)]
+pub(crate) struct List {
+    /// Print JSON, a document per line
+    #[arg(long)]
+    json: bool,
 }
 
-pub(super) fn commands(connection: impl Fn() -> Vec<Arg>, both: impl Fn() -> Vec<Arg>) -> [Command; 4] {
-    let rate = Arg::new("rate")
-        .long("rate")
-        .value_name("N")
-        .required(true)
-        .value_parser(action::messages_a_second)
-        .help("Messages a second; less than 1 is possible: 0.1 is one in ten seconds");
-    let unseen = Arg::new("unseen").long("unseen").action(ArgAction::SetTrue);
-    let unseen = unseen.help("Also if no recent message has such a subject");
-    let command = |verb: Verb| Command::new(verb.word()).about(verb.about);
-    let [pause, throttle, resume] = [Verb::Pause, Verb::Throttle, Verb::Resume].map(command);
-    let list = Command::new("pauses").about("List what is paused or throttled").arg(action::json());
-    let changes = |command: Command| {
-        let group = ArgGroup::new("selection").args(SELECTORS).required(true);
-        let run = action::who();
-        command.args(selection()).group(group).args(run)
-    };
-    [
-        changes(pause).args(ends()).arg(unseen.clone()).args(both()),
-        changes(throttle).arg(rate).args(ends()).arg(unseen).args(both()),
-        changes(resume).args(connection()),
-        list.args(connection()),
-    ]
+#[derive(clap::Args)]
+struct All {
+    /// All messages of the outbox
+    #[arg(long)]
+    all: bool,
 }
 
-fn selection() -> Vec<Arg> {
-    let all = Arg::new("all").long("all").action(ArgAction::SetTrue).help("All messages of the outbox");
-    [vec![all], action::selectors(Kind::Pauses, Kind::Pauses.selectors())].concat()
+#[derive(clap::Args)]
+struct Rate {
+    /// Messages a second; less than 1 is possible: 0.1 is one in ten seconds
+    #[arg(long, value_name = "N", value_parser = action::messages_a_second)]
+    rate: f64,
+}
+
+#[derive(clap::Args)]
+struct Lasts {
+    /// End by itself after this time: 90s, 15m, 2h
+    #[arg(long = "for", value_name = "TIME", value_parser = pause_time)]
+    after: Option<Duration>,
+    /// End by itself then: in UTC, 2030-01-31 or 2030-01-31T08:00:00Z
+    #[arg(long, value_name = "TIME", value_parser = instant, conflicts_with = "after")]
+    until: Option<SystemTime>,
+    /// Also if no recent message has such a subject
+    #[arg(long)]
+    unseen: bool,
+}
+
+/// What is held back, or goes on.
+pub(crate) struct Pause {
+    of: PauseOf,
+    who: action::Who,
+    /// Neither, where it goes on.
+    lasts: Option<(Lasts, Option<f64>)>,
+}
+
+pub(super) fn command(verb: Verb) -> Command {
+    let selectors = action::selectors(Kind::Pauses, Kind::Pauses.selectors());
+    let names: Vec<_> = selectors.iter().map(|selector| selector.get_id().clone()).collect();
+    let group = clap::ArgGroup::new("selection").arg("all").args(names).required(true);
+    let command = All::augment_args(Command::new(verb.word())).args(selectors).group(group);
+    let command = action::Who::augment_args(command);
+    let command = if verb == Verb::Throttle { Rate::augment_args(command) } else { command };
+    let command = if verb == Verb::Resume { command } else { Lasts::augment_args(command) };
+    command.about(verb.about)
 }
 
 /// A moment that is given as a time.
@@ -63,79 +77,56 @@ fn instant(text: &str) -> Result<SystemTime, String> {
     }
 }
 
-fn ends() -> [Arg; 2] {
-    let after = Arg::new("for").long("for").value_name("TIME").value_parser(pause_time);
-    let at = Arg::new("until").long("until").value_name("TIME").value_parser(instant);
-    [
-        after.help("End by itself after this time: 90s, 15m, 2h"),
-        at.conflicts_with("for").help("End by itself then: in UTC, 2030-01-31 or 2030-01-31T08:00:00Z"),
-    ]
-}
-
-impl Pauses {
-    pub(super) fn new(name: &str, flags: &ArgMatches) -> Result<Self, ConfigError> {
-        if name == "pauses" {
-            return Ok(Self::List { json: flags.get_flag("json") });
-        }
+impl Pause {
+    pub(super) fn new(verb: Verb, flags: &ArgMatches) -> Result<Self, ConfigError> {
         let mut selection = Selection::of(Kind::Pauses);
         for (name, value) in action::fields(Kind::Pauses.selectors(), flags) {
             let set = selection.set(&name, &value);
             set.map_err(|problem| ConfigError(vec![format!("--{name}: {problem}")]))?;
         }
-        let (of, run) = (PauseOf::of(&selection), action::Run::new(flags));
-        if name == "resume" {
-            return Ok(Self::Resume { of, run });
-        }
-        let after = flags.get_one::<Duration>("for").copied().map(Ends::After);
-        let at = flags.get_one::<SystemTime>("until").copied().map(Ends::At);
-        let rate = flags.try_get_one::<f64>("rate").ok().flatten().copied();
-        let is_unseen = flags.get_flag("unseen");
-        Ok(Self::Pause { of, rate, ends: after.or(at).unwrap_or(Ends::Never), is_unseen, run })
+        let rate = (verb == Verb::Throttle).then(|| given::<Rate>(flags).rate);
+        let lasts = (verb != Verb::Resume).then(|| (given(flags), rate));
+        Ok(Self { of: PauseOf::of(&selection), who: given(flags), lasts })
     }
 
     /// Whether the command needs NATS.
     pub(super) fn names_stream(flags: &ArgMatches) -> bool {
         flags.contains_id("stream")
     }
+}
 
-    pub(super) async fn run(self, config: &OutboxConfig, nats: Option<&Config>) -> anyhow::Result<()> {
-        let mut tasks = JoinSet::new();
-        match self {
-            Self::List { json } => {
-                let operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
-                let pauses = operator.pauses().await?;
-                output::print(&output::listed(json, &pauses, HEADS, cells)?)?;
-            }
-            Self::Pause { of, rate, ends, is_unseen, run } => {
-                let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
-                let warnings = operator.pause_warnings(&of).await?;
-                let ends_at = operator.pause(&of, rate, ends, is_unseen, nats).await?;
-                let action = if rate.is_some() { "throttled" } else { "paused" };
-                warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-                report(&run, action, &of, ends_at)?;
-            }
-            Self::Resume { of, run } => {
-                let mut operator = Operator::connect(config, run.stamp.clone(), &mut tasks).await?;
-                ensure!(
-                    operator.resume(&of).await?,
-                    "{of} is not paused; nothing was done. See `oncebox outbox pauses`"
-                );
-                report(&run, "resumed", &of, None)?;
-            }
-        }
-        Ok(())
+impl Run for List {
+    async fn run(self, on: &On) -> anyhow::Result<u8> {
+        output::end(&output::listed(self.json, &on.operator().await?.pauses().await?, HEADS, cells)?)
     }
 }
 
-fn report(run: &action::Run, action: &str, of: &PauseOf, ends_at: Option<SystemTime>) -> anyhow::Result<()> {
+impl Run for Pause {
+    async fn run(self, on: &On) -> anyhow::Result<u8> {
+        let Self { of, who, lasts } = self;
+        let mut operator = on.acting(&who).await?;
+        let Some((Lasts { after, until, unseen }, rate)) = lasts else {
+            ensure!(
+                operator.resume(&of).await?,
+                "{of} is not paused; nothing was done. See `oncebox outbox pauses`"
+            );
+            return report(&who, "resumed", &of, None);
+        };
+        let ends = after.map(Ends::After).or(until.map(Ends::At)).unwrap_or(Ends::Never);
+        let warnings = operator.pause_warnings(&of).await?;
+        let ends_at = operator.pause(&of, rate, ends, unseen, on.config.as_deref()).await?;
+        warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        report(&who, if rate.is_some() { "throttled" } else { "paused" }, &of, ends_at)
+    }
+}
+
+fn report(who: &action::Who, action: &str, of: &PauseOf, ends_at: Option<SystemTime>) -> anyhow::Result<u8> {
     let until = ends_at.map(time);
-    let text = if run.json {
+    output::end(&if who.json {
         output::json_lines(&[json!({ "action": action, "of": of.to_string(), "until": until })])?
     } else {
         format!("{action} {of}{}\n", until.map(|at| format!(" until {at}")).unwrap_or_default())
-    };
-    output::print(&text)?;
-    Ok(())
+    })
 }
 
 const HEADS: [&str; 7] = ["KIND", "VALUE", "MESSAGES/S", "SINCE", "UNTIL", "BY", "NOTE"];

@@ -1,87 +1,69 @@
 //! `oncebox proof`.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use clap::{Arg, ArgMatches};
-use oncebox_connect::{
-    config::{Config, ConfigError, OutboxConfig},
-    words::counted,
-};
-use oncebox_operator::{Moment, Operator, Proof, ProofOf, Stamp};
+use oncebox_connect::{config::ConfigError, words::counted};
+use oncebox_operator::{Moment, Proof, ProofOf};
 use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use rustls::pki_types::{PrivatePkcs8KeyDer, pem::PemObject as _};
 use serde_json::json;
-use tokio::task::JoinSet;
 use tracing::error;
 
-use super::{action, output};
+use super::{On, Run, action, output};
 use crate::BAD_CONFIGURATION;
 
 /// The type of the signed payload.
 const TYPE: &str = "application/vnd.oncebox.proof+json";
 
-/// The arguments of the command.
+/// Prove that what was enqueued in a time is in its streams, and was handled; changes nothing
+#[derive(clap::Args)]
+#[command(
+    long_about = "Prove that what was enqueued in a time is in its streams, and was handled by the inboxes of this database: \
+    counts by subject, stream and inbox, and the keys of each gap. What it cannot prove it says. It reads the log \
+    once, and each stream from that time on. Exit codes: 0 there is no gap; 1 there is one, or it failed; 64 an \
+    argument is wrong; 69 a server cannot be reached."
+)]
 pub(crate) struct Prove {
+    #[arg(long, value_name = "TIME", help = action::with_forms("Messages enqueued then or later"))]
     since: Moment,
+    #[arg(long, value_name = "TIME", help = action::with_forms("Messages enqueued before [default: now]"))]
     until: Option<Moment>,
-    keys_max: usize,
+    /// Keys that each gap names, at most
+    #[arg(long, value_name = "N", default_value = "20", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    keys: u32,
+    /// Print the document signed with this Ed25519 key (PKCS#8, PEM), in an envelope of DSSE; implies
+    /// --json
+    #[arg(long, value_name = "FILE")]
+    sign: Option<PathBuf>,
+    #[arg(skip)]
     key: Option<Ed25519KeyPair>,
+    /// Print JSON, a document per line
+    #[arg(long)]
     json: bool,
-}
-
-pub(super) fn command(options: Vec<Arg>) -> clap::Command {
-    let keys = Arg::new("keys").long("keys").value_name("N").default_value("20");
-    let keys = keys.value_parser(clap::value_parser!(u32).range(1..=100_000));
-    let key = Arg::new("sign").long("sign").value_name("FILE").value_parser(clap::value_parser!(PathBuf));
-    clap::Command::new("proof")
-        .about("Prove that what was enqueued in a time is in its streams, and was handled; changes nothing")
-        .long_about(
-            "Prove that what was enqueued in a time is in its streams, and was handled by the inboxes of this database: \
-             counts by subject, stream and inbox, and the keys of each gap. What it cannot prove it says. It reads the log \
-             once, and each stream from that time on. Exit codes: 0 there is no gap; 1 there is one, or it failed; 64 an \
-             argument is wrong; 69 a server cannot be reached.",
-        )
-        .arg(action::moment("since", "Messages enqueued then or later").required(true))
-        .arg(action::moment("until", "Messages enqueued before [default: now]"))
-        .arg(keys.help("Keys that each gap names, at most"))
-        .arg(key.help(
-            "Print the document signed with this Ed25519 key (PKCS#8, PEM), in an envelope of DSSE; implies --json",
-        ))
-        .arg(action::json())
-        .args(options)
 }
 
 impl Prove {
     /// Reads the key, before the log is read for minutes.
-    pub(super) fn new(flags: &ArgMatches) -> Result<Self, ConfigError> {
-        let moment = |name| flags.get_one::<Moment>(name).copied();
-        let key = flags.get_one::<PathBuf>("sign").map(|path| signing_key(path)).transpose();
-        Ok(Self {
-            since: moment("since").unwrap_or(Moment::Ago(Duration::ZERO)),
-            until: moment("until"),
-            keys_max: flags.get_one::<u32>("keys").map_or(20, |keys| *keys as usize),
-            key: key.map_err(|problem| ConfigError(vec![format!("--sign: {problem:#}")]))?,
-            json: flags.get_flag("json"),
-        })
+    pub(super) fn with_key(self) -> Result<Self, ConfigError> {
+        let key = self.sign.as_deref().map(signing_key).transpose();
+        let key = key.map_err(|problem| ConfigError(vec![format!("--sign: {problem:#}")]))?;
+        Ok(Self { key, ..self })
     }
+}
 
-    /// Returns the exit code.
-    pub(super) async fn run(self, outbox: &OutboxConfig, config: Option<&Config>) -> anyhow::Result<u8> {
-        let mut tasks = JoinSet::new();
-        let mut operator = Operator::connect(outbox, Stamp::default(), &mut tasks).await?;
+impl Run for Prove {
+    async fn run(self, on: &On) -> anyhow::Result<u8> {
+        let mut operator = on.operator().await?;
         let now = operator.now().await?;
         let until = self.until.map_or(now, |until| until.at(now)).min(now);
-        let of = ProofOf { since: self.since.at(now), until, keys_max: self.keys_max };
+        let of = ProofOf { since: self.since.at(now), until, keys_max: self.keys as usize };
         if of.since >= of.until {
             error!("--since is not before --until, or not before now; nothing was looked at");
             return Ok(BAD_CONFIGURATION);
         }
-        let proof = operator.prove(config, of).await?;
+        let proof = operator.prove(on.config.as_deref(), of).await?;
         output::print(&match &self.key {
             Some(key) => signed(key, &serde_json::to_vec(&proof)?)?,
             None if self.json => output::json_lines(&[&proof])?,

@@ -6,20 +6,22 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::console::Console;
 
-pub(super) async fn one(config: Config, console: Option<Console>) -> anyhow::Result<()> {
+pub(super) async fn one(config: Config, console: Option<Console>) -> anyhow::Result<u8> {
     let shutdown = shutdown_signal("the relay")?;
     let relay = Relay::connect(config).await?.telling(systemd()).serve(shutdown);
-    Ok(Console::with_relay(console, Box::pin(relay)).await?)
+    Console::with_relay(console, Box::pin(relay)).await?;
+    Ok(0)
 }
 
 pub(super) async fn many(
     databases: Vec<NamedConfig>,
     sources: Sources,
     console: Option<Console>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<u8> {
     let shutdown = shutdown_signal("the relay")?;
     let relays = Supervisor::run(databases, sources, systemd(), shutdown);
-    Ok(Console::with_relay(console, Box::pin(relays)).await?)
+    Console::with_relay(console, Box::pin(relays)).await?;
+    Ok(0)
 }
 
 /// Delivering unsupervised is better than not delivering.

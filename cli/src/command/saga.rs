@@ -1,12 +1,10 @@
 //! `oncebox saga`: look at sagas, help them, and lead those of files.
 
 use anyhow::{Context as _, anyhow};
-use clap::{Arg, ArgAction, ArgMatches, Command};
-use oncebox_connect::config::OutboxConfig;
-use oncebox_operator::{Action, Done, Kind, Operator, Order, SagaDrawing as Drawing, Selection, Stamp, Verb};
-use tokio::task::JoinSet;
+use clap::{Arg, ArgMatches, Command};
+use oncebox_operator::{Action, Done, Kind, Operator, Order, SagaDrawing as Drawing, Selection, Verb};
 
-use super::{act, action, list, output};
+use super::{On, Run, act, group, list, output, with};
 
 mod file;
 mod health;
@@ -15,36 +13,65 @@ mod mermaid;
 mod svg;
 mod text;
 
-pub(super) use lead::{Lead, Start};
+pub(super) use lead::{Apply, Lead, Start};
 pub(super) use text::steps;
 
-/// The arguments of the command.
-pub(crate) enum Sagas {
-    Show { key: String, data: bool, form: Form },
-    Graph { name: String, version: Option<i32>, form: Form },
+/// Show a saga: each step and each compensation that was sent
+#[derive(clap::Args)]
+pub(crate) struct Show {
+    /// The saga's key, from the list
+    #[arg(value_name = "KEY")]
+    saga: String,
+    /// With its data, which may hold what others must not see
+    #[arg(long)]
+    data: bool,
+    #[command(flatten)]
+    form: Form,
 }
 
-/// How a saga is shown.
-#[derive(Clone, Copy)]
-pub(crate) enum Form {
-    Text,
-    Json,
-    Mermaid,
-    Svg,
+/// Draw a definition that an orchestrator has registered, as a flowchart for Mermaid
+#[derive(clap::Args)]
+pub(crate) struct Graph {
+    /// The name of the definition
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// This version, instead of the newest
+    #[arg(long, value_name = "N")]
+    version: Option<i32>,
+    /// Draw it as an SVG picture
+    #[arg(long, conflicts_with = "json")]
+    svg: bool,
+    /// Print JSON, a document per line
+    #[arg(long)]
+    json: bool,
+}
+
+// How a saga is shown, if not as text.
+#[derive(clap::Args)]
+struct Form {
+    /// Draw it, as a flowchart for Mermaid
+    #[arg(long, conflicts_with_all = ["json", "svg"])]
+    mermaid: bool,
+    /// Draw it, as an SVG picture
+    #[arg(long, conflicts_with = "json")]
+    svg: bool,
+    /// Print JSON, a document per line
+    #[arg(long)]
+    json: bool,
 }
 
 pub(super) fn command(connection: impl Fn() -> Vec<Arg>, for_both: Vec<Arg>) -> Command {
     let actions = Action::on(Kind::Sagas).map(act::command);
-    Command::new("saga")
-        .about("Lead business processes over several services; look at them, and help those that are stuck")
-        .subcommand_required(true)
-        .arg_required_else_help(true)
-        .subcommands([list::command(Kind::Sagas), show(), graph()])
-        .subcommands(actions)
-        .subcommands([lead::start(), lead::apply()])
-        .mut_subcommands(|inner| inner.args(connection()))
-        .subcommand(lead::run().args(for_both))
-        .subcommands(file::commands())
+    group(
+        "saga",
+        "Lead business processes over several services; look at them, and help those that are stuck",
+    )
+    .subcommands([list::command(Kind::Sagas), with::<Show>("show"), with::<Graph>("graph")])
+    .subcommands(actions)
+    .subcommands([with::<Start>("start"), with::<Apply>("apply")])
+    .mut_subcommands(|inner| inner.args(connection()))
+    .subcommand(with::<Lead>("run").args(for_both))
+    .subcommands(file::commands())
 }
 
 /// The text of a command that needs no server, and its exit code.
@@ -54,77 +81,30 @@ pub(super) fn write(path: &[&str], flags: &ArgMatches) -> Option<(Vec<u8>, u8)> 
     Some((text.into_bytes(), code))
 }
 
-fn show() -> Command {
-    let key = Arg::new("saga").value_name("KEY").required(true).help("The saga's key, from the list");
-    Command::new("show")
-        .about("Show a saga: each step and each compensation that was sent")
-        .arg(key)
-        .arg(flag("data", "With its data, which may hold what others must not see"))
-        .arg(flag("mermaid", "Draw it, as a flowchart for Mermaid").conflicts_with_all(["json", "svg"]))
-        .arg(flag("svg", "Draw it, as an SVG picture").conflicts_with("json"))
-        .arg(action::json())
-}
-
-fn graph() -> Command {
-    let version = Arg::new("version").long("version").value_name("N").value_parser(clap::value_parser!(i32));
-    Command::new("graph")
-        .about("Draw a definition that an orchestrator has registered, as a flowchart for Mermaid")
-        .arg(Arg::new("name").value_name("NAME").required(true).help("The name of the definition"))
-        .arg(version.help("This version, instead of the newest"))
-        .arg(flag("svg", "Draw it as an SVG picture").conflicts_with("json"))
-        .arg(action::json())
-}
-
-fn flag(name: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
-}
-
-impl Form {
-    fn new(flags: &ArgMatches, usual: Self) -> Self {
-        let is_given = |name: &str| flags.try_get_one::<bool>(name).ok().flatten() == Some(&true);
-        let forms = [("json", Self::Json), ("mermaid", Self::Mermaid), ("svg", Self::Svg)];
-        forms.into_iter().find(|(name, _)| is_given(name)).map_or(usual, |(_, form)| form)
+impl Run for Show {
+    async fn run(self, on: &On) -> anyhow::Result<u8> {
+        let Self { saga: key, data, form: Form { mermaid, svg, json } } = self;
+        let found = on.operator().await?.saga(&key, data).await?;
+        let found = found.with_context(|| format!("no saga has the key {key:?}"))?;
+        output::end(&match (json, mermaid, svg) {
+            (true, ..) => output::json_lines(&[found])?,
+            (_, true, _) => mermaid::draw(&Drawing::of_instance(&found)),
+            (.., true) => svg::draw(&Drawing::of_instance(&found)),
+            _ => text::details(&found),
+        })
     }
 }
 
-impl Sagas {
-    pub(super) fn new(name: &str, flags: &ArgMatches) -> Self {
-        let text = |name: &str| flags.try_get_one::<String>(name).ok().flatten().cloned();
-        if name == "graph" {
-            let form = Form::new(flags, Form::Mermaid);
-            let version = flags.get_one::<i32>("version").copied();
-            return Self::Graph { name: text("name").unwrap_or_default(), version, form };
-        }
-        let form = Form::new(flags, Form::Text);
-        Self::Show { key: text("saga").unwrap_or_default(), data: flags.get_flag("data"), form }
-    }
-
-    pub(super) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
-        let mut tasks = JoinSet::new();
-        match self {
-            Self::Show { key, data, form } => {
-                let operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
-                let found = operator.saga(&key, data).await?;
-                let found = found.with_context(|| format!("no saga has the key {key:?}"))?;
-                output::print(&match form {
-                    Form::Text => text::details(&found),
-                    Form::Json => output::json_lines(&[found])?,
-                    Form::Mermaid => mermaid::draw(&Drawing::of_instance(&found)),
-                    Form::Svg => svg::draw(&Drawing::of_instance(&found)),
-                })?;
-            }
-            Self::Graph { name, version, form } => {
-                let operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
-                let found = operator.saga_definitions(Some(&name), version).await?.into_iter().next();
-                let found = found.with_context(|| unregistered(&name, version))?;
-                output::print(&match form {
-                    Form::Svg => svg::draw(&Drawing::of_definition(&found)),
-                    Form::Json => output::json_lines(&[found])?,
-                    Form::Text | Form::Mermaid => mermaid::draw(&Drawing::of_definition(&found)),
-                })?;
-            }
-        }
-        Ok(())
+impl Run for Graph {
+    async fn run(self, on: &On) -> anyhow::Result<u8> {
+        let Self { name, version, svg, json } = self;
+        let found = on.operator().await?.saga_definitions(Some(&name), version).await?.into_iter().next();
+        let found = found.with_context(|| unregistered(&name, version))?;
+        output::end(&match (json, svg) {
+            (true, _) => output::json_lines(&[found])?,
+            (_, true) => svg::draw(&Drawing::of_definition(&found)),
+            _ => mermaid::draw(&Drawing::of_definition(&found)),
+        })
     }
 }
 

@@ -1,75 +1,62 @@
 //! `show` of one message, or dead letter, that is set aside.
 
 use anyhow::Context as _;
-use clap::{Arg, ArgAction, ArgMatches, Command};
-use oncebox_connect::config::OutboxConfig;
-use oncebox_operator::{DeadLetterDetails, Kind, Operator, ParkedDetails, Stamp};
-use tokio::task::JoinSet;
+use oncebox_operator::{DeadLetterDetails, ParkedDetails};
 
 use super::{
-    action, list,
+    On, Run, list,
     output::{self, time},
 };
 
-/// The arguments of the command.
-pub(crate) struct Show {
-    of: Which,
+/// Show a parked or dead message, with what waits behind it
+#[derive(clap::Args)]
+pub(crate) struct Message {
+    /// The message's key
+    #[arg(value_name = "KEY")]
+    key: String,
+    #[command(flatten)]
+    how: How,
+}
+
+/// Show a dead letter, and how its key stands
+#[derive(clap::Args)]
+pub(crate) struct Letter {
+    /// The letter's id, from the list
+    #[arg(value_name = "ID", value_parser = clap::value_parser!(i64).range(1..))]
+    letter: i64,
+    #[command(flatten)]
+    how: How,
+}
+
+#[derive(clap::Args)]
+struct How {
+    /// With the payload, which may hold what others must not see
+    #[arg(long)]
     payload: bool,
+    /// Print JSON, a document per line
+    #[arg(long)]
     json: bool,
 }
 
-enum Which {
-    Message(String),
-    Letter(i64),
-}
-
-pub(super) fn command(kind: Kind) -> Command {
-    let (about, which) = match kind {
-        Kind::Letters => {
-            let id = Arg::new("letter").value_name("ID").value_parser(clap::value_parser!(i64).range(1..));
-            ("Show a dead letter, and how its key stands", id.help("The letter's id, from the list"))
-        }
-        _ => (
-            "Show a parked or dead message, with what waits behind it",
-            Arg::new("key").value_name("KEY").help("The message's key"),
-        ),
-    };
-    let payload = Arg::new("payload").long("payload").action(ArgAction::SetTrue);
-    Command::new("show")
-        .about(about)
-        .arg(which.required(true))
-        .arg(payload.help("With the payload, which may hold what others must not see"))
-        .arg(action::json())
-}
-
-impl Show {
-    pub(super) fn new(flags: &ArgMatches) -> Self {
-        let id = flags.try_get_one::<i64>("letter").ok().flatten();
-        let key = || flags.get_one::<String>("key").cloned().unwrap_or_default();
-        let of = id.map_or_else(|| Which::Message(key()), |id| Which::Letter(*id));
-        Self { of, payload: flags.get_flag("payload"), json: flags.get_flag("json") }
+impl Run for Message {
+    async fn run(self, on: &On) -> anyhow::Result<u8> {
+        let Self { key, how } = self;
+        let message = on.operator().await?.show(&key, how.payload).await?.with_context(|| {
+            format!(
+                "no parked or dead message has the key {key:?}; if a consumer gave it up, see `oncebox inbox dead \
+                list`, else `oncebox trace`"
+            )
+        })?;
+        output::end(&if how.json { output::json_lines(&[message])? } else { of_message(&message) })
     }
+}
 
-    pub(super) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
-        let mut tasks = JoinSet::new();
-        let operator = Operator::connect(config, Stamp::default(), &mut tasks).await?;
-        let text = match self.of {
-            Which::Message(key) => {
-                let message = operator.show(&key, self.payload).await?.with_context(|| {
-                    format!(
-                        "no parked or dead message has the key {key:?}; if a consumer gave it up, see `oncebox inbox dead \
-                         list`, else `oncebox trace`"
-                    )
-                })?;
-                if self.json { output::json_lines(&[message])? } else { of_message(&message) }
-            }
-            Which::Letter(id) => {
-                let letter = operator.dead_letter(id, self.payload.then_some(i32::MAX)).await?;
-                let letter = letter.with_context(|| format!("no dead letter has the id {id}"))?;
-                if self.json { output::json_lines(&[letter])? } else { of_letter(&letter) }
-            }
-        };
-        Ok(output::print(&text).map(drop)?)
+impl Run for Letter {
+    async fn run(self, on: &On) -> anyhow::Result<u8> {
+        let Self { letter: id, how } = self;
+        let letter = on.operator().await?.dead_letter(id, how.payload.then_some(i32::MAX)).await?;
+        let letter = letter.with_context(|| format!("no dead letter has the id {id}"))?;
+        output::end(&if how.json { output::json_lines(&[letter])? } else { of_letter(&letter) })
     }
 }
 

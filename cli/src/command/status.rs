@@ -5,35 +5,38 @@ mod quiet;
 
 use std::{io::IsTerminal as _, time::Duration};
 
-use clap::{Arg, ArgAction, ArgMatches};
 use oncebox_connect::{
-    config::{Config, OutboxConfig},
     error::error_chain,
     words::{counted, for_one},
 };
-use oncebox_operator::{Holder, LaneStatus, Operator, Stamp, Status as Stands};
+use oncebox_operator::{Holder, LaneStatus, Status as Stands, Time};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
-    task::JoinSet,
     time::{MissedTickBehavior, interval},
 };
 
 use super::{
-    action, doctor,
+    On, Run, doctor,
     output::{self, time},
 };
 
 /// Clears the screen of a terminal.
 pub(super) const CLEAR: &str = "\x1b[H\x1b[2J";
 
-/// The arguments of the command.
-#[derive(Clone)]
+/// Show backlog, lag, relays at work, streams, and what holds delivery up
+#[derive(Clone, clap::Args)]
 pub(crate) struct Status {
-    watch: Option<Duration>,
-    json: bool,
-    /// Lanes at rest too.
+    /// Look again after so many seconds, until a signal; 1 to 3600
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600))]
+    watch: Option<u32>,
+    #[command(flatten)]
+    quiet: quiet::UntilQuiet,
+    /// Show the lanes at rest too
+    #[arg(long)]
     all: bool,
-    quiet: Option<quiet::UntilQuiet>,
+    /// Print one JSON document, with --watch one per line
+    #[arg(long)]
+    json: bool,
 }
 
 /// The result of one look.
@@ -48,60 +51,18 @@ pub(super) enum Looked {
     Unread,
 }
 
-pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
-    let watch = Arg::new("watch")
-        .long("watch")
-        .value_name("SECONDS")
-        .value_parser(clap::value_parser!(u32).range(1..=3600))
-        .help("Look again after so many seconds, until a signal; 1 to 3600");
-    clap::Command::new("status")
-        .about("Show backlog, lag, relays at work, streams, and what holds delivery up")
-        .arg(watch)
-        .args(quiet::arguments())
-        .arg(Arg::new("all").long("all").action(ArgAction::SetTrue).help("Show the lanes at rest too"))
-        .arg(action::json().help("Print one JSON document, with --watch one per line"))
-        .args(connection)
-}
-
 impl Status {
-    pub(super) fn new(flags: &ArgMatches) -> Self {
-        let watch = flags.get_one::<u32>("watch").map(|seconds| Duration::from_secs((*seconds).into()));
-        let quiet = quiet::UntilQuiet::new(flags);
-        Self { watch, json: flags.get_flag("json"), all: flags.get_flag("all"), quiet }
-    }
-
     /// The same without `--watch`, and its period.
     pub(super) fn watched(&self) -> Option<(Duration, Self)> {
-        self.watch.map(|period| (period, Self { watch: None, ..self.clone() }))
-    }
-
-    /// Returns the exit code. NATS is asked with the whole configuration, where there is one.
-    pub(super) async fn run(self, outbox: &OutboxConfig, config: Option<&Config>) -> anyhow::Result<u8> {
-        if let Some(quiet) = &self.quiet {
-            return quiet.run(outbox, config, self.json).await;
-        }
-        match self.watch {
-            Some(period) => watch(period, async |clears| self.look(outbox, config, clears).await).await,
-            None => Ok(match self.look(outbox, config, false).await? {
-                Looked::Whole | Looked::Unread => 0,
-                Looked::Down => crate::FAILED,
-                Looked::WithoutNats => crate::UNREACHABLE,
-            }),
-        }
+        let period = self.watch.map(|seconds| Duration::from_secs(seconds.into()));
+        period.map(|period| (period, Self { watch: None, ..self.clone() }))
     }
 
     /// Looks once, on a connection of its own: while one watches, the server may go away and come
-    /// back.
-    async fn look(
-        &self,
-        outbox: &OutboxConfig,
-        config: Option<&Config>,
-        clears: bool,
-    ) -> anyhow::Result<Looked> {
-        let mut tasks = JoinSet::new();
-        let mut operator = Operator::connect(outbox, Stamp::default(), &mut tasks).await?;
-        let mut status = operator.status().await?;
-        if let Some(config) = config {
+    /// back. NATS is asked with the whole configuration, where there is one.
+    async fn look(&self, on: &On, clears: bool) -> anyhow::Result<Looked> {
+        let mut status = on.operator().await?.status().await?;
+        if let Some(config) = &on.config {
             status.add_nats(config).await;
         }
         let text = if self.json { output::json_lines(&[&status])? } else { text(&status, self.all) };
@@ -113,6 +74,22 @@ impl Status {
             None if status.is_down() => Looked::Down,
             None => Looked::Whole,
         })
+    }
+}
+
+impl Run for Status {
+    async fn run(self, on: &On) -> anyhow::Result<u8> {
+        if let Some(within) = self.quiet.within() {
+            return self.quiet.run(on, within, self.json).await;
+        }
+        match self.watched() {
+            Some((period, once)) => watch(period, async |clears| once.look(on, clears).await).await,
+            None => Ok(match self.look(on, false).await? {
+                Looked::Whole | Looked::Unread => 0,
+                Looked::Down => crate::FAILED,
+                Looked::WithoutNats => crate::UNREACHABLE,
+            }),
+        }
     }
 }
 
@@ -205,7 +182,7 @@ fn backlog(status: &Stands) -> String {
 
 fn summary(status: &Stands) -> Vec<[String; 2]> {
     let line = |name: &str, value: String| [name.to_owned(), value];
-    let when = |at: Option<std::time::SystemTime>| at.map_or_else(|| "none".to_owned(), time);
+    let when = |at: Option<Time>| at.map_or_else(|| "none".to_owned(), time);
     let has_leader = status.relays.iter().any(|group| group.leads);
     let relays = status.relays.iter().map(|group| {
         let client = group.client.as_ref().map(|client| format!("@{client}")).unwrap_or_default();

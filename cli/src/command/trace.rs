@@ -3,24 +3,33 @@
 mod text;
 
 use anyhow::Context as _;
-use clap::{Arg, ArgAction, ArgMatches};
 use oncebox_connect::config::{Config, ConfigError, OutboxConfig, Sources, Values};
 use oncebox_operator::{Operator, PlacedTrace, Stamp, look_elsewhere, together};
 use oncebox_schema::Key;
-use tokio::task::JoinSet;
 
-use super::{action, databases, list, output};
+use super::{databases, list, output};
 
-/// The arguments of the command.
+/// Show where a message is, those of the steps below its key, and the saga that sends them
+#[derive(clap::Args)]
 pub(crate) struct Trace {
-    key: String,
-    steps_max: u32,
-    /// Other databases that are looked into.
-    also: Vec<OutboxConfig>,
+    #[arg(value_name = "KEY", value_parser = parse, help = KEY)]
+    key: Key,
+    /// Messages below the key at most; 1 to 100000
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = list::limit())]
+    limit: u32,
+    #[arg(long, value_name = "URL", help = ALSO)]
+    pub(super) also: Vec<String>,
+    /// Print one JSON document
+    #[arg(long)]
     json: bool,
 }
 
+pub(super) const KEY: &str = "A key, of a message or above those of messages";
+pub(super) const ALSO: &str =
+    "Another database to look into, of a service that takes part; may be given several times";
+
 /// A database to look into.
+#[derive(Clone)]
 pub(crate) struct Place {
     pub(super) database: String,
     pub(super) config: OutboxConfig,
@@ -33,7 +42,6 @@ pub(crate) struct Place {
 /// A database that has answered, to be asked again.
 pub(super) struct Opened {
     pub(super) operator: Operator,
-    pub(super) _tasks: JoinSet<()>,
     pub(super) placed: PlacedTrace,
     pub(super) place: Place,
 }
@@ -49,70 +57,35 @@ pub(super) struct Asked {
     pub(super) is_alone: bool,
 }
 
-pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
-    clap::Command::new("trace")
-        .about("Show where a message is, those of the steps below its key, and the saga that sends them")
-        .arg(key())
-        .arg(list::limit("Messages below the key at most; 1 to 100000"))
-        .arg(also())
-        .arg(action::json().help("Print one JSON document"))
-        .args(connection)
-}
-
-pub(super) fn key() -> Arg {
-    let key = Arg::new("key").value_name("KEY").required(true).value_parser(parse);
-    key.help("A key, of a message or above those of messages")
-}
-
-pub(super) fn also() -> Arg {
-    Arg::new("also")
-        .long("also")
-        .value_name("URL")
-        .action(ArgAction::Append)
-        .help("Another database to look into, of a service that takes part; may be given several times")
-}
-
-/// The key that was given, and the other databases.
+/// Other databases to look into.
 ///
 /// # Errors
-/// Another database is not one that can be connected to.
-pub(super) fn given(flags: &ArgMatches, values: &Values) -> Result<(String, Vec<OutboxConfig>), ConfigError> {
-    let also = flags.get_many::<String>("also").into_iter().flatten().map(|url| {
+/// One is not one that can be connected to.
+pub(super) fn others(also: &[String], values: &Values) -> Result<Vec<Place>, ConfigError> {
+    let other = |url: &String| {
         let mut values = values.clone();
         values.insert("database-url", url.clone());
         // The file was read already.
         ["config", "database-url-file"].iter().for_each(|name| drop(values.remove(name)));
         OutboxConfig::from_sources(&Sources::read(values, [], |_| None))
-    });
-    let key = flags.get_one::<Key>("key").map(|key| key.as_str().to_owned()).unwrap_or_default();
-    Ok((key, also.collect::<Result<_, _>>()?))
+            .map(|config| databases::lone(&config))
+    };
+    also.iter().map(other).collect()
 }
 
 impl Trace {
-    /// # Errors
-    /// Another database is not one that can be connected to.
-    pub(super) fn new(flags: &ArgMatches, values: &Values) -> Result<Self, ConfigError> {
-        let (key, also) = given(flags, values)?;
-        Ok(Self {
-            key,
-            steps_max: flags.get_one::<u32>("limit").copied().unwrap_or(1_000),
-            also,
-            json: flags.get_flag("json"),
-        })
-    }
-
     /// Returns the exit code: of several databases some may be out of reach.
-    pub(super) async fn run(self, mut places: Vec<Place>) -> anyhow::Result<u8> {
-        places.extend(self.also.iter().map(databases::lone));
-        let asked = ask(places, &self.key, self.steps_max, self.json).await?;
+    pub(super) async fn run(self, places: Vec<Place>) -> anyhow::Result<u8> {
+        let key = self.key.as_str();
+        let asked = ask(places, key, self.limit, self.json).await?;
         let Asked { mut opened, unasked, code, is_alone } = asked;
         if !opened.iter().any(|one| one.placed.trace.is_known()) {
-            let meant = meant(&mut opened, &self.key).await?;
+            let meant = meant(&mut opened, key).await?;
             output::print(&unasked)?;
             let problem = format!(
                 "no message has the key {:?} or one below it{}: it was never enqueued, its transaction has not \
                  committed, it was cancelled while it was delayed, or it was deleted after the retention time",
-                self.key,
+                key,
                 meant.map(|key| format!(" (there is {key:?})")).unwrap_or_default()
             );
             anyhow::ensure!(code > 0, problem);
@@ -121,12 +94,11 @@ impl Trace {
         }
         if opened.iter().any(|one| one.placed.trace.is_cut) {
             tracing::warn!(
-                limit = self.steps_max,
+                limit = self.limit,
                 "there are more below this key; see them with a higher --limit"
             );
         }
-        let tasks_and = |Opened { operator, _tasks, placed, .. }: Opened| (_tasks, (operator, placed));
-        let (_tasks, mut opened): (Vec<_>, Vec<_>) = opened.into_iter().map(tasks_and).unzip();
+        let mut opened: Vec<_> = opened.into_iter().map(|one| (one.operator, one.placed)).collect();
         let silent = look_elsewhere(&mut opened, databases::LOOK_MAX).await;
         if let Some((_, error)) = silent.into_iter().next() {
             return Err(error.into());
@@ -181,15 +153,15 @@ pub(super) async fn meant(opened: &mut [Opened], key: &str) -> anyhow::Result<Op
 }
 
 async fn open(place: Place, key: &str, steps_max: u32) -> anyhow::Result<Opened> {
-    let (mut tasks, database) = (JoinSet::new(), place.database.clone());
-    let operator = Operator::connect(&place.config, Stamp::default(), &mut tasks).await;
+    let database = place.database.clone();
+    let operator = Operator::connect(&place.config, Stamp::default()).await;
     let mut operator = operator.with_context(|| format!("look into {database}"))?;
     let trace = operator.trace(key, steps_max).await?;
-    Ok(Opened { operator, _tasks: tasks, placed: PlacedTrace { database, trace }, place })
+    Ok(Opened { operator, placed: PlacedTrace { database, trace }, place })
 }
 
 /// A whole key; a client's own text is answered with the key that it has become.
-fn parse(text: &str) -> Result<Key, String> {
+pub(super) fn parse(text: &str) -> Result<Key, String> {
     text.parse().map_err(|problem| match Key::root(text) {
         Ok(root) => format!("{problem}; for a client's own key that is {root}"),
         Err(_) => format!("{problem}"),

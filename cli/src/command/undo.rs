@@ -1,61 +1,42 @@
 //! `oncebox undo`.
 
 use anyhow::bail;
-use clap::{Arg, ArgMatches, Command};
-use oncebox_connect::{config::OutboxConfig, words::counted};
-use oncebox_operator::{Operator, UndoRow, Verb};
-use tokio::task::JoinSet;
+use oncebox_connect::words::counted;
+use oncebox_operator::{UndoRow, Verb};
 
-use super::{action, output};
+use super::{On, Run, action, output};
 
-/// The arguments.
+#[derive(clap::Args)]
+#[command(about = Verb::Undo.about)]
 pub(crate) struct Undo {
-    audit_id: i64,
+    /// A row of the discard, or edit, in the audit; the command prints it
+    #[arg(value_name = "ID", value_parser = clap::value_parser!(i64).range(1..))]
+    audit: i64,
+    #[command(flatten)]
     run: action::Run,
 }
 
-pub(super) fn command(options: Vec<Arg>) -> Command {
-    let run = action::without_limit();
-    Command::new("undo")
-        .about(Verb::Undo.about)
-        .arg(
-            Arg::new("audit")
-                .value_name("ID")
-                .required(true)
-                .value_parser(clap::value_parser!(i64).range(1..))
-                .help("A row of the discard, or edit, in the audit; the command prints it"),
-        )
-        .args(run)
-        .args(options)
-}
-
-impl Undo {
-    pub(super) fn new(flags: &ArgMatches) -> Self {
-        let audit_id = flags.get_one::<i64>("audit").copied().unwrap_or_default();
-        Self { audit_id, run: action::Run::new(flags) }
-    }
-
-    pub(super) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
-        let mut tasks = JoinSet::new();
-        let mut operator = Operator::connect(config, self.run.stamp.clone(), &mut tasks).await?;
+impl Run for Undo {
+    async fn run(self, on: &On) -> anyhow::Result<u8> {
+        let mut operator = on.acting(&self.run.who).await?;
         if !self.run.dry_run {
-            let back = operator.undo(self.audit_id).await?;
+            let back = operator.undo(self.audit).await?;
             return self.run.report_of(["message", "messages"], ["bring back", "brought back"], back, None);
         }
-        let rows = operator.undo_rows(self.audit_id).await?;
+        let rows = operator.undo_rows(self.audit).await?;
         if rows.is_empty() {
-            bail!("row {} of the audit is no discard and no edit; nothing would be done", self.audit_id);
+            bail!("row {} of the audit is no discard and no edit; nothing would be done", self.audit);
         }
-        output::print(&output::listed(self.run.json, &rows, HEADS, cells)?)?;
-        let blocked = rows.iter().filter(|row| row.obstacle.is_some()).count();
-        match blocked {
-            0 => Ok(()),
-            _ => bail!("{} of {} cannot come back, so none would", blocked, counted(rows.len(), "row")),
+        output::print(&output::listed(self.run.who.json, &rows, HEADS, cells)?)?;
+        match rows.iter().filter(|row| row.obstacle.is_some()).count() {
+            0 => Ok(0),
+            blocked => bail!("{} of {} cannot come back, so none would", blocked, counted(rows.len(), "row")),
         }
     }
 }
 
 const HEADS: [&str; 6] = ["ID", "WHERE", "KEY", "SUBJECT", "REASON", "CANNOT COME BACK"];
+
 fn cells(row: &UndoRow) -> [String; 6] {
     let place = row.scope.clone().unwrap_or_else(|| "outbox".to_owned());
     let texts = [&row.key, &row.subject, &row.reason, &row.obstacle];

@@ -1,76 +1,55 @@
 //! `oncebox outbox verify`.
 
-use clap::{Arg, ArgAction, ArgMatches};
-use oncebox_connect::config::Config;
-use oncebox_operator::{
-    Moment, Operator, RowSet, SubjectPattern, Verification, VerificationFinding, Verified,
-};
+use oncebox_operator::{Moment, RowSet, Shown, SubjectPattern, Verification, VerificationFinding, Verified};
 use serde_json::json;
-use tokio::task::JoinSet;
 
-use super::{action, output};
+use super::{On, Run, action, output};
 
-/// The arguments of the command.
+/// Compare the log with a stream, message by message; changes nothing without --resend
+#[derive(clap::Args)]
+#[command(
+    long_about = "Compare the log with a stream, message by message: what was acknowledged must be there, with the body \
+    and the headers that it was enqueued with. What the stream may have let go, as its retention says, is \
+    counted apart. Changes nothing without --resend. Exit codes: 0 nothing is missing or different, or all \
+    that is will be sent again; 1 something is, or the comparison failed; 69 a server cannot be reached."
+)]
 pub(crate) struct Verify {
-    asked: Verification,
+    /// The stream
+    #[arg(long, value_name = "NAME")]
+    stream: String,
+    /// What the stream should hold [default: what it takes]
+    #[arg(long, value_name = "PATTERN")]
+    subject: Option<SubjectPattern>,
+    #[arg(long, value_name = "TIME", help = action::with_forms("Messages enqueued then or later"))]
     since: Option<Moment>,
+    /// Have the relays send again what is missing or different, under the same ids
+    #[arg(long)]
+    resend: bool,
+    #[command(flatten)]
     run: action::Run,
+    #[arg(long, value_name = "TOKEN", help = action::CONFIRM, conflicts_with = "dry-run", requires = "resend")]
+    confirm: Option<Shown>,
 }
 
-pub(super) fn command(options: Vec<Arg>) -> clap::Command {
-    let text = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
-    let run = action::without_limit();
-    let resend = Arg::new("resend").long("resend").action(ArgAction::SetTrue);
-    clap::Command::new("verify")
-        .about("Compare the log with a stream, message by message; changes nothing without --resend")
-        .long_about(
-            "Compare the log with a stream, message by message: what was acknowledged must be there, with the body \
-             and the headers that it was enqueued with. What the stream may have let go, as its retention says, is \
-             counted apart. Changes nothing without --resend. Exit codes: 0 nothing is missing or different, or all \
-             that is will be sent again; 1 something is, or the comparison failed; 69 a server cannot be reached.",
-        )
-        .arg(text("stream", "NAME", "The stream").required(true))
-        .arg(
-            text("subject", "PATTERN", "What the stream should hold [default: what it takes]")
-                .value_parser(clap::value_parser!(SubjectPattern)),
-        )
-        .arg(action::moment("since", "Messages enqueued then or later"))
-        .arg(resend.help("Have the relays send again what is missing or different, under the same ids"))
-        .args(run)
-        .arg(action::confirm().requires("resend"))
-        .args(options)
-}
-
-impl Verify {
-    pub(super) fn new(flags: &ArgMatches) -> Self {
-        let run = action::Run::new(flags);
-        let asked = Verification {
-            stream: flags.get_one::<String>("stream").cloned().unwrap_or_default(),
-            subject: flags.get_one::<SubjectPattern>("subject").cloned(),
-            resend: flags.get_flag("resend"),
-            ..Verification::default()
-        };
-        Self { asked, since: flags.get_one::<Moment>("since").copied(), run }
-    }
-
-    /// Returns the exit code.
-    pub(super) async fn run(self, config: &Config) -> anyhow::Result<u8> {
-        let Self { mut asked, since, run } = self;
-        let mut tasks = JoinSet::new();
-        let mut operator = Operator::connect(config.outbox(), run.stamp.clone(), &mut tasks).await?;
-        let mut rows = if asked.resend { run.rows(&operator, "outbox verify --resend").await? } else { None };
+impl Run for Verify {
+    async fn run(self, on: &On) -> anyhow::Result<u8> {
+        let Self { stream, subject, since, resend, mut run, confirm } = self;
+        run.confirm = confirm;
+        let mut operator = on.acting(&run.who).await?;
+        let mut rows = if resend { run.rows(&operator, "outbox verify --resend").await? } else { None };
         // A time ago is before the end of the set: of a dry run and of its confirmation the same.
         let now = match &rows {
             Some(rows) => rows.until(),
             None => operator.now().await?,
         };
-        asked.since = since.map(|since| since.at(now));
+        let since = since.map(|since| since.at(now));
+        let asked = Verification { stream, subject, since, resend, ..Verification::default() };
         let mut printed = Ok(true);
         let mut verified = operator
-            .verify(config, &asked, rows.as_mut(), |finding| {
+            .verify(on.config(), &asked, rows.as_mut(), |finding| {
                 // A reader that has gone is no reason to leave anything unrepaired.
                 if matches!(printed, Ok(true)) {
-                    printed = line(finding, run.json).and_then(|line| Ok(output::print(&line)?));
+                    printed = line(finding, run.who.json).and_then(|line| Ok(output::print(&line)?));
                 }
             })
             .await?;
@@ -82,7 +61,7 @@ impl Verify {
         if printed {
             output::print(&summary(&verified, &run, rows.as_ref())?)?;
         }
-        let is_repaired = asked.resend && !run.dry_run;
+        let is_repaired = resend && !run.dry_run;
         Ok(u8::from(!verified.is_whole() && !is_repaired))
     }
 }
@@ -117,7 +96,7 @@ fn line(finding: &VerificationFinding, json: bool) -> anyhow::Result<String> {
 
 fn summary(verified: &Verified, run: &action::Run, rows: Option<&RowSet>) -> anyhow::Result<String> {
     let token = run.token(rows);
-    if run.json {
+    if run.who.json {
         let mut document = json!(verified);
         if let Some(token) = token {
             document["confirm"] = token.into();

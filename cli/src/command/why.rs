@@ -1,74 +1,46 @@
 //! `oncebox why KEY`.
 
-use clap::{Arg, ArgMatches};
-use oncebox_connect::{
-    config::{ConfigError, OutboxConfig, Values},
-    words::counted,
-};
-use oncebox_operator::{
-    Explained, Looked, Outcome, Passed, PlacedTrace, Remedy, WhySource, explain, look_elsewhere,
-};
+use oncebox_connect::words::counted;
+use oncebox_operator::{Explained, Looked, Outcome, Passed, Remedy, WhySource, explain, look_elsewhere};
+use oncebox_schema::Key;
 
 use super::{
-    action, databases,
+    databases,
     output::{self, time},
     trace::{self, Asked, Opened, Place},
 };
 
-/// The arguments of the command.
+/// Show why a message is not there yet: the first thing that holds it, and the remedy
+#[derive(clap::Args)]
+#[command(
+    long_about = "Follow a message, and those of the steps below its key, from the enqueuing transaction to the handlers, up to \
+    the first thing that holds it, and name the remedy. Changes nothing. Without NATS_URL the streams are not \
+    asked. Exit codes: 0 nothing holds it, 1 something does or no message has the key, 69 a server cannot be \
+    reached."
+)]
 pub(crate) struct Why {
-    key: String,
-    steps_max: u32,
-    /// Other databases that are looked into.
-    also: Vec<OutboxConfig>,
+    #[arg(value_name = "KEY", value_parser = trace::parse, help = trace::KEY)]
+    key: Key,
+    /// Messages below the key at most; 1 to 1000
+    #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    limit: u32,
+    #[arg(long, value_name = "URL", help = trace::ALSO)]
+    pub(super) also: Vec<String>,
+    /// Print one JSON document
+    #[arg(long)]
     json: bool,
 }
 
-pub(super) fn command(connection: Vec<Arg>) -> clap::Command {
-    let limit = Arg::new("limit")
-        .long("limit")
-        .value_name("N")
-        .value_parser(clap::value_parser!(u32).range(1..=1_000))
-        .default_value("100")
-        .help("Messages below the key at most; 1 to 1000");
-    clap::Command::new("why")
-        .about("Show why a message is not there yet: the first thing that holds it, and the remedy")
-        .long_about(
-            "Follow a message, and those of the steps below its key, from the enqueuing transaction to the handlers, up to \
-             the first thing that holds it, and name the remedy. Changes nothing. Without NATS_URL the streams are not \
-             asked. Exit codes: 0 nothing holds it, 1 something does or no message has the key, 69 a server cannot be \
-             reached.",
-        )
-        .arg(trace::key())
-        .arg(limit)
-        .arg(trace::also())
-        .arg(action::json().help("Print one JSON document"))
-        .args(connection)
-}
-
 impl Why {
-    /// # Errors
-    /// Another database is not one that can be connected to.
-    pub(super) fn new(flags: &ArgMatches, values: &Values) -> Result<Self, ConfigError> {
-        let (key, also) = trace::given(flags, values)?;
-        let steps_max = flags.get_one::<u32>("limit").copied().unwrap_or(100);
-        Ok(Self { key, steps_max, also, json: flags.get_flag("json") })
-    }
-
     /// Returns the exit code.
-    pub(super) async fn run(self, mut places: Vec<Place>) -> anyhow::Result<u8> {
-        places.extend(self.also.iter().map(databases::lone));
+    pub(super) async fn run(self, places: Vec<Place>) -> anyhow::Result<u8> {
+        let key = self.key.as_str();
         let Asked { mut opened, mut unasked, mut code, .. } =
-            trace::ask(places, &self.key, self.steps_max, self.json).await?;
+            trace::ask(places, key, self.limit, self.json).await?;
         let is_known = opened.iter().any(|one| one.placed.trace.is_known());
-        let meant = if is_known { None } else { trace::meant(&mut opened, &self.key).await? };
-        let mut asked: Vec<(_, PlacedTrace)> = Vec::new();
-        let (mut places, mut all_tasks) = (Vec::new(), Vec::new());
-        for Opened { operator, _tasks, placed, place } in opened {
-            asked.push((operator, placed));
-            places.push(place);
-            all_tasks.push(_tasks);
-        }
+        let meant = if is_known { None } else { trace::meant(&mut opened, key).await? };
+        let parts = opened.into_iter().map(|Opened { operator, placed, place }| ((operator, placed), place));
+        let (mut asked, places): (Vec<_>, Vec<Place>) = parts.unzip();
         let mut silent = look_elsewhere(&mut asked, databases::LOOK_MAX).await;
         let sources = places.iter().map(|place| WhySource {
             config: place.whole.as_deref(),
@@ -77,7 +49,7 @@ impl Why {
         });
         let sources: Vec<WhySource<'_>> = sources.collect();
         let is_partial = !(unasked.is_empty() && silent.is_empty());
-        let looked = explain(&self.key, &mut asked, &sources, is_partial, databases::LOOK_MAX).await;
+        let looked = explain(key, &mut asked, &sources, is_partial, databases::LOOK_MAX).await;
         let Looked { mut why, silent: more, is_nats_away, .. } = looked;
         silent.extend(more);
         for (database, error) in silent {

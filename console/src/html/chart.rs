@@ -168,7 +168,7 @@ mod tests {
 
     fn points(values: &[(u64, i64)]) -> Vec<Point> {
         let point = |&(second, backlog_messages): &(u64, i64)| Point {
-            at: SystemTime::UNIX_EPOCH + Duration::from_secs(second),
+            at: oncebox_operator::Time(SystemTime::UNIX_EPOCH + Duration::from_secs(second)),
             lag_seconds: 0.0,
             backlog_messages,
             enqueued_per_second: 0.0,

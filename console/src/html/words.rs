@@ -6,14 +6,14 @@ use maud::{Markup, html};
 use oncebox_connect::clock::with_text;
 
 /// A time in UTC; the script shows it in the reader's zone.
-pub(crate) fn time(at: SystemTime) -> Markup {
-    let at = with_text(at);
+pub(crate) fn time(at: impl Into<SystemTime>) -> Markup {
+    let at = with_text(at.into());
     let exact = humantime::format_rfc3339_micros(at).to_string();
     let text = humantime::format_rfc3339_seconds(at).to_string().replace('T', " ").replace('Z', " UTC");
     html! { time datetime=(exact) title=(text) { (text) } }
 }
 
-pub(crate) fn time_or(at: Option<SystemTime>, none: &str) -> Markup {
+pub(crate) fn time_or(at: Option<impl Into<SystemTime>>, none: &str) -> Markup {
     at.map_or_else(|| html! { span.quiet { (none) } }, time)
 }
 

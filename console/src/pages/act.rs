@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::{
-    extract::{FromRequestParts as _, Request, State},
+    extract::Request,
     http::{
         StatusCode,
         header::{CONTENT_TYPE, LOCATION},
@@ -19,7 +19,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use crate::{
-    ask::{Ask, Console},
+    ask::Ask,
     fields::Fields,
     form,
     html::{layout::token, words},
@@ -197,11 +197,9 @@ fn why_not(ask: &Ask) -> &'static str {
 }
 
 /// The confirmed form.
-pub(crate) async fn confirm(State(console): State<Arc<Console>>, request: Request) -> Response {
-    let (mut parts, body) = request.into_parts();
-    let Ok(ask) = Ask::from_request_parts(&mut parts, &console).await;
+pub(crate) async fn confirm(ask: Ask, request: Request) -> Response {
     let doing = async {
-        let mut fields = form_fields(&ask, Request::new(body)).await?;
+        let mut fields = form_fields(&ask, request).await?;
         let payloads = fields.0.iter_mut().filter(|(name, _)| name == "payload");
         payloads.for_each(|(_, text)| *text = unfolded(text));
         begin(&ask, &fields, true).await
@@ -226,16 +224,14 @@ pub(crate) async fn form_fields(ask: &Ask, request: Request) -> Result<Fields, P
 
 /// The same of a program. A page of another site cannot send JSON without asking first, and is
 /// not answered.
-pub(crate) async fn post(State(console): State<Arc<Console>>, request: Request) -> Response {
-    let (mut parts, body) = request.into_parts();
-    let Ok(ask) = Ask::from_request_parts(&mut parts, &console).await;
-    let kind = parts.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+pub(crate) async fn post(ask: Ask, request: Request) -> Response {
+    let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let is_json = kind.split(';').next().is_some_and(|kind| kind.trim() == "application/json");
     let doing = async {
         if !is_json {
             return Err(Problem::Bad("the body has to be application/json".to_owned()));
         }
-        let text = form::text(Request::new(body), form::BYTES_MAX).await?;
+        let text = form::text(request, form::BYTES_MAX).await?;
         begin(&ask, &document_fields(&text)?, false).await
     };
     match doing.await {

@@ -37,11 +37,8 @@ pub(crate) async fn load(ask: Arc<Ask>) -> Result<Audit, Problem> {
     let database = ask.database()?;
     let sort = Sort::of(&ask.query, &COLUMNS)?;
     let before = if sort.is_none() { ask.query.parsed("after")? } else { None }.unwrap_or(i64::MAX);
-    let mut turn = database.turn().await?;
-    let operator = turn.look().await?;
     let limit = u32::try_from(sort::limit(sort)).unwrap_or(u32::MAX);
-    let mut rows = database.answer(operator.audit(before, limit)).await?;
-    turn.keep().await;
+    let mut rows = database.look(async |operator| operator.audit(before, limit).await).await?;
     let after = sort::page(sort, &ask.query, &mut rows, |last| last.id.to_string(), compare)?;
     Ok(Audit { database: database.name().to_owned(), rows, after })
 }

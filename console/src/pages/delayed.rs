@@ -40,10 +40,8 @@ pub(crate) async fn load(ask: Arc<Ask>) -> Result<Delayed, Problem> {
     let database = ask.database()?;
     let sort = Sort::of(&ask.query, &COLUMNS)?;
     let selection = ask.query.selection(Kind::Delayed, sort.is_none())?;
-    let mut turn = database.turn().await?;
-    let operator = turn.look().await?;
-    let mut messages = database.answer(operator.delayed(&selection, sort::limit(sort))).await?;
-    turn.keep().await;
+    let mut messages =
+        database.look(async |operator| operator.delayed(&selection, sort::limit(sort)).await).await?;
     let place = |last: &DelayedMessage| last.place().to_string();
     let after = sort::page(sort, &ask.query, &mut messages, place, compare)?;
     Ok(Delayed { database: database.name().to_owned(), messages, after })

@@ -3,11 +3,7 @@
 
 use std::sync::Arc;
 
-use axum::{
-    extract::{FromRequestParts as _, Request, State},
-    http::StatusCode,
-    response::Response,
-};
+use axum::{extract::Request, http::StatusCode, response::Response};
 use maud::{Markup, html};
 use oncebox_operator::{EDITABLE_BYTES_MAX, Editable};
 use schemars::JsonSchema;
@@ -15,7 +11,7 @@ use serde::Serialize;
 
 use super::act;
 use crate::{
-    ask::{Ask, Console},
+    ask::Ask,
     fields::Fields,
     html::{
         layout::{self, token},
@@ -51,11 +47,9 @@ pub(crate) async fn load(ask: Arc<Ask>) -> Result<EditForm, Problem> {
 }
 
 /// The filled form: a page with old and new, and the form that confirms it.
-pub(crate) async fn preview(State(console): State<Arc<Console>>, request: Request) -> Response {
-    let (mut parts, body) = request.into_parts();
-    let Ok(ask) = Ask::from_request_parts(&mut parts, &console).await;
+pub(crate) async fn preview(ask: Ask, request: Request) -> Response {
     let looking = async {
-        let fields = act::form_fields(&ask, Request::new(body)).await?;
+        let fields = act::form_fields(&ask, request).await?;
         act::plan(&ask, parse(&order(&ask, &fields).await?)?).await
     };
     match looking.await {
@@ -67,11 +61,8 @@ pub(crate) async fn preview(State(console): State<Arc<Console>>, request: Reques
 /// The form's fields as those of an action: only those that differ from the message.
 async fn order(ask: &Ask, form: &Fields) -> Result<Fields, Problem> {
     let database = ask.database()?;
-    let mut turn = database.turn().await?;
-    let operator = turn.look().await?;
-    let shown = ask.console.settings.shows_payloads;
-    let content = database.answer(operator.editable(&edit_of(form)?, shown)).await?;
-    turn.keep().await;
+    let (of, shown) = (edit_of(form)?, ask.console.settings.shows_payloads);
+    let content = database.look(async |operator| operator.editable(&of, shown).await).await?;
     let mut fields: Vec<(String, String)> = vec![("action".to_owned(), "edit".to_owned())];
     let of = form.0.iter().filter(|(name, _)| ["kind", "id", "key"].contains(&name.as_str()));
     fields.extend(of.cloned());

@@ -11,7 +11,6 @@ use super::key::{Asked, traces};
 use crate::{
     ask::Ask,
     fields::Fields,
-    fleet::Database,
     html::{
         layout::key_link,
         words::{self, empty, time},
@@ -51,7 +50,10 @@ pub(crate) async fn load(ask: Arc<Ask>) -> Result<Finds, Problem> {
     let Asked { found, meant, mut unasked } = traces(&ask.console.fleet, &finds.q, 1).await;
     finds.is_key = !found.is_empty();
     finds.meant = meant;
-    let looks: Vec<_> = ask.console.fleet.databases.iter().map(|database| look(database, &finds.q)).collect();
+    let q = finds.q.as_str();
+    let looks = ask.console.fleet.databases.iter();
+    let looks = looks.map(|database| database.look(async move |operator| operator.find(q).await));
+    let looks: Vec<_> = looks.collect();
     for (database, found) in ask.console.fleet.databases.iter().zip(together(looks).await) {
         match found {
             Ok(found) if found == Found::default() => {}
@@ -63,14 +65,6 @@ pub(crate) async fn load(ask: Arc<Ask>) -> Result<Finds, Problem> {
     unasked.dedup();
     finds.unasked = unasked;
     Ok(finds)
-}
-
-async fn look(database: &Database, text: &str) -> Result<Found, Problem> {
-    let mut turn = database.turn().await?;
-    let operator = turn.look().await?;
-    let found = database.answer(operator.find(text)).await?;
-    turn.keep().await;
-    Ok(found)
 }
 
 impl View for Finds {

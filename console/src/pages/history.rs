@@ -7,7 +7,7 @@ use std::{
 
 use maud::{Markup, html};
 use oncebox_connect::words::counted;
-use oncebox_operator::{History, HistoryPoint, Mark, Moment};
+use oncebox_operator::{History, HistoryPoint, Mark, Moment, Time};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -35,7 +35,7 @@ const RANGES: [Range; 3] = [
 
 impl Timed for HistoryPoint {
     fn at(&self) -> SystemTime {
-        self.at
+        *self.at
     }
 }
 
@@ -121,7 +121,7 @@ impl View for Shown {
 
     fn body(&self, _: &Ask) -> Markup {
         let path = format!("/db/{}/history", self.database);
-        let until = text(self.history.until);
+        let until = text(*self.history.until);
         html! {
             nav aria-label="Time" {
                 @for (name, title, ..) in RANGES {
@@ -156,7 +156,7 @@ impl View for Shown {
 impl Shown {
     /// The address of the time before or after this one.
     fn beside(&self, path: &str, direction: i32) -> String {
-        let History { since, until, .. } = self.history;
+        let History { since: Time(since), until: Time(until), .. } = self.history;
         let length = until.duration_since(since).unwrap_or_default();
         let until = if direction < 0 { since } else { until + length };
         Fields::link(path, &[("range", self.range), ("until", &text(until))])
@@ -165,7 +165,7 @@ impl Shown {
     fn scale(&self, path: &str) -> Scale {
         let (name, title, length, point, part) =
             RANGES.into_iter().find(|range| range.0 == self.range).unwrap_or(RANGES[0]);
-        let History { since, until, ref marks, .. } = self.history;
+        let History { since: Time(since), until: Time(until), ref marks, .. } = self.history;
         let parts = std::iter::successors(Some(since + part / 2), |at| Some(*at + part));
         let until_text = text(until);
         let address = |at| Fields::link(path, &[("range", name), ("until", &until_text), ("at", &text(at))]);
@@ -177,7 +177,7 @@ impl Shown {
             until: Some(until),
             span: length,
             gap: point * 5 / 2,
-            marks: marks.iter().map(|mark| (mark.at, mark.what.clone())).collect(),
+            marks: marks.iter().map(|mark| (*mark.at, mark.what.clone())).collect(),
             moments: parts.take_while(|at| *at < until).map(moment).collect(),
         }
     }

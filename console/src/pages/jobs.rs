@@ -3,7 +3,7 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use axum::{
-    extract::{FromRequestParts as _, Request, State},
+    extract::Request,
     http::{StatusCode, header::LOCATION},
     response::{IntoResponse, Response},
 };
@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::{
-    ask::{Ask, Console},
+    ask::Ask,
     fleet::Database,
     form,
     html::{
@@ -72,11 +72,10 @@ pub(crate) async fn load_one(ask: Arc<Ask>) -> Result<One, Problem> {
 }
 
 /// Stops a job.
-pub(crate) async fn stop(State(console): State<Arc<Console>>, request: Request) -> Response {
-    let (mut parts, body) = request.into_parts();
-    let Ok(ask) = Ask::from_request_parts(&mut parts, &console).await;
+pub(crate) async fn stop(ask: Ask, request: Request) -> Response {
+    let console = &ask.console;
     let stopping = async {
-        let fields = form::fields(Request::new(body), form::BYTES_MAX).await?;
+        let fields = form::fields(request, form::BYTES_MAX).await?;
         if !console.key.equal(&ask.form_token(), fields.get("token").unwrap_or_default()) {
             return Err(Problem::Forbidden(
                 "the form is not one of this console: load its page again".to_owned(),

@@ -1,9 +1,9 @@
 //! The parts that lists share: a filter, groups, actions, and the next page.
 
-use std::{collections::HashMap, time::SystemTime};
+use std::collections::HashMap;
 
 use maud::{Markup, html};
-use oncebox_operator::Rfc3339;
+use oncebox_operator::Time;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -26,13 +26,12 @@ pub(crate) struct Group {
     pub(crate) reason: String,
     pub(crate) subject: String,
     rows: i64,
-    #[serde(with = "Rfc3339")]
-    oldest_at: SystemTime,
+    oldest_at: Time,
 }
 
 /// The largest groups, by reason and subject.
-pub(crate) fn groups<'a>(rows: impl Iterator<Item = (&'a str, &'a str, SystemTime)>) -> Vec<Group> {
-    let mut groups: HashMap<(&str, &str), (i64, SystemTime)> = HashMap::new();
+pub(crate) fn groups<'a>(rows: impl Iterator<Item = (&'a str, &'a str, Time)>) -> Vec<Group> {
+    let mut groups: HashMap<(&str, &str), (i64, Time)> = HashMap::new();
     for (reason, subject, at) in rows {
         let line = reason.split(['\n', '\r']).next().unwrap_or_default();
         let group = groups.entry((line, subject)).or_insert((0, at));
@@ -136,7 +135,7 @@ mod tests {
 
     #[test]
     fn the_largest_group_comes_first_with_its_oldest() {
-        let at = |second| SystemTime::UNIX_EPOCH + Duration::from_secs(second);
+        let at = |second| Time(std::time::UNIX_EPOCH + Duration::from_secs(second));
         let rows = [("full", "a", at(9)), ("full", "b", at(2)), ("full", "b", at(1)), ("gone", "a", at(5))];
         let groups = groups(rows.into_iter());
         let seen: Vec<_> = groups

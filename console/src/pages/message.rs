@@ -42,11 +42,8 @@ pub(crate) struct Letter {
 
 pub(crate) async fn message(ask: Arc<Ask>) -> Result<Message, Problem> {
     let (database, key) = (ask.database()?, ask.query.text("key").unwrap_or_default());
-    let mut turn = database.turn().await?;
-    let operator = turn.look().await?;
     let shows_payload = ask.console.settings.shows_payloads;
-    let found = database.answer(operator.message(&key, shows_payload)).await?;
-    turn.keep().await;
+    let found = database.look(async |operator| operator.message(&key, shows_payload).await).await?;
     let missing = || {
         let name = database.name();
         Problem::NotFound(format!(
@@ -58,11 +55,8 @@ pub(crate) async fn message(ask: Arc<Ask>) -> Result<Message, Problem> {
 
 pub(crate) async fn letter(ask: Arc<Ask>) -> Result<Letter, Problem> {
     let (database, id) = (ask.database()?, ask.query.parsed::<i64>("id")?.unwrap_or_default());
-    let mut turn = database.turn().await?;
-    let operator = turn.look().await?;
     let most = ask.console.settings.shows_payloads.then_some(PAYLOAD_BYTES_MAX);
-    let found = database.answer(operator.dead_letter(id, most)).await?;
-    turn.keep().await;
+    let found = database.look(async |operator| operator.dead_letter(id, most).await).await?;
     let missing = || Problem::NotFound(format!("{} has no dead letter {id}", database.name()));
     Ok(Letter { database: database.name().to_owned(), details: found.ok_or_else(missing)? })
 }

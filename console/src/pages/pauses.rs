@@ -30,10 +30,7 @@ pub(crate) struct Pauses {
 pub(crate) async fn load(ask: Arc<Ask>) -> Result<Pauses, Problem> {
     let database = ask.database()?;
     let sort = Sort::of(&ask.query, &COLUMNS)?;
-    let mut turn = database.turn().await?;
-    let operator = turn.look().await?;
-    let mut pauses = database.answer(operator.pauses()).await?;
-    turn.keep().await;
+    let mut pauses = database.look(async |operator| operator.pauses().await).await?;
     if let Some(sort) = sort {
         sort.apply(&mut pauses, compare);
     }

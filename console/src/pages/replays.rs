@@ -35,10 +35,8 @@ pub(crate) async fn load(ask: Arc<Ask>) -> Result<Replays, Problem> {
     let database = ask.database()?;
     let sort = Sort::of(&ask.query, &COLUMNS)?;
     let selection = ask.query.selection(Kind::Replays, sort.is_none())?;
-    let mut turn = database.turn().await?;
-    let operator = turn.look().await?;
-    let mut replays = database.answer(operator.parked(&selection, sort::limit(sort))).await?;
-    turn.keep().await;
+    let mut replays =
+        database.look(async |operator| operator.parked(&selection, sort::limit(sort)).await).await?;
     let after = sort::page(sort, &ask.query, &mut replays, |last| last.id.to_string(), compare)?;
     Ok(Replays { database: database.name().to_owned(), replays, after })
 }

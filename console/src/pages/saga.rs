@@ -35,10 +35,8 @@ pub(crate) struct One {
 
 pub(crate) async fn load(ask: Arc<Ask>) -> Result<One, Problem> {
     let (database, key) = (ask.database()?, ask.query.text("key").unwrap_or_default());
-    let mut turn = database.turn().await?;
-    let operator = turn.look().await?;
-    let found = database.answer(operator.saga(&key, ask.console.settings.shows_payloads)).await?;
-    turn.keep().await;
+    let with_data = ask.console.settings.shows_payloads;
+    let found = database.look(async |operator| operator.saga(&key, with_data).await).await?;
     let missing = || Problem::NotFound(format!("{} has no saga with the key {key:?}", database.name()));
     Ok(One { database: database.name().to_owned(), details: found.ok_or_else(missing)? })
 }

@@ -47,10 +47,7 @@ pub(crate) async fn load(ask: Arc<Ask>) -> Result<Sagas, Problem> {
             SORTED_MAX + 1
         }
     };
-    let mut turn = database.turn().await?;
-    let operator = turn.look().await?;
-    let mut sagas = database.answer(operator.sagas(&selection, limit)).await?;
-    turn.keep().await;
+    let mut sagas = database.look(async |operator| operator.sagas(&selection, limit).await).await?;
     let is_capped = sort.is_some() && sagas.len() > SORTED_MAX;
     if let Some(sort) = sort {
         sagas.truncate(SORTED_MAX);

@@ -1,9 +1,9 @@
 //! `/db/NAME/set-aside`: parked, dead and failing messages, and dead letters of inboxes.
 
-use std::{cmp::Ordering, sync::Arc, time::SystemTime};
+use std::{cmp::Ordering, sync::Arc};
 
 use maud::{Markup, html};
-use oncebox_operator::{Action, DeadLetter, FailingMessage, Kind, ParkedMessage};
+use oncebox_operator::{Action, DeadLetter, FailingMessage, Kind, Operator, ParkedMessage, Time};
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
@@ -66,8 +66,8 @@ struct Row<'a> {
     owner: &'a str,
     reason: &'a str,
     tries: i64,
-    at: SystemTime,
-    next_at: Option<SystemTime>,
+    at: Time,
+    next_at: Option<Time>,
     payload_bytes: Option<i64>,
     /// How many wait for a dead letter.
     behind: Option<i64>,
@@ -86,16 +86,16 @@ pub(crate) async fn load(ask: Arc<Ask>) -> Result<SetAside, Problem> {
     let sort = Sort::of(&ask.query, &COLUMNS)?;
     let after = ask.query.get("after").filter(|_| sort.is_none());
     let limit = if after.is_some() { ROWS_MAX + 1 } else { GROUPED_MAX };
-    let mut turn = database.turn().await?;
-    let operator = turn.look().await?;
     let fields = &ask.query;
     let selection = fields.selection(kind, after.is_some())?;
-    let mut rows = match kind {
-        Kind::Failing => Rows::Failing(database.answer(operator.failing(&selection, limit)).await?),
-        Kind::Letters => Rows::Letters(database.answer(operator.dead_letters(&selection, limit)).await?),
-        _ => Rows::Messages(database.answer(operator.parked(&selection, limit)).await?),
+    let look = async |operator: &mut Operator| {
+        Ok(match kind {
+            Kind::Failing => Rows::Failing(operator.failing(&selection, limit).await?),
+            Kind::Letters => Rows::Letters(operator.dead_letters(&selection, limit).await?),
+            _ => Rows::Messages(operator.parked(&selection, limit).await?),
+        })
     };
-    turn.keep().await;
+    let mut rows = database.look(look).await?;
     let groups = if fields.get("after").is_none() { rows.groups() } else { Vec::new() };
     let after = rows.page(sort, fields)?;
     Ok(SetAside { database: database.name().to_owned(), kind, groups, rows, after })

@@ -188,9 +188,14 @@ impl<D: Driver> Inbox<D> {
 
     /// Counts a message whose key has ended.
     fn note_duplicate<W>(&self, received: &Received, claim: &Claim<W>) {
-        let (Claim::Copy(Stored { message_id, .. }) | Claim::Mismatch(message_id)) = claim else { return };
+        let stored = match claim {
+            Claim::Copy(stored) => Some(stored),
+            Claim::Mismatch(stored) => stored.as_ref(),
+            Claim::Won(_) | Claim::InFlight | Claim::Alone => return,
+        };
         self.duplicate_hint.note_duplicate();
-        self.shared.counters.causes.add(Cause::of(received, *message_id));
+        let message_id = stored.and_then(|stored| stored.message_id);
+        self.shared.counters.causes.add(Cause::of(received, message_id));
     }
 
     /// Counts a message that is committed, or was found committed or in flight.

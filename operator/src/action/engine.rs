@@ -7,7 +7,7 @@ use oncebox_connect::error::RelayError;
 
 use super::{catalogue::Verb, done::Done};
 use crate::{
-    Operator,
+    Operator, Result,
     resend::Resender,
     selection::{Place, Selection},
     shown::RowSet,
@@ -61,7 +61,7 @@ pub(crate) struct Acting<'a> {
 
 impl Acting<'_> {
     /// Refuses an action that the kind of its rows does not know: nothing is done then.
-    pub(crate) fn is_one_of(&self, verbs: &[Verb]) -> Result<(), RelayError> {
+    pub(crate) fn is_one_of(&self, verbs: &[Verb]) -> Result<()> {
         match verbs.contains(&self.verb) {
             true => Ok(()),
             false => {
@@ -75,11 +75,11 @@ impl Acting<'_> {
 /// A row of a kind that is listed, shown and acted on.
 pub(crate) trait Listed: Sized {
     /// The scans of a selection: one, or, where actions take a lane's lock, one for each lane.
-    async fn scans(_: &Operator, of: &Selection, _to_act: bool) -> Result<Vec<Scan>, RelayError> {
+    async fn scans(_: &Operator, of: &Selection, _to_act: bool) -> Result<Vec<Scan>> {
         Ok(vec![Scan::from(of)])
     }
 
-    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>, RelayError>;
+    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>>;
 
     /// Its name in the set of an action.
     fn name(&self, acting: &Acting<'_>) -> String;
@@ -114,7 +114,7 @@ pub(crate) trait Listed: Sized {
         acting: &Acting<'_>,
         rows: &[Self],
         done: &mut Done,
-    ) -> Result<(), RelayError>;
+    ) -> Result<()>;
 }
 
 impl Operator {
@@ -124,7 +124,7 @@ impl Operator {
         of: &Selection,
         limit: usize,
         is_meant: impl Fn(&T) -> bool,
-    ) -> Result<Vec<T>, RelayError> {
+    ) -> Result<Vec<T>> {
         let mut found = Vec::new();
         for mut scan in T::scans(self, of, false).await? {
             while found.len() < limit {
@@ -146,7 +146,7 @@ impl Operator {
         limit: u64,
         set: &mut RowSet,
         done: &mut Done,
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         for mut scan in T::scans(self, acting.of, true).await? {
             while set.count() < limit {
                 let page = T::page(self, acting.of, &scan).await?;
@@ -179,7 +179,7 @@ impl Operator {
         limit: u64,
         only: Option<&RowSet>,
         done: &mut Done,
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         let most = if T::in_batches(acting.verb) { self.pace.batch() } else { 1 };
         for mut scan in T::scans(self, acting.of, true).await? {
             while done.all() < limit {

@@ -6,7 +6,7 @@ use oncebox_connect::{config::Config, error::RelayError};
 
 use super::{catalogue::Verb, done::Done, engine::Acting, kind::Kind, order::Order};
 use crate::{
-    DeadLetter, DelayedMessage, FailingMessage, Operator, ParkedMessage, Saga,
+    DeadLetter, DelayedMessage, FailingMessage, Operator, ParkedMessage, Result, Saga,
     pauses::{Ends, PauseOf},
     replay::Settled,
     resend::Resender,
@@ -43,7 +43,7 @@ impl Order {
     ///
     /// # Errors
     /// It cannot be done; or PostgreSQL refused or went away.
-    pub async fn count(&self, operator: &mut Operator) -> Result<Counted, RelayError> {
+    pub async fn count(&self, operator: &mut Operator) -> Result<Counted> {
         let verb = self.verb;
         if !verb.has_rows() {
             let mut counted = Counted::default();
@@ -117,7 +117,7 @@ impl Order {
         operator: &mut Operator,
         config: Option<&Config>,
         only: Option<&RowSet>,
-    ) -> Result<Done, RelayError> {
+    ) -> Result<Done> {
         let (verb, limit, mut done) = (self.verb, self.limit.unwrap_or(u64::MAX), Done::default());
         if let Some((of, edit)) = self.edit().map_err(RelayError::Refused)? {
             done.key = Some(operator.edit(config, &of, &edit, only).await?);
@@ -155,7 +155,7 @@ impl Order {
         Ok(done)
     }
 
-    async fn change_canary(&self, of: &Selection, operator: &mut Operator) -> Result<(), RelayError> {
+    async fn change_canary(&self, of: &Selection, operator: &mut Operator) -> Result<()> {
         let id = of.id.unwrap_or_default();
         let is_changed = match self.verb {
             Verb::StopCanary => operator.stop_canary(id).await?,
@@ -172,7 +172,7 @@ impl Order {
         operator: &mut Operator,
         config: Option<&Config>,
         done: &mut Done,
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         let (messages, ends) = (PauseOf::of(of), of.pause.map_or(Ends::Never, Ends::After));
         let rate = self.rate.filter(|_| self.verb == Verb::Throttle);
         match self.verb {
@@ -187,7 +187,7 @@ impl Order {
     }
 }
 
-async fn resender(config: Option<&Config>) -> Result<Resender, RelayError> {
+async fn resender(config: Option<&Config>) -> Result<Resender> {
     let missing = || "NATS is not configured, which has the messages: give nats_url".to_owned();
     Resender::connect(config.ok_or_else(|| RelayError::Refused(missing()))?).await
 }

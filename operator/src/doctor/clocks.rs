@@ -2,7 +2,8 @@
 
 use oncebox_connect::clock::Skew;
 
-use super::{Diagnosis, warning};
+use super::Diagnosis;
+use super::Severity::Warning;
 
 /// Clocks that are kept by NTP are far closer.
 const SKEW_SECONDS_MAX: f64 = 5.0;
@@ -13,7 +14,7 @@ pub(super) fn check(clocks: &[(&str, Option<Skew>)], found: &mut Vec<Diagnosis>)
             continue;
         };
         let side = if skew.seconds > 0.0 { "ahead of" } else { "behind" };
-        found.push(warning(
+        found.push(Warning.of(
             "clock",
             format!("the clock of {server} is {:.1} s {side} this host's", skew.seconds.abs()),
             "times in logs, headers and commands (`replay --since`) do not match; the relay itself goes by the \

@@ -3,8 +3,9 @@
 use oncebox_connect::words::counted;
 use oncebox_relay::facts::{Explained, Fault, LowIds};
 
+use super::Severity::{Note, Problem, Warning};
 use super::{DatabaseFacts, Lacking};
-use super::{Diagnosis, Plan, Severity, new, note, problem_of, warning};
+use super::{Diagnosis, Plan};
 use crate::relay_settings::RelaySettings;
 
 const OLDEST: i32 = 15;
@@ -29,7 +30,7 @@ pub(super) fn check(plan: &Plan, facts: &DatabaseFacts, found: &mut Vec<Diagnosi
     found.extend(deaf(plan, facts));
     found.extend(different(facts));
     found.extend(facts.sagas_unled.iter().map(|unled| {
-        warning(
+        Warning.of(
             "saga-leader",
             unled.what(),
             "nothing takes their answers or watches their deadlines",
@@ -37,7 +38,7 @@ pub(super) fn check(plan: &Plan, facts: &DatabaseFacts, found: &mut Vec<Diagnosi
         )
     }));
     found.extend(facts.unasked.iter().map(|problem| {
-        warning(
+        Warning.of(
             "unasked",
             format!("PostgreSQL could not be asked: {problem}"),
             "this part was not checked",
@@ -48,7 +49,7 @@ pub(super) fn check(plan: &Plan, facts: &DatabaseFacts, found: &mut Vec<Diagnosi
 
 fn different(facts: &DatabaseFacts) -> Option<Diagnosis> {
     let what = RelaySettings::difference(&facts.relay_settings)?;
-    Some(warning(
+    Some(Warning.of(
         "relay-settings",
         what,
         "the shortest retention deletes what others would keep; what waits behind a dead message waits or goes on by chance",
@@ -66,20 +67,20 @@ fn version(facts: &DatabaseFacts) -> Option<Diagnosis> {
     let what = format!("PostgreSQL is {}; {OLDEST} to {NEWEST_TESTED} are supported", facts.version);
     let remedy = "use a supported version";
     Some(if major < OLDEST {
-        problem_of(
+        Problem.of(
             "postgres-version",
             what,
             "the schema and the relay's statements do not work there",
             remedy,
         )
     } else {
-        warning("postgres-version", what, "nobody has tested it", "see whether there is a newer Oncebox")
+        Warning.of("postgres-version", what, "nobody has tested it", "see whether there is a newer Oncebox")
     })
 }
 
 fn writable(facts: &DatabaseFacts) -> Option<Diagnosis> {
     facts.is_read_only.then(|| {
-        problem_of(
+        Problem.of(
             "read-only",
             format!(
                 "{} takes no writes: it is a standby, or the role's transactions are read only",
@@ -93,7 +94,7 @@ fn writable(facts: &DatabaseFacts) -> Option<Diagnosis> {
 }
 
 fn full(words: &str) -> Diagnosis {
-    problem_of(
+    Problem.of(
         "disk-full",
         words,
         "producers cannot enqueue, and relays cannot write how far they came: nothing is relayed",
@@ -103,7 +104,7 @@ fn full(words: &str) -> Diagnosis {
 
 fn schema(facts: &DatabaseFacts) -> Option<Diagnosis> {
     let problem = facts.schema_problem.as_ref()?;
-    Some(problem_of(
+    Some(Problem.of(
         "schema-version",
         problem.clone(),
         "relays, producers and commands of this version refuse to work",
@@ -113,7 +114,7 @@ fn schema(facts: &DatabaseFacts) -> Option<Diagnosis> {
 
 fn lacking(facts: &DatabaseFacts) -> impl Iterator<Item = Diagnosis> {
     facts.lacking.iter().map(|Lacking { role, privileges }| {
-        problem_of(
+        Problem.of(
             "privileges",
             format!("the role {role} lacks {privileges}"),
             "statements of a relay with this role fail: it relays nothing",
@@ -129,15 +130,15 @@ fn lacking(facts: &DatabaseFacts) -> impl Iterator<Item = Diagnosis> {
 fn faulty(facts: &DatabaseFacts, fault: &Fault) -> Diagnosis {
     let Explained { what, consequence, remedy } = fault.explained(&facts.schema);
     let severity = match fault.fault {
-        "notify-queue" | "leader" | "turn" | "moved" => Severity::Warning,
-        _ => Severity::Problem,
+        "notify-queue" | "leader" | "turn" | "moved" => Warning,
+        _ => Problem,
     };
-    new(severity, fault.fault, what, consequence, remedy)
+    severity.of(fault.fault, what, consequence, remedy)
 }
 
 fn low_ids(facts: &DatabaseFacts) -> Option<Diagnosis> {
     let LowIds { stood_at, needed } = facts.low_ids?;
-    Some(problem_of(
+    Some(Problem.of(
         "message-ids",
         format!(
             "the ids of new messages stand at {stood_at}, below {needed}, which messages and cursors have reached"
@@ -155,7 +156,7 @@ fn low_ids(facts: &DatabaseFacts) -> Option<Diagnosis> {
 fn roles(facts: &DatabaseFacts) -> Option<Diagnosis> {
     (facts.schema_problem.is_none() && !facts.missing_roles.is_empty()).then(|| {
         let create = facts.missing_roles.iter().map(|role| format!("CREATE ROLE \"{role}\" NOLOGIN"));
-        warning(
+        Warning.of(
             "roles",
             format!("there is no role {}", facts.missing_roles.join(", ")),
             "the programs that it is for can only work with the rights of the schema's owner or a superuser; whoever \
@@ -178,7 +179,7 @@ fn powers(facts: &DatabaseFacts) -> Option<Diagnosis> {
         let what = format!("the role {} is a superuser", facts.role_name);
         let consequence =
             "whoever gets hold of the relay's login owns the whole cluster, business tables too";
-        return Some(warning("superuser", what, consequence, remedy));
+        return Some(Warning.of("superuser", what, consequence, remedy));
     }
     if facts.readable_tables == 0 {
         return None;
@@ -186,7 +187,7 @@ fn powers(facts: &DatabaseFacts) -> Option<Diagnosis> {
     let examples = facts.readable_examples.join(", ");
     let more = facts.readable_tables - i64::try_from(facts.readable_examples.len()).unwrap_or(i64::MAX);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    Some(warning(
+    Some(Warning.of(
         "business-tables",
         format!("the role {} can read tables outside the outbox: {examples}{more}", facts.role_name),
         "whoever gets hold of the relay's login reads them too; the relay needs none of them",
@@ -196,7 +197,7 @@ fn powers(facts: &DatabaseFacts) -> Option<Diagnosis> {
 
 fn durable(facts: &DatabaseFacts) -> Option<Diagnosis> {
     (!facts.fsyncs && facts.version_number > 0).then(|| {
-        warning(
+        Warning.of(
             "fsync",
             "PostgreSQL runs with fsync = off",
             "a power failure can lose or damage committed messages, and all other data",
@@ -210,7 +211,7 @@ fn unconfirmed(facts: &DatabaseFacts) -> Option<Diagnosis> {
     let names = &facts.synchronous_standby_names;
     let is_awaited = !names.is_empty() && !matches!(&*facts.synchronous_commit, "local" | "off");
     let there = facts.synchronous_standbys.filter(|there| is_awaited && *there < facts.awaited_standbys)?;
-    Some(problem_of(
+    Some(Problem.of(
         "standbys",
         format!(
             "each commit waits for {} of synchronous_standby_names = '{names}', and {there} of them {} connected",
@@ -226,7 +227,7 @@ fn unconfirmed(facts: &DatabaseFacts) -> Option<Diagnosis> {
 fn slowly_applied(facts: &DatabaseFacts) -> Option<Diagnosis> {
     let behind = facts.unapplied_bytes.filter(|bytes| *bytes >= UNAPPLIED_BYTES)?;
     (facts.synchronous_commit == "remote_apply").then(|| {
-        warning(
+        Warning.of(
             "standbys",
             format!(
                 "synchronous_commit is remote_apply, and the slowest standby has {} MiB still to apply",
@@ -241,7 +242,7 @@ fn slowly_applied(facts: &DatabaseFacts) -> Option<Diagnosis> {
 
 fn pooled(facts: &DatabaseFacts) -> Option<Diagnosis> {
     if let Some(problem) = &facts.transactions_refused {
-        return Some(problem_of(
+        return Some(Problem.of(
             "pooler",
             format!("a pooler refuses transactions: {problem}"),
             "no relay, producer or inbox can work through it: each writes in a transaction",
@@ -249,7 +250,7 @@ fn pooled(facts: &DatabaseFacts) -> Option<Diagnosis> {
         ));
     }
     facts.is_pooled.then(|| {
-        note(
+        Note.of(
             "pooler",
             "a transaction pooler (PgBouncer, say) stands before PostgreSQL",
             "the relay works: it polls instead of listening, and has each statement planned anew, which costs a little \
@@ -262,7 +263,7 @@ fn pooled(facts: &DatabaseFacts) -> Option<Diagnosis> {
 
 fn deaf(plan: &Plan, facts: &DatabaseFacts) -> Option<Diagnosis> {
     (facts.hears == Some(false)).then(|| {
-        note(
+        Note.of(
             "listen",
             "LISTEN does not work here",
             format!(

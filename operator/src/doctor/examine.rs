@@ -7,24 +7,26 @@ use futures_util::{StreamExt as _, stream};
 use oncebox_connect::{
     clock::Reading,
     config::{Database, OutboxConfig},
-    error::{RelayError, error_chain},
-    postgres::{Connector, Parameter, connect_postgres, shares_backends, typed},
+    error::error_chain,
+    postgres::{Connector, connect_postgres, shares_backends, typed},
 };
-use oncebox_relay::facts::{Fault, LowIds, faults, sql};
+use oncebox_relay::facts::{LowIds, faults, sql};
 use oncebox_schema::{VersionError, check_version};
 use tokio::{
     task::JoinSet,
     time::{timeout, timeout_at},
 };
-use tokio_postgres::{AsyncMessage, Client, Row};
+use tokio_postgres::{AsyncMessage, Client, Row, Transaction};
 
-use super::{DatabaseFacts, InboxFacts, Lacking};
+use super::DatabaseFacts;
+
 use crate::{
-    LossStatus, SagasUnled,
+    Result,
     disk::full_disk,
-    relay_settings::{RelaySettings, relay_settings},
+    relay_settings::relay_settings,
+    rows::{Parameters, values},
     sagas::UNLED_SECONDS,
-    status::{RecentSubject, recent_subjects},
+    status::recent_subjects,
 };
 
 /// How long all statements together may take.
@@ -57,7 +59,7 @@ const UNLED: &str = include_str!("../sql/status_unled.sql");
 ///
 /// # Errors
 /// PostgreSQL cannot be reached, or does not let us in.
-pub(crate) async fn examine(config: &OutboxConfig) -> Result<DatabaseFacts, RelayError> {
+pub(crate) async fn examine(config: &OutboxConfig) -> Result<DatabaseFacts> {
     let mut config = config.clone();
     config.database = config.database.of_operator();
     let mut tasks = JoinSet::new();
@@ -124,73 +126,55 @@ async fn look(
 /// The roles and their privileges.
 async fn look_at_roles(config: &OutboxConfig, client: &mut Client, facts: &mut DatabaseFacts) {
     let schema = config.schema.as_str();
-    match ask(client, ROLE_PREFIX, &[&schema]).await {
-        Ok(rows) => rows.iter().for_each(|row| facts.role_prefix = row.get(0)),
-        Err(problem) => facts.unasked.push(format!("the names of roles: {problem}")),
-    }
+    let unasked = &mut facts.unasked;
+    let named: Vec<Row> = noted(unasked, "the names of roles", ask(client, ROLE_PREFIX, &[&schema]).await);
     // Better, where the role may read it: it is there before any role is.
-    if let Ok(rows) = ask(client, &config.schema.sql(INSTALLED_ROLE_PREFIX), &[]).await {
-        rows.iter().for_each(|row| facts.role_prefix = row.get(0));
-    }
-    match ask(client, PRIVILEGES, &[&schema, &facts.role_prefix]).await {
-        Ok(rows) => {
-            let lacking = |row: &Row| Lacking { role: row.get("role"), privileges: row.get("lacking") };
-            facts.lacking = rows.iter().map(lacking).collect();
-        }
-        Err(problem) => facts.unasked.push(format!("the privileges of relays: {problem}")),
-    }
+    let installed = ask(client, &config.schema.sql(INSTALLED_ROLE_PREFIX), &[]).await.unwrap_or_default();
+    named.iter().chain(&installed).for_each(|row| facts.role_prefix = row.get(0));
     let prefix = &facts.role_prefix;
+    let lacking = ask(client, PRIVILEGES, &[&schema, prefix]).await;
+    facts.lacking = values(&noted(unasked, "the privileges of relays", lacking));
     let roles = ["producer", "relay", "consumer", "operator"].map(|role| format!("{prefix}_{role}"));
-    match ask(client, ROLES, &[&roles.as_slice()]).await {
-        Ok(rows) => facts.missing_roles = rows.iter().map(|row| row.get(0)).collect(),
-        Err(problem) => facts.unasked.push(format!("which roles there are: {problem}")),
-    }
-    match ask(client, READABLE, &[&schema, &TABLES_NAMED]).await {
-        Ok(rows) => {
-            facts.readable_tables = rows.first().map_or(0, |row| row.get("tables"));
-            facts.readable_examples = rows.iter().map(|row| row.get("name")).collect();
-        }
-        Err(problem) => facts.unasked.push(format!("what else the role can read: {problem}")),
-    }
+    let missing = noted(unasked, "which roles there are", ask(client, ROLES, &[&roles.as_slice()]).await);
+    facts.missing_roles = missing.iter().map(|row| row.get(0)).collect();
+    let readable = ask(client, READABLE, &[&schema, &TABLES_NAMED]).await;
+    let readable = noted(unasked, "what else the role can read", readable);
+    facts.readable_tables = readable.first().map_or(0, |row| row.get("tables"));
+    facts.readable_examples = readable.iter().map(|row| row.get("name")).collect();
 }
 
 /// The contents of the schema, where it is as this program needs it.
 async fn look_at_contents(config: &OutboxConfig, client: &mut Client, facts: &mut DatabaseFacts) {
+    let (schema, unasked) = (&config.schema, &mut facts.unasked);
     // Privileges that the role lacks are reported already.
     if facts.lacking.iter().all(|lacking| lacking.role != facts.role_name) {
-        match subjects(config, client).await {
-            Ok(subjects) => facts.subjects = subjects,
-            Err(problem) => facts.unasked.push(format!("the subjects of recent messages: {problem}")),
-        }
-        match ask(client, &config.schema.sql(sql::OUTBOX), &[]).await {
-            Ok(rows) => facts.outbox = rows.first().map(|row| row.get(0)),
-            Err(problem) => facts.unasked.push(format!("who the outbox is: {problem}")),
-        }
-        match ask(client, &config.schema.sql(LOSSES), &[&LOSSES_MAX]).await {
-            Ok(rows) => facts.losses = rows.iter().map(LossStatus::new).collect(),
-            Err(problem) => facts.unasked.push(format!("what streams have lost: {problem}")),
-        }
-        match faulty(config, client).await {
-            Ok(faults) => facts.faults = faults,
-            Err(problem) => facts.unasked.push(format!("whether the schema is whole: {problem}")),
-        }
-        match ask(client, &config.schema.sql(sql::IDS), &[]).await {
-            Ok(rows) => facts.low_ids = rows.first().map(low_ids),
-            Err(problem) => facts.unasked.push(format!("where the ids of messages stand: {problem}")),
-        }
+        let subjects = within(client, async |look| recent_subjects(look, schema).await).await;
+        facts.subjects = noted(unasked, "the subjects of recent messages", subjects);
+        let outbox = noted(unasked, "who the outbox is", ask(client, &schema.sql(sql::OUTBOX), &[]).await);
+        facts.outbox = outbox.first().map(|row| row.get(0));
+        let losses = ask(client, &schema.sql(LOSSES), &[&LOSSES_MAX]).await;
+        facts.losses = values(&noted(unasked, "what streams have lost", losses));
+        // Which sessions are relays, `oncebox status` knows.
+        let faults = within(client, async |look| faults(look, schema, "").await).await;
+        facts.faults = noted(unasked, "whether the schema is whole", faults);
+        let ids = ask(client, &schema.sql(sql::IDS), &[]).await;
+        let ids = noted(unasked, "where the ids of messages stand", ids);
+        facts.low_ids = ids.first().map(|row| LowIds { stood_at: row.get(0), needed: row.get(1) });
     }
-    match ask(client, &config.schema.sql(INBOXES), &[&INBOXES_MAX]).await {
-        Ok(rows) => facts.inboxes = rows.iter().map(inbox_facts).collect(),
-        Err(problem) => facts.unasked.push(format!("for how long inboxes keep keys: {problem}")),
-    }
-    match ask(client, &config.schema.sql(UNLED), &[&SAGAS_MAX, &UNLED_SECONDS]).await {
-        Ok(rows) => facts.sagas_unled = rows.iter().map(SagasUnled::new).collect(),
-        Err(problem) => facts.unasked.push(format!("which sagas no process leads: {problem}")),
-    }
-    match settings(config, client).await {
-        Ok(settings) => facts.relay_settings = settings,
-        Err(problem) => facts.unasked.push(format!("with which settings relays run: {problem}")),
-    }
+    let inboxes = ask(client, &schema.sql(INBOXES), &[&INBOXES_MAX]).await;
+    facts.inboxes = values(&noted(unasked, "for how long inboxes keep keys", inboxes));
+    let unled = ask(client, &schema.sql(UNLED), &[&SAGAS_MAX, &UNLED_SECONDS]).await;
+    facts.sagas_unled = values(&noted(unasked, "which sagas no process leads", unled));
+    let settings = within(client, async |look| relay_settings(look, schema).await).await;
+    facts.relay_settings = noted(unasked, "with which settings relays run", settings);
+}
+
+/// An answer; without one this part was not checked, and the problem says so.
+fn noted<T: Default>(unasked: &mut Vec<String>, what: &str, answer: Result<T, String>) -> T {
+    answer.unwrap_or_else(|problem| {
+        unasked.push(format!("{what}: {problem}"));
+        T::default()
+    })
 }
 
 /// Poolers and proxies between a relay and PostgreSQL.
@@ -216,57 +200,22 @@ async fn look_for_pooler(
     }
 }
 
-fn low_ids(row: &Row) -> LowIds {
-    LowIds { stood_at: row.get(0), needed: row.get(1) }
-}
-
-fn inbox_facts(row: &Row) -> InboxFacts {
-    InboxFacts { scope: row.get(0), retention_seconds: row.get(1) }
-}
-
-/// In a transaction that changes nothing, and without a prepared statement, which a pooler might
-/// not carry.
-async fn ask(
+/// In a transaction that changes nothing.
+async fn within<T>(
     client: &mut Client,
-    sql: &str,
-    parameters: &[&(dyn Parameter + '_)],
-) -> Result<Vec<Row>, String> {
-    let asking = async {
+    look: impl AsyncFnOnce(&Transaction<'_>) -> Result<T, tokio_postgres::Error>,
+) -> Result<T, String> {
+    let looking = async {
         let transaction = client.transaction().await?;
         transaction.batch_execute(SETTINGS).await?;
-        let rows = transaction.query_typed(sql, &typed(parameters)).await?;
-        transaction.rollback().await?;
-        Ok(rows)
+        look(&transaction).await
     };
-    asking.await.map_err(|error: tokio_postgres::Error| error_chain(&error))
+    looking.await.map_err(|error| error_chain(&error))
 }
 
-async fn subjects(config: &OutboxConfig, client: &mut Client) -> Result<Vec<RecentSubject>, String> {
-    let asking = async {
-        let transaction = client.transaction().await?;
-        transaction.batch_execute(SETTINGS).await?;
-        recent_subjects(&transaction, &config.schema).await
-    };
-    asking.await.map_err(|error: tokio_postgres::Error| error_chain(&error))
-}
-
-async fn faulty(config: &OutboxConfig, client: &mut Client) -> Result<Vec<Fault>, String> {
-    let asking = async {
-        let transaction = client.transaction().await?;
-        transaction.batch_execute(SETTINGS).await?;
-        // Which sessions are relays, `oncebox status` knows.
-        faults(&transaction, &config.schema, "").await
-    };
-    asking.await.map_err(|error: tokio_postgres::Error| error_chain(&error))
-}
-
-async fn settings(config: &OutboxConfig, client: &mut Client) -> Result<Vec<RelaySettings>, String> {
-    let asking = async {
-        let transaction = client.transaction().await?;
-        transaction.batch_execute(SETTINGS).await?;
-        relay_settings(&transaction, &config.schema).await
-    };
-    asking.await.map_err(|error: tokio_postgres::Error| error_chain(&error))
+/// Without a prepared statement, which a pooler might not carry.
+async fn ask(client: &mut Client, sql: &str, parameters: &Parameters<'_>) -> Result<Vec<Row>, String> {
+    within(client, async |look| look.query_typed(sql, &typed(parameters)).await).await
 }
 
 /// Whether a notification arrives.

@@ -5,7 +5,7 @@ use oncebox_relay::facts::{Fault, LowIds};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::{LossStatus, SagasUnled, relay_settings::RelaySettings, status::RecentSubject};
+use crate::{LossStatus, SagasUnled, relay_settings::RelaySettings, rows::from_row, status::RecentSubject};
 
 /// What a relay needs and its role lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
@@ -100,3 +100,6 @@ pub struct InboxFacts {
     /// After how many seconds.
     pub retention_seconds: f64,
 }
+
+from_row!(Lacking: role, privileges = "lacking");
+from_row!(InboxFacts: scope, retention_seconds);

@@ -1,7 +1,8 @@
 //! Whether inboxes keep their keys for as long as a message can come again.
 
 use super::InboxFacts;
-use super::{Diagnosis, Plan, note, problem_of, time, warning};
+use super::Severity::{Note, Problem, Warning};
+use super::{Diagnosis, Plan, time};
 use crate::survey::StreamStatus;
 
 /// The danger of copies for inboxes that have forgotten a message's key.
@@ -54,10 +55,10 @@ fn retention(plan: &Plan, streams: &[StreamStatus], inbox: &InboxFacts) -> Optio
     };
     Some(if kept < soon {
         let what = format!("{what}; the relay itself may send a message again for {}", time(soon));
-        problem_of("inbox-retention", what, CONSEQUENCE, remedy)
+        Problem.of("inbox-retention", what, CONSEQUENCE, remedy)
     } else if needed.is_some() {
-        warning("inbox-retention", what, CONSEQUENCE, remedy)
+        Warning.of("inbox-retention", what, CONSEQUENCE, remedy)
     } else {
-        note("inbox-retention", what, CONSEQUENCE, remedy)
+        Note.of("inbox-retention", what, CONSEQUENCE, remedy)
     })
 }

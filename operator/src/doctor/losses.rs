@@ -2,7 +2,7 @@
 
 use oncebox_connect::clock::with_text;
 
-use super::{Diagnosis, Severity, new};
+use super::{Diagnosis, Severity};
 use crate::LossStatus;
 
 pub(super) fn check(losses: &[LossStatus], found: &mut Vec<Diagnosis>) {
@@ -27,6 +27,6 @@ fn loss(loss: &LossStatus) -> Diagnosis {
             "see why the server lost it: docs/durability.md has what an acknowledgement is worth".to_owned(),
         ),
     };
-    let at = humantime::format_rfc3339_seconds(with_text(loss.found_at));
-    new(severity, "loss", format!("{}; found {at}, {}", loss.what(), loss.state), consequence, remedy)
+    let at = humantime::format_rfc3339_seconds(with_text(*loss.found_at));
+    severity.of("loss", format!("{}; found {at}, {}", loss.what(), loss.state), consequence, remedy)
 }

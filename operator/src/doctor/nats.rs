@@ -1,6 +1,7 @@
 //! Conclusions from the facts about the NATS server, and the subjects that it takes.
 
-use super::{Diagnosis, FILLED, INLINE_BYTES_MAX, Plan, note, problem_of, warning};
+use super::Severity::{Note, Problem, Warning};
+use super::{Diagnosis, FILLED, INLINE_BYTES_MAX, Plan};
 use crate::{status::RecentSubject, survey::Survey};
 
 const OLDEST: [u64; 3] = [2, 9, 10];
@@ -10,7 +11,7 @@ pub(super) fn check(plan: &Plan, survey: &Survey, subjects: &[RecentSubject], fo
     found.extend(max_payload(plan, survey, subjects));
     found.extend(account_filled(survey));
     found.extend(survey.unlimited_streams.iter().map(|name| {
-        problem_of(
+        Problem.of(
             "account",
             format!("the account takes no stream without max_bytes, and the declaration of {name} has none"),
             "the relay cannot create it, and messages for it are set aside",
@@ -19,7 +20,7 @@ pub(super) fn check(plan: &Plan, survey: &Survey, subjects: &[RecentSubject], fo
     }));
     let made = survey.missing_streams.iter().filter(|name| plan.expected.created.contains(name));
     found.extend(made.map(|name| {
-        note(
+        Note.of(
             "stream-missing",
             format!("the declared stream {name} is not there"),
             "a relay creates it when it starts, and again within a minute when it is deleted; until then messages for it are \
@@ -29,7 +30,7 @@ pub(super) fn check(plan: &Plan, survey: &Survey, subjects: &[RecentSubject], fo
         )
     }));
     found.extend(survey.may_not_find_copies.then(|| {
-        warning(
+        Warning.of(
             "copy-unasked",
             "NATS does not let the relay's user publish or subscribe to _ONCEBOX.home.>",
             "relays cannot tell a copy of the database's files from the original, and one that is restored elsewhere waits for \
@@ -38,7 +39,7 @@ pub(super) fn check(plan: &Plan, survey: &Survey, subjects: &[RecentSubject], fo
         )
     }));
     found.extend(survey.unasked.iter().map(|problem| {
-        warning(
+        Warning.of(
             "unasked",
             format!("NATS could not be asked: {problem}"),
             "this part was not checked",
@@ -52,7 +53,7 @@ fn version(survey: &Survey) -> Option<Diagnosis> {
     let core = survey.version.split(['-', '+']).next().unwrap_or_default();
     let numbers: Vec<u64> = core.split('.').filter_map(|part| part.parse().ok()).collect();
     (numbers[..] < OLDEST[..]).then(|| {
-        problem_of(
+        Problem.of(
             "nats-version",
             format!("nats-server is {}; 2.9.10 and newer are supported", survey.version),
             "what it does with duplicates, limits and crashes is not what Oncebox was tested with",
@@ -64,7 +65,7 @@ fn version(survey: &Survey) -> Option<Diagnosis> {
 /// Streams refuse messages as if they were full.
 fn account_filled(survey: &Survey) -> Option<Diagnosis> {
     let filled = survey.account_filled.filter(|filled| *filled >= FILLED)?;
-    Some(warning(
+    Some(Warning.of(
         "account",
         format!("the account has used {:.0} % of the disk that it may use", (filled * 100.0).floor()),
         "when all is used its streams refuse messages: they wait in the outbox until there is room",
@@ -87,9 +88,9 @@ fn max_payload(plan: &Plan, survey: &Survey, subjects: &[RecentSubject]) -> Opti
             "messages to {} have up to {} bytes, max_payload is {limit}",
             largest.subject, largest.bytes_max
         );
-        return Some(problem_of("max-payload", what, consequence, remedy));
+        return Some(Problem.of("max-payload", what, consequence, remedy));
     }
     let what =
         format!("without a bucket a payload may have up to {INLINE_BYTES_MAX} bytes, max_payload is {limit}");
-    Some(note("max-payload", what, consequence, remedy))
+    Some(Note.of("max-payload", what, consequence, remedy))
 }

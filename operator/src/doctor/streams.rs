@@ -1,6 +1,7 @@
 //! Conclusions from the settings of a stream for the messages of the outbox.
 
-use super::{Diagnosis, FILLED, INLINE_BYTES_MAX, Plan, Severity, note, problem_of, time, warning};
+use super::Severity::{Note, Problem, Warning};
+use super::{Diagnosis, FILLED, INLINE_BYTES_MAX, Plan, time};
 use crate::{
     consumption::replay,
     obstacles::{is_full, wider},
@@ -39,7 +40,7 @@ pub(super) fn check(
 pub(super) fn check_bucket(survey: &Survey, found: &mut Vec<Diagnosis>) {
     let Some(bucket) = &survey.bucket else { return };
     found.extend(declared(bucket));
-    found.extend(discard(bucket).filter(|found| found.severity != Severity::Note));
+    found.extend(discard(bucket).filter(|found| found.severity != Note));
     found.extend(storage(bucket));
     found.extend(replicas(survey, bucket));
     found.extend(offline(bucket));
@@ -52,7 +53,7 @@ pub(super) fn check_bucket(survey: &Survey, found: &mut Vec<Diagnosis>) {
     let name = &bucket.name;
     let longer =
         stream.age_max_seconds.map_or_else(|| "for ever".to_owned(), |age| format!("for {}", time(age)));
-    found.push(problem_of(
+    found.push(Problem.of(
         "bucket-age",
         format!("{name} keeps large payloads for {}, stream {} its messages {longer}", time(kept), stream.name),
         "a message that is consumed after that has lost its payload, and becomes a dead letter",
@@ -73,7 +74,7 @@ fn closed_bucket(bucket: &StreamStatus) -> Option<Diagnosis> {
     } else {
         return None;
     };
-    Some(problem_of(
+    Some(Problem.of(
         "bucket-closed",
         what,
         "messages with large payloads are set aside, and die in the end",
@@ -86,7 +87,7 @@ fn fed(plan: &Plan, stream: &StreamStatus) -> Option<Diagnosis> {
     let (expected, fed) = (plan.expected.stream.as_ref()?, stream.feeds.as_ref()?);
     let [_, destination] = stream.republishes.as_ref()?;
     (fed != expected).then(|| {
-        problem_of(
+        Problem.of(
             "republish",
             format!(
                 "stream {} republishes its messages to {destination}, for stream {fed}, while --expected-stream is {expected}",
@@ -109,9 +110,9 @@ fn declared(stream: &StreamStatus) -> Option<Diagnosis> {
         stream.name
     );
     Some(if stream.is_verified {
-        problem_of("stream-declared", what, "its policy is verify: the relay does not start", remedy)
+        Problem.of("stream-declared", what, "its policy is verify: the relay does not start", remedy)
     } else {
-        warning("stream-declared", what, "it is left as it is", remedy)
+        Warning.of("stream-declared", what, "it is left as it is", remedy)
     })
 }
 
@@ -128,13 +129,13 @@ fn window(plan: &Plan, stream: &StreamStatus) -> Option<Diagnosis> {
         let what = format!("{what}; the relay may send a message again after {}", time(resend));
         let consequence =
             "a message whose acknowledgement was lost is stored twice: consumers without an inbox act twice";
-        return Some(problem_of("duplicate-window", what, consequence, remedy));
+        return Some(Problem.of("duplicate-window", what, consequence, remedy));
     }
     if stream.deletes_acknowledged {
         let what = format!("stream {} deletes messages as they are acknowledged (retention)", stream.name);
         let consequence = "with each restart of NATS it forgets their ids, so what is sent again then is stored twice; \
                            consumers without an inbox act twice";
-        return Some(note(
+        return Some(Note.of(
             "duplicate-window",
             what,
             consequence,
@@ -144,14 +145,14 @@ fn window(plan: &Plan, stream: &StreamStatus) -> Option<Diagnosis> {
     (window < WINDOW_SECONDS).then(|| {
         let consequence = "what was stored before a longer outage, but not acknowledged, is stored twice after it; \
                            consumers without an inbox act twice";
-        note("duplicate-window", what, consequence, remedy)
+        Note.of("duplicate-window", what, consequence, remedy)
     })
 }
 
 fn kept_as_long(plan: &Plan, stream: &StreamStatus) -> Option<Diagnosis> {
     let retention = plan.retention?.as_secs_f64();
     (retention < stream.duplicate_window_seconds).then(|| {
-        warning(
+        Warning.of(
             "retention",
             format!(
                 "--retention {} is shorter than duplicate_window {} of stream {}",
@@ -171,7 +172,7 @@ fn discard(stream: &StreamStatus) -> Option<Diagnosis> {
     let per_subject =
         stream.messages_per_subject_max.filter(|_| !(stream.discards_new && stream.discards_new_per_subject));
     if let Some(most) = per_subject {
-        return Some(problem_of(
+        return Some(Problem.of(
             "discard",
             format!(
                 "stream {name} keeps {} of a subject, and drops the oldest for a new one",
@@ -195,14 +196,14 @@ fn discard(stream: &StreamStatus) -> Option<Diagnosis> {
         format!("nats stream edit {name} --discard new --force: then the relay waits until there is room")
     };
     Some(if stream.messages_max.is_some() || stream.bytes_max.is_some() {
-        problem_of(
+        Problem.of(
             "discard",
             format!("stream {name} drops the oldest messages when it is full (discard old)"),
             "messages that no consumer has had yet are lost without a trace",
             remedy,
         )
     } else {
-        note(
+        Note.of(
             "discard",
             format!(
                 "stream {name} would drop the oldest messages when full (discard old); it has no limit now"
@@ -222,7 +223,7 @@ fn storage(stream: &StreamStatus) -> Option<Diagnosis> {
     Some(if stream.replicas < 2 {
         let consequence = "a restart of NATS loses messages that were acknowledged";
         let remedy = format!("{remedy}; to send again what is lost: {}", replay(stream));
-        problem_of(
+        Problem.of(
             "storage",
             format!("stream {name} is kept in the memory of one server"),
             consequence,
@@ -230,13 +231,13 @@ fn storage(stream: &StreamStatus) -> Option<Diagnosis> {
         )
     } else {
         let consequence = "when all its servers restart together, messages that were acknowledged are lost";
-        warning("storage", format!("stream {name} is kept in memory"), consequence, remedy)
+        Warning.of("storage", format!("stream {name} is kept in memory"), consequence, remedy)
     })
 }
 
 fn replicas(survey: &Survey, stream: &StreamStatus) -> Option<Diagnosis> {
     let cluster = survey.cluster.as_ref().filter(|_| stream.replicas < 2)?;
-    Some(warning(
+    Some(Warning.of(
         "replicas",
         format!("stream {} is held by one server of the cluster {cluster}", stream.name),
         "while that server is away nothing is delivered; with its disk the messages are gone",
@@ -246,7 +247,7 @@ fn replicas(survey: &Survey, stream: &StreamStatus) -> Option<Diagnosis> {
 
 fn offline(stream: &StreamStatus) -> Option<Diagnosis> {
     (!stream.offline_replicas.is_empty()).then(|| {
-        warning(
+        Warning.of(
             "replicas",
             format!(
                 "of stream {} these servers are away: {}",
@@ -275,9 +276,9 @@ fn message_size(survey: &Survey, stream: &StreamStatus, subjects: &[RecentSubjec
                 "messages to {} have up to {} bytes, max_msg_size of stream {name} is {limit}",
                 largest.subject, largest.bytes_max
             );
-            problem_of("max-msg-size", what, consequence, remedy)
+            Problem.of("max-msg-size", what, consequence, remedy)
         }
-        None => note(
+        None => Note.of(
             "max-msg-size",
             format!("max_msg_size of stream {name} is {limit} bytes"),
             consequence,
@@ -297,7 +298,7 @@ fn filled(stream: &StreamStatus, subjects: &[RecentSubject]) -> Option<Diagnosis
     let part =
         |count: u64, most: Option<u64>| most.map(|most| u128::from(count) * SHARE / u128::from(most.max(1)));
     let of_messages = part(stream.messages, stream.messages_max) > part(stream.bytes, stream.bytes_max);
-    Some(warning(
+    Some(Warning.of(
         "stream-filled",
         what,
         consequence,
@@ -311,7 +312,7 @@ fn filled(stream: &StreamStatus, subjects: &[RecentSubject]) -> Option<Diagnosis
 
 fn markers(stream: &StreamStatus) -> Option<Diagnosis> {
     let kept = stream.delete_marker_seconds?;
-    Some(note(
+    Some(Note.of(
         "delete-markers",
         format!(
             "stream {} puts an empty message in the place of the last of a subject that goes by its age, for {}",
@@ -325,7 +326,7 @@ fn markers(stream: &StreamStatus) -> Option<Diagnosis> {
 
 fn age(stream: &StreamStatus) -> Option<Diagnosis> {
     let age = stream.age_max_seconds?;
-    Some(note(
+    Some(Note.of(
         "max-age",
         format!("stream {} drops messages after {}", stream.name, time(age)),
         "a consumer that is away for longer never gets them",

@@ -95,7 +95,7 @@ fn a_loss_is_named_with_its_size_and_what_was_done() {
         lanes: 4,
         sequence: 17,
         lost_sequence: 99,
-        found_at: SystemTime::UNIX_EPOCH,
+        found_at: crate::Time(SystemTime::UNIX_EPOCH),
     };
     let parts = ["ORDERS", "between 17 and 99", "4 lanes"];
     for (severity, state, part) in [

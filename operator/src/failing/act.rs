@@ -10,12 +10,13 @@ use async_nats::jetstream::message::StreamMessage;
 use oncebox_connect::{error::RelayError, postgres::Parameter};
 use oncebox_relay::facts::Letter;
 
-use super::{FailingMessage, failing_message, place};
+use super::{FailingMessage, place};
 use crate::{
-    BATCH, Operator,
+    BATCH, Operator, Result,
     action::{Acting, Done, Listed, Page, Scan, Verb},
-    failed, is_full, is_selected, query,
+    commit, is_full, is_selected,
     resend::{Payload, Resender, headers_json},
+    rows::{FromRow as _, query},
     selection::{FailingId, Place, Selection},
 };
 
@@ -35,7 +36,7 @@ enum Fate {
 }
 
 impl Listed for FailingMessage {
-    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>, RelayError> {
+    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>> {
         let [scope, tenant, key] = match &scan.after {
             Place::Key(place) => place.clone(),
             _ => Default::default(),
@@ -61,7 +62,7 @@ impl Listed for FailingMessage {
         ];
         let rows = operator.query("look at failing messages", &operator.sql.failing, &parameters).await?;
         let next = rows.last().filter(|_| is_full(&rows)).map(|row| Place::Key(place(row)));
-        Ok(Page::new(rows.iter().filter(is_selected).map(failing_message).collect(), next))
+        Ok(Page::new(rows.iter().filter(is_selected).map(Self::from_row).collect(), next))
     }
 
     fn name(&self, _: &Acting<'_>) -> String {
@@ -91,7 +92,7 @@ impl Listed for FailingMessage {
         acting: &Acting<'_>,
         rows: &[Self],
         done: &mut Done,
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         acting.is_one_of(&[Verb::RetryFailing, Verb::BuryFailing])?;
         for message in rows {
             let count = match operator.act_on_one(acting, message).await? {
@@ -109,11 +110,7 @@ impl Listed for FailingMessage {
 }
 
 impl Operator {
-    async fn act_on_one(
-        &mut self,
-        acting: &Acting<'_>,
-        message: &FailingMessage,
-    ) -> Result<Fate, RelayError> {
+    async fn act_on_one(&mut self, acting: &Acting<'_>, message: &FailingMessage) -> Result<Fate> {
         if message.is_busy(acting) {
             return Ok(Fate::Busy);
         }
@@ -142,7 +139,7 @@ impl Operator {
         resender: &Resender,
         message: &FailingMessage,
         stored: StreamMessage,
-    ) -> Result<Fate, RelayError> {
+    ) -> Result<Fate> {
         let (stamp, sql) = (self.stamp.clone(), self.sql.retry_failing.clone());
         let FailingMessage { scope, tenant, key, message: copy, .. } = message;
         let transaction = self.begin().await?;
@@ -158,7 +155,7 @@ impl Operator {
             number: row.get("number"),
         };
         resender.publish(copy).await.map_err(|problem| refused(key, problem))?;
-        transaction.commit().await.map_err(failed("commit"))?;
+        commit(transaction).await?;
         Ok(Fate::Done)
     }
 
@@ -167,8 +164,7 @@ impl Operator {
         resender: &Resender,
         message: &FailingMessage,
         stored: StreamMessage,
-    ) -> Result<Fate, RelayError> {
-        let (stamp, sql) = (self.stamp.clone(), self.sql.bury_failing.clone());
+    ) -> Result<Fate> {
         let FailingMessage { scope, tenant, key, stream, stream_sequence, failures, reason, .. } = message;
         // The whole one tells copies of the key from other messages.
         let payload = resender.payload(&stored).await.map_err(|problem| refused(key, problem))?;
@@ -178,8 +174,7 @@ impl Operator {
         };
         let subject = stored.subject.to_string();
         let (headers, stored_at) = (headers_json(&stored.headers), SystemTime::from(stored.time));
-        let transaction = self.begin().await?;
-        let parameters: [&dyn Parameter; 14] = [
+        let parameters: [&dyn Parameter; 12] = [
             scope,
             tenant,
             key,
@@ -191,12 +186,9 @@ impl Operator {
             &stored_at,
             failures,
             reason,
-            &stamp.operator,
-            &stamp.note,
             &is_incomplete,
         ];
-        let rows = query(&transaction, "bury a failing message", &sql, &parameters).await?;
-        transaction.commit().await.map_err(failed("commit"))?;
+        let rows = self.change("bury a failing message", |sql| &sql.bury_failing, &parameters, false).await?;
         Ok(match rows.first().map(|row| row.get::<_, &str>("answer")) {
             Some("dead") => Fate::Done,
             Some("in_flight") => Fate::Busy,
@@ -205,10 +197,9 @@ impl Operator {
         })
     }
 
-    async fn forget_one(&mut self, message: &FailingMessage) -> Result<Fate, RelayError> {
-        let stamp = self.stamp.clone();
+    async fn forget_one(&mut self, message: &FailingMessage) -> Result<Fate> {
         let FailingMessage { scope, tenant, key, message: copy, .. } = message;
-        let parameters: [&dyn Parameter; 6] = [scope, tenant, key, copy, &stamp.operator, &stamp.note];
+        let parameters: [&dyn Parameter; 4] = [scope, tenant, key, copy];
         self.change("forget a failing message", |sql| &sql.forget_failing, &parameters, false).await?;
         Ok(Fate::Gone)
     }

@@ -8,11 +8,12 @@ use oncebox_connect::{
 };
 use tokio_postgres::error::SqlState;
 
-use super::{FINISHED, Saga, saga};
+use super::{FINISHED, Saga};
 use crate::{
-    BATCH, Operator,
+    BATCH, Operator, Result,
     action::{Acting, Done, Listed, Page, Scan, Verb},
-    failed, next_id,
+    commit, next_id,
+    rows::FromRow as _,
     selection::{Place, Selection},
 };
 
@@ -20,7 +21,7 @@ use crate::{
 const NOT_WAITING: &str = "OB009";
 
 impl Listed for Saga {
-    async fn scans(_: &Operator, of: &Selection, _: bool) -> Result<Vec<Scan>, RelayError> {
+    async fn scans(_: &Operator, of: &Selection, _: bool) -> Result<Vec<Scan>> {
         let mut scan = Scan::from(of);
         if of.newest_first && of.after.is_none() {
             scan.after = Place::Id(i64::MAX);
@@ -28,13 +29,13 @@ impl Listed for Saga {
         Ok(vec![scan])
     }
 
-    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>, RelayError> {
+    async fn page(operator: &Operator, of: &Selection, scan: &Scan) -> Result<Page<Self>> {
         let (Selection { key, saga_type, state, newest_first, .. }, after) = (of, scan.after.id());
         let finished = state.as_deref().is_some_and(|state| FINISHED.contains(&state));
         let parameters: [&dyn Parameter; 7] =
             [&after, &BATCH, key, saga_type, state, &finished, newest_first];
         let rows = operator.query("look at sagas", &operator.sql.look_sagas, &parameters).await?;
-        let selected = rows.iter().filter(|row| row.get("selected")).map(saga).collect();
+        let selected = rows.iter().filter(|row| row.get("selected")).map(Self::from_row).collect();
         Ok(Page::new(selected, next_id(&rows).map(Place::Id)))
     }
 
@@ -46,7 +47,7 @@ impl Listed for Saga {
 
     /// A saga that has changed since the set was shown came later.
     fn came_at(&self) -> SystemTime {
-        self.changed_at
+        *self.changed_at
     }
 
     fn can(&self, acting: &Acting<'_>) -> bool {
@@ -69,7 +70,7 @@ impl Listed for Saga {
         acting: &Acting<'_>,
         rows: &[Self],
         done: &mut Done,
-    ) -> Result<(), RelayError> {
+    ) -> Result<()> {
         acting.is_one_of(&[Verb::RetrySagas, Verb::SkipStep, Verb::AbandonSagas])?;
         for saga in rows {
             operator.act_on_saga(acting, saga.id, done).await?;
@@ -80,7 +81,7 @@ impl Listed for Saga {
 
 impl Operator {
     /// Does nothing when it is not possible any more: the saga went on meanwhile.
-    async fn act_on_saga(&mut self, acting: &Acting<'_>, id: i64, done: &mut Done) -> Result<(), RelayError> {
+    async fn act_on_saga(&mut self, acting: &Acting<'_>, id: i64, done: &mut Done) -> Result<()> {
         let (stamp, sql) = (self.stamp.clone(), self.sql.clone());
         let transaction = self.begin().await?;
         let why = stamp.note.as_deref().or(stamp.operator.as_deref()).unwrap_or("by an operator");
@@ -99,7 +100,7 @@ impl Operator {
             Err(error) if error.code().map(SqlState::code) == Some(NOT_WAITING) => return Ok(()),
             Err(source) => return Err(RelayError::store(StoreError::Statement("act on a saga", source))),
         };
-        transaction.commit().await.map_err(failed("commit"))?;
+        commit(transaction).await?;
         for row in &rows {
             match row.get("is_discarded") {
                 Some(true) => done.letters += 1,

@@ -1,15 +1,13 @@
 //! The data of a saga, and the replies in it, as JSON that keeps every digit of a number; and the
 //! answers that were refused.
 
-use crate::columns::columns;
-use std::{borrow::Cow, collections::BTreeMap, time::SystemTime};
+use std::{borrow::Cow, collections::BTreeMap};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use tokio_postgres::Row;
 
-use crate::time::Rfc3339;
+use crate::{payload::pretty_json, rows::from_row, time::Time};
 
 /// JSON as PostgreSQL keeps it: read as a value, its numbers would lose digits.
 #[derive(Clone, Debug, Serialize)]
@@ -41,8 +39,7 @@ pub struct RefusedAnswer {
     /// Why it was refused.
     pub reason: String,
     /// When.
-    #[serde(with = "Rfc3339")]
-    pub refused_at: SystemTime,
+    pub refused_at: Time,
 }
 
 /// The beginnings of the reasons for which an orchestrator refuses an answer.
@@ -88,39 +85,7 @@ impl Json {
     /// With a line for each field and each element.
     #[must_use]
     pub fn pretty(&self) -> String {
-        let (mut pretty, mut depth, mut in_text, mut is_escaped) = (String::new(), 0_usize, false, false);
-        let mut rest = self.0.get().chars().peekable();
-        while let Some(c) = rest.next() {
-            if in_text || c == '"' {
-                in_text = !in_text || is_escaped || c != '"';
-                is_escaped = in_text && c == '\\' && !is_escaped;
-                pretty.push(c);
-                continue;
-            }
-            let line = |depth: usize| format!("\n{}", "  ".repeat(depth));
-            match c {
-                '{' | '[' => {
-                    pretty.push(c);
-                    while rest.next_if(|next| next.is_ascii_whitespace()).is_some() {}
-                    if let Some(end) = rest.next_if(|next| ['}', ']'].contains(next)) {
-                        pretty.push(end);
-                    } else {
-                        depth += 1;
-                        pretty += &line(depth);
-                    }
-                }
-                '}' | ']' => {
-                    depth = depth.saturating_sub(1);
-                    pretty += &line(depth);
-                    pretty.push(c);
-                }
-                ',' => pretty += &format!(",{}", line(depth)),
-                ':' => pretty += ": ",
-                c if c.is_ascii_whitespace() => {}
-                c => pretty.push(c),
-            }
-        }
-        pretty
+        pretty_json(self.text()).unwrap_or_else(|| self.text().to_owned())
     }
 }
 
@@ -142,13 +107,7 @@ impl JsonSchema for Json {
     }
 }
 
-pub(super) fn refused_answer(row: &Row) -> RefusedAnswer {
-    columns!(row => RefusedAnswer {
-        id, key, command, reason
-    } with {
-        refused_at: row.get("created_at"),
-    })
-}
+from_row!(RefusedAnswer: id, key, command, reason, refused_at = "created_at");
 
 /// The data that a saga started with, or in Rust has now, and the replies beside it: a saga of a
 /// file keeps them apart, one in Rust makes its data of them.

@@ -2,11 +2,10 @@
 
 use std::time::SystemTime;
 
-use oncebox_connect::error::RelayError;
 use serde::Serialize;
 
 use super::SagaGraphStep;
-use crate::{Operator, time::Rfc3339};
+use crate::{Operator, Result, rows::from_row, time::Time};
 
 const DEFINITIONS_MAX: i64 = 1_000;
 
@@ -20,18 +19,20 @@ pub struct SagaDefinition {
     /// Its version.
     pub version: i32,
     /// When it was registered first.
-    #[serde(with = "Rfc3339")]
-    pub registered_at: SystemTime,
+    pub registered_at: Time,
     /// Its steps; none where this program cannot read them.
     pub graph: Vec<SagaGraphStep>,
 }
+
+from_row!(SagaDefinition: saga_type = "type", version, registered_at; row =>
+    graph: serde_json::from_str(row.get("graph")).unwrap_or_default());
 
 impl SagaDefinition {
     /// A definition that is not in a database, with its steps as JSON.
     #[must_use]
     pub fn of_file(saga_type: &str, version: i32, graph: &str) -> Self {
         let graph = serde_json::from_str(graph).unwrap_or_default();
-        Self { saga_type: saga_type.to_owned(), version, registered_at: SystemTime::UNIX_EPOCH, graph }
+        Self { saga_type: saga_type.to_owned(), version, registered_at: Time(SystemTime::UNIX_EPOCH), graph }
     }
 }
 
@@ -45,16 +46,9 @@ impl Operator {
         &self,
         saga_type: Option<&str>,
         version: Option<i32>,
-    ) -> Result<Vec<SagaDefinition>, RelayError> {
+    ) -> Result<Vec<SagaDefinition>> {
         let saga_type = saga_type.map(str::to_owned);
         let sql = &self.sql.saga_definitions;
-        let rows = self.query("read definitions", sql, &[&saga_type, &version, &DEFINITIONS_MAX]).await?;
-        let definitions = rows.iter().map(|row| SagaDefinition {
-            saga_type: row.get("type"),
-            version: row.get("version"),
-            registered_at: row.get("registered_at"),
-            graph: serde_json::from_str(row.get("graph")).unwrap_or_default(),
-        });
-        Ok(definitions.collect())
+        self.all("read definitions", sql, &[&saga_type, &version, &DEFINITIONS_MAX]).await
     }
 }

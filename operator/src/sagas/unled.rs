@@ -1,16 +1,13 @@
 //! Sagas that no process leads: their file was removed, or only another version of it is led.
 
-use std::time::SystemTime;
-
 use oncebox_connect::words::{counted, for_one};
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio_postgres::Row;
 
 use crate::{
-    columns::columns,
+    rows::from_row,
     shell::quoted,
-    time::{Rfc3339, text},
+    time::{Time, text},
 };
 
 /// A process that leads says so every 20 seconds.
@@ -32,8 +29,7 @@ pub struct SagasUnled {
     /// How many, of each state counted to 10,000.
     pub sagas: i64,
     /// When a process last led them; else when the oldest began.
-    #[serde(with = "Rfc3339")]
-    pub since: SystemTime,
+    pub since: Time,
     /// Whether a process has ever led them.
     pub was_led: bool,
     /// Where participants answer, if a file defines them.
@@ -42,18 +38,11 @@ pub struct SagasUnled {
     pub led_versions: Vec<i32>,
 }
 
-impl SagasUnled {
-    pub(crate) fn new(row: &Row) -> Self {
-        let led_at: Option<SystemTime> = row.get("led_at");
-        columns!(row => Self {
-            version, scope, sagas, reply_to, led_versions
-        } with {
-            saga_type: row.get("type"),
-            since: led_at.unwrap_or_else(|| row.get("oldest_at")),
-            was_led: led_at.is_some(),
-        })
-    }
+from_row!(SagasUnled: saga_type = "type", version, scope, sagas, reply_to, led_versions; row =>
+    since: row.get::<_, Option<Time>>("led_at").unwrap_or_else(|| row.get("oldest_at")),
+    was_led: row.get::<_, Option<Time>>("led_at").is_some());
 
+impl SagasUnled {
     /// The problem.
     pub(crate) fn what(&self) -> String {
         let Self { saga_type, version, sagas, since, .. } = self;
@@ -107,7 +96,7 @@ mod tests {
             version: 1,
             scope: "saga".to_owned(),
             sagas: 3,
-            since: SystemTime::UNIX_EPOCH,
+            since: Time(std::time::UNIX_EPOCH),
             was_led: true,
             reply_to: Some("sagas.replies".to_owned()),
             led_versions: vec![2],

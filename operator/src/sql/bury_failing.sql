@@ -8,7 +8,7 @@
 -- without waiting: a message at work is left alone.
 SELECT
   CASE
-    WHEN $14 AND NOT EXISTS (SELECT FROM {schema}.inbox_scope AS s WHERE s.scope = $1 AND s.mode = 'lease')
+    WHEN $12 AND NOT EXISTS (SELECT FROM {schema}.inbox_scope AS s WHERE s.scope = $1 AND s.mode = 'lease')
       THEN 'incomplete'
-    ELSE {schema}.bury_failing($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10, $11, $12, $13)
+    ELSE {schema}.bury_failing($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10, $11, $13, $14)
   END AS answer

@@ -2,4 +2,4 @@
 -- go on: 0014_actions.sql has the function.
 -- $1: a lane; $2: ids; $3: operator; $4: note; $5: the kind that each must still be, as $8 of
 -- list_parked.sql. Index: those of the function. Locking: the lane, as in retry.sql.
-SELECT id FROM {schema}.give_up_parked($1, $2, $3, $4, $5) AS t (id)
+SELECT id FROM {schema}.give_up_parked($1, $2, $4, $5, $3) AS t (id)

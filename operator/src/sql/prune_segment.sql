@@ -3,4 +3,4 @@
 -- $1: seconds; $2: operator; $3: note; $4: the retention time as it was given. Index: those of the
 -- function. Locking: the maintenance row, then the segment, or the lanes where it
 -- finds messages that were never sent.
-SELECT {schema}.prune_segment($1, $2, $3, $4) AS messages
+SELECT {schema}.prune_segment($1, $3, $4, $2) AS messages

@@ -18,7 +18,7 @@ use super::{
         canaries::Canary,
         consumption::consumption,
         losses::LossStatus,
-        obstacles::{Expected, Obstacle, obstacles},
+        obstacles::{Expected, obstacles},
         pause_row::PauseRow,
         relay_settings::RelaySettings,
         sagas::SagasUnled,
@@ -26,7 +26,7 @@ use super::{
     },
     Finding, Holder, LaneStatus, ParkedReason, SagasWaiting, Status,
 };
-use crate::{status::RecentSubject, survey::Survey};
+use crate::{Diagnosis, status::RecentSubject, survey::Survey};
 
 /// A relay that is suspended is cut off within 30 s; a pass that takes as long is worth a
 /// word.
@@ -176,7 +176,7 @@ pub(crate) fn unsealed(reason: &str) -> Option<&'static str> {
 
 /// Findings about NATS.
 pub(crate) fn of_nats(config: &Config, survey: &Survey, subjects: &[RecentSubject]) -> Vec<Finding> {
-    let finding = |found: Obstacle| Finding {
+    let finding = |found: Diagnosis| Finding {
         kind: Some(found.check),
         ..Finding::new(format!("{}: {}", found.what, found.consequence), found.remedy)
     };

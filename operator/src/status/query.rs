@@ -1,35 +1,29 @@
 //! The questions of a status to both servers: at the same cost for any backlog.
 
-use crate::columns::columns;
-use std::time::SystemTime;
-
 use oncebox_connect::{
     config::Config,
-    error::{RelayError, error_chain},
+    error::error_chain,
     postgres::{Parameter, typed},
 };
-use oncebox_relay::facts::{Expectation, InboxStatus, delayed_count, expectation, faults, inbox_status, sql};
+use oncebox_relay::facts::{InboxStatus, delayed_count, faults, inbox_status, sql};
 use oncebox_schema::{SchemaName, wake_subject};
 use tokio_postgres::{Row, Transaction};
 
 use super::{
     super::{
         Operator,
-        canaries::Canary,
-        dead_letters::DeadLetters,
         disk::full_disk,
         failed,
-        losses::LossStatus,
-        pause_row::pause_row,
-        query,
-        rates::{Marks, Rates},
+        rates::Marks,
         relay_settings::relay_settings,
-        sagas::{SagasUnled, UNLED_SECONDS},
+        rows::{FromRow, Parameters, all, from_row, query, values},
+        sagas::UNLED_SECONDS,
     },
     Asleep, BlockedKey, Holder, LaneStatus, LinesDue, ParkedReason, RelaySessions, SagasWaiting, Status,
     findings::{DOWN, findings, nats_away, of_nats},
 };
 use crate::{
+    Result, Time,
     status::RecentSubject,
     survey::{self, Survey},
 };
@@ -56,7 +50,7 @@ impl Operator {
     /// # Errors
     /// PostgreSQL refused or went away, or somebody has the tables locked for longer than five
     /// seconds.
-    pub async fn status(&mut self) -> Result<Status, RelayError> {
+    pub async fn status(&mut self) -> Result<Status> {
         let (mut status, marks) = self.stand().await?;
         status.full_disk = full_disk(&mut self.client).await;
         status.findings = findings(&status);
@@ -65,27 +59,25 @@ impl Operator {
     }
 
     /// A status without the rates, and without their pause.
-    pub(crate) async fn stand(&mut self) -> Result<(Status, Marks), RelayError> {
+    pub(crate) async fn stand(&mut self) -> Result<(Status, Marks)> {
         let (sql, schema, relay_name) = (self.sql.clone(), self.schema.clone(), self.relay_name.clone());
-        let transaction = self.client.transaction().await.map_err(failed("begin"))?;
-        transaction.batch_execute(&sql.status_settings).await.map_err(failed("begin"))?;
-        let ask = Asking(transaction);
-        let marks = Marks::new(&ask.all("read where lanes stand", &sql.status_marks, &[]).await?);
+        let ask = Asking(self.begin_status().await?);
+        let marks = Marks::new(&query(&ask.0, "read where lanes stand", &sql.status_marks, &[]).await?);
         let overview = ask.one("read the overview", &sql.status_overview).await?;
-        let log = ask.all("find the live segments", &sql.log, &[]).await?;
+        let sees = |what: &str| overview.get::<_, bool>(what);
+        let log = query(&ask.0, "find the live segments", &sql.log, &[]).await?;
         let log = log.first().map_or("log", |row| row.get(0));
-        let lag = ask.all("read the lag", &schema.sql(&sql::LAG.replace("{log}", log)), &[]).await?;
-        let stands = ask.all("read the lanes", &sql.status_lanes, &[]).await?;
+        let lag = query(&ask.0, "read the lag", &schema.sql(&sql::LAG.replace("{log}", log)), &[]).await?;
+        let stands = query(&ask.0, "read the lanes", &sql.status_lanes, &[]).await?;
         let parked = ask.one("count parked messages", &schema.sql(sql::PARKED)).await?;
-        let relays = ask.all("find relays", &sql.status_relays, &[&relay_name, &LISTED_MAX]).await?;
-        let locks = ask.all("find locks", &sql.status_locks, &[&LOCKS_MAX]).await?;
-        let open = ask.all("find transactions", &sql.status_enqueuing, &[&LISTED_MAX, &relay_name]).await?;
         let looked_at = i64::from(LOOKED_AT_MAX);
-        let bounds = [&LOOKED_AT_MAX as &dyn Parameter, &LISTED_MAX, &looked_at];
-        let blocked = ask.all("find blocked ordering keys", &sql.status_blocked, &bounds).await?;
-        let reasons = ask.all("read the reasons", &sql.status_reasons, &[&looked_at, &LISTED_MAX]).await?;
-        let pauses = ask.all("list pauses", &sql.pauses, &[&LISTED_MAX]).await?;
-        let losses = ask.all("read what was lost", &sql.losses, &[&LISTED_MAX]).await?;
+        let [of_inboxes, bounds] =
+            [[&looked_at as &dyn Parameter, &LISTED_MAX], [&INBOXES_MAX, &INBOXES_NAMED_MAX]];
+        let of_keys = [&LOOKED_AT_MAX as &dyn Parameter, &LISTED_MAX, &looked_at];
+        let blocked = query(&ask.0, "find blocked ordering keys", &sql.status_blocked, &of_keys).await?;
+        let waiting: Vec<SagasWaiting> =
+            ask.all("count sagas", &schema.sql(sql::SAGAS), &[&SAGAS_MAX]).await?;
+        let unled = "find sagas that no process leads";
         let faults = faults(&ask.0, &schema, &relay_name).await.map_err(failed("look for faults"))?;
         let relay_settings =
             relay_settings(&ask.0, &schema).await.map_err(failed("read relays' settings"))?;
@@ -97,40 +89,47 @@ impl Operator {
             lag_seconds: lanes.iter().map(|lane| lane.lag_seconds).fold(0.0, f64::max),
             backlog_messages: lanes.iter().map(|lane| lane.backlog_messages).sum(),
             backlog_is_exact: lag.iter().all(|row| row.get("is_exact")),
-            rates: Rates::default(),
             lanes,
             parked: parked.get("parked"),
             dead: parked.get("dead"),
             replays: parked.get("replays"),
             delayed: delayed_count(&ask.one("count delayed messages", &schema.sql(sql::DELAYED)).await?),
-            locks: locks.iter().map(holder).collect(),
-            relay_name,
-            relays: relays.iter().map(relay_sessions).collect(),
+            locks: ask.all("find locks", &sql.status_locks, &[&LOCKS_MAX]).await?,
+            relays: ask.all("find relays", &sql.status_relays, &[&relay_name, &LISTED_MAX]).await?,
             asleep: asleep(&ask.one("find sleeping relays", &sql.status_asleep).await?, &schema),
             blocked_keys: blocked.first().map_or(0, |row| row.get("keys")),
-            blocked: blocked.iter().map(blocked_key).collect(),
-            pauses: pauses.iter().map(pause_row).collect(),
-            parked_reasons: reasons.iter().map(parked_reason).collect(),
-            dead_letters: ask.dead_letters(&overview, &sql.status_letters).await?,
-            lines_due: ask.lines_due(&overview, &sql.status_lines).await?,
-            canaries: ask.canaries(&overview, &sql.canaries).await?,
-            inboxes: ask.inboxes(&overview, &schema.sql(sql::INBOXES)).await?,
-            expectations: ask.expectations(&schema).await?,
-            sagas_waiting: ask.sagas_waiting(&schema).await?,
-            sagas_unled: ask.sagas_unled(&sql.status_unled).await?,
-            losses: losses.iter().map(LossStatus::new).collect(),
+            blocked: values(&blocked),
+            pauses: ask.all("list pauses", &sql.pauses, &[&LISTED_MAX]).await?,
+            parked_reasons: ask.all("read the reasons", &sql.status_reasons, &of_inboxes).await?,
+            dead_letters: ask
+                .if_seen(sees("sees_inboxes"), "find dead letters", &sql.status_letters, &of_inboxes)
+                .await?,
+            lines_due: ask
+                .if_seen(sees("sees_inboxes"), "find lines that go on", &sql.status_lines, &of_inboxes)
+                .await?
+                .unwrap_or_default(),
+            canaries: ask
+                .if_seen(sees("sees_canaries"), "list canaries", &sql.canaries, &[&LISTED_MAX])
+                .await?,
+            inboxes: ask
+                .if_seen(sees("counts_inboxes"), "count failing messages", &schema.sql(sql::INBOXES), &bounds)
+                .await?,
+            expectations: ask.all("list expectations", &schema.sql(sql::EXPECTATIONS), &[]).await?,
+            sagas_waiting: waiting.into_iter().filter(SagasWaiting::needs_operator).collect(),
+            sagas_unled: ask.all(unled, &sql.status_unled, &[&SAGAS_MAX, &UNLED_SECONDS]).await?,
+            losses: ask.all("read what was lost", &sql.losses, &[&LISTED_MAX]).await?,
             faults,
             relay_settings,
-            enqueuing: open.iter().map(holder).collect(),
+            enqueuing: ask
+                .all("find transactions", &sql.status_enqueuing, &[&LISTED_MAX, &relay_name])
+                .await?,
+            relay_name,
             oldest_milestone: overview.get("oldest_milestone"),
             newest_milestone: overview.get("newest_milestone"),
             is_read_only: overview.get("is_read_only"),
-            full_disk: None,
             sees_all_sessions: overview.get("sees_all_sessions"),
             subjects,
-            nats: None,
-            nats_problem: None,
-            findings: Vec::new(),
+            ..Status::default()
         };
         status.findings = findings(&status);
         Ok((status, marks))
@@ -179,89 +178,35 @@ pub(crate) async fn recent_subjects(
     let looked_at = i64::from(LOOKED_AT_MAX);
     let parameters = typed(&[&looked_at, &SUBJECTS_MAX]);
     let rows = transaction.query_typed(&schema.sql(RECENT_SUBJECTS), &parameters).await?;
-    let subject = |row: &Row| RecentSubject {
-        subject: row.get("subject"),
-        messages: row.get("messages"),
-        bytes_max: row.get("bytes_max"),
-    };
-    Ok(rows.iter().map(subject).collect())
+    Ok(values(&rows))
 }
 
 /// The transaction that looks; dropped, it has changed nothing.
 struct Asking<'a>(Transaction<'a>);
 
 impl Asking<'_> {
-    async fn all(
+    async fn all<T: FromRow>(
         &self,
         what: &'static str,
         sql: &str,
-        parameters: &[&(dyn Parameter + '_)],
-    ) -> Result<Vec<Row>, RelayError> {
-        query(&self.0, what, sql, parameters).await
+        parameters: &Parameters<'_>,
+    ) -> Result<Vec<T>> {
+        all(&self.0, what, sql, parameters).await
     }
 
-    async fn one(&self, what: &'static str, sql: &str) -> Result<Row, RelayError> {
+    async fn one(&self, what: &'static str, sql: &str) -> Result<Row> {
         self.0.query_typed_one(sql, &[]).await.map_err(failed(what))
     }
 
     /// `None` when this role may not look.
-    async fn dead_letters(&self, overview: &Row, sql: &str) -> Result<Option<Vec<DeadLetters>>, RelayError> {
-        if !overview.get::<_, bool>("sees_inboxes") {
-            return Ok(None);
-        }
-        let bounds: [&dyn Parameter; 2] = [&i64::from(LOOKED_AT_MAX), &LISTED_MAX];
-        let rows = self.all("find dead letters", sql, &bounds).await?;
-        Ok(Some(rows.iter().map(DeadLetters::new).collect()))
-    }
-
-    /// None when this role may not look.
-    async fn lines_due(&self, overview: &Row, sql: &str) -> Result<Vec<LinesDue>, RelayError> {
-        if !overview.get::<_, bool>("sees_inboxes") {
-            return Ok(Vec::new());
-        }
-        let bounds: [&dyn Parameter; 2] = [&i64::from(LOOKED_AT_MAX), &LISTED_MAX];
-        let rows = self.all("find lines that go on", sql, &bounds).await?;
-        let of = |row: &Row| LinesDue {
-            scope: row.get("scope"),
-            messages: row.get("messages"),
-            key: row.get("key"),
-        };
-        Ok(rows.iter().map(of).collect())
-    }
-
-    /// `None` when this role may not look.
-    async fn canaries(&self, overview: &Row, sql: &str) -> Result<Option<Vec<Canary>>, RelayError> {
-        if !overview.get::<_, bool>("sees_canaries") {
-            return Ok(None);
-        }
-        let rows = self.all("list canaries", sql, &[&LISTED_MAX]).await?;
-        Ok(Some(rows.iter().map(Canary::new).collect()))
-    }
-
-    async fn sagas_waiting(&self, schema: &SchemaName) -> Result<Vec<SagasWaiting>, RelayError> {
-        let rows = self.all("count sagas", &schema.sql(sql::SAGAS), &[&SAGAS_MAX]).await?;
-        Ok(rows.iter().filter_map(sagas_waiting).collect())
-    }
-
-    async fn sagas_unled(&self, sql: &str) -> Result<Vec<SagasUnled>, RelayError> {
-        let bounds: [&dyn Parameter; 2] = [&SAGAS_MAX, &UNLED_SECONDS];
-        let rows = self.all("find sagas that no process leads", sql, &bounds).await?;
-        Ok(rows.iter().map(SagasUnled::new).collect())
-    }
-
-    async fn expectations(&self, schema: &SchemaName) -> Result<Vec<Expectation>, RelayError> {
-        let rows = self.all("list expectations", &schema.sql(sql::EXPECTATIONS), &[]).await?;
-        Ok(rows.iter().map(expectation).collect())
-    }
-
-    /// `None` when this role may not count.
-    async fn inboxes(&self, overview: &Row, sql: &str) -> Result<Option<Vec<InboxStatus>>, RelayError> {
-        if !overview.get::<_, bool>("counts_inboxes") {
-            return Ok(None);
-        }
-        let bounds: [&dyn Parameter; 2] = [&INBOXES_MAX, &INBOXES_NAMED_MAX];
-        let rows = self.all("count failing messages", sql, &bounds).await?;
-        Ok(Some(rows.iter().map(inbox_status).collect()))
+    async fn if_seen<T: FromRow>(
+        &self,
+        is_seen: bool,
+        what: &'static str,
+        sql: &str,
+        parameters: &Parameters<'_>,
+    ) -> Result<Option<Vec<T>>> {
+        Ok(if is_seen { Some(self.all(what, sql, parameters).await?) } else { None })
     }
 }
 
@@ -278,47 +223,22 @@ fn lane((lag, stand): (&Row, &Row)) -> LaneStatus {
     }
 }
 
-fn holder(row: &Row) -> Holder {
-    columns!(row => Holder {
-        lanes, pid, prepared, user_name, application_name, client, state, transaction_seconds
-    })
-}
-
 fn asleep(row: &Row, schema: &SchemaName) -> Option<Asleep> {
-    let wakes_at = row.get::<_, Option<SystemTime>>("wakes_at")?;
+    let wakes_at = row.get::<_, Option<Time>>("wakes_at")?;
     let wake_subject = wake_subject(row.get("database"), schema.as_str());
     Some(Asleep { relays: row.get("relays"), wakes_at, wake_subject })
 }
 
-fn relay_sessions(row: &Row) -> RelaySessions {
-    columns!(row => RelaySessions {
-        user_name, client, sessions, leads
-    })
-}
+from_row!(Holder: lanes, pid, prepared, user_name, application_name, client, state, transaction_seconds);
+from_row!(RelaySessions: user_name, client, sessions, leads);
+from_row!(BlockedKey: lane, ordering_key, key, subject, behind, reason = "error", died_at = "dead_at");
+from_row!(ParkedReason: cause, subject, messages, since, key, reason = "error");
+from_row!(LinesDue: scope, messages, key);
+from_row!(SagasWaiting: saga_type = "type", state, sagas);
+from_row!(RecentSubject: subject, messages, bytes_max);
 
-fn blocked_key(row: &Row) -> BlockedKey {
-    columns!(row => BlockedKey {
-        lane, ordering_key, key, subject, behind
-    } with {
-        reason: row.get("error"),
-        died_at: row.get("dead_at"),
-    })
-}
-
-fn parked_reason(row: &Row) -> ParkedReason {
-    columns!(row => ParkedReason {
-        cause, subject, messages, since, key
-    } with {
-        reason: row.get("error"),
-    })
-}
-
-fn sagas_waiting(row: &Row) -> Option<SagasWaiting> {
-    let state: &str = row.get("state");
-    let waits = ["stuck", "quarantined"].contains(&state);
-    waits.then(|| SagasWaiting {
-        saga_type: row.get("type"),
-        state: state.to_owned(),
-        sagas: row.get("sagas"),
-    })
+impl FromRow for InboxStatus {
+    fn from_row(row: &Row) -> Self {
+        inbox_status(row)
+    }
 }

@@ -9,8 +9,9 @@ use oncebox_connect::{
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
-use crate::time::Rfc3339Option;
+use crate::time::Time;
 
 /// A consumer of a stream: how far it is, and who waits for its messages.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
@@ -47,8 +48,7 @@ pub struct ConsumerStatus {
     /// Whether somebody waits for messages: a pull request, or a subscriber.
     pub is_awaited: bool,
     /// When its pause ends, if it is paused.
-    #[serde(with = "Rfc3339Option")]
-    pub paused_until: Option<SystemTime>,
+    pub paused_until: Option<Time>,
     /// For how long it is still paused.
     pub pause_seconds: f64,
 }
@@ -59,13 +59,9 @@ pub(super) async fn consumers_of(
     context: &jetstream::Context,
     stream: &str,
 ) -> Result<Vec<ConsumerStatus>, String> {
-    #[derive(Serialize)]
-    struct Question {
-        offset: u32,
-    }
     let asking = async {
-        let request = context.request(format!("CONSUMER.LIST.{stream}"), &Question { offset: 0 });
-        request.await.map_err(|error| error_chain(&error))
+        let first = json!({ "offset": 0 });
+        context.request(format!("CONSUMER.LIST.{stream}"), &first).await.map_err(|error| error_chain(&error))
     };
     match unless_denied(connection, asking).await? {
         Response::Ok(Page { consumers }) => {
@@ -82,49 +78,40 @@ struct Page {
 
 /// The part of JetStream's answer that is shown. async-nats cannot decode the answers of all
 /// versions.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Info {
     name: String,
     created: String,
     config: Config,
-    #[serde(default)]
     delivered: Place,
-    #[serde(default)]
     ack_floor: Place,
-    #[serde(default)]
     num_ack_pending: u64,
-    #[serde(default)]
     num_redelivered: u64,
-    #[serde(default)]
     num_waiting: u64,
-    #[serde(default)]
     num_pending: u64,
-    #[serde(default)]
     push_bound: bool,
-    #[serde(default)]
     paused: bool,
     /// The server's clock; from nats-server 2.10 on.
     ts: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Config {
     filter_subject: Option<String>,
     filter_subjects: Option<Vec<String>>,
-    #[serde(default)]
     max_ack_pending: i64,
     /// Nanoseconds.
-    #[serde(default)]
     ack_wait: u64,
     /// Nanoseconds.
-    #[serde(default)]
     inactive_threshold: u64,
     pause_until: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
+#[serde(default)]
 struct Place {
-    #[serde(default)]
     stream_seq: u64,
     last_active: Option<String>,
 }
@@ -159,7 +146,7 @@ impl Info {
             ack_wait_seconds: Duration::from_nanos(ack_wait).as_secs_f64(),
             inactive_max_seconds: (inactive > 0).then(|| Duration::from_nanos(inactive).as_secs_f64()),
             is_awaited: self.num_waiting > 0 || self.push_bound,
-            paused_until,
+            paused_until: paused_until.map(Time),
         }
     }
 }

@@ -6,17 +6,14 @@ use oncebox_connect::{
     error::error_chain,
     nats::{Connection, unless_denied},
 };
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
+use serde_json::json;
 
 /// Names of streams of this account, of the first 256, with those that they copy.
 pub(super) async fn copies(
     connection: &Connection,
     context: &jetstream::Context,
 ) -> Result<Vec<(String, Vec<String>)>, String> {
-    #[derive(Serialize)]
-    struct Question {
-        offset: u32,
-    }
     #[derive(Deserialize)]
     struct Page {
         streams: Option<Vec<Listed>>,
@@ -36,8 +33,8 @@ pub(super) async fn copies(
         name: String,
     }
     let asking = async {
-        let request = context.request("STREAM.LIST", &Question { offset: 0 });
-        request.await.map_err(|error| error_chain(&error))
+        let first = json!({ "offset": 0 });
+        context.request("STREAM.LIST", &first).await.map_err(|error| error_chain(&error))
     };
     match unless_denied(connection, asking).await? {
         Response::Ok(Page { streams }) => {

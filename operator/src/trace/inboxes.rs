@@ -1,18 +1,15 @@
 //! How keys stand in the inboxes of a database.
 
-use std::time::SystemTime;
-
-use oncebox_connect::{error::RelayError, postgres::typed};
+use oncebox_connect::postgres::typed;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::{Row, Transaction, error::SqlState};
 
 use crate::{
-    BATCH,
-    columns::columns,
-    failed,
+    BATCH, Result, failed,
+    rows::{FromRow as _, from_row},
     statements::Statements,
-    time::{Rfc3339, Rfc3339Option},
+    time::Time,
 };
 
 /// Inboxes that are looked into, at most.
@@ -30,7 +27,7 @@ pub struct TracedKey {
 }
 
 /// How a key stands in an inbox.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct TracedInbox {
     /// The database that it is in, where several are looked into and the message is in another.
@@ -46,8 +43,7 @@ pub struct TracedInbox {
     /// or `behind`: it waits for others of its ordering key.
     pub status: String,
     /// When the inbox settled it.
-    #[serde(with = "Rfc3339Option")]
-    pub settled_at: Option<SystemTime>,
+    pub settled_at: Option<Time>,
     /// It is the key of an HTTP request, once that is settled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request: Option<TracedRequest>,
@@ -83,11 +79,9 @@ pub struct TracedSnooze {
     /// Why, in the handler's words.
     pub reason: String,
     /// When it is delivered again.
-    #[serde(with = "Rfc3339Option")]
-    pub until: Option<SystemTime>,
+    pub until: Option<Time>,
     /// Since when it has been put off again and again.
-    #[serde(with = "Rfc3339")]
-    pub since: SystemTime,
+    pub since: Time,
     /// How often.
     pub times: i64,
 }
@@ -99,8 +93,7 @@ pub struct TracedLine {
     /// The ordering key.
     pub ordering_key: String,
     /// Since when it waits, or when it was retried.
-    #[serde(with = "Rfc3339")]
-    pub since: SystemTime,
+    pub since: Time,
     /// Whether it is its turn: the consumer runs it.
     pub is_due: bool,
     /// How many messages wait before it, 1,000 at most.
@@ -133,11 +126,9 @@ pub struct TracedLease {
     /// The process that has, or had, it.
     pub owner: Option<String>,
     /// Nobody else may claim the key before: the end of the lease, or of the pause after a failure.
-    #[serde(with = "Rfc3339Option")]
-    pub until: Option<SystemTime>,
+    pub until: Option<Time>,
     /// When the key was first claimed.
-    #[serde(with = "Rfc3339")]
-    pub since: SystemTime,
+    pub since: Time,
     /// How many attempts have begun.
     pub attempts: i64,
     /// Why the last attempt failed, or its effect is unknown.
@@ -153,8 +144,7 @@ pub struct TracedEffect {
     /// `started`: it may have happened; `done`: it has; `rejected`: it never will.
     pub state: String,
     /// When it began.
-    #[serde(with = "Rfc3339")]
-    pub started_at: SystemTime,
+    pub started_at: Time,
 }
 
 /// How a message fails in an inbox.
@@ -166,11 +156,9 @@ pub struct TracedFailure {
     /// Why the last one failed.
     pub reason: String,
     /// When it failed.
-    #[serde(with = "Rfc3339")]
-    pub failed_at: SystemTime,
+    pub failed_at: Time,
     /// When the message is delivered again; `None` when its consumer has not said.
-    #[serde(with = "Rfc3339Option")]
-    pub next_at: Option<SystemTime>,
+    pub next_at: Option<Time>,
 }
 
 /// Under a savepoint: a role that may not look into inboxes still sees the rest.
@@ -179,7 +167,7 @@ pub(super) async fn inboxes(
     sql: &Statements,
     keys: &[String],
     below: Option<&str>,
-) -> Result<Vec<TracedKey>, RelayError> {
+) -> Result<Vec<TracedKey>> {
     let (keys, rows_max) = (keys.to_vec(), BATCH * 10);
     transaction.batch_execute("SAVEPOINT inboxes").await.map_err(failed("set a savepoint"))?;
     let looking = async {
@@ -206,6 +194,10 @@ pub(super) async fn inboxes(
     }
 }
 
+from_row!(TracedFailure: failures, reason, failed_at, next_at = "due_at");
+from_row!(TracedLine:
+    ordering_key, is_due, ahead, reason, since = "created_at", letter = "head_id", letter_key = "head_key");
+
 fn settled_key(row: &Row) -> TracedKey {
     let mut traced = key(row, row.get("status"));
     traced.inbox.settled_at = row.get("created_at");
@@ -216,12 +208,7 @@ fn settled_key(row: &Row) -> TracedKey {
 
 /// Of a key with several copies the newest failure counts.
 fn add_failure(found: &mut Vec<TracedKey>, row: &Row) {
-    let failure = TracedFailure {
-        failures: row.get("failures"),
-        reason: row.get("reason"),
-        failed_at: row.get("failed_at"),
-        next_at: row.get("due_at"),
-    };
+    let failure = TracedFailure::from_row(row);
     let inbox = of_row(found, row, "failing");
     if inbox.failure.as_ref().is_none_or(|known| known.failed_at <= failure.failed_at) {
         inbox.failure = Some(failure);
@@ -263,14 +250,7 @@ fn add_open(found: &mut Vec<TracedKey>, row: &Row) {
 
 /// One that runs again may fail again: that says more.
 fn add_line(found: &mut Vec<TracedKey>, row: &Row) {
-    let line = columns!(row => TracedLine {
-        ordering_key, is_due, ahead, reason
-    } with {
-        since: row.get("created_at"),
-        letter: row.get("head_id"),
-        letter_key: row.get("head_key"),
-    });
-    of_row(found, row, "behind").line = Some(line);
+    of_row(found, row, "behind").line = Some(TracedLine::from_row(row));
 }
 
 /// The inbox that a row is of; one that is not known yet gets this status.
@@ -288,18 +268,6 @@ fn of_row<'a>(found: &'a mut Vec<TracedKey>, row: &Row, status: &str) -> &'a mut
 
 fn key(row: &Row, status: String) -> TracedKey {
     let (scope, tenant) = (row.get("scope"), row.get("tenant"));
-    let inbox = TracedInbox {
-        database: None,
-        scope,
-        tenant,
-        status,
-        settled_at: None,
-        request: None,
-        failure: None,
-        snooze: None,
-        line: None,
-        lease: None,
-        effects: Vec::new(),
-    };
+    let inbox = TracedInbox { scope, tenant, status, ..TracedInbox::default() };
     TracedKey { key: row.get("key"), inbox }
 }

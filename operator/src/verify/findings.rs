@@ -1,11 +1,9 @@
 //! The findings of a comparison, and its result.
 
-use std::time::SystemTime;
-
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::time::Rfc3339;
+use crate::time::Time;
 
 /// A message that a stream does not hold as the log has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -20,8 +18,7 @@ pub struct Difference {
     /// Its subject.
     pub subject: String,
     /// When it was enqueued.
-    #[serde(with = "Rfc3339")]
-    pub enqueued_at: SystemTime,
+    pub enqueued_at: Time,
 }
 
 /// A copy in a stream that is not as the log has the message.

@@ -24,7 +24,10 @@ use oncebox_relay::facts::has_object;
 use tokio::time::sleep;
 
 use super::absence::LettingGo;
-use crate::stored::{Question, stored};
+use crate::{
+    Result,
+    stored::{Question, stored},
+};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Questions under way at once, at most,
@@ -62,7 +65,7 @@ pub(crate) struct Reader {
 impl Reader {
     /// # Errors
     /// NATS cannot be reached, does not let us in, or has no such stream.
-    pub(crate) async fn connect(config: &Config, name: &str, command: &str) -> Result<Self, RelayError> {
+    pub(crate) async fn connect(config: &Config, name: &str, command: &str) -> Result<Self> {
         let connection = Server::connect_once(config, command, CONNECT_TIMEOUT).await?;
         let failed = |problem| RelayError::Verify { stream: name.to_owned(), problem };
         let found = stream_info(&connection, name).await.map_err(failed)?;

@@ -14,7 +14,7 @@ use oncebox_relay::facts::{Copy, sql};
 use tokio::time::{Instant, timeout_at};
 
 use crate::{
-    Operator, TracedMessage,
+    Operator, Result, TracedMessage,
     survey::Survey,
     verify::{absence::Absence, reader::Reader},
 };
@@ -49,7 +49,7 @@ pub(super) async fn find(
     survey: &Survey,
     messages: &[TracedMessage],
     limit: Duration,
-) -> Result<HashMap<(i16, i64), Stored>, RelayError> {
+) -> Result<HashMap<(i16, i64), Stored>> {
     let deadline = Instant::now() + limit;
     let outbox = operator.query("read who the outbox is", &operator.schema.sql(sql::OUTBOX), &[]).await?;
     let outbox: String = outbox.first().map(|row| row.get(0)).unwrap_or_default();
@@ -61,7 +61,7 @@ pub(super) async fn find(
     let (mut found, mut readers) = (HashMap::new(), HashMap::new());
     let settled = messages.iter().filter(|message| message.state == "settled");
     for message in settled.take(MESSAGES_MAX) {
-        if adopted_at.is_some_and(|at| message.created_at < at) {
+        if adopted_at.is_some_and(|at| *message.created_at < at) {
             let problem = "it was settled before this copy became an outbox of its own, under the identity of the original";
             found.insert((message.lane, message.id), Stored::Unasked { problem: problem.to_owned() });
             continue;
@@ -90,11 +90,7 @@ pub(super) async fn find(
 }
 
 /// The sequence that receipts say, and whether it is exact.
-async fn receipts(
-    operator: &Operator,
-    message: &TracedMessage,
-    stream: &str,
-) -> Result<Option<(u64, bool)>, RelayError> {
+async fn receipts(operator: &Operator, message: &TracedMessage, stream: &str) -> Result<Option<(u64, bool)>> {
     let parameters: [&dyn Parameter; 3] = [&message.lane, &message.id, &stream];
     let rows = match operator.query("find the receipt", &operator.sql.why_stored, &parameters).await {
         // Receipts only shorten the search.
@@ -137,10 +133,10 @@ async fn look(
     if next.is_some() || from > first && bound.is_some_and(|(_, is_exact)| !is_exact) {
         return Ok(Stored::UpTo { stream: name, sequence: to });
     }
-    let mut absence = reader.lets_go.judge(message.created_at);
+    let mut absence = reader.lets_go.judge(*message.created_at);
     if absence == Absence::AskSubject {
         let last = reader.last_of_subject(&message.subject).await?;
-        absence = Absence::with_last_of_subject(message.created_at, last);
+        absence = Absence::with_last_of_subject(*message.created_at, last);
     }
     Ok(match absence {
         Absence::Missing => Stored::Missing { stream: name },

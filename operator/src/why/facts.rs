@@ -6,6 +6,7 @@ use super::copy::Stored;
 use crate::{
     TracedMessage,
     pause_row::PauseRow,
+    rows::from_row,
     status::{RecentSubject, Status},
 };
 
@@ -44,6 +45,9 @@ pub(super) struct Running {
     /// How long its transaction has been open, if the role may see it.
     pub(super) seconds: Option<f64>,
 }
+
+from_row!(Letter: key, scope, tenant, deliveries, reason);
+from_row!(Running: key, scope, pid, application_name, seconds);
 
 impl Look {
     /// The subject among those of recent messages, which have the sizes of messages.

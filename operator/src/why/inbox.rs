@@ -8,7 +8,7 @@ use super::{
     stream,
 };
 use crate::{
-    TracedInbox, TracedKey,
+    TracedInbox, TracedKey, Verb,
     sagas::{SagaProgress, SagasUnled, is_refused, saga_of_answer},
     shell::quoted,
     time::text,
@@ -147,21 +147,9 @@ fn dead(key: &str, inbox: &TracedInbox, who: &str, inboxes: &Inboxes) -> End {
         Some(letter) => {
             let count = counted(letter.deliveries, "delivery").replace("deliverys", "deliveries");
             let what = format!("{who} gave it up{at}, after {count}: {}", letter.reason);
-            let fields = [
-                ("kind", "dead-letters"),
-                ("action", "retry"),
-                ("key", key),
-                ("scope", inbox.scope.as_str()),
-            ];
-            End::held(
-                "inbox",
-                what,
-                Remedy::action(
-                    "mend the cause, then have it handled again",
-                    "oncebox inbox dead retry",
-                    &fields,
-                ),
-            )
+            let words = "mend the cause, then have it handled again";
+            let selects = [("key", key), ("scope", inbox.scope.as_str())];
+            End::held("inbox", what, Remedy::action(words, Verb::RetryLetters, &selects))
         }
         None => {
             let what = format!(
@@ -202,14 +190,10 @@ fn snoozed(key: &str, inbox: &TracedInbox, who: &str) -> End {
         more =
             format!(" ({} since {}): {}", counted(snooze.times, "time"), text(snooze.since), snooze.reason);
     }
-    let fields = [("kind", "replays"), ("action", "replay"), ("key", key)];
-    let what =
+    let what = format!("{who} has snoozed it until {until}{more}");
+    let words =
         format!("none is needed: it is delivered again at {until}; to have a copy of it handled at once");
-    End::held(
-        "inbox",
-        format!("{who} has snoozed it until {until}{more}"),
-        Remedy::action(what, "oncebox outbox replay", &fields),
-    )
+    End::held("inbox", what, Remedy::action(words, Verb::Replay, &[("key", key)]))
 }
 
 fn leased(inbox: &TracedInbox, who: &str) -> End {
@@ -255,10 +239,9 @@ fn behind(inbox: &TracedInbox, who: &str) -> End {
     let what = format!(
         "{who} keeps it behind dead letter {letter}{head} of ordering key {name} since {since}{ahead}: {reason}"
     );
-    let id = letter.to_string();
-    let fields = [("kind", "dead-letters"), ("action", "retry"), ("id", id.as_str())];
+
     let words = "mend the cause, then have that letter handled again, or discard it: those behind it follow in their order";
-    End::held("inbox", what, Remedy::action(words, "oncebox inbox dead retry", &fields))
+    End::held("inbox", what, Remedy::action(words, Verb::RetryLetters, &[("id", &letter.to_string())]))
 }
 
 fn failing(key: &str, inbox: &TracedInbox, who: &str) -> End {
@@ -286,15 +269,12 @@ fn failing(key: &str, inbox: &TracedInbox, who: &str) -> End {
         (None, None) => format!("{who} remembers effects of an earlier attempt at it"),
     };
     if inbox.failure.is_none() {
-        return End::held(
-            "inbox",
-            what,
-            Remedy::words("mend the cause; its consumer tries it again by itself"),
-        );
+        let words = "mend the cause; its consumer tries it again by itself";
+        return End::held("inbox", what, Remedy::words(words));
     }
-    let fields = [("kind", "failing"), ("action", "retry"), ("key", key), ("scope", inbox.scope.as_str())];
+    let selects = [("key", key), ("scope", inbox.scope.as_str())];
     let words = "mend the cause; its consumer tries it again by itself, or at once";
-    End::held("inbox", what, Remedy::action(words, "oncebox inbox failing retry", &fields))
+    End::held("inbox", what, Remedy::action(words, Verb::RetryFailing, &selects))
 }
 
 /// A handler in a transaction leaves no row while it runs.
@@ -327,10 +307,6 @@ pub(super) fn of_saga(progress: &SagaProgress, unled: &[SagasUnled]) -> Option<E
             if waits.is_empty() { String::new() } else { format!(", and waits for {}", waits.join(", ")) };
         return Some(End::new("saga", Outcome::OnItsWay, what + &more));
     }
-    let fields = [("kind", "sagas"), ("action", "retry"), ("key", saga.key.as_str())];
-    Some(End::held(
-        "saga",
-        what,
-        Remedy::action("mend the cause, then have it go on", "oncebox saga retry", &fields),
-    ))
+    let words = "mend the cause, then have it go on";
+    Some(End::held("saga", what, Remedy::action(words, Verb::RetrySagas, &[("key", &saga.key)])))
 }

@@ -13,19 +13,18 @@ use oncebox_connect::{
     postgres::Parameter,
 };
 use tokio::time::timeout;
-use tokio_postgres::Row;
 
 use super::{
     Case, Explained, Why, copy,
-    facts::{Inboxes, Letter, Look, Running},
+    facts::{Inboxes, Look},
     finish, inbox, outbox, walk,
 };
 use crate::{
-    Operator, PlacedTrace, TracedMessage,
+    Operator, PlacedTrace, Result, TracedMessage,
     disk::full_disk,
     everywhere::within,
     obstacles::Expected,
-    query,
+    rows::all,
     status::{Status, findings::findings},
     survey,
 };
@@ -130,7 +129,7 @@ async fn look(
     placed: &PlacedTrace,
     source: &WhySource<'_>,
     limit: Duration,
-) -> Result<Look, RelayError> {
+) -> Result<Look> {
     let messages = &placed.trace.messages;
     let mut status = match source.status {
         Some(seen) => Status { nats: None, nats_problem: None, ..seen.clone() },
@@ -171,40 +170,19 @@ async fn look(
 }
 
 /// Handlers at work, and dead letters; nothing when this role may not look.
-async fn inboxes(operator: &mut Operator, keys: &[(String, String)]) -> Result<Inboxes, RelayError> {
+async fn inboxes(operator: &mut Operator, keys: &[(String, String)]) -> Result<Inboxes> {
     let sql = operator.sql.clone();
     let (keys, tenants): (Vec<String>, Vec<String>) = keys.iter().cloned().unzip();
     let transaction = operator.begin().await?;
     let looking = async {
         let of_locks: [&dyn Parameter; 4] = [&keys, &tenants, &INBOXES_MAX, &ROWS_MAX];
-        let found = query(&transaction, "find running handlers", &sql.why_running, &of_locks).await?;
-        let letters = query(&transaction, "find dead letters", &sql.why_letters, &[&keys, &ROWS_MAX]).await?;
-        let (running, letters) = (found.iter().map(running).collect(), letters.iter().map(letter).collect());
+        let running = all(&transaction, "find running handlers", &sql.why_running, &of_locks).await?;
+        let letters = all(&transaction, "find dead letters", &sql.why_letters, &[&keys, &ROWS_MAX]).await?;
         Ok(Inboxes { running, letters })
     };
     match looking.await {
         Err(RelayError::Denied(_)) => Ok(Inboxes::default()),
         looked => looked,
-    }
-}
-
-fn letter(row: &Row) -> Letter {
-    Letter {
-        key: row.get("key"),
-        scope: row.get("scope"),
-        tenant: row.get("tenant"),
-        deliveries: row.get("deliveries"),
-        reason: row.get("reason"),
-    }
-}
-
-fn running(row: &Row) -> Running {
-    Running {
-        key: row.get("key"),
-        scope: row.get("scope"),
-        pid: row.get("pid"),
-        application_name: row.get("application_name"),
-        seconds: row.get("seconds"),
     }
 }
 

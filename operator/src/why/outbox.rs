@@ -3,9 +3,9 @@
 use oncebox_connect::words::counted;
 use oncebox_relay::facts::{Explained as FaultExplained, Fault, remedy};
 
-use super::{Case, End, Explained, Outcome, Passed, Remedy};
+use super::{Case, End, Explained, Outcome, Passed, Remedy, remedy::fields};
 use crate::{
-    TracedMessage, TracedParking,
+    TracedMessage, TracedParking, Verb,
     obstacles::obstacles,
     shell::quoted,
     status::{
@@ -81,13 +81,8 @@ fn dead(case: &Case<'_>, parked: &TracedParking) -> End {
     let at = died_at.map(|at| format!(" since {}", text(at))).unwrap_or_default();
     let what = format!("it is dead{at}, after {}: {reason}", counted(attempts, "attempt"));
     let cause = in_nats(case).map_or_else(|| remedy_of(parked), |found| found.remedy);
-    let fields = [("kind", "dead"), ("action", "retry"), ("key", case.message.key.as_str())];
-    let remedy = Remedy::action(
-        format!("mend the cause first ({cause}), then have it sent"),
-        "oncebox outbox dead retry",
-        &fields,
-    );
-    End::held("outbox", what, remedy)
+    let words = format!("mend the cause first ({cause}), then have it sent");
+    End::held("outbox", what, Remedy::action(words, Verb::RetryDead, &[("key", &case.message.key)]))
 }
 
 /// The message that is ahead has its own answer, whose remedy is the one.
@@ -179,7 +174,7 @@ fn broken(fault: &Fault, status: &Status) -> End {
 fn resume(kind: &str, value: &str, words: String) -> Remedy {
     let kind = kind.replace(' ', "-");
     let select = if kind == "all" { ("all", "1") } else { (kind.as_str(), value) };
-    Remedy::action(words, "oncebox outbox resume", &[("kind", "pauses"), ("action", "resume"), select])
+    Remedy::action(words, Verb::Resume, &[select])
 }
 
 fn relays(status: &Status) -> String {
@@ -196,7 +191,7 @@ fn relays(status: &Status) -> String {
 }
 
 /// The obstacle in NATS between the relays and the stream of this message.
-fn in_nats(case: &Case<'_>) -> Option<crate::obstacles::Obstacle> {
+fn in_nats(case: &Case<'_>) -> Option<crate::Diagnosis> {
     let survey = survey_of(case)?;
     let subject = [case.look.subject(&case.message.subject)];
     obstacles(case.expected, &survey, &subject).into_iter().next()
@@ -225,9 +220,8 @@ fn set_aside(case: &Case<'_>, parked: &TracedParking, state: &str) -> End {
             remedy_of(parked)
         ),
     };
-    let fields = [("kind", "parked"), ("action", "retry"), ("key", case.message.key.as_str())];
-    let fields = fields.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let now = next_attempt_at.map_or(Vec::new(), |_| fields.to_vec());
+    let retry = || fields(Verb::RetryParked, &[("key", &case.message.key)]);
+    let now = next_attempt_at.map_or(Vec::new(), |_| retry());
     End::held("outbox", what, Remedy { action: now, ..Remedy::of_text(words) })
 }
 

@@ -1,7 +1,7 @@
 //! Remedies: their words, and the command among them.
 
 use super::Remedy;
-use crate::shell::quoted;
+use crate::{Verb, shell::quoted};
 
 /// Beginnings of commands in remedies, and whether one is a statement of PostgreSQL.
 const BEGINNINGS: [(&str, bool); 6] = [
@@ -31,15 +31,13 @@ impl Remedy {
     }
 
     /// Words with an action: a command and the fields of the console's action that does the same.
-    pub(super) fn action(what: impl Into<String>, command: &str, fields: &[(&str, &str)]) -> Self {
-        let options = fields.iter().filter(|(name, _)| !["kind", "action"].contains(name));
-        let options = options.map(|(name, value)| match *name {
+    pub(super) fn action(what: impl Into<String>, verb: Verb, selects: &[(&str, &str)]) -> Self {
+        let options = selects.iter().map(|(name, value)| match *name {
             "all" => " --all".to_owned(),
             name => format!(" --{name} {}", quoted(value)),
         });
-        let action = fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        let command = Some(command.to_owned() + &options.collect::<String>());
-        Self { what: what.into(), command, is_sql: false, action, database: None }
+        let command = format!("oncebox {}{}", verb.command, options.collect::<String>());
+        Self { what: what.into(), command: Some(command), action: fields(verb, selects), ..Self::default() }
     }
 
     /// The same in another database.
@@ -59,6 +57,13 @@ impl Remedy {
         }
         self
     }
+}
+
+/// The fields of an action, as a form has them.
+pub(super) fn fields(verb: Verb, selects: &[(&str, &str)]) -> Vec<(String, String)> {
+    let [kind, action] = verb.names();
+    let all = [("kind", kind), ("action", action)].into_iter().chain(selects.iter().copied());
+    all.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
 /// The first command in the words of a remedy, but none that gives something up: that is for a
@@ -122,11 +127,7 @@ mod tests {
 
     #[test]
     fn an_action_is_a_command_too_and_names_the_database_of_a_file() {
-        let remedy = Remedy::action(
-            "",
-            "oncebox outbox dead retry",
-            &[("kind", "dead"), ("action", "retry"), ("key", "a'b")],
-        );
+        let remedy = Remedy::action("", Verb::RetryDead, &[("key", "a'b")]);
         assert_eq!(remedy.command.as_deref(), Some(r"oncebox outbox dead retry --key 'a'\''b'"));
         let named = remedy.at(Some(&"shop".to_owned())).naming(|name| name == "shop");
         assert_eq!(

@@ -5,8 +5,9 @@ use oncebox_relay::facts::covers;
 
 use super::{Case, End, Outcome, Passed, Remedy, copy::Stored, outbox::survey_of};
 use crate::{
+    Diagnosis, Time, Verb,
     consumption::{consumption, left_alone as left_alone_of, of_consumer},
-    obstacles::{Obstacle, obstacles},
+    obstacles::obstacles,
     shell::quoted,
     status::findings::{lost, nats_away},
     survey::{ConsumerStatus, StreamStatus, Survey},
@@ -38,7 +39,7 @@ pub(super) fn judge(case: &Case<'_>, passed: &mut Vec<Passed>) -> End {
     if let Some(found) = closed.next().filter(|_| !is_handled) {
         return End::obstacle("stream", found);
     }
-    let of_stream = |found: &Obstacle| found.check.ends_with("-unconsumed");
+    let of_stream = |found: &Diagnosis| found.check.ends_with("-unconsumed");
     if let Some(found) = consumption(&survey, &recent).into_iter().find(of_stream).filter(|_| !is_handled) {
         return End::obstacle("stream", found);
     }
@@ -99,7 +100,7 @@ fn unasked(case: &Case<'_>, passed: &[Passed]) -> End {
 fn unstored(case: &Case<'_>, passed: &mut Vec<Passed>) -> Option<End> {
     let (what, at) = match case.look.stored.get(&(case.message.lane, case.message.id)) {
         Some(Stored::At { stream, sequence, at }) => {
-            (format!("stored in stream {stream} at sequence {sequence}"), Some(*at))
+            (format!("stored in stream {stream} at sequence {sequence}"), Some(Time(*at)))
         }
         Some(Stored::UpTo { stream, sequence }) => {
             (format!("stored in stream {stream}, at or below sequence {sequence}"), None)
@@ -130,12 +131,8 @@ fn missing(case: &Case<'_>, stream: &str) -> End {
     let loss = case.status().losses.iter().find(|loss| loss.stream == stream && loss.is_reported());
     if let Some(loss) = loss {
         let found = lost(loss);
-        let fields = [("kind", "losses"), ("action", "resend"), ("stream", stream)];
-        return End::held(
-            "stream",
-            found.what,
-            Remedy::action("have it sent again", "oncebox outbox resend", &fields),
-        );
+        let remedy = Remedy::action("have it sent again", Verb::Resend, &[("stream", stream)]);
+        return End::held("stream", found.what, remedy);
     }
     let remedy = Remedy::of_text(format!(
         "have it sent again: `oncebox outbox verify --stream {} --resend`; relays do so by themselves for what a stream loses at \
@@ -164,9 +161,9 @@ fn dropped(case: &Case<'_>, stream: &StreamStatus) -> End {
             quoted(&stream.name)
         ),
     };
-    let fields = [("kind", "replays"), ("action", "replay"), ("key", case.message.key.as_str())];
+
     let words = format!("if no consumer has handled it, have a copy sent{again}");
-    let remedy = Remedy::action(words, "oncebox outbox replay", &fields);
+    let remedy = Remedy::action(words, Verb::Replay, &[("key", &case.message.key)]);
     End { remedy: Some(remedy), ..End::new("stream", Outcome::Unknown, what) }
 }
 

@@ -14,7 +14,7 @@ use self::standing::settle;
 use super::{
     failing::{self, recovers},
     inbox,
-    scenarios::{Ends, Sent, documented, returns},
+    scenarios::{Column, Ends, Sent, documented, returns},
     shop::{LIMIT, Programs, lines, publish_raw, repository},
 };
 
@@ -124,6 +124,9 @@ async fn conform(client: &str, settings: &str) {
     let together = TOGETHER.contains(&settings);
     let (grouped, sent) = in_groups(settings, sent);
     let unlocked = returns("locked");
+    if column == Column::Leased {
+        locked.execute(LEASE, &[&unlocked.payload.to_string()]).await.unwrap();
+    }
     let vectors = if column.reads_headers() { vectors() } else { Vec::new() };
     publish(&env, sent.iter().map(|sent| (own_key(&sent.name), sent))).await;
     let named: Vec<Sent> = vectors.iter().map(|(name, ..)| returns(name)).collect();
@@ -135,7 +138,7 @@ async fn conform(client: &str, settings: &str) {
     let total = sent.len() + vectors.len() + 1;
     let mut wrong = Vec::new();
     wrong.extend(settle(&mut consumer, "but for the locked message", async || rest(total, 1).await).await);
-    locked.batch_execute("SELECT pg_advisory_unlock_all()").await.unwrap();
+    locked.batch_execute(FREE).await.unwrap();
     let mut after = setting;
     after.extend((0..AFTERWARDS).map(|n| returns(&format!("after-{n}"))));
     publish(&env, after.iter().map(|sent| (own_key(&sent.name), sent))).await;
@@ -191,6 +194,16 @@ async fn locked(env: &TestEnv) -> Client {
 
 /// Holds the key of a message, as if another process worked on it.
 const LOCK: &str = "SELECT pg_advisory_lock(oncebox.inbox_lock('conform:test', 'acme', 'locked'))";
+
+/// The same for handlers under leases, which the lock does not keep out.
+const LEASE: &str = "
+INSERT INTO oncebox.inbox_claim (scope, tenant, key, fingerprint, owner, lease_until)
+VALUES ('conform:test', 'acme', 'locked', oncebox.inbox_fingerprint(convert_to($1, 'UTF8')),
+        gen_random_uuid(), 'infinity')";
+
+/// Lets the key go.
+const FREE: &str = "SELECT pg_advisory_unlock_all();
+DELETE FROM oncebox.inbox_claim WHERE lease_until = 'infinity'";
 
 /// The settings with which messages share a transaction.
 const TOGETHER: [&str; 3] = ["batch", "pipelined", "set"];

@@ -17,7 +17,6 @@ use async_nats::jetstream::{
 use oncebox_operator::{Operator, Order, Severity, Stamp, Status, Verb, examine};
 use oncebox_relay::{Config, Values};
 use oncebox_tests::{Nats, TestEnv, eventually};
-use tokio::task::JoinSet;
 use tokio_postgres::Client;
 
 use crate::relay::support::{
@@ -57,25 +56,23 @@ impl Broker {
     }
 }
 
-async fn operator(values: &Values, tasks: &mut JoinSet<()>) -> Operator {
-    Operator::connect(Config::from_values(values).unwrap().outbox(), Stamp::default(), tasks).await.unwrap()
+async fn operator(values: &Values) -> Operator {
+    Operator::connect(Config::from_values(values).unwrap().outbox(), Stamp::default()).await.unwrap()
 }
 
 async fn status(values: &Values) -> Status {
-    operator(values, &mut JoinSet::new()).await.status().await.unwrap()
+    operator(values).await.status().await.unwrap()
 }
 
 async fn replay(values: &Values, request: &str, limit: u64) -> u64 {
     let mut order = Order::new(Verb::Replay, true, vec![("request".into(), request.into())]).unwrap();
     order.limit = Some(limit);
-    let mut tasks = JoinSet::new();
-    order.run(&mut operator(values, &mut tasks).await, None, None).await.unwrap().done
+    order.run(&mut operator(values).await, None, None).await.unwrap().done
 }
 
 async fn resend(values: &Values, stream: &str, dry_run: bool) -> Option<u64> {
     let order = Order::new(Verb::Resend, false, vec![("stream".into(), stream.into())]).unwrap();
-    let mut tasks = JoinSet::new();
-    let operator = &mut operator(values, &mut tasks).await;
+    let operator = &mut operator(values).await;
     let counted = order.count(operator).await.unwrap().done;
     let done = if dry_run { counted } else { order.run(operator, None, None).await.unwrap() };
     (done.losses > 0).then_some(done.done)

@@ -1,10 +1,9 @@
 //! The steps of a migration as files of the tools that teams run.
 
-use clap::{ValueEnum, builder::PossibleValue};
 use oncebox_schema::script::Step;
 
 /// A tool that runs migrations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
     Plain,
     Flyway,
@@ -13,31 +12,6 @@ pub(crate) enum Format {
     Diesel,
     GolangMigrate,
     Alembic,
-}
-
-impl Format {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Plain => "plain",
-            Self::Flyway => "flyway",
-            Self::Goose => "goose",
-            Self::Sqlx => "sqlx",
-            Self::Diesel => "diesel",
-            Self::GolangMigrate => "golang-migrate",
-            Self::Alembic => "alembic",
-        }
-    }
-}
-
-impl ValueEnum for Format {
-    fn value_variants<'a>() -> &'a [Self] {
-        use Format::{Alembic, Diesel, Flyway, GolangMigrate, Goose, Plain, Sqlx};
-        &[Plain, Flyway, Goose, Sqlx, Diesel, GolangMigrate, Alembic]
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        Some(PossibleValue::new(self.name()))
-    }
 }
 
 /// All steps as one text, for psql.

@@ -2,38 +2,57 @@
 
 use std::fmt::Write as _;
 
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{ArgMatches, Command};
 use oncebox_operator::{SagaDefinition, SagaDrawing};
 use oncebox_saga::{FileMistake, SagaFile, Scenarios};
 use serde::Serialize;
 use serde_json::json;
 
-use super::{super::action, flag, svg};
+use super::{
+    super::{given, with},
+    Form, svg,
+};
 
 /// Exit code when a file is wrong, or a scenario ends otherwise.
 const WRONG: u8 = 1;
 
 pub(super) fn commands() -> [Command; 3] {
-    let scenarios = Arg::new("scenarios").value_name("SCENARIOS").required(true).num_args(1..);
     [
-        Command::new("check")
-            .about("Check files of sagas: every mistake with its line, or what they define")
-            .arg(files())
-            .arg(flag("mermaid", "Draw it, as a flowchart for Mermaid").conflicts_with_all(["json", "svg"]))
-            .arg(flag("svg", "Draw it, as an SVG picture").conflicts_with("json"))
-            .arg(action::json()),
-        Command::new("test")
-            .about("Run scenarios through a saga, with the decisions of production, and show the way of each")
-            .arg(Arg::new("file").value_name("FILE").required(true).help("The saga"))
-            .arg(scenarios.help("Files of scenarios"))
-            .arg(action::json()),
+        with::<Check>("check"),
+        with::<Test>("test"),
         Command::new("schema").about("Print the JSON Schema of these files, for editors"),
     ]
 }
 
-pub(super) fn files() -> Arg {
-    let files = Arg::new("file").value_name("FILE").required(true).num_args(1..).action(ArgAction::Append);
-    files.help("Files that define sagas, one each")
+// Files of sagas.
+#[derive(clap::Args)]
+pub(super) struct Files {
+    /// Files that define sagas, one each
+    #[arg(value_name = "FILE", required = true, num_args = 1..)]
+    file: Vec<String>,
+}
+
+/// Check files of sagas: every mistake with its line, or what they define
+#[derive(clap::Args)]
+struct Check {
+    #[command(flatten)]
+    files: Files,
+    #[command(flatten)]
+    form: Form,
+}
+
+/// Run scenarios through a saga, with the decisions of production, and show the way of each
+#[derive(clap::Args)]
+struct Test {
+    /// The saga
+    #[arg(value_name = "FILE")]
+    file: String,
+    /// Files of scenarios
+    #[arg(value_name = "SCENARIOS", required = true, num_args = 1..)]
+    scenarios: Vec<String>,
+    /// Print JSON, a document per line
+    #[arg(long)]
+    json: bool,
 }
 
 /// A file that was read, as it is called.
@@ -46,11 +65,11 @@ pub(super) struct Named {
 ///
 /// # Errors
 /// All mistakes in them, as lines.
-pub(super) fn read_all(flags: &ArgMatches) -> Result<Vec<Named>, Vec<String>> {
+pub(super) fn read_all(files: &Files) -> Result<Vec<Named>, Vec<String>> {
     let shown = |mistakes: Vec<Placed>| {
         mistakes.iter().map(|Placed { file, mistake }| place(file, mistake)).collect()
     };
-    read_each(flags).map_err(shown)
+    read_each(&files.file).map_err(shown)
 }
 
 /// A mistake in one of several files.
@@ -61,9 +80,9 @@ struct Placed {
     mistake: FileMistake,
 }
 
-fn read_each(flags: &ArgMatches) -> Result<Vec<Named>, Vec<Placed>> {
+fn read_each(files: &[String]) -> Result<Vec<Named>, Vec<Placed>> {
     let (mut all, mut mistakes): (Vec<Named>, _) = (Vec::new(), Vec::new());
-    for path in flags.get_many::<String>("file").into_iter().flatten() {
+    for path in files {
         match text(path).and_then(|text| SagaFile::parse(&text)) {
             Ok(saga) => {
                 let name = |saga: &SagaFile| (saga.graph().name().to_owned(), saga.graph().version());
@@ -96,17 +115,17 @@ fn text(path: &str) -> Result<String, Vec<FileMistake>> {
 /// The text of a command that needs no server, and its exit code.
 pub(super) fn write(name: &str, flags: &ArgMatches) -> Option<(String, u8)> {
     match name {
-        "check" => Some(check(flags)),
-        "test" => Some(test(flags)),
+        "check" => Some(check(&given(flags))),
+        "test" => Some(test(&given(flags))),
         "schema" => Some((SagaFile::SCHEMA.to_owned(), 0)),
         _ => None,
     }
 }
 
-fn check(flags: &ArgMatches) -> (String, u8) {
-    let all = match read_each(flags) {
+fn check(Check { files, form }: &Check) -> (String, u8) {
+    let all = match read_each(&files.file) {
         Ok(all) => all,
-        Err(mistakes) if flags.get_flag("json") => {
+        Err(mistakes) if form.json => {
             return (lines(mistakes.iter().map(|mistake| json!(mistake))), WRONG);
         }
         Err(mistakes) => {
@@ -117,12 +136,12 @@ fn check(flags: &ArgMatches) -> (String, u8) {
     let shown = all.iter().map(|Named { path, saga }| {
         let graph = saga.graph();
         let steps: Vec<&str> = graph.steps().collect();
-        if flags.get_flag("mermaid") {
+        if form.mermaid {
             graph.mermaid()
-        } else if flags.get_flag("svg") {
+        } else if form.svg {
             let definition = SagaDefinition::of_file(graph.name(), i32::from(graph.version()), &graph.json());
             svg::draw(&SagaDrawing::of_definition(&definition))
-        } else if flags.get_flag("json") {
+        } else if form.json {
             lines([json!({ "file": path, "saga": graph.name(), "version": graph.version(), "steps": steps })])
         } else {
             let (name, version, count) = (graph.name(), graph.version(), steps.len());
@@ -133,13 +152,14 @@ fn check(flags: &ArgMatches) -> (String, u8) {
     (shown.collect(), 0)
 }
 
-fn test(flags: &ArgMatches) -> (String, u8) {
-    let saga = match read_all(flags).map(|mut all| all.remove(0).saga) {
+fn test(Test { file, scenarios, json }: &Test) -> (String, u8) {
+    let files = Files { file: vec![file.clone()] };
+    let saga = match read_all(&files).map(|mut all| all.remove(0).saga) {
         Ok(saga) => saga,
         Err(mistakes) => return (mistakes.join("\n") + "\n", WRONG),
     };
     let (mut shown, mut code) = (String::new(), 0);
-    for path in flags.get_many::<String>("scenarios").into_iter().flatten() {
+    for path in scenarios {
         let outcomes = match text(path).and_then(|text| Scenarios::parse(&text, &saga)) {
             Ok(scenarios) => scenarios.run(&saga),
             Err(mistakes) => {
@@ -151,7 +171,7 @@ fn test(flags: &ArgMatches) -> (String, u8) {
         if outcomes.iter().any(|outcome| outcome.problem.is_some()) {
             code = WRONG;
         }
-        if flags.get_flag("json") {
+        if *json {
             shown += &lines(outcomes.iter().map(|outcome| json!(outcome)));
             continue;
         }

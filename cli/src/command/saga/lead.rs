@@ -3,9 +3,8 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, anyhow, ensure};
-use clap::{Arg, ArgMatches, Command};
 use oncebox_connect::{
-    config::{Config, ConfigError, OutboxConfig},
+    config::{ConfigError, OutboxConfig},
     nats::{Server, is_connected},
     postgres::{connect_postgres, pool, shares_backends},
 };
@@ -17,49 +16,70 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::{output, relay},
-    file::{Named, files, read_all},
+    super::{On, Run, output, relay},
+    file::{Files, Named, read_all},
     health::{Health, serve},
 };
 
-const LISTEN: &str = "Where /livez, /readyz and /metrics are served, such as 0.0.0.0:9465 [default: nowhere]";
 const NATS_MAX: Duration = Duration::from_secs(10);
 
-pub(super) fn apply() -> Command {
-    Command::new("apply")
-        .about("Write files of sagas down in the database, so that programs can start them")
-        .arg(files())
-        .args(orchestrator())
+// The sagas that are led, and where they are answered.
+#[derive(clap::Args)]
+struct Led {
+    #[command(flatten)]
+    files: Files,
+    #[arg(skip)]
+    sagas: Vec<Named>,
+    /// The name of the orchestrator; never rename it while sagas are under way
+    #[arg(long, value_name = "SCOPE", default_value = "saga")]
+    scope: String,
+    /// The subject that participants answer to; a stream has to take it
+    #[arg(long, value_name = "SUBJECT", default_value = "sagas.replies")]
+    reply_to: Subject,
 }
 
-pub(super) fn run() -> Command {
-    let option = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
-    let concurrency = option("concurrency", "N", "How many answers are handled at a time; 1 to 64")
-        .value_parser(clap::value_parser!(u32).range(1..=64))
-        .default_value("8");
-    let letters = "The subject, perhaps with wildcards, where participants in Rust publish dead letters";
-    let retention =
-        "How long finished sagas are kept, such as 90d; a business id is free again then [default: for ever]";
-    Command::new("run")
-        .about("Lead the sagas of these files, until a signal; run it in any number of processes")
-        .arg(files())
-        .args(orchestrator())
-        .arg(option("dead-letters", "SUBJECT", letters))
-        .arg(option("retention", "TIME", retention).value_parser(humantime::parse_duration))
-        .arg(concurrency)
-        .arg(option("http-listen", "IP:PORT", LISTEN).value_parser(clap::value_parser!(SocketAddr)))
+/// Write files of sagas down in the database, so that programs can start them
+#[derive(clap::Args)]
+pub(crate) struct Apply {
+    #[command(flatten)]
+    led: Led,
 }
 
-pub(super) fn start() -> Command {
-    let version =
-        Arg::new("version").long("of-version").value_name("N").value_parser(clap::value_parser!(i32));
-    let given = |name, value, help| Arg::new(name).value_name(value).required(true).help(help);
-    Command::new("start")
-        .about("Start one saga of a file by hand, in a transaction of its own")
-        .arg(given("type", "TYPE", "The name of the saga in its file"))
-        .arg(given("id", "BUSINESS_ID", "What it is about; once for each type"))
-        .arg(given("data", "JSON", "The data that it starts with, an object").value_parser(whole))
-        .arg(version.help("The version of the file [default: the newest that was applied]"))
+/// Lead the sagas of these files, until a signal; run it in any number of processes
+#[derive(clap::Args)]
+pub(crate) struct Lead {
+    #[command(flatten)]
+    led: Led,
+    /// The subject, perhaps with wildcards, where participants in Rust publish dead letters
+    #[arg(long, value_name = "SUBJECT")]
+    dead_letters: Option<String>,
+    /// How long finished sagas are kept, such as 90d; a business id is free again then [default: for
+    /// ever]
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    retention: Option<Duration>,
+    /// How many answers are handled at a time; 1 to 64
+    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u32).range(1..=64))]
+    concurrency: u32,
+    /// Where /livez, /readyz and /metrics are served, such as 0.0.0.0:9465 [default: nowhere]
+    #[arg(long, value_name = "IP:PORT")]
+    http_listen: Option<SocketAddr>,
+}
+
+/// Start one saga of a file by hand, in a transaction of its own
+#[derive(clap::Args)]
+pub(crate) struct Start {
+    /// The name of the saga in its file
+    #[arg(id = "type", value_name = "TYPE")]
+    saga_type: String,
+    /// What it is about; once for each type
+    #[arg(value_name = "BUSINESS_ID")]
+    id: String,
+    /// The data that it starts with, an object
+    #[arg(value_name = "JSON", value_parser = whole)]
+    data: String,
+    /// The version of the file [default: the newest that was applied]
+    #[arg(long = "of-version", value_name = "N")]
+    version: Option<i32>,
 }
 
 /// The text itself is passed on: read as a value, its numbers would lose digits.
@@ -69,96 +89,74 @@ fn whole(text: &str) -> Result<String, String> {
 }
 
 /// The options by which all processes of one orchestrator are the same.
-fn orchestrator() -> [Arg; 2] {
-    let option = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
-    let scope = "The name of the orchestrator; never rename it while sagas are under way";
-    let reply_to = "The subject that participants answer to; a stream has to take it";
-    [
-        option("scope", "SCOPE", scope).default_value("saga"),
-        option("reply-to", "SUBJECT", reply_to)
-            .value_parser(clap::value_parser!(Subject))
-            .default_value("sagas.replies"),
-    ]
-}
-
-/// Files to be led.
-pub(crate) struct Lead {
-    files: Vec<Named>,
-    scope: String,
-    reply_to: Subject,
-    dead_letters: Option<String>,
-    concurrency: usize,
-    retention: Option<Duration>,
-    listen: Option<SocketAddr>,
-}
-
-/// A saga to be started.
-pub(crate) struct Start {
-    saga_type: String,
-    id: String,
-    data: String,
-    version: Option<i32>,
-}
-
-impl Lead {
+impl Led {
     /// # Errors
     /// Every mistake in the files.
-    pub(crate) fn new(flags: &ArgMatches) -> Result<Self, ConfigError> {
-        let given = |name| flags.try_get_one::<String>(name).ok().flatten().cloned();
-        let concurrency = flags.try_get_one::<u32>("concurrency").ok().flatten().copied().unwrap_or(1);
-        let retention = flags.try_get_one::<Duration>("retention").ok().flatten().copied();
-        let reply_to = flags.get_one::<Subject>("reply-to").cloned();
-        Ok(Self {
-            files: read_all(flags).map_err(ConfigError)?,
-            scope: given("scope").unwrap_or_default(),
-            reply_to: reply_to.ok_or_else(|| ConfigError(vec!["--reply-to is needed".to_owned()]))?,
-            dead_letters: given("dead-letters"),
-            concurrency: concurrency as usize,
-            retention,
-            listen: flags.try_get_one::<SocketAddr>("http-listen").ok().flatten().copied(),
-        })
+    fn read(self) -> Result<Self, ConfigError> {
+        Ok(Self { sagas: read_all(&self.files).map_err(ConfigError)?, ..self })
     }
 
-    fn orchestrator(&self, config: &OutboxConfig, is_pooled: bool) -> anyhow::Result<Orchestrator> {
+    fn orchestrator(
+        &self,
+        config: &OutboxConfig,
+        is_pooled: bool,
+        retention: Option<Duration>,
+    ) -> anyhow::Result<Orchestrator> {
         let mut builder = Orchestrator::builder(self.reply_to.clone())
             .schema(config.schema().clone())
             .scope(&self.scope)
             .leave_missing();
-        if let Some(retention) = self.retention {
+        if let Some(retention) = retention {
             builder = builder.retention(retention);
         }
         if is_pooled {
             builder = builder.behind_pooler();
         }
-        Ok(self.files.iter().fold(builder, |builder, file| builder.file(&file.saga)).build()?)
+        Ok(self.sagas.iter().fold(builder, |builder, file| builder.file(&file.saga)).build()?)
     }
 
     fn names(&self) -> String {
-        let graphs = self.files.iter().map(|file| file.saga.graph());
+        let graphs = self.sagas.iter().map(|file| file.saga.graph());
         let names = graphs.map(|graph| format!("{:?}, version {}", graph.name(), graph.version()));
         names.collect::<Vec<_>>().join("; ")
     }
+}
 
-    pub(crate) async fn apply(self, config: &OutboxConfig) -> anyhow::Result<()> {
-        let mut tasks = JoinSet::new();
-        let client = connect_postgres(config, &mut tasks).await?;
-        self.orchestrator(config, true)?.register(&client).await?;
-        output::print(&format!("applied {}\n", self.names()))?;
-        Ok(())
+impl Apply {
+    pub(crate) fn read(self) -> Result<Self, ConfigError> {
+        Ok(Self { led: self.led.read()? })
     }
+}
 
-    pub(crate) async fn run(self, config: &Config) -> anyhow::Result<()> {
+impl Run for Apply {
+    async fn run(self, on: &On) -> anyhow::Result<u8> {
+        let mut tasks = JoinSet::new();
+        let client = connect_postgres(&on.outbox, &mut tasks).await?;
+        self.led.orchestrator(&on.outbox, true, None)?.register(&client).await?;
+        output::end(&format!("applied {}\n", self.led.names()))
+    }
+}
+
+impl Lead {
+    pub(crate) fn read(self) -> Result<Self, ConfigError> {
+        Ok(Self { led: self.led.read()?, ..self })
+    }
+}
+
+impl Run for Lead {
+    async fn run(self, on: &On) -> anyhow::Result<u8> {
+        let (config, led, concurrency) = (on.config(), &self.led, self.concurrency as usize);
         let signal = relay::shutdown_signal("the orchestrator")?;
         let mut outbox = config.outbox().clone();
         outbox.database = outbox.database.of_saga();
         let mut tasks = JoinSet::new();
         let one = connect_postgres(&outbox, &mut tasks).await?;
         let other = connect_postgres(&outbox, &mut tasks).await?;
-        let orchestrator = self.orchestrator(&outbox, shares_backends(&one, &other).await)?;
+        let orchestrator = led.orchestrator(&outbox, shares_backends(&one, &other).await, self.retention)?;
         orchestrator.check(&one).await?;
         drop((one, other));
         let jetstream = Server::connect_lasting(config, "oncebox saga run", NATS_MAX).await?;
-        let subject = self.reply_to.as_str();
+        let subject = led.reply_to.as_str();
         let stream = jetstream.stream_by_subject(subject).await.map_err(|error| {
             anyhow!(
                 "no stream takes the answers of participants, subject {subject:?} ({error}): make one, for example \
@@ -166,8 +164,8 @@ impl Lead {
             )
         })?;
         let consumer = |stream: &str, kind: &str| {
-            Consumer::new(jetstream.clone(), stream, format!("oncebox-{}-{kind}", durable(&self.scope)))
-                .concurrency(self.concurrency)
+            Consumer::new(jetstream.clone(), stream, format!("oncebox-{}-{kind}", durable(&led.scope)))
+                .concurrency(concurrency)
         };
         let replies = consumer(&stream, "replies").filter_subject(subject);
         let letters = match &self.dead_letters {
@@ -178,9 +176,9 @@ impl Lead {
                 Some(consumer(&stream, "dead-letters").filter_subject(subject))
             }
         };
-        tracing::info!(scope = self.scope, stream, reply_to = subject, "leading sagas: {}", self.names());
+        tracing::info!(scope = led.scope, stream, reply_to = subject, "leading sagas: {}", led.names());
         let both = if letters.is_some() { 2 } else { 1 };
-        let pool = pool(&outbox.database, both * self.concurrency + 1);
+        let pool = pool(&outbox.database, both * concurrency + 1);
         let shutdown = CancellationToken::new();
         let nats = jetstream.clone();
         let health = Health {
@@ -188,7 +186,7 @@ impl Lead {
             is_connected: Arc::new(move || is_connected(&nats)),
         };
         let served = async {
-            let served = serve(self.listen, health, shutdown.clone()).await;
+            let served = serve(self.http_listen, health, shutdown.clone()).await;
             if served.is_err() {
                 shutdown.cancel();
             }
@@ -207,7 +205,7 @@ impl Lead {
         };
         let (ended, (), served) = tokio::join!(Box::pin(ended), stopping, served);
         ended?;
-        served
+        served.map(|()| 0)
     }
 }
 
@@ -217,14 +215,9 @@ fn durable(scope: &str) -> String {
     scope.chars().map(plain).collect()
 }
 
-impl Start {
-    pub(crate) fn new(flags: &ArgMatches) -> Self {
-        let text = |name| flags.get_one::<String>(name).cloned().unwrap_or_default();
-        let version = flags.get_one::<i32>("version").copied();
-        Self { saga_type: text("type"), id: text("id"), data: text("data"), version }
-    }
-
-    pub(crate) async fn run(self, config: &OutboxConfig) -> anyhow::Result<()> {
+impl Run for Start {
+    async fn run(self, on: &On) -> anyhow::Result<u8> {
+        let config = &on.outbox;
         let mut tasks = JoinSet::new();
         let client = connect_postgres(config, &mut tasks).await?;
         oncebox_schema::check_version(&client, config.schema()).await?;
@@ -235,7 +228,6 @@ impl Start {
         let (key, is_new): (String, bool) =
             row.map(|row| (row.get("key"), row.get("is_new"))).unwrap_or_default();
         let word = if is_new { "started" } else { "was started before:" };
-        output::print(&format!("{word} {key}\n"))?;
-        Ok(())
+        output::end(&format!("{word} {key}\n"))
     }
 }

@@ -1,8 +1,8 @@
 //! Sagas for people.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use oncebox_operator::{AuditRow, RefusedAnswer, SagaDetails, SagaReply, SagaStep};
+use oncebox_operator::{AuditRow, RefusedAnswer, SagaDetails, SagaReply, SagaStep, Time};
 
 use crate::command::output::{self, time};
 
@@ -93,8 +93,8 @@ pub(in crate::command) fn steps(steps: &[SagaStep]) -> String {
 }
 
 /// From the newest attempt to its answer.
-fn took(sent: Option<SystemTime>, answered: Option<SystemTime>) -> Option<String> {
-    let took = answered?.duration_since(sent?).unwrap_or_default();
+fn took(sent: Option<Time>, answered: Option<Time>) -> Option<String> {
+    let took = answered?.duration_since(*sent?).unwrap_or_default();
     Some(humantime::format_duration(Duration::from_millis(took.as_millis().try_into().ok()?)).to_string())
 }
 

@@ -3,60 +3,37 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use clap::{Arg, ArgAction, ArgMatches};
-use oncebox_connect::config::{Config, OutboxConfig};
-use oncebox_operator::{Operator, Stamp, Unrest};
+use oncebox_operator::Unrest;
 use serde_json::json;
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
 
-use crate::command::output;
+use crate::command::{On, output};
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Waits until all messages are done, and names those that are not.
-#[derive(Clone)]
+// Waits until all messages are done, and names those that are not.
+#[derive(Clone, clap::Args)]
 pub(super) struct UntilQuiet {
-    within: Duration,
+    /// Wait so long for all messages to be relayed and handled; name those that are not, or were given
+    /// up
+    #[arg(id = "until-quiet", long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600), conflicts_with_all = ["watch", "all"])]
+    seconds: Option<u32>,
+    /// Wait for this consumer to begin; may be given several times
+    #[arg(long = "consumer", value_name = "STREAM/NAME", requires = "until-quiet")]
     consumers: Vec<String>,
 }
 
-pub(super) fn arguments() -> [Arg; 2] {
-    let within = Arg::new("until-quiet").long("until-quiet").value_name("SECONDS");
-    let consumer = Arg::new("consumer").long("consumer").value_name("STREAM/NAME");
-    [
-        within
-            .value_parser(clap::value_parser!(u32).range(1..=3600))
-            .conflicts_with_all(["watch", "all"])
-            .help("Wait so long for all messages to be relayed and handled; name those that are not, or were given up"),
-        consumer
-            .action(ArgAction::Append)
-            .requires("until-quiet")
-            .help("Wait for this consumer to begin; may be given several times"),
-    ]
-}
-
 impl UntilQuiet {
-    pub(super) fn new(flags: &ArgMatches) -> Option<Self> {
-        let seconds = flags.get_one::<u32>("until-quiet")?;
-        let consumers = flags.get_many::<String>("consumer").into_iter().flatten().cloned().collect();
-        Some(Self { within: Duration::from_secs((*seconds).into()), consumers })
+    pub(super) fn within(&self) -> Option<Duration> {
+        self.seconds.map(|seconds| Duration::from_secs(seconds.into()))
     }
 
-    /// Returns the exit code.
-    pub(super) async fn run(
-        &self,
-        outbox: &OutboxConfig,
-        config: Option<&Config>,
-        json: bool,
-    ) -> anyhow::Result<u8> {
+    pub(super) async fn run(&self, on: &On, within: Duration, json: bool) -> anyhow::Result<u8> {
+        let config = on.config.as_deref();
         let config = config.context("--until-quiet asks the consumers too: set NATS_URL, or --nats-url")?;
-        let mut tasks = JoinSet::new();
-        let mut operator = Operator::connect(outbox, Stamp::default(), &mut tasks).await?;
-        let deadline = Instant::now() + self.within;
+        let mut operator = on.operator().await?;
+        let deadline = Instant::now() + within;
         loop {
             let found = operator.unrest(config, &self.consumers).await?;
             let is_over = Instant::now() >= deadline;

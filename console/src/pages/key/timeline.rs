@@ -1,10 +1,10 @@
 //! The events of a key and of those below it, in the order of time, over all databases.
 
 use oncebox_connect::words::counted;
-use std::{collections::HashSet, time::SystemTime};
+use std::collections::HashSet;
 
 use maud::{Markup, html};
-use oncebox_operator::{AuditRow, PlacedTrace, SagaStep, TracedInbox, TracedMessage};
+use oncebox_operator::{AuditRow, PlacedTrace, SagaStep, Time, TracedInbox, TracedMessage};
 
 use crate::html::{
     layout::key_link,
@@ -12,7 +12,7 @@ use crate::html::{
 };
 
 struct Event<'a> {
-    at: SystemTime,
+    at: Time,
     /// The event, in the words of states.
     word: &'a str,
     key: &'a str,
@@ -46,8 +46,8 @@ pub(super) fn show(all: &[PlacedTrace]) -> Markup {
     }
 }
 
-fn passed(from: SystemTime, to: SystemTime) -> String {
-    span(to.duration_since(from).unwrap_or_default().as_secs_f64())
+fn passed(from: Time, to: Time) -> String {
+    span(to.duration_since(*from).unwrap_or_default().as_secs_f64())
 }
 
 fn of_database(placed: &PlacedTrace) -> Vec<Event<'_>> {
@@ -131,7 +131,7 @@ fn of_inbox<'a>(database: &'a str, key: &'a str, inbox: &'a TracedInbox) -> Vec<
     events
 }
 
-fn of_step(step: &SagaStep) -> impl Iterator<Item = (SystemTime, &str, String)> {
+fn of_step(step: &SagaStep) -> impl Iterator<Item = (Time, &str, String)> {
     let name = &step.step;
     let why = step.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
     let answered = match step.state.as_str() {

@@ -1,10 +1,10 @@
 //! The times of a saga's steps as horizontal bars, on one scale: from sent to answered, and beneath
 //! it the compensation. The table of the steps has the same times as text.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use maud::{Markup, html};
-use oncebox_operator::{SagaProgress, SagaStep};
+use oncebox_operator::{SagaProgress, SagaStep, Time};
 
 use crate::html::words::{span, state, time};
 
@@ -12,15 +12,15 @@ use crate::html::words::{span, state, time};
 struct Bar<'a> {
     name: String,
     state: &'a str,
-    sent: SystemTime,
+    sent: Time,
     /// `None` while the answer is awaited.
-    answered: Option<SystemTime>,
+    answered: Option<Time>,
     class: &'static str,
 }
 
 pub(super) fn draw(progress: &SagaProgress) -> Markup {
     let saga = &progress.saga;
-    let now = saga.created_at + Duration::from_millis(saga.age_ms.try_into().unwrap_or(0));
+    let now = Time(*saga.created_at + Duration::from_millis(saga.age_ms.try_into().unwrap_or(0)));
     let last = saga.finished_at.unwrap_or(now);
     let bars: Vec<Bar<'_>> = progress.steps.iter().flat_map(|step| bars_of(step, saga.changed_at)).collect();
     if bars.is_empty() {
@@ -50,12 +50,12 @@ pub(super) fn draw(progress: &SagaProgress) -> Markup {
     }
 }
 
-fn passed(from: SystemTime, to: SystemTime) -> Duration {
-    to.duration_since(from).unwrap_or_default()
+fn passed(from: Time, to: Time) -> Duration {
+    to.duration_since(*from).unwrap_or_default()
 }
 
 /// A step that failed without an answer ended with the change of its saga at the latest.
-fn bars_of(step: &SagaStep, changed: SystemTime) -> Vec<Bar<'_>> {
+fn bars_of(step: &SagaStep, changed: Time) -> Vec<Bar<'_>> {
     let undo = step.undo_sent_at.map(|sent| Bar {
         name: format!("{}:undo", step.step),
         state: &step.state,

@@ -73,8 +73,7 @@ impl Inbox {
         asked: Instant,
     ) -> Result<Vec<Part<H::Reply>>, Lost> {
         let end = Instant::now() + ROUND_LONG;
-        let leaders = leaders(deliveries);
-        let claimed = self.claim_round(transaction, deliveries, (&leaders, by_itself)).await;
+        let claimed = self.claim_round(transaction, deliveries, by_itself).await;
         let (session, claims) = claimed.map_err(|error| Lost::new(&error))?;
         self.shared.counters.claims.claim_time.observe(asked, claims.len());
         let won: Vec<bool> =
@@ -93,7 +92,7 @@ impl Inbox {
         };
         if H::TAKES_SETS {
             let waits = self.shared.lines.keeps();
-            round.run_set(&takeable(deliveries, &leaders, &claims, waits)).await?;
+            round.run_set(&takeable(deliveries, &claims, waits)).await?;
         }
         for index in 0..deliveries.len() {
             if index > 0 && Instant::now() >= end || round.has_conflict() {
@@ -102,11 +101,11 @@ impl Inbox {
             if round.is_ended(index) || round.is_held_up(index) {
                 continue;
             }
-            match claims.get(&leaders[index]) {
-                Some(Claim::Won(_)) if leaders[index] == index => round.run(index).await?,
+            match claims.get(&index) {
+                Some(Claim::Won(_)) => round.run(index).await?,
                 // A duplicate of a message of this round: the next round answers it from the
                 // committed outcome.
-                Some(Claim::Won(_)) | None => {}
+                None => {}
                 Some(Claim::Alone) => round.parts[index] = Part::ByItself,
                 Some(known) => {
                     let (known, delivery) = (known.clone(), &deliveries[index]);
@@ -123,13 +122,15 @@ impl Inbox {
     }
 
     /// Claims the keys of a round, each for the first message that has it, unless that one is to
-    /// run by itself. The claims are named by the places of these messages.
+    /// run by itself. The claims are named by the places of the messages; another message of a key
+    /// that is won here has none.
     async fn claim_round(
         &self,
         transaction: &mut Transaction,
         deliveries: &[Delivery<&Received>],
-        (leaders, by_itself): (&[usize], &[bool]),
+        by_itself: &[bool],
     ) -> Result<(Session, HashMap<usize, Claim>), Error> {
+        let leaders = leaders(deliveries);
         let places = 0..deliveries.len();
         let places: Vec<usize> =
             places.filter(|place| leaders[*place] == *place && !by_itself[*place]).collect();
@@ -139,13 +140,16 @@ impl Inbox {
         let claims = self.claims.claim_all(transaction, &self.shared.settings.scope, &wanted, within);
         let claims = self.database.answered("claim a batch", Box::pin(claims)).await.flatten();
         let (session, claims) = claims?;
-        let claims: HashMap<usize, Claim> = places.into_iter().zip(claims).collect();
+        let of_leaders: HashMap<usize, Claim> = places.into_iter().zip(claims).collect();
+        let mut claims = HashMap::new();
         for (index, delivery) in deliveries.iter().enumerate() {
-            let Some(claim) = claims.get(&leaders[index]) else { continue };
-            // A copy of a message that is won here has no claim yet: the next round makes it.
-            if leaders[index] == index || !matches!(claim, Claim::Won(_)) {
-                self.shared.record_claim(delivery.received, &delivery.identity, Some(claim));
-            }
+            let claim = match of_leaders.get(&leaders[index]) {
+                Some(Claim::Won(_)) if leaders[index] != index => continue,
+                Some(claim) => claim.clone().for_other(&delivery.identity.fingerprint),
+                None => continue,
+            };
+            self.shared.record_claim(delivery.received, &delivery.identity, Some(&claim));
+            claims.insert(index, claim);
         }
         Ok((session, claims))
     }
@@ -161,12 +165,7 @@ fn leaders(deliveries: &[Delivery<&Received>]) -> Vec<usize> {
 
 /// The messages whose keys were won and that nothing is in the way of, by their places. With strict
 /// order a message `waits` for a dead letter.
-fn takeable(
-    deliveries: &[Delivery<&Received>],
-    leaders: &[usize],
-    claims: &HashMap<usize, Claim>,
-    waits: bool,
-) -> Vec<usize> {
+fn takeable(deliveries: &[Delivery<&Received>], claims: &HashMap<usize, Claim>, waits: bool) -> Vec<usize> {
     let mut stopped = HashSet::new();
     let mut places = Vec::new();
     for (index, delivery) in deliveries.iter().enumerate() {
@@ -174,8 +173,8 @@ fn takeable(
         if line.is_some_and(|line| stopped.contains(line)) {
             continue;
         }
-        match claims.get(&leaders[index]) {
-            Some(Claim::Won(_)) if leaders[index] == index => places.push(index),
+        match claims.get(&index) {
+            Some(Claim::Won(_)) => places.push(index),
             Some(Claim::Copy(Stored { status: Status::Completed | Status::Rejected, .. })) => {}
             // A dead letter, or about to be one.
             Some(Claim::Copy(_) | Claim::Mismatch(_)) => stopped.extend(line.filter(|_| waits)),

@@ -8,6 +8,7 @@ use super::{
     super::{BlockedKey, ParkedReason},
     *,
 };
+use crate::Time;
 
 fn holder(application_name: &str, transaction_seconds: Option<f64>) -> Holder {
     let application_name = Some(application_name.to_owned());
@@ -50,7 +51,7 @@ fn remedies_quote_what_clients_have_named() {
         key: key.into(),
         subject: subject.into(),
         reason: "no".into(),
-        died_at: since,
+        died_at: Time(since),
         behind: 1,
     };
     let reason = |messages| ParkedReason {
@@ -59,7 +60,7 @@ fn remedies_quote_what_clients_have_named() {
         subject: subject.into(),
         messages,
         key: key.into(),
-        since,
+        since: Time(since),
     };
     let status =
         Status { blocked: vec![blocked], parked_reasons: vec![reason(1), reason(2)], ..Status::default() };
@@ -76,7 +77,7 @@ fn check_stall(lag_seconds: f64, settled_seconds: f64, is_locked: bool, expected
         lane: 3,
         backlog_messages: 1,
         lag_seconds,
-        settled_at,
+        settled_at: Time(settled_at),
         settled_seconds,
         is_restored: false,
     };
@@ -102,7 +103,7 @@ fn a_copy_comes_first_and_explains_why_nothing_is_settled() {
         lane: 3,
         backlog_messages: 1,
         lag_seconds: 60.0,
-        settled_at: SystemTime::UNIX_EPOCH,
+        settled_at: Time(SystemTime::UNIX_EPOCH),
         settled_seconds: 60.0,
         is_restored: false,
     };
@@ -125,7 +126,7 @@ fn a_seal_is_no_limit_that_could_be_widened() {
         let (reason, since) = (reason.to_owned(), SystemTime::UNIX_EPOCH);
         let cause = Some("refused".to_owned());
         let (subject, key) = ("a.b".to_owned(), "k".to_owned());
-        let group = ParkedReason { reason, cause, subject, messages: 1, key, since };
+        let group = ParkedReason { reason, cause, subject, messages: 1, key, since: Time(since) };
         findings(&Status { parked_reasons: vec![group], ..Status::default() }).remove(0).remedy
     };
     let sealed = "invalid operation on sealed stream (10109)";
