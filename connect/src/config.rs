@@ -14,17 +14,14 @@ mod file;
 mod fleet;
 mod limits;
 mod nats;
-mod on_loss;
 mod options;
 mod outbox;
-mod password;
 mod place;
 mod reader;
 mod sources;
 mod stream;
 mod table;
 pub mod tls;
-mod typed_streams;
 mod url_tls;
 
 use std::{
@@ -41,9 +38,8 @@ use tracing_subscriber::EnvFilter;
 pub use database::Database;
 pub use document::options_document;
 pub use fleet::{NamedConfig, Settings};
-pub use limits::{LargePayloads, Limits, ReadLimits};
+pub use limits::{LargePayloads, Limits, OnLoss, ReadLimits};
 pub(crate) use nats::{DEFAULT_API, Login, Nats, with_credentials};
-pub use on_loss::OnLoss;
 use options::STREAM;
 pub use options::{OPTIONS, OptionSpec};
 pub use outbox::OutboxConfig;
@@ -53,7 +49,7 @@ pub use sources::Sources;
 pub use stream::{Policy, Publish, StreamTable};
 
 /// A validated configuration of one relay. Made by [`Config::from_values`].
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Config {
     /// Where the outbox is.
     pub outbox: OutboxConfig,
@@ -105,28 +101,6 @@ pub struct Tuning {
     pub poll_max: Duration,
     /// Bounds of publishing.
     pub limits: Limits,
-}
-
-impl std::fmt::Debug for Config {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Config")
-            .field("outbox", &self.outbox)
-            .field("nats", &self.nats)
-            .field("streams", &self.streams)
-            .field("workers", &self.workers)
-            .field("tuning", &self.tuning)
-            .field("on_loss", &self.on_loss)
-            .field("saga_lifetime", &self.saga_lifetime)
-            .field("http_listen", &self.http_listen)
-            .field("otlp_endpoint", &self.otlp_endpoint)
-            .field("otlp_metrics", &self.otlp_metrics)
-            .field("trace_file", &self.trace_file)
-            .field("grace", &self.grace)
-            .field("stuck_after", &self.stuck_after)
-            .field("sleep_after", &self.sleep_after)
-            .field("sleep_at_most", &self.sleep_at_most)
-            .finish()
-    }
 }
 
 /// Everything wrong with a configuration, one line each.
@@ -244,7 +218,7 @@ impl Config {
 /// The streams of the file, or of a database's table, and those that were typed.
 fn streams(read: &mut Reader<'_>) -> Vec<StreamTable> {
     let mut streams = read.sources.streams.clone();
-    for typed in read.parsed(STREAM, typed_streams::parse).unwrap_or_default() {
+    for typed in read.parsed(STREAM, stream::typed).unwrap_or_default() {
         match streams.iter().any(|stream| stream.name == typed.name) {
             true => read.mistake(STREAM, format_args!("stream {} is declared twice", typed.name)),
             false => streams.push(typed),

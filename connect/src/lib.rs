@@ -24,3 +24,5 @@ pub mod http;
 pub mod nats;
 pub mod postgres;
 pub mod words;
+
+pub use oncebox_schema::statements;

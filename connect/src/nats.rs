@@ -9,7 +9,7 @@ mod question;
 pub use self::{
     connection::{Connection, HOME_SUBJECTS, Server},
     connection_error::ConnectionError,
-    question::{QUESTION_TIMEOUT, answer_max, message_max, stream_info, unless_denied},
+    question::{QUESTION_TIMEOUT, answer_max, found, message_max, stream_info, unless_denied},
 };
 
 /// Whether a connection that comes back by itself is there now.

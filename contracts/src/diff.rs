@@ -125,18 +125,8 @@ fn witness(sent: &Contract, read: &Contract) -> Option<Value> {
 
 /// Values that differ from another at one place.
 fn variants(value: &Value, names: &BTreeSet<&str>) -> Vec<Value> {
-    let mut all: Vec<Value> = vec![
-        json!(null),
-        json!(true),
-        json!(-1),
-        json!(0),
-        json!(1),
-        json!(0.5),
-        json!(""),
-        json!("x"),
-        json!([]),
-        json!({}),
-    ];
+    let small = json!([null, true, -1, 0, 1, 0.5, "", "x", [], {}]);
+    let mut all: Vec<Value> = small.as_array().cloned().unwrap_or_default();
     match value {
         Value::Object(object) => {
             let known = object.keys().map(String::as_str);

@@ -1,6 +1,7 @@
 //! Patterns of subjects, as NATS has them.
 
 use oncebox_schema::Subject;
+pub(crate) use oncebox_schema::covers;
 
 /// Why a text is no pattern.
 pub(crate) fn problem(pattern: &str) -> Option<String> {
@@ -16,19 +17,6 @@ pub(crate) fn problem(pattern: &str) -> Option<String> {
     match example.contains(['*', '>']) {
         true => Some(format!("subject {pattern:?}: * stands for a whole token, and > for the last ones")),
         false => Some(refused.to_string()),
-    }
-}
-
-/// Whether all subjects of `narrow`, a subject or a pattern, are of `wide`.
-pub(crate) fn covers(wide: &str, narrow: &str) -> bool {
-    let (mut wide, mut narrow) = (wide.split('.'), narrow.split('.'));
-    loop {
-        match (wide.next(), narrow.next()) {
-            (None, None) | (Some(">"), Some(_)) => return true,
-            (Some("*"), Some(token)) if token != ">" => {}
-            (Some(one), Some(other)) if one == other => {}
-            _ => return false,
-        }
     }
 }
 

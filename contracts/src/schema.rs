@@ -7,6 +7,7 @@ use std::{
 };
 
 use jsonschema::{Draft, PatternOptions, Retrieve, Uri, ValidationOptions, Validator};
+use oncebox_schema::error_chain;
 use percent_encoding::percent_decode_str;
 use serde_json::Value;
 
@@ -40,16 +41,16 @@ impl Schema {
             return Err(at_root("is not a JSON Schema: neither an object nor true or false".to_owned()));
         }
         let options = options(folder);
-        let bundle = options.bundle(schema).map_err(|error| at_root(chain(&error)))?;
+        let bundle = options.bundle(schema).map_err(|error| at_root(error_chain(&error)))?;
         other_draft(&bundle).map_or(Ok(()), |draft| {
             Err(at_root(format!("is written in {draft:?}; use {DRAFT:?}, or leave $schema out")))
         })?;
         let invalid = |error: jsonschema::ValidationError<'_>| {
-            (error.instance_path().as_str().to_owned(), chain(&error))
+            (error.instance_path().as_str().to_owned(), error_chain(&error))
         };
         jsonschema::draft202012::meta::validate(&bundle).map_err(invalid)?;
         let validator = options.build(schema).map_err(invalid)?;
-        let whole = options.dereference(schema).map_err(|error| at_root(chain(&error)))?;
+        let whole = options.dereference(schema).map_err(|error| at_root(error_chain(&error)))?;
         let mut names = HashSet::new();
         collect_names(&bundle, &mut names);
         Ok(Self { validator, names, whole })
@@ -130,20 +131,6 @@ fn collect_names(schema: &Value, names: &mut HashSet<String>) {
         Value::Array(all) => all.iter().for_each(|value| collect_names(value, names)),
         _ => {}
     }
-}
-
-/// An error with its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

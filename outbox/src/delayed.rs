@@ -3,13 +3,8 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Deserializer};
-use tokio_postgres::{Row, types::Type};
 
-use crate::{
-    Error, InTransaction, Key, Message, OpenTransaction, Outbox,
-    due::Due,
-    outbox::{Ask as _, headers_json},
-};
+use crate::{Error, Key, OpenTransaction, Outbox, outbox::Ask as _};
 
 /// A message that waits for its time.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -62,38 +57,6 @@ impl Outbox {
             let problem = format!("the list of delayed messages does not decode: {source}");
             Error::Invalid { problem, source: Some(source.into()) }
         })
-    }
-
-    /// Some of these are delayed.
-    pub(crate) async fn enqueue_some_delayed(
-        &self,
-        transaction: &impl InTransaction,
-        messages: &[Message],
-    ) -> Result<Vec<Row>, Error> {
-        let keys: Vec<&str> = messages.iter().map(|message| message.key().as_str()).collect();
-        let subjects: Vec<&str> = messages.iter().map(|message| message.subject().as_str()).collect();
-        let payloads: Vec<&[u8]> = messages.iter().map(Message::payload).collect();
-        let headers = messages.iter().map(headers_json).collect::<Result<Vec<String>, Error>>()?;
-        let ordering_keys: Vec<Option<&str>> = messages.iter().map(Message::ordering_key_text).collect();
-        let due: Vec<Option<Due>> = messages.iter().map(Message::due).collect();
-        let times: Vec<Option<SystemTime>> = due.iter().map(|due| due.and_then(Due::time)).collect();
-        let seconds: Vec<Option<f64>> = due.iter().map(|due| due.and_then(Due::seconds)).collect();
-        let rows = transaction
-            .run(
-                &self.statements().enqueue_at,
-                &[
-                    (&keys, Type::TEXT_ARRAY),
-                    (&subjects, Type::TEXT_ARRAY),
-                    (&payloads, Type::BYTEA_ARRAY),
-                    (&headers, Type::TEXT_ARRAY),
-                    (&ordering_keys, Type::TEXT_ARRAY),
-                    (&times, Type::TIMESTAMPTZ_ARRAY),
-                    (&seconds, Type::FLOAT8_ARRAY),
-                ],
-                self.is_pooled(),
-            )
-            .await;
-        rows.map_err(|source| self.failed(source))
     }
 }
 

@@ -30,6 +30,7 @@ const REPLY_TO: &str = "Oncebox-Reply-To";
 /// assert_eq!(message.key().as_str(), "4711:ship");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use = "a message does nothing until it is enqueued"]
 #[derive(Clone, PartialEq, Eq)]
 pub struct Message {
     key: Key,
@@ -59,7 +60,6 @@ impl Message {
     /// A message whose payload is `payload` as it stands: at most 64 MiB, checked when it is
     /// enqueued. With more than 8 MiB, or more than the `max_payload` of nats-server (1 MiB unless
     /// it says otherwise), the relay needs its option `--object-store`.
-    #[must_use]
     pub fn bytes(key: Key, subject: Subject, payload: impl Into<Vec<u8>>) -> Self {
         Self {
             key,
@@ -75,7 +75,6 @@ impl Message {
     /// ASCII, checked when the message is enqueued. Name the entity whose messages must stay in
     /// order, such as `customer:7`, and nothing wider: one message that cannot be published holds
     /// up all of its ordering key.
-    #[must_use]
     pub fn ordering_key(mut self, ordering_key: impl Into<String>) -> Self {
         self.ordering_key = Some(ordering_key.into());
         self
@@ -87,7 +86,6 @@ impl Message {
     /// delayed messages, in the order of their times.
     ///
     /// Enqueued again with another time, it is the same message, and keeps its first time.
-    #[must_use]
     pub fn not_before(mut self, time: SystemTime) -> Self {
         self.due = Some(Due::At(time));
         self
@@ -95,14 +93,12 @@ impl Message {
 
     /// Delays the message as [`Message::not_before`] does, by a time that counts from the moment
     /// when PostgreSQL enqueues it.
-    #[must_use]
     pub fn delayed_by(mut self, delay: Duration) -> Self {
         self.due = Some(Due::After(delay));
         self
     }
 
     /// Names the subject on which the message is to be answered, in the header `Oncebox-Reply-To`.
-    #[must_use]
     pub fn reply_to(mut self, subject: &Subject) -> Self {
         self.headers.insert(REPLY_TO.to_owned(), subject.as_str().to_owned());
         self

@@ -1,9 +1,9 @@
 //! Calls of the SQL functions that enqueue.
 
-use std::ops::Range;
+use std::{ops::Range, time::SystemTime};
 
-use oncebox_schema::{Driver, SchemaName, Value, VersionError, check_version};
-use tokio_postgres::{Row, types::Type};
+use oncebox_schema::{Driver, Parameter, SchemaName, Value, VersionError, check_version, statements, typed};
+use tokio_postgres::Row;
 
 use crate::{Error, InTransaction, Key, Message, due::Due, trace};
 
@@ -21,29 +21,15 @@ pub struct Outbox {
     is_pooled: bool,
 }
 
-/// The texts of the statements, for one schema.
-#[derive(Clone, Debug)]
-pub(crate) struct Statements {
-    enqueue: String,
-    enqueue_all: String,
-    enqueue_through: String,
-    pub(crate) enqueue_at: String,
-    pub(crate) cancel_delayed: String,
-    pub(crate) list_delayed: String,
-}
+statements!(bare_sql "sql/":
+    enqueue, enqueue_all, enqueue_through, enqueue_at, cancel_delayed, list_delayed
+);
 
 impl Outbox {
     /// The outbox in this PostgreSQL schema; [`Outbox::default`] uses `oncebox`.
     #[must_use]
     pub fn new(schema: SchemaName) -> Self {
-        let sql = Statements {
-            enqueue: statement(&schema, include_str!("sql/enqueue.sql")),
-            enqueue_all: statement(&schema, include_str!("sql/enqueue_all.sql")),
-            enqueue_through: statement(&schema, include_str!("sql/enqueue_through.sql")),
-            enqueue_at: statement(&schema, include_str!("sql/enqueue_at.sql")),
-            cancel_delayed: statement(&schema, include_str!("sql/cancel_delayed.sql")),
-            list_delayed: statement(&schema, include_str!("sql/list_delayed.sql")),
-        };
+        let sql = Statements::new(&schema);
         Self { schema, sql, is_pooled: false }
     }
 
@@ -96,24 +82,14 @@ impl Outbox {
         message: &Message,
     ) -> Result<Option<i64>, Error> {
         if message.due().is_some() {
-            let rows = self.enqueue_some_delayed(transaction, std::slice::from_ref(message)).await?;
-            return Ok(self.ids(&rows)?[0]);
+            return Ok(self.enqueue_call(transaction, std::slice::from_ref(message)).await?[0]);
         }
-        let headers = headers_json(message)?;
-        let rows = transaction
-            .run(
-                &self.sql.enqueue,
-                &[
-                    (&message.key().as_str(), Type::TEXT),
-                    (&message.subject().as_str(), Type::TEXT),
-                    (&message.payload(), Type::BYTEA),
-                    (&headers, Type::TEXT),
-                    (&message.ordering_key_text(), Type::TEXT),
-                ],
-                self.is_pooled,
-            )
-            .await;
-        Ok(self.ids(&rows.map_err(|source| self.failed(source))?)?[0])
+        let (key, subject) = (message.key().as_str(), message.subject().as_str());
+        let (payload, headers) = (message.payload(), headers_json(message)?);
+        let parameters: [&dyn Parameter; 5] =
+            [&key, &subject, &payload, &headers, &message.ordering_key_text()];
+        let rows = self.run(transaction, &self.sql.enqueue, &parameters).await?;
+        Ok(self.ids(&rows)?[0])
     }
 
     /// Over another driver.
@@ -168,30 +144,33 @@ impl Outbox {
         transaction: &impl InTransaction,
         messages: &[Message],
     ) -> Result<Vec<Option<i64>>, Error> {
-        if messages.iter().any(|message| message.due().is_some()) {
-            return self.ids(&self.enqueue_some_delayed(transaction, messages).await?);
-        }
         let keys: Vec<&str> = messages.iter().map(|message| message.key().as_str()).collect();
         let subjects: Vec<&str> = messages.iter().map(|message| message.subject().as_str()).collect();
         let payloads: Vec<&[u8]> = messages.iter().map(Message::payload).collect();
         let headers = messages.iter().map(headers_json).collect::<Result<Vec<String>, Error>>()?;
         let ordering_keys: Vec<Option<&str>> = messages.iter().map(Message::ordering_key_text).collect();
-        let rows = transaction
-            .run(
-                &self.sql.enqueue_all,
-                &[
-                    (&keys, Type::TEXT_ARRAY),
-                    (&subjects, Type::TEXT_ARRAY),
-                    (&payloads, Type::BYTEA_ARRAY),
-                    (&headers, Type::TEXT_ARRAY),
-                    (&ordering_keys, Type::TEXT_ARRAY),
-                ],
-                self.is_pooled,
-            )
-            .await;
-        let ids = self.ids(&rows.map_err(|source| self.failed(source))?)?;
-        assert_eq!(ids.len(), messages.len(), "enqueue_all answers one row for each message");
+        let due = || messages.iter().map(Message::due);
+        let times: Vec<Option<SystemTime>> = due().map(|due| due.and_then(Due::time)).collect();
+        let seconds: Vec<Option<f64>> = due().map(|due| due.and_then(Due::seconds)).collect();
+        let mut parameters: Vec<&dyn Parameter> = vec![&keys, &subjects, &payloads, &headers, &ordering_keys];
+        let mut sql = &self.sql.enqueue_all;
+        if due().any(|due| due.is_some()) {
+            parameters.extend([&times as &dyn Parameter, &seconds]);
+            sql = &self.sql.enqueue_at;
+        }
+        let ids = self.ids(&self.run(transaction, sql, &parameters).await?)?;
+        assert_eq!(ids.len(), messages.len(), "one row answers for each message");
         Ok(ids)
+    }
+
+    async fn run(
+        &self,
+        transaction: &impl InTransaction,
+        sql: &str,
+        parameters: &[&(dyn Parameter + '_)],
+    ) -> Result<Vec<Row>, Error> {
+        let rows = transaction.run(sql, &typed(parameters), self.is_pooled).await;
+        rows.map_err(|source| self.failed(source))
     }
 
     fn ids(&self, rows: &[Row]) -> Result<Vec<Option<i64>>, Error> {
@@ -203,11 +182,7 @@ impl Outbox {
         &self.sql
     }
 
-    pub(crate) fn is_pooled(&self) -> bool {
-        self.is_pooled
-    }
-
-    pub(crate) fn failed(&self, source: tokio_postgres::Error) -> Error {
+    fn failed(&self, source: tokio_postgres::Error) -> Error {
         Error::from_postgres(&self.schema, source)
     }
 }
@@ -273,10 +248,10 @@ impl<T: InTransaction> Ask for Direct<'_, T> {
 
     async fn text(self, outbox: &Outbox, sql: &str, key: &Key, number: Option<i64>) -> Result<String, Error> {
         let name = key.as_str();
-        let parameters = [(&name as _, Type::TEXT), (&number as _, Type::INT8)];
+        let parameters: [&dyn Parameter; 2] = [&name, &number];
         let given = &parameters[..1 + usize::from(number.is_some())];
-        let rows = self.0.run(sql, given, outbox.is_pooled).await;
-        rows.and_then(|rows| rows[0].try_get(0)).map_err(|source| outbox.failed(source))
+        let rows = outbox.run(self.0, sql, given).await?;
+        rows[0].try_get(0).map_err(|source| outbox.failed(source))
     }
 }
 
@@ -306,14 +281,7 @@ impl Default for Outbox {
     }
 }
 
-/// A statement without the comments on top of its file: where it is not prepared, its text travels
-/// every time.
-fn statement(schema: &SchemaName, file: &str) -> String {
-    let text: Vec<&str> = file.lines().filter(|line| !line.starts_with("--")).collect();
-    schema.sql(&text.join("\n"))
-}
-
-pub(crate) fn headers_json(message: &Message) -> Result<String, Error> {
+fn headers_json(message: &Message) -> Result<String, Error> {
     serde_json::to_string(&trace::with_context(message))
         .map_err(|source| Error::Serialize { key: message.key().clone(), source })
 }

@@ -11,10 +11,23 @@ pub(crate) mod letter;
 pub(crate) mod message;
 pub(crate) mod message_id;
 pub(crate) mod minute;
-pub(crate) mod object;
-pub(crate) mod outcome;
 pub(crate) mod pause;
 pub(crate) mod place;
 pub(crate) mod receipt;
 pub(crate) mod snapshot;
 pub(crate) mod subjects;
+
+pub(crate) use self::{
+    breaker::Breaker,
+    cause::Cause,
+    cursor::{Read, Settlement},
+    decision::{Decision, Failure, Outcome},
+    lag::Standing,
+    letter::Letter,
+    message::{INLINE_MAX, Message, Object, Parked, Replay},
+    pause::Pauses,
+    place::{Birth, is_unseen, split},
+    receipt::{Acknowledged, Evidence},
+    snapshot::Snapshot,
+    subjects::{any_expression, covers},
+};

@@ -9,11 +9,8 @@ use crate::{
     config::Config,
     error::RelayError,
     relay::{Relay, serving},
-    serve::{
-        databases::{Database, Databases},
-        front::Front,
-    },
-    telemetry::metrics::Metrics,
+    serve::{Database, Databases, Front, http::Probed as _},
+    telemetry::Metrics,
 };
 
 /// A relay of this process that is not running yet.

@@ -1,9 +1,9 @@
 //! The outbox's tables, and its copies in streams, as relays judge them: for operators' commands,
 //! which must come to the same conclusion; and how both send a dead letter back.
 
-use crate::delivery::cause::Cause;
 pub use crate::{
     delivery::{
+        cause::remedy,
         copy::{Content, Copy},
         lag::{DelayedCount, Expectation, InboxStatus},
         letter::Letter,
@@ -17,13 +17,6 @@ pub use crate::{
         retention::LowIds,
     },
 };
-
-/// The operator's remedy for a cause as it stands in the table `parked`; `None` for one that only
-/// relays of another version know.
-#[must_use]
-pub fn remedy(cause: &str) -> Option<&'static str> {
-    Cause::from_name(cause).map(Cause::remedy)
-}
 
 /// Statements that relays and commands both run; each file says its parameters and its rows.
 pub mod sql {

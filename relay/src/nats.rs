@@ -9,7 +9,8 @@ pub(crate) mod objects;
 pub(crate) mod places;
 pub(crate) mod proof;
 pub(crate) mod publisher;
-mod question;
 mod stored_id;
 pub(crate) mod streams;
 pub(crate) mod wake;
+
+pub(crate) use self::connection::{Connection, Connections, Server};

@@ -22,7 +22,6 @@ pub(crate) mod recovery;
 mod rounds;
 mod runner;
 mod settle;
-mod standby;
 pub(crate) mod trace_file;
 mod tries;
 pub(crate) mod unread;

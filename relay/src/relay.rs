@@ -14,10 +14,7 @@ use tracing::{Instrument as _, info, warn};
 use crate::{
     config::Config,
     error::{NoConnection, RelayError},
-    nats::{
-        connection::{Connection, Server},
-        keeper, streams,
-    },
+    nats::{Connection, Server, keeper, streams},
     pass::{
         ANSWER_MAX, Budget, Common, Demand, Runner, bounded,
         canary::Canaries,
@@ -32,18 +29,11 @@ use crate::{
         worker::{Shared, Worker},
     },
     postgres::{
-        Store,
-        expectations::Peers,
-        leader::Leader,
+        Leader, Peers, Store,
         listen::{self, Told},
     },
-    serve::{
-        databases::{Database, Databases},
-        front::Front,
-        gauges,
-        systemd::Systemd,
-    },
-    telemetry::{metrics::Metrics, traces::Traces},
+    serve::{Database, Databases, Front, databases::Reader, systemd::Systemd},
+    telemetry::{Metrics, Traces},
 };
 
 pub(crate) use crate::postgres::home::Place;
@@ -74,22 +64,7 @@ impl Relay {
     /// # Errors
     /// A server cannot be reached or does not let us in, or the schema has another version.
     pub async fn connect(config: Config) -> Result<Self, RelayError> {
-        Self::connect_for(config, Metrics::new()).await
-    }
-
-    /// The same with metrics that outlive the attempt.
-    pub(crate) async fn connect_for(config: Config, metrics: Metrics) -> Result<Self, RelayError> {
-        Box::pin(Self::connect_as(config, metrics, None)).await
-    }
-
-    /// One of the relays of a process that serves several databases. Its metrics outlive it, and it
-    /// shares the memory for messages with the others.
-    pub(crate) async fn connect_one_of(
-        config: Config,
-        metrics: Metrics,
-        common: &Common,
-    ) -> Result<Self, RelayError> {
-        Self::connect_as(config, metrics, Some(common)).await
+        Box::pin(Self::connect_as(config, Metrics::new(), None)).await
     }
 
     /// Makes the relays of one process find each other's databases.
@@ -99,7 +74,9 @@ impl Relay {
         self
     }
 
-    async fn connect_as(
+    /// The same with metrics that outlive the attempt; one of the relays of a process that serves
+    /// several databases shares the memory for messages with the others.
+    pub(crate) async fn connect_as(
         config: Config,
         metrics: Metrics,
         common: Option<&Common>,
@@ -121,7 +98,7 @@ impl Relay {
         // It has slept, and is another relay now.
         if let Some(id) = metrics.health.slept() {
             bounded(store.unregister(&id)).await?;
-            metrics.health.forget_slept();
+            metrics.health.note_slept(None);
         }
         store.look_for_pooler().await.map_err(RelayError::store)?;
         refuse_subscriber(&store).await?;
@@ -223,7 +200,7 @@ impl Relay {
     /// The grace period was too short, or a task ended early.
     pub(crate) async fn deliver(
         self,
-        reader: gauges::Reader,
+        reader: Reader,
         stop: CancellationToken,
         shutdown: impl Future<Output = ()>,
     ) -> Result<Option<Asleep>, RelayError> {
@@ -237,28 +214,23 @@ impl Relay {
             true => Arc::new(store.beside(pool(&config.outbox.database, 1))),
             false => Arc::clone(&store),
         };
-        tasks.spawn(reader.run(scraped, metrics.clone(), stop.clone()));
+        tasks.spawn_until(&stop, reader.run(scraped, metrics.clone()));
         let (kept_sender, unchecked) = watch::channel(None);
-        let kept =
-            keeper::maintain(server.clone(), first_connection, kept_sender, metrics.clone(), stop.clone());
-        tasks.spawn(kept);
+        let kept = keeper::maintain(server.clone(), first_connection, kept_sender, metrics.clone());
+        tasks.spawn_until(&stop, kept);
         let ((wake_sender, wake), (leader_sender, leader)) =
             (watch::channel(0), watch::channel(Leader::This));
         let (opened, at_home) = watch::channel(None);
         let settings = (config.outbox.retention, config.tuning.read.dead_blocks);
         let address = config.outbox.postgres_target();
         let gate = Gate::new(Arc::clone(&store), address, settings, metrics.clone(), leader.clone());
-        tasks.spawn(gate.run(unchecked, opened, stop.clone()));
+        tasks.spawn_until(&stop, gate.run(unchecked, opened));
         let (checked, connections) = watch::channel(None);
         let recovery = Recovery::new(Arc::clone(&store), None, config.on_loss, metrics.clone());
-        tasks.spawn(recovery.run(at_home, checked, stop.clone()));
-        tasks.spawn(listen::listen(
-            Connector::new(&config.outbox.database),
-            Arc::clone(&store),
-            Told { wake: wake_sender, leader: leader_sender },
-            connections.clone(),
-            stop.clone(),
-        ));
+        tasks.spawn_until(&stop, recovery.run(at_home, checked));
+        let told = Told { wake: wake_sender, leader: leader_sender };
+        let connector = Connector::new(&config.outbox.database);
+        tasks.spawn_until(&stop, listen::listen(connector, Arc::clone(&store), told, connections.clone()));
         shared.traces = trace(&config, &metrics, &mut tasks, &stop)?;
         shared.connections = connections;
         let demand = Arc::new(Demand::new(config.workers));
@@ -286,6 +258,12 @@ struct Tasks(JoinSet<()>);
 impl Tasks {
     fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
         self.0.spawn(task.in_current_span());
+    }
+
+    /// A loop that may be cut off wherever it waits.
+    fn spawn_until(&mut self, stop: &CancellationToken, task: impl Future<Output = ()> + Send + 'static) {
+        let stopped = stop.clone().run_until_cancelled_owned(task);
+        self.spawn(async { stopped.await.unwrap_or_default() });
     }
 
     /// Stops them, and waits until they have ended.

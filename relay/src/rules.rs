@@ -17,12 +17,12 @@ pub use crate::{
         snapshot::Snapshot,
     },
     nats::publisher::ordering::SendOrder,
+    postgres::receipts::Receipt,
 };
 use crate::{
     delivery::{
-        decision::{Failure, decide},
+        decision::{Failure, Outcome, decide},
         message::{Message, Replay},
-        outcome::Outcome,
     },
     pass::acknowledgements::Acknowledgements,
     postgres::claim::Claim,
@@ -42,23 +42,6 @@ pub struct Sent<'a> {
     pub is_replay: bool,
     /// The sequence in the acknowledgement, and whether that called it a duplicate.
     pub stored: Option<(u64, bool)>,
-}
-
-/// A receipt that a pass appends.
-#[derive(Clone, Debug)]
-pub struct Receipt {
-    /// The number of the cursor.
-    pub number: i64,
-    /// The highest sequence acknowledged.
-    pub sequence: u64,
-    /// The id of the message there.
-    pub message_id: Option<String>,
-    /// Of the cursor.
-    pub floor: i64,
-    /// Of the cursor.
-    pub high: i64,
-    /// Of the cursor; `None`: the snapshot of the claimed one.
-    pub snap: Option<String>,
 }
 
 /// The acknowledgements of a pass, as it notes them.
@@ -114,15 +97,7 @@ pub fn note(
     let acknowledgements = Acknowledgements::new(&claims, &messages, &outcomes);
     let regressed = acknowledgements.regressed(&[]).map(|(_, sequence)| sequence);
     let mut settlements: Vec<(i16, Settlement)> = settlement.into_iter().map(|of| (0, of)).collect();
-    let receipts = acknowledgements.note(&mut settlements).into_iter().map(|receipt| Receipt {
-        number: receipt.number,
-        sequence: receipt.sequence,
-        message_id: receipt.message_id,
-        floor: receipt.floor,
-        high: receipt.high,
-        snap: receipt.snap,
-    });
-    let receipts = receipts.collect();
+    let receipts = acknowledgements.note(&mut settlements);
     Noted { regressed, settlement: settlements.pop().map(|(_, settlement)| settlement), receipts }
 }
 

@@ -2,7 +2,11 @@
 
 pub(crate) mod front;
 pub(crate) mod databases;
-pub(crate) mod gauges;
 pub(crate) mod http;
 mod push;
 pub(crate) mod systemd;
+
+pub(crate) use self::{
+    databases::{Database, Databases},
+    front::Front,
+};

@@ -8,7 +8,6 @@
 
 mod file;
 mod member;
-mod served;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -20,18 +19,14 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, error, error_span, info, warn};
 
-use self::{member::Member, served::Served};
+use self::member::{Member, Served};
 use crate::{
     config::{NamedConfig, Sources},
     error::RelayError,
     pass::Common,
-    postgres::expectations::Peers,
-    serve::{
-        databases::{Database, Databases},
-        front::Front,
-        systemd::Systemd,
-    },
-    telemetry::metrics::Metrics,
+    postgres::Peers,
+    serve::{Database, Databases, Front, systemd::Systemd},
+    telemetry::Metrics,
 };
 
 /// Relays that start at the same time, at most: each logs in several times.

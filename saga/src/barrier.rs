@@ -14,8 +14,6 @@
 //! | `undoing` | not act any more | its turn, once more; of another attempt: that it must wait |
 //! | `undone`, `refused` | not act any more | nothing to undo |
 
-mod statements;
-
 use std::{
     fmt,
     sync::{
@@ -25,18 +23,15 @@ use std::{
 };
 
 use oncebox_inbox::{Context, HandlerError, LeasedContext, Received};
-use oncebox_schema::Transaction;
-use oncebox_schema::{Key, SchemaName};
-use tokio_postgres::types::{ToSql, Type};
+use oncebox_schema::{Key, Parameter, SchemaName, Transaction, statements, typed};
 
 use crate::command::{ATTEMPT, action};
-use statements::Statements;
 
 const NAME_BYTES_MAX: usize = 255;
 /// A hundred years: no row is older, and PostgreSQL has no interval for a `Duration::MAX`.
 const KEEP_SECONDS_MAX: f64 = 100.0 * 366.0 * 86_400.0;
 
-type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
+statements!(bare_sql "barrier/sql/": enter_action, end_action, enter_compensation, end_compensation, sweep);
 
 /// The decision for an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -279,9 +274,7 @@ impl Barrier {
         most: i32,
     ) -> Result<u64, tokio_postgres::Error> {
         let seconds = keep.as_secs_f64().min(KEEP_SECONDS_MAX);
-        let parameters: [(&(dyn ToSql + Sync), Type); 3] =
-            [(&self.name, Type::TEXT), (&seconds, Type::FLOAT8), (&most, Type::INT4)];
-        let row = client.query_typed_one(&self.sql.sweep, &parameters).await?;
+        let row = client.query_typed_one(&self.sql.sweep, &typed(&[&self.name, &seconds, &most])).await?;
         Ok(row.try_get::<_, i64>(0)?.unsigned_abs())
     }
 
@@ -292,8 +285,8 @@ impl Barrier {
         (key, attempt): &(Key, i32),
         is_leased: bool,
     ) -> Result<Action, HandlerError> {
-        let flags: [Parameter<'_>; 2] = [(&is_leased, Type::BOOL), (attempt, Type::INT4)];
-        let answer = self.call(transaction, &self.sql.enter_action, tenant, key, &flags).await?;
+        let more: [&dyn Parameter; 2] = [&is_leased, attempt];
+        let answer = self.call(transaction, &self.sql.enter_action, tenant, key, &more).await?;
         let known = [("act", Action::Act), ("acted", Action::Acted), ("refused", Action::Refused)];
         let action = self.meaning(answer, known)?;
         tracing::debug!(barrier = self.name, key = key.as_str(), ?action, "an action at the barrier");
@@ -308,7 +301,7 @@ impl Barrier {
         leased_in: Option<&str>,
     ) -> Result<Compensation, HandlerError> {
         let (sql, is_leased) = (&self.sql.enter_compensation, leased_in.is_some());
-        let more = [(&is_leased as _, Type::BOOL), (attempt as _, Type::INT4), (&leased_in as _, Type::TEXT)];
+        let more: [&dyn Parameter; 3] = [&is_leased, attempt, &leased_in];
         let answer = self.call(transaction, sql, tenant, key, &more).await?;
         let known =
             [("undo", Compensation::Undo), ("wait", Compensation::Wait), ("nothing", Compensation::Nothing)];
@@ -329,13 +322,13 @@ impl Barrier {
 
     async fn end(&self, cx: &Context<'_>, had_effect: bool) -> Result<(), HandlerError> {
         let (key, attempt) = self.done_by(cx.key(), cx.message())?;
-        let more: [Parameter<'_>; 2] = [(&had_effect, Type::BOOL), (&attempt, Type::INT4)];
+        let more: [&dyn Parameter; 2] = [&had_effect, &attempt];
         self.call(cx.transaction(), &self.sql.end_action, cx.tenant(), &key, &more).await.map(drop)
     }
 
     async fn end_undo(&self, cx: &Context<'_>, has_undone: bool) -> Result<(), HandlerError> {
         let (key, attempt) = self.undone_by(cx.key(), cx.message())?;
-        let more: [Parameter<'_>; 2] = [(&has_undone, Type::BOOL), (&attempt, Type::INT4)];
+        let more: [&dyn Parameter; 2] = [&has_undone, &attempt];
         self.call(cx.transaction(), &self.sql.end_compensation, cx.tenant(), &key, &more).await.map(drop)
     }
 
@@ -364,13 +357,11 @@ impl Barrier {
         sql: &str,
         tenant: &str,
         key: &Key,
-        more: &[Parameter<'_>],
+        more: &[&(dyn Parameter + '_)],
     ) -> Result<Option<String>, HandlerError> {
         let key = key.as_str();
-        let mut parameters: Vec<Parameter<'_>> =
-            vec![(&self.name, Type::TEXT), (&tenant, Type::TEXT), (&key, Type::TEXT)];
-        parameters.extend_from_slice(more);
-        Ok(transaction.query_typed_one(sql, &parameters).await?.try_get(0)?)
+        let parameters = [&[&self.name as &dyn Parameter, &tenant, &key], more].concat();
+        Ok(transaction.query_typed_one(sql, &typed(&parameters)).await?.try_get(0)?)
     }
 }
 

@@ -1,9 +1,9 @@
 //! The results of answers and deadlines, counted since the orchestrator was built.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::{
-    orchestrator::{catch_up::CaughtUp, watched::Looks},
+    orchestrator::watched::{CaughtUp, Looks},
     progress::{State, Verdict},
 };
 
@@ -40,65 +40,42 @@ pub struct Counts {
     pub orphans: u64,
 }
 
-/// The counters from which [`Counts`] are made.
+/// The counts so far, and how the orchestrator watches deadlines.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) looks: Looks,
     /// Of the last start.
     pub(crate) caught_up: CaughtUp,
-    pub(crate) started: AtomicU64,
-    pub(crate) applied: AtomicU64,
-    pub(crate) early: AtomicU64,
-    pub(crate) late: AtomicU64,
-    pub(crate) duplicate: AtomicU64,
-    pub(crate) foreign: AtomicU64,
-    pub(crate) refused: AtomicU64,
-    pub(crate) completed: AtomicU64,
-    pub(crate) compensated: AtomicU64,
-    pub(crate) stuck: AtomicU64,
-    pub(crate) quarantined: AtomicU64,
-    pub(crate) orphans: AtomicU64,
-}
-
-pub(crate) fn add(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
+    counts: Mutex<Counts>,
 }
 
 impl Counters {
+    /// Counts something.
+    pub(crate) fn add(&self, add: impl FnOnce(&mut Counts)) {
+        add(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
     pub(crate) fn count(&self, verdict: Verdict) {
-        add(match verdict {
-            Verdict::Applied => &self.applied,
-            Verdict::Early => &self.early,
-            Verdict::Late => &self.late,
-            Verdict::Duplicate => &self.duplicate,
-            Verdict::Foreign => &self.foreign,
+        self.add(|counts| match verdict {
+            Verdict::Applied => counts.applied += 1,
+            Verdict::Early => counts.early += 1,
+            Verdict::Late => counts.late += 1,
+            Verdict::Duplicate => counts.duplicate += 1,
+            Verdict::Foreign => counts.foreign += 1,
         });
     }
 
+    /// Counts a change, by the state it led to.
     pub(crate) fn reached(&self, state: State) {
-        match state {
-            State::Completed => add(&self.completed),
-            State::Compensated => add(&self.compensated),
-            State::Stuck => add(&self.stuck),
+        self.add(|counts| match state {
+            State::Completed => counts.completed += 1,
+            State::Compensated => counts.compensated += 1,
+            State::Stuck => counts.stuck += 1,
             State::Running | State::Compensating => {}
-        }
+        });
     }
 
     pub(crate) fn snapshot(&self) -> Counts {
-        let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Counts {
-            started: value(&self.started),
-            applied: value(&self.applied),
-            early: value(&self.early),
-            late: value(&self.late),
-            duplicate: value(&self.duplicate),
-            foreign: value(&self.foreign),
-            refused: value(&self.refused),
-            completed: value(&self.completed),
-            compensated: value(&self.compensated),
-            stuck: value(&self.stuck),
-            quarantined: value(&self.quarantined),
-            orphans: value(&self.orphans),
-        }
+        *self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,9 +2,7 @@
 //! [`Definition`](crate::Definition)s in Rust, with payloads made of data and replies by JSON
 //! Pointers.
 
-mod document;
 mod fields;
-mod pointer;
 mod reader;
 mod scenario;
 mod step;
@@ -16,11 +14,10 @@ use serde_json::{json, value::RawValue};
 use sha2::{Digest, Sha256};
 
 use self::{
-    document::Document,
     fields::Fields,
     reader::{Reader, Section},
     step::StepOfFile,
-    template::{Source, Template},
+    template::{Document, Source, Template},
 };
 pub use self::{
     reader::FileMistake,

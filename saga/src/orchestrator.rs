@@ -1,9 +1,7 @@
 //! The orchestrator: how you build it, start a saga, and run it.
 
 mod answers;
-pub(crate) mod catch_up;
 mod engine;
-mod inboxes;
 mod set;
 mod timers;
 pub(crate) mod watched;
@@ -22,7 +20,6 @@ use tracing::warn;
 
 use crate::{
     Counts, Definition, Error, SagaFile,
-    counts::add,
     definition::Inner,
     error::{NO_JSON, failed},
     instance::Registered,
@@ -155,7 +152,7 @@ impl Orchestrator {
         let beginning = Beginning { business_id, data: &data, likeness: &likeness, scope };
         let started = self.engine.start(transaction, inner, key, &beginning).await?;
         if started.is_new {
-            add(&self.engine.counters.started);
+            self.engine.counters.add(|counts| counts.started += 1);
         }
         Ok(started)
     }

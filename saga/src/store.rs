@@ -10,10 +10,9 @@ mod start;
 
 use std::time::Duration;
 
-use oncebox_claims::database::{Parameter, Ready, statement};
-use oncebox_schema::Transaction;
-use oncebox_schema::{Key, SchemaName};
-use tokio_postgres::{Error, GenericClient, Row, types::Type};
+use oncebox_claims::database::Ready;
+use oncebox_schema::{Key, Parameter, SchemaName, Transaction, statements, typed};
+use tokio_postgres::{Error, GenericClient, Row};
 
 use crate::{
     graph::Graph,
@@ -21,35 +20,19 @@ use crate::{
     progress::{Direction, State, Verdict},
 };
 pub(crate) use read::{Found, Opening};
-use row::StepColumns;
+use row::changed_steps;
 pub(crate) use start::Beginning;
 
-/// The texts of the statements, for one schema.
+statements!(bare_sql "store/sql/":
+    start, refuse_start, find_started, lock, lock_all, read_locked_steps, read_locked_events,
+    limit, claim_due, read_steps, read_events, advance, quarantine, save, go_back, keep_event,
+    forget_events, adopt_orphans, sweep, register, unregistered, lead
+);
+
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     is_pooled: bool,
-    start: String,
-    refuse_start: String,
-    find_started: String,
-    lock: String,
-    lock_all: String,
-    read_locked_steps: String,
-    read_locked_events: String,
-    limit: String,
-    claim_due: String,
-    read_steps: String,
-    read_events: String,
-    advance: String,
-    quarantine: String,
-    save: String,
-    go_back: String,
-    keep_event: String,
-    forget_events: String,
-    adopt_orphans: String,
-    sweep: String,
-    register: String,
-    unregistered: String,
-    lead: String,
+    sql: Statements,
 }
 
 /// Sagas in flight of one version.
@@ -85,32 +68,7 @@ pub(crate) struct Changed;
 impl Store {
     /// With a transaction pooler (`is_pooled`) nothing is prepared.
     pub(crate) fn new(schema: &SchemaName, is_pooled: bool) -> Self {
-        let sql = |file: &str| statement(schema, file);
-        Self {
-            is_pooled,
-            start: sql(include_str!("store/sql/start.sql")),
-            refuse_start: sql(include_str!("store/sql/refuse_start.sql")),
-            find_started: sql(include_str!("store/sql/find_started.sql")),
-            lock: sql(include_str!("store/sql/lock.sql")),
-            lock_all: sql(include_str!("store/sql/lock_all.sql")),
-            read_locked_steps: sql(include_str!("store/sql/read_locked_steps.sql")),
-            read_locked_events: sql(include_str!("store/sql/read_locked_events.sql")),
-            limit: sql(include_str!("store/sql/limit.sql")),
-            claim_due: sql(include_str!("store/sql/claim_due.sql")),
-            read_steps: sql(include_str!("store/sql/read_steps.sql")),
-            read_events: sql(include_str!("store/sql/read_events.sql")),
-            advance: sql(include_str!("store/sql/advance.sql")),
-            quarantine: sql(include_str!("store/sql/quarantine.sql")),
-            save: sql(include_str!("store/sql/save.sql")),
-            go_back: sql(include_str!("store/sql/go_back.sql")),
-            keep_event: sql(include_str!("store/sql/keep_event.sql")),
-            forget_events: sql(include_str!("store/sql/forget_events.sql")),
-            adopt_orphans: sql(include_str!("store/sql/adopt_orphans.sql")),
-            sweep: sql(include_str!("store/sql/sweep.sql")),
-            register: sql(include_str!("store/sql/register.sql")),
-            unregistered: sql(include_str!("store/sql/unregistered.sql")),
-            lead: sql(include_str!("store/sql/lead.sql")),
-        }
+        Self { is_pooled, sql: Statements::new(schema) }
     }
 
     /// Locks and reads the saga with this key.
@@ -121,10 +79,11 @@ impl Store {
         opening: &Opening,
     ) -> Result<Option<Found>, Error> {
         // All are ready before the first is sent, because the reads must come after the lock.
-        let lock = Ready::new(transaction, &self.lock, self.is_pooled).await?;
-        let read_steps = Ready::new(transaction, &self.read_locked_steps, self.is_pooled).await?;
-        let read_events = Ready::new(transaction, &self.read_locked_events, self.is_pooled).await?;
-        let key: [Parameter<'_>; 1] = [(&key.as_str(), Type::TEXT)];
+        let lock = Ready::new(transaction, &self.sql.lock, self.is_pooled).await?;
+        let read_steps = Ready::new(transaction, &self.sql.read_locked_steps, self.is_pooled).await?;
+        let read_events = Ready::new(transaction, &self.sql.read_locked_events, self.is_pooled).await?;
+        let key = key.as_str();
+        let key = typed(&[&key]);
         let (sagas, steps, events) = futures_util::join!(
             lock.query(transaction, &key),
             read_steps.query(transaction, &key),
@@ -142,9 +101,8 @@ impl Store {
         keys: &[&str],
         opening: &Opening,
     ) -> Result<Vec<(String, Found)>, Error> {
-        let keys: [Parameter<'_>; 1] = [(&keys, Type::TEXT_ARRAY)];
-        let lock_all = Ready::new(transaction, &self.lock_all, self.is_pooled).await?;
-        let rows = lock_all.query(transaction, &keys).await?;
+        let lock_all = Ready::new(transaction, &self.sql.lock_all, self.is_pooled).await?;
+        let rows = lock_all.query(transaction, &typed(&[&keys])).await?;
         let keys = rows.iter().map(|row| row.try_get("key")).collect::<Result<Vec<String>, _>>()?;
         Ok(keys.into_iter().zip(self.read(transaction, rows, opening).await?).collect())
     }
@@ -159,12 +117,11 @@ impl Store {
         opening: &Opening,
     ) -> Result<Vec<Found>, Error> {
         let fingerprints: Vec<&str> = opening.fingerprints().collect();
-        let parameters: [Parameter<'_>; 3] =
-            [(&fingerprints, Type::TEXT_ARRAY), (&most, Type::INT8), (&opening.scope, Type::TEXT)];
+        let parameters = typed(&[&fingerprints, &most, &opening.scope]);
         let idle_max = format!("{}ms", idle_max.as_millis());
-        let idle_max: [Parameter<'_>; 1] = [(&idle_max, Type::TEXT)];
-        let limited = transaction.query_typed(&self.limit, &idle_max);
-        let claimed = transaction.query_typed(&self.claim_due, &parameters);
+        let idle_max = typed(&[&idle_max]);
+        let limited = transaction.query_typed(&self.sql.limit, &idle_max);
+        let claimed = transaction.query_typed(&self.sql.claim_due, &parameters);
         let (limited, rows) = futures_util::join!(limited, claimed);
         self.read(transaction, limited.and(rows)?, opening).await
     }
@@ -180,17 +137,16 @@ impl Store {
         }
         let ids = rows.iter().map(|row| row.try_get("id")).collect::<Result<Vec<i64>, _>>()?;
         let keys = rows.iter().map(|row| row.try_get("key")).collect::<Result<Vec<&str>, _>>()?;
-        let ids: [Parameter<'_>; 1] = [(&ids, Type::INT8_ARRAY)];
-        let keys: [Parameter<'_>; 1] = [(&keys, Type::TEXT_ARRAY)];
-        let steps = transaction.query_typed(&self.read_steps, &ids);
-        let events = transaction.query_typed(&self.read_events, &keys);
+        let (ids, keys) = (typed(&[&ids]), typed(&[&keys]));
+        let steps = transaction.query_typed(&self.sql.read_steps, &ids);
+        let events = transaction.query_typed(&self.sql.read_events, &keys);
         let (steps, events) = futures_util::join!(steps, events);
         opening.open(&rows, &steps?, &events?)
     }
 
     /// The statement that writes where a saga stands.
     pub(crate) async fn ready_to_advance(&self, transaction: &Transaction) -> Result<Ready<'_>, Error> {
-        Ready::new(transaction, &self.advance, self.is_pooled).await
+        Ready::new(transaction, &self.sql.advance, self.is_pooled).await
     }
 
     /// Writes the state of these sagas. Without an error, this transaction still holds their locks.
@@ -201,7 +157,7 @@ impl Store {
         instances: impl Iterator<Item = (&Instance, &str)>,
     ) -> Result<Result<(), Changed>, Error> {
         let (instances, data): (Vec<&Instance>, Vec<&str>) = instances.unzip();
-        let steps = StepColumns::changed(instances.iter().copied());
+        let steps = changed_steps(instances.iter().copied());
         let ids = column(&instances, |one| one.id);
         let revisions = column(&instances, |one| one.revision);
         let states = column(&instances, |one| one.state().as_str());
@@ -209,19 +165,10 @@ impl Store {
         let reasons = column(&instances, |one| one.reason());
         let can_be_late = column(&instances, |one| one.late_in.is_some());
         let due_in = column(&instances, |one| one.due_in());
-        let mut parameters: Vec<Parameter<'_>> = vec![
-            (&ids, Type::INT8_ARRAY),
-            (&revisions, Type::INT8_ARRAY),
-            (&states, Type::TEXT_ARRAY),
-            (&directions, Type::TEXT_ARRAY),
-            (&reasons, Type::TEXT_ARRAY),
-            (&data, Type::TEXT_ARRAY),
-            (&can_be_late, Type::BOOL_ARRAY),
-            (&due_in, Type::FLOAT8_ARRAY),
-            (&steps.owners, Type::INT8_ARRAY),
-        ];
-        parameters.extend(steps.parameters());
-        let written = advance.query(transaction, &parameters).await?;
+        let mut parameters: Vec<&dyn Parameter> =
+            vec![&ids, &revisions, &states, &directions, &reasons, &data, &can_be_late, &due_in];
+        parameters.extend(steps.iter().map(|column| &**column as &dyn Parameter));
+        let written = advance.query(transaction, &typed(&parameters)).await?;
         Ok(if written.len() == instances.len() { Ok(()) } else { Err(Changed) })
     }
 
@@ -231,34 +178,26 @@ impl Store {
         id: i64,
         reason: &str,
     ) -> Result<(), Error> {
-        let parameters: [Parameter<'_>; 2] = [(&id, Type::INT8), (&reason, Type::TEXT)];
-        transaction.query_typed(&self.quarantine, &parameters).await?;
+        transaction.query_typed(&self.sql.quarantine, &typed(&[&id, &reason])).await?;
         Ok(())
     }
 
     /// Sets a savepoint for [`Store::go_back`].
     pub(crate) async fn save(&self, transaction: &Transaction) -> Result<(), Error> {
-        transaction.batch_execute(&self.save).await
+        transaction.batch_execute(&self.sql.save).await
     }
 
     pub(crate) async fn go_back(&self, transaction: &Transaction) -> Result<(), Error> {
-        transaction.batch_execute(&self.go_back).await
+        transaction.batch_execute(&self.sql.go_back).await
     }
 
     pub(crate) async fn keep_event(&self, transaction: &Transaction, kept: &Kept<'_>) -> Result<(), Error> {
         let attempt = i32::try_from(kept.attempt).unwrap_or(i32::MAX);
-        let parameters: [Parameter<'_>; 9] = [
-            (&kept.key.as_str(), Type::TEXT),
-            (&kept.is_orphan, Type::BOOL),
-            (&kept.kind, Type::TEXT),
-            (&kept.step, Type::TEXT),
-            (&attempt, Type::INT4),
-            (&kept.is_undo, Type::BOOL),
-            (&kept.payload, Type::BYTEA),
-            (&kept.scope, Type::TEXT),
-            (&kept.reason, Type::TEXT),
-        ];
-        transaction.query_typed(&self.keep_event, &parameters).await?;
+        let Kept { key, is_orphan, kind, step, is_undo, payload, scope, reason, .. } = kept;
+        let key = key.as_str();
+        let parameters: [&dyn Parameter; 9] =
+            [&key, is_orphan, kind, step, &attempt, is_undo, payload, scope, reason];
+        transaction.query_typed(&self.sql.keep_event, &typed(&parameters)).await?;
         Ok(())
     }
 
@@ -271,13 +210,13 @@ impl Store {
             return Ok(());
         }
         let ids: Vec<i64> = ended.iter().map(|(id, _)| *id).collect();
-        transaction.query_typed(&self.forget_events, &[(&ids, Type::INT8_ARRAY)]).await?;
+        transaction.query_typed(&self.sql.forget_events, &typed(&[&ids])).await?;
         Ok(())
     }
 
     /// Has sagas looked at whose answers came before they did; returns how many answers.
     pub(crate) async fn adopt_orphans(&self, client: &impl GenericClient, most: i64) -> Result<i64, Error> {
-        client.query_typed_one(&self.adopt_orphans, &[(&most, Type::INT8)]).await?.try_get(0)
+        client.query_typed_one(&self.sql.adopt_orphans, &typed(&[&most])).await?.try_get(0)
     }
 
     /// Deletes old sagas, and old answers without one; returns the numbers of both.
@@ -288,13 +227,8 @@ impl Store {
         (orphans_seconds, orphans_max): (f64, i64),
         most: i32,
     ) -> Result<(i64, i64), Error> {
-        let parameters: [Parameter<'_>; 4] = [
-            (&sagas_seconds, Type::FLOAT8),
-            (&orphans_seconds, Type::FLOAT8),
-            (&most, Type::INT4),
-            (&orphans_max, Type::INT8),
-        ];
-        let row = client.query_typed_one(&self.sweep, &parameters).await?;
+        let parameters = typed(&[&sagas_seconds, &orphans_seconds, &most, &orphans_max]);
+        let row = client.query_typed_one(&self.sql.sweep, &parameters).await?;
         Ok((row.try_get("sagas")?, row.try_get("orphans")?))
     }
 
@@ -302,25 +236,23 @@ impl Store {
     pub(crate) async fn register(&self, client: &impl GenericClient, opening: &Opening) -> Result<(), Error> {
         let graphs: Vec<&Graph> = opening.graphs().collect();
         let plans: Vec<Option<&str>> = opening.definitions.values().map(|one| one.plan()).collect();
-        let parameters: [Parameter<'_>; 7] = [
-            (&column(&graphs, |graph| graph.fingerprint()), Type::TEXT_ARRAY),
-            (&column(&graphs, |graph| graph.name()), Type::TEXT_ARRAY),
-            (&column(&graphs, |graph| i32::from(graph.version())), Type::INT4_ARRAY),
-            (&column(&graphs, |graph| graph.json()), Type::TEXT_ARRAY),
-            (&plans, Type::TEXT_ARRAY),
-            (&opening.scope, Type::TEXT),
-            (&opening.reply_to.as_str(), Type::TEXT),
+        let parameters: [&dyn Parameter; 7] = [
+            &column(&graphs, |graph| graph.fingerprint()),
+            &column(&graphs, |graph| graph.name()),
+            &column(&graphs, |graph| i32::from(graph.version())),
+            &column(&graphs, |graph| graph.json()),
+            &plans,
+            &opening.scope,
+            &opening.reply_to.as_str(),
         ];
-        client.query_typed(&self.register, &parameters).await?;
+        client.query_typed(&self.sql.register, &typed(&parameters)).await?;
         Ok(())
     }
 
     /// Writes down that this process leads its sagas.
     pub(crate) async fn lead(&self, client: &impl GenericClient, opening: &Opening) -> Result<(), Error> {
         let fingerprints: Vec<&str> = opening.fingerprints().collect();
-        let parameters: [Parameter<'_>; 2] =
-            [(&opening.scope, Type::TEXT), (&fingerprints, Type::TEXT_ARRAY)];
-        client.query_typed(&self.lead, &parameters).await?;
+        client.query_typed(&self.sql.lead, &typed(&[&opening.scope, &fingerprints])).await?;
         Ok(())
     }
 
@@ -331,13 +263,13 @@ impl Store {
         opening: &Opening,
     ) -> Result<Vec<Unregistered>, Error> {
         let graphs: Vec<&Graph> = opening.graphs().collect();
-        let parameters: [Parameter<'_>; 4] = [
-            (&opening.scope, Type::TEXT),
-            (&column(&graphs, |graph| graph.fingerprint()), Type::TEXT_ARRAY),
-            (&column(&graphs, |graph| graph.name()), Type::TEXT_ARRAY),
-            (&column(&graphs, |graph| i32::from(graph.version())), Type::INT4_ARRAY),
+        let parameters: [&dyn Parameter; 4] = [
+            &opening.scope,
+            &column(&graphs, |graph| graph.fingerprint()),
+            &column(&graphs, |graph| graph.name()),
+            &column(&graphs, |graph| i32::from(graph.version())),
         ];
-        let rows = client.query_typed(&self.unregistered, &parameters).await?;
+        let rows = client.query_typed(&self.sql.unregistered, &typed(&parameters)).await?;
         let read = |row: &Row| {
             Ok(Unregistered {
                 name: row.try_get("type")?,

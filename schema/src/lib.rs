@@ -23,6 +23,7 @@ mod message_id;
 mod migrate;
 mod migrations;
 mod name;
+mod parameter;
 mod recording;
 pub mod script;
 mod subject;
@@ -43,8 +44,10 @@ pub use migrate::{
 pub use migrations::LATEST_VERSION;
 pub use name::{InvalidRolePrefix, InvalidSchemaName, RolePrefix, SchemaName};
 #[doc(hidden)]
+pub use parameter::{Kind, Parameter, typed, untyped};
+#[doc(hidden)]
 pub use recording::Recording;
-pub use subject::{InvalidSubject, Subject};
+pub use subject::{InvalidSubject, Subject, covers};
 pub use transaction::{InTransaction, Transaction};
 pub use version::{OLDEST_VERSION, VersionError, check_version, check_version_through};
 pub use wake::{WAKE_SUBJECTS, wake_subject};

@@ -30,6 +30,31 @@ impl SchemaName {
     pub fn sql(&self, template: &str) -> String {
         template.replace("{schema}", &format!("\"{}\"", self.0)).replace("{name}", &self.0)
     }
+
+    /// The same without the comments, which would travel with every commit.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn bare_sql(&self, template: &str) -> String {
+        let lines: Vec<&str> = template.lines().filter(|line| !line.starts_with("--")).collect();
+        self.sql(&lines.join("\n"))
+    }
+}
+
+/// The text of each file in a folder of SQL, for one schema; `bare_sql` leaves the comments out.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! statements {
+    ($folder:literal: $($name:ident),+ $(,)?) => { $crate::statements!(sql $folder: $($name),+); };
+    ($sql:ident $folder:literal: $($name:ident),+ $(,)?) => {
+        #[derive(Clone, Debug)]
+        pub(super) struct Statements { $(pub(super) $name: String),+ }
+
+        impl Statements {
+            pub(super) fn new(schema: &$crate::SchemaName) -> Self {
+                Self { $($name: schema.$sql(include_str!(concat!($folder, stringify!($name), ".sql")))),+ }
+            }
+        }
+    };
 }
 
 impl Default for SchemaName {

@@ -54,14 +54,22 @@ impl Subject {
     /// ```
     #[must_use]
     pub fn matches(&self, pattern: &str) -> bool {
-        let (mut tokens, mut patterns) = (self.0.split('.'), pattern.split('.'));
-        loop {
-            match (tokens.next(), patterns.next()) {
-                (None, None) => return true,
-                (Some(_), Some(">")) => return patterns.next().is_none(),
-                (Some(token), Some(pattern)) if pattern == "*" || pattern == token => {}
-                _ => return false,
-            }
+        covers(pattern, &self.0)
+    }
+}
+
+/// Whether a pattern takes all subjects of another, or a single one: `*` is any one token, a last
+/// `>` one or more.
+#[must_use]
+pub fn covers(wide: &str, narrow: &str) -> bool {
+    let (mut wide, mut narrow) = (wide.split('.'), narrow.split('.'));
+    loop {
+        match (wide.next(), narrow.next()) {
+            (None, None) => return true,
+            (Some(">"), Some(_)) => return wide.next().is_none(),
+            (Some("*"), Some(token)) if token != ">" => {}
+            (Some(one), Some(other)) if one == other => {}
+            _ => return false,
         }
     }
 }

@@ -16,6 +16,9 @@ pub const OLDEST_VERSION: i32 = LATEST_VERSION;
 /// schema. A migration that breaks running programs must raise it.
 pub(crate) const OLDEST_PROGRAM: i32 = 14;
 
+const VERSION: &str = include_str!("sql/version.sql");
+const DENIED: &str = include_str!("sql/denied.sql");
+
 /// Why a program must not work with this database.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -74,10 +77,18 @@ pub enum VersionError {
 /// The schema is not installed, older or newer than this program, the user lacks privileges on it,
 /// or PostgreSQL refused.
 pub async fn check_version(client: &impl GenericClient, schema: &SchemaName) -> Result<(), VersionError> {
-    match Version::read(client, schema).await {
-        Ok(found) => found.check(schema),
-        Err(error) => Err(unread(client, schema, error).await),
+    let error = match Version::read(client, schema).await {
+        Ok(found) => return found.check(schema),
+        Err(error) => error,
+    };
+    let state = error.code().map_or("", SqlState::code).to_owned();
+    let mut denied = None;
+    if state == SqlState::INSUFFICIENT_PRIVILEGE.code() {
+        // In a transaction, which has failed now, nothing more can be asked.
+        let rows = client.query_typed(&schema.sql(DENIED), &[]).await;
+        denied = rows.ok().and_then(|rows| rows.first().map(texts));
     }
+    Err(refused(schema, &state, error.into(), denied))
 }
 
 /// The same through a driver, for whose connections it waits no longer than `within`.
@@ -90,55 +101,34 @@ pub async fn check_version_through<D: Driver>(
     within: Duration,
     is_pooled: bool,
 ) -> Result<(), VersionError> {
-    let ask = async |sql: &str| {
-        let answer = driver.alone(within, &schema.sql(sql), &[], is_pooled).await;
-        answer.map_err(|source| (D::cause(&*source), source))
+    let ask = async |sql: &str| driver.alone(within, &schema.sql(sql), &[], is_pooled).await;
+    let source = match ask(VERSION).await {
+        Ok(row) => return Version::of(row.as_ref()).check(schema),
+        Err(source) => source,
     };
-    let found = match ask(include_str!("sql/version.sql")).await {
-        Ok(row) => Version::of(row.as_ref()),
-        Err((cause, source)) => {
-            let schema = schema.clone();
-            let state = cause.as_ref().map_or("", Cause::state).to_owned();
-            if state == SqlState::INSUFFICIENT_PRIVILEGE.code()
-                && let Ok(Some(row)) = ask(include_str!("sql/denied.sql")).await
-            {
-                let user = row.text(0).unwrap_or_default().to_owned();
-                let remedy = grant(row.text(1), &user);
-                return Err(VersionError::Denied { schema, user, remedy, source });
-            }
-            let missing = [SqlState::UNDEFINED_TABLE.code(), SqlState::INVALID_SCHEMA_NAME.code()];
-            return Err(match missing.contains(&&*state) {
-                true => VersionError::Missing(schema),
-                false => VersionError::Postgres { schema, source },
-            });
-        }
-    };
-    found.check(schema)
+    let state = D::cause(&*source).as_ref().map_or("", Cause::state).to_owned();
+    let is_denied = state == SqlState::INSUFFICIENT_PRIVILEGE.code();
+    let denied = if is_denied { ask(DENIED).await.ok().flatten() } else { None };
+    Err(refused(schema, &state, source, denied))
 }
 
 /// Why the version could not be read.
-async fn unread(
-    client: &impl GenericClient,
-    schema: &SchemaName,
-    source: tokio_postgres::Error,
-) -> VersionError {
+fn refused(schema: &SchemaName, state: &str, source: BeginError, denied: Option<Columns>) -> VersionError {
     let schema = schema.clone();
-    match source.code() {
-        Some(&SqlState::UNDEFINED_TABLE | &SqlState::INVALID_SCHEMA_NAME) => VersionError::Missing(schema),
-        Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
-            // In a transaction, which has failed now, nothing more can be asked.
-            let asked = client.query_typed_one(&schema.sql(include_str!("sql/denied.sql")), &[]).await;
-            match asked {
-                Ok(row) => {
-                    let user: String = row.get("user_name");
-                    let remedy = grant(row.get("role_prefix"), &user);
-                    VersionError::Denied { schema, user, remedy, source: source.into() }
-                }
-                Err(_) => VersionError::Postgres { schema, source: source.into() },
-            }
+    match (SqlState::from_code(state), denied) {
+        (SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME, _) => VersionError::Missing(schema),
+        (_, Some(row)) => {
+            let user = row.text(0).unwrap_or_default().to_owned();
+            let remedy = grant(row.text(1), &user);
+            VersionError::Denied { schema, user, remedy, source }
         }
-        _ => VersionError::Postgres { schema, source: source.into() },
+        _ => VersionError::Postgres { schema, source },
     }
+}
+
+fn texts(row: &Row) -> Columns {
+    let text = |column| row.get::<_, Option<&str>>(column).map(|text| text.as_bytes().to_vec());
+    Columns((0..row.len()).map(text).collect())
 }
 
 /// The remedy for a user without privileges.
@@ -172,11 +162,8 @@ impl Version {
         schema: &SchemaName,
     ) -> Result<Self, tokio_postgres::Error> {
         // It is not prepared, so that it works with any pooler.
-        let rows = client.query_typed(&schema.sql(include_str!("sql/version.sql")), &[]).await?;
-        let number = |text: Option<&str>| text.and_then(|text| text.parse().ok());
-        let read =
-            |row: &Row| Self { number: number(row.get(0)).unwrap_or(0), oldest_program: number(row.get(1)) };
-        Ok(rows.first().map_or(Self { number: 0, oldest_program: None }, read))
+        let rows = client.query_typed(&schema.sql(VERSION), &[]).await?;
+        Ok(Self::of(rows.first().map(texts).as_ref()))
     }
 
     fn of(row: Option<&Columns>) -> Self {

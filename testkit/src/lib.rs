@@ -126,6 +126,7 @@ const MESSAGES_MAX: usize = 1000;
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
 /// Checks one handler with some messages; see the [crate].
+#[must_use = "a kit does nothing until `check`"]
 #[derive(Clone)]
 pub struct TestKit {
     url: String,
@@ -252,7 +253,6 @@ impl TestKit {
     }
 
     /// The PostgreSQL schema that Oncebox is installed in. Default: `oncebox`.
-    #[must_use]
     pub fn schema(mut self, name: SchemaName) -> Self {
         self.schema = name;
         self
@@ -260,7 +260,6 @@ impl TestKit {
 
     /// Adds a message; 1 to 1000 of them. They are delivered in this order, unless a scenario says
     /// otherwise.
-    #[must_use]
     pub fn message(mut self, message: Received) -> Self {
         self.messages.push(message);
         self
@@ -270,14 +269,12 @@ impl TestKit {
     /// id from a sequence or a time. Name the table with its schema: `public.charge`. Of Oncebox's
     /// own tables only `inbox`, `message`, `dead_letter` and those of sagas are compared, without
     /// their ids and times.
-    #[must_use]
     pub fn volatile(mut self, table: impl Into<String>, column: impl Into<String>) -> Self {
         self.volatile.entry(table.into()).or_default().push(column.into());
         self
     }
 
     /// Where a process is killed. Default: at each statement.
-    #[must_use]
     pub fn kills(mut self, kills: Kills) -> Self {
         self.kills = kills;
         self
@@ -285,14 +282,12 @@ impl TestKit {
 
     /// At how many statements the process is killed at most, twice at each. Default: 500. Of a run
     /// with more statements only the first ones are checked, and the report says so.
-    #[must_use]
     pub fn kills_max(mut self, count: u64) -> Self {
         self.kills_max = count;
         self
     }
 
     /// How long one scenario may take until all its messages have ended. Default: 60 seconds.
-    #[must_use]
     pub fn settle_within(mut self, limit: Duration) -> Self {
         self.settle_within = limit;
         self

@@ -51,6 +51,7 @@ const LATE: &str = "testkit.late";
 ///
 /// The kit does not try other orders of the same events, since these do not depend on the
 /// definition: the orchestrator keeps answers that come early and drops answers that come late.
+#[must_use = "a kit does nothing until `check`"]
 pub struct SagaKit<D> {
     kit: TestKit,
     schema: SchemaName,
@@ -109,7 +110,6 @@ impl<D: Serialize + DeserializeOwned + Clone + Send + Sync + 'static> SagaKit<D>
     }
 
     /// The PostgreSQL schema that Oncebox is installed in. Default: `oncebox`.
-    #[must_use]
     pub fn schema(mut self, name: SchemaName) -> Self {
         self.schema = name.clone();
         self.kit = self.kit.schema(name);
@@ -118,7 +118,6 @@ impl<D: Serialize + DeserializeOwned + Clone + Send + Sync + 'static> SagaKit<D>
 
     /// Kills at each statement of each transition, and not only at its COMMIT: takes several times
     /// as long.
-    #[must_use]
     pub fn each_statement(mut self) -> Self {
         self.kit = self.kit.kills(Kills::Statements);
         self
@@ -128,7 +127,6 @@ impl<D: Serialize + DeserializeOwned + Clone + Send + Sync + 'static> SagaKit<D>
     ///
     /// # Panics
     /// The answer has no JSON form.
-    #[must_use]
     pub fn done<R: Serialize>(self, command: &str, answer: &R) -> Self {
         self.answer(command, "done", answer)
     }
@@ -137,7 +135,6 @@ impl<D: Serialize + DeserializeOwned + Clone + Send + Sync + 'static> SagaKit<D>
     ///
     /// # Panics
     /// The answer has no JSON form.
-    #[must_use]
     pub fn rejected<R: Serialize>(self, command: &str, answer: &R) -> Self {
         self.answer(command, "rejected", answer)
     }
@@ -146,7 +143,6 @@ impl<D: Serialize + DeserializeOwned + Clone + Send + Sync + 'static> SagaKit<D>
     ///
     /// # Panics
     /// No step of the definition sends such a command.
-    #[must_use]
     pub fn dead(self, command: &str, reason: &str) -> Self {
         let (key, graph) = (self.key(command), self.definition.graph().clone());
         let scope = graph.scope(command).expect("a step of the definition sends the command");
@@ -156,7 +152,6 @@ impl<D: Serialize + DeserializeOwned + Clone + Send + Sync + 'static> SagaKit<D>
     }
 
     /// The deadline of this command passes, and an orchestrator looks.
-    #[must_use]
     pub fn late(self, command: &str) -> Self {
         let key = self.key(command);
         self.event(LATE, "null", &[("Late-Key", &key)])

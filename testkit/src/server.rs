@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use percent_encoding::{NON_ALPHANUMERIC, percent_encode};
 use tokio_postgres::{Config, config::Host};
 
 use crate::TestKitError;
@@ -38,14 +39,6 @@ pub(crate) async fn address(config: &Config) -> Result<SocketAddr, TestKitError>
     found.next().ok_or_else(|| TestKitError::Invalid("the server's name has no address".to_owned()))
 }
 
-/// Percent-encodes a part of a URL.
 fn encoded(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        if byte.is_ascii_alphanumeric() {
-            text.push(char::from(*byte));
-        } else {
-            text.push_str(&format!("%{byte:02X}"));
-        }
-        text
-    })
+    percent_encode(bytes, NON_ALPHANUMERIC).to_string()
 }

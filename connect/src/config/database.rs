@@ -11,11 +11,10 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::{
     address::{AMBIGUOUS, is_ambiguous, problem_of},
     bound_sockets, is_here,
-    password::PasswordFile,
     reader::Reader,
     sources::Secret,
     tls::{self, Identity, Trust},
-    url_tls::{UrlTls, take_tls},
+    url_tls::{PasswordFile, UrlTls, take_tls},
 };
 
 /// How many addresses one database may have; with more, a pass would be over its deadline before

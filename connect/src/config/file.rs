@@ -7,7 +7,7 @@ use toml::de::DeTable;
 
 use super::{
     OPTIONS,
-    options::{at_same_key, nearest},
+    options::{at_same_key, did_you_mean},
     place::{Place, scalar},
     stream::{self, StreamTable},
     table::{self, DatabaseTable},
@@ -42,13 +42,9 @@ pub(super) fn parse(path: &Path, text: &str) -> File {
         let line = place.line(key.span().start);
         let name = key.get_ref().as_ref();
         if name == STREAM {
-            let (streams, mistakes) = stream::parse_all(&place, value);
-            file.streams = streams;
-            file.mistakes.extend(mistakes);
+            file.streams = stream::parse_all(&place, value, &mut file.mistakes);
         } else if name == DATABASE {
-            let (databases, mistakes) = table::parse_all(&place, value);
-            file.databases = databases;
-            file.mistakes.extend(mistakes);
+            file.databases = table::parse_all(&place, value, &mut file.mistakes);
         } else if let Some(option) = at_same_key(name) {
             match scalar(value.get_ref()) {
                 Some(text) => drop(file.values.insert(option.name, (text, line))),
@@ -87,7 +83,6 @@ fn unknown(name: &str) -> String {
         .chain([STREAM.into(), DATABASE.into()])
         .collect();
     let written = name.replace('-', "_");
-    let near = nearest(&written, keys.iter().map(|key| (key.as_str(), key.clone())));
-    let hint = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
+    let hint = did_you_mean(&written, keys.iter().map(String::as_str));
     format!("{name:?} is not an option of oncebox{hint}")
 }

@@ -1,4 +1,5 @@
-//! Bounds of a pass: how much it reads, and how it publishes.
+//! Bounds of a pass: how much it reads, and how it publishes; and the reaction to a stream that has
+//! lost acknowledged messages.
 
 use std::{sync::Arc, time::Duration};
 
@@ -81,5 +82,29 @@ impl Limits {
     /// How long a batch takes at most, also while NATS is silent.
     pub fn batch_max(&self) -> Duration {
         self.batch_timeout + self.ack_timeout + LAST_QUESTIONS
+    }
+}
+
+/// The reaction to a stream that has lost acknowledged messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnLoss {
+    /// Messages missing at the end of a stream are sent again; the loss of a stream that was made
+    /// anew, of a work queue, or of one that can prove nothing any more, is reported.
+    #[default]
+    Auto,
+    /// Missing messages are sent again in every case.
+    Resend,
+    /// A loss is only reported.
+    Report,
+}
+
+impl OnLoss {
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "resend" => Ok(Self::Resend),
+            "report" => Ok(Self::Report),
+            other => Err(format!("{other:?} is not one of \"auto\", \"resend\" and \"report\"")),
+        }
     }
 }

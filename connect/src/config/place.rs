@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use toml::de::DeValue;
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
 
 /// The configuration file, in which mistakes are told by their lines.
 pub(super) struct Place<'a> {
@@ -19,6 +22,22 @@ impl Place<'_> {
     /// A mistake at a line.
     pub(super) fn mistake(&self, line: usize, problem: impl std::fmt::Display) -> String {
         format!("{}:{line}: {problem}", self.path.display())
+    }
+
+    /// The tables of an array of tables, each with its line; `form` says how they are written.
+    pub(super) fn tables<'v, 'i>(
+        &self,
+        value: &'v Spanned<DeValue<'i>>,
+        form: &str,
+        mistakes: &mut Vec<String>,
+    ) -> Vec<(usize, &'v DeTable<'i>)> {
+        let line = |value: &Spanned<DeValue<'_>>| self.line(value.span().start);
+        let table = |value: &'v Spanned<DeValue<'i>>| Some((line(value), value.get_ref().as_table()?));
+        let tables = value.get_ref().as_array().and_then(|array| array.iter().map(table).collect());
+        tables.unwrap_or_else(|| {
+            mistakes.push(self.mistake(line(value), form));
+            Vec::new()
+        })
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     OPTIONS, OptionSpec, Values, file,
-    options::{find, nearest},
+    options::{did_you_mean, find, nearest},
     stream::StreamTable,
     table::{DatabaseTable, InTable},
 };
@@ -214,7 +214,7 @@ impl From<&Values> for Sources {
     /// A program that has a relay inside gives the names itself, and may misspell one.
     fn from(values: &Values) -> Self {
         let misspelt = values.keys().filter(|name| find(name).is_none()).map(|name| {
-            let all = OPTIONS.iter().map(|option| (option.name, option.name.to_owned()));
+            let all = OPTIONS.iter().map(|option| option.name);
             let hint = nearest(name, all).map(|near| format!("; did you mean {near:?}?")).unwrap_or_default();
             format!("{name:?} is not an option of oncebox{hint}")
         });
@@ -230,15 +230,11 @@ impl From<&Values> for Sources {
 /// Every name that looks like an option of ours but is not one, with the nearest that is.
 fn unknown(names: impl IntoIterator<Item = String>) -> Vec<String> {
     let known = |name: &str| OPTIONS.iter().any(|option| option.environment == name);
-    // The common prefix would make everything similar.
-    let short = |name: &str| name.trim_start_matches("ONCEBOX_").to_owned();
     let mut unknown: Vec<String> = names
         .into_iter()
         .filter(|name| name.starts_with("ONCEBOX_") && !name.starts_with("ONCEBOX_TEST_") && !known(name))
         .map(|name| {
-            let nearest =
-                nearest(&short(&name), OPTIONS.iter().map(|o| (o.environment, short(o.environment))));
-            let hint = nearest.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
+            let hint = did_you_mean(&name, OPTIONS.iter().map(|option| option.environment));
             format!("{name} is not an option of oncebox{hint}")
         })
         .collect();

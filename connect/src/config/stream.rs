@@ -1,4 +1,5 @@
-//! `[[stream]]` tables: streams that the relay creates or compares when it starts.
+//! Streams that the relay creates or compares when it starts: `[[stream]]` tables, and those of the
+//! command line or the environment, `ORDERS=orders.>,payments.>`.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -9,7 +10,7 @@ use toml::{
 };
 
 use super::{
-    options::nearest,
+    options::did_you_mean,
     place::{Place, scalar},
 };
 
@@ -117,14 +118,13 @@ pub(super) const STREAM_FIELDS: &[StreamField] = &[
 const WINDOW: Duration = Duration::from_secs(600);
 
 /// Reads all tables, with the mistakes in them.
-pub(super) fn parse_all(place: &Place<'_>, value: &Spanned<DeValue<'_>>) -> (Vec<StreamTable>, Vec<String>) {
-    let line = place.line(value.span().start);
-    let unreadable = || vec![place.mistake(line, "streams are written as [[stream]] tables")];
-    let Some(tables) = value.get_ref().as_array() else { return (Vec::new(), unreadable()) };
-    let (mut streams, mut mistakes, mut names) = (Vec::new(), Vec::new(), HashSet::new());
-    for table in tables.iter() {
-        let line = place.line(table.span().start);
-        let Some(fields) = table.get_ref().as_table() else { return (streams, unreadable()) };
+pub(super) fn parse_all(
+    place: &Place<'_>,
+    value: &Spanned<DeValue<'_>>,
+    mistakes: &mut Vec<String>,
+) -> Vec<StreamTable> {
+    let (mut streams, mut names) = (Vec::new(), HashSet::new());
+    for (line, fields) in place.tables(value, "streams are written as [[stream]] tables", mistakes) {
         match parse(place, line, fields) {
             Ok(stream) if !names.insert(stream.name.clone()) => {
                 mistakes.push(place.mistake(line, format!("stream {} is declared twice", stream.name)));
@@ -133,7 +133,7 @@ pub(super) fn parse_all(place: &Place<'_>, value: &Spanned<DeValue<'_>>) -> (Vec
             Err(found) => mistakes.extend(found),
         }
     }
-    (streams, mistakes)
+    streams
 }
 
 /// A stream with all fields as they are by default, but for the window, which depends on others.
@@ -158,9 +158,7 @@ fn parse(place: &Place<'_>, line: usize, table: &DeTable<'_>) -> Result<StreamTa
         let line = place.line(key.span().start);
         let name = key.get_ref().as_ref();
         let Some(field) = STREAM_FIELDS.iter().find(|field| field.name == name) else {
-            let near =
-                nearest(&name.replace('-', "_"), STREAM_FIELDS.iter().map(|f| (f.name, f.name.to_owned())));
-            let hint = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
+            let hint = did_you_mean(&name.replace('-', "_"), STREAM_FIELDS.iter().map(|field| field.name));
             mistakes.push(place.mistake(line, format!("{name:?} is not a field of a stream{hint}")));
             continue;
         };
@@ -329,4 +327,43 @@ pub(super) fn is_subject(subject: &str) -> bool {
         let is_plain = !token.contains(|c: char| c.is_whitespace() || c.is_control() || c == '*' || c == '>');
         !token.is_empty() && (is_plain || token == "*" || (token == ">" && number == last))
     })
+}
+
+/// The streams of the option `stream`, with `;` between them.
+pub(super) fn typed(text: &str) -> Result<Vec<StreamTable>, String> {
+    text.split(';').map(str::trim).filter(|part| !part.is_empty()).map(typed_stream).collect()
+}
+
+fn typed_stream(text: &str) -> Result<StreamTable, String> {
+    let (name, subjects) = text.split_once('=').ok_or_else(|| {
+        format!("{text:?} is not NAME=SUBJECTS, such as 'ORDERS=orders.>,payments.>', quoted for the shell")
+    })?;
+    let subjects: Vec<String> = subjects.split(',').map(|subject| subject.trim().to_owned()).collect();
+    match subjects.iter().find(|subject| !is_subject(subject)) {
+        Some(bad) => Err(format!("{bad:?} is not a subject")),
+        None => Ok(created(stream_name(name.trim())?, subjects)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_are_read_and_mistakes_are_named() {
+        let read = typed("ORDERS = orders.>, payments.*.made ;STOCK=stock").unwrap();
+        let read: Vec<_> = read.iter().map(|s| (s.name.as_str(), s.config.subjects.join(" "))).collect();
+        assert_eq!(read, [("ORDERS", "orders.> payments.*.made".to_owned()), ("STOCK", "stock".to_owned())]);
+        for (text, problem) in [
+            ("orders.>", "not NAME=SUBJECTS"),
+            ("A=", "\"\" is not a subject"),
+            ("A=b,", "\"\" is not a subject"),
+            ("A=b.>.c", "\"b.>.c\" is not a subject"),
+            ("A.B=c", "not a name"),
+            ("=c", "not a name"),
+        ] {
+            let found = typed(text).unwrap_err();
+            assert!(found.contains(problem), "{text}: {found}");
+        }
+    }
 }

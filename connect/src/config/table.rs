@@ -9,7 +9,7 @@ use toml::{
 
 use super::{
     OPTIONS,
-    options::{at_same_key, find, in_table, nearest},
+    options::{at_same_key, did_you_mean, find, in_table},
     place::{Place, scalar},
     stream::{self, StreamTable},
 };
@@ -54,40 +54,33 @@ impl InTable {
 pub(super) fn parse_all(
     place: &Place<'_>,
     value: &Spanned<DeValue<'_>>,
-) -> (Vec<DatabaseTable>, Vec<String>) {
-    let line = place.line(value.span().start);
-    let unreadable = || vec![place.mistake(line, "databases are written as [[database]] tables")];
-    let Some(tables) = value.get_ref().as_array() else { return (Vec::new(), unreadable()) };
-    let (mut databases, mut mistakes, mut names) = (Vec::new(), Vec::new(), HashSet::new());
+    mistakes: &mut Vec<String>,
+) -> Vec<DatabaseTable> {
+    let (mut databases, mut names) = (Vec::new(), HashSet::new());
+    let tables = place.tables(value, "databases are written as [[database]] tables", mistakes);
     if tables.len() > DATABASES_MAX {
         let problem =
             format!("{} databases are too many for one file; {DATABASES_MAX} at most", tables.len());
-        mistakes.push(place.mistake(line, problem));
+        mistakes.push(place.mistake(place.line(value.span().start), problem));
     }
-    for table in tables.iter() {
-        let line = place.line(table.span().start);
-        let Some(fields) = table.get_ref().as_table() else { return (databases, unreadable()) };
-        let (table, found) = parse(place, line, fields);
-        mistakes.extend(found);
+    for (line, fields) in tables {
+        let table = parse(place, line, fields, mistakes);
         if !table.name.is_empty() && !names.insert(table.name.clone()) {
             mistakes.push(place.mistake(line, format!("database {} is named twice", table.name)));
         }
         databases.push(table);
     }
-    (databases, mistakes)
+    databases
 }
 
 /// Reads one table; `line` is its own.
-fn parse(place: &Place<'_>, line: usize, fields: &DeTable<'_>) -> (DatabaseTable, Vec<String>) {
+fn parse(place: &Place<'_>, line: usize, fields: &DeTable<'_>, mistakes: &mut Vec<String>) -> DatabaseTable {
     let mut table = DatabaseTable { name: String::new(), line, values: HashMap::new(), streams: Vec::new() };
-    let mut mistakes = Vec::new();
     for (key, value) in fields {
         let line = place.line(key.span().start);
         let (key, text) = (key.get_ref().as_ref(), scalar(value.get_ref()));
         if key == "stream" {
-            let (streams, found) = stream::parse_all(place, value);
-            table.streams = streams;
-            mistakes.extend(found);
+            table.streams = stream::parse_all(place, value, mistakes);
             continue;
         }
         let option = in_table(key);
@@ -112,7 +105,7 @@ fn parse(place: &Place<'_>, line: usize, fields: &DeTable<'_>) -> (DatabaseTable
     if !fields.keys().any(|key| key.get_ref() == "name") {
         mistakes.push(place.mistake(line, "a database needs its name"));
     }
-    (table, mistakes)
+    table
 }
 
 fn is_name(text: &str) -> bool {
@@ -131,7 +124,6 @@ fn unknown(key: &str) -> String {
     }
     let keys: Vec<String> = OPTIONS.iter().filter_map(super::OptionSpec::key_in_table).collect();
     let known = keys.iter().map(String::as_str).chain(["name", "stream"]);
-    let near = nearest(&key.replace('-', "_"), known.map(|key| (key, key.to_owned())));
-    let hint = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
+    let hint = did_you_mean(&key.replace('-', "_"), known);
     format!("{key:?} is not a setting of a database{hint}")
 }

@@ -18,7 +18,9 @@ use rustls::{
         WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
-    crypto::{CryptoProvider, ring::default_provider, verify_tls12_signature, verify_tls13_signature},
+    crypto::{
+        WebPkiSupportedAlgorithms, ring::default_provider, verify_tls12_signature, verify_tls13_signature,
+    },
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
 };
 
@@ -44,15 +46,15 @@ pub(crate) fn client_config(trust: Trust, identity: Option<Identity>) -> Result<
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?;
+    let algorithms = provider.signature_verification_algorithms;
+    let any_name = |signed_by| Arc::new(AnyName { signed_by, algorithms });
     let builder = match trust {
-        Trust::Anyone => {
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(BelieveAnyone(provider)))
-        }
+        Trust::Anyone => builder.dangerous().with_custom_certificate_verifier(any_name(None)),
         Trust::SignedBy(certificates) => {
             let roots = Arc::new(roots(certificates)?);
             let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider).build();
-            let inner = verifier.map_err(|error| error.to_string())?;
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyName(inner)))
+            let verifier = verifier.map_err(|error| error.to_string())?;
+            builder.dangerous().with_custom_certificate_verifier(any_name(Some(verifier)))
         }
         Trust::Host(certificates) => builder.with_root_certificates(roots(certificates)?),
         Trust::HostBySystem => builder.with_root_certificates(system_roots()?),
@@ -103,9 +105,12 @@ pub(crate) fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String>
         .map_err(|_| format!("{} holds no private key in PEM form that is not encrypted", path.display()))
 }
 
-/// Checks all but the name.
+/// Checks all but the name, or nothing: `require` without a CA, as everywhere with PostgreSQL.
 #[derive(Debug)]
-struct AnyName(Arc<WebPkiServerVerifier>);
+struct AnyName {
+    signed_by: Option<Arc<WebPkiServerVerifier>>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
 
 impl ServerCertVerifier for AnyName {
     fn verify_server_cert(
@@ -116,8 +121,8 @@ impl ServerCertVerifier for AnyName {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let checked = self.0.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
-        match checked {
+        let Some(signed_by) = &self.signed_by else { return Ok(ServerCertVerified::assertion()) };
+        match signed_by.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
             // The name is looked at last: all else was right.
             Err(Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
@@ -132,7 +137,7 @@ impl ServerCertVerifier for AnyName {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.0.verify_tls12_signature(message, certificate, signature)
+        verify_tls12_signature(message, certificate, signature, &self.algorithms)
     }
 
     fn verify_tls13_signature(
@@ -141,49 +146,10 @@ impl ServerCertVerifier for AnyName {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.0.verify_tls13_signature(message, certificate, signature)
+        verify_tls13_signature(message, certificate, signature, &self.algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_verify_schemes()
-    }
-}
-
-/// `require` without a CA, as everywhere with PostgreSQL.
-#[derive(Debug)]
-struct BelieveAnyone(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for BelieveAnyone {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
+        self.algorithms.supported_schemes()
     }
 }

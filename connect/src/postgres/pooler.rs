@@ -16,7 +16,7 @@ use deadpool_postgres::{Hook, HookError, Metrics};
 use tokio::time::{Instant, timeout};
 use tokio_postgres::Client;
 
-use super::parameter::typed;
+use oncebox_schema::typed;
 
 /// How long PostgreSQL may take for it.
 const MARK_MAX: Duration = Duration::from_secs(10);

@@ -18,71 +18,51 @@ pub(crate) enum Cause {
     Behind,
 }
 
+/// Each with the word that stands in the column `cause` of the table `parked`, and the operator's
+/// remedy.
+const CAUSES: [(Cause, &str, &str); 12] = [
+    (Cause::NoStream, "no-stream", "create a stream with this subject"),
+    (Cause::NoAck, "no-ack", "update the stream without no_ack"),
+    (Cause::NoLeader, "no-leader", "start the servers that hold the stream"),
+    (Cause::Denied, "denied", "let the relay's NATS user publish to this subject"),
+    (
+        Cause::OtherStream,
+        "other-stream",
+        "move the subject to the stream that the option expected-stream names, or start the relays with another name or \
+         without that option",
+    ),
+    (Cause::Refused, "refused", "mend or widen the stream's limits"),
+    (
+        Cause::NotJetStream,
+        "not-jetstream",
+        "end the subscriber that answers on this subject, or create a stream with it",
+    ),
+    (
+        Cause::NotSendable,
+        "not-sendable",
+        "name a bucket by the option object-store, raise the server's limits, or have the producer send less",
+    ),
+    (
+        Cause::Contract,
+        "contract",
+        "mend the producer, discard the message and enqueue it anew; or mend the contract, restart the relays and retry it",
+    ),
+    (Cause::Unanswered, "unanswered", "see whether the servers of the stream run"),
+    (Cause::Paused, "paused", "see `oncebox outbox pauses`"),
+    (Cause::Behind, "behind", "see to the first message of the ordering key"),
+];
+
 impl Cause {
-    const ALL: [Self; 12] = [
-        Self::NoStream,
-        Self::NoAck,
-        Self::NoLeader,
-        Self::Denied,
-        Self::OtherStream,
-        Self::Refused,
-        Self::NotJetStream,
-        Self::NotSendable,
-        Self::Contract,
-        Self::Unanswered,
-        Self::Paused,
-        Self::Behind,
-    ];
-
-    /// The word that stands in the column `cause` of the table `parked`.
+    /// The word that is stored.
     pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::NoStream => "no-stream",
-            Self::NoAck => "no-ack",
-            Self::NoLeader => "no-leader",
-            Self::Denied => "denied",
-            Self::OtherStream => "other-stream",
-            Self::Refused => "refused",
-            Self::NotJetStream => "not-jetstream",
-            Self::NotSendable => "not-sendable",
-            Self::Contract => "contract",
-            Self::Unanswered => "unanswered",
-            Self::Paused => "paused",
-            Self::Behind => "behind",
-        }
+        CAUSES.iter().find(|(cause, ..)| *cause == self).map_or("", |(_, name, _)| name)
     }
+}
 
-    /// `None` for a name that a relay of another version wrote.
-    pub(crate) fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|cause| cause.name() == name)
-    }
-
-    /// The operator's remedy.
-    pub(crate) fn remedy(self) -> &'static str {
-        match self {
-            Self::NoStream => "create a stream with this subject",
-            Self::NoAck => "update the stream without no_ack",
-            Self::NoLeader => "start the servers that hold the stream",
-            Self::Denied => "let the relay's NATS user publish to this subject",
-            Self::OtherStream => {
-                "move the subject to the stream that the option expected-stream names, or start the relays with another name or without \
-                 that option"
-            }
-            Self::Refused => "mend or widen the stream's limits",
-            Self::NotJetStream => {
-                "end the subscriber that answers on this subject, or create a stream with it"
-            }
-            Self::NotSendable => {
-                "name a bucket by the option object-store, raise the server's limits, or have the producer send less"
-            }
-            Self::Contract => {
-                "mend the producer, discard the message and enqueue it anew; or mend the contract, restart the relays and retry it"
-            }
-            Self::Unanswered => "see whether the servers of the stream run",
-            Self::Paused => "see `oncebox outbox pauses`",
-            Self::Behind => "see to the first message of the ordering key",
-        }
-    }
+/// The operator's remedy for a cause; `None` for a word that a relay of another version wrote.
+#[must_use]
+pub fn remedy(cause: &str) -> Option<&'static str> {
+    CAUSES.iter().find(|(_, name, _)| *name == cause).map(|(.., remedy)| *remedy)
 }
 
 #[cfg(test)]
@@ -91,9 +71,9 @@ mod tests {
 
     #[test]
     fn a_cause_is_known_by_its_name() {
-        for cause in Cause::ALL {
-            assert_eq!(Cause::from_name(cause.name()), Some(cause));
+        for (cause, name, _) in CAUSES {
+            assert!(cause.name() == name && remedy(name).is_some(), "{name}");
         }
-        assert_eq!(Cause::from_name("of a later version"), None);
+        assert_eq!(remedy("of a later version"), None);
     }
 }

@@ -53,8 +53,10 @@
 //! transaction that wrote it, and the snapshot of the moment of the reset (table `reset`) does not
 //! see that transaction. Retention deletes such a row only after a replay.
 
+use serde::Serialize;
+
 /// How far one lane is settled, as it was claimed; `snap` itself stays in the database.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Cursor {
     /// Grows by one with each settlement.
     pub number: i64,
@@ -72,7 +74,7 @@ pub struct Cursor {
 }
 
 /// The new state of a lane, which settling writes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Settlement {
     /// The number of the cursor that it replaces.
     pub number: i64,
@@ -89,6 +91,7 @@ pub struct Settlement {
     /// The new one.
     pub reset_until: Option<i64>,
     /// The acknowledgements of streams, as JSON; `None` keeps the known ones.
+    #[serde(skip)]
     pub acknowledged: Option<String>,
 }
 

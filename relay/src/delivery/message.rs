@@ -1,4 +1,5 @@
-//! A message as read from the log, and as it goes over the wire.
+//! A message as read from the log, and as it goes over the wire; its payload may lie in a bucket of
+//! the NATS Object Store.
 
 use std::{collections::BTreeMap, str::FromStr, sync::Arc, time::SystemTime};
 
@@ -10,10 +11,7 @@ use bytes::Bytes;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use serde::de::IgnoredAny;
 
-use super::{
-    decision::{Failure, Paused},
-    object::{INLINE_MAX, Object},
-};
+use super::decision::{Failure, Paused};
 use crate::clock::with_text;
 
 /// The attributes that a message gets when it is published as a `CloudEvent`, in binary mode.
@@ -229,6 +227,32 @@ impl Message {
             parked: None,
             replay: None,
         }
+    }
+}
+
+/// A larger payload travels in a bucket only: the relay would have to hold it whole.
+pub(crate) const INLINE_MAX: usize = 8 * 1024 * 1024;
+
+/// A payload in a bucket, put there whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Object {
+    pub(crate) bucket: String,
+    pub(crate) name: String,
+    /// `SHA-256=...`, as the bucket has it.
+    pub(crate) digest: String,
+    /// The `Nats-Msg-Id` that the row's message has with the payload inline.
+    pub(crate) id: String,
+}
+
+impl Object {
+    /// The headers by which a consumer finds and checks the payload. The body is empty: a reader
+    /// that does not know these headers must fail, and not take a reference for the payload.
+    pub(crate) fn headers(&self, bytes: usize) -> [(&'static str, String); 3] {
+        [
+            ("Oncebox-Object", format!("{}/{}", self.bucket, self.name)),
+            ("Oncebox-Object-Bytes", bytes.to_string()),
+            ("Oncebox-Object-Digest", self.digest.clone()),
+        ]
     }
 }
 

@@ -177,7 +177,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::delivery::{message::Replay, object::Object};
+    use crate::delivery::message::{Object, Replay};
 
     fn id(message: &Message) -> String {
         message.message_id(&message.own_headers().unwrap())

@@ -1,19 +1,6 @@
 //! Which subjects a stream takes.
 
-/// Whether a pattern of a stream takes a subject: `*` is one token, a last `>` one or more.
-#[must_use]
-pub fn covers(pattern: &str, subject: &str) -> bool {
-    let mut tokens = subject.split('.');
-    for wanted in pattern.split('.') {
-        match (wanted, tokens.next()) {
-            (">", Some(_)) => return true,
-            ("*", Some(_)) => {}
-            (wanted, Some(token)) if wanted == token => {}
-            (_, _) => return false,
-        }
-    }
-    tokens.next().is_none()
-}
+pub use oncebox_schema::covers;
 
 /// A pattern of subjects as a regular expression of PostgreSQL.
 #[must_use]

@@ -1,4 +1,5 @@
-//! The relay's connection to NATS, and the knowledge that its workers share about JetStream.
+//! The relay's connection to NATS, the knowledge that its workers share about JetStream, and how
+//! they ask it.
 
 use std::{
     ops::Deref,
@@ -6,17 +7,19 @@ use std::{
     time::Duration,
 };
 
+use async_nats::RequestErrorKind;
+use bytes::Bytes;
 use oncebox_connect::nats::{self, ConnectionError};
 use tokio::{
     sync::{Notify, watch},
-    time::Instant,
+    time::{Instant, timeout_at},
 };
 
 use super::{places::Places, stored_id::Answers};
 use crate::{
     config::{Config, StreamTable},
-    delivery::breaker::Breaker,
-    telemetry::metrics::Metrics,
+    delivery::Breaker,
+    telemetry::Metrics,
 };
 
 /// A process that was suspended for so long looks and asks where its outbox lives before it sends.
@@ -100,5 +103,46 @@ impl Server {
             no_stream: Arc::default(),
             awake_at: Arc::default(),
         })
+    }
+}
+
+/// How long JetStream may take to answer one question.
+const QUESTION: Duration = Duration::from_secs(1);
+
+/// The result of a question.
+pub(super) enum Reply {
+    Answer(Bytes),
+    /// Nobody listens there: this account has no JetStream.
+    NoResponders,
+    /// NATS does not let us ask, and says so: it works.
+    Denied,
+    Silence,
+}
+
+impl Connection {
+    /// Asks once, and waits until `end` at the latest.
+    pub(super) async fn ask(&self, place: &str, question: &str, end: Instant) -> Reply {
+        let denial = self.denial(|subject| subject == place);
+        let asking = self.client.request(place.to_owned(), question.to_owned().into());
+        tokio::select! {
+            answer = timeout_at(end.min(Instant::now() + QUESTION), asking) => match answer {
+                Ok(Ok(answer)) => Reply::Answer(answer.payload),
+                Ok(Err(error)) if error.kind() == RequestErrorKind::NoResponders => Reply::NoResponders,
+                Ok(Err(_)) | Err(_) => Reply::Silence,
+            },
+            _ = denial => Reply::Denied,
+        }
+    }
+
+    /// Asks for a stream by its name in receipts.
+    pub(super) async fn ask_for_stream(&self, name: &str, end: Instant) -> Reply {
+        let (api, stream) = self.api(name);
+        self.ask(&format!("{api}.STREAM.INFO.{stream}"), "", end).await
+    }
+
+    /// Whether nobody answers for a stream.
+    pub(crate) async fn is_out_of_reach(&self, name: &str) -> bool {
+        let reply = self.ask_for_stream(name, Instant::now() + QUESTION).await;
+        matches!(reply, Reply::NoResponders | Reply::Silence)
     }
 }

@@ -3,14 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::watch, time::Instant};
-use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{
     connection::{Connection, Server},
     streams,
 };
-use crate::{backoff::AWAY, error::error_chain, telemetry::metrics::Metrics};
+use crate::{backoff::AWAY, error::error_chain, telemetry::Metrics};
 
 /// A connection that ends sooner than this never worked.
 const SHORT: Duration = Duration::from_secs(10);
@@ -18,14 +17,12 @@ const SHORT: Duration = Duration::from_secs(10);
 /// was not heard to say so.
 const SHORT_MAX: u32 = 2;
 
-/// Keeps a connection in `connections` until shutdown, beginning with one that is connected
-/// already.
+/// Keeps a connection in `connections`, beginning with one that is connected already.
 pub(crate) async fn maintain(
     server: Server,
     first: Arc<Connection>,
     connections: watch::Sender<Option<Arc<Connection>>>,
     metrics: Metrics,
-    shutdown: CancellationToken,
 ) {
     let mut connection = first;
     // The last reason that was logged. A connection that ends again for the same reason is not
@@ -39,7 +36,6 @@ pub(crate) async fn maintain(
         tokio::select! {
             () = current.over.cancelled() => {}
             () = streams::keep(&server.streams, &current) => {}
-            () = shutdown.cancelled() => return,
         }
         connections.send_replace(None);
         metrics.nats_connected.set(0);
@@ -60,16 +56,9 @@ pub(crate) async fn maintain(
         }
         said = reason;
         if was_too_large || failures >= SHORT_MAX {
-            tokio::select! {
-                () = find_payload_max(&server) => {}
-                () = shutdown.cancelled() => return,
-            }
+            find_payload_max(&server).await;
         }
-        let reconnected = tokio::select! {
-            connection = reconnect(&server, &metrics, failures) => connection,
-            () = shutdown.cancelled() => return,
-        };
-        connection = Arc::new(reconnected);
+        connection = Arc::new(reconnect(&server, &metrics, failures).await);
         match was_too_large {
             _ if !is_news => {}
             true => info!("connected to NATS again, within its max_payload"),

@@ -5,7 +5,7 @@ use std::{error::Error, time::Duration};
 use oncebox_connect::nats::Connection;
 use tokio::time::timeout;
 
-use crate::delivery::letter::{Letter, headers};
+use crate::delivery::{Letter, letter::headers};
 
 /// How long JetStream may take to acknowledge one message.
 const ACK_TIMEOUT: Duration = Duration::from_secs(10);

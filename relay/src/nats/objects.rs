@@ -15,7 +15,6 @@
 //! `max_age` is put again, since the message that is about to refer to it may have all of its own.
 
 mod tries;
-mod wire;
 
 use std::{
     collections::HashMap,
@@ -36,14 +35,11 @@ use tokio::time::Instant;
 
 use oncebox_connect::nats::Connection;
 
-use self::{
-    tries::is_overtaken,
-    wire::{Description, Info},
-};
+use self::tries::{Description, Info, is_overtaken};
 use crate::{
-    delivery::{decision::Failure, message::Message, object::Object},
+    delivery::{Failure, Message, Object},
     error::error_chain,
-    postgres::session::Session,
+    postgres::Session,
 };
 
 /// Bytes of a chunk, as the clients of NATS choose them; fewer with a smaller `max_payload`.

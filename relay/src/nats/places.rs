@@ -15,10 +15,7 @@ use std::{
 
 use tokio::{sync::Notify, time::Instant};
 
-use crate::delivery::{
-    place::{Birth, is_unseen, split},
-    subjects::covers,
-};
+use crate::delivery::{Birth, covers, is_unseen, split};
 
 /// So many subjects are remembered; then they are learnt anew.
 const SUBJECTS_MAX: usize = 10_000;

@@ -9,7 +9,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use oncebox_connect::nats::{QUESTION_TIMEOUT, message_max, stream_info, unless_denied};
 
 use crate::{
-    delivery::receipt::{Evidence, Extent},
+    delivery::{Evidence, receipt::Extent},
     nats::{connection::Connection, stored_id::CONCURRENT},
 };
 

@@ -28,11 +28,8 @@ use super::{
 };
 use crate::{
     config::Limits,
-    delivery::{
-        breaker::Sending, decision::Failure, message::Message, object::INLINE_MAX, outcome::Outcome,
-        place::Birth,
-    },
-    postgres::session::Session,
+    delivery::{Birth, Failure, INLINE_MAX, Message, Outcome, breaker::Sending},
+    postgres::Session,
 };
 
 /// A message whose payload is smaller than the limit by more than this fits with its headers,

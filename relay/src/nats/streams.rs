@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream::{self, ErrorCode, context::GetStreamErrorKind, stream::Config};
-use oncebox_connect::nats::unless_denied;
+use async_nats::jetstream::{self, stream::Config};
+use oncebox_connect::nats::{found, unless_denied};
 use tokio::time::timeout;
 use tracing::{error, info, warn};
 
@@ -101,7 +101,7 @@ async fn look(stream: &StreamTable, connection: &Connection) -> Result<Finding, 
     let context = connection.jetstream(TIMEOUT);
     let looking = async {
         match found(&context, &stream.name).await? {
-            Some(config) => Ok(compare(stream, &config)),
+            Some(info) => Ok(compare(stream, &info.config)),
             None if stream.policy == Policy::Verify => Ok(Finding::Missing),
             None => create(&context, stream).await,
         }
@@ -109,24 +109,12 @@ async fn look(stream: &StreamTable, connection: &Connection) -> Result<Finding, 
     unless_denied(connection, looking).await
 }
 
-async fn found(context: &jetstream::Context, name: &str) -> Result<Option<Config>, String> {
-    match context.get_stream(name).await {
-        Ok(stream) => Ok(Some(stream.cached_info().config.clone())),
-        Err(error) => match error.kind() {
-            GetStreamErrorKind::JetStream(refused) if refused.error_code() == ErrorCode::STREAM_NOT_FOUND => {
-                Ok(None)
-            }
-            _ => Err(error_chain(&error)),
-        },
-    }
-}
-
 async fn create(context: &jetstream::Context, stream: &StreamTable) -> Result<Finding, String> {
     let created = context.create_stream(stream.config.clone()).await;
     let Err(error) = created else { return Ok(Finding::Created) };
     // Another relay may have been faster.
     match found(context, &stream.name).await? {
-        Some(config) => Ok(compare(stream, &config)),
+        Some(info) => Ok(compare(stream, &info.config)),
         None => Err(error_chain(&error)),
     }
 }

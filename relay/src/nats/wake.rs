@@ -14,7 +14,7 @@ use super::{
     connection::{Connection, Server},
     home::{Answer, Caller, answer, listen},
 };
-use crate::telemetry::metrics::Metrics;
+use crate::telemetry::Metrics;
 
 /// Else the relay that wakes waits for an answer as long.
 const CLOSE_MAX: Duration = Duration::from_secs(1);

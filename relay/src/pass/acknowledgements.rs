@@ -4,10 +4,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
-    delivery::{
-        cursor::Settlement, message::Message, outcome::Outcome, place::is_unseen, receipt::Acknowledged,
-    },
-    postgres::{claim::Claim, receipts::Receipt},
+    delivery::{Acknowledged, Message, Outcome, Settlement, is_unseen},
+    postgres::{Claim, Receipt},
 };
 
 /// The acknowledgements of one stream to one lane.

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::{budget::Budget, hot_key::HotKeys};
 use crate::{
     config::{ReadLimits, Tuning},
-    delivery::breaker::{Breaker, LANE_PROBES},
+    delivery::{Breaker, breaker::LANE_PROBES},
 };
 
 /// While the log alone fills the passes of a worker, it looks for parked messages so often only,

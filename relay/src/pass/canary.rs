@@ -22,8 +22,8 @@ use super::bounded;
 use crate::{
     backoff::Backoff,
     error::{RelayError, StoreError, error_chain},
-    nats::connection::{Connection, Connections},
-    postgres::{Store, canary::Step, leader::Leader},
+    nats::{Connection, Connections},
+    postgres::{Leader, Store, canary::Step},
 };
 
 /// The pause between looks while no canary is running, jittered by half.
@@ -57,9 +57,8 @@ impl Canaries {
                 (false, true) => LOOK.delay(0),
                 (false, false) => IDLE.delay(0),
             };
-            tokio::select! {
-                () = sleep(pause) => {}
-                () = shutdown.cancelled() => return,
+            if shutdown.run_until_cancelled(sleep(pause)).await.is_none() {
+                return;
             }
             more = false;
             if matches!(*leader.borrow(), Leader::Another(_)) {

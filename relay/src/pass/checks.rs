@@ -6,7 +6,6 @@ use tokio::{
     sync::watch,
     time::{sleep, timeout},
 };
-use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
@@ -16,11 +15,8 @@ use super::{
 use crate::{
     backoff::Backoff,
     error::{RelayError, error_chain},
-    nats::{
-        connection::{Connection, Connections},
-        places::Places,
-    },
-    telemetry::metrics::Metrics,
+    nats::{Connection, Connections, places::Places},
+    telemetry::Metrics,
 };
 
 const CHECK_EVERY: Duration = Duration::from_secs(30);
@@ -38,14 +34,8 @@ const AGAIN_MAX: u32 = 30;
 const ENDED_MAX: u32 = 5;
 
 impl Recovery {
-    /// Hands each new connection on once its streams are checked, and checks them now and then,
-    /// until shutdown.
-    pub(crate) async fn run(
-        mut self,
-        mut new: Connections,
-        checked: watch::Sender<Option<Arc<Connection>>>,
-        shutdown: CancellationToken,
-    ) {
+    /// Hands each new connection on once its streams are checked, and checks them now and then.
+    pub(crate) async fn run(mut self, mut new: Connections, checked: watch::Sender<Option<Arc<Connection>>>) {
         let mut ended = 0;
         loop {
             self.connection.clone_from(&new.borrow_and_update());
@@ -54,7 +44,6 @@ impl Recovery {
                 changed = new.changed() => if changed.is_err() {
                     return;
                 },
-                () = shutdown.cancelled() => return,
             }
             checked.send_replace(None);
         }

@@ -9,14 +9,9 @@ use super::{bounds::Bounds, budget::Share};
 use crate::{
     clock::Clock,
     config::ReadLimits,
-    delivery::{message::Message, pause::Pauses},
+    delivery::{Message, Pauses},
     error::StoreError,
-    postgres::{
-        Store,
-        claim::{Claim, Seen, Wanted},
-        room::Room,
-        session::Session,
-    },
+    postgres::{Claim, Seen, Session, Store, Wanted, read::Room},
 };
 
 /// Lanes that an open transaction has locked, and the due messages in them.

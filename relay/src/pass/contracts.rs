@@ -6,9 +6,9 @@ use tracing::debug;
 
 use crate::{
     config::Limits,
-    delivery::{decision::Failure, message::Message, object::INLINE_MAX},
+    delivery::{Failure, INLINE_MAX, Message},
     error::error_chain,
-    postgres::session::Session,
+    postgres::Session,
 };
 
 /// Marks the messages that break their contract. Each pass does so anew: also for messages that are

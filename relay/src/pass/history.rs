@@ -6,18 +6,15 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tokio::{
-    sync::watch,
-    time::{sleep, timeout},
-};
+use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use crate::{
     delivery::minute::Counts,
     error::{RelayError, StoreError, error_chain},
-    postgres::{Store, leader::Leader},
-    telemetry::metrics::Metrics,
+    postgres::{Leader, Store},
+    telemetry::Metrics,
 };
 
 /// The first row comes soon: it tells of a relay that has started, and of its version.
@@ -46,16 +43,10 @@ impl Historian {
     /// the debug log, and the next one has its counts.
     pub(crate) async fn run(mut self, shutdown: CancellationToken) {
         let mut pause = FIRST;
-        loop {
-            tokio::select! {
-                () = sleep(pause) => {}
-                () = shutdown.cancelled() => return,
-            }
+        while shutdown.run_until_cancelled(sleep(pause)).await.is_some() {
             pause = EVERY;
             let store = Arc::clone(&self.store);
-            let permit = store.permit().await;
-            let noted = timeout(NOTE_MAX, self.note()).await;
-            drop(permit);
+            let noted = store.in_turn(NOTE_MAX, self.note()).await;
             self.give_back();
             match noted {
                 Ok(Ok(())) => {}

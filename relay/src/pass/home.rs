@@ -12,7 +12,6 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until, timeout},
 };
-use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use super::checks::note_failure;
@@ -20,11 +19,12 @@ use crate::{
     delivery::home::{Heard, Noted, Verdict, Why, judge},
     error::{RelayError, StoreError},
     nats::{
-        connection::{Connection, Connections, SUSPENDED},
+        Connection, Connections,
+        connection::SUSPENDED,
         home::{Answer, Caller, answer, ask, listen},
     },
-    postgres::{Store, home::Home, leader::Leader},
-    telemetry::metrics::Metrics,
+    postgres::{Leader, Store, home::Home},
+    telemetry::Metrics,
 };
 
 /// The pause while nothing is sent.
@@ -73,8 +73,8 @@ impl Gate {
     }
 
     /// Hands each connection on once this database is known as the outbox's home, and takes it back
-    /// when it is no more, until shutdown.
-    pub(crate) async fn run(self, mut new: Connections, opened: Opened, shutdown: CancellationToken) {
+    /// when it is no more.
+    pub(crate) async fn run(self, mut new: Connections, opened: Opened) {
         loop {
             let connection = new.borrow_and_update().clone();
             let keeping = async {
@@ -88,7 +88,6 @@ impl Gate {
                 changed = new.changed() => if changed.is_err() {
                     return;
                 },
-                () = shutdown.cancelled() => return,
             }
             opened.send_replace(None);
         }

@@ -26,9 +26,9 @@ use tokio::time::Instant;
 
 use crate::{
     config::ReadLimits,
-    delivery::message::Message,
+    delivery::Message,
     error::StoreError,
-    postgres::{claim::Claim, session::Session},
+    postgres::{Claim, Session},
 };
 
 /// So many messages of a key that gives way are sent in a pass, one after another: all other

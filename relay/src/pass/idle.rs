@@ -17,8 +17,8 @@ use tracing::debug;
 use super::ANSWER_MAX;
 use crate::{
     error::StoreError,
-    postgres::{Store, idle::Standstill},
-    telemetry::metrics::Metrics,
+    postgres::{Store, look::Standstill},
+    telemetry::Metrics,
 };
 
 /// So much earlier than the next message is due a relay wakes: a suspended database takes a while.

@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
@@ -26,12 +26,11 @@ use crate::{
     backoff::Backoff,
     error::{RelayError, StoreError, error_chain},
     postgres::{
-        Store,
-        expectations::Peers,
+        Peers, Store,
         integrity::Explained,
-        retention::{Emptied, Looked, LowIds, RepairedIds},
+        retention::{Looked, LowIds, RepairedIds},
     },
-    telemetry::metrics::Metrics,
+    telemetry::Metrics,
 };
 
 const TICK_MAX: Duration = Duration::from_secs(60);
@@ -134,10 +133,7 @@ impl Maintainer {
         while !shutdown.is_cancelled() {
             let started = Instant::now();
             let store = Arc::clone(&self.store);
-            let permit = store.permit().await;
-            let maintained = timeout(STEP_TIMEOUT, self.run_once()).await;
-            drop(permit);
-            let pause = match maintained {
+            let pause = match store.in_turn(STEP_TIMEOUT, self.run_once()).await {
                 Ok(Ok(Maintained { more, .. })) => {
                     failing = false;
                     if more { started.elapsed().min(TICK_MAX) } else { jittered(tick) }
@@ -153,10 +149,7 @@ impl Maintainer {
                     jittered(tick)
                 }
             };
-            tokio::select! {
-                () = sleep(pause) => {}
-                () = shutdown.cancelled() => {}
-            }
+            shutdown.run_until_cancelled(sleep(pause)).await;
         }
     }
 
@@ -169,41 +162,44 @@ impl Maintainer {
     }
 
     async fn step(&mut self) -> Result<Maintained, StoreError> {
+        let (store, peers) = (Arc::clone(&self.store), self.peers.clone());
         let mut done = Maintained::default();
         match self.tasks.pop_front() {
             None => self.begin_round().await?,
             Some(Task::Unhandled) => {
-                let looked = self.store.look_for_unhandled(&self.peers).await;
-                if self.noted("look for messages that nobody handles", looked).await? {
+                if self
+                    .noted("look for messages that nobody handles", store.look_for_unhandled(&peers))
+                    .await?
+                {
                     self.tasks.push_front(Task::Unhandled);
                 }
             }
             Some(Task::Turn { retention }) => done.pruned = self.turn(retention).await?,
             Some(Task::Release { lane, after }) => {
-                let progress = self.store.release_behind_dead(lane, after).await;
+                let releasing = store.release_behind_dead(lane, after);
                 // Somebody else has the lane: next time.
-                if let Some(progress) = self.noted("release messages behind dead ones", progress).await? {
+                if let Some(progress) = self.noted("release messages behind dead ones", releasing).await? {
                     let next = progress.next.map(|after| Task::Release { lane, after });
                     next.into_iter().for_each(|task| self.tasks.push_front(task));
                     done.released = progress.messages;
                 }
             }
             Some(Task::Probe { lane, waits_for }) => {
-                let released = self.store.probe(lane, &waits_for).await;
-                done.released = self.noted("try messages that wait with others", released).await?;
+                done.released =
+                    self.noted("try messages that wait with others", store.probe(lane, &waits_for)).await?;
             }
         }
         Ok(Maintained { more: !self.tasks.is_empty(), ..done })
     }
 
-    /// Notes how a step has ended. One that PostgreSQL refuses stops no other; without a connection
-    /// none is tried.
+    /// Does a step, and notes how it has ended. One that PostgreSQL refuses stops no other; without
+    /// a connection none is tried.
     async fn noted<T: Default>(
         &mut self,
         step: &'static str,
-        done: Result<T, StoreError>,
+        doing: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        let error = match done {
+        let error = match doing.await {
             Ok(done) => {
                 if self.failing.remove(step) {
                     self.store.forget_faults(Some(step)).await?;
@@ -265,28 +261,24 @@ impl Maintainer {
         if !std::mem::replace(&mut self.forgot_faults, true) {
             self.store.forget_faults(None).await?;
         }
-        let mended = self.mend_ids().await;
-        self.noted("compare ids with cursors", mended).await?;
-        let reached = self.store.reach(self.interval()).await;
-        let reached = self.noted("write milestones", reached.map(Some)).await?;
+        let (store, interval) = (Arc::clone(&self.store), self.interval());
+        self.noted("compare ids with cursors", mend_ids(&store)).await?;
+        let reaching = async { store.reach(interval).await.map(Some) };
+        let reached = self.noted("write milestones", reaching).await?;
         // Another relay maintains just now.
         let Some(lanes) = reached.unwrap_or_else(|| Some(Vec::new())) else { return Ok(()) };
-        let drained = self.store.drain_segments().await;
-        self.noted("look which segments are drained", drained).await?;
+        self.noted("look which segments are drained", store.drain_segments()).await?;
         self.tasks.extend(self.retention.map(|retention| Task::Turn { retention }));
         self.tasks.push_back(Task::Unhandled);
-        let forgotten = self.store.forget_kept().await;
-        self.noted("forget what operators discarded", forgotten).await?;
-        let hastened = self.store.hasten().await;
-        let hastened = self.noted("correct due times", hastened).await?;
+        self.noted("forget what operators discarded", store.forget_kept()).await?;
+        let hastened = self.noted("correct due times", store.hasten()).await?;
         if hastened > 0 {
             warn!(
                 messages = hastened,
                 "messages that were set aside with a clock that was ahead are tried again now"
             );
         }
-        let unprobed = self.store.unprobed().await;
-        let unprobed = self.noted("find messages that wait with others", unprobed).await?;
+        let unprobed = self.noted("find messages that wait with others", store.unprobed()).await?;
         self.tasks.extend(unprobed.into_iter().map(|(lane, waits_for)| Task::Probe { lane, waits_for }));
         if !self.dead_blocks {
             self.tasks.extend(lanes.into_iter().map(|lane| Task::Release { lane, after: 0 }));
@@ -297,26 +289,26 @@ impl Maintainer {
     /// Empties a segment that is past retention; if there is none, ends the turn when it is time.
     /// Returns how many messages went.
     async fn turn(&mut self, retention: Duration) -> Result<u64, StoreError> {
-        let looked = self.store.find_unsent(retention).await;
-        if let Some(looked) = self.noted("look for messages never sent", looked).await? {
+        let store = Arc::clone(&self.store);
+        if let Some(looked) = self.noted("look for messages never sent", store.find_unsent(retention)).await?
+        {
             report_unsent(&looked);
             self.tasks.push_front(Task::Turn { retention });
             return Ok(0);
         }
-        let emptied = self.store.empty_segment(retention).await;
-        if let Some(Emptied { messages }) = self.noted("empty a segment", emptied).await? {
+        if let Some(messages) = self.noted("empty a segment", store.empty_segment(retention)).await? {
             self.tasks.push_front(Task::Turn { retention });
             self.metrics.pruned.inc_by(messages);
             return Ok(messages);
         }
-        let forgotten = self.store.forget(retention).await;
-        if self.noted("forget what is emptied", forgotten).await? {
+        if self.noted("forget what is emptied", store.forget(retention)).await? {
             self.tasks.push_front(Task::Turn { retention });
             return Ok(0);
         }
         let span = retention / TURNS;
-        let ended = self.store.end_turn(span, self.tries.wait(), self.tries.pause(span)).await;
-        let reason = self.noted("end the turn of the log", ended).await?;
+        let reason = self
+            .noted("end the turn of the log", store.end_turn(span, self.tries.wait(), self.tries.pause(span)))
+            .await?;
         self.tell(reason.as_deref());
         Ok(0)
     }
@@ -332,30 +324,6 @@ impl Maintainer {
             self.told = Some(Instant::now());
             warn!(reason, "the turn of the message log cannot end, so its segment grows; it is tried again");
         }
-    }
-
-    /// Ids of new messages must stand above every cursor: a restored database, or one that was
-    /// moved by logical replication, may come without its sequence, and anybody may restart it.
-    async fn mend_ids(&self) -> Result<(), StoreError> {
-        let Some(LowIds { stood_at, needed }) = self.store.low_ids().await? else { return Ok(()) };
-        match self.store.repair_ids().await {
-            Ok(None) => {}
-            Ok(Some(RepairedIds { stood_at, raised_to, set_aside })) => warn!(
-                stood_at,
-                raised_to,
-                set_aside,
-                "the ids of new messages stood below what is settled: they are raised, and what was enqueued with such ids \
-                 is sent, some of it perhaps again"
-            ),
-            Err(error) => error!(
-                stood_at,
-                needed,
-                error = %error_chain(&error),
-                "the ids of new messages stand below what is settled: messages wait, and nothing of them is deleted, until \
-                 the ids are raised. That is tried again each minute, and waits for transactions that have enqueued to end"
-            ),
-        }
-        Ok(())
     }
 
     /// The time between milestones. They are reached also where nothing is deleted, for `oncebox
@@ -375,6 +343,30 @@ fn report_unsent(looked: &Looked) {
              some of them perhaps again"
         );
     }
+}
+
+/// Ids of new messages must stand above every cursor: a restored database, or one that was
+/// moved by logical replication, may come without its sequence, and anybody may restart it.
+async fn mend_ids(store: &Arc<Store>) -> Result<(), StoreError> {
+    let Some(LowIds { stood_at, needed }) = store.low_ids().await? else { return Ok(()) };
+    match store.repair_ids().await {
+        Ok(None) => {}
+        Ok(Some(RepairedIds { stood_at, raised_to, set_aside })) => warn!(
+            stood_at,
+            raised_to,
+            set_aside,
+            "the ids of new messages stood below what is settled: they are raised, and what was enqueued with such ids \
+             is sent, some of it perhaps again"
+        ),
+        Err(error) => error!(
+            stood_at,
+            needed,
+            error = %error_chain(&error),
+            "the ids of new messages stand below what is settled: messages wait, and nothing of them is deleted, until \
+             the ids are raised. That is tried again each minute, and waits for transactions that have enqueued to end"
+        ),
+    }
+    Ok(())
 }
 
 fn jittered(tick: Duration) -> Duration {

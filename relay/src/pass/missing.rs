@@ -6,12 +6,12 @@ use std::{
 };
 
 use crate::{
-    delivery::receipt::Evidence,
+    delivery::Evidence,
     nats::{
-        connection::Connection,
+        Connection,
         proof::{self, Facts, Found},
     },
-    postgres::receipts::{KnownStream, Mark},
+    postgres::{KnownStream, receipts::Mark},
 };
 
 /// A stream, and its losses.

@@ -12,10 +12,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{
-    sync::watch,
-    time::{sleep, timeout},
-};
+use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
@@ -23,9 +20,8 @@ use crate::{
     backoff::Backoff,
     error::{RelayError, error_chain},
     postgres::{
-        Store,
+        Leader, Store,
         delayed::{DelayedPlace, Moved},
-        leader::Leader,
     },
 };
 
@@ -56,10 +52,7 @@ impl Mover {
         let mut failures = 0_u32;
         while !shutdown.is_cancelled() {
             let store = Arc::clone(&self.store);
-            let permit = store.permit().await;
-            let moved = timeout(STEP_TIMEOUT, self.run_once()).await;
-            drop(permit);
-            let pause = match moved {
+            let pause = match store.in_turn(STEP_TIMEOUT, self.run_once()).await {
                 Ok(Ok(Moved { more: true, .. })) => {
                     failures = 0;
                     continue;

@@ -13,20 +13,15 @@ use crate::{
     backoff::Backoff,
     config::{ReadLimits, Tuning},
     delivery::{
-        breaker::{Breaker, Circuit, Place, SELDOM, THROTTLED, Tried, WAITS},
-        cause::Cause,
-        cursor::{Read, Settlement},
-        decision::{Decision, Failure},
-        message::Message,
-        outcome::Outcome,
+        Breaker, Cause, Decision, Failure, Message, Outcome, Read, Settlement,
+        breaker::{Circuit, Place, SELDOM, THROTTLED, Tried, WAITS},
     },
     error::StoreError,
     postgres::{
-        claim::Claim,
-        session::Session,
+        Claim, Session,
         settle::{Parking, Unparked},
     },
-    telemetry::metrics::Metrics,
+    telemetry::Metrics,
 };
 
 const ATTEMPT: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(300) };

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::{acknowledgements::Acknowledgements, claim::Claimed};
 use crate::{
-    delivery::{message::Message, minute::Stored, outcome::Outcome},
-    telemetry::{metrics::Metrics, traces::Traces},
+    delivery::{Message, Outcome, minute::Stored},
+    telemetry::{Metrics, Traces},
 };
 
 /// Claimed messages, each with its outcome.

@@ -26,18 +26,14 @@ use tracing::{error, warn};
 use super::missing::{self, Look};
 use crate::{
     config::OnLoss,
-    delivery::{
-        place::{is_unseen, split},
-        receipt::{Evidence, newest_proven},
-        subjects::any_expression,
-    },
+    delivery::{Evidence, any_expression, is_unseen, receipt::newest_proven, split},
     error::{RelayError, StoreError},
-    nats::{connection::Connection, proof::Facts},
+    nats::{Connection, proof::Facts},
     postgres::{
-        Store,
-        receipts::{KnownStream, Lost, Mark, PAGE, SeenStream},
+        KnownStream, Store,
+        receipts::{Lost, Mark, PAGE, SeenStream},
     },
-    telemetry::metrics::Metrics,
+    telemetry::Metrics,
 };
 
 /// Streams that are asked at once. One without a leader takes until the deadline of a question and

@@ -22,13 +22,13 @@ use std::time::Duration;
 
 use tokio::{task::spawn_blocking, time::Instant};
 
-use super::{bounded, claim::Claimed, publish::Published, settle::Pass, standby::LAG, worker::Worker};
+use super::{bounded, claim::Claimed, publish::Published, quiet::LAG, settle::Pass, worker::Worker};
 use crate::{
-    delivery::{message::Message, outcome::Outcome, snapshot::Snapshot},
+    delivery::{Message, Outcome, Snapshot},
     error::RelayError,
     postgres::{
-        claim::{Claim, Wanted},
-        read_on::{Come, ReadOn},
+        Claim, Wanted,
+        read::{Come, ReadOn},
     },
 };
 

@@ -22,7 +22,7 @@ use super::{
 use crate::{
     backoff::{AWAY, Backoff},
     error::RelayError,
-    postgres::{leader::Leader, store::Mark},
+    postgres::{Leader, store::Mark},
 };
 
 /// The pace while PostgreSQL answers and refuses: it may write each refusal into its log.
@@ -131,10 +131,7 @@ impl Runner {
             self.worker.heartbeat.beat();
             if !self.demand.is_wanted(self.number) {
                 self.worker.shared.store.close_idle();
-                tokio::select! {
-                    () = self.demand.stand_by(self.number) => {}
-                    () = shutdown.cancelled() => {}
-                }
+                shutdown.run_until_cancelled(self.demand.stand_by(self.number)).await;
                 continue;
             }
             if !self.works() {
@@ -182,10 +179,7 @@ impl Runner {
             Ok(false) => {}
             Err(error) => self.worker.report(&error),
         }
-        tokio::select! {
-            _ = timeout(STAND_BY_MAX, self.leader.changed()) => {}
-            () = shutdown.cancelled() => {}
-        }
+        shutdown.run_until_cancelled(timeout(STAND_BY_MAX, self.leader.changed())).await;
     }
 
     /// Makes a pass; returns the pause behind it, if there is one. While messages keep coming the
@@ -281,9 +275,7 @@ impl Runner {
             return self.worker.shared.store.rest(pause);
         }
         let Shared { tuning, store, .. } = &self.worker.shared;
-        let permit = store.permit().await;
-        let marked = timeout(tuning.poll_max, store.sleep()).await;
-        drop(permit);
+        let marked = store.in_turn(tuning.poll_max, store.sleep()).await;
         let mark = |is_new| Some(SleepMark { at: Instant::now(), is_new });
         let (mark, pause) = match marked {
             Ok(Ok(Mark::Useless)) => (None, pause.min(NAP)),

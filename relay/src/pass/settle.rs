@@ -8,18 +8,12 @@ use super::{
 use crate::{
     config::Tuning,
     delivery::{
-        breaker::{Breaker, Front, is_answered},
-        cursor::Settlement,
-        message::Message,
-        outcome::Outcome,
+        Breaker, Message, Outcome, Settlement,
+        breaker::{Front, is_answered},
     },
     error::{RelayError, StoreError},
-    postgres::{
-        claim::{Claim, Seen},
-        receipts::Receipt,
-        session::Session,
-    },
-    telemetry::metrics::Metrics,
+    postgres::{Claim, Receipt, Seen, Session},
+    telemetry::Metrics,
 };
 
 /// The result of one pass.

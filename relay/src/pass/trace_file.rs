@@ -18,8 +18,8 @@ use oncebox_schema::Recording;
 use serde_json::{Value, json};
 
 use crate::{
-    delivery::{cursor::Settlement, message::Message, outcome::Outcome},
-    postgres::claim::Claim,
+    delivery::{Message, Outcome, Settlement},
+    postgres::Claim,
 };
 
 /// Where a relay writes its passes. Clones write into the same file.
@@ -94,17 +94,10 @@ pub(crate) struct LaneRead {
 }
 
 fn claimed(claim: &Claim) -> Value {
-    let Claim { lane, cursor, snapshot, .. } = claim;
-    json!({
-        "lane": lane,
-        "number": cursor.number,
-        "floor": cursor.floor,
-        "high": cursor.high,
-        "target": cursor.target,
-        "after": cursor.after,
-        "reset_until": cursor.reset_until,
-        "snapshot": snapshot,
-    })
+    let mut lane = json!(claim.cursor);
+    lane["lane"] = claim.lane.into();
+    lane["snapshot"] = claim.snapshot.as_str().into();
+    lane
 }
 
 /// Lane and id, and the kind of a row that is no new one: `p`arked, a `r`eplay, one that waits
@@ -124,15 +117,7 @@ fn rows(messages: &[Message]) -> Vec<Value> {
 }
 
 fn moved(lane: i16, settlement: &Settlement) -> Value {
-    let Settlement { number, floor, high, snap, target, after, reset_until, .. } = settlement;
-    json!({
-        "lane": lane,
-        "number": number,
-        "floor": floor,
-        "high": high,
-        "snap": snap,
-        "target": target,
-        "after": after,
-        "reset_until": reset_until,
-    })
+    let mut moved = json!(settlement);
+    moved["lane"] = lane.into();
+    moved
 }

@@ -6,7 +6,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
@@ -19,15 +19,8 @@ const LOOK_MAX: Duration = Duration::from_secs(10);
 
 /// Looks until shutdown.
 pub(crate) async fn run(store: Arc<Store>, shutdown: CancellationToken) {
-    while !shutdown.is_cancelled() {
-        tokio::select! {
-            () = sleep(store.fleet.pause(EVERY)) => {}
-            () = shutdown.cancelled() => return,
-        }
-        let permit = store.permit().await;
-        let ended = timeout(LOOK_MAX, store.end_unread()).await;
-        drop(permit);
-        match ended {
+    while shutdown.run_until_cancelled(sleep(store.fleet.pause(EVERY))).await.is_some() {
+        match store.in_turn(LOOK_MAX, store.end_unread()).await {
             Ok(Ok(ended)) => {
                 for pid in ended {
                     warn!(

@@ -19,15 +19,11 @@ use super::{
 };
 use crate::{
     config::Tuning,
-    delivery::{breaker::Breaker, message::Message, outcome::Outcome, snapshot::Snapshot},
+    delivery::{Breaker, Message, Outcome, Snapshot},
     error::{RelayError, error_chain},
-    nats::{connection::Connections, publisher::Publisher},
-    postgres::{
-        Store,
-        claim::{Seen, Wanted},
-        session::Session,
-    },
-    telemetry::{health::Heartbeat, metrics::Metrics, traces::Traces},
+    nats::{Connections, publisher::Publisher},
+    postgres::{Seen, Session, Store, Wanted},
+    telemetry::{Metrics, Traces, health::Heartbeat},
 };
 
 /// A sequence that is given out again ends the connection so often at most.
@@ -161,7 +157,7 @@ impl Worker {
         if let (Some(trace), Some(claimed)) = (&self.shared.trace_file, &mut claimed) {
             claimed.pass = trace.claimed(&claimed.claims, &claimed.messages);
         }
-        self.shared.metrics.claim_time.observe(started.elapsed().as_secs_f64());
+        self.shared.metrics.claim.observe(started.elapsed().as_secs_f64());
         self.note_answer();
         Ok(claimed)
     }
@@ -205,7 +201,7 @@ impl Worker {
             }
             _ => Vec::new(),
         };
-        self.shared.metrics.publish_time.observe(started.elapsed().as_secs_f64());
+        self.shared.metrics.publish.observe(started.elapsed().as_secs_f64());
         self.heartbeat.beat();
         outcomes
     }
@@ -238,7 +234,7 @@ impl Worker {
         let started = Instant::now();
         let Shared { tuning, metrics, breaker, trace_file, .. } = &self.shared;
         let settled = bounded(Settled::new(published, tuning, metrics, breaker, trace_file.clone())).await;
-        self.shared.metrics.settle_time.observe(started.elapsed().as_secs_f64());
+        self.shared.metrics.settle.observe(started.elapsed().as_secs_f64());
         self.heartbeat.beat();
         settled
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use oncebox_connect::postgres::Parameter;
 
 use super::{Store, session::Session};
-use crate::{delivery::letter::Letter, error::StoreError};
+use crate::{delivery::Letter, error::StoreError};
 
 /// A step, whose transaction is open while a letter is to be published.
 #[derive(Debug)]
@@ -29,8 +29,7 @@ impl Store {
 
     /// Begins the next step of a canary.
     pub(crate) async fn take_canary_step(self: &Arc<Self>, canary: i64) -> Result<Step, StoreError> {
-        let session = self.session().await?;
-        session.begin().await?;
+        let session = self.begin().await?;
         let rows = session.query("take the step of a canary", &self.sql.take_canary_step, &[&canary]).await?;
         let row = rows.first().expect("a function without a set returns a row");
         if row.get::<_, Option<i64>>("letter").is_some() {

@@ -13,18 +13,13 @@ use tokio_postgres::{Row, RowStream};
 use tracing::error;
 
 use super::{
-    room::{Room, large, with_row_max},
+    read::{Room, large, with_row_max},
     session::Session,
     store::{AnyTime, Store, message},
 };
 use crate::{
     config::ReadLimits,
-    delivery::{
-        cursor::Cursor,
-        message::{Message, Parked, Replay},
-        receipt::Acknowledged,
-        snapshot::Snapshot,
-    },
+    delivery::{Acknowledged, Message, Parked, Replay, Snapshot, cursor::Cursor},
     error::StoreError,
 };
 

@@ -69,8 +69,7 @@ pub async fn faults(
 impl Store {
     /// The faults that keep relays of this outbox from delivering.
     pub(crate) async fn stopping_faults(self: &Arc<Self>) -> Result<Vec<Fault>, StoreError> {
-        let session = self.session().await?;
-        session.begin().await?;
+        let session = self.begin().await?;
         let schema = self.schema().as_str();
         let mut rows = session.query("look for policies", &self.sql.row_security, &[&schema]).await?;
         if rows.is_empty() {

@@ -1,4 +1,5 @@
-//! NOTIFY as a hint: polling remains the truth.
+//! NOTIFY as a hint: polling remains the truth. And the leader of an outbox's relays, which does
+//! the trickle and is woken by producers, while the others are standbys: `pass/quiet.rs`.
 //!
 //! A connection of its own, since a pool discards notifications; it also holds the lock of the
 //! leader, the only relay that listens. Behind a transaction pooler neither can work; that is
@@ -10,17 +11,16 @@ use futures_util::{
     StreamExt as _,
     stream::{self, BoxStream},
 };
-use oncebox_connect::postgres::Connector;
+use oncebox_connect::postgres::{Connector, typed};
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
 };
-use tokio_postgres::{AsyncMessage, Client, Error};
-use tokio_util::sync::CancellationToken;
+use tokio_postgres::{AsyncMessage, Client, Error, SimpleQueryMessage};
 use tracing::{debug, info};
 
-use super::{Store, leader::Leader};
-use crate::backoff::Backoff;
+use super::{Store, session::Session};
+use crate::{backoff::Backoff, delivery::Snapshot, error::StoreError};
 
 const TEST: &str = "test";
 const TEST_TIMEOUT: Duration = Duration::from_secs(3);
@@ -40,41 +40,32 @@ pub(crate) struct Told {
 type Messages = BoxStream<'static, Result<AsyncMessage, Error>>;
 
 /// Asks to be the leader while this relay is able to work, because there is a connection to NATS,
-/// and listens when it is, until shutdown. Losing the connection to PostgreSQL costs
+/// and listens when it is. Losing the connection to PostgreSQL costs
 /// latency, never a message.
 pub(crate) async fn listen<T: Send + Sync>(
     connector: Connector,
     store: Arc<Store>,
     told: Told,
     mut nats: watch::Receiver<Option<T>>,
-    shutdown: CancellationToken,
 ) {
     let mut failures = 0;
     if store.is_pooled() {
         // To LISTEN would leave a session listening that belongs to others.
-        shutdown.cancelled().await;
-        return;
+        return std::future::pending().await;
     }
     loop {
-        let ended = tokio::select! {
-            ended = listen_once(&connector, &store, &told, &mut nats) => ended,
-            () = shutdown.cancelled() => return,
-        };
+        let ended = listen_once(&connector, &store, &told, &mut nats).await;
         // As long as nobody knows the leader, this relay works.
         told.leader.send_replace(Leader::This);
         match ended {
             Ended::Deaf => {
                 info!("LISTEN does not work here; the relay polls");
                 store.note_pooler();
-                shutdown.cancelled().await;
-                return;
+                return std::future::pending().await;
             }
             Ended::Lost(worked) => failures = if worked { 0 } else { failures + 1 },
         }
-        tokio::select! {
-            () = sleep(RECONNECT.delay(failures)) => {}
-            () = shutdown.cancelled() => return,
-        }
+        sleep(RECONNECT.delay(failures)).await;
     }
 }
 
@@ -171,5 +162,48 @@ async fn driven<T>(messages: &mut Messages, answer: impl Future<Output = T>) -> 
                 }
             }
         }
+    }
+}
+
+/// A statement that has taken so long, and whose client takes nothing of the answer, is ended.
+const UNREAD_SECONDS: f64 = 18.0;
+
+/// Which relay is the leader.
+#[derive(Clone, Debug)]
+pub(crate) enum Leader {
+    /// This relay, or nobody knows: several that work share the lanes as ever.
+    This,
+    /// Another relay; with a snapshot of now, taken about once a second, or more rarely in a fleet.
+    Another(Snapshot),
+}
+
+impl Store {
+    /// Tries to be the leader for as long as this connection lasts.
+    pub(super) async fn ask_to_lead(&self, client: &Client) -> Result<Leader, Error> {
+        let answers = client.simple_query(&self.sql.lead).await?;
+        let row = answers.iter().find_map(|answer| match answer {
+            SimpleQueryMessage::Row(row) => Some(row),
+            _ => None,
+        });
+        let snapshot = row.filter(|row| row.get("is_own") == Some("f")).and_then(|row| row.get("snapshot"));
+        Ok(snapshot.and_then(Snapshot::parse).map_or(Leader::This, Leader::Another))
+    }
+}
+
+impl Store {
+    /// Ends the sessions that hold lanes for a client that reads no more, and returns which.
+    pub(crate) async fn end_unread(&self) -> Result<Vec<i32>, StoreError> {
+        let connection = self.connection().await?;
+        let rows = connection.query_typed(&self.sql.end_unread, &typed(&[&UNREAD_SECONDS])).await;
+        let rows = rows.map_err(|source| StoreError::Statement("look for suspended relays", source))?;
+        Ok(rows.iter().filter(|row| row.get("ended")).map(|row| row.get("pid")).collect())
+    }
+}
+
+impl Session {
+    /// About how many messages are due, if they are many.
+    pub(crate) async fn behind(&self) -> Result<i64, StoreError> {
+        let rows = self.query("see how far the relays are behind", &self.store.sql.behind, &[]).await?;
+        Ok(rows.first().map_or(0, |row| row.get("messages")))
     }
 }

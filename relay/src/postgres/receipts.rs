@@ -12,10 +12,7 @@ use tokio_postgres::Row;
 
 use super::{Store, session::Session};
 use crate::{
-    delivery::{
-        place::Birth,
-        subjects::{any_expression, patterns},
-    },
+    delivery::{Birth, any_expression, subjects::patterns},
     error::StoreError,
 };
 
@@ -30,17 +27,23 @@ const RECENT_MAX: i64 = 1024;
 /// A cursor, with the highest sequence that a stream had acknowledged by then:
 /// `delivery/receipt.rs`.
 #[derive(Clone, Debug)]
-pub(crate) struct Receipt {
-    pub(crate) lane: i16,
-    pub(crate) stream: Arc<str>,
+pub struct Receipt {
+    /// The lane of the cursor.
+    pub lane: i16,
+    /// The stream.
+    pub stream: Arc<str>,
     /// The number of the cursor.
-    pub(crate) number: i64,
-    pub(crate) sequence: u64,
-    pub(crate) message_id: Option<String>,
-    pub(crate) floor: i64,
-    pub(crate) high: i64,
-    /// `None`: the snapshot of the cursor that was claimed.
-    pub(crate) snap: Option<String>,
+    pub number: i64,
+    /// The highest sequence acknowledged.
+    pub sequence: u64,
+    /// The id of the message there.
+    pub message_id: Option<String>,
+    /// Of the cursor.
+    pub floor: i64,
+    /// Of the cursor.
+    pub high: i64,
+    /// Of the cursor; `None`: the snapshot of the claimed one.
+    pub snap: Option<String>,
 }
 
 /// A mark that a stream is to prove: the highest sequence that it acknowledged to a lane, or a
@@ -140,8 +143,7 @@ impl Store {
     /// The streams that have acknowledged messages, with the highest sequence of each lane, and the
     /// receipts since each was last checked.
     pub(crate) async fn acknowledged(self: &Arc<Self>) -> Result<Vec<KnownStream>, StoreError> {
-        let session = self.session().await?;
-        session.begin().await?;
+        let session = self.begin().await?;
         let rows = session.query("read what streams acknowledged", &self.sql.acknowledged, &[]).await?;
         let mut streams: Vec<KnownStream> = Vec::new();
         for row in &rows {
@@ -216,8 +218,7 @@ impl Store {
 
     /// Notes a loss, and has it sent again when `resends`; false when another relay was faster.
     pub(crate) async fn lost(self: &Arc<Self>, lost: &Lost<'_>, resends: bool) -> Result<bool, StoreError> {
-        let session = self.session().await?;
-        session.begin().await?;
+        let session = self.begin().await?;
         let sequence = lost.sequence.cast_signed();
         let parameters: [&dyn Parameter; 6] =
             [&lost.lane, &lost.stream, &lost.seen, &lost.kind, &sequence, &lost.proven];

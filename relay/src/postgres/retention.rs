@@ -29,13 +29,6 @@ pub(crate) struct Progress {
     pub(crate) next: Option<i64>,
 }
 
-/// A segment of the log that retention has emptied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Emptied {
-    /// About how many messages went: exactly up to a million.
-    pub(crate) messages: u64,
-}
-
 /// A look into a segment of a restored database, before it is emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Looked {
@@ -64,23 +57,11 @@ pub(crate) struct RepairedIds {
     pub(crate) set_aside: i64,
 }
 
-impl Emptied {
-    fn new(row: &Row) -> Self {
-        Self { messages: row.get::<_, i64>("messages").unsigned_abs() }
-    }
-}
-
-impl Looked {
-    fn new(row: &Row) -> Self {
-        Self { unsent: row.get::<_, i64>("unsent").unsigned_abs(), unsent_id: row.get("unsent_id") }
-    }
-}
-
 impl Store {
     /// Writes down where cursors stand that have moved, at most once per `interval`; returns the
     /// lanes, or `None` when another relay maintains just now.
     pub(crate) async fn reach(self: &Arc<Self>, interval: Duration) -> Result<Option<Vec<i16>>, StoreError> {
-        let Some(session) = self.maintain().await? else { return Ok(None) };
+        let Some(session) = self.claim_maintenance().await? else { return Ok(None) };
         let rows = session.query("reach milestones", &self.sql.reach, &[&interval.as_secs_f64()]).await?;
         session.query_and_commit("thin receipts", &self.sql.thin_receipts, &[]).await?;
         Ok(Some(rows.iter().map(|row| row.get(0)).collect()))
@@ -88,22 +69,25 @@ impl Store {
 
     /// Notes which segments of the log hold nothing that is due.
     pub(crate) async fn drain_segments(self: &Arc<Self>) -> Result<(), StoreError> {
-        let Some(session) = self.maintain().await? else { return Ok(()) };
-        session.query_and_commit("look which segments are drained", &self.sql.drain_segments, &[]).await?;
+        let what = "look which segments are drained";
+        if self.maintain(what, &self.sql.drain_segments, &[]).await?.is_none() {
+            return Ok(());
+        }
         self.log.note_check();
         Ok(())
     }
 
     /// Empties the oldest segment of the log that is past retention; `None` when there is none, or
-    /// another relay maintains just now.
+    /// another relay maintains just now. Returns about how many messages went: exactly up to a
+    /// million.
     pub(crate) async fn empty_segment(
         self: &Arc<Self>,
         retention: Duration,
-    ) -> Result<Option<Emptied>, StoreError> {
-        let Some(session) = self.maintain().await? else { return Ok(None) };
+    ) -> Result<Option<u64>, StoreError> {
         let seconds = retention.as_secs_f64();
-        let rows = session.query_and_commit("empty a segment", &self.sql.empty_segment, &[&seconds]).await?;
-        Ok(rows.first().map(Emptied::new))
+        let rows = self.maintain("empty a segment", &self.sql.empty_segment, &[&seconds]).await?;
+        let row = rows.as_ref().and_then(|rows| rows.first());
+        Ok(row.map(|row| row.get::<_, i64>("messages").unsigned_abs()))
     }
 
     /// Looks into the segment that is to be emptied next; `None` when there is nothing to look at,
@@ -112,18 +96,18 @@ impl Store {
         self: &Arc<Self>,
         retention: Duration,
     ) -> Result<Option<Looked>, StoreError> {
-        let Some(session) = self.maintain().await? else { return Ok(None) };
         let parameters: [&dyn Parameter; 2] = [&retention.as_secs_f64(), &LOOK];
-        let rows = session
-            .query_and_commit("look for messages never sent", &self.sql.find_unsent, &parameters)
-            .await?;
-        Ok(rows.first().map(Looked::new))
+        let rows = self.maintain("look for messages never sent", &self.sql.find_unsent, &parameters).await?;
+        Ok(rows.as_ref().and_then(|rows| rows.first()).map(|row| Looked {
+            unsent: row.get::<_, i64>("unsent").unsigned_abs(),
+            unsent_id: row.get("unsent_id"),
+        }))
     }
 
     /// Deletes the notes about messages that are gone, and their receipts; whether there are more
     /// notes.
     pub(crate) async fn forget(self: &Arc<Self>, retention: Duration) -> Result<bool, StoreError> {
-        let Some(session) = self.maintain().await? else { return Ok(false) };
+        let Some(session) = self.claim_maintenance().await? else { return Ok(false) };
         let rows = session.query("forget emptied messages", &self.sql.forget_emptied, &[&NOTES]).await?;
         session.query_and_commit("forget milestones", &self.sql.forget, &[&retention.as_secs_f64()]).await?;
         Ok(rows.first().is_some_and(|row| row.get(0)))
@@ -137,20 +121,15 @@ impl Store {
         wait: Duration,
         pause: Duration,
     ) -> Result<Option<String>, StoreError> {
-        let Some(session) = self.maintain().await? else { return Ok(None) };
         let wait = i32::try_from(wait.as_millis()).unwrap_or(i32::MAX);
         let parameters: [&dyn Parameter; 3] = [&span.as_secs_f64(), &wait, &pause.as_secs_f64()];
-        let rows =
-            session.query_and_commit("end the turn of the log", &self.sql.end_turn, &parameters).await?;
-        Ok(rows.first().and_then(|row| row.get(0)))
+        let rows = self.maintain("end the turn of the log", &self.sql.end_turn, &parameters).await?;
+        Ok(rows.as_ref().and_then(|rows| rows.first()).and_then(|row| row.get(0)))
     }
 
     /// Whether new messages get ids that cursors have passed.
     pub(crate) async fn low_ids(self: &Arc<Self>) -> Result<Option<LowIds>, StoreError> {
-        let session = self.session().await?;
-        session.begin().await?;
-        let rows = session.query("compare ids with cursors", &self.sql.ids, &[]).await?;
-        session.rollback().await?;
+        let rows = self.ask("compare ids with cursors", &self.sql.ids, &[]).await?;
         Ok(rows.first().map(|row| LowIds { stood_at: row.get(0), needed: row.get(1) }))
     }
 
@@ -186,17 +165,13 @@ impl Store {
     /// Lanes with messages that wait with others of which none is tried, and the obstacle that they
     /// wait for.
     pub(crate) async fn unprobed(self: &Arc<Self>) -> Result<Vec<(i16, String)>, StoreError> {
-        let session = self.session().await?;
-        session.begin().await?;
-        let rows = session.query("find waiting messages", &self.sql.unprobed, &[&BATCH]).await?;
-        session.rollback().await?;
+        let rows = self.ask("find waiting messages", &self.sql.unprobed, &[&BATCH]).await?;
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
     /// Makes messages due that were set aside while the clock was ahead; returns how many.
     pub(crate) async fn hasten(self: &Arc<Self>) -> Result<u64, StoreError> {
-        let session = self.session().await?;
-        session.begin().await?;
+        let session = self.begin().await?;
         let hastened = session.execute("hasten messages", &self.sql.hasten, &[&BATCH]).await?;
         session.commit().await?;
         Ok(hastened)
@@ -239,8 +214,7 @@ impl Store {
 
     /// A transaction that has a lane to itself; `None` when it could not be had in time.
     async fn claim_lane(self: &Arc<Self>, lane: i16) -> Result<Option<Session>, StoreError> {
-        let session = self.session().await?;
-        session.begin().await?;
+        let session = self.begin().await?;
         match session.query("claim a lane", &self.sql.claim_lane, &[&lane]).await {
             Ok(_) => Ok(Some(session)),
             Err(StoreError::Statement(_, source)) if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
@@ -261,10 +235,20 @@ impl Store {
         self.ask("forget faults of maintenance", &self.sql.forget_faults, &[&step]).await.map(drop)
     }
 
-    /// A transaction that has the maintenance to itself.
-    async fn maintain(self: &Arc<Self>) -> Result<Option<Session>, StoreError> {
-        let session = self.session().await?;
-        session.begin().await?;
+    /// Runs a statement in a transaction that has the maintenance to itself; `None` when another
+    /// relay maintains just now.
+    async fn maintain(
+        self: &Arc<Self>,
+        what: &'static str,
+        sql: &str,
+        parameters: &[&(dyn Parameter + '_)],
+    ) -> Result<Option<Vec<Row>>, StoreError> {
+        let Some(session) = self.claim_maintenance().await? else { return Ok(None) };
+        session.query_and_commit(what, sql, parameters).await.map(Some)
+    }
+
+    async fn claim_maintenance(self: &Arc<Self>) -> Result<Option<Session>, StoreError> {
+        let session = self.begin().await?;
         if session.query("claim the maintenance", &self.sql.claim_maintenance, &[]).await?.is_empty() {
             session.rollback().await?;
             return Ok(None);

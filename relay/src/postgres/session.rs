@@ -43,9 +43,14 @@ impl Store {
         sql: &str,
         parameters: &[&(dyn Parameter + '_)],
     ) -> Result<Vec<Row>, StoreError> {
+        self.begin().await?.query_and_commit(what, sql, parameters).await
+    }
+
+    /// A session in a transaction.
+    pub(super) async fn begin(self: &Arc<Self>) -> Result<Session, StoreError> {
         let session = self.session().await?;
         session.begin().await?;
-        session.query_and_commit(what, sql, parameters).await
+        Ok(session)
     }
 }
 

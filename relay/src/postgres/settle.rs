@@ -4,7 +4,7 @@ use oncebox_connect::postgres::Parameter;
 
 use super::{receipts::Receipt, session::Session};
 use crate::{
-    delivery::{cause::Cause, cursor::Settlement, message::Message},
+    delivery::{Cause, Message, Settlement},
     error::StoreError,
 };
 

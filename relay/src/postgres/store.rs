@@ -18,7 +18,7 @@ use oncebox_connect::{
 use oncebox_schema::SchemaName;
 use tokio::{
     sync::{Mutex as AsyncMutex, MutexGuard},
-    time::{Instant, timeout},
+    time::{Instant, error::Elapsed, timeout},
 };
 use tokio_postgres::{
     Row,
@@ -29,7 +29,7 @@ use tokio_postgres::{
 use super::{fleet::Fleet, log::Log};
 use crate::{
     backoff::Backoff,
-    delivery::message::{Message, Parked, Replay},
+    delivery::{Message, Parked, Replay},
     error::StoreError,
 };
 
@@ -71,82 +71,18 @@ pub(crate) enum Mark {
     Old,
 }
 
-statements!(
-    "sql/": begin,
-    outbox,
-    claim_all,
-    begin_reset,
-    read_reset,
-    read_parked,
-    payload,
-    others,
-    settle,
-    park,
-    unpark,
-    release,
-    release_waiting,
-    look,
-    parked,
-    sleep,
-    notify,
-    lead,
-    handled,
-    note_history,
-    end_unread,
-    behind,
-    claim_maintenance,
-    reach,
-    drain_segments,
-    empty_segment,
-    find_unsent,
-    forget_emptied,
-    forget_kept,
-    note_fault,
-    forget_faults,
-    end_turn,
-    forget,
-    ids,
-    repair_ids,
-    claim_lane,
-    release_behind_dead,
-    hasten,
-    unprobed,
-    register,
-    unregister,
-    knows_relay,
-    idle,
-    fall_asleep,
-    home,
-    note_home,
-    note_rival,
-    integrity,
-    row_security,
-    next_delayed,
-    move_delayed,
-    delayed,
-    sagas,
-    finished_sagas,
-    inboxes,
-    passed,
-    append_receipts,
-    acknowledged,
-    recent_receipts,
-    older_receipts,
-    take_tokens,
-    thin_receipts,
-    note_streams,
-    saw_streams,
-    note_loss,
-    resend_lost,
-    end_resends,
-    look_for_unhandled,
-    expected_messages,
-    arrived_keys,
-    note_unhandled,
-    expectations,
-    running_canaries,
-    take_canary_step,
-    note_canary_fault,
+statements!("sql/":
+    begin, outbox, claim_all, begin_reset, read_reset, read_parked, payload, others, settle,
+    park, unpark, release, release_waiting, look, parked, sleep, notify, lead, handled,
+    note_history, end_unread, behind, claim_maintenance, reach, drain_segments, empty_segment,
+    find_unsent, forget_emptied, forget_kept, note_fault, forget_faults, end_turn, forget, ids,
+    repair_ids, claim_lane, release_behind_dead, hasten, unprobed, register, unregister,
+    knows_relay, idle, fall_asleep, home, note_home, note_rival, integrity, row_security,
+    next_delayed, move_delayed, delayed, sagas, finished_sagas, inboxes, passed,
+    append_receipts, acknowledged, recent_receipts, older_receipts, take_tokens, thin_receipts,
+    note_streams, saw_streams, note_loss, resend_lost, end_resends, look_for_unhandled,
+    expected_messages, arrived_keys, note_unhandled, expectations, running_canaries,
+    take_canary_step, note_canary_fault
 );
 
 impl Store {
@@ -206,6 +142,16 @@ impl Store {
     /// take a connection each, and of many idle databases each has one. Waits a moment at most.
     pub(crate) async fn permit(&self) -> Option<MutexGuard<'_, ()>> {
         timeout(PERMIT_MAX, self.permit.as_ref()?.lock()).await.ok()
+    }
+
+    /// Does something with the permit, within a limit.
+    pub(crate) async fn in_turn<T>(
+        &self,
+        limit: Duration,
+        work: impl Future<Output = T>,
+    ) -> Result<T, Elapsed> {
+        let _permit = self.permit().await;
+        timeout(limit, work).await
     }
 
     /// The identity of the outbox.

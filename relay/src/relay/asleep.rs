@@ -11,14 +11,14 @@ use tracing::{debug, info, warn};
 use crate::{
     backoff::AWAY,
     nats::{
-        connection::Server,
+        Server,
         home::Caller,
         wake::{Ears, Heard},
     },
     pass::bounded,
-    postgres::{Store, idle::Standstill},
-    serve::databases::Database,
-    telemetry::metrics::Metrics,
+    postgres::{Store, look::Standstill},
+    serve::Database,
+    telemetry::Metrics,
 };
 
 const ROUNDED: Duration = Duration::from_millis(500);
@@ -64,7 +64,7 @@ impl Asleep {
         idle: &Standstill,
         (after, at_most): (Duration, Duration),
     ) -> Self {
-        self.metrics.health.note_slept(store.relay());
+        self.metrics.health.note_slept(Some(store.relay()));
         let settled = async {
             let now = store.look_for_work().await?;
             let span = now.sleep(after, at_most).filter(|_| now.ids == idle.ids).unwrap_or_default();

@@ -11,7 +11,7 @@ use crate::{
     backoff::AWAY,
     config::Config,
     error::{RelayError, error_chain},
-    serve::{databases::Database, gauges::gauges},
+    serve::{Database, databases::gauges},
 };
 
 /// Waits for the servers, then runs the loops until `stop`; again after each sleep. `first` is a
@@ -46,7 +46,7 @@ pub(crate) async fn serve(
 async fn connect(config: &Config, database: &Database) -> Result<Relay, RelayError> {
     let (mut failures, mut said) = (0_u32, None);
     loop {
-        let error = match Relay::connect_for(config.clone(), database.metrics.clone()).await {
+        let error = match Box::pin(Relay::connect_as(config.clone(), database.metrics.clone(), None)).await {
             Ok(relay) => {
                 if said.is_some() {
                     info!("the servers of the relay are there");

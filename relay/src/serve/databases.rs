@@ -1,5 +1,5 @@
 //! The databases that a process serves, as HTTP and systemd see them: one without a name, or
-//! several with theirs.
+//! several with theirs. A scrape reads the gauges of each.
 
 use std::{
     fmt::Write as _,
@@ -9,9 +9,13 @@ use std::{
 
 use futures_util::{StreamExt as _, stream};
 use prometheus_client::{encoding::text::encode, registry::Registry};
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, timeout},
+};
 
-use super::gauges::Gauges;
-use crate::telemetry::metrics::Metrics;
+use super::http::Probed;
+use crate::{postgres::Store, telemetry::Metrics};
 
 /// Databases that a scrape asks at once.
 const TOGETHER_MAX: usize = 32;
@@ -120,9 +124,10 @@ impl Databases {
     fn all(&self) -> Vec<Arc<Database>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
 
-    /// Why only a restart of the process may help, if that is so.
-    pub(crate) fn stuck(&self) -> Option<String> {
+impl Probed for Databases {
+    fn stuck(&self) -> Option<String> {
         let problem = |database: &Arc<Database>| {
             let stuck = database.metrics.health.stuck(database.stuck_after)?;
             Some(database.named(stuck))
@@ -131,7 +136,7 @@ impl Databases {
     }
 
     /// Which databases no relay works for, and why; and whether there are none but those.
-    pub(crate) fn not_ready(&self) -> Option<(String, bool)> {
+    fn not_ready(&self) -> Option<(String, bool)> {
         let all = self.all();
         let problems = all.iter().filter_map(|database| Some(database.named(database.not_ready()?)));
         let problems: Vec<String> = problems.collect();
@@ -151,7 +156,7 @@ impl Databases {
         }
     }
 
-    pub(crate) async fn scrape(&self) -> Result<String, std::fmt::Error> {
+    async fn scrape(&self) -> Result<String, std::fmt::Error> {
         let scrapes = self.all().into_iter().map(|database| async move { database.scrape().await });
         let texts: Vec<_> = stream::iter(scrapes).buffered(TOGETHER_MAX).collect().await;
         Ok(merged(&texts.into_iter().collect::<Result<Vec<_>, _>>()?))
@@ -187,6 +192,74 @@ fn merged(texts: &[String]) -> String {
             return merged;
         }
     }
+}
+
+/// A scrape waits so long for the database; then the gauges have their last values.
+const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Scrapes within this time share a reading.
+const FRESH: Duration = Duration::from_secs(1);
+/// The server ends each of its statements before that.
+const READ_TIMEOUT: Duration = Duration::from_secs(70);
+
+/// When the gauges were last asked for, successfully or not.
+type Asked = Option<Instant>;
+
+/// Asks for readings.
+#[derive(Clone, Debug)]
+pub(crate) struct Gauges {
+    /// One request stands for all.
+    want: mpsc::Sender<()>,
+    asked: watch::Receiver<Asked>,
+}
+
+/// Makes readings.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    wanted: mpsc::Receiver<()>,
+    answered: watch::Sender<Asked>,
+}
+
+pub(crate) fn gauges() -> (Gauges, Reader) {
+    let (want, wanted) = mpsc::channel(1);
+    let (answered, asked) = watch::channel(None);
+    (Gauges { want, asked }, Reader { wanted, answered })
+}
+
+impl Gauges {
+    /// Afterwards the gauges are those of the last second, or the last ones known when PostgreSQL
+    /// does not answer in time.
+    pub(super) async fn refresh(&self) {
+        let mut asked = self.asked.clone();
+        if !is_fresh(*asked.borrow_and_update()) {
+            // Full: somebody has asked already.
+            let _ = self.want.try_send(());
+            let _ = timeout(SCRAPE_TIMEOUT, asked.changed()).await;
+        }
+    }
+}
+
+impl Reader {
+    /// Reads the gauges of the database when they are wanted, one reading at a time and at most one
+    /// a second. A reading goes on when the client that waits for it gives up. While PostgreSQL
+    /// does not answer they keep their last values.
+    pub(crate) async fn run(mut self, store: Arc<Store>, metrics: Metrics) {
+        while self.wanted.recv().await.is_some() {
+            if !is_fresh(*self.answered.borrow()) {
+                match store.in_turn(READ_TIMEOUT, store.lag()).await {
+                    Ok(Ok(standing)) => metrics.observe(&standing),
+                    Ok(Err(error)) => tracing::debug!(%error, "read the lag"),
+                    Err(_) => tracing::debug!("reading the lag took too long"),
+                }
+            }
+            self.answered.send_replace(Some(Instant::now()));
+        }
+        // Nobody serves HTTP.
+        std::future::pending().await
+    }
+}
+
+fn is_fresh(asked: Asked) -> bool {
+    asked.is_some_and(|at| at.elapsed() < FRESH)
 }
 
 #[cfg(test)]
@@ -225,7 +298,7 @@ mod tests {
         databases.add(Arc::clone(&other));
         let (text, none_is) = databases.not_ready().unwrap();
         assert!(none_is && text.contains("2 of 2 databases: one: its relay starts; other: "), "{text}");
-        one.served(super::super::gauges::gauges().0);
+        one.served(gauges().0);
         one.metrics.nats_connected.set(1);
         other.down("PostgreSQL is gone".to_owned());
         let (text, none_is) = databases.not_ready().unwrap();

@@ -14,8 +14,6 @@ use oncebox_connect::http;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::databases::Databases;
-
 const LIMITS: http::Limits = http::Limits { connections_max: 64, life: Duration::from_secs(60) };
 
 /// How a program is, as it tells those that watch it.
@@ -28,20 +26,6 @@ pub trait Probed: Clone + Send + Sync + 'static {
 
     /// Its metrics, in the format of OpenMetrics.
     fn scrape(&self) -> impl Future<Output = Result<String, fmt::Error>> + Send;
-}
-
-impl Probed for Databases {
-    fn stuck(&self) -> Option<String> {
-        Self::stuck(self)
-    }
-
-    fn not_ready(&self) -> Option<(String, bool)> {
-        Self::not_ready(self)
-    }
-
-    async fn scrape(&self) -> Result<String, fmt::Error> {
-        Self::scrape(self).await
-    }
 }
 
 /// Serves `/livez`, `/readyz` and `/metrics` until shutdown.

@@ -14,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::databases::Databases;
+use super::{databases::Databases, http::Probed as _};
 use crate::{
     error::error_chain,
     telemetry::openmetrics::{Span, metrics},

@@ -18,7 +18,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::databases::Databases;
+use super::{databases::Databases, http::Probed as _};
 
 /// How long a change of the status may stay unsaid.
 const LOOK_MAX: Duration = Duration::from_secs(1);

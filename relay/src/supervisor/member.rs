@@ -1,6 +1,12 @@
-//! The relay of one of several databases: it starts, and starts again after whatever ends it.
+//! The relay of one of several databases: it starts, and starts again after whatever ends it. Two
+//! names in a file may mean the same database, and its messages would go to either's NATS by
+//! chance: only one of them is served.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use tokio::{
     sync::Semaphore,
@@ -9,15 +15,14 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info};
 
-use super::served::Served;
 use crate::{
     backoff::Backoff,
     config::Config,
     error::{RelayError, error_chain},
     pass::Common,
-    postgres::expectations::Peers,
-    relay::Relay,
-    serve::{databases::Database, gauges::gauges},
+    postgres::Peers,
+    relay::{Place, Relay},
+    serve::{Database, databases::gauges},
 };
 
 const AGAIN: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(30) };
@@ -88,7 +93,7 @@ impl Member {
             let _permit = self.starts.acquire().await;
             let (config, metrics) = (self.config.clone(), self.database.metrics.clone());
             // Each step of it has a bound, and not all of them together: a server may be far away.
-            let relay = Relay::connect_one_of(config, metrics, &self.common).await?;
+            let relay = Relay::connect_as(config, metrics, Some(&self.common)).await?;
             let relay = relay.among(&self.peers, &self.name);
             let place = relay.place().await?;
             Ok((relay, place))
@@ -130,5 +135,40 @@ impl Member {
                 return problem;
             }
         }
+    }
+}
+
+/// The databases that are served, with their names. Clones share the same.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Served(Arc<Mutex<HashMap<Place, String>>>);
+
+/// While it lives, nobody else serves this database.
+#[derive(Debug)]
+pub(super) struct Serving {
+    served: Served,
+    place: Place,
+}
+
+impl Served {
+    /// Begins to serve a database under a name.
+    ///
+    /// # Errors
+    /// It is served already; the text names both names.
+    pub(super) fn enter(&self, place: Place, name: &str) -> Result<Serving, String> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(other) = all.get(&place) {
+            return Err(format!(
+                "{name} is the same database as {other}, with the same schema: its messages would go to the NATS of one or \
+                 the other; take one of the two out of the configuration file"
+            ));
+        }
+        all.insert(place.clone(), name.to_owned());
+        Ok(Serving { served: self.clone(), place })
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.served.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.place);
     }
 }

@@ -11,7 +11,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::delivery::cause::Cause;
+use crate::delivery::Cause;
 
 /// A worker that got no further for so long is not ready, though perhaps not stuck.
 const READY_MAX: Duration = Duration::from_secs(60);
@@ -25,17 +25,30 @@ pub(crate) struct Health {
     beats: Mutex<Vec<Weak<AtomicU64>>>,
     postgres_away: AtomicBool,
     /// The faults of the schema, because of which nothing is delivered, or not all.
-    fault: Mutex<Option<String>>,
+    fault: Noted,
     /// Why PostgreSQL takes no writes, though it answers.
-    unwritable: Mutex<Option<String>>,
+    unwritable: Noted,
     /// Why the relay sends nothing: its database may be a copy.
-    silent: Mutex<Option<String>>,
+    silent: Noted,
     /// The id with which this relay has slept: its row goes when it is awake.
-    slept: Mutex<Option<String>>,
+    slept: Noted,
     /// It was told that NATS lets no hint through.
     is_deaf: AtomicBool,
     /// When each cause of parking may be reported again, in seconds after `started`.
     next_parking_reports: Mutex<HashMap<Cause, u64>>,
+}
+
+#[derive(Debug, Default)]
+struct Noted(Mutex<Option<String>>);
+
+impl Noted {
+    fn get(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn replace(&self, text: Option<String>) -> Option<String> {
+        std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), text)
+    }
 }
 
 /// A sign of life of one worker. The [`Health`] looks at the worker that has been silent longest,
@@ -60,10 +73,10 @@ impl Health {
             started: Instant::now(),
             beats: Mutex::default(),
             postgres_away: AtomicBool::new(false),
-            fault: Mutex::default(),
-            unwritable: Mutex::default(),
-            silent: Mutex::default(),
-            slept: Mutex::default(),
+            fault: Noted::default(),
+            unwritable: Noted::default(),
+            silent: Noted::default(),
+            slept: Noted::default(),
             is_deaf: AtomicBool::new(false),
             next_parking_reports: Mutex::default(),
         }
@@ -100,10 +113,8 @@ impl Health {
         } else if !nats_connected {
             Some("NATS is away".to_owned())
         } else {
-            let noted =
-                |noted: &Mutex<Option<String>>| noted.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let held = noted(&self.unwritable).or_else(|| noted(&self.silent));
-            held.or_else(|| noted(&self.fault)).or_else(|| self.stuck(READY_MAX))
+            let held = self.unwritable.get().or_else(|| self.silent.get()).or_else(|| self.fault.get());
+            held.or_else(|| self.stuck(READY_MAX))
         }
     }
 
@@ -118,41 +129,28 @@ impl Health {
 
     /// Notes why PostgreSQL takes no writes; true when that begins, or ends.
     pub(crate) fn note_unwritable(&self, why: Option<String>) -> bool {
-        let mut noted = self.unwritable.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_news = noted.is_some() != why.is_some();
-        *noted = why;
-        is_news
+        let is_so = why.is_some();
+        self.unwritable.replace(why).is_some() != is_so
     }
 
     /// Notes the faults of the schema; true when they are news.
     pub(crate) fn note_fault(&self, fault: Option<String>) -> bool {
-        let mut noted = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_news = *noted != fault;
-        *noted = fault;
-        is_news
+        self.fault.replace(fault.clone()) != fault
     }
 
     /// Notes why the relay sends nothing; true when that is news.
     pub(crate) fn note_silence(&self, why: Option<String>) -> bool {
-        let mut noted = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_news = *noted != why;
-        *noted = why;
-        is_news
+        self.silent.replace(why.clone()) != why
     }
 
-    /// Notes the id with which the relay sleeps.
-    pub(crate) fn note_slept(&self, id: &str) {
-        *self.slept.lock().unwrap_or_else(PoisonError::into_inner) = Some(id.to_owned());
+    /// Notes the id with which the relay sleeps; `None` when the row of that id is gone.
+    pub(crate) fn note_slept(&self, id: Option<&str>) {
+        self.slept.replace(id.map(str::to_owned));
     }
 
     /// The id with which the relay has slept.
     pub(crate) fn slept(&self) -> Option<String> {
-        self.slept.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// The row of that id is gone.
-    pub(crate) fn forget_slept(&self) {
-        *self.slept.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.slept.get()
     }
 
     /// Notes that NATS lets no hint through; true the first time.

@@ -3,68 +3,19 @@
 use std::sync::{Arc, atomic::AtomicU64};
 
 use prometheus_client::{
-    encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Registry, Unit},
 };
 
-use super::{health::Health, inboxes::InboxGauges};
-use crate::delivery::{lag::Standing, minute::Minute};
+use super::health::Health;
+use crate::delivery::{Standing, lag::InboxStatus, minute::Minute};
 
-type Seconds = Gauge<f64, AtomicU64>;
+type Float = Gauge<f64, AtomicU64>;
+/// A gauge for each set of so many labels.
+type Series<const LABELS: usize, G = Gauge> = Family<[(&'static str, String); LABELS], G>;
 
-/// Label of the per-lane gauges.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct LaneLabel {
-    lane: i64,
-}
-
-/// Labels of the gauges of sagas: the type and the state.
-type SagaLabels = [(&'static str, String); 2];
-
-/// The metrics, and the health that `/livez` and `/readyz` look at. Clones share the same values.
-#[derive(Clone, Debug)]
-pub(crate) struct Metrics {
-    pub(crate) published: Counter,
-    pub(crate) duplicate_acks: Counter,
-    pub(crate) parked: Counter,
-    pub(crate) died: Counter,
-    pub(crate) pruned: Counter,
-    pub(crate) losses: Counter,
-    unrepaired_losses: Gauge,
-    pauses: Gauge,
-    pub(crate) claim_time: Histogram,
-    pub(crate) publish_time: Histogram,
-    pub(crate) settle_time: Histogram,
-    pub(crate) batch_messages: Histogram,
-    pub(crate) message_lag: Histogram,
-    pub(crate) spans_dropped: Counter,
-    pub(crate) serving: Gauge,
-    pub(crate) asleep: Gauge,
-    pub(crate) silent: Gauge,
-    pub(crate) nats_connected: Gauge,
-    pub(crate) nats_reconnects: Counter,
-    pub(crate) nats_errors: Counter,
-    pub(crate) postgres_errors: Counter,
-    postgres_connected: Gauge,
-    pass_age: Seconds,
-    lag: Seconds,
-    backlog: Gauge,
-    lane_lag: Family<LaneLabel, Seconds>,
-    lane_backlog: Family<LaneLabel, Gauge>,
-    parked_messages: Gauge,
-    dead_messages: Gauge,
-    replay_messages: Gauge,
-    delayed_messages: Gauge,
-    delayed_late: Seconds,
-    turn_late: Seconds,
-    sagas: Family<SagaLabels, Gauge>,
-    saga_oldest: Family<SagaLabels, Seconds>,
-    finished_sagas: Family<SagaLabels, Gauge>,
-    inboxes: InboxGauges,
-    pub(crate) health: Arc<Health>,
-    pub(crate) minute: Arc<Minute>,
-}
+/// The scope of the inboxes that have no series of their own. No label is unbounded.
+const OTHERS: &str = "(others)";
 
 /// The buckets reach from a busy relay to an outage of a day.
 const MESSAGE_LAG_SECONDS: [f64; 20] = [
@@ -78,215 +29,160 @@ fn time() -> Histogram {
     ])
 }
 
-impl Metrics {
-    pub(crate) fn new() -> Self {
-        let postgres_connected = Gauge::default();
-        // A relay starts by connecting.
-        postgres_connected.set(1);
-        Self {
-            published: Counter::default(),
-            duplicate_acks: Counter::default(),
-            parked: Counter::default(),
-            died: Counter::default(),
-            pruned: Counter::default(),
-            losses: Counter::default(),
-            unrepaired_losses: Gauge::default(),
-            pauses: Gauge::default(),
-            claim_time: time(),
-            publish_time: time(),
-            settle_time: time(),
-            batch_messages: Histogram::new([1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0]),
-            message_lag: Histogram::new(MESSAGE_LAG_SECONDS),
-            spans_dropped: Counter::default(),
-            serving: Gauge::default(),
-            asleep: Gauge::default(),
-            silent: Gauge::default(),
-            nats_connected: Gauge::default(),
-            nats_reconnects: Counter::default(),
-            nats_errors: Counter::default(),
-            postgres_errors: Counter::default(),
-            postgres_connected,
-            pass_age: Seconds::default(),
-            lag: Seconds::default(),
-            backlog: Gauge::default(),
-            lane_lag: Family::default(),
-            lane_backlog: Family::default(),
-            parked_messages: Gauge::default(),
-            dead_messages: Gauge::default(),
-            replay_messages: Gauge::default(),
-            delayed_messages: Gauge::default(),
-            delayed_late: Seconds::default(),
-            turn_late: Seconds::default(),
-            sagas: Family::default(),
-            saga_oldest: Family::default(),
-            finished_sagas: Family::default(),
-            inboxes: InboxGauges::default(),
-            health: Arc::new(Health::new()),
-            minute: Arc::new(Minute::new()),
+/// Declares each metric once, in the order of `/metrics`: its documentation is its help text there,
+/// and its unit stands behind its type.
+macro_rules! metrics {
+    (@new) => { Default::default() };
+    (@new $new:expr) => { $new };
+    (@register $all:ident $name:expr, $help:expr, $metric:expr) => {
+        $all.register($name, $help, $metric)
+    };
+    (@register $all:ident $name:expr, $help:expr, $metric:expr, $unit:ident) => {
+        $all.register_with_unit($name, $help, Unit::$unit, $metric)
+    };
+    ($($(#[doc = $help:literal])+ $name:ident: $kind:ty $(, $unit:ident)? $(= $new:expr)?;)+) => {
+        /// The metrics, and the health that `/livez` and `/readyz` look at. Clones share the same
+        /// values.
+        #[derive(Clone, Debug)]
+        pub(crate) struct Metrics {
+            $($(#[doc = $help])+ pub(crate) $name: $kind,)+
+            pub(crate) health: Arc<Health>,
+            pub(crate) minute: Arc<Minute>,
         }
-    }
 
-    /// The names and help texts, for `/metrics`; the name of the database is a label, where a
-    /// process serves several.
-    pub(crate) fn registry(&self, database: Option<&str>) -> Registry {
-        let label = database.map(|name| ("database".into(), name.to_owned().into()));
-        let mut all = Registry::with_prefix_and_labels("oncebox", label.into_iter());
-        all.register("published", "Messages that JetStream acknowledged", self.published.clone());
-        all.register("duplicate_acks", "Acknowledgements that said duplicate", self.duplicate_acks.clone());
-        all.register("parked", "Times that a message was set aside", self.parked.clone());
-        all.register("died", "Messages that were given up", self.died.clone());
-        all.register("pruned", "Settled messages deleted after the retention time", self.pruned.clone());
-        all.register_with_unit(
-            "claim",
-            "Claiming and reading lanes, also when nothing was due",
-            Unit::Seconds,
-            self.claim_time.clone(),
-        );
-        all.register_with_unit("publish", "Publishing a batch", Unit::Seconds, self.publish_time.clone());
-        all.register_with_unit(
-            "settle",
-            "Settling a batch, without the commit",
-            Unit::Seconds,
-            self.settle_time.clone(),
-        );
-        all.register("batch_messages", "Messages in a batch", self.batch_messages.clone());
-        all.register_with_unit(
-            "message_lag",
-            "Age of each message, since its enqueue, when JetStream stored it; replays left out",
-            Unit::Seconds,
-            self.message_lag.clone(),
-        );
-        all.register(
-            "serving",
-            "1 while the relay works for this database; 0 until it has reached both servers",
-            self.serving.clone(),
-        );
-        all.register("nats_connected", "1 while connected to NATS", self.nats_connected.clone());
-        all.register("nats_reconnects", "Connections to NATS that broke", self.nats_reconnects.clone());
-        all.register("nats_errors", "Errors that NATS reported aside", self.nats_errors.clone());
-        all.register(
-            "postgres_connected",
-            "1 while PostgreSQL answers; else lag and the messages set aside are as last read",
-            self.postgres_connected.clone(),
-        );
-        all.register("postgres_errors", "Passes that PostgreSQL failed", self.postgres_errors.clone());
-        all.register_with_unit(
-            "pass_age",
-            "Time since the worker that is silent longest got on; idle passes and failed ones count as getting on",
-            Unit::Seconds,
-            self.pass_age.clone(),
-        );
-        all.register_with_unit("lag", "Age of the oldest message due", Unit::Seconds, self.lag.clone());
-        all.register("backlog_messages", "Messages due, exact up to 10000", self.backlog.clone());
-        all.register_with_unit(
-            "lane_lag",
-            "Age of a lane's oldest message due",
-            Unit::Seconds,
-            self.lane_lag.clone(),
-        );
-        all.register("lane_backlog_messages", "A lane's messages due", self.lane_backlog.clone());
-        self.register_set_aside(&mut all);
-        self.register_waiting(&mut all);
-        self.inboxes.register(&mut all);
-        self.register_losses(&mut all);
-        all.register(
-            "spans_dropped",
-            "Spans that the collector did not take in time",
-            self.spans_dropped.clone(),
-        );
-        all
-    }
+        impl Metrics {
+            pub(crate) fn new() -> Self {
+                let (health, minute) = (Arc::new(Health::new()), Arc::new(Minute::new()));
+                let metrics = Self { $($name: metrics!(@new $($new)?),)+ health, minute };
+                // A relay starts by connecting.
+                metrics.postgres_connected.set(1);
+                metrics
+            }
 
-    fn register_set_aside(&self, all: &mut Registry) {
-        all.register(
-            "parked_messages",
-            "Messages set aside now, counted to 100000",
-            self.parked_messages.clone(),
-        );
-        all.register("dead_messages", "Dead messages now, counted to 100000", self.dead_messages.clone());
-        all.register(
-            "replay_messages",
-            "Replays still to be sent, counted to 100000",
-            self.replay_messages.clone(),
-        );
-    }
+            /// The names and help texts, for `/metrics`; the name of the database is a label, where
+            /// a process serves several.
+            pub(crate) fn registry(&self, database: Option<&str>) -> Registry {
+                let label = database.map(|name| ("database".into(), name.to_owned().into()));
+                let mut all = Registry::with_prefix_and_labels("oncebox", label.into_iter());
+                $({
+                    let help = concat!($($help),+).trim_start();
+                    metrics!(@register all stringify!($name), help, self.$name.clone() $(, $unit)?);
+                })+
+                all
+            }
+        }
+    };
+}
 
-    fn register_waiting(&self, all: &mut Registry) {
-        all.register(
-            "delayed_messages",
-            "Delayed messages that are not yet in the log, counted to 10000",
-            self.delayed_messages.clone(),
-        );
-        all.register_with_unit(
-            "delayed_late",
-            "How late the delayed message is that should have been moved into the log first",
-            Unit::Seconds,
-            self.delayed_late.clone(),
-        );
-        all.register_with_unit(
-            "turn_late",
-            "For how long the turn of the log should have ended; until it does, the log grows",
-            Unit::Seconds,
-            self.turn_late.clone(),
-        );
-        all.register(
-            "sagas",
-            "Sagas that have not finished, those of each version of a definition counted to 10000",
-            self.sagas.clone(),
-        );
-        all.register_with_unit(
-            "saga_oldest",
-            "Age of the oldest saga of those",
-            Unit::Seconds,
-            self.saga_oldest.clone(),
-        );
-        all.register(
-            "finished_sagas",
-            "Sagas that finished in the last minute, counted to 10000",
-            self.finished_sagas.clone(),
-        );
-    }
+metrics! {
+    /// Messages that JetStream acknowledged
+    published: Counter;
+    /// Acknowledgements that said duplicate
+    duplicate_acks: Counter;
+    /// Times that a message was set aside
+    parked: Counter;
+    /// Messages that were given up
+    died: Counter;
+    /// Settled messages deleted after the retention time
+    pruned: Counter;
+    /// Claiming and reading lanes, also when nothing was due
+    claim: Histogram, Seconds = time();
+    /// Publishing a batch
+    publish: Histogram, Seconds = time();
+    /// Settling a batch, without the commit
+    settle: Histogram, Seconds = time();
+    /// Messages in a batch
+    batch_messages: Histogram = Histogram::new([1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0]);
+    /// Age of each message, since its enqueue, when JetStream stored it; replays left out
+    message_lag: Histogram, Seconds = Histogram::new(MESSAGE_LAG_SECONDS);
+    /// 1 while the relay works for this database; 0 until it has reached both servers
+    serving: Gauge;
+    /// 1 while connected to NATS
+    nats_connected: Gauge;
+    /// Connections to NATS that broke
+    nats_reconnects: Counter;
+    /// Errors that NATS reported aside
+    nats_errors: Counter;
+    /// 1 while PostgreSQL answers; else lag and the messages set aside are as last read
+    postgres_connected: Gauge;
+    /// Passes that PostgreSQL failed
+    postgres_errors: Counter;
+    /// Time since the worker that is silent longest got on; idle passes and failed ones count as
+    /// getting on
+    pass_age: Float, Seconds;
+    /// Age of the oldest message due
+    lag: Float, Seconds;
+    /// Messages due, exact up to 10000
+    backlog_messages: Gauge;
+    /// Age of a lane's oldest message due
+    lane_lag: Series<1, Float>, Seconds;
+    /// A lane's messages due
+    lane_backlog_messages: Series<1>;
+    /// Messages set aside now, counted to 100000
+    parked_messages: Gauge;
+    /// Dead messages now, counted to 100000
+    dead_messages: Gauge;
+    /// Replays still to be sent, counted to 100000
+    replay_messages: Gauge;
+    /// Delayed messages that are not yet in the log, counted to 10000
+    delayed_messages: Gauge;
+    /// How late the delayed message is that should have been moved into the log first
+    delayed_late: Float, Seconds;
+    /// For how long the turn of the log should have ended; until it does, the log grows
+    turn_late: Float, Seconds;
+    /// Sagas that have not finished, those of each version of a definition counted to 10000
+    sagas: Series<2>;
+    /// Age of the oldest saga of those
+    saga_oldest: Series<2, Float>, Seconds;
+    /// Sagas that finished in the last minute, counted to 10000
+    finished_sagas: Series<2>;
+    // Services in any language are watched by these, without metrics of their own. The names differ
+    // from those of the crate `oncebox-inbox`, whose metrics are those of one process.
+    /// Messages of an inbox of this database of which an attempt has failed, and that have not
+    /// ended, counted to its share of 1000
+    inbox_failing_messages: Series<1>;
+    /// For how long the oldest of those has been in its stream
+    inbox_failing_oldest: Series<1, Float>, Seconds;
+    /// Dead letters of an inbox of this database now, counted to its share of 1000
+    inbox_dead_messages: Series<1>;
+    /// Messages that an inbox of this database has snoozed, counted to its share of 1000
+    inbox_snoozed_messages: Series<1>;
+    /// 1 while one of the three numbers of an inbox is only a minimum: all inboxes together share
+    /// 1000
+    inbox_counts_capped: Series<1>;
+    /// Messages that an expectation misses: not in their inbox in time, nor now, counted to 10000
+    unhandled_messages: Series<3>;
+    /// 1 while the relay sleeps (sleep_after), without a connection to PostgreSQL; other gauges are
+    /// as last read
+    asleep: Gauge;
+    /// 1 while the relay sends nothing, because its outbox is a copy of another database's, or may
+    /// be
+    silent: Gauge;
+    /// Losses of acknowledged messages that this relay found, one for each lane and stream
+    losses: Counter;
+    /// Losses of acknowledged messages that nobody has had sent again, one for each lane and stream
+    unrepaired_losses: Gauge;
+    /// Pauses and throttles of operators that have not ended
+    pauses: Gauge;
+    /// Spans that the collector did not take in time
+    spans_dropped: Counter;
+}
 
-    fn register_losses(&self, all: &mut Registry) {
-        all.register(
-            "asleep",
-            "1 while the relay sleeps (sleep_after), without a connection to PostgreSQL; other gauges are as last read",
-            self.asleep.clone(),
-        );
-        all.register(
-            "silent",
-            "1 while the relay sends nothing, because its outbox is a copy of another database's, or may be",
-            self.silent.clone(),
-        );
-        all.register(
-            "losses",
-            "Losses of acknowledged messages that this relay found, one for each lane and stream",
-            self.losses.clone(),
-        );
-        all.register(
-            "unrepaired_losses",
-            "Losses of acknowledged messages that nobody has had sent again, one for each lane and stream",
-            self.unrepaired_losses.clone(),
-        );
-        all.register("pauses", "Pauses and throttles of operators that have not ended", self.pauses.clone());
-    }
-
+impl Metrics {
     /// Messages due, as last read.
     pub(crate) fn backlog(&self) -> i64 {
-        self.backlog.get()
+        self.backlog_messages.get()
     }
 
     pub(crate) fn observe(&self, standing: &Standing) {
         let Standing { lanes, parked, delayed, sagas, finished_sagas, inboxes, expectations } = standing;
-        self.inboxes.observe(inboxes);
-        self.inboxes.observe_expectations(expectations);
         for lane in lanes {
-            let label = LaneLabel { lane: lane.lane.into() };
+            let label = [("lane", lane.lane.to_string())];
             self.lane_lag.get_or_create(&label).set(lane.lag_seconds);
-            self.lane_backlog.get_or_create(&label).set(lane.backlog_messages);
+            self.lane_backlog_messages.get_or_create(&label).set(lane.backlog_messages);
         }
         self.lag.set(lanes.iter().map(|lane| lane.lag_seconds).fold(0.0, f64::max));
-        self.backlog.set(lanes.iter().map(|lane| lane.backlog_messages).sum());
+        self.backlog_messages.set(lanes.iter().map(|lane| lane.backlog_messages).sum());
         self.parked_messages.set(parked.parked);
         self.dead_messages.set(parked.dead);
         self.replay_messages.set(parked.replays);
@@ -307,6 +203,34 @@ impl Metrics {
         for count in finished_sagas {
             let labels = [("type", count.saga_type.clone()), ("state", count.state.clone())];
             self.finished_sagas.get_or_create(&labels).set(count.sagas);
+        }
+        self.observe_inboxes(inboxes);
+        self.unhandled_messages.clear();
+        // At most a hundred, by the subject and the inbox that operators have named.
+        for expected in expectations {
+            let labels = [
+                ("subject", expected.subject.clone()),
+                ("scope", expected.handled_by.clone()),
+                ("inbox_database", expected.inbox_database.clone().unwrap_or_default()),
+            ];
+            self.unhandled_messages.get_or_create(&labels).set(expected.unhandled);
+        }
+    }
+
+    /// An inbox that is gone has no series any more.
+    fn observe_inboxes(&self, inboxes: &[InboxStatus]) {
+        self.inbox_failing_messages.clear();
+        self.inbox_failing_oldest.clear();
+        self.inbox_dead_messages.clear();
+        self.inbox_snoozed_messages.clear();
+        self.inbox_counts_capped.clear();
+        for inbox in inboxes {
+            let scope = [("scope", inbox.scope.clone().unwrap_or_else(|| OTHERS.to_owned()))];
+            self.inbox_failing_messages.get_or_create(&scope).set(inbox.failing);
+            self.inbox_failing_oldest.get_or_create(&scope).set(inbox.failing_oldest_seconds);
+            self.inbox_dead_messages.get_or_create(&scope).set(inbox.dead);
+            self.inbox_snoozed_messages.get_or_create(&scope).set(inbox.snoozed);
+            self.inbox_counts_capped.get_or_create(&scope).set(inbox.is_capped.into());
         }
     }
 

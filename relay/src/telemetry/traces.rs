@@ -39,7 +39,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::metrics::Metrics;
-use crate::delivery::{message::Message, outcome::Outcome};
+use crate::delivery::{Message, Outcome};
 
 /// Spans that wait for the collector at most; about a kilobyte each.
 const QUEUE: usize = 2048;

@@ -5,8 +5,8 @@ use serde_json::value::RawValue;
 use toml::de::DeValue;
 
 use super::{
-    pointer::Pointer,
     reader::{Reader, Section, Value},
+    template::Pointer,
 };
 
 /// A type of JSON, in the words of JSON Schema.

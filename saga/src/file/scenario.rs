@@ -7,8 +7,8 @@ use toml::de::DeValue;
 
 use super::{
     SagaFile,
-    document::Document,
     reader::{FileMistake, Reader, Section, Value},
+    template::Document,
 };
 use crate::{
     instance::{Instance, Registered as _, Waiting},

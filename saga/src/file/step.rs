@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use super::{
     fields::Fields,
-    pointer::Pointer,
     reader::{Reader, Section},
-    template::{Source, Template},
+    template::{Pointer, Source, Template},
 };
 use crate::graph::{Draft, Need, Undo};
 

@@ -1,13 +1,13 @@
-//! Payloads: constants, and places in the saga's document.
+//! Payloads: constants, and places in the saga's document, which has the data of its start and the
+//! replies. Places are JSON Pointers (RFC 6901).
 
+use std::{collections::BTreeMap, fmt};
+
+use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json, value::RawValue};
 use toml::de::DeValue;
 
-use super::{
-    document::Document,
-    pointer::Pointer,
-    reader::{Reader, Value},
-};
+use super::reader::{Reader, Value};
 use crate::definition::Unreadable;
 
 /// The form of a payload.
@@ -120,5 +120,71 @@ impl Template {
             }
             Self::Array(elements) => json!({ "array": elements.iter().map(Self::plan).collect::<Vec<_>>() }),
         }
+    }
+}
+
+/// Kept as text, so that no number loses a digit on its way from the database and back.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Document {
+    pub(super) data: Box<RawValue>,
+    #[serde(default)]
+    pub(super) replies: BTreeMap<String, Box<RawValue>>,
+    /// The replies of participants that said no: for operators, since no payload reads them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) refusals: BTreeMap<String, Box<RawValue>>,
+}
+
+impl Document {
+    pub(super) fn find(&self, pointer: &Pointer) -> Option<&RawValue> {
+        match pointer.0.as_slice() {
+            [first, rest @ ..] if first == "data" => Pointer::find(rest, &self.data),
+            [first, step, rest @ ..] if first == "replies" => Pointer::find(rest, self.replies.get(step)?),
+            _ => None,
+        }
+    }
+}
+
+/// A JSON Pointer, in its parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Pointer(pub(super) Vec<String>);
+
+impl Pointer {
+    /// The pointer that a text is, or what is wrong with it.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let Some(rest) = text.strip_prefix('/') else {
+            return Err(format!(
+                "{text:?} is no JSON Pointer, which begins with \"/\": such as \"/data/order\""
+            ));
+        };
+        let parts: Vec<&str> = rest.split('/').collect();
+        // PostgreSQL would count from the end, or read "01" as 1: so that both read the same.
+        let is_odd = |part: &str| {
+            let digits = part.strip_prefix(['-', '+']).unwrap_or(part);
+            let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+            is_number && (digits != part || (digits.len() > 1 && digits.starts_with('0')))
+        };
+        if let Some(part) = parts.iter().find(|part| is_odd(part)) {
+            return Err(format!("{text:?}: {part:?} is no position; elements count from 0, without a sign"));
+        }
+        Ok(Self(parts.iter().map(|part| part.replace("~1", "/").replace("~0", "~")).collect()))
+    }
+
+    /// The value at the end of `parts`, if it is there.
+    pub(super) fn find<'d>(parts: &[String], from: &'d RawValue) -> Option<&'d RawValue> {
+        let [first, rest @ ..] = parts else { return Some(from) };
+        let found = if from.get().starts_with('{') {
+            let mut fields: BTreeMap<String, &RawValue> = serde_json::from_str(from.get()).ok()?;
+            fields.remove(first)?
+        } else {
+            let elements: Vec<&RawValue> = serde_json::from_str(from.get()).ok()?;
+            elements.get(first.parse::<usize>().ok()?).copied()?
+        };
+        Self::find(rest, found)
+    }
+}
+
+impl fmt::Display for Pointer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|part| write!(f, "/{}", part.replace('~', "~0").replace('/', "~1")))
     }
 }

@@ -120,7 +120,7 @@ fn numbers_keep_their_digits_and_defaults_stand_for_null() {
 }
 
 fn source(pointer: &str, default: Option<serde_json::Value>) -> Source {
-    Source { pointer: pointer::Pointer::parse(pointer).unwrap(), default, line: 1 }
+    Source { pointer: template::Pointer::parse(pointer).unwrap(), default, line: 1 }
 }
 
 #[test]

@@ -1,17 +1,21 @@
 //! The handlers of the participants' messages: answers to commands, and dead letters of their
-//! inboxes.
+//! inboxes. Each has its inbox.
 
 use std::{sync::Arc, time::Duration};
 
+use deadpool_postgres::Pool;
 use oncebox_inbox::{
-    Context, Decode, DecodeError, Handler, HandlerError, KeySource, Outcome, Received as Message, Set,
+    Context, Decode, DecodeError, Handler, HandlerError, Inbox, KeySource, Outcome, Received as Message, Set,
 };
 use oncebox_schema::Key;
 
-use super::engine::{Engine, Incoming, Received};
+use super::{
+    ANSWER_LIMIT, Orchestrator,
+    engine::{Engine, Incoming, Received},
+};
 use crate::{
+    Error,
     command::Address,
-    counts::add,
     progress::Answer,
     replying::{IN_REPLY_TO, OUTCOME, SCOPE},
 };
@@ -54,7 +58,7 @@ impl Handler for Replies {
             Err(problem) => Received::Refused(problem),
         };
         if matches!(received, Received::Refused(_)) {
-            add(&self.engine.counters.refused);
+            self.engine.counters.add(|counts| counts.refused += 1);
         }
         finish(received)
     }
@@ -137,4 +141,27 @@ fn death_of(message: &Message) -> Option<Incoming<'_>> {
     let address = Address::parse(&text("Oncebox-Dead-Key").parse::<Key>().ok()?)?;
     let answer = Answer::Dead { scope: text("Oncebox-Dead-Scope"), reason: text("Oncebox-Dead-Reason") };
     Some(Incoming { address, answer, scope: None, payload: b"", is_again: message.delivery_count() > 1 })
+}
+
+impl Orchestrator {
+    pub(super) fn inbox(&self, pool: &Pool, name: &str, key: Option<KeySource>) -> Result<Inbox, Error> {
+        let mut builder = Inbox::builder(pool.clone())
+            .schema(self.engine.schema.clone())
+            .scope(format!("{}:{name}", self.engine.opening.scope))
+            .handler_timeout(ANSWER_LIMIT)
+            .single_tenant();
+        if let Some(key) = key {
+            builder = builder.key_from(key);
+        }
+        if let Some(retention) = self.retention {
+            builder = builder.retention(retention);
+        }
+        if self.is_pooled {
+            builder = builder.behind_pooler();
+        }
+        if let Some(path) = &self.trace_file {
+            builder = builder.trace_file(path);
+        }
+        builder.build().map_err(|problem| Error::Invalid(problem.to_string()))
+    }
 }

@@ -11,7 +11,7 @@ use super::Started;
 use crate::{
     Error,
     command::{Address, fits},
-    counts::{Counters, add},
+    counts::Counters,
     definition::Unreadable,
     error::failed,
     graph::Graph,
@@ -291,7 +291,7 @@ impl Engine {
         problem: &Unreadable,
     ) -> Result<(), Error> {
         recording::quarantining(self.recording.as_ref(), id);
-        add(&self.counters.quarantined);
+        self.counters.add(|counts| counts.quarantined += 1);
         error!(
             saga = key.as_str(),
             "a saga is put in quarantine until an operator retries it: {}", problem.0

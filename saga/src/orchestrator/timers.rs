@@ -5,7 +5,7 @@
 //! an answer that comes at the same moment; and it passes also while NATS is away.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -229,7 +229,7 @@ impl Timers {
         let (sagas, orphans) = swept.map_err(failed("delete old sagas"))?;
         if orphans > 0 {
             warn!(orphans, "answers were deleted, since no saga ever had their keys");
-            self.engine.counters.orphans.fetch_add(orphans.unsigned_abs(), Ordering::Relaxed);
+            self.engine.counters.add(|counts| counts.orphans += orphans.unsigned_abs());
         }
         Ok(sagas.max(orphans) == i64::from(SWEEP_ROWS))
     }

@@ -1,10 +1,10 @@
 //! The statements of a start.
 
-use oncebox_claims::database::Parameter;
 use oncebox_outbox::InTransaction;
-use tokio_postgres::{Error, Row, types::Type};
+use oncebox_schema::{Parameter, typed};
+use tokio_postgres::{Error, Row};
 
-use super::{Store, row::StepColumns};
+use super::{Store, row::changed_steps};
 use crate::instance::Instance;
 
 /// A saga, as the caller of `start` describes it.
@@ -33,29 +33,21 @@ impl Store {
         instance: &Instance,
         beginning: &Beginning<'_>,
     ) -> Result<Option<i64>, Error> {
-        let (graph, steps) = (instance.process.graph(), StepColumns::changed([instance]));
+        let (graph, steps) = (instance.process.graph(), changed_steps([instance]));
         let (name, key, fingerprint) = (graph.name(), instance.key.as_str(), graph.fingerprint());
         let (version, due_in) = (i32::from(graph.version()), instance.due_in());
-        let mut parameters: Vec<Parameter<'_>> = vec![
-            (&name, Type::TEXT),
-            (&beginning.business_id, Type::TEXT),
-            (&key, Type::TEXT),
-            (&version, Type::INT4),
-            (&fingerprint, Type::TEXT),
-            (&beginning.data, Type::TEXT),
-            (&instance.late_in, Type::FLOAT8),
-            (&due_in, Type::FLOAT8),
-            (&beginning.scope, Type::TEXT),
-            (&beginning.likeness, Type::BYTEA),
-        ];
-        parameters.extend(steps.parameters());
-        let rows = transaction.run(&self.start, &parameters, self.is_pooled).await?;
+        let Beginning { business_id, data, likeness, scope } = beginning;
+        let mut parameters: Vec<&dyn Parameter> = vec![&name, business_id, &key, &version, &fingerprint];
+        parameters.extend([data as &dyn Parameter, &instance.late_in, &due_in, scope, likeness]);
+        // The saga's id is not known yet.
+        parameters.extend(steps[1..].iter().map(|column| &**column as &dyn Parameter));
+        let rows = transaction.run(&self.sql.start, &typed(&parameters), self.is_pooled).await?;
         rows.first().map(|row| row.try_get(0)).transpose()
     }
 
     /// Aborts the transaction. Should even that fail, the connection is gone, and it with it.
     pub(crate) async fn refuse_start(&self, transaction: &impl InTransaction) {
-        let _ = transaction.run(&self.refuse_start, &[], self.is_pooled).await;
+        let _ = transaction.run(&self.sql.refuse_start, &[], self.is_pooled).await;
     }
 
     pub(crate) async fn find_started(
@@ -64,12 +56,8 @@ impl Store {
         instance: &Instance,
         beginning: &Beginning<'_>,
     ) -> Result<Option<Standing>, Error> {
-        let parameters: [Parameter<'_>; 4] = [
-            (&instance.process.graph().name(), Type::TEXT),
-            (&beginning.business_id, Type::TEXT),
-            (&instance.key.as_str(), Type::TEXT),
-            (&beginning.likeness, Type::BYTEA),
-        ];
+        let (name, key) = (instance.process.graph().name(), instance.key.as_str());
+        let parameters = typed(&[&name, &beginning.business_id, &key, &beginning.likeness]);
         let standing = |row: &Row| {
             Ok(Standing {
                 id: row.try_get("id")?,
@@ -78,7 +66,7 @@ impl Store {
                 is_same_data: row.try_get("is_same_data")?,
             })
         };
-        let rows = transaction.run(&self.find_started, &parameters, self.is_pooled).await?;
+        let rows = transaction.run(&self.sql.find_started, &parameters, self.is_pooled).await?;
         rows.first().map(standing).transpose()
     }
 }

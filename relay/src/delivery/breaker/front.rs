@@ -8,7 +8,10 @@ use tokio::time::Instant;
 use super::{Breaker, Circuits, FORGOTTEN};
 use crate::{
     backoff::Backoff,
-    delivery::{decision::Failure, message::Message, outcome::Outcome},
+    delivery::{
+        decision::{Failure, Outcome},
+        message::Message,
+    },
 };
 
 /// How long a lane is held.

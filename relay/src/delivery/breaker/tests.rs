@@ -6,7 +6,10 @@ use super::{
     subjects::{SILENT_FOR, SILENT_MAX},
     *,
 };
-use crate::delivery::{decision::Decision, message::Message, outcome::Outcome};
+use crate::delivery::{
+    decision::{Decision, Outcome},
+    message::Message,
+};
 
 const DELAY: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(60 * 60);

@@ -1,5 +1,7 @@
 //! The end of a try to put an object: its description, which only one of several tries stores, and
-//! the removal of chunks.
+//! the removal of chunks; and JetStream's answer about the bucket.
+
+use std::collections::HashMap;
 
 use async_nats::{
     HeaderMap,
@@ -8,9 +10,10 @@ use async_nats::{
         context::{PublishError, PublishErrorKind},
     },
 };
+use serde::{Deserialize, Serialize};
 
-use super::{Bucket, Trouble, wire::Description};
-use crate::{clock::with_text, delivery::message::Message, error::error_chain};
+use super::{Bucket, Trouble};
+use crate::{clock::with_text, delivery::Message, error::error_chain};
 
 impl Bucket<'_> {
     /// Marks an object that is not whole as deleted: none of the tries that have begun can describe
@@ -82,4 +85,39 @@ pub(super) fn is_overtaken(error: &PublishError) -> bool {
         std::error::Error::source(error).and_then(|source| source.downcast_ref::<jetstream::Error>());
     error.kind() == PublishErrorKind::WrongLastSequence
         || refused.is_some_and(|refused| refused.error_code().0 == CONSTANT)
+}
+
+/// The description of an object, as the Object Store has it.
+#[derive(Deserialize, Serialize)]
+pub(super) struct Description {
+    pub(super) name: String,
+    pub(super) bucket: String,
+    pub(super) nuid: String,
+    pub(super) size: usize,
+    pub(super) chunks: usize,
+    pub(super) digest: String,
+    pub(super) mtime: String,
+    #[serde(default)]
+    pub(super) deleted: bool,
+}
+
+/// The part of JetStream's answer about the bucket that says whether an object is whole, and old.
+#[derive(Deserialize)]
+pub(super) struct Info {
+    pub(super) config: BucketConfig,
+    pub(super) state: BucketState,
+    /// The server's clock; from nats-server 2.10 on.
+    pub(super) ts: Option<String>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct BucketConfig {
+    /// Nanoseconds.
+    #[serde(default)]
+    pub(super) max_age: u64,
+}
+
+#[derive(Deserialize)]
+pub(super) struct BucketState {
+    pub(super) subjects: Option<HashMap<String, usize>>,
 }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde::Deserialize;
 
-use crate::delivery::{decision::Failure, place::Birth};
+use crate::delivery::{Birth, Failure, covers};
 
 /// Which streams have a subject.
 #[derive(Debug, PartialEq, Eq)]
@@ -35,7 +35,13 @@ pub(super) fn parse_names(payload: &[u8]) -> Names {
     }
 }
 
-/// The part of a stream's configuration that is about publishing to it.
+/// A stream as JetStream describes it, as far as publishing to it goes.
+#[derive(Deserialize)]
+pub(super) struct StreamInfo {
+    config: StreamConfig,
+    created: Option<String>,
+}
+
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct StreamConfig {
@@ -46,38 +52,30 @@ struct StreamConfig {
     subjects: Vec<String>,
 }
 
-#[derive(Deserialize)]
-struct Info {
-    config: StreamConfig,
-    created: Option<String>,
-}
+impl StreamInfo {
+    /// `None` when the stream is not there.
+    pub(super) fn parse(payload: &[u8]) -> Option<Self> {
+        serde_json::from_slice(payload).ok()
+    }
 
-fn parse_config(payload: &[u8]) -> Option<StreamConfig> {
-    let info: Info = serde_json::from_slice(payload).ok()?;
-    Some(info.config)
-}
+    pub(super) fn takes(&self, subject: &str) -> bool {
+        self.config.subjects.iter().any(|pattern| covers(pattern, subject))
+    }
 
-/// When a stream was created, and its subjects; `None` when it is not there.
-pub(super) fn parse_birth(payload: &[u8]) -> Option<Birth> {
-    let info: Info = serde_json::from_slice(payload).ok()?;
-    let created = humantime::parse_rfc3339(info.created.as_deref()?).ok()?;
-    Some(Birth { created, subjects: info.config.subjects })
-}
+    pub(super) fn birth(self) -> Option<Birth> {
+        let created = humantime::parse_rfc3339(self.created.as_deref()?).ok()?;
+        Some(Birth { created, subjects: self.config.subjects })
+    }
 
-/// The subjects of a stream; `None` when it is not there.
-pub(super) fn parse_subjects(payload: &[u8]) -> Option<Vec<String>> {
-    parse_config(payload).map(|config| config.subjects)
-}
+    /// The subjects, if it is set to acknowledge nothing.
+    pub(super) fn no_ack(self) -> Option<Vec<String>> {
+        self.config.no_ack.then_some(self.config.subjects)
+    }
 
-/// The subjects of a stream, if it is set to acknowledge nothing.
-pub(super) fn parse_no_ack(payload: &[u8]) -> Option<Vec<String>> {
-    parse_config(payload).filter(|config| config.no_ack).map(|config| config.subjects)
-}
-
-/// The subjects of a stream, if it takes atomic batches and acknowledges them.
-pub(super) fn parse_atomic(payload: &[u8]) -> Option<Vec<String>> {
-    let config = parse_config(payload).filter(|config| config.allow_atomic && !config.no_ack);
-    config.map(|config| config.subjects)
+    /// The subjects, if it takes atomic batches and acknowledges them.
+    pub(super) fn atomic(self) -> Option<Vec<String>> {
+        (self.config.allow_atomic && !self.config.no_ack).then_some(self.config.subjects)
+    }
 }
 
 #[derive(Deserialize)]
@@ -172,10 +170,13 @@ mod tests {
         let failure = Failure::Refused { err_code: 10008, description: "unavailable".into(), stream: None };
         assert_eq!(parse_names(leaderless), Names::Refused(failure));
         assert_eq!(parse_names(b"?"), Names::Stranger);
-        assert_eq!(parse_no_ack(br#"{"config":{"name":"S","subjects":["a.>"]}}"#), None);
+        assert_eq!(
+            StreamInfo::parse(br#"{"config":{"name":"S","subjects":["a.>"]}}"#).and_then(StreamInfo::no_ack),
+            None
+        );
         let silent = br#"{"config":{"name":"S","subjects":["a.>"],"no_ack":true},"ts":"x"}"#;
-        assert_eq!(parse_no_ack(silent), Some(vec!["a.>".to_owned()]));
-        assert_eq!(parse_no_ack(br#"{"error":{"code":404}}"#), None);
+        assert_eq!(StreamInfo::parse(silent).and_then(StreamInfo::no_ack), Some(vec!["a.>".to_owned()]));
+        assert_eq!(StreamInfo::parse(br#"{"error":{"code":404}}"#).and_then(StreamInfo::no_ack), None);
         let commit = br#"{"stream":"S","seq":9,"batch":"b","count":3}"#;
         assert_eq!(
             parse_commit(commit, "b", 3),
@@ -190,9 +191,9 @@ mod tests {
         {
             assert_eq!(parse_commit(answer, id, count), Err(Failure::NotJetStream), "{id} {count}");
         }
-        assert_eq!(parse_atomic(silent), None);
+        assert_eq!(StreamInfo::parse(silent).and_then(StreamInfo::atomic), None);
         let atomic = br#"{"config":{"name":"S","subjects":["a.>"],"allow_atomic":true},"ts":"x"}"#;
-        assert_eq!(parse_atomic(atomic), Some(vec!["a.>".to_owned()]));
+        assert_eq!(StreamInfo::parse(atomic).and_then(StreamInfo::atomic), Some(vec!["a.>".to_owned()]));
         for stranger in [&b""[..], b"ok", b"{}", b"[]", br#"{"stream":"S"}"#] {
             assert_eq!(parse_ack(stranger), Err(Failure::NotJetStream));
         }
@@ -215,7 +216,7 @@ mod tests {
             }
             prop_assert!(parse_commit(&bytes, "b", 1).is_err() || parse_ack(&bytes).is_ok());
             parse_names(&bytes);
-            let _ = (parse_subjects(&bytes), parse_no_ack(&bytes), parse_atomic(&bytes));
+            let _ = StreamInfo::parse(&bytes);
         }
     }
 }

@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{
     Publisher,
-    answer::{Ack, parse_atomic, parse_commit},
+    answer::{Ack, StreamInfo, parse_commit},
     batch::Batch,
     held_back,
     window::Window,
@@ -32,8 +32,8 @@ use super::{
 };
 use crate::{
     config::Limits,
-    delivery::{breaker::Sending, decision::Failure, message::Message, outcome::Outcome, subjects::covers},
-    nats::question::Reply,
+    delivery::{Failure, Message, Outcome, breaker::Sending, covers},
+    nats::connection::Reply,
 };
 
 /// Messages of one batch at most; nats-server takes so many unless it is configured otherwise.
@@ -171,7 +171,7 @@ impl Publisher {
     async fn ask_for_atomic(&mut self, at: usize, end: Instant) {
         let reply = self.connection.ask_for_stream(&self.atomic[at].name, end).await;
         let (subjects, again) = match reply {
-            Reply::Answer(info) => (parse_atomic(&info), ASK_EVERY),
+            Reply::Answer(info) => (StreamInfo::parse(&info).and_then(StreamInfo::atomic), ASK_EVERY),
             Reply::NoResponders | Reply::Denied => (None, ASK_EVERY),
             Reply::Silence => (None, PAUSE),
         };

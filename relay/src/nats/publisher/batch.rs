@@ -15,12 +15,7 @@ use super::{
 };
 use crate::{
     config::Limits,
-    delivery::{
-        decision::{Decision, Failure, decide},
-        message::Message,
-        outcome::Outcome,
-        place::{qualified, split},
-    },
+    delivery::{Decision, Failure, Message, Outcome, decision::decide, place::qualified, split},
 };
 
 /// A batch on its way.

@@ -5,20 +5,10 @@ use std::sync::Arc;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::{
-    Publisher,
-    answer::{parse_birth, parse_subjects},
-    batch::Batch,
-};
+use super::{Publisher, answer::StreamInfo, batch::Batch};
 use crate::{
-    delivery::{
-        decision::Failure,
-        message::Message,
-        outcome::Outcome,
-        place::{Birth, is_unseen, split, unseen},
-        subjects::covers,
-    },
-    nats::{proof, question::Reply},
+    delivery::{Birth, Failure, Message, Outcome, is_unseen, place::unseen, split},
+    nats::{connection::Reply, proof},
 };
 
 /// Whether a stream of this name is the one that has acknowledged.
@@ -114,18 +104,13 @@ impl Publisher {
     /// of subjects it has another one.
     async fn is_seen(&self, name: &str, message: &Message, sequence: u64, end: Instant) -> Seen {
         match self.connection.ask_for_stream(name, end).await {
-            Reply::Answer(info) => match parse_subjects(&info) {
-                Some(subjects) if subjects.iter().any(|pattern| covers(pattern, &message.subject)) => {
-                    Seen::Yes(parse_birth(&info))
-                }
-                Some(_) => {
-                    let id = proof::stored_id(&self.connection, name, sequence).await;
-                    match id {
-                        Ok(Some(id)) if id == message.sent_id() => Seen::Yes(parse_birth(&info)),
-                        Ok(_) => Seen::No,
-                        Err(_) => Seen::Unknown,
-                    }
-                }
+            Reply::Answer(info) => match StreamInfo::parse(&info) {
+                Some(info) if info.takes(&message.subject) => Seen::Yes(info.birth()),
+                Some(info) => match proof::stored_id(&self.connection, name, sequence).await {
+                    Ok(Some(id)) if id == message.sent_id() => Seen::Yes(info.birth()),
+                    Ok(_) => Seen::No,
+                    Err(_) => Seen::Unknown,
+                },
                 None => Seen::No,
             },
             // The way to a domain may have been cut right behind the acknowledgement.
@@ -148,10 +133,8 @@ impl Publisher {
             return Failure::Unreachable { stream };
         }
         match self.connection.ask_for_stream(&name, end).await {
-            Reply::Answer(info) => match parse_subjects(&info) {
-                Some(subjects) if subjects.iter().any(|pattern| covers(pattern, subject)) => {
-                    Failure::NoLeader { stream }
-                }
+            Reply::Answer(info) => match StreamInfo::parse(&info) {
+                Some(info) if info.takes(subject) => Failure::NoLeader { stream },
                 _ => Failure::NoResponders,
             },
             Reply::NoResponders | Reply::Silence | Reply::Denied => Failure::Unreachable { stream },

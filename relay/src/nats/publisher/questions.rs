@@ -7,13 +7,13 @@ use tokio::time::Instant;
 
 use super::{
     Publisher,
-    answer::{Names, parse_names, parse_no_ack},
+    answer::{Names, StreamInfo, parse_names},
     batch::Batch,
 };
 use crate::{
     config::Limits,
-    delivery::{decision::Failure, outcome::Outcome},
-    nats::question::Reply,
+    delivery::{Failure, Outcome},
+    nats::connection::Reply,
 };
 
 /// How many subjects JetStream is asked about in a row, at most; fewer when it fails to answer.
@@ -180,7 +180,7 @@ impl Publisher {
                 Names::Refused(failure) => return failure,
                 Names::Stranger => (only_this(), Failure::Unexplained { stream: None }),
                 Names::Stream(stream) => match self.connection.ask_for_stream(&stream, asked.end).await {
-                    Reply::Answer(info) => match parse_no_ack(&info) {
+                    Reply::Answer(info) => match StreamInfo::parse(&info).and_then(StreamInfo::no_ack) {
                         Some(patterns) => (patterns, Failure::NeverAcknowledges { stream }),
                         None => (only_this(), Failure::Silent { stream: Some(stream) }),
                     },

@@ -48,6 +48,7 @@ kinds! {
     i64: INT8, INT8_ARRAY;
     f64: FLOAT8, FLOAT8_ARRAY;
     &str: TEXT, TEXT_ARRAY;
+    &[u8]: BYTEA, BYTEA_ARRAY;
     String: TEXT, TEXT_ARRAY;
     Vec<u8>: BYTEA, BYTEA_ARRAY;
     SystemTime: TIMESTAMPTZ, TIMESTAMPTZ_ARRAY;
