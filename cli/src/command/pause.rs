@@ -48,7 +48,7 @@ struct Lasts {
     unseen: bool,
 }
 
-/// What is held back, or goes on.
+/// The messages that are held back, or go on.
 pub(crate) struct Pause {
     of: PauseOf,
     who: action::Who,
