@@ -1,4 +1,4 @@
-//! Diagnosiss to delivery in NATS right now: the part that `oncebox status` shares with `oncebox
+//! Diagnoses to delivery in NATS right now: the part that `oncebox status` shares with `oncebox
 //! doctor`.
 
 use std::collections::BTreeSet;
