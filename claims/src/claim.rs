@@ -1,10 +1,32 @@
 //! The answer to a message, or a request, that asks for its key.
 
+use oncebox_schema::Columns;
+
 use crate::{
     life::{Arrival, arrive},
     stored::Stored,
-    transactional::TransactionId,
 };
+
+/// The id of the transaction that has claimed a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransactionId(i64);
+
+impl TransactionId {
+    /// The id as the claims return it.
+    pub(crate) fn parse(id: &str) -> Self {
+        Self(id.parse().expect("the server never reaches 2^63 transactions"))
+    }
+
+    pub(crate) fn of(row: &Columns) -> Option<Self> {
+        row.number(0).map(Self)
+    }
+
+    /// The id as our statements take it.
+    #[must_use]
+    pub fn as_i64(&self) -> &i64 {
+        &self.0
+    }
+}
 
 /// The result of a claim, in every mode; `W` is the winner's right to the key.
 #[derive(Clone, Debug)]

@@ -43,7 +43,7 @@ pub mod retention;
 pub mod stored;
 pub mod transactional;
 
-pub use claim::Claim;
+pub use claim::{Claim, TransactionId};
 pub use error::{Error, InvalidSettings};
 pub use failure::HandlerError;
 #[doc(hidden)]

@@ -15,14 +15,37 @@
 
 use std::time::Duration;
 
-use crate::stored::Status;
-
 /// How often a run that lost a race is repeated at once, the first run included.
 const ROUNDS_MAX: u64 = 5;
 /// How often a message may end its process while it runs alone. Each time takes all consumers of
 /// the process along, so it is less than the attempts that a failing handler has. The SQL function
 /// `begin_attempt` has the same limit.
 const CRASHES_MAX: u64 = 3;
+
+/// How a key ended, as its row has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Status {
+    /// The effect is complete.
+    Completed,
+    /// The handler said no.
+    Rejected,
+    /// It was given up, and recorded as a dead letter.
+    Dead,
+}
+
+impl Status {
+    pub(crate) const ALL: [Self; 3] = [Self::Completed, Self::Rejected, Self::Dead];
+
+    /// The status as the column has it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Rejected => "rejected",
+            Self::Dead => "dead",
+        }
+    }
+}
 
 /// The row of a key that has ended, as an arrival sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,36 +2,7 @@
 
 use crate::{Error, life::Ended};
 
-/// How a key ended, as its row has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Status {
-    /// The effect is complete.
-    Completed,
-    /// The handler said no.
-    Rejected,
-    /// It was given up, and recorded as a dead letter.
-    Dead,
-}
-
-impl Status {
-    const ALL: [Self; 3] = [Self::Completed, Self::Rejected, Self::Dead];
-
-    /// The status as the column has it.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Completed => "completed",
-            Self::Rejected => "rejected",
-            Self::Dead => "dead",
-        }
-    }
-
-    /// The status that the column of this key's row has.
-    pub(crate) fn of(key: &str, status: &str) -> Result<Self, Error> {
-        let known = Self::ALL.into_iter().find(|known| known.as_str() == status);
-        known.ok_or_else(|| Error::UnknownStatus { key: key.to_owned(), status: status.to_owned() })
-    }
-}
+pub use crate::life::Status;
 
 /// A committed row of the inbox.
 #[derive(Clone, Debug)]
@@ -69,3 +40,9 @@ pub struct Settlement<'a> {
 
 /// A claim stores this, for the case that the handler ends so.
 pub const COMPLETED: Settlement<'static> = Settlement { status: Status::Completed, outcome: None };
+
+/// The status that the column of this key's row has.
+pub(crate) fn status_of(key: &str, status: &str) -> Result<Status, Error> {
+    let known = Status::ALL.into_iter().find(|known| known.as_str() == status);
+    known.ok_or_else(|| Error::UnknownStatus { key: key.to_owned(), status: status.to_owned() })
+}

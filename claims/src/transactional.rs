@@ -18,9 +18,10 @@ use crate::{
     identity::Identity,
 };
 
+pub use crate::claim::TransactionId;
 pub use crate::driver::{Deferrable, Write};
 pub use batch::Session;
-pub use claim::{Claimed, Expect, Next, TransactionId};
+pub use claim::{Claimed, Expect, Next};
 pub use deferred::Deferred;
 pub use ending::{Committed, Ending};
 

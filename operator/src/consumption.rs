@@ -1,4 +1,4 @@
-//! Diagnoses after the streams: consumers that get no messages, or acknowledge none. Messages reach
+//! Obstacles after the streams: consumers that get no messages, or acknowledge none. Messages reach
 //! their stream all the same, so `oncebox doctor` only warns of them.
 
 use oncebox_connect::words::counted;
@@ -6,7 +6,7 @@ use oncebox_relay::facts::covers;
 
 use crate::Severity::Warning;
 use crate::{
-    doctor::Diagnosis,
+    diagnosis::Diagnosis,
     shell::quoted,
     status::RecentSubject,
     survey::{ConsumerStatus, StreamStatus, Survey},
@@ -14,7 +14,7 @@ use crate::{
 
 /// Longer silence than this is no pause between two messages.
 const QUIET_SECONDS: f64 = 5.0;
-/// Diagnoses that are listed, at most; there may be hundreds of consumers.
+/// Obstacles that are listed, at most; there may be hundreds of consumers.
 const LISTED_MAX: usize = 20;
 /// Subjects of one obstacle that are named, at most.
 const NAMED_MAX: usize = 5;

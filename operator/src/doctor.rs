@@ -18,9 +18,12 @@ use oncebox_connect::{config::Config, error::error_chain, nats::Server};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use self::Severity::{Problem, Warning};
 use crate::{
     consumption::consumption,
+    diagnosis::{
+        Diagnosis,
+        Severity::{self, Problem, Warning},
+    },
     obstacles::{Expected, obstacles},
     survey::{self, Survey},
 };
@@ -32,35 +35,6 @@ const INLINE_BYTES_MAX: u64 = 8 * 1024 * 1024;
 
 /// So full, or fuller, is worth a word.
 const FILLED: f64 = 0.8;
-
-/// How grave a diagnosis is; the gravest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-pub enum Severity {
-    /// Messages are held up, lost or doubled, or will be: it must be mended.
-    Problem,
-    /// It works, but not as it should.
-    Warning,
-    /// Good to know.
-    Note,
-}
-
-/// Something that a doctor found.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-#[non_exhaustive]
-pub struct Diagnosis {
-    /// How grave it is.
-    pub severity: Severity,
-    /// The thing that was looked at, in a word that does not change, such as `duplicate-window`.
-    pub check: &'static str,
-    /// The problem.
-    pub what: String,
-    /// Its consequence.
-    pub consequence: String,
-    /// The remedy.
-    pub remedy: String,
-}
 
 /// The facts that a doctor saw, and the findings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
@@ -212,19 +186,6 @@ fn unreachable(check: &'static str, consequence: &str, problem: Option<&String>)
         consequence,
         "see whether the server runs, and whether URL, network, login and TLS are right",
     )
-}
-
-impl Severity {
-    pub(crate) fn of(
-        self,
-        check: &'static str,
-        what: impl Into<String>,
-        consequence: impl Into<String>,
-        remedy: impl Into<String>,
-    ) -> Diagnosis {
-        let (what, consequence, remedy) = (what.into(), consequence.into(), remedy.into());
-        Diagnosis { severity: self, check, what, consequence, remedy }
-    }
 }
 
 /// `90s`, `2m`.

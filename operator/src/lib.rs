@@ -15,6 +15,7 @@ mod canaries;
 mod consumption;
 mod dead_letters;
 mod delayed;
+mod diagnosis;
 mod disk;
 mod doctor;
 mod edit;
@@ -77,7 +78,8 @@ pub use self::{
     canaries::{CANARY_WITHIN, Canary},
     dead_letters::{DeadLetter, DeadLetterDetails, DeadLetters},
     delayed::DelayedMessage,
-    doctor::{DatabaseFacts, Diagnosis, Examination, InboxFacts, Lacking, Severity, examine},
+    diagnosis::{Diagnosis, Severity},
+    doctor::{DatabaseFacts, Examination, InboxFacts, Lacking, examine},
     edit::{DiffLine, EDITABLE_BYTES_MAX, Edit, EditOf, EditPreview, Editable},
     events::EventKind,
     everywhere::{PlacedTrace, look_elsewhere, together, within},
@@ -136,9 +138,8 @@ const BATCH: i64 = 1_000;
 /// use oncebox_operator::{Operator, Order, Stamp, Verb};
 ///
 /// # async fn example(config: &OutboxConfig) -> Result<(), Box<dyn std::error::Error>> {
-/// let mut tasks = tokio::task::JoinSet::new();
 /// let stamp = Stamp { operator: Some("mina".into()), note: Some("INC-7".into()) };
-/// let mut operator = Operator::connect(config, stamp, &mut tasks).await?;
+/// let mut operator = Operator::connect(config, stamp).await?;
 /// let order = Order::new(Verb::RetryDead, false, vec![("subject".into(), "orders.>".into())])?;
 /// let retried = order.run(&mut operator, None, None).await?;
 /// println!("{} messages are due again", retried.done);
@@ -233,8 +234,8 @@ impl Operator {
         Ok(rows.first().map(|row| (row.get(0), row.get(1))))
     }
 
-    /// Runs a statement that changes something, in a transaction of its own, and returns its rows. Who
-    /// acts, and why, are its last parameters.
+    /// Runs a statement that changes something, in a transaction of its own, and returns its rows.
+    /// Who acts, and why, are its last parameters.
     async fn change(
         &mut self,
         what: &'static str,

@@ -1,4 +1,4 @@
-//! Diagnoses to delivery in NATS right now: the part that `oncebox status` shares with `oncebox
+//! Obstacles to delivery in NATS right now: the part that `oncebox status` shares with `oncebox
 //! doctor`.
 
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use oncebox_connect::{
 use super::shell::quoted;
 use crate::Severity::Problem;
 use crate::{
-    doctor::Diagnosis,
+    diagnosis::Diagnosis,
     status::RecentSubject,
     survey::{StreamStatus, Survey},
 };

@@ -11,13 +11,12 @@ use super::{
     store::{LeasedClaims, Name, Pending},
 };
 use crate::{
-    Claim, Error,
+    Claim, Error, TransactionId,
     database::{Kind, Mode, failed},
     failure::text,
     life::Arrival,
     metrics::{ClaimCounters, add},
     stored::Status,
-    transactional::TransactionId,
 };
 
 /// How long the last statements of a claim may take, which nothing else waits for.

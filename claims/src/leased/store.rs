@@ -15,12 +15,11 @@ use tokio_postgres::{Row, types::Type};
 use uuid::Uuid;
 
 use crate::{
-    Error,
+    Error, TransactionId,
     database::{Database, Parameter, discard, failed, statement},
     failure::bounded,
     identity::lock,
     stored::Status,
-    transactional::TransactionId,
 };
 
 pub(super) use claim::Won;

@@ -17,7 +17,7 @@ use crate::{
     database::{Parameter, failed, statement},
     failure::CommitError,
     identity::Identity,
-    stored::{COMPLETED, Settlement, Status, Stored},
+    stored::{COMPLETED, Settlement, Stored, status_of},
 };
 
 /// The statements, as this schema has them.
@@ -164,7 +164,7 @@ impl TransactionalClaims {
         let stored = rows.iter().map(|row| {
             let (key, status): (String, &str) = (row.get(1), row.get(2));
             let stored = Stored {
-                status: Status::of(&key, status)?,
+                status: status_of(&key, status)?,
                 fingerprint: row.get(3),
                 outcome: row.get(4),
                 message_id: row.get(5),

@@ -2,10 +2,10 @@
 
 use std::{fmt, time::Duration};
 
-use oncebox_schema::{Answer, Cause, Columns, Driver, Statement, Value};
+use oncebox_schema::{Answer, Cause, Driver, Statement, Value};
 use tokio_postgres::error::SqlState;
 
-use super::{TransactionalClaims, Wanted, look::arrival, timeouts};
+use super::{TransactionId, TransactionalClaims, Wanted, look::arrival, timeouts};
 use crate::{
     Claim, Error,
     database::{Database, failed_through, statement},
@@ -13,27 +13,6 @@ use crate::{
     life::Arrival,
     stored::{COMPLETED, Settlement},
 };
-
-/// The id of the transaction that has claimed a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TransactionId(i64);
-
-impl TransactionId {
-    /// The id as the claims return it.
-    pub(crate) fn parse(id: &str) -> Self {
-        Self(id.parse().expect("the server never reaches 2^63 transactions"))
-    }
-
-    fn of(row: &Columns) -> Option<Self> {
-        row.number(0).map(Self)
-    }
-
-    /// The id as our statements take it.
-    #[must_use]
-    pub fn as_i64(&self) -> &i64 {
-        &self.0
-    }
-}
 
 /// The case that a claim is prepared for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

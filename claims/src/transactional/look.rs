@@ -9,7 +9,7 @@ use crate::{
     database::failed_through,
     identity::Identity,
     life::{Arrival, Held, arrive},
-    stored::{Status, Stored},
+    stored::{Status, Stored, status_of},
 };
 
 const WHAT: &str = "read the stored outcome";
@@ -114,7 +114,7 @@ fn ended<W>(row: Option<Columns>, identity: &Identity) -> Result<Option<Claim<W>
 /// Reads a row of `stored.sql`.
 fn stored(mut row: Columns, key: &str) -> Result<Stored, Error> {
     Ok(Stored {
-        status: Status::of(key, row.text(0).unwrap_or_default())?,
+        status: status_of(key, row.text(0).unwrap_or_default())?,
         fingerprint: row.take(1).unwrap_or_default(),
         outcome: row.take(2),
         message_id: row.number(3),

@@ -23,12 +23,12 @@ struct Choice {
     /// The original has moved here, and nothing serves it where it was: it goes on as it is
     #[arg(long = "move")]
     moved: bool,
-    /// It is a copy: make it an outbox of its own, and give up all messages that were due, set aside
-    /// or delayed
+    /// It is a copy: make it an outbox of its own, and give up all messages that were due, set
+    /// aside or delayed
     #[arg(long)]
     discard_backlog: bool,
-    /// It is a copy: make it an outbox of its own, and send those messages too, although the original
-    /// sends them
+    /// It is a copy: make it an outbox of its own, and send those messages too, although the
+    /// original sends them
     #[arg(long)]
     send_backlog: bool,
 }

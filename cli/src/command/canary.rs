@@ -45,8 +45,8 @@ pub(crate) struct One {
 // The options of a retry that begin a canary instead.
 #[derive(clap::Args)]
 pub(super) struct Options {
-    /// Leave it to the relays to retry one, then 10, 100 and the rest, and to stop at the first that
-    /// fails again
+    /// Leave it to the relays to retry one, then 10, 100 and the rest, and to stop at the first
+    /// that fails again
     #[arg(long, conflicts_with = "rate")]
     canary: bool,
     /// How long a retried one may be neither handled nor dead again before the canary stops

@@ -46,7 +46,8 @@ pub(super) struct Beside {
 #[derive(clap::Args)]
 #[group(id = "arguments")]
 struct Arguments {
-    /// A name under which browsers reach it, beside localhost and addresses; may be given several times
+    /// A name under which browsers reach it, beside localhost and addresses; may be given several
+    /// times
     #[arg(long, value_name = "NAME")]
     host: Vec<String>,
     /// Let operators retry, discard, pause and so on; without it the console only looks

@@ -25,7 +25,7 @@ use super::{On, Run as _, given, migrate::Migrate, output, relay};
 const STREAM: &str = "ORDERS=orders.>,payments.>";
 const NATS_DEADLINE: Duration = Duration::from_secs(30);
 
-/// The parts to run.
+/// The servers and programs to run.
 pub(crate) struct Dev {
     values: Values,
     places: Places,

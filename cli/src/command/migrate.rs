@@ -29,9 +29,7 @@ pub(crate) struct Migrate {
     /// Lanes of a new outbox, 1 to 256; fixed when it is installed [default: 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     lanes: Option<u16>,
-    /// What the names of the four roles begin with [default: SCHEMA_DATABASE, or what they begin with
-    /// already]
-    #[arg(long = "role-prefix", value_name = "PREFIX", value_parser = role_prefix)]
+    #[arg(long = "role-prefix", value_name = "PREFIX", value_parser = role_prefix, help = ROLES)]
     roles: Option<RolePrefix>,
     /// Print the steps that are missing, and change nothing
     #[arg(id = "dry-run", long, group = "instead")]
@@ -52,6 +50,9 @@ pub(crate) struct Migrate {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(0..=i64::from(LATEST_VERSION)))]
     from: Option<i32>,
 }
+
+const ROLES: &str =
+    "What the names of the four roles begin with [default: SCHEMA_DATABASE, or what they begin with already]";
 
 fn role_prefix(text: &str) -> Result<RolePrefix, String> {
     text.parse().map_err(|error: oncebox_schema::InvalidRolePrefix| error.to_string())

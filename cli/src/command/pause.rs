@@ -48,7 +48,7 @@ struct Lasts {
     unseen: bool,
 }
 
-/// The messages that are held back, or go on.
+/// Messages that are held back, or go on.
 pub(crate) struct Pause {
     of: PauseOf,
     who: action::Who,

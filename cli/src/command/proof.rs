@@ -33,8 +33,8 @@ pub(crate) struct Prove {
     /// Keys that each gap names, at most
     #[arg(long, value_name = "N", default_value = "20", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     keys: u32,
-    /// Print the document signed with this Ed25519 key (PKCS#8, PEM), in an envelope of DSSE; implies
-    /// --json
+    /// Print the document signed with this Ed25519 key (PKCS#8, PEM), in an envelope of DSSE;
+    /// implies --json
     #[arg(long, value_name = "FILE")]
     sign: Option<PathBuf>,
     #[arg(skip)]

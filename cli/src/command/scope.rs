@@ -24,7 +24,7 @@ pub(crate) enum Scope {
     /// Change settings of a scope; its processes go by them from their next start on
     // The usage that clap writes is too wide.
     #[command(override_usage = "oncebox inbox scope change <SCOPE> [OPTIONS]")]
-    Change(Change),
+    Change(Box<Change>),
 }
 
 #[derive(clap::Args)]

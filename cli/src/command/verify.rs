@@ -17,8 +17,7 @@ pub(crate) struct Verify {
     /// The stream
     #[arg(long, value_name = "NAME")]
     stream: String,
-    /// What the stream should hold [default: what it takes]
-    #[arg(long, value_name = "PATTERN")]
+    #[arg(long, value_name = "PATTERN", help = "What the stream should hold [default: what it takes]")]
     subject: Option<SubjectPattern>,
     #[arg(long, value_name = "TIME", help = action::with_forms("Messages enqueued then or later"))]
     since: Option<Moment>,

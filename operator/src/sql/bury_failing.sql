@@ -2,8 +2,8 @@
 -- state that forbids it; incomplete when its payload is gone, and no claim has its fingerprint: a
 -- later copy would be another message under the same key.
 -- $1: scope; $2: tenant; $3: key; $4: payload; $5: subject; $6: headers as JSON; $7: stream; $8:
--- sequence in it; $9: when the stream stored it; $10: failures; $11: reason; $12: operator; $13:
--- note; $14: whether the payload is gone.
+-- sequence in it; $9: when the stream stored it; $10: failures; $11: reason; $12: whether the
+-- payload is gone; $13: operator; $14: note.
 -- Index: inbox_scope_pkey, and those of the function. Locking: the key's advisory lock, tried
 -- without waiting: a message at work is left alone.
 SELECT

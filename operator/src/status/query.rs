@@ -18,6 +18,7 @@ use super::{
         relay_settings::relay_settings,
         rows::{FromRow, Parameters, all, from_row, query, values},
         sagas::UNLED_SECONDS,
+        statements::Statements,
     },
     Asleep, BlockedKey, Holder, LaneStatus, LinesDue, ParkedReason, RelaySessions, SagasWaiting, Status,
     findings::{DOWN, findings, nats_away, of_nats},
@@ -65,30 +66,25 @@ impl Operator {
         let marks = Marks::new(&query(&ask.0, "read where lanes stand", &sql.status_marks, &[]).await?);
         let overview = ask.one("read the overview", &sql.status_overview).await?;
         let sees = |what: &str| overview.get::<_, bool>(what);
-        let log = query(&ask.0, "find the live segments", &sql.log, &[]).await?;
-        let log = log.first().map_or("log", |row| row.get(0));
-        let lag = query(&ask.0, "read the lag", &schema.sql(&sql::LAG.replace("{log}", log)), &[]).await?;
-        let stands = query(&ask.0, "read the lanes", &sql.status_lanes, &[]).await?;
+        let (lanes, backlog_is_exact) = ask.lanes(&sql, &schema).await?;
         let parked = ask.one("count parked messages", &schema.sql(sql::PARKED)).await?;
         let looked_at = i64::from(LOOKED_AT_MAX);
         let [of_inboxes, bounds] =
             [[&looked_at as &dyn Parameter, &LISTED_MAX], [&INBOXES_MAX, &INBOXES_NAMED_MAX]];
         let of_keys = [&LOOKED_AT_MAX as &dyn Parameter, &LISTED_MAX, &looked_at];
         let blocked = query(&ask.0, "find blocked ordering keys", &sql.status_blocked, &of_keys).await?;
-        let waiting: Vec<SagasWaiting> =
-            ask.all("count sagas", &schema.sql(sql::SAGAS), &[&SAGAS_MAX]).await?;
+        let sagas = ask.all("count sagas", &schema.sql(sql::SAGAS), &[&SAGAS_MAX]).await?;
         let unled = "find sagas that no process leads";
         let faults = faults(&ask.0, &schema, &relay_name).await.map_err(failed("look for faults"))?;
         let relay_settings =
             relay_settings(&ask.0, &schema).await.map_err(failed("read relays' settings"))?;
         let subjects = recent_subjects(&ask.0, &schema).await.map_err(failed("read recent subjects"))?;
-        let lanes: Vec<LaneStatus> = lag.iter().zip(&stands).map(lane).collect();
         let mut status = Status {
             at: overview.get("now"),
             schema: schema.as_str().to_owned(),
             lag_seconds: lanes.iter().map(|lane| lane.lag_seconds).fold(0.0, f64::max),
             backlog_messages: lanes.iter().map(|lane| lane.backlog_messages).sum(),
-            backlog_is_exact: lag.iter().all(|row| row.get("is_exact")),
+            backlog_is_exact,
             lanes,
             parked: parked.get("parked"),
             dead: parked.get("dead"),
@@ -115,7 +111,7 @@ impl Operator {
                 .if_seen(sees("counts_inboxes"), "count failing messages", &schema.sql(sql::INBOXES), &bounds)
                 .await?,
             expectations: ask.all("list expectations", &schema.sql(sql::EXPECTATIONS), &[]).await?,
-            sagas_waiting: waiting.into_iter().filter(SagasWaiting::needs_operator).collect(),
+            sagas_waiting: sagas.into_iter().filter(SagasWaiting::needs_operator).collect(),
             sagas_unled: ask.all(unled, &sql.status_unled, &[&SAGAS_MAX, &UNLED_SECONDS]).await?,
             losses: ask.all("read what was lost", &sql.losses, &[&LISTED_MAX]).await?,
             faults,
@@ -196,6 +192,16 @@ impl Asking<'_> {
 
     async fn one(&self, what: &'static str, sql: &str) -> Result<Row> {
         self.0.query_typed_one(sql, &[]).await.map_err(failed(what))
+    }
+
+    /// The lanes, and whether their backlogs are exact.
+    async fn lanes(&self, sql: &Statements, schema: &SchemaName) -> Result<(Vec<LaneStatus>, bool)> {
+        let log = query(&self.0, "find the live segments", &sql.log, &[]).await?;
+        let log = log.first().map_or("log", |row| row.get(0));
+        let lag = query(&self.0, "read the lag", &schema.sql(&sql::LAG.replace("{log}", log)), &[]).await?;
+        let stands = query(&self.0, "read the lanes", &sql.status_lanes, &[]).await?;
+        let is_exact = lag.iter().all(|row| row.get("is_exact"));
+        Ok((lag.iter().zip(&stands).map(lane).collect(), is_exact))
     }
 
     /// `None` when this role may not look.

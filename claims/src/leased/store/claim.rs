@@ -9,7 +9,7 @@ use crate::{
     Claim, Error,
     database::{Parameter, failed},
     life::{Arrival, Held, arrive},
-    stored::{Status, Stored},
+    stored::{Stored, status_of},
 };
 
 /// A claim that was won.
@@ -111,7 +111,7 @@ impl Found {
         };
         let stored = match row.get::<_, Option<&str>>("status") {
             Some(status) => Some(Stored {
-                status: Status::of(name.key.as_str(), status)?,
+                status: status_of(name.key.as_str(), status)?,
                 fingerprint: row.get("fingerprint"),
                 outcome: row.get("outcome"),
                 message_id: row.get("message_id"),

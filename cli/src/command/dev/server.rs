@@ -85,8 +85,8 @@ impl Server {
         self
     }
 
-    /// Waits until its log has the words. A port that answers would say less: it may be that of
-    /// another server, which took it first.
+    /// Waits until its log has the words. A port that answers would say less: it may be
+    /// another server's, which took it first.
     pub(super) async fn await_log(&mut self, words: &str, within: Duration) -> anyhow::Result<()> {
         let begun = Instant::now();
         while begun.elapsed() < within {

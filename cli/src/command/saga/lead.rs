@@ -53,8 +53,8 @@ pub(crate) struct Lead {
     /// The subject, perhaps with wildcards, where participants in Rust publish dead letters
     #[arg(long, value_name = "SUBJECT")]
     dead_letters: Option<String>,
-    /// How long finished sagas are kept, such as 90d; a business id is free again then [default: for
-    /// ever]
+    /// How long finished sagas are kept, such as 90d; a business id is free again then [default:
+    /// for ever]
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     retention: Option<Duration>,
     /// How many answers are handled at a time; 1 to 64

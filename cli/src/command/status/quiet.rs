@@ -15,8 +15,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 // Waits until all messages are done, and names those that are not.
 #[derive(Clone, clap::Args)]
 pub(super) struct UntilQuiet {
-    /// Wait so long for all messages to be relayed and handled; name those that are not, or were given
-    /// up
+    /// Wait so long for all messages to be relayed and handled; name those that are not, or were
+    /// given up
     #[arg(id = "until-quiet", long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600), conflicts_with_all = ["watch", "all"])]
     seconds: Option<u32>,
     /// Wait for this consumer to begin; may be given several times

@@ -94,7 +94,7 @@ impl Inbox {
             let waits = self.shared.lines.keeps();
             round.run_set(&takeable(deliveries, &claims, waits)).await?;
         }
-        for index in 0..deliveries.len() {
+        for (index, delivery) in deliveries.iter().enumerate() {
             if index > 0 && Instant::now() >= end || round.has_conflict() {
                 break;
             }
@@ -108,9 +108,8 @@ impl Inbox {
                 None => {}
                 Some(Claim::Alone) => round.parts[index] = Part::ByItself,
                 Some(known) => {
-                    let (known, delivery) = (known.clone(), &deliveries[index]);
-                    let answered =
-                        self.replay(round.transaction, &delivery.identity, delivery.received, known).await;
+                    let (identity, received) = (&delivery.identity, delivery.received);
+                    let answered = self.replay(round.transaction, identity, received, known.clone()).await;
                     round.parts[index] = match answered {
                         Ok(Uncommitted { verdict, write }) => Part::Verdict(verdict, write),
                         Err(error) => return Err(Lost::new(&error)),
