@@ -114,7 +114,7 @@ impl Database {
         Ok(Turn { session: Some(session), database: self, is_looking: false, _turn: turn })
     }
 
-    /// Asks for what a page shows.
+    /// Asks for the contents of a page.
     pub(crate) async fn look<T>(
         &self,
         question: impl AsyncFnOnce(&mut Operator) -> Result<T, RelayError>,

@@ -15,7 +15,7 @@ use super::{
 /// The error of `adopt()` when there is nothing to adopt.
 const NO_COPY: &str = "OB013";
 
-/// What becomes of an outbox that relays take for a copy.
+/// The ways to adopt an outbox that relays take for a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adoption {
     /// The original has moved here: it goes on under the same identity.

@@ -39,7 +39,7 @@ pub struct Canary {
     pub good: i32,
     /// Rows that failed again.
     pub failed: i32,
-    /// Rows that somebody else retried or discarded first.
+    /// Rows that an operator or another canary retried or discarded first.
     pub skipped: i32,
     /// Why it stopped, and at which row.
     pub reason: Option<String>,

@@ -1,5 +1,5 @@
-//! Obstacles behind the streams: consumers that get no messages, or acknowledge none. Messages
-//! reach their stream all the same, so `oncebox doctor` only warns of them.
+//! Obstacles after the streams: consumers that get no messages, or acknowledge none. Messages reach
+//! their stream all the same, so `oncebox doctor` only warns of them.
 
 use oncebox_connect::words::counted;
 use oncebox_relay::facts::covers;
@@ -12,14 +12,14 @@ use crate::{
     survey::{ConsumerStatus, StreamStatus, Survey},
 };
 
-/// Nothing for so long is no pause between two messages.
+/// Longer silence than this is no pause between two messages.
 const QUIET_SECONDS: f64 = 5.0;
 /// Obstacles that are listed, at most; there may be hundreds of consumers.
 const LISTED_MAX: usize = 20;
 /// Subjects of one obstacle that are named, at most.
 const NAMED_MAX: usize = 5;
 
-/// The obstacles behind the streams of the outbox.
+/// The obstacles after the streams of the outbox.
 pub(crate) fn consumption(survey: &Survey, subjects: &[RecentSubject]) -> Vec<Diagnosis> {
     let streams = survey.streams.iter().filter_map(|stream| {
         let of_stream = survey.consumers.iter().filter(|consumer| consumer.stream == stream.name);
@@ -177,8 +177,8 @@ fn full(consumer: &ConsumerStatus) -> Option<Diagnosis> {
     })
 }
 
-/// A consumer from which nobody pulls what it has to deliver again. That its handlers are at work
-/// for longer than `ack_wait` cannot be told from that by the consumer alone.
+/// A consumer from which no client pulls the messages that it has to deliver again. That its
+/// handlers are at work for longer than `ack_wait` cannot be told from that by the consumer alone.
 pub(crate) fn left_alone(consumer: &ConsumerStatus) -> Option<Diagnosis> {
     forsaken(consumer, consumer.unacknowledged > 0)
 }

@@ -44,12 +44,12 @@ pub struct DeadLetter {
     pub died_at: Time,
     /// The size of its payload.
     pub payload_bytes: i64,
-    /// The ordering key whose later messages wait behind it; `None` for one that holds up nothing.
+    /// The ordering key whose later messages wait for it; `None` for one that holds up nothing.
     pub ordering_key: Option<String>,
     /// How many wait.
     pub behind: Option<i64>,
     /// `KEY came in its place`, where this inbox has handled an edit of it, or is about to: a retry
-    /// takes the letter out, and nobody handles it.
+    /// takes the letter out, and no inbox handles it.
     pub edit: Option<String>,
 }
 
@@ -63,7 +63,7 @@ pub struct DeadLetters {
     pub letters: i64,
     /// Whether there may be more, among letters that were not looked at.
     pub is_capped: bool,
-    /// How many messages of their ordering keys wait behind them, 1,000 at most.
+    /// How many messages of their ordering keys wait for them, 1,000 at most.
     pub behind: i64,
     /// When the newest was.
     pub newest_at: Time,
@@ -72,7 +72,7 @@ pub struct DeadLetters {
 }
 
 impl DeadLetters {
-    /// How many messages wait behind them, as the rest of a sentence.
+    /// How many messages wait for them, as the rest of a sentence.
     pub(super) fn waiting(&self) -> String {
         match self.behind {
             0 => String::new(),
@@ -113,8 +113,8 @@ impl Operator {
         self.list(of, limit, |_| true).await
     }
 
-    /// Reads everything about the dead letter with this id, with so many bytes of its payload;
-    /// `None` when there is none.
+    /// Reads everything about the dead letter with this id, with up to that number of bytes of its
+    /// payload; `None` when there is none.
     ///
     /// # Errors
     /// PostgreSQL refused or went away.
@@ -193,9 +193,9 @@ impl Listed for DeadLetter {
     }
 
     /// A letter that is retried is a new message at the end of its stream, with the same key,
-    /// headers and payload. One that messages of its ordering key may wait behind is not sent: its
-    /// consumer runs it before those. Of a discarded one the key stays settled as dead, and
-    /// messages that wait behind it run.
+    /// headers and payload. One that messages of its ordering key may wait for is not sent: its
+    /// consumer runs it before those. Of a discarded one the key stays settled as dead, and the
+    /// messages that waited for it run.
     ///
     /// A letter is gone, and its key free, once JetStream has acknowledged the message. When the
     /// process dies between the two, both the letter and the message are there: the message is

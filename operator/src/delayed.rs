@@ -36,7 +36,7 @@ pub struct DelayedMessage {
 }
 
 impl DelayedMessage {
-    /// Its place in the list, for the page behind it.
+    /// Its place in the list, for the page after it.
     #[must_use]
     pub fn place(&self) -> Place {
         Place::Due(*self.not_before, self.id)

@@ -191,7 +191,7 @@ fn unreachable(check: &'static str, consequence: &str, problem: Option<&String>)
 /// `90s`, `2m`.
 fn time(seconds: f64) -> String {
     let time = Duration::try_from_secs_f64(seconds).unwrap_or_default();
-    // To the millisecond: nobody reads more.
+    // To the millisecond: more digits help no reader.
     let rounded = Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
     humantime::format_duration(rounded).to_string()
 }

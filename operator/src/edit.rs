@@ -23,7 +23,7 @@ use super::{Operator, Result, failed, query, resend::Resender, shell::quoted, sh
 /// The longest payload that is edited as a text: a longer one is given as a file.
 pub const EDITABLE_BYTES_MAX: usize = 256 * 1024;
 
-/// What is edited.
+/// The message or letter to edit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "messages die in the outbox or in an inbox")]
 pub enum EditOf {
@@ -33,7 +33,7 @@ pub enum EditOf {
     Message(String),
 }
 
-/// What is changed. Its payload and its values never reach a log.
+/// The changes. Their payload and its values never reach a log.
 #[derive(Clone, Default, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "these parts are the interface")]
 pub struct Edit {
@@ -57,7 +57,7 @@ impl fmt::Debug for Edit {
     }
 }
 
-/// What can be edited of a message.
+/// The parts of a message that can be edited.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct Editable {
@@ -119,7 +119,7 @@ impl Content {
         serde_json::json!(self.headers).to_string()
     }
 
-    /// The row of a dry run: what was, and what is to be.
+    /// The row of a dry run: the old and the new message.
     fn shown(&self) -> String {
         let new =
             Sha256::new().chain_update(self.headers_text()).chain_update([0]).chain_update(&self.payload);
@@ -154,7 +154,7 @@ fn changed(old: &BTreeMap<String, Value>, edit: &Edit) -> Result<BTreeMap<String
 }
 
 impl Operator {
-    /// What can be edited of a message.
+    /// Reads the parts of a message that can be edited.
     ///
     /// # Errors
     /// There is no such message, or PostgreSQL refused or went away.
@@ -218,8 +218,8 @@ impl Operator {
     /// were shown.
     ///
     /// # Errors
-    /// [`RelayError::Edit`] says why it cannot be edited so, or that somebody else has edited it;
-    /// PostgreSQL or NATS refused or went away. Nothing was done then.
+    /// [`RelayError::Edit`] says why it cannot be edited so, or that another operator has edited
+    /// it; PostgreSQL or NATS refused or went away. Nothing was done then.
     pub async fn edit(
         &mut self,
         config: Option<&Config>,

@@ -17,7 +17,7 @@ pub enum EventKind {
     Parked,
     /// The relay has given a message up.
     Dead,
-    /// A stream has lost what it had acknowledged.
+    /// A stream has lost messages that it had acknowledged.
     Loss,
     /// An operator has paused, throttled or resumed messages.
     Pause,

@@ -12,7 +12,7 @@ use super::{Operator, Result, Trace, TracedKey};
 
 /// Databases that are looked at together, at most.
 const TOGETHER_MAX: usize = 16;
-/// Of a client's key that nobody finds, so many colons are tried as part of its root.
+/// If a client's key is not found, up to this number of its colons are tried as part of its root.
 const COLONS_MAX: usize = 4;
 
 /// The trace of one of several databases.
@@ -99,8 +99,8 @@ fn join<O>(
     messages.filter(|message| message.key == key).for_each(|message| message.inboxes.push(inbox.clone()));
 }
 
-/// Looks at a database for so long; the error of one that does not answer in time is that of one
-/// which cannot be reached.
+/// Looks at a database for a limited time; the error of one that does not answer in time is that of
+/// one which cannot be reached.
 ///
 /// # Errors
 /// Those of the look.

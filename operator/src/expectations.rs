@@ -58,7 +58,7 @@ impl FromRow for Expectation {
     }
 }
 
-/// What the functions refuse, as sentences of a command.
+/// The refusals of the functions, as sentences of a command.
 fn refused(error: RelayError) -> RelayError {
     match error {
         RelayError::Refused(text) => RelayError::Expect(text),

@@ -56,7 +56,7 @@ pub struct FailingMessage {
 }
 
 impl FailingMessage {
-    /// Its place in the list, for the page behind it.
+    /// Its place in the list, for the page after it.
     #[must_use]
     pub fn place(&self) -> Place {
         Place::Key([&self.scope, &self.tenant, &self.key].map(Clone::clone))

@@ -125,7 +125,7 @@ use self::{
     statements::Statements,
 };
 
-/// What can fail here fails with an error of a relay or its servers, unless another is named.
+/// The result of a call: its error is that of a relay or its servers, unless another is named.
 type Result<T, E = RelayError> = std::result::Result<T, E>;
 
 /// Rows that one statement looks at, and that one transaction changes, at most.
@@ -194,8 +194,7 @@ impl Operator {
         })
     }
 
-    /// Has the commands that act on many messages change so many a second at most, and tell how
-    /// many are done.
+    /// Limits bulk commands to `rate` changes a second, and reports progress.
     #[must_use]
     pub fn at_rate(self, rate: Option<f64>, progress: Option<Progress>) -> Self {
         Self { pace: Pace::new(rate, progress), ..self }
@@ -260,7 +259,7 @@ impl Operator {
         begin(&mut self.client, &self.sql, &self.command).await
     }
 
-    /// A transaction that only looks, and waits for nobody.
+    /// A transaction that only looks, and waits for no other.
     async fn begin_status(&mut self) -> Result<Transaction<'_>> {
         let transaction = self.client.transaction().await.map_err(failed("begin"))?;
         transaction.batch_execute(&self.sql.status_settings).await.map_err(failed("begin"))?;
@@ -284,12 +283,12 @@ async fn wake(transaction: &Transaction<'_>, sql: &Statements, schema: &SchemaNa
     query(transaction, "wake the relays", &sql.wake, &[&schema.as_str()]).await.map(drop)
 }
 
-/// Whether a page is full, so that more may come behind it.
+/// Whether a page is full, so that more may come after it.
 fn is_full(rows: &[Row]) -> bool {
     rows.len() >= usize::try_from(BATCH).unwrap_or(usize::MAX)
 }
 
-/// The id behind which the next page begins; `None` when these rows are the last.
+/// The id after which the next page begins; `None` when these rows are the last.
 fn next_id(rows: &[Row]) -> Option<i64> {
     rows.last().filter(|_| is_full(rows)).map(|row| row.get("id"))
 }

@@ -66,14 +66,14 @@ impl LossStatus {
         format!("{what} ({})", counted(lanes, "lane"))
     }
 
-    /// Whether somebody must have it sent again.
+    /// Whether an operator must have it sent again.
     #[must_use]
     pub fn is_reported(&self) -> bool {
         self.state == "reported"
     }
 }
 
-/// The losses of a lane that nobody has had sent again.
+/// The losses of a lane that were not sent again.
 #[derive(Default)]
 struct LostInLane {
     /// Their names in the set of an action.
@@ -87,7 +87,7 @@ struct LostInLane {
 }
 
 impl Operator {
-    /// Takes into the set each loss of a stream that relays have reported and nobody has had sent
+    /// Takes into the set each loss of a stream that relays have reported and that was not sent
     /// again; counts the messages that would be sent. A loss that is found later changes the set,
     /// and so does another milestone: its lane is sent again as a whole, from there on.
     pub(crate) async fn find_losses(&self, of: &Selection, rows: &mut RowSet, done: &mut Done) -> Result<()> {

@@ -12,7 +12,7 @@ const BATCHES_A_SECOND: f64 = 4.0;
 /// Is told how many messages are done.
 pub type Progress = Box<dyn FnMut(u64) + Send + Sync>;
 
-/// The rate of a command, and what it has done.
+/// The rate of a command, and the number of its changes.
 #[derive(Default)]
 pub(crate) struct Pace {
     rate: Option<f64>,
@@ -40,7 +40,7 @@ impl Pace {
         self.rate.map_or(most, |rate| share(rate).min(most))
     }
 
-    /// So many more are done: waits until the rate allows the next.
+    /// Notes `count` more changes, and waits until the rate allows the next.
     pub(crate) async fn did(&mut self, count: u64) {
         let began = *self.began.get_or_insert_with(Instant::now);
         self.done += count;

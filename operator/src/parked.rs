@@ -29,9 +29,9 @@ pub struct ParkedMessage {
     pub lane: i16,
     /// Its key, which every command takes.
     pub key: String,
-    /// `dead`, `parked` (to be tried again) or `waiting` (behind another of its ordering key, or
-    /// with others of which a few are tried), as in a trace: of the message, or of its replay if
-    /// that has a number.
+    /// `dead`, `parked` (to be tried again) or `waiting` (for another of its ordering key, or with
+    /// others of which a few are tried), as in a trace: of the message, or of its replay if that
+    /// has a number.
     pub state: &'static str,
     /// Its subject.
     pub subject: String,
@@ -55,7 +55,7 @@ pub struct ParkedMessage {
     /// not stand for it any more.
     #[serde(skip)]
     came_at: SystemTime,
-    /// Whether it waits behind no other of its ordering key.
+    /// Whether it waits for no other of its ordering key.
     #[serde(skip)]
     is_first: bool,
 }
@@ -71,7 +71,7 @@ pub struct ParkedDetails {
     pub parked_at: Time,
     /// Its own headers, a JSON object.
     pub headers: serde_json::Value,
-    /// How many messages of its ordering key wait behind it, counted to 100,000.
+    /// How many messages of its ordering key wait for it, counted to 100,000.
     pub behind: i64,
     /// Its payload, if asked for.
     #[serde(flatten)]
@@ -154,13 +154,13 @@ impl Listed for ParkedMessage {
         self.came_at
     }
 
-    /// A message that waits behind another has no time of its own.
+    /// A message that waits for another has no time of its own.
     fn can(&self, acting: &Acting<'_>) -> bool {
         acting.verb != Verb::RetryParked || self.is_first
     }
 
-    /// Under the lane's lock. A message that is given up is sent by no relay, and the messages
-    /// behind it go on; of a replay only that copy is given up.
+    /// Under the lane's lock. A message that is given up is sent by no relay, and the messages that
+    /// waited for it go on; of a replay only that copy is given up.
     async fn change(
         operator: &mut Operator,
         acting: &Acting<'_>,

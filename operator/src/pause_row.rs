@@ -26,7 +26,7 @@ pub struct PauseRow {
     pub database_user: String,
     /// Since when.
     pub paused_at: Time,
-    /// Until when; `None` until somebody resumes it.
+    /// Until when; `None` until an operator resumes it.
     pub ends_at: Option<Time>,
 }
 

@@ -53,7 +53,7 @@ impl PauseOf {
         subject.or_else(stream).or_else(ordering_key).unwrap_or(Self::All)
     }
 
-    /// Whether this is what that pause takes.
+    /// Whether that pause is of these messages.
     #[must_use]
     pub fn is(&self, pause: &PauseRow) -> bool {
         self.names() == (pause.kind.as_str(), pause.value.as_str())
@@ -85,12 +85,12 @@ pub enum Ends {
     Never,
     /// At a time.
     At(SystemTime),
-    /// So long from now, by the database's clock.
+    /// After this time, by the database's clock.
     After(Duration),
 }
 
 impl Operator {
-    /// Pauses messages, or with a `rate` has so many a second sent, until its end or
+    /// Pauses messages, or with a `rate` limits them to that number a second, until its end or
     /// [`Operator::resume`]; returns the end. It takes the place of an earlier pause or throttle of
     /// the same. Every relay obeys from its next pass on. A subject that no recent message has is
     /// refused unless it `is_unseen`. `config` says where NATS is, which a stream needs.
@@ -140,7 +140,7 @@ impl Operator {
         }
     }
 
-    /// What an operator should know before a pause or throttle: of the same messages there is one
+    /// Warnings for an operator before a pause or throttle: of the same messages there is one
     /// already, or no recent message has this ordering key.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
-//! The proof of a time: what was enqueued in it, whether the streams have that, and whether the
-//! inboxes of this database had it. Each gap is named by its keys, and what cannot be proved is
-//! said.
+//! The proof of a time: which messages were enqueued in it, whether the streams have them, and
+//! whether the inboxes of this database had them. Each gap is named by its keys, and so are the
+//! limits of the proof.
 
 use std::{
     collections::BTreeMap,
@@ -36,7 +36,7 @@ pub struct ProofOf {
     pub keys_max: usize,
 }
 
-/// What is proved of a time.
+/// The proof of a time.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct Proof {
@@ -58,9 +58,9 @@ pub struct Proof {
     pub subjects: Vec<ProvenSubject>,
     /// The comparisons with streams.
     pub streams: Vec<ProvenStream>,
-    /// What inboxes have of the messages that a stream has acknowledged.
+    /// The inboxes' records of the messages that a stream has acknowledged.
     pub inboxes: Vec<ProvenInbox>,
-    /// What this document does not prove.
+    /// The limits of this proof.
     pub not_proven: Vec<String>,
 }
 
@@ -76,7 +76,7 @@ pub struct ProvenSubject {
     pub stored: u64,
     /// Not sent yet, set aside, or sent again.
     pub waiting: u64,
-    /// Given up by relays: a gap, until somebody retries or discards them.
+    /// Given up by relays: a gap, until an operator retries or discards them.
     pub dead: u64,
     /// Discarded by an operator.
     pub discarded: u64,
@@ -95,7 +95,7 @@ pub struct ProvenStream {
     pub gap: Vec<String>,
 }
 
-/// What an inbox has of the messages of a subject.
+/// An inbox's records of the messages of a subject.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct ProvenInbox {
@@ -334,7 +334,7 @@ fn note(gap: &mut Vec<String>, key: &str, keys_max: usize) {
     }
 }
 
-/// What lies outside of a proof.
+/// The limits of a proof.
 fn limits(facts: &Row, of: ProofOf, made_at: SystemTime, inboxes: &[Inbox]) -> Vec<String> {
     let mut limits = vec![
         "what inboxes of other databases did".to_owned(),

@@ -27,14 +27,14 @@ impl Operator {
     /// Looks for messages of this database that are not done: due, parked, or waiting at a consumer
     /// of the streams that take them, and those that their handlers have enqueued meanwhile. A
     /// message that is delayed for later counts as done. `consumers`, each `STREAM/NAME`, must be
-    /// there: before a consumer has begun, nobody waits for its messages.
+    /// there: before a consumer has begun, no consumer waits for its messages.
     ///
     /// # Errors
     /// PostgreSQL or NATS cannot be reached, or one of them refuses.
     pub async fn unrest(&mut self, config: &Config, consumers: &[String]) -> Result<Result<Unrest, String>> {
         let (before, marks) = self.stand().await?;
         // In this order: all that was published is seen at the consumers, and all that their
-        // handlers have committed before they acknowledged is seen behind.
+        // handlers have committed before they acknowledged is seen in the database after that.
         let survey = match before.ask_nats(config).await {
             Ok(survey) => survey,
             Err(problem) => return Ok(Err(problem)),

@@ -10,7 +10,7 @@ use tokio_postgres::Transaction;
 
 use crate::rows::{from_row, values};
 
-/// A relay that was seen so long ago is at work.
+/// A relay that was seen within this time is at work.
 const SEEN_SECONDS: f64 = 180.0;
 
 const RELAYS: &str = include_str!("sql/relay_settings.sql");

@@ -107,7 +107,7 @@ impl Operator {
         let ages = begun.chain(lag.iter().map(|row| row.get("lag_seconds")));
         let oldest = ages.fold(0.0, f64::max);
         let back = if oldest > 0.0 { oldest + MARGIN_SECONDS } else { 0.0 };
-        // Somebody may have written any time into a row.
+        // A row written by hand may have any time.
         let back = Duration::try_from_secs_f64(back).unwrap_or(Duration::MAX);
         Ok(now.checked_sub(back).unwrap_or(SystemTime::UNIX_EPOCH))
     }

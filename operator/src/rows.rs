@@ -5,7 +5,7 @@ use tokio_postgres::{GenericClient, Row};
 
 use super::{Result, failed};
 
-/// What a statement is asked with.
+/// The parameters of a statement.
 pub(crate) type Parameters<'a> = [&'a (dyn Parameter + 'a)];
 
 /// A value that is read from a row.
@@ -13,8 +13,8 @@ pub(crate) trait FromRow: Sized {
     fn from_row(row: &Row) -> Self;
 }
 
-/// Reads each field from the column of its name, or from the one behind it; those behind a
-/// semicolon are what is made of the row.
+/// Reads each field from the column of its name, or from the column that follows it; fields after a
+/// semicolon are computed from the row.
 macro_rules! from_row {
     (@ $field:ident) => { stringify!($field) };
     (@ $field:ident $column:literal) => { $column };
@@ -35,8 +35,8 @@ macro_rules! from_row {
 
 pub(crate) use from_row;
 
-/// Asks in one round trip, with nothing prepared: a command asks once, perhaps behind a transaction
-/// pooler.
+/// Asks in one round trip, with nothing prepared: a command asks once, perhaps through a
+/// transaction pooler.
 pub(crate) async fn query(
     client: &impl GenericClient,
     what: &'static str,

@@ -78,7 +78,7 @@ pub struct Saga {
 pub struct SagaStep {
     /// Its name.
     pub step: String,
-    /// `sent`, `done`, `rejected` (without effect), `failed` (nobody knows), `undoing`,
+    /// `sent`, `done`, `rejected` (without effect), `failed` (its effect is unknown), `undoing`,
     /// `undo-failed`, `undone`.
     pub state: String,
     /// The newest attempt.

@@ -35,7 +35,7 @@ from_row!(ScopeSettings: scope, kind, mode, retention_seconds, dead_letter_secon
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "there is nothing between them")]
 pub enum Keeps {
-    /// So long.
+    /// For this time.
     For(Duration),
     /// For ever.
     Forever,

@@ -60,7 +60,7 @@ pub struct Selection {
     pub step: Option<String>,
     /// The reply that the participant of a skipped step would have sent, as JSON.
     pub reply: Option<String>,
-    /// Messages enqueued then or later; of losses, what was settled then or later.
+    /// Messages enqueued then or later; of losses, messages settled then or later.
     pub since: Option<Moment>,
     /// Messages enqueued earlier.
     pub until: Option<Moment>,
@@ -74,7 +74,7 @@ pub struct Selection {
     pub pause: Option<Duration>,
     /// A pause of a subject that no recent message has.
     pub is_unseen: bool,
-    /// The place behind which a page begins.
+    /// The place after which a page begins.
     pub after: Option<Place>,
     /// Sagas from the newest to the oldest.
     pub newest_first: bool,
@@ -266,7 +266,7 @@ impl fmt::Display for FailingId {
 pub enum Moment {
     /// A time.
     At(SystemTime),
-    /// So long before now.
+    /// This time before now.
     Ago(Duration),
 }
 

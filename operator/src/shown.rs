@@ -53,7 +53,7 @@ impl Shown {
         Self { until: 0, count, digest: u128::from_str_radix(digest, 16).unwrap_or(0) ^ action }
     }
 
-    /// What to say where another set was found than this one.
+    /// The error when another set was found than this one.
     pub(crate) fn changed(&self, found: &Self) -> Changed {
         Changed { shown: self.count, found: found.count }
     }
@@ -145,7 +145,7 @@ impl RowSet {
         self.late.difference(&self.rows).count() as u64
     }
 
-    /// What an operator confirms.
+    /// The set that an operator confirms.
     #[must_use]
     pub fn shown(&self) -> Shown {
         let until = self.until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

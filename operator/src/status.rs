@@ -1,4 +1,4 @@
-//! How the outbox of a schema stands: how far behind, which relays work, which obstacles hold it
+//! How the outbox of a schema stands: how far it lags, which relays work, which obstacles hold it
 //! up.
 
 pub(crate) mod findings;
@@ -31,8 +31,8 @@ pub struct Status {
     pub backlog_is_exact: bool,
     /// How fast the outbox fills and empties.
     pub rates: Rates,
-    /// Messages set aside to be tried again or waiting behind such; with `dead` and `replays`
-    /// counted to 100,000.
+    /// Messages set aside to be tried again or waiting for such; with `dead` and `replays` counted
+    /// to 100,000.
     pub parked: i64,
     /// Messages given up.
     pub dead: i64,
@@ -62,14 +62,14 @@ pub struct Status {
     /// Inboxes of this database with dead letters, ten at most; `None` when this role may not look
     /// into them.
     pub dead_letters: Option<Vec<DeadLetters>>,
-    /// Inboxes that are to run messages which waited behind dead letters, ten at most.
+    /// Inboxes that are to run messages which waited for dead letters, ten at most.
     pub lines_due: Vec<LinesDue>,
     /// The newest ten canaries; `None` when this role may not look at them.
     pub canaries: Option<Vec<Canary>>,
     /// The inboxes of this database, the first 100 by name, and the others together; `None` when
     /// this role may not look into them.
     pub inboxes: Option<Vec<InboxStatus>>,
-    /// What inboxes are expected to have in time, and what they miss.
+    /// The messages that inboxes are expected to have in time, and those that they miss.
     pub expectations: Vec<Expectation>,
     /// Sagas that wait for an operator, by type and state.
     pub sagas_waiting: Vec<SagasWaiting>,
@@ -235,7 +235,7 @@ pub struct BlockedKey {
     pub reason: String,
     /// When it was given up.
     pub died_at: Time,
-    /// Messages set aside behind it, counted to 1,000.
+    /// Messages set aside that wait for it, counted to 1,000.
     pub behind: i64,
 }
 
@@ -258,7 +258,7 @@ pub struct ParkedReason {
     pub since: Time,
 }
 
-/// Messages of one inbox that waited behind dead letters, and that its consumer is to run now: the
+/// Messages of one inbox that waited for dead letters, and that its consumer is to run now: the
 /// first of each ordering key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]

@@ -114,7 +114,8 @@ pub(crate) async fn look(
     Ok(survey)
 }
 
-/// What an account uses of its limits; async-nats cannot decode the answer of nats-server 2.9.
+/// The usage of an account beside its limits; async-nats cannot decode the answer of nats-server
+/// 2.9.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Account {
@@ -191,7 +192,7 @@ impl Looker<'_> {
         }
     }
 
-    /// Relays ask each other on a subject of the outbox's. Nobody answers on this one.
+    /// Relays ask each other on a subject of the outbox's. No relay answers on this one.
     async fn look_for_right_to_ask(&mut self) {
         let (client, subject) = (&self.connection.client, format!("{HOME_SUBJECTS}doctor"));
         let mut denied = self.connection.denied.subscribe();
@@ -255,8 +256,8 @@ impl Looker<'_> {
         }
     }
 
-    /// A user who may not ask is told of a stream that nobody consumes although others copy it, as
-    /// is everybody whose copies are in another account.
+    /// A user who may not ask, or whose copies are in another account, is told of a stream without
+    /// a consumer although others copy it.
     async fn look_for_copies(&mut self) {
         if self.survey.streams.iter().all(|stream| stream.consumers > 0 || stream.messages == 0) {
             return;

@@ -17,11 +17,11 @@ pub struct Swept {
     /// Dead letters.
     pub dead_letters: u64,
     /// Dead letters that stay although they are past their retention: messages of their ordering
-    /// keys wait behind them.
+    /// keys wait for them.
     pub kept_letters: u64,
-    /// Claims under leases that nobody came back for.
+    /// Claims under leases that were never continued.
     pub claims: u64,
-    /// Effects outside the database that went with these, and of which nobody found out whether
+    /// Effects outside the database that went with these, and for which it is not known whether
     /// they happened.
     pub unknown_effects: u64,
 }

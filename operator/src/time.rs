@@ -1,4 +1,4 @@
-//! Times as texts, and what a description of them says.
+//! Times as texts, and their description.
 
 use std::{borrow::Cow, error::Error, ops::Deref, time::SystemTime};
 

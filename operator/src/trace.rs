@@ -52,8 +52,8 @@ pub struct TracedMessage {
     /// Its key.
     pub key: String,
     /// `delayed` (waits for its time), `due` (committed, not yet published), `settled` (a stream
-    /// stored it), `parked` (set aside, tried again), `waiting` (behind another of its ordering
-    /// key, or with others of which a few are tried), `dead` or `discarded`.
+    /// stored it), `parked` (set aside, tried again), `waiting` (for another of its ordering key,
+    /// or with others of which a few are tried), `dead` or `discarded`.
     pub state: &'static str,
     /// Its place in the log; one that is delayed gets another when it is due.
     pub id: i64,
@@ -93,7 +93,7 @@ pub struct TracedParking {
     pub next_attempt_at: Option<Time>,
     /// When it was given up.
     pub died_at: Option<Time>,
-    /// The key of the message that it waits behind.
+    /// The key of the message that it waits for.
     pub behind: Option<String>,
 }
 

@@ -42,8 +42,7 @@ impl Operator {
         Ok(self.change("undo", |sql| &sql.undo, &[&audit_id], true).await?.len() as u64)
     }
 
-    /// The row of the audit that undoes what this operator has discarded; `None` when that is
-    /// nothing.
+    /// The row of the audit that undoes this operator's last discard; `None` when there is none.
     ///
     /// # Errors
     /// PostgreSQL refused or went away.

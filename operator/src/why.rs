@@ -3,8 +3,8 @@
 //!
 //! `look` asks both servers; the functions in `outbox`, `stream` and `inbox` are pure, and judge a
 //! part of the way each. They have no rules of their own: a trace says where the message is, and
-//! the findings of `oncebox status`, and the obstacles that it shares with `oncebox doctor`, say
-//! what is in its way.
+//! the findings of `oncebox status`, and the obstacles that it shares with `oncebox doctor`, name
+//! the obstacle.
 
 mod copy;
 mod facts;
@@ -36,7 +36,7 @@ pub struct Why {
     pub is_cut: bool,
 }
 
-/// Where one message is, and what holds it.
+/// Where one message is, and its obstacle.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct Explained {
@@ -52,7 +52,7 @@ pub struct Explained {
     /// `schema`, `delay`, `pause`, `lane`, `ordering-key`, `nats`, `outbox`, `stream`, `consumer`,
     /// `inbox`, `effect`, `saga` or `end`.
     pub station: &'static str,
-    /// What holds it there, or how it ended.
+    /// The obstacle that holds it there, or how it ended.
     pub what: String,
     /// The key of the message that is ahead of it, and has to go first.
     #[serde(skip_serializing_if = "Option::is_none")]

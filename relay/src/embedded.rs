@@ -58,9 +58,9 @@ impl Embedded {
     /// back.
     ///
     /// # Errors
-    /// What waiting does not mend, at the start: a refused login, TLS, a missing database, another
-    /// version of the schema. An HTTP address that was asked for and cannot be bound. Afterwards
-    /// only a grace period that was too short, or a bug of ours.
+    /// Errors at the start that waiting does not mend: a refused login, TLS, a missing database,
+    /// another version of the schema. An HTTP address that was asked for and cannot be bound.
+    /// Afterwards only a grace period that was too short, or a bug of ours.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), RelayError> {
         let Self { config, watch: Watch(databases), database } = self;
         let stop = CancellationToken::new();

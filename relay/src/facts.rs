@@ -20,8 +20,8 @@ pub use crate::{
 
 /// Statements that relays and commands both run; each file says its parameters and its rows.
 pub mod sql {
-    /// How far each lane is behind; `{log}` is the table of the log to look into, `log` for all
-    /// of its segments.
+    /// How far each lane lags; `{log}` is the table of the log to look into, `log` for all of its
+    /// segments.
     pub const LAG: &str = include_str!("postgres/sql/lag.sql");
     /// How many messages are set aside.
     pub const PARKED: &str = include_str!("postgres/sql/parked.sql");
@@ -31,7 +31,8 @@ pub mod sql {
     pub const SAGAS: &str = include_str!("postgres/sql/sagas.sql");
     /// How many messages of each inbox are failing, dead and snoozed.
     pub const INBOXES: &str = include_str!("postgres/sql/inboxes.sql");
-    /// The expectations, and what each misses: see [`expectation`](super::expectation).
+    /// The expectations, and the messages that each misses: see
+    /// [`expectation`](super::expectation).
     pub const EXPECTATIONS: &str = include_str!("postgres/sql/expectations.sql");
     /// Which outbox it is.
     pub const OUTBOX: &str = include_str!("postgres/sql/outbox.sql");

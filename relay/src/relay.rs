@@ -194,7 +194,7 @@ impl Relay {
     }
 
     /// Runs the loops until `shutdown` resolves, then cancels `stop` and drains. So it does when it
-    /// may sleep; then it returns what wakes it.
+    /// may sleep; then it returns the event that wakes it.
     ///
     /// # Errors
     /// The grace period was too short, or a task ended early.

@@ -61,7 +61,7 @@ pub fn refused(err_code: u64) -> Decision {
     decide(&Failure::Refused { err_code, description: String::new(), stream: None })
 }
 
-/// The mark of the model's stream in what a lane knows of it.
+/// The mark of the model's stream in a lane's knowledge of it.
 #[must_use]
 pub fn mark(acknowledged: &Acknowledged) -> Option<(u64, &str)> {
     acknowledged.mark(STREAM)

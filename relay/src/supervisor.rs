@@ -55,7 +55,7 @@ struct Supervised {
     named: NamedConfig,
     database: Arc<Database>,
     stop: CancellationToken,
-    /// What it is replaced with when it has drained.
+    /// The configuration that replaces it when it has drained.
     next: Option<NamedConfig>,
 }
 

@@ -165,8 +165,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION {schema}.pause_left IS 'How many seconds of a message''s pause are left, a day at most: its last run failed, or was snoozed.';
 
--- Records that a message which was delivered before is run again, as begin.sql of oncebox-claims. If
--- the process dies during this run, the record stays and shows it. The first such run had others
+-- Records that a message which was delivered before is run again, as begin.sql of oncebox-claims.
+-- If the process dies during this run, the record stays and shows it. The first such run had others
 -- beside it, of which each may have ended the process, so it proves nothing; from then on the
 -- message runs alone among its like, and each run that leaves no trace is an attempt.
 CREATE FUNCTION {schema}.begin_attempt(

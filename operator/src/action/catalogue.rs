@@ -67,7 +67,7 @@ pub struct Action {
     pub examples: &'static [(&'static str, &'static str)],
 }
 
-/// A line of the catalogue; what follows it says more.
+/// A line of the catalogue; the calls after it add the rest.
 const fn action(
     verb: Verb,
     kind: Kind,

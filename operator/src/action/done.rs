@@ -10,18 +10,18 @@ pub struct Done {
     pub done: u64,
     /// Left alone: due already, or at work.
     pub busy: u64,
-    /// Not in their stream any more: nobody delivers them again. A burial forgets them.
+    /// Not in their stream any more, which will not deliver them again. A burial forgets them.
     pub gone: u64,
-    /// They came from no stream, so nobody can fetch them.
+    /// They came from no stream, so they cannot be fetched.
     pub elsewhere: u64,
-    /// Left alone: their large payload is not in its bucket, and without it nobody can tell copies
-    /// of the key from other messages.
+    /// Left alone: their large payload is not in its bucket, and without it copies of the key look
+    /// like other messages.
     pub incomplete: u64,
     /// Left out: asked for under the same name before.
     pub before: u64,
     /// Left out: their replay is still to be sent.
     pub pending: u64,
-    /// Dead letters that were taken out although an edit had come in their place: nobody handles
+    /// Dead letters that were taken out although an edit had come in their place: no inbox handles
     /// them.
     pub edited: u64,
     /// Losses of a stream whose messages are sent again.
@@ -36,7 +36,7 @@ pub struct Done {
     /// Commands of which a new attempt was asked for, and whose dead letter is not here, or cannot
     /// be told from others with its key.
     pub commands_elsewhere: Vec<String>,
-    /// What an operator should know about it.
+    /// Warnings for the operator.
     pub warnings: Vec<String>,
     /// The canary that was begun.
     pub canary: Option<i64>,

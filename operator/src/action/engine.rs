@@ -18,7 +18,7 @@ use crate::{
 pub(crate) struct Scan {
     /// Of a kind that is in lanes, those that it looks at.
     pub(crate) lanes: Vec<i16>,
-    /// The place that the next page begins behind.
+    /// The place after which the next page begins.
     pub(crate) after: Place,
     /// The id that it ends with.
     pub(crate) last: i64,
@@ -35,7 +35,7 @@ impl Scan {
 /// The selected rows of those that were looked at.
 pub(crate) struct Page<T> {
     pub(crate) rows: Vec<T>,
-    /// The place behind which the next page begins; `None` when this was the last.
+    /// The place after which the next page begins; `None` when this was the last.
     pub(crate) next: Option<Place>,
     /// Rows that were left out, since they were asked for before under the same name.
     pub(crate) before: u64,
@@ -107,8 +107,8 @@ pub(crate) trait Listed: Sized {
         true
     }
 
-    /// Changes rows of one scan in one transaction. The statement looks again at each: somebody
-    /// else may act as well.
+    /// Changes rows of one scan in one transaction. The statement looks again at each: another
+    /// operator may act as well.
     async fn change(
         operator: &mut Operator,
         acting: &Acting<'_>,
@@ -172,7 +172,7 @@ impl Operator {
     }
 
     /// Acts on the rows that are selected, `limit` at most, and on none but those of a set if there
-    /// is one. What is done stays done after an error; the same call goes on with the rest.
+    /// is one. Rows that were changed stay so after an error; the same call goes on with the rest.
     pub(crate) async fn change_rows<T: Listed>(
         &mut self,
         acting: &Acting<'_>,

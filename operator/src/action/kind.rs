@@ -9,8 +9,8 @@ use super::fields::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
-    /// Messages of the outbox that are tried again, or that wait behind another one of their
-    /// ordering key.
+    /// Messages of the outbox that are tried again, or that wait for another one of their ordering
+    /// key.
     #[default]
     Parked,
     /// Messages that relays gave up.
@@ -107,7 +107,7 @@ impl Kind {
         self.about().4
     }
 
-    /// Its name in the statements on what is set aside.
+    /// Its name in the statements on messages that are set aside.
     pub(crate) fn in_sql(self) -> &'static str {
         if self == Self::Replays { "replay" } else { self.name() }
     }

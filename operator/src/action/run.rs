@@ -110,8 +110,8 @@ impl Order {
     /// Does it, to no other rows than these if there are some.
     ///
     /// # Errors
-    /// It cannot be done; or PostgreSQL or NATS refused or went away: what is done stays done, and
-    /// the same order goes on with the rest.
+    /// It cannot be done; or PostgreSQL or NATS refused or went away: rows that were changed stay
+    /// so, and the same order goes on with the rest.
     pub async fn run(
         &self,
         operator: &mut Operator,

@@ -10,7 +10,7 @@ use crate::relay_settings::RelaySettings;
 
 const OLDEST: i32 = 15;
 const NEWEST_TESTED: i32 = 18;
-/// A segment of the write-ahead log: a standby that applies all the time is not so far behind.
+/// A segment of the write-ahead log: a standby that applies all the time does not lag so far.
 const UNAPPLIED_BYTES: i64 = 16 << 20;
 
 pub(super) fn check(plan: &Plan, facts: &DatabaseFacts, found: &mut Vec<Diagnosis>) {
@@ -206,7 +206,7 @@ fn durable(facts: &DatabaseFacts) -> Option<Diagnosis> {
     })
 }
 
-/// Nothing is committed before so many standbys have it, and they are not there.
+/// A commit waits for a number of standbys, and they are not there.
 fn unconfirmed(facts: &DatabaseFacts) -> Option<Diagnosis> {
     let names = &facts.synchronous_standby_names;
     let is_awaited = !names.is_empty() && !matches!(&*facts.synchronous_commit, "local" | "off");

@@ -41,7 +41,7 @@ const INBOXES_MAX: i64 = 100;
 const SAGAS_MAX: i32 = 1_000;
 /// Losses that are looked at, at most.
 const LOSSES_MAX: i64 = 20;
-/// A channel that nobody else listens on.
+/// A channel that no other session listens on.
 const CHANNEL: &str = "oncebox doctor";
 
 const SETTINGS: &str = include_str!("../sql/status_settings.sql");

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::{LossStatus, SagasUnled, relay_settings::RelaySettings, rows::from_row, status::RecentSubject};
 
-/// What a relay needs and its role lacks.
+/// The privileges that a relay needs and its role lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct Lacking {
@@ -47,7 +47,7 @@ pub struct DatabaseFacts {
     pub awaited_standbys: i64,
     /// How many of these are connected; None where the role may not see it.
     pub synchronous_standbys: Option<i64>,
-    /// How far the slowest of these is behind with applying, in bytes.
+    /// How far the slowest of these lags with applying, in bytes.
     pub unapplied_bytes: Option<i64>,
     /// Why a transaction of more than one statement is refused: a pooler in statement mode.
     pub transactions_refused: Option<String>,
@@ -55,8 +55,8 @@ pub struct DatabaseFacts {
     pub schema: String,
     /// The problem with its version.
     pub schema_problem: Option<String>,
-    /// The roles that lack what a relay needs: of the connected relays, and this one unless it is
-    /// an operator's.
+    /// The roles that lack privileges of a relay: of the connected relays, and this one unless it
+    /// is an operator's.
     pub lacking: Vec<Lacking>,
     /// Roles for the programs that are not there to be granted.
     pub missing_roles: Vec<String>,

@@ -51,7 +51,7 @@ pub(crate) fn is_refused(scope: &str, reason: &str) -> bool {
 }
 
 /// The key of the saga that an answer with this key is to: without the command's step, its attempt
-/// and the words behind it.
+/// and the words after it.
 pub(crate) fn saga_of_answer(key: &str) -> Option<&str> {
     let command = key.strip_suffix(":reply")?;
     let command = command.strip_suffix(":undo").unwrap_or(command);

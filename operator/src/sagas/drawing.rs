@@ -61,8 +61,8 @@ impl<'a> Drawing<'a> {
 }
 
 impl Drawing<'_> {
-    /// The column and the row of each step: a step stands one column behind the last of those that
-    /// it comes after, so every arrow leads to the right.
+    /// The column and the row of each step: a step stands one column to the right of the last of
+    /// those that it comes after, so every arrow leads to the right.
     #[must_use]
     pub fn places(&self) -> Vec<(usize, usize)> {
         let nodes = &self.nodes;

@@ -1,5 +1,5 @@
--- Give a failing message up, whole, and record it. Returns how its key stands then: dead, or
--- what decides instead; incomplete when its payload is gone, and no claim has its fingerprint: a
+-- Give a failing message up, whole, and record it. Returns how its key stands then: dead, or the
+-- state that forbids it; incomplete when its payload is gone, and no claim has its fingerprint: a
 -- later copy would be another message under the same key.
 -- $1: scope; $2: tenant; $3: key; $4: payload; $5: subject; $6: headers as JSON; $7: stream; $8:
 -- sequence in it; $9: when the stream stored it; $10: failures; $11: reason; $12: whether the

@@ -1,4 +1,4 @@
--- Forget a failing message that its stream has no more, so that nobody delivers it again, and
+-- Forget a failing message that its stream has no more, so that it is not delivered again, and
 -- record it.
 -- $1: scope; $2: tenant; $3: key; $4: copy; $5: operator; $6: note. Index: inbox_attempt_pkey.
 -- Locking: the row until the end of the statement.

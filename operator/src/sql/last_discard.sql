@@ -1,5 +1,5 @@
--- The last row in the audit of what a command discarded, or edited in the
--- outbox. $1: the command. Index: audit_discards.
+-- The last row in the audit of a message that a command discarded, or edited in the outbox. $1: the
+-- command. Index: audit_discards.
 -- Locking: none.
 SELECT max(a.id)
 FROM {schema}.audit AS a

@@ -1,4 +1,4 @@
--- What bounds a proof: how long messages and keys are kept, delayed messages of the time, and
+-- The limits of a proof: how long messages and keys are kept, delayed messages of the time, and
 -- whether a transaction is open that may have enqueued in it; since when the outbox is one of its
 -- own, if it was a copy.
 -- $1, $2: enqueued at the first time or later, and before the second. Index: none, a row for each

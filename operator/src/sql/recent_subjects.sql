@@ -1,4 +1,4 @@
--- Subjects of the newest messages that nobody has discarded, with how many of those looked at have
+-- Subjects of the newest messages that were not discarded, with how many of those looked at have
 -- each, and the size of the largest.
 -- $1: messages to look at, at most, an equal share of each lane; $2: subjects to return.
 -- Index: message_pkey, backwards from the end of each lane. Locking: none.

@@ -1,5 +1,5 @@
 -- All about a parked or dead message; the newest, if its key was used again.
--- $1: its key; $2: whether with the payload; $3: count those behind it up to this number.
+-- $1: its key; $2: whether with the payload; $3: count those that wait for it up to this number.
 -- Index: parked_key, parked_ordering_key. Locking: none.
 SELECT
   p.lane,

@@ -1,7 +1,7 @@
 -- Ordering keys that a dead message holds back: the first message of the key that is still to be
--- sent stands behind a dead one and has no due time. Where dead messages do not block, it has one.
+-- sent comes after a dead one and has no due time. Where dead messages do not block, it has one.
 -- $1: ordering keys with dead messages to look at, at most; $2: keys to return; $3: count those
---   behind up to this number.
+--   that follow, up to this number.
 -- Index: parked_dead_ordering_key, from key to key; parked_ordering_key. Locking:
 --   none.
 WITH RECURSIVE looked_at AS (

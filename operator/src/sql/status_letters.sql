@@ -1,5 +1,5 @@
 -- Inboxes with dead letters: how many each has, when the newest came and why, among the newest
---   letters; and how many messages wait behind them, to 1,000.
+--   letters; and how many messages wait for them, to 1,000.
 -- $1: letters to look at, at most; $2: inboxes to return.
 -- Index: dead_letter_pkey, backwards; inbox_behind_line. Locking: none.
 WITH looked_at AS MATERIALIZED (

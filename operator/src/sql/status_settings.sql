@@ -1,4 +1,4 @@
--- Settings of a transaction that only looks: it changes nothing, waits for nobody for long, and
+-- Settings of a transaction that only looks: it changes nothing, waits for no other for long, and
 -- reads by indexes even if the statistics are wrong.
 SET TRANSACTION READ ONLY;
 SET LOCAL statement_timeout = '30s';

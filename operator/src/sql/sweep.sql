@@ -1,9 +1,9 @@
 -- Delete, or count, rows of inboxes that are past their retentions, in a range of blocks, and
--- record it: 0014_actions.sql has the function. It counts dead letters that messages wait behind as
+-- record it: 0014_actions.sql has the function. It counts dead letters that messages wait for as
 -- well, which the trigger keep_line keeps.
 -- $1: first block; $2: the one after the last; $3: only count; $4: operator; $5: note.
 -- Index: see sweep_inbox() in schema/migrations/0007_leases.sql; inbox_behind_line. Locking: as
--- there; rows that somebody has locked are left.
+-- there; rows that another session has locked are left.
 WITH kept AS (
   SELECT count(*) AS letters
   FROM {schema}.dead_letter AS l

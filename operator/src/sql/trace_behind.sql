@@ -1,4 +1,4 @@
--- Which keys wait behind a dead letter of their ordering key, or were retried and have not ended:
+-- Which keys wait for a dead letter of their ordering key, or were retried and have not ended:
 -- those that were asked for, and those below one of them.
 -- $1: the keys; $2: the key below which all are looked for; $3: rows at most.
 -- Index: inbox_behind_key; dead_letter_line and inbox_behind_line for each row. Locking: none.

@@ -31,9 +31,9 @@ use crate::{Diagnosis, status::RecentSubject, survey::Survey};
 /// A relay that is suspended is cut off within 30 s; a pass that takes as long is worth a
 /// word.
 const PASS_SECONDS: f64 = 30.0;
-/// Due for so long, with nothing settled meanwhile, is no pause between passes.
+/// Messages due for this time, with none settled meanwhile, are no pause between passes.
 const STALL_SECONDS: f64 = 10.0;
-/// A transaction that has enqueued messages and is open for so long is forgotten, perhaps.
+/// A transaction that has enqueued messages and is open for this time is forgotten, perhaps.
 const ENQUEUING_SECONDS: f64 = 60.0;
 
 impl Finding {
@@ -41,7 +41,7 @@ impl Finding {
         Self { what: what.into(), remedy: remedy.into(), holds_delivery: true, kind: None }
     }
 
-    /// Of something behind delivery, or that an operator did.
+    /// Of something after delivery, or that an operator did.
     fn mild(self) -> Self {
         Self { holds_delivery: false, ..self }
     }
@@ -106,7 +106,7 @@ pub(crate) fn findings(status: &Status) -> Vec<Finding> {
     found
 }
 
-/// Messages that are tried again. The commands take these, and none that waits behind them.
+/// Messages that are tried again. The commands take these, and none that waits for them.
 fn parked(group: &ParkedReason) -> Finding {
     let ParkedReason { reason, cause, subject, messages, key, .. } = group;
     let known = || cause.as_deref().and_then(remedy).unwrap_or("mend the cause");

@@ -49,8 +49,8 @@ impl Operator {
     /// changes nothing.
     ///
     /// # Errors
-    /// PostgreSQL refused or went away, or somebody has the tables locked for longer than five
-    /// seconds.
+    /// PostgreSQL refused or went away, or another session has the tables locked for longer than
+    /// five seconds.
     pub async fn status(&mut self) -> Result<Status> {
         let (mut status, marks) = self.stand().await?;
         status.full_disk = full_disk(&mut self.client).await;

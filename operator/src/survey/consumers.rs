@@ -31,7 +31,7 @@ pub struct ConsumerStatus {
     pub delivered_sequence: u64,
     /// All up to this sequence of its stream are acknowledged.
     pub acknowledged_sequence: u64,
-    /// With so many (`max_ack_pending`) it delivers no further message.
+    /// At this number (`max_ack_pending`) it delivers no further message.
     pub unacknowledged_max: Option<u64>,
     /// Messages of those that it has delivered more than once.
     pub redelivered: u64,
@@ -41,11 +41,11 @@ pub struct ConsumerStatus {
     pub delivered_seconds: Option<f64>,
     /// How long ago a message was last acknowledged; `None` when none ever was.
     pub acknowledged_seconds: Option<f64>,
-    /// After so long without an acknowledgement it delivers a message again.
+    /// After this time without an acknowledgement it delivers a message again.
     pub ack_wait_seconds: f64,
-    /// JetStream deletes it when no service pulls from it for so long (`inactive_threshold`).
+    /// JetStream deletes it when no service pulls from it for this time (`inactive_threshold`).
     pub inactive_max_seconds: Option<f64>,
-    /// Whether somebody waits for messages: a pull request, or a subscriber.
+    /// Whether a client waits for messages: a pull request, or a subscriber.
     pub is_awaited: bool,
     /// When its pause ends, if it is paused.
     pub paused_until: Option<Time>,

@@ -55,7 +55,7 @@ pub struct StreamStatus {
     pub messages_per_subject_max: Option<u64>,
     /// A subject that is full refuses new messages; else it drops old ones.
     pub discards_new_per_subject: bool,
-    /// An empty message takes the place of one that goes by its age, and stays for so long.
+    /// An empty message takes the place of one that goes by its age, and stays for this time.
     pub delete_marker_seconds: Option<f64>,
     /// It sends messages at times that these name, for which it may not refuse any when it is full.
     pub is_scheduling: bool,

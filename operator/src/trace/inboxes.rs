@@ -125,7 +125,8 @@ impl TracedLine {
 pub struct TracedLease {
     /// The process that has, or had, it.
     pub owner: Option<String>,
-    /// Nobody else may claim the key before: the end of the lease, or of the pause after a failure.
+    /// No other process may claim the key before: the end of the lease, or of the pause after a
+    /// failure.
     pub until: Option<Time>,
     /// When the key was first claimed.
     pub since: Time,

@@ -2,7 +2,7 @@
 //!
 //! Each message is asked for by its sequence: that leaves no trace (a consumer would give a stream
 //! with retention by interest an interest, and a work queue takes only one), it works alike for
-//! every retention and on every server, and the leader answers, not a replica that may be behind.
+//! every retention and on every server, and the leader answers, not a replica that may lag.
 
 use std::{
     sync::atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -37,7 +37,7 @@ const CONCURRENT: usize = 128;
 const ANSWERS_MAX: usize = 32 * 1024 * 1024;
 /// Sequences in a page, at most.
 const PAGE: u64 = 1_024;
-/// Once a page has so many bytes of payload, nothing more is asked for.
+/// Once a page has this number of bytes of payload, nothing more is asked for.
 const PAGE_BYTES: usize = 16 * 1024 * 1024;
 /// One question in millions may stay without an answer.
 const ATTEMPTS: u32 = 3;

@@ -10,11 +10,11 @@ use crate::{
     status::{RecentSubject, Status},
 };
 
-/// The answers of one database, and of the streams behind it.
+/// The answers of one database, and of the streams that it fills.
 pub(super) struct Look {
     pub(super) status: Status,
     pub(super) pauses: Vec<PauseRow>,
-    /// Messages that others wait behind, by their keys.
+    /// Messages that others wait for, by their keys.
     pub(super) heads: HashMap<String, TracedMessage>,
     /// Where streams have messages, by lane and id.
     pub(super) stored: HashMap<(i16, i64), Stored>,

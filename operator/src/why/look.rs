@@ -37,7 +37,7 @@ const KEYS_MAX: usize = 100;
 const INBOXES_MAX: i64 = 100;
 const ROWS_MAX: i64 = 100;
 
-/// How a database, and NATS behind it, is asked.
+/// How a database, and its NATS, is asked.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "a caller fills it in")]
 pub struct WhySource<'a> {
@@ -63,7 +63,7 @@ pub struct Looked {
 
 /// Explains the traces of all databases, after [`look_elsewhere`](crate::look_elsewhere) has joined
 /// them. Of each database `sources` says how it is asked, in the same order. `is_partial` says that
-/// others did not answer, so that nobody can say that no message has the key. Bounded by `limit`
+/// others did not answer, so that it cannot be said that no message has the key. Bounded by `limit`
 /// for each server; changes nothing.
 pub async fn explain<O: BorrowMut<Operator>>(
     key: &str,

@@ -109,8 +109,8 @@ fn see(key: &str) -> String {
     format!("see to that message: `oncebox why {}`", quoted(key))
 }
 
-/// A replay that is still to be sent holds the messages behind it as a message does; `None` where
-/// there is none.
+/// A replay that is still to be sent holds the messages that wait for it as a message does; `None`
+/// where there is none.
 fn replayed(case: &Case<'_>) -> Option<End> {
     let message = case.message;
     let replay = message.replay.as_ref()?;

@@ -60,7 +60,7 @@ pub(super) fn judge(case: &Case<'_>, passed: &mut Vec<Passed>) -> End {
     at_consumers(case, &survey, &consumers, passed)
 }
 
-/// For a message whose next attempt is overdue: the consumer from which nobody pulls it.
+/// For a message whose next attempt is overdue: the consumer from which no client pulls it.
 pub(super) fn left_alone(case: &Case<'_>) -> Option<End> {
     let survey = survey_of(case)?;
     let takes = |consumer: &&ConsumerStatus| {
@@ -71,7 +71,7 @@ pub(super) fn left_alone(case: &Case<'_>) -> Option<End> {
     found.map(|found| End::obstacle("consumer", found))
 }
 
-/// Without NATS only inboxes know what happened behind the outbox.
+/// Without NATS only inboxes know the way of a message after the outbox.
 fn unasked(case: &Case<'_>, passed: &[Passed]) -> End {
     if let Some(handled) = passed.iter().find(|one| one.station == "inbox") {
         let what = format!(
@@ -146,7 +146,7 @@ fn missing(case: &Case<'_>, stream: &str) -> End {
     )
 }
 
-/// A stream that keeps what was acknowledged has let go of it by a limit, perhaps before a consumer
+/// A stream that keeps acknowledged messages has let go of it by a limit, perhaps before a consumer
 /// had it.
 fn dropped(case: &Case<'_>, stream: &StreamStatus) -> End {
     let what = format!(

@@ -9,20 +9,20 @@
 //!
 //! | | a subject, before it is sent | the front of a lane, in the log | a stream or subject, parked in a lane |
 //! |---|---|---|---|
-//! | opens | NATS answers other subjects and not this one | a full stream or a pause refused it, and nobody else waits behind | it refused a message that others had to get past |
+//! | opens | NATS answers other subjects and not this one | a full stream or a pause refused it, and no other message waits for it | it refused a message that others had to get past |
 //! | open | the publisher refuses it unsent, for 10 s | no pass claims the lane, for 0.25 to 2 s, and nothing is written | one row is written, due in six hours, and no attempt spent |
 //! | half open | JetStream is asked, or the next message is sent | 16 messages are read | the oldest four messages are due in seconds |
-//! | closes | JetStream sees no obstacle | a message is answered otherwise, or others wait behind | a stored probe frees two more, and each of these two more |
+//! | closes | JetStream sees no obstacle | a message is answered otherwise, or others wait for it | a stored probe frees two more, and each of these two more |
 //!
 //! A lane is held in the log only while every message from the first refused one on is refused as
-//! well, or waits behind a refused one. The relay parks the first one, so that `status` and
-//! `doctor` tell the reason. A stream too full for a large message may still take a smaller one:
-//! after some seconds in vain the relay parks the messages that wait for bytes, a few at a time, as
-//! long as a smaller one waits behind.
+//! well, or waits for a refused one. The relay parks the first one, so that `status` and `doctor`
+//! tell the reason. A stream too full for a large message may still take a smaller one: after some
+//! seconds in vain the relay parks the messages that wait for bytes, a few at a time, as long as a
+//! smaller one follows.
 //!
 //! | danger | why it does not happen |
 //! |---|---|
-//! | a message is stored twice, or overtakes another of its ordering key | behind a held front nothing was stored; parked messages go in the order of their ids, not of their due times |
+//! | a message is stored twice, or overtakes another of its ordering key | after a held front nothing was stored; parked messages go in the order of their ids, not of their due times |
 //! | the relay dies, or another one works beside it | circuits are only in memory: another relay finds out by itself, and every parked row has its due time |
 //! | another relay has delivered a held lane, or tried a probe | the relay forgets a circuit that it has not tried half a minute after its deadline |
 //! | a held lane keeps messages for other streams waiting | the relay looks for them at each try |
@@ -51,7 +51,7 @@ pub(crate) use self::{
 };
 use super::decision::Failure;
 
-/// The relay forgets a circuit that was not tried for so long after its deadline.
+/// The relay forgets a circuit that was not tried for this time after its deadline.
 const FORGOTTEN: Duration = Duration::from_secs(30);
 
 /// A cause that refuses one message, and most likely others with it.

@@ -14,7 +14,7 @@ pub(crate) enum Cause {
     Contract,
     Unanswered,
     Paused,
-    /// It waits behind another message of its ordering key.
+    /// It waits for another message of its ordering key.
     Behind,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A sequence is not commit order. A transaction may draw id 5 and commit after id 6 has been read.
 //! A relay that remembers only "id 6" loses 5, the commonest bug of such relays; one that waits for
-//! every older transaction stalls whenever somebody leaves a transaction open. The cursor therefore
+//! every older transaction stalls whenever a client leaves a transaction open. The cursor therefore
 //! is the pair `(high, snap)` and means exactly:
 //!
 //! > every row with `id <= high` that is visible in `snap` has been settled.
@@ -44,14 +44,15 @@
 //! `xact`. That is safe, since no transaction of this cluster can still commit an id that low. At
 //! the end a new snapshot starts. The reset sends no settled message again.
 //!
-//! **Ids that stand too low.** All that needs a sequence of ids that stands above all restored
-//! rows, and some come without it: logical replication copies none, and anybody may restart one. So
-//! maintenance compares them at its start and in each round; `repair_ids` (`0004_operations.sql`)
-//! then waits for the transactions that have drawn ids, raises the sequence, and parks, to be sent,
-//! the rows that were written here at or below the floor, all in one transaction. If that came too
-//! late, retention still tells such a row from a restored one: its system column `xmin` names the
-//! transaction that wrote it, and the snapshot of the moment of the reset (table `reset`) does not
-//! see that transaction. Retention deletes such a row only after a replay.
+//! **Ids that stand too low.** All this assumes that the id sequence is above every restored row.
+//! Some restores break that: logical replication copies no sequence, and a sequence may be
+//! restarted by hand. So maintenance compares them at its start and in each round; `repair_ids`
+//! (`0004_operations.sql`) then waits for the transactions that have drawn ids, raises the
+//! sequence, and parks, to be sent, the rows that were written here at or below the floor, all in
+//! one transaction. If that came too late, retention still tells such a row from a restored one:
+//! its system column `xmin` names the transaction that wrote it, and the snapshot of the moment of
+//! the reset (table `reset`) does not see that transaction. Retention deletes such a row only after
+//! a replay.
 
 use serde::Serialize;
 

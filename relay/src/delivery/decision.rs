@@ -15,16 +15,16 @@ pub(crate) enum Failure {
     /// No acknowledgement within the time allowed, nor any other answer; whether the message was
     /// stored is unknown.
     TimedOut,
-    /// Nobody listens on the subject, and as far as JetStream says no stream has it.
+    /// The subject has no subscriber, and as far as JetStream says no stream has it.
     NoResponders,
-    /// Nobody listens on the subject, but this stream has it: too few of its servers run.
+    /// The subject has no subscriber, but this stream has it: too few of its servers run.
     NoLeader { stream: String },
-    /// Nobody listens on the subject, which this stream of another domain or account has
-    /// acknowledged before: the way to it is cut.
+    /// The subject has no subscriber. This stream of another domain or account has acknowledged
+    /// before: the way to it is cut.
     Unreachable { stream: String },
-    /// Nobody listens on the subject, and JetStream does not say whether a stream has it.
+    /// The subject has no subscriber, and JetStream does not say whether a stream has it.
     NoAnswer,
-    /// NATS took it and nobody acknowledges it: subscribers have the subject, and no stream has.
+    /// NATS took it, and no acknowledgement comes: subscribers have the subject, and no stream has.
     OnlySubscribers,
     /// The stream is set to acknowledge nothing.
     NeverAcknowledges { stream: String },
@@ -84,7 +84,7 @@ impl Failure {
         self.is_full_stream() || matches!(self, Self::Paused(paused) if paused.is_by_subject)
     }
 
-    /// There is no room for so many bytes, but perhaps for fewer.
+    /// A stream too full for this message may still accept a smaller one.
     pub(crate) fn spares_smaller(&self) -> bool {
         let is_counted =
             matches!(self, Self::Refused { description, .. } if description.contains("messages"));
@@ -101,8 +101,7 @@ impl Failure {
         }
     }
 
-    /// The stream has refused a payload of so many bytes: returns the size from which on it has no
-    /// room.
+    /// The stream has refused a payload of `bytes`: returns the size from which on it has no room.
     pub(crate) fn refused_bytes(&self, bytes: usize) -> usize {
         if self.spares_smaller() { bytes } else { 0 }
     }

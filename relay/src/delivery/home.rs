@@ -11,15 +11,15 @@
 
 use std::time::Duration;
 
-/// A database that may be the home is one when nobody has served the original for so long.
+/// A database that may be the home is it when no relay has served the original for this time.
 pub(crate) const QUIET: Duration = Duration::from_secs(15);
 /// In the noted place, a relay that does not answer is no reason to wait for longer: its database
 /// may be the one that has just failed over to this.
 pub(crate) const UNANSWERED_MAX: Duration = Duration::from_secs(3);
-/// A rival that was there for so long is no leftover of a failover: an operator must decide.
+/// A rival that was there for this time is no leftover of a failover: an operator must decide.
 pub(crate) const LASTING: Duration = Duration::from_secs(60);
 
-/// What the note says of this database: `home_here` in schema/migrations/0004_operations.sql.
+/// The note's statement about this database: `home_here` in schema/migrations/0004_operations.sql.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Noted {
     /// No relay has served the outbox yet.
@@ -39,7 +39,7 @@ pub(crate) struct Rival {
     pub(crate) lasted: Duration,
 }
 
-/// What the database says.
+/// The facts from the database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Look {
     pub(crate) noted: Noted,
@@ -50,7 +50,7 @@ pub(crate) struct Look {
     pub(crate) rival: Option<Rival>,
 }
 
-/// What is heard over NATS.
+/// The answers over NATS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
     /// Not asked.
@@ -89,8 +89,7 @@ pub(crate) enum Why {
     Denied(String),
 }
 
-/// `asked` is for how long the relay has asked, and `quiet` for how long in a row nobody has
-/// answered.
+/// `asked` is for how long the relay has asked, and `quiet` for how long it has had no answer.
 pub(crate) fn judge(look: &Look, heard: &Heard, asked: Duration, quiet: Duration) -> Verdict {
     let silent = |why: fn(String) -> Why, place: &str| Verdict::Silent(why(place.to_owned()));
     if look.noted == Noted::Copy {

@@ -1,7 +1,7 @@
-//! How far behind the delivery is, how much is set aside, how much waits for its time, and how
-//! sagas and inboxes stand.
+//! How far the delivery lags, how much is set aside, how much waits for its time, and how sagas and
+//! inboxes stand.
 
-/// How far a lane is behind.
+/// How far a lane lags.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LaneLag {
     pub(crate) lane: i16,
@@ -79,7 +79,7 @@ pub struct InboxStatus {
     pub reason: Option<String>,
 }
 
-/// Messages with a subject must be in an inbox so long after their commit, at most.
+/// Messages with a subject must be in an inbox within this time after their commit.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, schemars::JsonSchema)]
 #[non_exhaustive]
 pub struct Expectation {

@@ -177,7 +177,7 @@ impl Message {
         self.object.as_ref()?.as_ref().ok()
     }
 
-    /// The payload was not read, since the server would not take it, or the message waits behind
+    /// The payload was not read, since the server would not take it, or the message waits for
     /// another: it must not be sent.
     pub(crate) fn is_left_out(&self) -> bool {
         self.stored_object().is_none() && self.payload.len() < self.payload_bytes

@@ -15,8 +15,8 @@
 //! The id has all that, and nothing that changes: the row is append-only, and a dump keeps it and
 //! the outbox's identity. So a message that is sent again after a crash, a lost commit or a restore
 //! has the same id. If a row was lost and the producer enqueues the very same message again, the
-//! stream stores a second copy, which the inbox drops. This is the safe side: nobody would notice a
-//! message that was settled and never stored.
+//! stream stores a second copy, which the inbox drops. This is the safe side: no relay would notice
+//! a message that was settled and never stored.
 
 use std::{
     collections::BTreeMap,

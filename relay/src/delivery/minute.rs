@@ -14,7 +14,7 @@ const SUBJECTS_MAX: usize = 20;
 /// Messages that are looked for in the inboxes a minute later.
 const SAMPLED_MAX: usize = 100;
 
-/// Counts until somebody takes them.
+/// Counts until they are taken for the history.
 #[derive(Debug)]
 pub(crate) struct Minute(Mutex<Counts>);
 
@@ -106,7 +106,7 @@ impl Counts {
 #[derive(Debug)]
 pub(crate) struct Ages([u32; BUCKETS]);
 
-/// Each power of two has so many buckets, two to this.
+/// The number of buckets in each power of two, as a power of two.
 const PART_BITS: u32 = 3;
 /// Microseconds to 2^40, which are twelve days.
 const BUCKETS: usize = (40 - PART_BITS as usize + 1) << PART_BITS;

@@ -1,4 +1,4 @@
-//! What operators have paused or throttled.
+//! The pauses and throttles of operators.
 //!
 //! Each claim reads the pauses in its own transaction, so a relay obeys a new one from its next
 //! pass on, and so does a relay that has just started. A paused message is refused unsent, as by a
@@ -52,8 +52,8 @@ pub(crate) struct Wanted<'p> {
 pub(crate) type Tokens = BTreeMap<i32, i64>;
 
 impl Pauses {
-    /// From the JSON of a claim. While it cannot be read, as when somebody has written a rate that
-    /// is no number, all messages wait: one of them may be paused.
+    /// From the JSON of a claim. While it cannot be read, for example because a rate written by
+    /// hand is no number, all messages wait: one of them may be paused.
     pub(crate) fn parse(json: Option<&str>) -> Self {
         let unreadable = || Pause {
             kind: "all".to_owned(),
@@ -89,8 +89,8 @@ impl Pauses {
         wanted
     }
 
-    /// Marks the messages that are not to be sent now. The oldest get the tokens, in whichever lane
-    /// they are; a later message of a lane is not admitted before an earlier one.
+    /// Marks the messages that are not to be sent now. The oldest get the tokens, in any lane; a
+    /// later message of a lane is not admitted before an earlier one.
     pub(crate) fn mark(&self, messages: &mut [Message], mut tokens: Tokens) {
         let mut oldest_first: Vec<&mut Message> = messages.iter_mut().filter(|m| is_due(m)).collect();
         oldest_first.sort_by_key(|message| message.id);

@@ -191,7 +191,7 @@ mod tests {
         Settle {
             keeps: bool,
         },
-        /// Somebody else publishes.
+        /// Another program publishes.
         Foreign,
         Expire(u64),
         Delete(u64),

@@ -43,7 +43,7 @@ pub fn any_expression(patterns: &[String]) -> String {
 /// The patterns of [`any_expression`].
 pub(crate) fn patterns(any: &str) -> Vec<String> {
     let any = any.strip_prefix('^').and_then(|any| any.strip_suffix('$')).unwrap_or_default();
-    // A bar of a subject stands behind a backslash, so it is no end of a pattern.
+    // A bar of a subject stands after a backslash, so it is no end of a pattern.
     any.split("$|^").map(|one| one.replace("[^.]+", "*").replace(".+", ">").replace('\\', "")).collect()
 }
 

@@ -22,8 +22,8 @@ use crate::{
     telemetry::Metrics,
 };
 
-/// A process that was suspended for so long looks and asks where its outbox lives before it sends.
-/// A relay of another place asks for this one for longer.
+/// A process that was suspended for this time looks and asks where its outbox lives before it
+/// sends. A relay of another place asks for this one for longer.
 pub(crate) const SUSPENDED: Duration = Duration::from_secs(10);
 
 /// A live connection.
@@ -112,7 +112,7 @@ const QUESTION: Duration = Duration::from_secs(1);
 /// The result of a question.
 pub(super) enum Reply {
     Answer(Bytes),
-    /// Nobody listens there: this account has no JetStream.
+    /// No server answers there: this account has no JetStream.
     NoResponders,
     /// NATS does not let us ask, and says so: it works.
     Denied,
@@ -140,7 +140,7 @@ impl Connection {
         self.ask(&format!("{api}.STREAM.INFO.{stream}"), "", end).await
     }
 
-    /// Whether nobody answers for a stream.
+    /// Whether questions about a stream get no answer.
     pub(crate) async fn is_out_of_reach(&self, name: &str) -> bool {
         let reply = self.ask_for_stream(name, Instant::now() + QUESTION).await;
         matches!(reply, Reply::NoResponders | Reply::Silence)

@@ -2,8 +2,8 @@
 //!
 //! A relay asks on the subject of the outbox's token, with its own id, which it has written into
 //! its database. The leader of each database answers whether it finds that id in its own; others
-//! say that they are there. It needs no JetStream. Without an answer nobody is there: a server says
-//! so at once, unless somebody else subscribes to the subject, for example to `>`.
+//! say that they are there. It needs no JetStream. Without an answer no relay is there: a server
+//! says so at once, unless another client subscribes to the subject, for example to `>`.
 
 use std::time::Duration;
 
@@ -17,9 +17,9 @@ use crate::delivery::home::Heard;
 
 /// The longest wait for an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
-/// Once one has come, others may follow for so long.
+/// Once one has come, others may follow for this time.
 const MORE_MAX: Duration = Duration::from_millis(250);
-/// The first word, with the version of what follows.
+/// The first word, with the version of the rest.
 const WORD: &str = "home1";
 
 /// The answer of a relay to the question whether it is one of the same database.

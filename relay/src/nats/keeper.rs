@@ -13,8 +13,8 @@ use crate::{backoff::AWAY, error::error_chain, telemetry::Metrics};
 
 /// A connection that ends sooner than this never worked.
 const SHORT: Duration = Duration::from_secs(10);
-/// So many such connections in a row are perhaps cut because of a message's size, though the server
-/// was not heard to say so.
+/// This number of such connections in a row are perhaps cut because of a message's size, though the
+/// server's error did not arrive.
 const SHORT_MAX: u32 = 2;
 
 /// Keeps a connection in `connections`, beginning with one that is connected already.

@@ -46,7 +46,7 @@ use crate::{
 const CHUNK: usize = 128 * 1024;
 /// Room for the subject and the protocol beside a chunk.
 const BESIDE: usize = 1024;
-/// So many objects that were compared are remembered; then they are compared anew.
+/// The most compared objects that are remembered; then they are compared anew.
 const COMPARED_MAX: usize = 1024;
 
 /// Objects that were found to be their rows' payloads, by their names, with the sequence of the
@@ -125,7 +125,7 @@ impl<'a> Bucket<'a> {
         until: Instant,
         compared: &mut Compared,
     ) {
-        // What the bucket answers to one it would answer to the next.
+        // The bucket's refusal of one object would be the same for the next.
         let mut refused = None;
         for message in messages {
             message.payload = Bytes::new();

@@ -17,13 +17,13 @@ use tokio::{sync::Notify, time::Instant};
 
 use crate::delivery::{Birth, covers, is_unseen, split};
 
-/// So many subjects are remembered; then they are learnt anew.
+/// The most subjects that are remembered; then they are learnt anew.
 const SUBJECTS_MAX: usize = 10_000;
 /// A stream that no JetStream seemed to know is looked for again after this time: its hub may have
-/// been cut off right behind an acknowledgement, and would never be checked for losses.
+/// been cut off right after an acknowledgement, and would never be checked for losses.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
-/// A stream that acknowledges while nobody answers for it is waited for so long. After that its
-/// messages are settled all the same.
+/// A stream that acknowledges, while questions about it get no answer, is waited for until this
+/// time is over. After that its messages are settled all the same.
 const FIND_MAX: Duration = Duration::from_secs(10);
 
 /// The streams and subjects that a relay remembers.
@@ -46,7 +46,7 @@ struct Known {
     /// Streams that have acknowledged something for the first time, by their names in receipts: the
     /// database is to know which ones they were, should they be made anew.
     births: HashMap<Arc<str>, Birth>,
-    /// Somebody checks streams. Without it, nobody would end a doubt, and there is none.
+    /// Whether a task checks streams. Without one, no doubt would end, so there is none.
     is_checked: bool,
     doubted: HashMap<Arc<str>, Doubt>,
 }
@@ -112,7 +112,7 @@ impl Places {
         }
     }
 
-    /// From now on somebody checks the streams that are in doubt.
+    /// From now on a task checks the streams that are in doubt.
     pub(crate) fn are_checked(&self) {
         self.known().is_checked = true;
     }

@@ -1,6 +1,6 @@
 //! Asks a stream which of its acknowledged messages it still has.
 //!
-//! Both questions go to the stream's leader: another server may be behind.
+//! Both questions go to the stream's leader: another server may lag.
 
 use std::time::SystemTime;
 
@@ -25,7 +25,7 @@ pub(crate) struct Facts {
     pub(crate) replicas: usize,
 }
 
-/// What a stream has at the sequence of a receipt.
+/// The message that a stream has at the sequence of a receipt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
     pub(crate) evidence: Evidence,

@@ -1,8 +1,8 @@
 //! Publishes a batch to JetStream and collects the acknowledgements.
 //!
 //! Acknowledgements arrive on one inbox of our own, numbered, rather than through a future with a
-//! timer for each: that is cheaper, leaves nothing behind for answers that never come, and lets one
-//! deadline watch over progress.
+//! timer for each: that is cheaper, leaves nothing in memory for answers that never come, and lets
+//! one deadline watch over progress.
 
 mod answer;
 mod atomic;
@@ -220,7 +220,7 @@ impl Publisher {
 
     /// Why nothing can be sent to a subject.
     fn problem_of(&self, subject: &str) -> Option<String> {
-        // Somebody has written into the log by hand: the server would cut the connection.
+        // The row was written into the log by hand: the server would cut the connection.
         if subject.len() > SUBJECT_MAX {
             return Some(format!("subject: {} bytes", subject.len()));
         }

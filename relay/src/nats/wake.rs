@@ -1,7 +1,8 @@
-//! What a relay hears while it sleeps: hints of producers, and the questions of other relays.
+//! The messages that a relay gets while it sleeps: hints of producers, and the questions of other
+//! relays.
 //!
 //! A hint is any message on the outbox's subject; it may be lost. A relay that asks who serves the
-//! outbox gets the answer that nobody can tell yet, and one that this relay does not know wakes it:
+//! outbox gets the answer that it is not known yet, and one that this relay does not know wakes it:
 //! it may serve a copy.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};

@@ -15,8 +15,8 @@ use crate::{
     delivery::{Breaker, breaker::LANE_PROBES},
 };
 
-/// While the log alone fills the passes of a worker, it looks for parked messages so often only,
-/// and they get one place of a pass in so many: each pass with parked messages costs some
+/// While the log alone fills the passes of a worker, it looks for parked messages only this often,
+/// and they get this share of the places of a pass: each pass with parked messages costs some
 /// statements and, often, a question to NATS.
 const PARKED_EVERY: Duration = Duration::from_millis(250);
 const PARKED_SHARE: i64 = 16;
@@ -58,7 +58,8 @@ impl Bounds {
         }
     }
 
-    /// For a claim of so many lanes: those that are held, and how much to read of each other one.
+    /// For a claim of `lanes_max` lanes: those that are held, and how much to read of each other
+    /// one.
     pub(super) fn lanes(&self, lanes_max: i64) -> (Vec<i16>, ReadLimits) {
         let (held, is_half_open) = self.breaker.held_lanes();
         let mut limits = self.read.shared_by(lanes_max / self.lanes_usual / self.growth);
@@ -77,7 +78,7 @@ impl Bounds {
         Some(self.read.shared_by(if is_full { PARKED_SHARE } else { 1 }))
     }
 
-    /// A pass has ended: limits have cut so many lanes, and it published for so long.
+    /// A pass has ended: limits have cut `cut_lanes` lanes, and publishing took `took`.
     pub(super) fn learn(&mut self, cut_lanes: usize, took: Duration) {
         if cut_lanes == 0 || cut_lanes as i64 > self.lanes_usual || took > LONG {
             self.growth = 1;

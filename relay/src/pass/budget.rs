@@ -5,7 +5,7 @@
 //! room is left for a later pass, as if it had not been read; its payload is not even transferred,
 //! see `Session::read`.
 //!
-//! A pass may be over while the client of NATS still holds some of its payloads: they wait behind a
+//! A pass may be over while the client of NATS still holds some of its payloads: they wait for a
 //! slow line. So the share of a pass comes back with the last copy of its payloads.
 
 use std::sync::Arc;
@@ -28,7 +28,8 @@ const KEPT_BY_CLIENT: usize = 4096;
 /// Payloads that all relays of a process hold at most, when it serves several databases, beside the
 /// reserve of each.
 const COMMON: usize = 64 * 1024 * 1024;
-/// The reserve of each of these relays: whatever the others hold, it goes on with small messages.
+/// The reserve of each of these relays: even if the others hold everything else, it goes on with
+/// small messages.
 const RESERVE: usize = 1024 * 1024;
 /// A relay takes no more than this part of all that it leaves to others.
 const SHARE: usize = 3;
@@ -54,7 +55,7 @@ pub(crate) struct Budget {
     pass_max: usize,
 }
 
-/// A part of a budget, and what marks it as taken by this relay.
+/// A part of a budget, and the permit that marks it as taken by this relay.
 type Taken = (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>);
 
 /// The share of a pass; it is given back when the share and all payloads that borrow it are
@@ -127,7 +128,7 @@ impl Share {
         self.since_begin = 0;
     }
 
-    /// Whether the pass may hold a payload of so many bytes as well.
+    /// Whether the pass may hold a payload of `bytes` as well.
     pub(super) fn admit(&mut self, bytes: usize) -> bool {
         if self.since_begin > 0 && self.since_begin + bytes > self.budget.pass_max {
             return false;

@@ -28,9 +28,9 @@ const DOUBT_EVERY: Duration = Duration::from_millis(250);
 const CHECK_MAX: Duration = Duration::from_secs(20);
 /// So often in a row at most, which takes ten minutes; then delivery goes on.
 const AGAIN_MAX: u32 = 30;
-/// After so many connections in a row that ended during their first check, the check itself may end
-/// them, as when an answer is larger than the server lets wait. The relay hands the next one on
-/// before it checks it, since otherwise it would never deliver anything.
+/// After this number of connections in a row that ended during their first check, the check itself
+/// may end them, as when an answer is larger than the server lets wait. The relay hands the next
+/// one on before it checks it, since otherwise it would never deliver anything.
 const ENDED_MAX: u32 = 5;
 
 impl Recovery {

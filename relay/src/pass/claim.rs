@@ -27,9 +27,9 @@ pub struct Claimed {
     pub(super) limits: ReadLimits,
     /// Room for the payloads, given back with them.
     pub(super) share: Share,
-    /// All due messages are here, as far as nobody else had locked their lanes.
+    /// All due messages are here, except for lanes that others had locked.
     pub(super) seen: Option<Seen>,
-    /// What operators have paused.
+    /// The pauses of operators.
     pub(super) pauses: Pauses,
     /// The pass has locked all lanes, and only new messages are due in them.
     pub(super) has_all: bool,
@@ -60,7 +60,7 @@ impl Claimed {
         let room = Room { payload_max, admit: &mut |bytes| share.admit(bytes) };
         let (claims, mut messages, seen) = session.read(lanes, limits, room).await?;
         // In a lane that is left out nothing is sent: its cursor could not note the
-        // acknowledgement, and nobody would miss the message, should the stream lose it.
+        // acknowledgement, and no relay would notice if the stream lost it.
         parked_due.retain(|lane| claims.iter().any(|claim| claim.lane == *lane));
         let has_all = matches!(wanted, Wanted::All)
             && claims.len() as i64 == store.lanes

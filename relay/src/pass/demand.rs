@@ -21,7 +21,7 @@ use tokio::{
 pub(super) const LONG_PASS: Duration = Duration::from_secs(1);
 /// A pass that settles more is work for two workers; as many may come from a single lane.
 const MANY: usize = 1_000;
-/// So many passes in a row that settle fewer than `FEW` are work for one worker less.
+/// After this number of passes in a row that settle fewer than `FEW`, one worker less is enough.
 const LIGHT_PASSES: u32 = 50;
 const FEW: usize = 100;
 /// Stands for a worker that is in no pass.
@@ -68,7 +68,7 @@ impl Demand {
         }
     }
 
-    /// A pass has settled so many messages; a limit may have cut its read.
+    /// A pass has settled `messages` messages; a limit may have cut its read.
     pub(super) fn settled(&self, number: usize, messages: usize, full: bool) {
         if messages > MANY {
             self.more(number);

@@ -37,7 +37,7 @@ const TICK: Duration = Duration::from_secs(1);
 const ASK_EVERY: Duration = Duration::from_secs(30);
 /// The time for an answer: the other relay waits no longer.
 const ANSWER_MAX: Duration = Duration::from_millis(800);
-/// A relay of another database that has asked may serve it after so long.
+/// A relay of another database that has asked may serve it after this time.
 const ASKED: Duration = Duration::from_secs(2);
 
 /// Where workers find the connection while the gate is open.

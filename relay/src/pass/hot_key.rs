@@ -1,11 +1,11 @@
 //! An ordering key that fills a lane gives way to the others in it.
 //!
 //! Messages of one ordering key are sent one after another, each after the acknowledgement of the
-//! one before: some thousands a second. A burst of tens of thousands would hold up all messages
-//! behind it in its lane for seconds. The cursor settles prefixes, so no message can be sent ahead
+//! one before: some thousands a second. A burst of tens of thousands would hold up all later
+//! messages of its lane for seconds. The cursor settles prefixes, so no message can be sent ahead
 //! of the burst while it is in the log. Instead the relay parks the burst, which is quick. When a
-//! read that may have been cut is nearly all of one ordering key, and others wait behind it, the
-//! relay sends a share of it, and sets the rest aside behind that. From then on every message of
+//! read that may have been cut is nearly all of one ordering key, and others wait for it, the relay
+//! sends a share of it, and sets the rest aside to follow that share. From then on every message of
 //! the key that is read finds one of its key parked, and is set aside as well (`read.sql`); so the
 //! passes reach the others as fast as rows are written. Parked ones are sent in their order, a
 //! share in each pass (`read_parked.sql`), due at once when nothing before them is left
@@ -31,15 +31,15 @@ use crate::{
     postgres::{Claim, Session},
 };
 
-/// So many messages of a key that gives way are sent in a pass, one after another: all other
+/// The most messages of a key that gives way which a pass sends, one after another: all other
 /// messages wait for them. `read_parked.sql` has the same number.
 const SHARE: usize = 32;
 
-/// Where nobody waits behind an ordering key, it is asked again so much later: to look through ten
-/// thousand messages in vain takes PostgreSQL longer than to read a pass.
+/// If no message waited for an ordering key, the relay asks again after this time: to look through
+/// ten thousand messages in vain takes PostgreSQL longer than to read a pass.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
-/// Lanes that one ordering key fills, behind which nobody waited a moment ago.
+/// Lanes that one ordering key fills, and in which no other message waited a moment ago.
 #[derive(Debug, Default)]
 pub(super) struct HotKeys(HashMap<i16, (String, Instant)>);
 
@@ -71,7 +71,7 @@ impl HotKeys {
         Ok(())
     }
 
-    /// Whether nobody waited behind this ordering key a moment ago.
+    /// Whether no message waited for this ordering key a moment ago.
     fn is_alone(&mut self, lane: i16, key: &str) -> bool {
         let Entry::Occupied(known) = self.0.entry(lane) else { return false };
         let (alone, until) = known.get();

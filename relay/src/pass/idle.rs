@@ -1,7 +1,7 @@
 //! Notices that an outbox has had no work for a while, so that its relay may sleep: it then has no
 //! connection to the database, which may be suspended meanwhile.
 //!
-//! | event | what the relay does |
+//! | event | the relay |
 //! |---|---|
 //! | nothing was enqueued, sent or due for `sleep_after`, and nothing will be soon | it drains and sleeps |
 //! | a message is due later, or a pause ends | it wakes a little earlier |

@@ -40,7 +40,7 @@ const TURNS: u32 = 6;
 /// A turn that cannot end is told of so often at most.
 const TELL_AFTER: u32 = 10;
 const TELL_EVERY: Duration = Duration::from_secs(60 * 60);
-/// A retention time is cut into so many milestones: receipts are kept up to this part of it longer.
+/// The number of milestones in a retention time: receipts are kept up to this part of it longer.
 const MILESTONES: u32 = 64;
 const MILESTONE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// A relay says so often at most that it is at work, and with which settings.
@@ -55,7 +55,7 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(45);
 pub struct Maintained {
     /// Messages deleted.
     pub pruned: u64,
-    /// Messages released: they waited behind dead ones, or with others of which none was tried.
+    /// Messages released: they waited for dead ones, or with others of which none was tried.
     pub released: u64,
     /// More is to be done at once.
     pub more: bool,
@@ -87,7 +87,7 @@ pub struct Maintainer {
 enum Task {
     /// Messages that are not in their inbox in time.
     Unhandled,
-    /// The ring of segments: what is past `retention` goes.
+    /// The ring of segments: those past `retention` are emptied.
     Turn {
         retention: Duration,
     },
@@ -177,7 +177,7 @@ impl Maintainer {
             Some(Task::Turn { retention }) => done.pruned = self.turn(retention).await?,
             Some(Task::Release { lane, after }) => {
                 let releasing = store.release_behind_dead(lane, after);
-                // Somebody else has the lane: next time.
+                // Another relay has the lane: next time.
                 if let Some(progress) = self.noted("release messages behind dead ones", releasing).await? {
                     let next = progress.next.map(|after| Task::Release { lane, after });
                     next.into_iter().for_each(|task| self.tasks.push_front(task));
@@ -221,7 +221,7 @@ impl Maintainer {
         Ok(T::default())
     }
 
-    /// Finds rows that somebody has deleted, and policies that hide messages: nothing else shows
+    /// Finds rows that were deleted by hand, and policies that hide messages: nothing else shows
     /// them.
     async fn look_at_schema(&mut self) -> Result<(), StoreError> {
         if self.looked_at_schema.is_some_and(|at| at.elapsed() < LOOK_AT_SCHEMA_EVERY) {
@@ -345,8 +345,8 @@ fn report_unsent(looked: &Looked) {
     }
 }
 
-/// Ids of new messages must stand above every cursor: a restored database, or one that was
-/// moved by logical replication, may come without its sequence, and anybody may restart it.
+/// Ids of new messages must stand above every cursor: a restored database, or one that was moved by
+/// logical replication, may come without its sequence, and a sequence may be restarted by hand.
 async fn mend_ids(store: &Arc<Store>) -> Result<(), StoreError> {
     let Some(LowIds { stood_at, needed }) = store.low_ids().await? else { return Ok(()) };
     match store.repair_ids().await {

@@ -33,10 +33,10 @@ impl Look {
     }
 }
 
-/// `None` when the stream is not there: it refuses all messages, and when somebody makes it again,
-/// it is another one.
+/// `None` when the stream is not there: it refuses all messages, and when it is made again, it is
+/// another one.
 ///
-/// A stream that fails to answer and answers right behind that was perhaps away, and is back with
+/// A stream that fails to answer, and answers the next question, was perhaps away, and is back with
 /// less: it is looked at once more. One that fails again cannot be asked, as when NATS does not
 /// permit it, and is trusted: delivery goes on.
 pub(super) async fn look(connection: &Connection, stream: &KnownStream) -> Result<Option<Look>, String> {

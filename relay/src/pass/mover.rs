@@ -3,12 +3,14 @@
 //! A message that must not be sent before its time waits in the table `delayed`. When it is due,
 //! one transaction deletes it there and inserts it into the log, where it is an ordinary message
 //! from then on: it is in one of the two, also after a crash. Of many relays one moves at a time.
-//! It moves a message of an ordering key only if no message of an earlier time stays behind, not
-//! even a locked one, so the messages of an ordering key get their ids in the order of their times.
+//! It moves a message of an ordering key only if no message of an earlier time stays in the table,
+//! not even a locked one, so the messages of an ordering key get their ids in the order of their
+//! times.
 //!
 //! The database's clock decides which messages are due. It also says in how many seconds the next
 //! one is, so the mover sleeps until then; it finds a message that is enqueued meanwhile within a
-//! second. Nobody is notified: a transaction that enqueues may be prepared (see `sleep.sql`).
+//! second. `enqueue_at` notifies no relay: a transaction that enqueues may be prepared (see
+//! `sleep.sql`).
 
 use std::{sync::Arc, time::Duration};
 

@@ -71,7 +71,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Settles the longest prefix of a lane's rows that is done; rows behind it are sent again.
+    /// Settles the longest prefix of a lane's rows that is done; rows after it are sent again.
     pub(super) fn add_lane(
         &mut self,
         claim: &Claim,
@@ -135,8 +135,8 @@ impl<'a> Plan<'a> {
                     self.free(message);
                 }
                 let stays = waits_for(message) == parking.waits_for.as_deref();
-                // A message that was tried in its turn waits for long again. It is no probe: else
-                // each such message would have the next one tried.
+                // A message that was tried in its turn waits for long again. It is not a probe:
+                // else each such message would have the next one tried.
                 let is_probe = parking.delay_seconds.is_some_and(|delay| delay < WAITS.as_secs_f64());
                 self.note(message, |tried| {
                     if stays {
@@ -272,8 +272,8 @@ fn behind(attempts: i32) -> Parking {
     Parking { attempts, delay_seconds: None, dead: false, error, cause: Cause::Behind, waits_for: None }
 }
 
-/// The error as the database has it. Anybody can answer on a subject, with any bytes: PostgreSQL
-/// takes no NUL, and a terminal no control characters.
+/// The error as the database has it. Every client can answer on a subject, with any bytes:
+/// PostgreSQL takes no NUL, and a terminal no control characters.
 fn error_text(failure: &Failure) -> String {
     let mut error = failure.to_string().replace(char::is_control, " ");
     error.truncate(error.floor_char_boundary(ERROR_BYTES_MAX));

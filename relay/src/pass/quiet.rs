@@ -16,15 +16,15 @@
 //! Of many relays one is the leader, and the others watch over it.
 //!
 //! The leader has an advisory lock, which ends with its connection: when it dies, the next one that
-//! asks is the leader. One of two relays asks about once a second; each of many asks more
-//! rarely, and all together more often. A relay may also hang, be stopped or lose its way to NATS,
-//! with its connection open. So standbys look for lanes that nobody serves:
+//! asks is the leader. One of two relays asks about once a second; each of many asks more rarely,
+//! and all together more often. A relay may also hang, be stopped or lose its way to NATS, with its
+//! connection open. So standbys look for lanes that no relay serves:
 //!
 //! | event | reaction of a standby |
 //! |---|---|
 //! | no transaction has ended | nothing |
 //! | one has ended, nothing is due | claims, finds nothing, does nothing until another one ends |
-//! | something is due, and a moment later its lane has moved on | nothing: somebody serves it |
+//! | something is due, and a moment later its lane has moved on | nothing: another relay serves it |
 //! | something is due, and its lane has not moved | helps for a while, as if it were the leader |
 //! | so much is due that one relay takes long | the same |
 //!
@@ -49,7 +49,7 @@ const CLAIM_EVERY_MAX: Duration = Duration::from_secs(1);
 /// lanes.
 const STILL: u32 = 8;
 
-/// The pause between two claims of all lanes, when nothing has happened for so long.
+/// The pause between two claims of all lanes, when nothing has happened for that time.
 fn claim_every(still: Duration) -> Duration {
     (still / STILL).clamp(CLAIM_EVERY, CLAIM_EVERY_MAX)
 }
@@ -77,8 +77,8 @@ impl Worker {
         self.pass_if_due(self.shared.tuning.lanes_max, false).await
     }
 
-    /// Makes a pass over so many lanes at most, unless nothing has happened since the last one that
-    /// found nothing; one that goes on while messages keep coming, where they do.
+    /// Makes a pass over `lanes_max` lanes at most, unless nothing has happened since the last one
+    /// that found nothing; one that goes on while messages keep coming, where they do.
     pub(super) async fn pass_if_due(&mut self, lanes_max: i64, goes_on: bool) -> Result<Pass, RelayError> {
         let quiet = self.quiet.take();
         if !self.is_connected().await {
@@ -116,9 +116,9 @@ impl Worker {
     }
 }
 
-/// A lane in which something is due that does not move for so long lags.
+/// A lane in which something is due lags when it does not move for this time.
 pub(super) const LAG: Duration = Duration::from_millis(400);
-/// So many messages are more than one relay's work.
+/// More messages than this are more than one relay's work.
 const BEHIND: i64 = 10_000;
 /// However quiet the log is, lanes are looked at so often: parked messages may be due.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -149,7 +149,7 @@ impl Worker {
         Ok(due.iter().any(|lane| still_due.contains(lane)))
     }
 
-    /// Lanes in which something is due and that nobody has locked, with the numbers of their
+    /// Lanes in which something is due and that no relay has locked, with the numbers of their
     /// cursors; and about how many messages are due, if they are many.
     async fn due_lanes(&mut self, lanes_max: i64) -> Result<(Vec<(i16, i64)>, i64), RelayError> {
         let limits = ReadLimits { messages_max: ONE, bytes_max: ONE, ..self.shared.tuning.read };

@@ -39,8 +39,8 @@ use crate::{
 /// Streams that are asked at once. One without a leader takes until the deadline of a question and
 /// delays no other.
 const CONCURRENT: usize = 16;
-/// A new leader may not have applied all that it has: a replicated stream is asked again after so
-/// long for messages that it lacks.
+/// A new leader may not have applied all that it has: a replicated stream is asked again after this
+/// time for messages that it lacks.
 const LEADER_PAUSE: Duration = Duration::from_secs(1);
 /// Pages of receipts that are looked at on the way back, at most.
 const PAGES_MAX: usize = 64;
@@ -96,7 +96,7 @@ impl Recovery {
         let Some(connection) = self.connection.clone() else { return Ok(0) };
         let doubted = connection.places.doubted();
         let mut streams = self.store.acknowledged().await?;
-        // Nobody can be asked about those.
+        // No server can be asked about those.
         streams.retain(|stream| !is_unseen(&stream.name));
         // A server that got a domain later acknowledges under another name.
         let elsewhere: Vec<String> = streams

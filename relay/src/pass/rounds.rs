@@ -11,7 +11,7 @@
 //! | a transaction that was open at the last round ends with an id below others | a round reads all rows that the snapshot of the one before did not show, in the order of ids |
 //! | more comes than a round may hold, or a large payload | the round counts as not read, and the pass ends: the next one reads it |
 //! | a message is refused, or NATS says nothing of it | the pass ends, and its lanes are settled as those of any other: set aside, or a prefix |
-//! | a message waits behind a parked one of its ordering key | it is read as blocked, and the pass ends the same way |
+//! | a message waits for a parked one of its ordering key | it is read as blocked, and the pass ends the same way |
 //! | the relay hangs | it holds all lanes until its session is ended, within half a minute |
 //! | the relay dies, or PostgreSQL | nothing of the pass is settled, and the messages of [`TIME`] are sent again under the same ids |
 //! | rows of another cluster carry ids of transactions that come to pass here | they lie below the floor |
@@ -35,17 +35,19 @@ use crate::{
 /// For how long a pass goes on.
 const TIME: Duration = Duration::from_millis(250);
 const _: () = assert!(TIME.as_millis() < LAG.as_millis(), "a lane in a pass does not lag");
-/// A pass in which nothing has come for so long ends: so many looks cost more than to claim again.
+/// A pass in which nothing has come for this time ends: its looks would cost more than another
+/// claim.
 pub(super) const STILL: Duration = Duration::from_millis(30);
 /// The shortest and the longest pause before a look, and the part that it is of the time since
 /// something came: a message that comes as late again waits for an eighth of it.
 const PAUSE: Duration = Duration::from_micros(400);
 const PAUSE_MAX: Duration = Duration::from_millis(3);
 const PART: u32 = 4;
-/// A timer sleeps so long at least.
+/// A timer sleeps for at least this time.
 const TICK: Duration = Duration::from_millis(1);
-/// So many rounds that find nothing end the pass, of which each that finds something makes up for
-/// some. So it ends soon where other transactions end all the time, and few of them enqueue.
+/// A pass ends after this number of rounds that find nothing. A round that finds something makes up
+/// for some of them. So it ends soon where other transactions end all the time, and few of them
+/// enqueue.
 const EMPTY_MAX: u32 = 10;
 const MAKES_UP_FOR: u32 = 5;
 /// An operator who sets longer pauses between passes wants fewer rounds as well.
@@ -60,7 +62,7 @@ const ROUND_MAX: usize = 64;
 const BYTES_MAX: usize = 4 * 1024;
 
 impl Worker {
-    /// Whether a pass over so many lanes has all of them, and may go on.
+    /// Whether a pass over `lanes_max` lanes has all of them, and may go on.
     fn may_go_on(&self, lanes_max: i64) -> bool {
         lanes_max >= self.shared.store.lanes && self.shared.tuning.poll_min <= POLL_MAX
     }
@@ -141,7 +143,7 @@ impl Worker {
     }
 }
 
-/// The pause before the next look, when something last came so long ago.
+/// The pause before the next look, when something last came this time ago.
 async fn pause(still: Duration) {
     let pause = (still / PART).clamp(PAUSE, PAUSE_MAX);
     if pause >= TICK {

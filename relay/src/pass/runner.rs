@@ -31,12 +31,13 @@ const REFUSED: Backoff = Backoff { first: Duration::from_millis(50), max: Durati
 const ALERT: u32 = 1;
 /// Idle passes in a row before a worker leaves, and before the relay is marked asleep.
 const CALM: u32 = 6;
-/// A timer sleeps so long at least.
+/// A timer sleeps for at least this time.
 const TICK: Duration = Duration::from_millis(1);
 /// The longest pause where producers send no NOTIFY: see `sleep.sql`.
 const NAP: Duration = Duration::from_millis(100);
 
-/// A new relay works so long before it is a standby: a backlog may be more than one relay's work.
+/// The time for which a new relay works before it is a standby: a backlog may be more than one
+/// relay's work.
 const START: Duration = Duration::from_secs(3);
 /// How long a standby helps after it has found lanes that lag.
 const HELPS: Duration = Duration::from_secs(10);
@@ -48,14 +49,14 @@ const STAND_BY_MAX: Duration = Duration::from_secs(5);
 enum State {
     /// Another relay is the leader.
     StandsBy,
-    /// Somebody has woken the relay: something is due.
+    /// A producer has woken the relay: something is due.
     Woken,
     /// The last pass has found a lone message, or none was made yet.
     Alert,
     /// The last pass has found several messages, or the one before it some as well: so will the
     /// next.
     Busy,
-    /// So many passes in a row have found nothing.
+    /// This number of passes in a row have found nothing.
     Idle { passes: u32, mark: Option<SleepMark> },
 }
 
@@ -182,7 +183,7 @@ impl Runner {
         shutdown.run_until_cancelled(timeout(STAND_BY_MAX, self.leader.changed())).await;
     }
 
-    /// Makes a pass; returns the pause behind it, if there is one. While messages keep coming the
+    /// Makes a pass; returns the pause after it, if there is one. While messages keep coming the
     /// shortest pause counts from beginning to beginning.
     async fn pass(&mut self, shutdown: &CancellationToken) -> Option<Duration> {
         let started = Instant::now();
@@ -270,7 +271,7 @@ impl Runner {
             // The mark is set by the relay that would be woken.
             return pause.min(NAP);
         }
-        // The mark is set again now and then: the producer that cleared it may have woken nobody.
+        // The mark is set again now and then: the producer that cleared it may have woken no relay.
         if mark.is_some_and(|mark| mark.at.elapsed() < self.worker.asks_every()) {
             return self.worker.shared.store.rest(pause);
         }

@@ -31,7 +31,7 @@ pub(crate) struct TraceFile {
 }
 
 impl TraceFile {
-    /// Opens the file, behind the lives that it has already.
+    /// Opens the file at its end, after the lives that it has already.
     pub(crate) fn open(path: &Path, outbox: &str) -> io::Result<Self> {
         let recording = Recording::open(path, json!({ "pass": 0, "outbox": outbox }))?;
         Ok(Self { recording, passes: Arc::default() })
@@ -87,7 +87,7 @@ impl TraceFile {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LaneRead {
     pub(crate) lane: i16,
-    /// So many rows from the first one.
+    /// The number of rows, from the first one.
     pub(crate) done: usize,
     /// A limit may have cut the read.
     pub(crate) is_full: bool,

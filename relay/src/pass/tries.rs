@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::backoff::Backoff;
 
-/// For so long producers wait, at most, for a turn to end; it is tried again with a longer wait.
+/// The time that producers wait, at most, for a turn to end; it is tried again with a longer wait.
 /// Where transactions overlap all the time, they wait once for as long as one of them takes.
 const WAIT: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_secs(3) };
 /// Of all relays one tries so often to end a turn, at most. After many tries producers are left in
@@ -27,7 +27,7 @@ impl Tries {
         self.failed
     }
 
-    /// For so long producers wait at the next one, at most.
+    /// The time that producers wait at the next one, at most.
     pub(super) fn wait(&self) -> Duration {
         WAIT.delay(self.failed)
     }

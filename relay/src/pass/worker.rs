@@ -87,7 +87,7 @@ impl Worker {
         self.pass(self.shared.tuning.lanes_max).await
     }
 
-    /// One bounded pass over so many lanes at most.
+    /// One bounded pass over `lanes_max` lanes at most.
     pub(super) async fn pass(&mut self, lanes_max: i64) -> Result<Pass, RelayError> {
         self.pass_over(lanes_max, Wanted::Due).await
     }
@@ -98,7 +98,7 @@ impl Worker {
         self.quiet = None;
         let claimed_at = Instant::now();
         let Some(claimed) = self.claim_lanes(lanes_max, wanted).await? else {
-            // Another relay may have settled what this one could not.
+            // Another relay may have settled the messages that this one could not.
             self.shared.metrics.health.note_unwritable(None);
             return Ok(if self.publisher.is_some() { Pass::Idle } else { Pass::Away });
         };
@@ -208,7 +208,7 @@ impl Worker {
 
     /// Notes the last round in the metrics, and doubts a stream that gives out a sequence again.
     pub(super) fn take_in(&mut self, published: &mut Published) {
-        // Delivery goes on all the same if nobody would check the stream and hand out another
+        // Delivery goes on all the same if no task would check the stream and hand out another
         // connection, or if the stream cannot be checked.
         let is_checked = self.shared.connections.has_changed().is_ok();
         let may_distrust = is_checked && self.distrusted.is_none_or(|at| at.elapsed() >= DISTRUST_EVERY);

@@ -32,7 +32,7 @@ pub(crate) struct Claim {
     pub(crate) acknowledged: Acknowledged,
     /// Something that a stream has lost is sent again.
     is_resending: bool,
-    /// The lane's transaction ids come from another cluster, and nobody has noted it yet.
+    /// The lane's transaction ids come from another cluster, and no relay has noted it yet.
     pub(crate) is_foreign: bool,
     /// The snapshot that the lane was read in.
     pub(crate) snapshot: String,
@@ -106,7 +106,7 @@ pub(crate) struct Lanes {
     pub(crate) parked_due: Vec<i16>,
     /// The snapshot by which the claim found that these lanes have something due.
     snapshot: Option<Snapshot>,
-    /// What operators have paused, as JSON.
+    /// The pauses of operators, as JSON.
     pub(crate) pauses: Option<String>,
     /// The rows that are due in these lanes, as they arrive.
     rows: Pin<Box<RowStream>>,
@@ -124,7 +124,7 @@ impl Lanes {
 }
 
 /// The view of a claim: every message that was due in this snapshot is in a lane that the claim
-/// locked, or in one that somebody else had locked.
+/// locked, or in one that another relay had locked.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) snapshot: Snapshot,
@@ -166,7 +166,7 @@ impl Store {
             self.log.note(row.get("single_turn"));
         }
         let parked_due = claimed.iter().filter(|row| row.get("parked_due")).map(|row| row.get("lane"));
-        // Of all lanes, this claim has not asked in those that somebody else has locked.
+        // Of all lanes, this claim has not asked in those that others have locked.
         let has_asked = matches!(wanted, Wanted::Due) || claimed.len() as i64 == self.lanes;
         let lanes = Lanes {
             claims: claimed.iter().map(self::claim).collect(),
@@ -284,8 +284,8 @@ impl Session {
         Ok(())
     }
 
-    /// Reads parked messages that are due in the given lanes, with those behind them; the limits
-    /// are for all lanes. Also whether there are more.
+    /// Reads parked messages that are due in the given lanes, with those that wait for them; the
+    /// limits are for all lanes. Also whether there are more.
     pub(crate) async fn read_parked(
         &self,
         lanes: &[i16],
@@ -301,8 +301,8 @@ impl Session {
         let (mut found, mut is_cut) = (0, false);
         while let Some(row) = rows.try_next().await.map_err(|source| self.failed("read parked", source))? {
             found += 1;
-            // The rows are sorted by lane and id. Behind one for which there is no room, there is
-            // none for those that follow.
+            // The rows are sorted by lane and id. If there is no room for one row, there is none
+            // for those after it.
             is_cut = is_cut || !room.admits(&row);
             if is_cut {
                 continue;

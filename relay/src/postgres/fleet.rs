@@ -7,7 +7,7 @@ use std::{
 
 use crate::backoff::Backoff;
 
-/// So many relays look after each other as often as each of them would alone.
+/// Up to this number, relays look after each other as often as each of them would alone.
 const WATCHFUL: usize = 4;
 /// A relay of a large fleet looks so much less often than one of two. This bounds the delay when
 /// all others die at once.

@@ -1,4 +1,4 @@
-//! Where the outbox lives: what the database says, and notes in it.
+//! Where the outbox lives: the facts from the database, and notes in it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,11 +8,11 @@ use crate::{
     error::StoreError,
 };
 
-/// A database and the schema in it, whatever they are called: the cluster's identifier, the
-/// database's oid, and the schema's name.
+/// A database and the schema in it, even after a rename: the cluster's identifier, the database's
+/// oid, and the schema's name.
 pub(crate) type Place = (i64, i64, String);
 
-/// What the database says of the outbox's home.
+/// The database's facts about the outbox's home.
 #[derive(Clone, Debug)]
 pub(crate) struct Home {
     pub(crate) look: Look,

@@ -2,8 +2,8 @@
 //! the trickle and is woken by producers, while the others are standbys: `pass/quiet.rs`.
 //!
 //! A connection of its own, since a pool discards notifications; it also holds the lock of the
-//! leader, the only relay that listens. Behind a transaction pooler neither can work; that is
-//! noticed at start, or tested here, said once, and then the relay polls, and always works.
+//! leader, the only relay that listens. With a transaction pooler neither can work; that is noticed
+//! at start, or tested here, said once, and then the relay polls, and always works.
 
 use std::{sync::Arc, time::Duration};
 
@@ -55,7 +55,7 @@ pub(crate) async fn listen<T: Send + Sync>(
     }
     loop {
         let ended = listen_once(&connector, &store, &told, &mut nats).await;
-        // As long as nobody knows the leader, this relay works.
+        // As long as the leader is not known, this relay works.
         told.leader.send_replace(Leader::This);
         match ended {
             Ended::Deaf => {
@@ -165,13 +165,13 @@ async fn driven<T>(messages: &mut Messages, answer: impl Future<Output = T>) -> 
     }
 }
 
-/// A statement that has taken so long, and whose client takes nothing of the answer, is ended.
+/// A statement that has taken this time, and whose client takes nothing of the answer, is ended.
 const UNREAD_SECONDS: f64 = 18.0;
 
 /// Which relay is the leader.
 #[derive(Clone, Debug)]
 pub(crate) enum Leader {
-    /// This relay, or nobody knows: several that work share the lanes as ever.
+    /// This relay, or it is not known: several that work share the lanes as ever.
     This,
     /// Another relay; with a snapshot of now, taken about once a second, or more rarely in a fleet.
     Another(Snapshot),

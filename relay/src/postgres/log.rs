@@ -13,8 +13,8 @@ const SEGMENTS: i64 = 8;
 /// Several segments are to be read.
 const SEVERAL: i64 = -1;
 
-/// The statements that find messages that are due. How far lanes are behind may be wrong by a
-/// moment, so that one does not ask for the turn.
+/// The statements that find messages that are due. How far lanes lag may be wrong by a moment, so
+/// that statement does not ask for the turn.
 #[derive(Debug)]
 pub(super) struct Reading {
     pub(super) claim: String,

@@ -9,18 +9,18 @@ use tokio_postgres::SimpleQueryMessage;
 use super::{Store, session::Session};
 use crate::{delivery::Snapshot, error::StoreError};
 
-/// A connection that nobody has used for so long is closed.
+/// A connection that was not used for this time is closed.
 const IDLE_CONNECTION: Duration = Duration::from_secs(5);
 
 impl Store {
-    /// The snapshot of now. Nothing is prepared: outside of a transaction nobody checks whose
+    /// The snapshot of now. Nothing is prepared: outside of a transaction no statement checks whose
     /// session a pooler has lent.
     pub(crate) async fn look(&self) -> Result<Snapshot, StoreError> {
         let connection = self.connection().await?;
         look(&connection, &self.sql.look).await
     }
 
-    /// Closes connections that nobody has used for a while.
+    /// Closes connections that were not used for a while.
     pub(crate) fn close_idle(&self) {
         drop(self.pool.retain(|_, metrics| metrics.last_used() < IDLE_CONNECTION));
     }
@@ -71,7 +71,7 @@ impl Store {
         })
     }
 
-    /// Notes that this relay sleeps for so long at most; returns the ids of all known relays.
+    /// Notes that this relay sleeps for that time at most; returns the ids of all known relays.
     pub(crate) async fn fall_asleep(
         self: &Arc<Self>,
         at_most: Duration,

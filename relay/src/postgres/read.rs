@@ -1,5 +1,5 @@
-//! Reading messages beside the claim: how much memory there is, payloads in pieces, what has come
-//! since the claim, and the tokens of throttles.
+//! Reading messages beside the claim: how much memory there is, payloads in pieces, messages that
+//! came after the claim, and the tokens of throttles.
 
 use std::collections::HashMap;
 
@@ -24,7 +24,7 @@ pub(crate) struct Room<'a> {
     /// A larger payload is left out, since the server would not take it: see
     /// [`Message::is_left_out`].
     pub(crate) payload_max: usize,
-    /// Whether a payload of so many bytes may be held as well.
+    /// Whether a payload of this number of bytes may be held as well.
     pub(crate) admit: &'a mut (dyn FnMut(usize) -> bool + Send),
 }
 

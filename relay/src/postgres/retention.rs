@@ -14,7 +14,7 @@ const BATCH: i64 = 1_000;
 const LOOK: i32 = 20_000;
 /// Notes that one transaction deletes, at most.
 const NOTES: i32 = 10_000;
-/// After so long a relay that was not seen is forgotten.
+/// After this time a relay that was not seen is forgotten.
 const FORGOTTEN_SECONDS: f64 = 3_600.0;
 /// A relay that was seen so recently is one of the fleet: twice the time after which each says
 /// again that it is there.
@@ -114,7 +114,7 @@ impl Store {
     }
 
     /// Ends the turn of the log, if it has taken `span`; returns why it cannot. Producers wait for
-    /// it so long at most, once in `pause`.
+    /// it for the given time at most, once in `pause`.
     pub(crate) async fn end_turn(
         self: &Arc<Self>,
         span: Duration,
@@ -133,7 +133,7 @@ impl Store {
         Ok(rows.first().map(|row| LowIds { stood_at: row.get(0), needed: row.get(1) }))
     }
 
-    /// Raises them, and has the messages enqueued with such ids sent; `None` when somebody else was
+    /// Raises them, and has the messages enqueued with such ids sent; `None` when another relay was
     /// faster.
     pub(crate) async fn repair_ids(self: &Arc<Self>) -> Result<Option<RepairedIds>, StoreError> {
         let rows = self.ask("raise the ids of new messages", &self.sql.repair_ids, &[]).await?;
@@ -144,8 +144,8 @@ impl Store {
         Ok(rows.first().and_then(repaired))
     }
 
-    /// Has messages looked at that wait behind dead ones of a lane; `None` when somebody else has
-    /// the lane for a long time.
+    /// Has messages looked at that wait for dead ones of a lane; `None` when another relay has the
+    /// lane for a long time.
     pub(crate) async fn release_behind_dead(
         self: &Arc<Self>,
         lane: i16,
@@ -177,12 +177,12 @@ impl Store {
         Ok(hastened)
     }
 
-    /// Forgets a batch of what operators discarded more than a day ago.
+    /// Forgets a batch of the rows that operators discarded more than a day ago.
     pub(crate) async fn forget_kept(self: &Arc<Self>) -> Result<(), StoreError> {
         self.ask("forget what operators discarded", &self.sql.forget_kept, &[]).await.map(drop)
     }
 
-    /// Has one of those messages tried, unless somebody else has the lane for a long time; returns
+    /// Has one of those messages tried, unless another relay has the lane for a long time; returns
     /// how many that is.
     pub(crate) async fn probe(self: &Arc<Self>, lane: i16, waits_for: &str) -> Result<u64, StoreError> {
         let Some(session) = self.claim_lane(lane).await? else { return Ok(0) };

@@ -165,7 +165,7 @@ impl Session {
         drop(self.connection.take());
     }
 
-    /// The last statement of the transaction with the commit right behind it: a process that is
+    /// The last statement of the transaction with the commit right after it: a process that is
     /// suspended, or cut off, between the two would hold locks that producers wait for.
     pub(super) async fn query_and_commit(
         self,

@@ -12,7 +12,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Parking {
     pub(crate) attempts: i32,
-    /// `None` for a message that waits behind its ordering key, or is dead.
+    /// `None` for a message that waits for others of its ordering key, or is dead.
     pub(crate) delay_seconds: Option<f64>,
     pub(crate) dead: bool,
     pub(crate) error: String,
@@ -30,7 +30,7 @@ pub(crate) struct Unparked<'a> {
 }
 
 impl Session {
-    /// Sets messages aside. PostgreSQL copies what they carry from the log.
+    /// Sets messages aside. PostgreSQL copies their contents from the log.
     pub(crate) async fn park(&self, parkings: &[(&Message, Parking)]) -> Result<(), StoreError> {
         let lanes: Vec<i16> = parkings.iter().map(|(m, _)| m.lane).collect();
         let ids: Vec<i64> = parkings.iter().map(|(m, _)| m.id).collect();
@@ -64,7 +64,7 @@ impl Session {
             .map(drop)
     }
 
-    /// Has some messages tried, so many of each group, that wait with others.
+    /// Has some messages tried that wait with others: the given number of each group.
     pub(crate) async fn release_waiting(&self, groups: &[(i16, &str, i64)]) -> Result<u64, StoreError> {
         let lanes: Vec<i16> = groups.iter().map(|(lane, _, _)| *lane).collect();
         let waits_for: Vec<&str> = groups.iter().map(|(_, waits_for, _)| *waits_for).collect();

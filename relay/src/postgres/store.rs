@@ -210,7 +210,7 @@ impl Store {
         }
     }
 
-    /// Looks for a pooler before anything is prepared: statements left behind in a session of a
+    /// Looks for a pooler before anything is prepared: statements that stay in a session of a
     /// pooler are in the way of others. One that is busy may go unnoticed here.
     pub(crate) async fn look_for_pooler(&self) -> Result<(), StoreError> {
         let (one, other) = (self.connection().await?, self.connection().await?);

@@ -51,7 +51,7 @@ impl Asleep {
         let subject = wake_subject(database, store.schema().as_str());
         let ears = Ears::open(&server, &metrics, &subject, token.as_deref()).await;
         let ears = ears.inspect_err(|error| debug!(error, "listen for hints")).ok();
-        // Only the id of an answer that nobody can tell is read.
+        // Of an answer "not known" only the id is read.
         let own = Caller { id: store.relay().to_owned(), since: (0, 0), address };
         Self { server, metrics, subject, token, ears, own, known: HashSet::new(), wakes: Instant::now() }
     }

@@ -33,7 +33,7 @@ pub(crate) struct Database {
     name: Option<String>,
     pub(crate) metrics: Metrics,
     registry: Registry,
-    /// It is stuck after so long, and only a restart of the process may help.
+    /// It is stuck after this time, and only a restart of the process may help.
     stuck_after: Duration,
     state: Mutex<State>,
 }
@@ -194,7 +194,7 @@ fn merged(texts: &[String]) -> String {
     }
 }
 
-/// A scrape waits so long for the database; then the gauges have their last values.
+/// A scrape waits this time for the database; then the gauges have their last values.
 const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Scrapes within this time share a reading.
 const FRESH: Duration = Duration::from_secs(1);
@@ -231,7 +231,7 @@ impl Gauges {
     pub(super) async fn refresh(&self) {
         let mut asked = self.asked.clone();
         if !is_fresh(*asked.borrow_and_update()) {
-            // Full: somebody has asked already.
+            // Full: another scrape has asked already.
             let _ = self.want.try_send(());
             let _ = timeout(SCRAPE_TIMEOUT, asked.changed()).await;
         }
@@ -253,7 +253,7 @@ impl Reader {
             }
             self.answered.send_replace(Some(Instant::now()));
         }
-        // Nobody serves HTTP.
+        // This relay serves no HTTP.
         std::future::pending().await
     }
 }

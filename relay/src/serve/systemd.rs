@@ -30,7 +30,7 @@ const LOOK_MIN: Duration = Duration::from_millis(10);
 pub struct Systemd {
     socket: UnixDatagram,
     address: SocketAddr,
-    /// After so long without a sign of life systemd ends the relay.
+    /// After this time without a sign of life systemd ends the relay.
     watchdog: Option<Duration>,
 }
 
@@ -45,7 +45,7 @@ pub struct SystemdError {
 
 impl Systemd {
     /// Reads `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID` through `lookup`; `None` when
-    /// nobody asked to be told.
+    /// systemd does not ask for notifications.
     ///
     /// ```
     /// assert!(oncebox_relay::Systemd::from_environment(|_| None)?.is_none());

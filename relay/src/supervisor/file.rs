@@ -17,8 +17,8 @@ const READ_EVERY: Duration = Duration::from_secs(1);
 /// All that a file says of databases, and its mistakes.
 type Said = (Vec<(String, Settings)>, Vec<String>);
 
-/// Tells each change. A change counts when it is read the second time: the first time somebody may
-/// have been writing.
+/// Tells each change. A change counts when it is read the second time: the first time the file may
+/// have been half written.
 pub(super) async fn watch(mut sources: Sources, changes: mpsc::Sender<Sources>) {
     let mut looks = interval(READ_EVERY);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);

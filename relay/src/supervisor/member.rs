@@ -1,6 +1,6 @@
-//! The relay of one of several databases: it starts, and starts again after whatever ends it. Two
-//! names in a file may mean the same database, and its messages would go to either's NATS by
-//! chance: only one of them is served.
+//! The relay of one of several databases: it starts, and starts again however it ends. Two names in
+//! a file may mean the same database, and its messages would go to either's NATS by chance: only
+//! one of them is served.
 
 use std::{
     collections::HashMap,
@@ -26,7 +26,7 @@ use crate::{
 };
 
 const AGAIN: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(30) };
-/// A relay that has worked for so long is not the one that failed before.
+/// A relay that has worked for this time is not the one that failed before.
 const WORKED: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -142,7 +142,7 @@ impl Member {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Served(Arc<Mutex<HashMap<Place, String>>>);
 
-/// While it lives, nobody else serves this database.
+/// While it lives, no other relay of this process serves this database.
 #[derive(Debug)]
 pub(super) struct Serving {
     served: Served,

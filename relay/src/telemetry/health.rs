@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::delivery::Cause;
 
-/// A worker that got no further for so long is not ready, though perhaps not stuck.
+/// A worker that got no further for this time is not ready, though perhaps not stuck.
 const READY_MAX: Duration = Duration::from_secs(60);
 
 /// The state of the workers, as they report it.

@@ -11,7 +11,7 @@ use super::health::Health;
 use crate::delivery::{Standing, lag::InboxStatus, minute::Minute};
 
 type Float = Gauge<f64, AtomicU64>;
-/// A gauge for each set of so many labels.
+/// A gauge for each set of `LABELS` labels.
 type Series<const LABELS: usize, G = Gauge> = Family<[(&'static str, String); LABELS], G>;
 
 /// The scope of the inboxes that have no series of their own. No label is unbounded.
@@ -30,7 +30,7 @@ fn time() -> Histogram {
 }
 
 /// Declares each metric once, in the order of `/metrics`: its documentation is its help text there,
-/// and its unit stands behind its type.
+/// and its unit stands after its type.
 macro_rules! metrics {
     (@new) => { Default::default() };
     (@new $new:expr) => { $new };

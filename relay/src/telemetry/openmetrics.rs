@@ -1,5 +1,5 @@
-//! The metrics of a scrape, from their text to the data of OpenTelemetry: what a collector makes of
-//! a scrape by itself.
+//! The metrics of a scrape, from their text to the data of OpenTelemetry, as a collector converts a
+//! scrape by itself.
 
 use std::collections::BTreeMap;
 

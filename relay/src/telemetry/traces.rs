@@ -146,7 +146,7 @@ fn server(url: &str) -> Vec<KeyValue> {
     vec![KeyValue::new("server.address", host), KeyValue::new("server.port", port)]
 }
 
-/// The context that a message was enqueued in, if it is one whose spans anybody wants.
+/// The context that a message was enqueued in, if its spans are sampled.
 fn parent(message: &Message) -> Option<Context> {
     let headers = Headers(message.own_headers().ok()?);
     let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &headers);

@@ -149,7 +149,7 @@ impl Document {
 pub(super) struct Pointer(pub(super) Vec<String>);
 
 impl Pointer {
-    /// The pointer that a text is, or what is wrong with it.
+    /// Parses a text as a pointer, or returns its mistake.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let Some(rest) = text.strip_prefix('/') else {
             return Err(format!(

@@ -76,8 +76,8 @@ impl CaughtUp {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Resolves when the answers that the stream had at first are acknowledged, by whichever
-    /// process; after a minute in any case. What comes later has no part in it.
+    /// Resolves when the answers that the stream had at first are acknowledged, by any process;
+    /// after a minute in any case. Later answers do not count.
     pub(super) async fn wait(&self, replies: &Consumer, shutdown: &CancellationToken) {
         let begun = Instant::now();
         let mut first = None;

@@ -1,5 +1,5 @@
-//! Findings about inboxes: dead letters, lines behind them, messages that fail, and those that are
-//! not there in time.
+//! Findings about inboxes: dead letters, lines that wait for them, messages that fail, and those
+//! that are not there in time.
 
 use std::{cmp::Reverse, time::Duration};
 
@@ -36,7 +36,7 @@ pub(super) fn dead_letters(group: &DeadLetters) -> Finding {
     )
 }
 
-/// Findings about lines that go on behind dead letters that were retried or discarded.
+/// Findings about lines that go on after dead letters were retried or discarded.
 pub(super) fn line_due(due: &LinesDue) -> Finding {
     let LinesDue { scope, messages, key } = due;
     let why = key.as_ref().map(|key| format!("; see one: `oncebox why {}`", quoted(key)));

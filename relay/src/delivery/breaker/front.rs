@@ -22,12 +22,12 @@ pub(crate) const THROTTLED: Duration = Duration::from_millis(100);
 pub(crate) const LANE_PROBES: i64 = 16;
 /// A lane with more refused subjects is not held.
 const SUBJECTS_MAX: usize = 64;
-/// After so many tries in vain, about four seconds, smaller messages get past larger ones.
+/// After this number of tries in vain, about four seconds, smaller messages get past larger ones.
 const TRIES_BEFORE_SMALLER: u32 = 4;
-/// The relay forgets the size of parked messages after so long: another one may have stored them.
+/// The relay forgets the size of parked messages after this time: another one may have stored them.
 const SMALLER_AGAIN: Duration = Duration::from_secs(60 * 60);
 
-/// The messages of a lane that a full stream has refused: the first of them and all behind it.
+/// The messages of a lane that a full stream has refused: the first of them and all after it.
 #[derive(Debug, Default)]
 pub(crate) struct Front<'m> {
     /// How many rows of the lane come before it.
@@ -40,7 +40,7 @@ pub(crate) struct Front<'m> {
 }
 
 impl<'m> Front<'m> {
-    /// Of a lane's rows; `None` when nothing was refused, or a message behind the first refused one
+    /// Of a lane's rows; `None` when nothing was refused, or a message after the first refused one
     /// was answered otherwise.
     pub(crate) fn of<'o>(rows: impl Iterator<Item = (&'m Message, &'o Outcome)>) -> Option<Self> {
         let (mut before, mut subjects) = (0, BTreeSet::new());

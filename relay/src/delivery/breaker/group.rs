@@ -14,7 +14,7 @@ pub(super) const GROUPS_MAX: usize = 64;
 /// How often such a message is tried: tens of thousands of subjects without a stream must not keep
 /// others waiting. Once there is a stream, each goes on within three minutes.
 pub(crate) const SELDOM: Backoff = Backoff { first: Duration::from_secs(120), max: Duration::from_secs(120) };
-/// When a message that is no probe is tried, should nobody have freed it before.
+/// When a message that is no probe is tried, unless a probe has freed it before.
 pub(crate) const WAITS: Duration = Duration::from_secs(6 * 60 * 60);
 /// Messages freed for each probe stored while none is refused: not many more are due than there may
 /// be room for.

@@ -1,4 +1,4 @@
-//! Subjects that nobody answers: see the table of `breaker`.
+//! Subjects without an answer: see the table of `breaker`.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use tokio::time::Instant;
 use super::Breaker;
 use crate::delivery::{decision::Failure, subjects::covers};
 
-/// A silent subject is refused unsent for so long.
+/// A silent subject is refused unsent for this time.
 pub(super) const SILENT_FOR: Duration = Duration::from_secs(10);
-/// So many silent subjects are remembered; the relay forgets the oldest first.
+/// The most silent subjects that are remembered; the relay forgets the oldest first.
 pub(super) const SILENT_MAX: usize = 256;
 
 /// The publisher's way with a message.
@@ -37,7 +37,7 @@ impl Silent {
 }
 
 impl Breaker {
-    /// Nobody answers messages for these subjects. If a subject already has a failure about which
+    /// Messages for these subjects get no answer. If a subject already has a failure about which
     /// JetStream can be asked, it keeps that one when the new failure comes from an unanswered
     /// question.
     pub(crate) fn open_subjects(&self, patterns: Vec<String>, failure: Failure) {

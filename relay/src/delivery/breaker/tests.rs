@@ -18,7 +18,7 @@ fn refused(err_code: u64, description: &str) -> Failure {
     Failure::Refused { err_code, description: description.into(), stream: None }
 }
 
-/// A front whose smallest message has so many bytes.
+/// A front whose smallest message has this number of bytes.
 fn front(smallest: i64) -> Front<'static> {
     Front { subjects: vec!["a"], smallest, ..Front::default() }
 }

@@ -200,7 +200,7 @@ mod tests {
     }
 
     proptest! {
-        /// Anybody can answer on a subject.
+        /// Every client can answer on a subject.
         #[test]
         fn an_answer_of_any_bytes_is_read(
             pieces in prop::collection::vec(prop_oneof![

@@ -36,11 +36,11 @@ use crate::{
     nats::connection::Reply,
 };
 
-/// Messages of one batch at most; nats-server takes so many unless it is configured otherwise.
+/// The most messages of one batch: the limit of nats-server, unless it is configured otherwise.
 const MESSAGES_MAX: usize = 1_000;
 /// How often a stream is asked whether it allows batches.
 const ASK_EVERY: Duration = Duration::from_secs(60);
-/// So many bytes at most a batch adds to the headers of a message.
+/// The most bytes that a batch adds to the headers of a message.
 const HEADERS_MAX: usize = 128;
 /// After a refusal: its reason often holds for the next batch too.
 const PAUSE: Duration = Duration::from_secs(1);

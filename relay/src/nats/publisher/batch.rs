@@ -38,7 +38,7 @@ pub(super) struct Batch<'a> {
     /// Subjects that are denied, or whose stream is full: the relay sends no more of the batch for
     /// them than messages of fewer bytes than this.
     refused: HashMap<&'a str, (usize, Failure)>,
-    /// Messages that nobody took. JetStream is still to be asked for the reason.
+    /// Messages that no stream took. JetStream is still to be asked for the reason.
     pub(super) orphans: Vec<usize>,
     /// Their subjects. No more messages are sent to them: a stream that comes back must be checked
     /// first.
@@ -163,8 +163,8 @@ impl<'a> Batch<'a> {
         self.in_flight < open_before
     }
 
-    /// Nobody waits for its answer any more. Should it have been stored, it is sent again under the
-    /// same id, before anything else of its ordering key.
+    /// The batch does not wait for its answer any more. If it was stored, it is sent again under
+    /// the same id, before anything else of its ordering key.
     pub(super) fn give_up(&mut self, index: usize, failure: Failure, limits: &Limits) {
         self.landed(index);
         self.finish(index, Err(failure), limits);

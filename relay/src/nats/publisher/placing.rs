@@ -100,7 +100,7 @@ impl Publisher {
         Some(name)
     }
 
-    /// Whether it takes the subject, or has the message where it was acknowledged: behind a mapping
+    /// Whether it takes the subject, or has the message where it was acknowledged: after a mapping
     /// of subjects it has another one.
     async fn is_seen(&self, name: &str, message: &Message, sequence: u64, end: Instant) -> Seen {
         match self.connection.ask_for_stream(name, end).await {
@@ -113,7 +113,7 @@ impl Publisher {
                 },
                 None => Seen::No,
             },
-            // The way to a domain may have been cut right behind the acknowledgement.
+            // The way to a domain may have been cut right after the acknowledgement.
             Reply::NoResponders if split(name).0.is_some() => Seen::Unknown,
             Reply::NoResponders => Seen::No,
             // Nothing shows that it is another one.

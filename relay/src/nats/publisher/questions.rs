@@ -1,4 +1,4 @@
-//! Questions to JetStream about messages that nobody took, and about those that nobody answers.
+//! Questions to JetStream about messages that no stream took, and about those without an answer.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -43,7 +43,7 @@ impl Asked<'_> {
 }
 
 impl Publisher {
-    /// Nobody took these messages. The answer to the publish does not say whether they have no
+    /// No stream took these messages. The answer to the publish does not say whether they have no
     /// stream, which an operator must mend, or one without a leader, which may take a while.
     pub(super) async fn explain(&mut self, batch: &mut Batch<'_>, limits: &Limits, end: Instant) {
         let mut asked = Asked::new(limits, end);
@@ -118,7 +118,7 @@ impl Publisher {
         self.window.halve(now, now);
     }
 
-    /// Asks once why nobody answers a subject. Where other workers are answered, the broker is
+    /// Asks once why a subject has no answer. Where other workers are answered, the broker is
     /// there, and only its answer to this was late.
     async fn ask_about<'a>(&mut self, subject: &'a str, asked: &mut Asked<'a>) {
         if asked.failures.contains_key(subject) || asked.is_over() {
@@ -157,8 +157,7 @@ impl Publisher {
         failure
     }
 
-    /// Why a message is not answered; [`Failure::TimedOut`] when nobody answers the question
-    /// either.
+    /// Why a message is not answered; [`Failure::TimedOut`] when the question has no answer either.
     async fn why_silent(&mut self, subject: &str, asked: &mut Asked<'_>) -> Failure {
         let only_this = || vec![subject.to_owned()];
         // One question of a batch is asked even when we may not: the refusal shows that the server

@@ -1,11 +1,11 @@
 //! How much may be unacknowledged: as much as the broker answers quickly.
 //!
-//! A broker that is slow, or far away behind a narrow line, answers the first message long before
-//! the last: with everything in flight at once the last answers would come after the
-//! deadline, the broker would count as away, and all would begin again. So the window begins small,
-//! doubles with each round of quick answers, then grows by a constant a round, and halves when an
-//! answer was slow: as TCP does, with waiting in place of loss. A broker that keeps up never
-//! notices: the whole window is reached within milliseconds.
+//! A broker that is slow, or far away over a narrow line, answers the first message long before the
+//! last: with everything in flight at once the last answers would come after the deadline, the
+//! broker would count as away, and all would begin again. So the window begins small, doubles with
+//! each round of quick answers, then grows by a constant a round, and halves when an answer was
+//! slow: as TCP does, with waiting in place of loss. A broker that keeps up never notices: the
+//! whole window is reached within milliseconds.
 
 use std::time::Duration;
 

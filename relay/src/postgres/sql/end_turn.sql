@@ -1,4 +1,4 @@
--- End the turn of the log, if it began so long ago; says why it cannot.
+-- End the turn of the log, if it has lasted the given time; says why it cannot.
 -- $1: seconds that a turn takes; $2: milliseconds for which it waits for the lock; $3:
 -- seconds in which all relays together try that once.
 -- Locking: as drain_segments.sql; and the segment of this turn, in SHARE mode: producers wait.

@@ -3,7 +3,7 @@
 -- cause may have such times, and are released by these (release_waiting.sql).
 -- $1: how many at most.
 -- Index: parked_due, from its end: few rows, unless many wait for others. Locking: the rows, unless
--- somebody else has them.
+-- another session has them.
 UPDATE {schema}.parked AS p
 SET next_attempt_at = statement_timestamp()
 FROM (

@@ -1,4 +1,4 @@
--- Read where this outbox lives, as relays noted it, and what that means in this database.
+-- Read where this outbox lives, as relays noted it, and the consequence in this database.
 -- $1: the address by which this relay knows the database.
 -- noted_us: of two databases the lower one is the senior, so the last one of which an operator has
 -- said that the original is there. Until relays have served an adopted outbox (its address is

@@ -109,7 +109,7 @@ SELECT 'maintenance', format('%s, since %s: %s', f.step, date_trunc('second', f.
 FROM {schema}.maintenance_fault AS f
 WHERE f.seen_at > clock_timestamp() - interval '15 minutes'
 UNION ALL
--- Somebody has restarted the sequence, or it did not come with the rows.
+-- The sequence was restarted by hand, or it did not come with the rows.
 SELECT 'turn-sequence', format('turn %s, and the segments are at %s',
     coalesce(pg_sequence_last_value('{schema}.turn')::text, 'without a value'), max(s.turn))
 FROM {schema}.segment AS s

@@ -1,11 +1,10 @@
--- How far each lane is behind, at the same cost for any backlog. Returns the age of the oldest
--- message due in seconds (0 when nothing is, or an operator has paused the first 100 of the lane),
--- how many messages are due, and whether that number is
--- exact, as it is up to 10,000 in all lanes together. Above that it is estimated: rows above high
--- from samples of 32 parts of their ids, late ones as far as they were looked at. Due are the rows
--- that cursor.rs names: rows above high; of those up to high the rows that snap does not see, and
--- during a drain up to `after` the rows that its target does not see either. In a lane of another
--- cluster every row has been committed.
+-- How far each lane lags, at the same cost for any backlog. Returns the age of the oldest message
+-- due in seconds (0 when nothing is, or an operator has paused the first 100 of the lane), how many
+-- messages are due, and whether that number is exact, as it is up to 10,000 in all lanes together.
+-- Above that it is estimated: rows above high from samples of 32 parts of their ids, late ones as
+-- far as they were looked at. Due are the rows that cursor.rs names: rows above high; of those up
+-- to high the rows that snap does not see, and during a drain up to `after` the rows that its
+-- target does not see either. In a lane of another cluster every row has been committed.
 -- Index: message_pkey for new rows, message_lane_xact_id for late ones, both without the table
 -- where it is vacuumed; each LIMIT and ORDER BY keeps the planner from another way, and the row
 -- comparison from an estimate of few rows, as claim.sql explains. Locking: none.
@@ -51,8 +50,8 @@ counted AS MATERIALIZED (
 bound AS MATERIALIZED (
   SELECT
     c.total <= 10000 AS is_exact,
-    -- So many index entries for late rows: new rows with the same transaction ids may stand before
-    -- them, twice in a drain.
+    -- The number of index entries to look at for late rows: new rows with the same transaction ids
+    -- may stand before them, twice in a drain.
     CASE WHEN c.total <= 10000 THEN 40001 ELSE 10000 / s.slices + 1 END AS looked_at_max,
     greatest(256 / s.slices, 4) AS sample
   FROM (SELECT coalesce(sum(c.messages), 0) AS total FROM counted AS c) AS c
@@ -84,8 +83,8 @@ late AS MATERIALIZED (
         AND m.xact >= pg_snapshot_xmax(s.snap)
         AND m.xact < CASE WHEN s.is_foreign THEN '18446744073709551615'::xid8 ELSE pg_snapshot_xmax(pg_current_snapshot()) END
         AND (m.id, m.lane) > (s.low, 32767::smallint)
-      -- A late row's transaction began when the lane was read, so it stands at the front; behind it
-      -- all of a backlog may.
+      -- A late row's transaction began when the lane was read, so it stands at the front, and a
+      -- whole backlog may come after it.
       ORDER BY m.xact, m.id
       LIMIT (SELECT b.looked_at_max FROM bound AS b)
     ) AS m

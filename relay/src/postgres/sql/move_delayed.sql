@@ -6,7 +6,8 @@
 -- relay at rest.
 -- Index: delayed_due, delayed_ordering_key, delayed_pkey, message_pkey, inside the function, which
 -- runs with its owner's rights: a relay may insert nothing into the log by itself.
--- Locking: the row of delayed_mover and those that are moved, both with SKIP LOCKED: nobody waits.
+-- Locking: the row of delayed_mover and those that are moved, both with SKIP LOCKED: no relay
+-- waits.
 WITH next AS MATERIALIZED (
   SELECT d.not_before, d.not_before <= statement_timestamp() AS is_due
   FROM {schema}.delayed AS d

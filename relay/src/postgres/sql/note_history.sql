@@ -5,7 +5,7 @@
 -- subjects, and the messages of each. NULL unless it leads: $10: the lag; $11: messages due,
 -- parked, dead, delayed, failing in inboxes, and dead letters; $12: messages looked for in inboxes,
 -- and found there; $13: seconds until these were handled, as $6 and $7.
--- Index: history_pkey. Locking: old rows, which belong to nobody.
+-- Index: history_pkey. Locking: old rows, which no other statement locks.
 WITH forgotten AS (
   DELETE FROM {schema}.history AS h
   WHERE h.at < clock_timestamp() - interval '8 days'

@@ -1,6 +1,6 @@
--- Whether others wait in a lane behind the messages that hold it up: messages of another ordering
--- key, of other subjects, or smaller ones. Looks at the next messages of the lane and at its
--- newest, not at all of them.
+-- Whether others wait in a lane for the messages that hold it up: messages of another ordering key,
+-- of other subjects, or smaller ones. Looks at the next messages of the lane and at its newest, not
+-- at all of them.
 -- $1: the lane, claimed by this transaction; $2: after this id; $3: the ordering key that holds it
 -- up, or NULL; $4: the subjects that do, or NULL; $5: for smaller ones, their bytes, or NULL.
 -- Index: message_pkey, in both directions. Locking: none; message is append-only.

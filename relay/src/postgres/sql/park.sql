@@ -1,7 +1,7 @@
--- Set messages aside, each with what it carries, or note another failed attempt at a parked one.
--- $1: lanes; $2: ids; $3: attempts; $4: seconds until the next attempt, NULL for a message that
--- waits behind its ordering key or is dead; $5: dead; $6: errors; $7: causes; $8: the obstacle that
--- they wait for with others, or NULL.
+-- Set messages aside, each with its contents, or note another failed attempt at a parked one. $1:
+-- lanes; $2: ids; $3: attempts; $4: seconds until the next attempt, NULL for a message that waits
+-- for others of its ordering key or is dead; $5: dead; $6: errors; $7: causes; $8: the obstacle
+-- that they wait for with others, or NULL.
 -- A message that is parked already need not be in the log any more, so the log is read for the
 -- others alone.
 -- Index: parked_pkey, message_pkey; ORDER BY as claim.sql explains. Locking: the lanes are locked

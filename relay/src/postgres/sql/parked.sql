@@ -1,7 +1,7 @@
 -- How many messages are parked and dead, and how many replays are still to be sent; counts no more
--- than 100,000 rows. And how many losses of streams nobody has had sent again, one for each lane,
--- and of pauses. And for how long the turn of the log should have ended: it takes a sixth of the
--- shortest retention time of the relays that are at work.
+-- than 100,000 rows. And how many losses of streams were not sent again, one for each lane, and how
+-- many pauses there are. And for how long the turn of the log should have ended: it takes a sixth
+-- of the shortest retention time of the relays that are at work.
 -- Index: none, of few rows. Locking: none.
 SELECT
   count(*) FILTER (WHERE p.dead_at IS NULL AND p.replay = 0) AS parked,

@@ -1,9 +1,9 @@
--- Read parked messages that are due again, and those that wait behind them in their ordering keys.
--- $1: lanes, claimed by this transaction; $2: messages at most; $3: bytes at most; $4: whether dead
+-- Read parked messages that are due again, and those that wait for them in their ordering keys. $1:
+-- lanes, claimed by this transaction; $2: messages at most; $3: bytes at most; $4: whether dead
 -- messages block their ordering key; $5: as in read.sql. A due time is only a hint to look: a
--- message that is not the first of its ordering key is returned as blocked, and not sent.
--- Index: parked_due, parked_ordering_key, parked_dead_ordering_key, parked_pkey, replay_pkey.
--- Locking: none; the lanes are locked by claim.sql.
+-- message that is not the first of its ordering key is returned as blocked, and not sent. Index:
+-- parked_due, parked_ordering_key, parked_dead_ordering_key, parked_pkey, replay_pkey. Locking:
+-- none; the lanes are locked by claim.sql.
 WITH looked_at AS MATERIALIZED (
   SELECT
     p.lane,

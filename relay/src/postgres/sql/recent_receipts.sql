@@ -1,7 +1,7 @@
 -- Read the receipts of streams since each was last checked.
 -- $1: the streams; $2: when each was checked, NULL for never; $3: receipts of a lane, at most.
 -- Receipts of the seconds before that check are read as well: a transaction that appended one may
--- take so long to commit.
+-- take that time to commit.
 -- Index: lane_pkey, receipt_pkey. Locking: none.
 SELECT s.name AS stream, l.lane, r.number, r.sequence, r.message_id
 FROM {schema}.lane AS l

@@ -4,8 +4,8 @@
 -- whether dead messages block their ordering key; $4: seconds after which a relay is forgotten; $5:
 -- seconds for which one that was seen counts.
 -- Returns its id, and how many relays there are.
--- Index: relay_pkey; a row per relay. Locking: its own row; those that are forgotten belong to
--- nobody, and one that comes back is written again.
+-- Index: relay_pkey; a row per relay. Locking: its own row; those that are forgotten belong to no
+-- running relay, and one that comes back is written again.
 WITH forgotten AS (
   DELETE FROM {schema}.relay AS r
   WHERE r.seen_at < clock_timestamp() - make_interval(secs => $4) AND r.id <> $1::text::uuid

@@ -1,5 +1,5 @@
 -- Where dead messages do not block their ordering keys: have the first message of each key that
--- waits behind one looked at. It waits from a time when a relay ran with another setting.
+-- waits for one looked at. It waits from a time when a relay ran with another setting.
 -- $1: the lane; $2: after this id; $3: dead messages to look at, at most.
 -- Returns the last id looked at, how many that were, how many messages were released.
 -- Index: parked_dead, parked_ordering_key, parked_pkey. Locking: the lane is locked by

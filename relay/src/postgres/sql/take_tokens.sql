@@ -1,7 +1,7 @@
 -- Let messages of throttles pass: each costs a token, and tokens come at the rate of the throttle.
 -- $1: places, which the answer names again; $2: kinds; $3: values; $4: rates; $5: messages, of
 -- throttles that a claim has read. A throttle that is not in the answer lets none pass.
--- A throttle that nobody used keeps the tokens of a quarter of a second, or one: more would be a
+-- A throttle that was not used keeps the tokens of a quarter of a second, or one: more would be a
 -- burst. A new one begins with none. Rows of throttles that ended a day ago go with the next new
 -- one.
 -- Index: throttle_pkey. Locking: the row until the pass ends; a relay that finds it locked sends
