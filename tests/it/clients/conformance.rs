@@ -119,14 +119,11 @@ async fn conform(client: &str, settings: &str) {
     let postgres = env.pg().await;
     postgres.batch_execute(TABLES).await.unwrap();
     postgres.batch_execute(failing::KEEPS).await.unwrap();
-    let locked = locked(&env).await;
+    let unlocked = returns("locked");
+    let locked = locked(&env, column, &unlocked).await;
     let (setting, sent): (Vec<_>, Vec<_>) = sent.into_iter().partition(Sent::changes_its_session);
     let together = TOGETHER.contains(&settings);
     let (grouped, sent) = in_groups(settings, sent);
-    let unlocked = returns("locked");
-    if column == Column::Leased {
-        locked.execute(LEASE, &[&unlocked.payload.to_string()]).await.unwrap();
-    }
     let vectors = if column.reads_headers() { vectors() } else { Vec::new() };
     publish(&env, sent.iter().map(|sent| (own_key(&sent.name), sent))).await;
     let named: Vec<Sent> = vectors.iter().map(|(name, ..)| returns(name)).collect();
@@ -186,9 +183,13 @@ async fn conform(client: &str, settings: &str) {
     consumer.stop().await;
 }
 
-async fn locked(env: &TestEnv) -> Client {
+/// Holds the key of this message until [`FREE`].
+async fn locked(env: &TestEnv, column: Column, sent: &Sent) -> Client {
     let locked = env.pg().await;
     locked.batch_execute(LOCK).await.unwrap();
+    if column == Column::Leased {
+        locked.execute(LEASE, &[&sent.payload.to_string()]).await.unwrap();
+    }
     locked
 }
 
