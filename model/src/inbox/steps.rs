@@ -40,19 +40,7 @@ impl Inbox {
                 next.release(c);
                 self.settle(&mut next, c, 0, Run::HalfCommitted);
             }
-            Action::Fail(c, run) => {
-                let (Phase::Claimed { epoch } | Phase::Begun { epoch } | Phase::Acted { epoch, .. }) =
-                    state.consumers[c]
-                else {
-                    return None;
-                };
-                match run {
-                    Run::Snoozed => next.left.snooze -= 1,
-                    _ => next.left.fail -= 1,
-                }
-                next.release(c);
-                self.settle(&mut next, c, epoch, run);
-            }
+            Action::Fail(c, run) => self.fail(&mut next, c, run)?,
             Action::Commit(c) => {
                 let Phase::Acted { epoch, holds_claim } = state.consumers[c] else { return None };
                 let is_done = self.commit(&mut next, c, epoch, holds_claim);
@@ -83,6 +71,22 @@ impl Inbox {
             }
         }
         Some(next)
+    }
+
+    /// The handler fails, loses a race, or asks for a later run.
+    fn fail(&self, next: &mut State, c: usize, run: Run) -> Option<()> {
+        let (Phase::Claimed { epoch } | Phase::Begun { epoch } | Phase::Acted { epoch, .. }) =
+            next.consumers[c]
+        else {
+            return None;
+        };
+        match run {
+            Run::Snoozed => next.left.snooze -= 1,
+            _ => next.left.fail -= 1,
+        }
+        next.release(c);
+        self.settle(next, c, epoch, run);
+        Some(())
     }
 
     /// The committed row (`stored.sql`), and the claim of another (`claim.sql`, `found.sql`).
