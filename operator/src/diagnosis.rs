@@ -1,4 +1,4 @@
-//! What is wrong, what follows, and what to do: how each check of `oncebox doctor` says it.
+//! A diagnosis: how each check of `oncebox doctor` names a problem, its consequence and its remedy.
 
 use schemars::JsonSchema;
 use serde::Serialize;
