@@ -1,6 +1,10 @@
 //! The state of a key, as its committed row has it.
 
-use crate::{Error, life::Ended};
+use crate::{
+    Error,
+    identity::Identity,
+    life::{Arrival, Ended, Held, arrive},
+};
 
 pub use crate::life::Status;
 
@@ -45,4 +49,10 @@ pub const COMPLETED: Settlement<'static> = Settlement { status: Status::Complete
 pub(crate) fn status_of(key: &str, status: &str) -> Result<Status, Error> {
     let known = Status::ALL.into_iter().find(|known| known.as_str() == status);
     known.ok_or_else(|| Error::UnknownStatus { key: key.to_owned(), status: status.to_owned() })
+}
+
+/// The decision about a key that was not claimed. Without a row, its holder has not committed.
+pub(crate) fn arrival(stored: Option<&Stored>, identity: &Identity) -> Arrival {
+    let ended = stored.map(|stored| stored.seen(&identity.fingerprint));
+    arrive(ended, stored.is_none().then_some(Held::BY_TRANSACTION))
 }

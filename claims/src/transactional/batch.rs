@@ -11,13 +11,13 @@ use oncebox_schema::SchemaName;
 use oncebox_schema::Transaction;
 use tokio_postgres::types::Type;
 
-use super::{TransactionId, TransactionalClaims, Wanted, look::arrival};
+use super::{TransactionId, TransactionalClaims, Wanted};
 use crate::{
     Claim, Error,
     database::{Parameter, failed, statement},
     failure::CommitError,
     identity::Identity,
-    stored::{COMPLETED, Settlement, Stored, status_of},
+    stored::{COMPLETED, Settlement, Stored, arrival, status_of},
 };
 
 /// The statements, as this schema has them.

@@ -5,13 +5,13 @@ use std::{fmt, time::Duration};
 use oncebox_schema::{Answer, Cause, Driver, Statement, Value};
 use tokio_postgres::error::SqlState;
 
-use super::{TransactionId, TransactionalClaims, Wanted, look::arrival, timeouts};
+use super::{TransactionId, TransactionalClaims, Wanted, timeouts};
 use crate::{
     Claim, Error,
     database::{Database, failed_through, statement},
     identity::Identity,
     life::Arrival,
-    stored::{COMPLETED, Settlement},
+    stored::{COMPLETED, Settlement, arrival},
 };
 
 /// The case that a claim is prepared for.

@@ -8,8 +8,8 @@ use crate::{
     Claim, Error,
     database::failed_through,
     identity::Identity,
-    life::{Arrival, Held, arrive},
-    stored::{Status, Stored, status_of},
+    life::{Arrival, arrive},
+    stored::{Status, Stored, arrival, status_of},
 };
 
 const WHAT: &str = "read the stored outcome";
@@ -95,12 +95,6 @@ impl<D: Driver> TransactionalClaims<D> {
         }
         Ok(Some(stored))
     }
-}
-
-/// The decision about a key that was not claimed. Without a row, its holder has not committed.
-pub(super) fn arrival(stored: Option<&Stored>, identity: &Identity) -> Arrival {
-    let ended = stored.map(|stored| stored.seen(&identity.fingerprint));
-    arrive(ended, stored.is_none().then_some(Held::BY_TRANSACTION))
 }
 
 /// The answer to a key that has ended, if it has.

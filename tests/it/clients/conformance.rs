@@ -1,5 +1,6 @@
 //! One table of messages for the consumers in every language: each must end each message alike.
 
+mod held;
 mod line;
 mod program;
 mod standing;
@@ -10,11 +11,14 @@ use oncebox_tests::{Program, TestEnv, eventually};
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 
-use self::standing::settle;
+use self::{
+    held::{FREE, locked},
+    standing::settle,
+};
 use super::{
     failing::{self, recovers},
     inbox,
-    scenarios::{Column, Ends, Sent, documented, returns},
+    scenarios::{Ends, Sent, documented, returns},
     shop::{LIMIT, Programs, lines, publish_raw, repository},
 };
 
@@ -182,29 +186,6 @@ async fn conform(client: &str, settings: &str) {
     }
     consumer.stop().await;
 }
-
-/// Holds the key of this message until [`FREE`].
-async fn locked(env: &TestEnv, column: Column, sent: &Sent) -> Client {
-    let locked = env.pg().await;
-    locked.batch_execute(LOCK).await.unwrap();
-    if column == Column::Leased {
-        locked.execute(LEASE, &[&sent.payload.to_string()]).await.unwrap();
-    }
-    locked
-}
-
-/// Holds the key of a message, as if another process worked on it.
-const LOCK: &str = "SELECT pg_advisory_lock(oncebox.inbox_lock('conform:test', 'acme', 'locked'))";
-
-/// The same for handlers under leases, which the lock does not keep out.
-const LEASE: &str = "
-INSERT INTO oncebox.inbox_claim (scope, tenant, key, fingerprint, owner, lease_until)
-VALUES ('conform:test', 'acme', 'locked', oncebox.inbox_fingerprint(convert_to($1, 'UTF8')),
-        gen_random_uuid(), 'infinity')";
-
-/// Lets the key go.
-const FREE: &str = "SELECT pg_advisory_unlock_all();
-DELETE FROM oncebox.inbox_claim WHERE lease_until = 'infinity'";
 
 /// The settings with which messages share a transaction.
 const TOGETHER: [&str; 3] = ["batch", "pipelined", "set"];
