@@ -65,12 +65,13 @@ pub(crate) enum Measurement {
     Publish,
     Loss,
     Large,
+    Gate,
     Growth,
     Contracts,
 }
 
 impl Measurement {
-    const ALL: [Self; 21] = [
+    const ALL: [Self; 22] = [
         Self::Drain,
         Self::Trickle,
         Self::Mixed,
@@ -90,6 +91,7 @@ impl Measurement {
         Self::Publish,
         Self::Loss,
         Self::Large,
+        Self::Gate,
         Self::Growth,
         Self::Contracts,
     ];
@@ -98,11 +100,13 @@ impl Measurement {
     fn by_default() -> impl Iterator<Item = Self> {
         let on_demand = |measurement: &Self| {
             use Measurement::{
-                Console, Contracts, Databases, Fleet, Growth, Large, Loss, Outage, Pipeline, Publish, Scale,
+                Console, Contracts, Databases, Fleet, Gate, Growth, Large, Loss, Outage, Pipeline, Publish,
+                Scale,
             };
             matches!(
                 measurement,
                 Fleet
+                    | Gate
                     | Databases
                     | Scale
                     | Console
@@ -141,6 +145,7 @@ impl fmt::Display for Measurement {
             Self::Publish => "publish",
             Self::Loss => "loss",
             Self::Large => "large",
+            Self::Gate => "gate",
             Self::Growth => "growth",
             Self::Contracts => "contracts",
         })

@@ -5,9 +5,9 @@
 //! PostgreSQL and a nats-server of its own, measures, prints a table and writes `results.json` into
 //! `bench/` of the target directory. Arguments name the measurements to take: `drain trickle mixed
 //! idle inbox drivers http enqueue saga delayed` by default, `fleet`, `databases`, `scale`,
-//! `console`, `outage`, `pipeline`, `publish`, `loss`, `large`, `growth` and `contracts` besides.
-//! The environment sets the sizes, see [`config`]. `bench compare OLD NEW drain` takes them with
-//! two programs by turns.
+//! `console`, `outage`, `pipeline`, `publish`, `loss`, `large`, `gate`, `growth` and `contracts`
+//! besides. The environment sets the sizes, see [`config`]. `bench compare OLD NEW drain` takes
+//! them with two programs by turns.
 //!
 //! Every ratio compares two things measured in turn within one round, so that a slow or noisy
 //! machine moves both sides. Rounds take the two sides in opposite orders, so that drift favours
@@ -29,6 +29,7 @@ mod drain;
 mod drivers;
 mod enqueue;
 mod fleet;
+mod gate;
 mod growth;
 mod http;
 mod idle;
@@ -114,6 +115,7 @@ async fn run(config: &Config) -> anyhow::Result<()> {
             Measurement::Loss => loss::measure(&mut servers, config, &mut report).await,
             Measurement::Large => large::measure(&servers, config, &mut report).await,
             Measurement::Contracts => contracts::measure(&servers, config, &mut report).await,
+            Measurement::Gate => gate::measure(&servers, config, &mut report).await,
             Measurement::Growth => growth::measure(&servers, config, &mut report).await,
             Measurement::Console => console::measure(&servers, config, &mut report).await,
             Measurement::Scale => scale::measure(&servers, config, &mut report).await,
