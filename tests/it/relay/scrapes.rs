@@ -31,7 +31,7 @@ async fn slow_the_gauges(client: &Client) {
 
 async fn readings(client: &Client) -> i64 {
     let sql = "SELECT count(*) FROM pg_stat_activity
-               WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE '%How far each lane is behind%' AND state = 'active'";
+               WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE '%lag_seconds%' AND state = 'active'";
     client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
