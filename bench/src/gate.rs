@@ -94,7 +94,8 @@ impl Storm {
         let builder = Inbox::builder(pool).scope("bench:gate").single_tenant();
         let builder = builder.handler_timeout(Duration::from_secs(600));
         let inbox = match redis {
-            Some(redis) => builder.gate(Gate::new(&redis.url())?),
+            // A run that was dropped leaves its gate closed for a while.
+            Some(redis) => builder.gate(Gate::new(&redis.url())?.prefix(&database)),
             None => builder,
         };
         let inbox = inbox.build()?;

@@ -66,6 +66,8 @@ const FIGURES: &[Figure] = &[
     figure("driver_diesel_bare_ratio", "inbox over Diesel / bare Diesel", Goal::None),
     figure("driver_diesel_alone_ratio", "bare Diesel / bare tokio-postgres", Goal::None),
     figure("inbox_duplicate_ratio", "duplicates / first deliveries", Goal::AtLeast(2.0)),
+    figure("gate_copies_ratio", "copies in flight, with the gate / without", Goal::AtLeast(1.1)),
+    figure("gate_postgres_ratio", "CPU of PostgreSQL a copy, with / without", Goal::AtMost(0.9)),
     figure("drain_parked_ratio", "drain, 100,000 parked / none", Goal::AtLeast(0.97)),
     figure("drain_scraped_ratio", "drain, scraped / not scraped", Goal::AtLeast(0.97)),
     figure("drain_large_ratio", "drain at 10 M messages / at 100,000", Goal::AtLeast(0.95)),

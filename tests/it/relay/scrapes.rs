@@ -29,9 +29,10 @@ async fn slow_the_gauges(client: &Client) {
     client.batch_execute(view).await.unwrap();
 }
 
+/// PostgreSQL shows the first kilobyte of a statement, which is the comment of `lag.sql`.
 async fn readings(client: &Client) -> i64 {
     let sql = "SELECT count(*) FROM pg_stat_activity
-               WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE '%lag_seconds%' AND state = 'active'";
+               WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE '%How far each lane lags%' AND state = 'active'";
     client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
