@@ -24,8 +24,9 @@ const PREFIX_LENGTH_MAX: usize = 100;
 /// How long Redis is left alone after it failed: meanwhile no message waits for it.
 const AWAY: Duration = Duration::from_secs(1);
 
-/// A lock in Redis for each key that is in flight: its copies are turned away before they ask
-/// PostgreSQL for a connection and a transaction; see [`Builder::gate`](crate::Builder::gate).
+/// A lock in Redis for each key that is in flight: a copy of its message is turned away after one
+/// look-up in PostgreSQL, without a transaction and a claim; see
+/// [`Builder::gate`](crate::Builder::gate).
 ///
 /// PostgreSQL still decides: a message that passes the gate claims its key there as always. So a
 /// lock in Redis that is lost, has expired or is held twice costs one query to PostgreSQL, never a
