@@ -3,7 +3,8 @@
 //! One run holds the key, sixty-four workers ask for it again and again over eight connections, as
 //! the consumers of a broker do that delivers a message too often. Each copy has to be answered as
 //! in flight. Without a gate that is a transaction and a claim in PostgreSQL, with it a command of
-//! Redis and one look-up; so the rates of copies are compared, and PostgreSQL's processor time for each copy.
+//! Redis and one look-up. The rates of copies are compared, and PostgreSQL's processor time for
+//! each copy.
 
 use std::{
     sync::{
