@@ -3863,7 +3863,7 @@ BEGIN
       ready.keys, ready.subjects, ready.ordering_keys, ready.headers, ready.payloads, true
     ));
   END IF;
-  SELECT extract(epoch FROM d.not_before - clock_timestamp()) INTO next_seconds
+  SELECT extract(epoch FROM d.not_before) - extract(epoch FROM clock_timestamp()) INTO next_seconds
   FROM "oncebox".delayed AS d
   WHERE d.not_before > due_until
   ORDER BY d.not_before
@@ -4160,7 +4160,7 @@ CREATE FUNCTION oncebox.pause_left(scope text, key text, tenant text DEFAULT '':
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
-  SELECT least(coalesce(greatest(extract(epoch FROM max(p.due_at) - clock_timestamp()), 0), 0), 86400)::double precision
+  SELECT least(coalesce(greatest(extract(epoch FROM max(p.due_at)) - extract(epoch FROM clock_timestamp()), 0), 0), 86400)::double precision
   FROM (
     SELECT a.due_at
     FROM "oncebox".inbox_attempt AS a

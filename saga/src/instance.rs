@@ -288,10 +288,10 @@ impl Instance {
         Ok(ended)
     }
 
-    /// In how many seconds an orchestrator has to look again.
+    /// In how many seconds an orchestrator has to look again; a deadline may be infinite.
     pub(crate) fn due_in(&self) -> Option<f64> {
         let steps = self.commands.iter().filter_map(|commands| commands.late_in);
-        steps.chain(self.late_in).min_by(f64::total_cmp)
+        steps.chain(self.late_in).min_by(f64::total_cmp).map(|seconds| seconds.min(1e9))
     }
 
     fn send(&mut self, sending: Sending) -> Result<(), Unreadable> {

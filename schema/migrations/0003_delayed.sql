@@ -222,7 +222,7 @@ BEGIN
       ready.keys, ready.subjects, ready.ordering_keys, ready.headers, ready.payloads, true
     ));
   END IF;
-  SELECT extract(epoch FROM d.not_before - clock_timestamp()) INTO next_seconds
+  SELECT extract(epoch FROM d.not_before) - extract(epoch FROM clock_timestamp()) INTO next_seconds
   FROM {schema}.delayed AS d
   WHERE d.not_before > due_until
   ORDER BY d.not_before

@@ -152,7 +152,7 @@ CREATE FUNCTION {schema}.pause_left(
   stored_at timestamptz DEFAULT NULL
 ) RETURNS double precision
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT least(coalesce(greatest(extract(epoch FROM max(p.due_at) - clock_timestamp()), 0), 0), 86400)::double precision
+  SELECT least(coalesce(greatest(extract(epoch FROM max(p.due_at)) - extract(epoch FROM clock_timestamp()), 0), 0), 86400)::double precision
   FROM (
     SELECT a.due_at
     FROM {schema}.inbox_attempt AS a

@@ -166,6 +166,35 @@ fn the_program_s_clock_decides_nothing() {
     assert_eq!(reports, REPORTS.map(str::to_owned).into(), "who reads the clock of the program's host");
 }
 
+/// Before PostgreSQL 17 a difference with `infinity` is an error, and an operator's SQL may leave
+/// that anywhere: seconds are subtracted, which may be infinite.
+#[test]
+fn no_statement_subtracts_times_of_tables() {
+    // Those of pg_stat_activity and of parameters are finite.
+    const FINITE: [&str; 4] = ["xact_start", "query_start", "prepared", "$"];
+    let texts = files("sql").into_iter().filter(|path| {
+        let name = path.strip_prefix(repository()).unwrap();
+        PRODUCT.iter().chain(&["schema/src", "schema/migrations"]).any(|folder| name.starts_with(folder))
+    });
+    for path in texts {
+        let text = fs::read_to_string(&path).unwrap();
+        for (number, line) in text.lines().enumerate() {
+            for inside in line.split("(epoch FROM ").skip(1) {
+                let mut depth = 1;
+                let inside: String = inside
+                    .chars()
+                    .take_while(|sign| {
+                        depth += i32::from(*sign == '(') - i32::from(*sign == ')');
+                        depth > 0
+                    })
+                    .collect();
+                let may_fail = inside.contains(" - ") && !FINITE.iter().any(|word| inside.contains(word));
+                assert!(!may_fail, "{}:{}: {inside}", path.display(), number + 1);
+            }
+        }
+    }
+}
+
 /// Nothing older than the pinned compiler is run anywhere, so nothing older is promised.
 #[test]
 fn the_oldest_supported_rust_is_the_one_that_is_tested() {

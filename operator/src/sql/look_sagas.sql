@@ -58,7 +58,7 @@ SELECT
   n.reason,
   n.created_at,
   -- A moment may be infinite.
-  floor(1000 * least(greatest(extract(epoch FROM clock_timestamp() - n.created_at), -1e12), 1e12))::bigint AS age_ms,
+  floor(1000 * least(greatest(extract(epoch FROM clock_timestamp()) - extract(epoch FROM n.created_at), -1e12), 1e12))::bigint AS age_ms,
   n.changed_at,
   n.deadline_at,
   n.finished_at,

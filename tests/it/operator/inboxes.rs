@@ -94,7 +94,7 @@ async fn a_relay_exports_the_numbers_by_scope_and_sums_up_beyond_a_hundred() {
     let pg = env.pg().await;
     fill(&pg).await;
     let relay = Process::relay(&with(&values_of(&env), [("http-listen", "127.0.0.1:0")]));
-    let (_, text) = relay.get("/metrics").await;
+    let text = relay.reading().await;
     let value =
         |name: &str, scope: &str| value_of(&text, &format!("oncebox_inbox_{name}{{scope=\"{scope}\"}}"));
     assert_eq!(value("failing_messages", "payment:charge"), 1.0, "{text}");

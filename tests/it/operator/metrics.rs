@@ -84,8 +84,7 @@ async fn the_tables_are_what_scrapes_show() {
     let env = environment().await;
     env.pg().await.batch_execute(&[SAGAS, SCOPES].join(";")).await.unwrap();
     let relay = Process::relay(&with(&values_of(&env), [("http-listen", "127.0.0.1:0")]));
-    let (status, text) = relay.get("/metrics").await;
-    assert_eq!(status, 200, "{text}");
+    let text = relay.reading().await;
     assert_same(documented(0), &scraped(&text));
     let layer = IdempotencyLayer::builder(env.pool(1)).scope("shop").single_tenant().build().unwrap();
     let inbox = inbox(&env);

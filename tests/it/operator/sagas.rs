@@ -300,7 +300,7 @@ async fn a_trace_and_a_scrape_tell_of_sagas() {
     );
 
     let relay = Process::relay(&with(&values_of(&env), [("http-listen", "127.0.0.1:0")]));
-    let (_, text) = relay.get("/metrics").await;
+    let text = relay.reading().await;
     for (labels, expected) in [
         ("type=\"order\",state=\"running\"", 1.0),
         ("type=\"order\",state=\"stuck\"", 2.0),

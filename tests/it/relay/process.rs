@@ -138,6 +138,16 @@ impl Process {
         get(self.address().await, path).await
     }
 
+    /// A scrape with what PostgreSQL was asked for: the first ones of a relay that starts on a busy
+    /// machine are without.
+    pub(crate) async fn reading(&self) -> String {
+        eventually("a scrape with the lanes of the outbox", LIMIT, async || {
+            let (_, text) = self.get("/metrics").await;
+            text.contains("oncebox_lane_lag_seconds{").then_some(text)
+        })
+        .await
+    }
+
     /// The value of a metric without labels.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
         let (_, text) = self.get("/metrics").await;

@@ -15,7 +15,7 @@ SELECT EXISTS (SELECT FROM begun) AS is_begun,
        e.state,
        e.result,
        e.epoch = held.epoch AS is_own,
-       (extract(epoch FROM clock_timestamp() - e.started_at) * 1000)::bigint AS age_milliseconds
+       (1000 * least(greatest(extract(epoch FROM clock_timestamp()) - extract(epoch FROM e.started_at), -1e12), 1e12))::bigint AS age_milliseconds
 FROM held
 LEFT JOIN {schema}.inbox_effect AS e
   ON e.scope = $1::text AND e.tenant = $2::text AND e.key = $3::text AND e.step = $7::text

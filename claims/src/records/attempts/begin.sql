@@ -22,7 +22,7 @@ WITH before AS MATERIALIZED (
     AND message = $5::text
 ),
 free AS MATERIALIZED (
-  SELECT least(coalesce(ceil(1000 * extract(epoch FROM max(p.due_at) - clock_timestamp())), 0), 86400000)::bigint AS rest
+  SELECT least(greatest(ceil(1000 * (extract(epoch FROM max(p.due_at)) - extract(epoch FROM clock_timestamp()))), 0), 86400000)::bigint AS rest
   FROM (
     SELECT a.due_at
     FROM {schema}.inbox_attempt AS a

@@ -8,7 +8,7 @@ SELECT id::text,
        key,
        reason,
        deliveries::text,
-       (extract(epoch FROM clock_timestamp() - created_at) * 1000)::bigint::text AS age_milliseconds
+       (1000 * least(greatest(extract(epoch FROM clock_timestamp()) - extract(epoch FROM created_at), -1e12), 1e12))::bigint::text AS age_milliseconds
 FROM {schema}.dead_letter
 WHERE scope = $1::text
   AND stream = $2::text

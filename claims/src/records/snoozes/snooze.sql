@@ -34,4 +34,4 @@ SET delivery = excluded.delivery,
       ELSE p.snoozed_at
     END
 RETURNING p.snoozes::text,
-          (extract(epoch FROM clock_timestamp() - p.snoozed_at) * 1000)::bigint::text AS since_milliseconds
+          (1000 * least(greatest(extract(epoch FROM clock_timestamp()) - extract(epoch FROM p.snoozed_at), -1e12), 1e12))::bigint::text AS since_milliseconds

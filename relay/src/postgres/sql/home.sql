@@ -14,13 +14,13 @@ SELECT
   coalesce(h.noted_name, h.database_name) AS noted_name,
   coalesce(h.address, '') AS address,
   coalesce(h.address = $1::text, false) AS is_same_address,
-  (1e6 * CASE
+  (1e6 * least(greatest(CASE
     WHEN h.verdict IS DISTINCT FROM 'here' OR h.address = '' THEN extract(epoch FROM clock_timestamp())
     ELSE coalesce(-extract(epoch FROM h.moved_at), extract(epoch FROM h.noted_at))
-  END)::bigint AS noted_us,
+  END, -1e12), 1e12))::bigint AS noted_us,
   (extract(epoch FROM clock_timestamp()) * 1e6)::bigint AS now_us,
   h.rival,
-  (extract(epoch FROM clock_timestamp() - h.rival_seen_at) * 1e6)::bigint AS seen_us,
-  (extract(epoch FROM h.rival_seen_at - h.rival_since) * 1e6)::bigint AS lasted_us
+  (1e6 * least(greatest(extract(epoch FROM clock_timestamp()) - extract(epoch FROM h.rival_seen_at), -1e12), 1e12))::bigint AS seen_us,
+  (1e6 * least(greatest(extract(epoch FROM h.rival_seen_at) - extract(epoch FROM h.rival_since), -1e12), 1e12))::bigint AS lasted_us
 FROM {schema}.home_here AS h
 CROSS JOIN {schema}.outbox AS o

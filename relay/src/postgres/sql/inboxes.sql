@@ -83,7 +83,7 @@ SELECT
   sum(c.dead)::bigint AS dead,
   sum(c.snoozed)::bigint AS snoozed,
   bool_or(c.is_capped) AS is_capped,
-  coalesce(extract(epoch FROM statement_timestamp() - min(c.oldest_at)), 0)::float8 AS failing_oldest_seconds,
+  coalesce(extract(epoch FROM statement_timestamp()) - extract(epoch FROM min(c.oldest_at)), 0)::float8 AS failing_oldest_seconds,
   (array_agg(c.reason ORDER BY c.newest_at DESC NULLS LAST))[1] AS reason
 FROM counted AS c
 GROUP BY c.scope

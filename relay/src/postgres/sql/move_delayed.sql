@@ -19,5 +19,5 @@ FROM next AS n
 CROSS JOIN LATERAL {schema}.move_delayed($1::integer, $2::bigint, $3::timestamptz, $4::bigint) AS m
 WHERE n.is_due
 UNION ALL
-SELECT 0, 0, NULL, NULL, (SELECT extract(epoch FROM n.not_before - clock_timestamp())::float8 FROM next AS n)
+SELECT 0, 0, NULL, NULL, (SELECT (extract(epoch FROM n.not_before) - extract(epoch FROM clock_timestamp()))::float8 FROM next AS n)
 WHERE NOT EXISTS (SELECT FROM next AS n WHERE n.is_due)

@@ -10,7 +10,7 @@ SELECT
   (SELECT count(*) FROM {schema}.loss AS l WHERE l.resending_at IS NULL) AS losses,
   (SELECT count(*) FROM {schema}.pause AS h WHERE h.ends_at > clock_timestamp()) AS pauses,
   coalesce((
-    SELECT greatest(extract(epoch FROM clock_timestamp() - s.began_at) - min(r.retention_seconds) / 6, 0)
+    SELECT greatest(extract(epoch FROM clock_timestamp()) - extract(epoch FROM s.began_at) - min(r.retention_seconds) / 6, 0)
     FROM {schema}.segment AS s
     CROSS JOIN {schema}.relay AS r
     WHERE s.number = pg_sequence_last_value('{schema}.turn') % 8
