@@ -180,7 +180,7 @@ func main() {
 		log.Fatal(err)
 	}
 	inbox := oncebox.NewInbox(pool(settings), "conform:test", oncebox.InboxOptions{
-		TenantHeader: "Tenant", AttemptsMax: 3, Backoff: 400 * time.Millisecond, BackoffMax: 2 * time.Second, HandlerTimeout: 3 * time.Second,
+		TenantHeader: "Tenant", AttemptsMax: 3, Backoff: 400 * time.Millisecond, BackoffMax: 2 * time.Second, HandlerTimeout: 5 * time.Second,
 	})
 	options, each := oncebox.ConsumerOptions{Concurrency: 3}, oncebox.JSON(handle)
 	setting := os.Getenv("SETTINGS")

@@ -152,7 +152,7 @@ async def main():
     ):
         await exhausted.getconn()
         inbox = oncebox.Inbox(
-            pool, scope="conform:test", tenant_header="Tenant", attempts_max=3, backoff=(0.4, 2.0), handler_timeout=3.0,
+            pool, scope="conform:test", tenant_header="Tenant", attempts_max=3, backoff=(0.4, 2.0), handler_timeout=5.0,
             lease=8.0 if SETTINGS == "leased" else None,
         )  # fmt: skip
         batch, order = 16 if SETTINGS in ("batch", "pipelined", "set") else 1, "strict" if SETTINGS == "strict" else "process"

@@ -140,7 +140,7 @@ const inbox = new Inbox<Told>(pool, "conform:test", {
   tenantHeader: "Tenant",
   attemptsMax: 3,
   backoffMs: [400, 2000],
-  handlerTimeoutMs: 3000,
+  handlerTimeoutMs: 5000,
 });
 const connection = await connect({ servers: process.env.NATS_URL!, maxReconnectAttempts: -1 });
 const batch = ["batch", "set"].includes(process.env.SETTINGS!) ? 16 : 1;

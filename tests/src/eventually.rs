@@ -1,11 +1,17 @@
 //! Waiting for a fact, with a limit.
 
-use std::time::Duration;
+use std::{ops::RangeInclusive, time::Duration};
 
 use anyhow::{Context as _, Result};
 use tokio::time::{Instant, sleep};
 
-const PAUSE: Duration = Duration::from_millis(10);
+/// Between two probes: a twentieth of the time that has passed, within these. Many tests wait side
+/// by side for seconds, and each probe takes PostgreSQL's time from the others.
+const PAUSES: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_millis(100);
+
+async fn pause(start: Instant) {
+    sleep((start.elapsed() / 20).clamp(*PAUSES.start(), *PAUSES.end())).await;
+}
 
 /// Asks again and again until `probe` has an answer; panics with `what` when there is none within
 /// `limit`.
@@ -43,7 +49,7 @@ pub fn eventually<T, F: AsyncFnMut() -> Option<T>>(
                 if let Some(answer) = probe().await {
                     return answer;
                 }
-                sleep(PAUSE).await;
+                pause(start).await;
             }
         };
         match tokio::time::timeout(limit, polling).await {
@@ -63,12 +69,13 @@ pub async fn within<T>(
     limit: Duration,
     mut probe: impl AsyncFnMut() -> Result<Option<T>>,
 ) -> Result<T> {
+    let start = Instant::now();
     let polling = async {
         loop {
             if let Some(answer) = probe().await? {
                 return Ok(answer);
             }
-            sleep(PAUSE).await;
+            pause(start).await;
         }
     };
     tokio::time::timeout(limit, polling).await.with_context(|| format!("not within {limit:?}: {what}"))?

@@ -169,7 +169,7 @@ fn configured<D: Driver>(builder: Builder<D>) -> Builder<D> {
         .tenant_header("Tenant")
         .attempts_max(3)
         .backoff(Duration::from_millis(400), Duration::from_secs(2))
-        .handler_timeout(Duration::from_secs(3))
+        .handler_timeout(Duration::from_secs(5))
 }
 
 pub(super) fn spoiled(url: &str) -> String {

@@ -59,7 +59,7 @@ async fn serve(env: &TestEnv, settings: &str) -> SocketAddr {
     let layer = IdempotencyLayer::builder(pool(&url, 4, Duration::from_secs(10)).unwrap())
         .scope("conform")
         .single_tenant()
-        .handler_timeout(Duration::from_secs(3));
+        .handler_timeout(Duration::from_secs(5));
     let router = Router::new().route("/told", post(act)).route_layer(layer.build().unwrap());
     let router = router.with_state(Arc::new(AsTold::new(env).await));
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();

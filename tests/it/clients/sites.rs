@@ -19,9 +19,10 @@ use crate::{
     relay::support::through_proxy,
 };
 
-/// How long a copy waits for the first request; and how long a handler may take.
-const WAIT: Duration = Duration::from_millis(500);
-const HANDLER: Duration = Duration::from_secs(2);
+/// How long a copy waits for the first request; and how long a handler may take: on a busy machine a
+/// runtime that starts needs seconds.
+const WAIT: Duration = Duration::from_secs(2);
+const HANDLER: Duration = Duration::from_secs(8);
 const BODY_MAX: usize = 1_000;
 const DOCUMENTATION: &str = "https://shop.example/docs/idempotency";
 

@@ -14,7 +14,7 @@ use tokio::{
 
 use super::shop::{LIMIT, Programs};
 use crate::relay::{
-    asleep::{AFTER, LONG, arrives, await_asleep, relay, sessions},
+    asleep::{AFTER, LONG, SOON, arrives, await_asleep, relay, sessions},
     process::Process,
     support::{assert_delivered, await_messages, enqueue, stored, values_of, with},
 };
@@ -119,7 +119,7 @@ async fn wake(client: &str) {
         assert_eq!(sessions(&postgres).await, 0, "it sleeps");
         let begun = Instant::now();
         waking.wake().await;
-        arrives(&stream, number + 1, Duration::from_secs(2)).await;
+        arrives(&stream, number + 1, SOON).await;
         took.push(begun.elapsed());
     }
     took.sort();
@@ -146,7 +146,7 @@ async fn kill(client: &str) {
     killed.kill().await;
     let keys = enqueue(&postgres, &env.subject("a"), "m-", 0..20, 3).await;
     waking.wake().await;
-    timeout(Duration::from_secs(5), await_messages(&stream, 20)).await.expect("the other one is awake");
+    timeout(SOON, await_messages(&stream, 20)).await.expect("the other one is awake");
     assert_eq!(assert_delivered(&stored(&stream).await, &keys), 0, "copies");
     other.signal("TERM").await;
     assert!(other.ended().await.0.success());

@@ -99,7 +99,9 @@ async fn every_state_is_told_for_a_key_and_all_below_it() {
     assert_eq!(states(&told), expected);
     assert_eq!(audited(&told), [json!(["discard", "mina", "N", "o-1:given-up"])]);
     let mail = &told["messages"][3];
-    assert_eq!((&mail["subject"], &mail["parked"]["attempts"]), (&json!(lost), &json!(1)));
+    assert_eq!(mail["subject"], json!(lost));
+    // A busy machine has the time for a second one.
+    assert!(mail["parked"]["attempts"].as_i64().unwrap() >= 1, "{mail}");
     assert!(mail["parked"]["reason"].as_str().unwrap().contains("no stream takes"), "{mail}");
     assert!(mail["parked"]["next_attempt_at"].is_string(), "{mail}");
     assert_eq!(states(&trace(&env, "o-1:ship").await), expected[5..8]);

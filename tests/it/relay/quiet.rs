@@ -192,7 +192,7 @@ async fn what_sends_no_notify_is_found_by_looking() {
         eventually("it sleeps", LIMIT, async || is_marked_asleep(&client).await.then_some(())).await;
         transaction.commit().await.unwrap();
         let delivered = await_messages(&stream, expected.len());
-        timeout(Duration::from_secs(5), delivered).await.expect("found without a wake-up");
+        timeout(Duration::from_secs(20), delivered).await.expect("found without a wake-up");
         assert!(is_marked_asleep(&client).await, "nobody has woken it");
     }
     relay.stop().await;
@@ -220,6 +220,6 @@ async fn workers_come_with_a_backlog_and_leave_with_it() {
         .await;
     // When the other workers have ended and a message comes, the first worker delivers it.
     enqueue(&client, &env.subject("a"), "late-", 0..1, 0).await;
-    timeout(Duration::from_secs(5), await_messages(&stream, 30_001)).await.expect("at once");
+    timeout(Duration::from_secs(20), await_messages(&stream, 30_001)).await.expect("at once");
     relay.stop().await;
 }

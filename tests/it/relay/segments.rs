@@ -171,7 +171,7 @@ async fn a_turn_waits_for_those_who_have_enqueued_and_producers_do_not_wait_for_
         assert!(said.contains("has enqueued and is still open"), "{said}");
         let begun = Instant::now();
         enqueue(&other, "a", &format!("{n}-"), 0..1, 0).await;
-        assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     }
     held.commit().await.unwrap();
     let vacuum = holder.transaction().await.unwrap();

@@ -77,7 +77,7 @@ async fn a_relay_that_nobody_wakes_looks_often() {
         let enqueued = Instant::now();
         enqueue(&**producer, &env.subject("a"), "m-", round..round + 1, 0).await;
         let delivered = await_messages(&stream, usize::try_from(round).unwrap() + 1);
-        timeout(Duration::from_secs(5), delivered).await.expect("found by a poll");
+        timeout(Duration::from_secs(20), delivered).await.expect("found by a poll");
         println!("delivered {:?} after it was enqueued", enqueued.elapsed());
     }
     relay.stop().await;

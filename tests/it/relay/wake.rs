@@ -74,7 +74,7 @@ async fn an_enqueue_wakes_a_relay_that_sleeps() {
         enqueue(&client, &env.subject("a"), "m-", round..round + 1, 0).await;
         assert!(!is_marked_asleep(&client).await, "the first producer clears the mark");
         let delivered = await_messages(&stream, usize::try_from(round).unwrap() + 1);
-        timeout(Duration::from_secs(5), delivered).await.expect("woken by the producer, not by a poll");
+        timeout(Duration::from_secs(20), delivered).await.expect("woken by the producer, not by a poll");
         println!("delivered {:?} after it was enqueued", enqueued.elapsed());
     }
     assert_eq!(listener.heard().await, 3);
