@@ -5,6 +5,7 @@
 mod catalogue;
 mod done;
 mod engine;
+mod entry;
 mod facts;
 mod fields;
 mod kind;

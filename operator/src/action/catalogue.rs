@@ -6,7 +6,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{
-    fields::{ASKED_AS, CANARY, CHANGE, Field, LASTS, ONE_STEP, SETTLED_SINCE, STEP},
+    entry::{Entry, action},
+    fields::{ASKED_AS, CANARY, CHANGE, LASTS, ONE_STEP, SETTLED_SINCE, STEP},
     kind::Kind,
 };
 
@@ -42,74 +43,7 @@ pub enum Verb {
 }
 
 /// All about one of them.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct Action {
-    /// Which one.
-    pub verb: Verb,
-    /// The things that it acts on.
-    pub kind: Kind,
-    /// `outbox dead retry`: the last word is the action's.
-    pub command: &'static str,
-    /// `retried`, before the number of things.
-    pub past: &'static str,
-    /// The things by which it counts.
-    pub things: &'static str,
-    /// Its effect, in a line.
-    pub about: &'static str,
-    /// More of it, for the help text.
-    pub more: &'static str,
-    /// The consequence that an operator confirms.
-    pub consequence: &'static str,
-    /// The fields that say how.
-    pub others: &'static [Field],
-    /// Command lines, and their effects.
-    pub examples: &'static [(&'static str, &'static str)],
-}
-
-/// A line of the catalogue; the calls after it add the rest.
-const fn action(
-    verb: Verb,
-    kind: Kind,
-    command: &'static str,
-    past: &'static str,
-    things: &'static str,
-) -> Action {
-    Action {
-        verb,
-        kind,
-        command,
-        past,
-        things,
-        about: "",
-        more: "",
-        consequence: "",
-        others: &[],
-        examples: &[],
-    }
-}
-
-impl Action {
-    const fn about(self, about: &'static str) -> Self {
-        Self { about, ..self }
-    }
-
-    const fn more(self, more: &'static str) -> Self {
-        Self { more, ..self }
-    }
-
-    const fn consequence(self, consequence: &'static str) -> Self {
-        Self { consequence, ..self }
-    }
-
-    const fn with(self, others: &'static [Field]) -> Self {
-        Self { others, ..self }
-    }
-
-    const fn examples(self, examples: &'static [(&'static str, &'static str)]) -> Self {
-        Self { examples, ..self }
-    }
-}
+pub type Action = Entry<Verb>;
 
 /// In the order of the help.
 pub(super) const ALL: [Action; 23] = [
@@ -381,7 +315,6 @@ pub(super) const ALL: [Action; 23] = [
             ("oncebox canary continue 3 --by mina --note INC-7", "Go on with its rest, one row first"),
         ]),
 ];
-
 /// A verb is its line of the catalogue.
 impl Deref for Verb {
     type Target = Action;

@@ -137,7 +137,7 @@ pub(super) async fn crash_behind_a_claim(programs: Programs) {
     locking.batch_execute("BEGIN; LOCK TABLE charge").await.unwrap();
     shop.publish("second", 1, Some("second")).await;
     let waiting = "SELECT w.backend_xid::text FROM pg_stat_activity AS w
-                   WHERE w.wait_event_type = 'Lock' AND w.backend_xid IS NOT NULL AND w.query ~ 'charge'";
+                   WHERE w.datname = current_database() AND w.wait_event_type = 'Lock' AND w.backend_xid IS NOT NULL AND w.query ~ 'charge'";
     let xid: i64 = eventually("the handler runs", LIMIT, async || lines(&client, waiting).await.pop())
         .await
         .parse()

@@ -79,7 +79,7 @@ async fn is_settled(stream: &Stream) -> Option<()> {
 
 async fn through_kills(client: &str, settings: &str) {
     const MESSAGES: i64 = 600;
-    const KILLS: i64 = 12;
+    const KILLS: i64 = 6;
     let Some(programs) = Programs::of(client) else { return };
     let (env, stream) = stage().await;
     let sent: Vec<Sent> = (0..MESSAGES).map(|n| returns(&format!("through-{n}"))).collect();

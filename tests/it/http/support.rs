@@ -32,7 +32,7 @@ use tokio::{
 
 use crate::inbox::support::{count, environment};
 
-pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const LIMIT: Duration = Duration::from_secs(90);
 
 /// A service on loopback with the layer. The header `x-do` commands its handler. It is not part of
 /// a request's fingerprint, so the same request can have another result when it is repeated.

@@ -206,6 +206,7 @@ async fn a_park_is_remembered_by_a_process_that_never_knew_of_it() {
             matches!(&verdict, Verdict::Retry { after, reason } if *after == PAUSE && reason == "snoozed: the ledger is closed"),
             "{number}: {verdict:?}"
         );
+        tokio::time::sleep(PAUSE).await;
     }
     // The fifth delivery kills its process, and so do those after it: two that only raise a
     // suspicion, then two attempts.

@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 use crate::relay::support::client;
 
-pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const LIMIT: Duration = Duration::from_secs(90);
 pub(crate) const SCOPE: &str = "tests:effect";
 
 /// The payload of every message here.

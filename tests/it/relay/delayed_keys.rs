@@ -90,7 +90,7 @@ async fn transactions_that_meet_on_a_key_wait_for_each_other() {
             let (early, late) = if delays_first { (later, now) } else { (now, later) };
             first.execute(early, &[&key]).await.unwrap();
             let waits = async {
-                let sql = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%oncebox.enqueue%'";
+                let sql = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%oncebox.enqueue%'";
                 eventually("the second waits", LIMIT, async || reader.query_opt(sql, &[]).await.unwrap())
                     .await;
                 first.commit().await.unwrap();

@@ -1,6 +1,8 @@
 //! Large payloads lie in the Object Store, and their messages carry references: from `enqueue` to
 //! the handler, through crashes, and when an object is lost or replaced.
 
+use std::time::Duration;
+
 use async_nats::jetstream::{message::StreamMessage, stream::Stream};
 use data_encoding::BASE64URL;
 use oncebox_relay::Values;
@@ -300,13 +302,14 @@ async fn an_object_that_another_program_has_replaced_is_put_again() {
 /// The message that refers to it next has all of its own life before it.
 #[tokio::test]
 async fn an_object_that_has_spent_half_of_its_life_is_put_again() {
+    const LIFE: Duration = Duration::from_secs(15);
     let env = stream_environment().await;
     let client = env.pg().await;
     enqueue_large(&env, &client, "k").await;
     drained(&env).await;
     let first = description(&env).await;
     let mut config = bucket(&env).await.cached_info().config.clone();
-    (config.max_age, config.duplicate_window) = (LIMIT / 2, LIMIT / 2);
+    (config.max_age, config.duplicate_window) = (LIFE, LIFE);
     env.jetstream().await.update_stream(config).await.unwrap();
     let second = eventually("it is put again", LIMIT * 2, async || {
         run_ok(env.database_url(), &["outbox", "replay", "--key", "k"]).await;
@@ -316,7 +319,7 @@ async fn an_object_that_has_spent_half_of_its_life_is_put_again() {
     .await;
     assert_eq!(in_bucket(&env).await, ONE_OBJECT);
     let age = (second.time - first.time).as_seconds_f64();
-    let life = (LIMIT / 2).as_secs_f64();
+    let life = LIFE.as_secs_f64();
     assert!((life / 2.0..life).contains(&age), "put again after {age} s");
 }
 

@@ -69,7 +69,7 @@ async fn pauses_of_the_same_messages_at_once_follow_each_other() {
     throttled.spawn(async move { second.execute(pause, &[&Some(5.0)]).await });
     eventually("it waits", LIMIT, async || {
         let waiting =
-            "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%pause_delivery%'";
+            "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%pause_delivery%'";
         watcher.query_opt(waiting, &[]).await.unwrap().map(drop)
     })
     .await;

@@ -21,7 +21,7 @@ use tokio_postgres::{GenericClient, NoTls};
 use tokio_util::sync::CancellationToken;
 
 /// Generous: a passing test never waits for it.
-pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const LIMIT: Duration = Duration::from_secs(90);
 const PASSES_MAX: usize = 2_000;
 
 pub(crate) fn values(database_url: &str, nats_url: &str) -> Values {

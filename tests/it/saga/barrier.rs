@@ -130,7 +130,7 @@ impl Meeting {
         let sql = format!("SELECT oncebox.{function}('stock', '', $1, false)");
         let asks = async { later.query_one(&sql, &[&key]).await };
         let ends = async {
-            let waits = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%oncebox.enter_%'";
+            let waits = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%oncebox.enter_%'";
             eventually("it waits", LIMIT, async || reader.query_opt(waits, &[]).await.unwrap()).await;
             if self.commits { open.commit().await } else { open.rollback().await }.unwrap();
         };

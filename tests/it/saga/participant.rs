@@ -94,7 +94,13 @@ async fn environment() -> TestEnv {
 fn inboxes(env: &TestEnv) -> [Inbox; 2] {
     ["stock:one", "stock:two"].map(|scope| {
         let short = Duration::from_millis(50);
-        Inbox::builder(env.pool(4)).scope(scope).single_tenant().backoff(short, short).build().unwrap()
+        Inbox::builder(env.pool(4))
+            .scope(scope)
+            .single_tenant()
+            .backoff(short, short)
+            .acquire_timeout(LIMIT)
+            .build()
+            .unwrap()
     })
 }
 
