@@ -1,13 +1,37 @@
 -- The inbox as functions, continued: batches of messages (claim_batch, settle_batch), and messages
 -- that end their process (begin_attempt, cancel_attempt).
 
+-- Inserts the rows of many keys, as claim_key() in 0008_claims.sql does of one, and returns the keys
+-- that were inserted. Of a key that occurs twice the first row is inserted.
+-- Locking: an advisory lock is tried right before its row is inserted, not before all of them, and
+-- never waited for: two batches with the same keys cannot block each other. The keys are sorted for
+-- the pages of the index; OFFSET 0 keeps the locks after the sort.
+CREATE FUNCTION {schema}.claim_keys(
+  scope text, locks bigint[], tenants text[], keys text[], fingerprints bytea[], message_ids bigint[]
+) RETURNS TABLE (tenant text, key text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RETURN QUERY
+  INSERT INTO {schema}.inbox AS i (scope, tenant, key, fingerprint, message_id, status)
+  SELECT claim_keys.scope, w.tenant, w.key, w.fingerprint, w.message_id, 'completed'
+  FROM (
+    SELECT u.*
+    FROM unnest(claim_keys.locks, claim_keys.tenants, claim_keys.keys, claim_keys.fingerprints, claim_keys.message_ids)
+      WITH ORDINALITY AS u (lock, tenant, key, fingerprint, message_id, place)
+    ORDER BY u.tenant COLLATE "C", u.key COLLATE "C", u.place
+    OFFSET 0
+  ) AS w
+  WHERE pg_try_advisory_xact_lock(w.lock)
+  ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING
+  RETURNING i.tenant::text, i.key::text;
+END $$;
+COMMENT ON FUNCTION {schema}.claim_keys IS 'A part of claim_batch(), for the crate oncebox-inbox: claims keys, whose locks are those of inbox_lock(), and returns the keys that are new. It checks nothing, and does not keep this transaction from its COMMIT.';
+
 -- Claims keys for a batch of messages, in the transaction that their handlers write through. As
--- claim.sql, stored.sql and open.sql of oncebox-claims for batches. It begins with a guard: a row
--- with a deferred foreign key that nothing fulfils. Until settle_batch() takes it away no COMMIT
--- succeeds, neither a handler's nor that of a driver which commits each statement by itself: the
--- keys are claimed before any handler has run.
--- Locking: an advisory lock is tried right before its row is inserted, and never waited for. The
--- order of the keys matters for the pages of the index only.
+-- stored.sql and open.sql of oncebox-claims for batches. It begins with a guard: a row with a
+-- deferred foreign key that nothing fulfils. Until settle_batch() takes it away no COMMIT succeeds,
+-- neither a handler's nor that of a driver which commits each statement by itself: the keys are
+-- claimed before any handler has run.
 CREATE FUNCTION {schema}.claim_batch(
   scope text, tenants text[], keys text[], fingerprints bytea[], message_ids bigint[] DEFAULT NULL,
   time_limit interval DEFAULT NULL, OUT place integer, OUT answer text, OUT outcome json
@@ -37,22 +61,19 @@ BEGIN
       CASE WHEN current_setting('server_version_num')::integer >= 170000 THEN 'transaction_timeout' ELSE 'idle_in_transaction_session_timeout' END,
       ceil(1000 * extract(epoch FROM claim_batch.time_limit))::bigint || 'ms', true);
   END IF;
-  WITH wanted AS (
-    SELECT DISTINCT ON (w.tenant, w.key) w.*
-    FROM unnest(claim_batch.tenants, claim_batch.keys, claim_batch.fingerprints, claim_batch.message_ids)
-      WITH ORDINALITY AS w (tenant, key, fingerprint, message_id, place)
-    ORDER BY w.tenant, w.key, w.place
-  ), inserted AS (
-    INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status)
-    SELECT s.scope, w.tenant, w.key, w.fingerprint, w.message_id, 'completed'
-    FROM {schema}.inbox_scope AS s, wanted AS w
-    WHERE s.scope = claim_batch.scope
-      AND s.mode = 'transaction'
-      AND pg_try_advisory_xact_lock({schema}.inbox_lock(claim_batch.scope, w.tenant, w.key))
-    ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING
-    RETURNING inbox.tenant, inbox.key
-  )
-  SELECT array_agg(w.place::integer) INTO won FROM wanted AS w JOIN inserted AS i USING (tenant, key);
+  IF EXISTS (SELECT FROM {schema}.inbox_scope AS s WHERE s.scope = claim_batch.scope AND s.mode = 'transaction') THEN
+    SELECT array_agg(w.place::integer) INTO won
+    FROM (
+      SELECT f.tenant, f.key, min(f.place) AS place
+      FROM unnest(claim_batch.tenants, claim_batch.keys) WITH ORDINALITY AS f (tenant, key, place)
+      GROUP BY f.tenant, f.key
+    ) AS w
+    JOIN {schema}.claim_keys(
+      claim_batch.scope,
+      ARRAY(SELECT {schema}.inbox_lock(claim_batch.scope, l.tenant, l.key) FROM unnest(claim_batch.tenants, claim_batch.keys) AS l (tenant, key)),
+      claim_batch.tenants, claim_batch.keys, claim_batch.fingerprints, claim_batch.message_ids
+    ) AS n USING (tenant, key);
+  END IF;
   IF cardinality(won) = asked THEN
     RETURN QUERY SELECT n, 'new', NULL::json FROM generate_series(1, asked) AS n;
     RETURN;
