@@ -4,8 +4,8 @@
 -- Inserts the rows of many keys, as claim_key() in 0008_claims.sql does of one, and returns the keys
 -- that were inserted. Of a key that occurs twice the first row is inserted.
 -- Locking: an advisory lock is tried right before its row is inserted, not before all of them, and
--- never waited for: two batches with the same keys cannot block each other. The keys are sorted for
--- the pages of the index; OFFSET 0 keeps the locks after the sort.
+-- never waited for: two batches with the same keys cannot block each other. The order of the keys
+-- matters for the pages of the index only.
 CREATE FUNCTION {schema}.claim_keys(
   scope text, locks bigint[], tenants text[], keys text[], fingerprints bytea[], message_ids bigint[]
 ) RETURNS TABLE (tenant text, key text)
@@ -14,13 +14,8 @@ BEGIN
   RETURN QUERY
   INSERT INTO {schema}.inbox AS i (scope, tenant, key, fingerprint, message_id, status)
   SELECT claim_keys.scope, w.tenant, w.key, w.fingerprint, w.message_id, 'completed'
-  FROM (
-    SELECT u.*
-    FROM unnest(claim_keys.locks, claim_keys.tenants, claim_keys.keys, claim_keys.fingerprints, claim_keys.message_ids)
-      WITH ORDINALITY AS u (lock, tenant, key, fingerprint, message_id, place)
-    ORDER BY u.tenant COLLATE "C", u.key COLLATE "C", u.place
-    OFFSET 0
-  ) AS w
+  FROM unnest(claim_keys.locks, claim_keys.tenants, claim_keys.keys, claim_keys.fingerprints, claim_keys.message_ids)
+    AS w (lock, tenant, key, fingerprint, message_id)
   WHERE pg_try_advisory_xact_lock(w.lock)
   ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING
   RETURNING i.tenant::text, i.key::text;

@@ -122,10 +122,12 @@ impl TransactionalClaims {
         ];
         let opening: [Parameter<'_>; 3] =
             [(&text(within), Type::TEXT), (&limits[0], Type::TEXT), (&limits[1], Type::TEXT)];
-        let locks: Vec<i64> = wanted.iter().map(|(identity, _)| identity.lock).collect();
-        let (tenants, keys) = names(wanted.iter().map(|(identity, _)| *identity));
-        let fingerprints: Vec<&[u8]> = wanted.iter().map(|(identity, _)| &identity.fingerprint[..]).collect();
-        let message_ids: Vec<Option<i64>> = wanted.iter().map(|(_, id)| *id).collect();
+        let mut sorted: Vec<&Wanted<'_>> = wanted.iter().collect();
+        sorted.sort_unstable_by_key(|(identity, _)| name(identity));
+        let locks: Vec<i64> = sorted.iter().map(|(identity, _)| identity.lock).collect();
+        let (tenants, keys) = names(sorted.iter().map(|(identity, _)| *identity));
+        let fingerprints: Vec<&[u8]> = sorted.iter().map(|(identity, _)| &identity.fingerprint[..]).collect();
+        let message_ids: Vec<Option<i64>> = sorted.iter().map(|(_, id)| *id).collect();
         let claiming: [Parameter<'_>; 6] = [
             (&scope, Type::TEXT),
             (&locks, Type::INT8_ARRAY),
