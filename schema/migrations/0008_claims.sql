@@ -1,6 +1,6 @@
--- The inbox as functions, for consumers in any language: register_scope, claim, settle, bury,
--- attempt_failed and forget_attempts. Tables, locks and fingerprints are those of the crates
--- oncebox-claims and oncebox-inbox: consumers of both kinds may share a scope.
+-- The inbox as functions, for consumers in any language: register_scope, claim, settle and bury.
+-- Tables, locks and fingerprints are those of the crates oncebox-claims and oncebox-inbox: consumers
+-- of both kinds may share a scope.
 
 -- Stands for a key in advisory locks, with 64 bits: oncebox_claims::identity::lock. Each field goes
 -- in with its length. STABLE, as convert_to() is: a function that is declared IMMUTABLE, and calls
@@ -171,10 +171,10 @@ BEGIN
       ELSE 'BEGIN DEFERRABLE (or SET TRANSACTION DEFERRABLE first), claim(), the writes of the handler, settle(), COMMIT. Where a driver commits each statement by itself, a claim would be lost.' END;
 END $$;
 
--- Inserts the row of a key, or answers for it. As claim.sql of oncebox-claims: only the session that
--- has the advisory lock inserts the key, and the lock is taken before the insertion, which sees
--- every row that was committed under an earlier holder. claim_keys() does it for many keys: with
--- arrays of one a claim would cost a fifth more.
+-- Inserts the row of a key, or answers for it. As claim.sql of oncebox-claims: only the session
+-- that has the advisory lock inserts the key, and the lock is taken before the insertion, which
+-- sees every row that was committed under an earlier holder. claim_keys() does it for many keys:
+-- with arrays of one a claim would cost a fifth more.
 CREATE FUNCTION {schema}.claim_key(
   scope text, tenant text, key text, fingerprint bytea, message_id bigint, status text, ending bytea,
   OUT answer text, OUT outcome bytea
@@ -277,73 +277,6 @@ BEGIN
   END IF;
 END $$;
 COMMENT ON FUNCTION {schema}.settle IS 'Stores how a key ended that this transaction has claimed; its copies are answered with the outcome.';
-
--- Counts a failed attempt at a message. Earlier runs that left no trace count too, except the first
--- one: it ran beside other messages, and one of those may have ended the process. The message is
--- told from its copies by where it is stored. `pause` is the pause in seconds after a first failure,
--- `pause_max` the longest one: the pause doubles with each failure.
--- Index: inbox_attempt_pkey. Locking: the row of this copy of the message.
-CREATE FUNCTION {schema}.attempt_failed(
-  scope text, key text, tenant text DEFAULT '', stream text DEFAULT NULL, stream_sequence bigint DEFAULT NULL,
-  stored_at timestamptz DEFAULT NULL, reason text DEFAULT NULL, subject text DEFAULT NULL,
-  pause double precision DEFAULT NULL, pause_max double precision DEFAULT NULL, failures bigint DEFAULT NULL
-) RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  failed bigint;
-  longest double precision := CASE WHEN attempt_failed.pause_max IS NOT NULL
-    THEN least(attempt_failed.pause_max, {schema}.retention_max()) END;
-BEGIN
-  IF attempt_failed.key IS NULL THEN
-    PERFORM {schema}.refuse_null(true, false);
-  END IF;
-  PERFORM {schema}.check_inbox_names(attempt_failed.scope, attempt_failed.tenant), {schema}.check_key(attempt_failed.key), {schema}.check_stored_at(attempt_failed.stored_at);
-  IF attempt_failed.pause < 0 OR attempt_failed.pause_max < 0
-     OR num_nulls(attempt_failed.pause, attempt_failed.pause_max) = 1 THEN
-    RAISE EXCEPTION 'pause % and pause_max % are not both 0 seconds or more', attempt_failed.pause, attempt_failed.pause_max
-      USING ERRCODE = 'OB011', HINT = 'Leave them out when you do not know when the message is delivered again.';
-  END IF;
-  IF attempt_failed.failures < 0 THEN
-    RAISE EXCEPTION 'failures is %, which is no count', attempt_failed.failures
-      USING ERRCODE = 'OB011', HINT = 'Leave it out where nothing else counts the attempts.';
-  END IF;
-  INSERT INTO {schema}.inbox_attempt AS a
-    (scope, tenant, key, message, failures, reason, failed_at, due_at, stream, stream_sequence, subject)
-  VALUES (attempt_failed.scope, attempt_failed.tenant, attempt_failed.key,
-          {schema}.inbox_copy(attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.stored_at), coalesce(attempt_failed.failures, 1),
-          {schema}.bounded_reason(attempt_failed.reason), clock_timestamp(),
-          clock_timestamp() + make_interval(secs => least(attempt_failed.pause, longest)),
-          attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.subject)
-  ON CONFLICT ON CONSTRAINT inbox_attempt_pkey DO UPDATE
-  SET failures = coalesce(attempt_failed.failures, a.failures + greatest(a.begun - 1, 1)),
-      begun = 0,
-      touched_at = clock_timestamp(),
-      reason = excluded.reason,
-      failed_at = excluded.failed_at,
-      due_at = clock_timestamp() + make_interval(secs => least(
-        attempt_failed.pause * 2::double precision ^ least(a.failures + greatest(a.begun - 1, 1) - 1, 30),
-        longest
-      )),
-      stream = excluded.stream,
-      stream_sequence = excluded.stream_sequence,
-      subject = excluded.subject
-  RETURNING a.failures INTO failed;
-  RETURN failed;
-END $$;
-COMMENT ON FUNCTION {schema}.attempt_failed IS 'Counts a failed attempt at a message, after its rollback; returns how many have failed. The rest is for operators: reason, subject, and when it is delivered again, after pause seconds that double with each failure up to pause_max; for a fixed pause both are the same. failures: how many have failed, where something else counts them, as claim_leased() does.';
-
--- Forgets how often a message was tried that has ended.
--- Index: inbox_attempt_pkey, by its first columns; inbox_pkey. Locking: the key's rows. No run counts
--- attempts at a key that has ended.
-CREATE FUNCTION {schema}.forget_attempts(scope text, key text, tenant text DEFAULT '') RETURNS void
-LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  DELETE FROM {schema}.inbox_attempt AS a
-  WHERE a.scope = $1
-    AND a.tenant = $3
-    AND a.key = $2
-    AND EXISTS (SELECT FROM {schema}.inbox AS i WHERE i.scope = a.scope AND i.tenant = a.tenant AND i.key = a.key)
-$$;
-COMMENT ON FUNCTION {schema}.forget_attempts IS 'Forgets how often a message was tried, once its key has ended: after the COMMIT of one that had been delivered before.';
 
 -- Whether a payload came from the Object Store, which keeps it; a retry fetches it.
 CREATE FUNCTION {schema}.is_in_store(headers jsonb, payload bytea) RETURNS boolean

@@ -1,8 +1,8 @@
--- The inbox as functions, continued: batches of messages (claim_batch, settle_batch), and messages
--- that end their process (begin_attempt, cancel_attempt).
+-- The inbox as functions, continued: batches of messages (claim_batch, settle_batch), and attempts
+-- (attempt_failed, forget_attempts, begin_attempt, cancel_attempt).
 
--- Inserts the rows of many keys, as claim_key() in 0008_claims.sql does of one, and returns the keys
--- that were inserted. Of a key that occurs twice the first row is inserted.
+-- Inserts the rows of many keys, as claim_key() in 0008_claims.sql does of one, and returns the
+-- keys that were inserted. Of a key that occurs twice the first row is inserted.
 -- Locking: an advisory lock is tried right before its row is inserted, not before all of them, and
 -- never waited for: two batches with the same keys cannot block each other. The order of the keys
 -- matters for the pages of the index only.
@@ -160,6 +160,73 @@ BEGIN
   END IF;
 END $$;
 COMMENT ON FUNCTION {schema}.settle_batch IS 'Ends a batch, right before COMMIT: stores replies and rejections (a key that just completes need not be named), and gives the released keys back, whose handlers have not run.';
+
+-- Counts a failed attempt at a message. Earlier runs that left no trace count too, except the first
+-- one: it ran beside other messages, and one of those may have ended the process. The message is
+-- told from its copies by where it is stored. `pause` is the pause in seconds after a first
+-- failure, `pause_max` the longest one: the pause doubles with each failure.
+-- Index: inbox_attempt_pkey. Locking: the row of this copy of the message.
+CREATE FUNCTION {schema}.attempt_failed(
+  scope text, key text, tenant text DEFAULT '', stream text DEFAULT NULL, stream_sequence bigint DEFAULT NULL,
+  stored_at timestamptz DEFAULT NULL, reason text DEFAULT NULL, subject text DEFAULT NULL,
+  pause double precision DEFAULT NULL, pause_max double precision DEFAULT NULL, failures bigint DEFAULT NULL
+) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  failed bigint;
+  longest double precision := CASE WHEN attempt_failed.pause_max IS NOT NULL
+    THEN least(attempt_failed.pause_max, {schema}.retention_max()) END;
+BEGIN
+  IF attempt_failed.key IS NULL THEN
+    PERFORM {schema}.refuse_null(true, false);
+  END IF;
+  PERFORM {schema}.check_inbox_names(attempt_failed.scope, attempt_failed.tenant), {schema}.check_key(attempt_failed.key), {schema}.check_stored_at(attempt_failed.stored_at);
+  IF attempt_failed.pause < 0 OR attempt_failed.pause_max < 0
+     OR num_nulls(attempt_failed.pause, attempt_failed.pause_max) = 1 THEN
+    RAISE EXCEPTION 'pause % and pause_max % are not both 0 seconds or more', attempt_failed.pause, attempt_failed.pause_max
+      USING ERRCODE = 'OB011', HINT = 'Leave them out when you do not know when the message is delivered again.';
+  END IF;
+  IF attempt_failed.failures < 0 THEN
+    RAISE EXCEPTION 'failures is %, which is no count', attempt_failed.failures
+      USING ERRCODE = 'OB011', HINT = 'Leave it out where nothing else counts the attempts.';
+  END IF;
+  INSERT INTO {schema}.inbox_attempt AS a
+    (scope, tenant, key, message, failures, reason, failed_at, due_at, stream, stream_sequence, subject)
+  VALUES (attempt_failed.scope, attempt_failed.tenant, attempt_failed.key,
+          {schema}.inbox_copy(attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.stored_at), coalesce(attempt_failed.failures, 1),
+          {schema}.bounded_reason(attempt_failed.reason), clock_timestamp(),
+          clock_timestamp() + make_interval(secs => least(attempt_failed.pause, longest)),
+          attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.subject)
+  ON CONFLICT ON CONSTRAINT inbox_attempt_pkey DO UPDATE
+  SET failures = coalesce(attempt_failed.failures, a.failures + greatest(a.begun - 1, 1)),
+      begun = 0,
+      touched_at = clock_timestamp(),
+      reason = excluded.reason,
+      failed_at = excluded.failed_at,
+      due_at = clock_timestamp() + make_interval(secs => least(
+        attempt_failed.pause * 2::double precision ^ least(a.failures + greatest(a.begun - 1, 1) - 1, 30),
+        longest
+      )),
+      stream = excluded.stream,
+      stream_sequence = excluded.stream_sequence,
+      subject = excluded.subject
+  RETURNING a.failures INTO failed;
+  RETURN failed;
+END $$;
+COMMENT ON FUNCTION {schema}.attempt_failed IS 'Counts a failed attempt at a message, after its rollback; returns how many have failed. The rest is for operators: reason, subject, and when it is delivered again, after pause seconds that double with each failure up to pause_max; for a fixed pause both are the same. failures: how many have failed, where something else counts them, as claim_leased() does.';
+
+-- Forgets how often a message was tried that has ended.
+-- Index: inbox_attempt_pkey, by its first columns; inbox_pkey. Locking: the key's rows. No run
+-- counts attempts at a key that has ended.
+CREATE FUNCTION {schema}.forget_attempts(scope text, key text, tenant text DEFAULT '') RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  DELETE FROM {schema}.inbox_attempt AS a
+  WHERE a.scope = $1
+    AND a.tenant = $3
+    AND a.key = $2
+    AND EXISTS (SELECT FROM {schema}.inbox AS i WHERE i.scope = a.scope AND i.tenant = a.tenant AND i.key = a.key)
+$$;
+COMMENT ON FUNCTION {schema}.forget_attempts IS 'Forgets how often a message was tried, once its key has ended: after the COMMIT of one that had been delivered before.';
 
 -- The rest of the pause that an earlier run of a message has asked for; JetStream forgets it with
 -- its consumer.

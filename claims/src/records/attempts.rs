@@ -143,8 +143,8 @@ impl<D: Driver> Records<D> {
         Ok(row.and_then(|row| row.number(0)).unwrap_or(0))
     }
 
-    /// Forgets how often a key was tried or snoozed, among the writes of a transaction that gives it
-    /// up.
+    /// Forgets how often a key was tried or snoozed, among the writes of a transaction that gives
+    /// it up.
     pub async fn forget_tries(
         &self,
         transaction: &mut D::Transaction,

@@ -337,10 +337,6 @@ async fn failed_attempts_are_counted_together() {
     assert_eq!(client.query_one(failed, &[]).await.unwrap().get::<_, i64>(0), 2);
     inbox.run(&failing, &received("a", "k", 1)).await.unwrap();
     assert_eq!(client.query_one(failed, &[]).await.unwrap().get::<_, i64>(0), 4);
-    // Something else counts them: in leased mode the claim does.
-    let counted = "SELECT oncebox.attempt_failed('tests:effect', 'k', 'a', failures => 7), oncebox.attempt_failed('tests:effect', 'k', 'a')";
-    let row = client.query_one(counted, &[]).await.unwrap();
-    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (7, 8));
     // Of a message in a stream, by its place there; to the microsecond.
     let stored =
         "SELECT oncebox.attempt_failed('tests:effect', 'k', 'a', 'S', 7, '2026-01-02 03:04:05.000006Z'),
