@@ -1,6 +1,6 @@
 -- The inbox as functions, for consumers in any language: register_scope, claim, settle and bury.
--- Tables, locks and fingerprints are those of the crates oncebox-claims and oncebox-inbox: consumers
--- of both kinds may share a scope.
+-- Tables, locks and fingerprints are those of the crates oncebox-claims and oncebox-inbox:
+-- consumers of both kinds may share a scope.
 
 -- Stands for a key in advisory locks, with 64 bits: oncebox_claims::identity::lock. Each field goes
 -- in with its length. STABLE, as convert_to() is: a function that is declared IMMUTABLE, and calls
