@@ -344,7 +344,7 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text, reply jsonb) IS 'The common part of retry_saga() and skip_saga_step(): an event for each step that waits, and an orchestrator that looks at once.';
 
-CREATE FUNCTION oncebox.attempt_failed(scope text, key text, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone, reason text DEFAULT NULL::text, subject text DEFAULT NULL::text, pause double precision DEFAULT NULL::double precision, pause_max double precision DEFAULT NULL::double precision) RETURNS bigint
+CREATE FUNCTION oncebox.attempt_failed(scope text, key text, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone, reason text DEFAULT NULL::text, subject text DEFAULT NULL::text, pause double precision DEFAULT NULL::double precision, pause_max double precision DEFAULT NULL::double precision, failures bigint DEFAULT NULL::bigint) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -362,15 +362,19 @@ BEGIN
     RAISE EXCEPTION 'pause % and pause_max % are not both 0 seconds or more', attempt_failed.pause, attempt_failed.pause_max
       USING ERRCODE = 'OB011', HINT = 'Leave them out when you do not know when the message is delivered again.';
   END IF;
+  IF attempt_failed.failures < 0 THEN
+    RAISE EXCEPTION 'failures is %, which is no count', attempt_failed.failures
+      USING ERRCODE = 'OB011', HINT = 'Leave it out where nothing else counts the attempts.';
+  END IF;
   INSERT INTO "oncebox".inbox_attempt AS a
     (scope, tenant, key, message, failures, reason, failed_at, due_at, stream, stream_sequence, subject)
   VALUES (attempt_failed.scope, attempt_failed.tenant, attempt_failed.key,
-          "oncebox".inbox_copy(attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.stored_at), 1,
+          "oncebox".inbox_copy(attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.stored_at), coalesce(attempt_failed.failures, 1),
           "oncebox".bounded_reason(attempt_failed.reason), clock_timestamp(),
           clock_timestamp() + make_interval(secs => least(attempt_failed.pause, longest)),
           attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.subject)
   ON CONFLICT ON CONSTRAINT inbox_attempt_pkey DO UPDATE
-  SET failures = a.failures + greatest(a.begun - 1, 1),
+  SET failures = coalesce(attempt_failed.failures, a.failures + greatest(a.begun - 1, 1)),
       begun = 0,
       touched_at = clock_timestamp(),
       reason = excluded.reason,
@@ -386,7 +390,7 @@ BEGIN
   RETURN failed;
 END $$;
 
-COMMENT ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, reason text, subject text, pause double precision, pause_max double precision) IS 'Counts a failed attempt at a message, after its rollback; returns how many have failed. The rest is for operators: reason, subject, and when it is delivered again, after pause seconds that double with each failure up to pause_max; for a fixed pause both are the same.';
+COMMENT ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, reason text, subject text, pause double precision, pause_max double precision, failures bigint) IS 'Counts a failed attempt at a message, after its rollback; returns how many have failed. The rest is for operators: reason, subject, and when it is delivered again, after pause seconds that double with each failure up to pause_max; for a fixed pause both are the same. failures: how many have failed, where something else counts them, as claim_leased() does.';
 
 CREATE FUNCTION oncebox.backlog() RETURNS TABLE(lane smallint, id bigint, key text, subject text, action text)
     LANGUAGE sql STABLE
@@ -626,7 +630,6 @@ CREATE FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, s
     AS $$
 DECLARE
   fingerprint bytea;
-  lock bigint;
   kept text := "oncebox".bounded_reason(bury.reason);
   answer text;
 BEGIN
@@ -643,38 +646,24 @@ BEGIN
   PERFORM "oncebox".check_inbox_names(bury.scope, bury.tenant), "oncebox".check_key(bury.key), "oncebox".check_stored_at(bury.stored_at);
   IF bury.key IS NOT NULL THEN
     fingerprint := "oncebox".inbox_fingerprint(bury.payload);
-    lock := "oncebox".inbox_lock(bury.scope, bury.tenant, bury.key);
     IF bury.committed_by IS NOT NULL THEN
       DELETE FROM "oncebox".inbox AS i
       WHERE i.scope = bury.scope AND i.tenant = bury.tenant AND i.key = bury.key AND i.xmin = bury.committed_by::xid;
     END IF;
     answer := "oncebox".look_up_leased(bury.scope, bury.tenant, bury.key, fingerprint);
-    FOR attempt IN 1 .. 3 LOOP
-      EXIT WHEN answer IS NOT NULL;
-      INSERT INTO "oncebox".inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
-      SELECT s.scope, bury.tenant, bury.key, fingerprint, bury.message_id, 'dead', convert_to(kept, 'UTF8')
-      FROM "oncebox".inbox_scope AS s
-      WHERE s.scope = bury.scope
-        AND s.mode = 'transaction'
-        AND pg_try_advisory_xact_lock(lock)
-      ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING;
-      IF FOUND THEN
-        DELETE FROM "oncebox".inbox_snooze AS p
-        WHERE p.scope = bury.scope AND p.tenant = bury.tenant AND p.key = bury.key;
-        DELETE FROM "oncebox".inbox_attempt AS a
-        WHERE a.scope = bury.scope AND a.tenant = bury.tenant AND a.key = bury.key;
-        answer := 'new';
-      ELSE
-        SELECT l.answer INTO answer
-        FROM "oncebox".look_up_key(bury.scope, bury.tenant, bury.key, fingerprint, lock) AS l;
-      END IF;
-    END LOOP;
+    IF answer IS NULL THEN
+      SELECT c.answer INTO answer
+      FROM "oncebox".claim_key(bury.scope, bury.tenant, bury.key, fingerprint, bury.message_id, 'dead', convert_to(kept, 'UTF8')) AS c;
+    END IF;
+    IF answer = 'new' THEN
+      PERFORM "oncebox".forget_tries(bury.scope, bury.tenant, bury.key);
+    END IF;
   END IF;
   IF bury.key IS NULL OR answer IN ('new', 'mismatch') THEN
     PERFORM "oncebox".record_dead_letter(bury.scope, bury.tenant, bury.key, bury.subject, coalesce(bury.headers, '{}'),
       bury.payload, bury.stream, bury.stream_sequence, bury.stored_at, coalesce(bury.deliveries, 1), kept);
   END IF;
-  RETURN CASE WHEN bury.key IS NULL OR answer = 'new' THEN 'dead' ELSE coalesce(answer, 'in_flight') END;
+  RETURN CASE WHEN bury.key IS NULL OR answer = 'new' THEN 'dead' ELSE answer END;
 END $$;
 
 COMMENT ON FUNCTION oncebox.bury(scope text, key text, payload bytea, reason text, subject text, headers jsonb, tenant text, message_id bigint, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, committed_by xid8) IS 'Gives a message up in a transaction of its own, after its rollback, and records it as a dead letter. Returns the answer to its copies: dead; or the state that forbids it: replayed, rejected, in_flight; or mismatch. A message without a valid key has key NULL. committed_by: the id of the transaction that claimed the key, when the handler has committed it by itself and then failed; its claim is taken back.';
@@ -702,13 +691,14 @@ BEGIN
     WHERE answer = 'dead';
     RETURN answer;
   END IF;
-  DELETE FROM "oncebox".inbox_claim AS c
+  UPDATE "oncebox".inbox_claim AS c
+  SET state = 'running', reason = NULL
   WHERE c.scope = bury_failing.scope
     AND c.tenant = bury_failing.tenant
     AND c.key = bury_failing.key
     AND (c.fingerprint = "oncebox".inbox_fingerprint(bury_failing.payload) OR is_elsewhere)
     AND (c.state <> 'running' OR c.lease_until < clock_timestamp())
-  RETURNING c.fingerprint, c.message_id INTO claimed;
+  RETURNING c.owner, c.epoch INTO claimed;
   IF NOT FOUND THEN
     RETURN CASE WHEN EXISTS (
       SELECT
@@ -716,19 +706,9 @@ BEGIN
       WHERE i.scope = bury_failing.scope AND i.tenant = bury_failing.tenant AND i.key = bury_failing.key
     ) THEN 'replayed' ELSE 'in_flight' END;
   END IF;
-  UPDATE "oncebox".inbox_effect AS e
-  SET epoch = 0
-  WHERE e.scope = bury_failing.scope AND e.tenant = bury_failing.tenant AND e.key = bury_failing.key;
-  INSERT INTO "oncebox".inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
-  VALUES (bury_failing.scope, bury_failing.tenant, bury_failing.key, claimed.fingerprint, claimed.message_id, 'dead',
-          convert_to(kept, 'UTF8'));
-  DELETE FROM "oncebox".inbox_snooze AS p
-  WHERE p.scope = bury_failing.scope AND p.tenant = bury_failing.tenant AND p.key = bury_failing.key;
-  DELETE FROM "oncebox".inbox_attempt AS a
-  WHERE a.scope = bury_failing.scope AND a.tenant = bury_failing.tenant AND a.key = bury_failing.key;
-  PERFORM "oncebox".record_dead_letter(bury_failing.scope, bury_failing.tenant, bury_failing.key, bury_failing.subject,
-    bury_failing.headers, bury_failing.payload, bury_failing.stream, bury_failing.stream_sequence, bury_failing.stored_at,
-    bury_failing.failures, kept);
+  PERFORM "oncebox".give_up_leased(bury_failing.scope, bury_failing.tenant, bury_failing.key, claimed.owner, claimed.epoch,
+    bury_failing.subject, bury_failing.headers, bury_failing.payload, bury_failing.stream, bury_failing.stream_sequence,
+    bury_failing.stored_at, bury_failing.failures, kept);
   INSERT INTO "oncebox".audit (operator, note, action, scope, key, subject, reason)
   VALUES (bury_failing.by, bury_failing.note, 'bury', bury_failing.scope, bury_failing.key, bury_failing.subject,
           bury_failing.reason);
@@ -764,18 +744,9 @@ BEGIN
       USING ERRCODE = 'OB011', HINT = 'They say where the message is stored. Leave all of them out for one that is in no stream.';
   END IF;
   PERFORM "oncebox".check_stored_at(bury_leased.stored_at);
-  IF NOT "oncebox".end_leased(bury_leased.scope, bury_leased.tenant, bury_leased.key, bury_leased.owner, bury_leased.epoch, 'dead',
-                             convert_to(kept, 'UTF8')) THEN
-    RETURN false;
-  END IF;
-  PERFORM "oncebox".record_dead_letter(bury_leased.scope, bury_leased.tenant, bury_leased.key, bury_leased.subject,
-    coalesce(bury_leased.headers, '{}'), bury_leased.payload, bury_leased.stream, bury_leased.stream_sequence,
-    bury_leased.stored_at, coalesce(bury_leased.deliveries, 1), kept);
-  DELETE FROM "oncebox".inbox_snooze AS p
-  WHERE p.scope = bury_leased.scope AND p.tenant = bury_leased.tenant AND p.key = bury_leased.key;
-  DELETE FROM "oncebox".inbox_attempt AS a
-  WHERE a.scope = bury_leased.scope AND a.tenant = bury_leased.tenant AND a.key = bury_leased.key;
-  RETURN true;
+  RETURN "oncebox".give_up_leased(bury_leased.scope, bury_leased.tenant, bury_leased.key, bury_leased.owner, bury_leased.epoch,
+    bury_leased.subject, coalesce(bury_leased.headers, '{}'), bury_leased.payload, bury_leased.stream,
+    bury_leased.stream_sequence, bury_leased.stored_at, coalesce(bury_leased.deliveries, 1), kept);
 END $$;
 
 COMMENT ON FUNCTION oncebox.bury_leased(scope text, key text, owner uuid, epoch bigint, payload bytea, reason text, subject text, headers jsonb, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint) IS 'Gives a message up: ends its claim as dead and records the dead letter, in a transaction of its own. The reason names the effects that may have happened; the records of all stay, so that a retry calls none of them again. False: the lease is lost, and nothing is written. Call bury() for a mismatch, and for a message without a valid key.';
@@ -1326,9 +1297,7 @@ CREATE FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text D
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
-  fingerprint bytea;
-  lock bigint;
-  stored bytea;
+  claimed record;
 BEGIN
   IF current_setting('transaction_deferrable') = current_setting('default_transaction_deferrable') THEN
     PERFORM "oncebox".refuse_unmarked();
@@ -1338,34 +1307,15 @@ BEGIN
   END IF;
   IF "oncebox".check_inbox_names(claim.scope, claim.tenant)
      AND "oncebox".check_key(claim.key) THEN
-    fingerprint := "oncebox".inbox_fingerprint(claim.payload);
-    lock := "oncebox".inbox_lock(claim.scope, claim.tenant, claim.key);
+    claimed := "oncebox".claim_key(claim.scope, claim.tenant, claim.key, "oncebox".inbox_fingerprint(claim.payload),
+                                  claim.message_id, 'completed', NULL);
   END IF;
-  FOR attempt IN 1 .. 3 LOOP
-    INSERT INTO "oncebox".inbox (scope, tenant, key, fingerprint, message_id, status)
-    SELECT s.scope, claim.tenant, claim.key, fingerprint, claim.message_id, 'completed'
-    FROM "oncebox".inbox_scope AS s
-    WHERE s.scope = claim.scope
-      AND s.mode = 'transaction'
-      AND pg_try_advisory_xact_lock(lock)
-    ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING;
-    IF FOUND THEN
-      answer := 'new';
-      RETURN;
-    END IF;
-    SELECT l.answer, l.outcome INTO answer, stored
-    FROM "oncebox".look_up_key(claim.scope, claim.tenant, claim.key, fingerprint, lock) AS l;
-    IF answer = 'dead' THEN
-      reason := convert_from(stored, 'UTF8');
-    ELSE
-      outcome := convert_from(stored, 'UTF8')::json;
-    END IF;
-    IF answer IS NOT NULL THEN
-      RETURN;
-    END IF;
-  END LOOP;
-  -- Others register the scope, or replace the row, at this moment.
-  answer := 'in_flight';
+  answer := claimed.answer;
+  IF answer = 'dead' THEN
+    reason := convert_from(claimed.outcome, 'UTF8');
+  ELSE
+    outcome := convert_from(claimed.outcome, 'UTF8')::json;
+  END IF;
 END $$;
 
 COMMENT ON FUNCTION oncebox.claim(scope text, key text, payload bytea, tenant text, message_id bigint, OUT answer text, OUT outcome json, OUT reason text) IS 'Claims a key in this transaction, begun with BEGIN DEFERRABLE: new (handle the message), replayed or rejected (a copy, with its outcome), dead (given up, with the reason), in_flight (another transaction works on it: later), mismatch (the key of another payload: bury it).';
@@ -1398,22 +1348,19 @@ BEGIN
       CASE WHEN current_setting('server_version_num')::integer >= 170000 THEN 'transaction_timeout' ELSE 'idle_in_transaction_session_timeout' END,
       ceil(1000 * extract(epoch FROM claim_batch.time_limit))::bigint || 'ms', true);
   END IF;
-  WITH wanted AS (
-    SELECT DISTINCT ON (w.tenant, w.key) w.*
-    FROM unnest(claim_batch.tenants, claim_batch.keys, claim_batch.fingerprints, claim_batch.message_ids)
-      WITH ORDINALITY AS w (tenant, key, fingerprint, message_id, place)
-    ORDER BY w.tenant, w.key, w.place
-  ), inserted AS (
-    INSERT INTO "oncebox".inbox (scope, tenant, key, fingerprint, message_id, status)
-    SELECT s.scope, w.tenant, w.key, w.fingerprint, w.message_id, 'completed'
-    FROM "oncebox".inbox_scope AS s, wanted AS w
-    WHERE s.scope = claim_batch.scope
-      AND s.mode = 'transaction'
-      AND pg_try_advisory_xact_lock("oncebox".inbox_lock(claim_batch.scope, w.tenant, w.key))
-    ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING
-    RETURNING inbox.tenant, inbox.key
-  )
-  SELECT array_agg(w.place::integer) INTO won FROM wanted AS w JOIN inserted AS i USING (tenant, key);
+  IF EXISTS (SELECT FROM "oncebox".inbox_scope AS s WHERE s.scope = claim_batch.scope AND s.mode = 'transaction') THEN
+    SELECT array_agg(w.place::integer) INTO won
+    FROM (
+      SELECT f.tenant, f.key, min(f.place) AS place
+      FROM unnest(claim_batch.tenants, claim_batch.keys) WITH ORDINALITY AS f (tenant, key, place)
+      GROUP BY f.tenant, f.key
+    ) AS w
+    JOIN "oncebox".claim_keys(
+      claim_batch.scope,
+      ARRAY(SELECT "oncebox".inbox_lock(claim_batch.scope, l.tenant, l.key) FROM unnest(claim_batch.tenants, claim_batch.keys) AS l (tenant, key)),
+      claim_batch.tenants, claim_batch.keys, claim_batch.fingerprints, claim_batch.message_ids
+    ) AS n USING (tenant, key);
+  END IF;
   IF cardinality(won) = asked THEN
     RETURN QUERY SELECT n, 'new', NULL::json FROM generate_series(1, asked) AS n;
     RETURN;
@@ -1493,6 +1440,51 @@ BEGIN
   WHERE a.scope = NEW.scope AND a.tenant = NEW.tenant AND a.key IN (SELECT "oncebox".before_edit(NEW.key));
   RETURN NEW;
 END $$;
+
+CREATE FUNCTION oncebox.claim_key(scope text, tenant text, key text, fingerprint bytea, message_id bigint, status text, ending bytea, OUT answer text, OUT outcome bytea) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+  lock bigint := "oncebox".inbox_lock(claim_key.scope, claim_key.tenant, claim_key.key);
+BEGIN
+  FOR attempt IN 1 .. 3 LOOP
+    INSERT INTO "oncebox".inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
+    SELECT s.scope, claim_key.tenant, claim_key.key, claim_key.fingerprint, claim_key.message_id, claim_key.status, claim_key.ending
+    FROM "oncebox".inbox_scope AS s
+    WHERE s.scope = claim_key.scope
+      AND s.mode = 'transaction'
+      AND pg_try_advisory_xact_lock(lock)
+    ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING;
+    IF FOUND THEN
+      answer := 'new';
+      RETURN;
+    END IF;
+    SELECT l.answer, l.outcome INTO answer, outcome
+    FROM "oncebox".look_up_key(claim_key.scope, claim_key.tenant, claim_key.key, claim_key.fingerprint, lock) AS l;
+    IF answer IS NOT NULL THEN
+      RETURN;
+    END IF;
+  END LOOP;
+  -- Others register the scope, or replace the row, at this moment.
+  answer := 'in_flight';
+END $$;
+
+CREATE FUNCTION oncebox.claim_keys(scope text, locks bigint[], tenants text[], keys text[], fingerprints bytea[], message_ids bigint[]) RETURNS TABLE(tenant text, key text)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+  RETURN QUERY
+  INSERT INTO "oncebox".inbox AS i (scope, tenant, key, fingerprint, message_id, status)
+  SELECT claim_keys.scope, w.tenant, w.key, w.fingerprint, w.message_id, 'completed'
+  FROM unnest(claim_keys.locks, claim_keys.tenants, claim_keys.keys, claim_keys.fingerprints, claim_keys.message_ids)
+    AS w (lock, tenant, key, fingerprint, message_id)
+  WHERE pg_try_advisory_xact_lock(w.lock)
+  ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING
+  RETURNING i.tenant::text, i.key::text;
+END $$;
+
+COMMENT ON FUNCTION oncebox.claim_keys(scope text, locks bigint[], tenants text[], keys text[], fingerprints bytea[], message_ids bigint[]) IS 'A part of claim_batch(), for the crate oncebox-inbox: claims keys, whose locks are those of inbox_lock(), and returns the keys that are new. It checks nothing, and does not keep this transaction from its COMMIT.';
 
 CREATE FUNCTION oncebox.claim_leased(scope text, key text, payload bytea, owner uuid, lease interval, tenant text DEFAULT ''::text, message_id bigint DEFAULT NULL::bigint, is_alone boolean DEFAULT false, OUT answer text, OUT outcome json, OUT reason text, OUT epoch bigint, OUT attempts integer) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1576,8 +1568,7 @@ CREATE FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, 
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
-  lock bigint;
-  stored bytea;
+  claimed record;
 BEGIN
   IF current_setting('transaction_deferrable') = current_setting('default_transaction_deferrable') THEN
     PERFORM "oncebox".refuse_unmarked();
@@ -1587,30 +1578,12 @@ BEGIN
     RAISE EXCEPTION 'a fingerprint has 32 bytes, not %', octet_length(claim_request.fingerprint) USING ERRCODE = 'OB011';
   END IF;
   key := "oncebox".request_key(claim_request.tenant, claim_request.client_key);
-  lock := "oncebox".inbox_lock(claim_request.scope, claim_request.tenant, key);
-  FOR attempt IN 1 .. 3 LOOP
-    INSERT INTO "oncebox".inbox (scope, tenant, key, fingerprint, status)
-    SELECT s.scope, claim_request.tenant, claim_request.key, claim_request.fingerprint, 'completed'
-    FROM "oncebox".inbox_scope AS s
-    WHERE s.scope = claim_request.scope
-      AND s.mode = 'transaction'
-      AND pg_try_advisory_xact_lock(lock)
-    ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING;
-    IF FOUND THEN
-      answer := 'new';
-      RETURN;
-    END IF;
-    SELECT l.answer, l.outcome INTO answer, stored
-    FROM "oncebox".look_up_key(claim_request.scope, claim_request.tenant, claim_request.key, claim_request.fingerprint, lock) AS l;
-    IF answer IN ('replayed', 'rejected', 'dead') THEN
-      answer := 'replayed';
-      SELECT r.status, r.headers, r.body INTO status, headers, body FROM "oncebox".decode_response(stored) AS r;
-    END IF;
-    IF answer IS NOT NULL THEN
-      RETURN;
-    END IF;
-  END LOOP;
-  answer := 'in_flight';
+  claimed := "oncebox".claim_key(claim_request.scope, claim_request.tenant, key, claim_request.fingerprint, NULL, 'completed', NULL);
+  answer := claimed.answer;
+  IF answer IN ('replayed', 'rejected', 'dead') THEN
+    answer := 'replayed';
+    SELECT r.status, r.headers, r.body INTO status, headers, body FROM "oncebox".decode_response(claimed.outcome) AS r;
+  END IF;
 END $$;
 
 COMMENT ON FUNCTION oncebox.claim_request(scope text, tenant text, client_key text, fingerprint bytea, OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea) IS 'Claims a request in this transaction, begun with BEGIN DEFERRABLE: new (handle it), replayed (with the response; without a status it may be done in part, without a body that was not kept), in_flight (another one works on it), mismatch (the key of another request). The client''s key becomes `key`, from which keys of messages are derived.';
@@ -2295,6 +2268,8 @@ BEGIN
   END IF;
   RETURN true;
 END $$;
+
+COMMENT ON FUNCTION oncebox.end_leased(scope text, tenant text, key text, owner uuid, epoch bigint, status text, outcome bytea) IS 'A part of finish_leased() and bury_leased(), for the crate oncebox-inbox. False: the lease is lost, so roll back. It checks nothing else.';
 
 CREATE FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer, pause_seconds double precision) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
@@ -3100,6 +3075,25 @@ BEGIN
 END $$;
 
 COMMENT ON FUNCTION oncebox.forget_kept() IS 'For relays: forgets rows that operators discarded more than a day ago. Returns how many; 10,000 means that there may be more.';
+
+CREATE FUNCTION oncebox.forget_tries(scope text, tenant text, key text) RETURNS void
+    LANGUAGE sql
+    AS $_$
+  DELETE FROM "oncebox".inbox_snooze AS p WHERE p.scope = $1 AND p.tenant = $2 AND p.key = $3;
+  DELETE FROM "oncebox".inbox_attempt AS a WHERE a.scope = $1 AND a.tenant = $2 AND a.key = $3
+$_$;
+
+CREATE FUNCTION oncebox.give_up_leased(scope text, tenant text, key text, owner uuid, epoch bigint, subject text, headers jsonb, payload bytea, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, reason text) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+  IF NOT "oncebox".end_leased(scope, tenant, key, owner, epoch, 'dead', convert_to(reason, 'UTF8')) THEN
+    RETURN false;
+  END IF;
+  PERFORM "oncebox".record_dead_letter(scope, tenant, key, subject, headers, payload, stream, stream_sequence, stored_at, deliveries, reason),
+          "oncebox".forget_tries(scope, tenant, key);
+  RETURN true;
+END $$;
 
 CREATE FUNCTION oncebox.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) RETURNS SETOF bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -4223,15 +4217,39 @@ CREATE FUNCTION oncebox.record_dead_letter(scope text, tenant text, key text, su
     AS $_$
   INSERT INTO "oncebox".dead_letter
     (scope, tenant, key, subject, headers, payload, stream, stream_sequence, stored_at, deliveries, reason, fingerprint)
-  SELECT $1, $2, $3, $4, $5, CASE WHEN is_in_store THEN '' ELSE $6 END, $7, $8, $9, $10, $11,
-         CASE WHEN is_in_store THEN "oncebox".inbox_fingerprint($6) END
-  FROM (
-    SELECT bool_or(lower(h.name) = 'oncebox-object-digest'
-                   AND h.text = 'SHA-256=' || translate(encode(sha256($6), 'base64'), '+/', '-_')) AS is_in_store
-    FROM jsonb_each_text($5) AS h (name, text)
-  ) AS found
+  SELECT $1, $2, $3, $4, $5, CASE WHEN s.is_in_store THEN '' ELSE $6 END, $7, $8, $9, $10, $11,
+         CASE WHEN s.is_in_store THEN "oncebox".inbox_fingerprint($6) END
+  FROM "oncebox".is_in_store($5, $6) AS s (is_in_store)
   ON CONFLICT ON CONSTRAINT dead_letter_once DO NOTHING
 $_$;
+
+CREATE FUNCTION oncebox.record_snooze(scope text, tenant text, key text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, pause interval, longest interval, reason text, OUT snoozes bigint, OUT since timestamp with time zone) RETURNS record
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+  copy text := "oncebox".inbox_copy(record_snooze.stream, record_snooze.stream_sequence, record_snooze.stored_at);
+  due timestamptz := clock_timestamp() + record_snooze.pause;
+  tried bigint;
+BEGIN
+  UPDATE "oncebox".inbox_attempt AS a
+  SET failures = a.failures + greatest(a.begun - 2, 0), begun = 0, touched_at = clock_timestamp(), due_at = due
+  WHERE a.scope = record_snooze.scope AND a.tenant = record_snooze.tenant AND a.key = record_snooze.key AND a.message = copy
+  RETURNING a.failures INTO tried;
+  INSERT INTO "oncebox".inbox_snooze AS p (scope, tenant, key, message, delivery, attempts, reason, due_at)
+  VALUES (record_snooze.scope, record_snooze.tenant, record_snooze.key, copy, greatest(record_snooze.deliveries, 1), coalesce(tried, 0),
+          "oncebox".bounded_reason(record_snooze.reason), due)
+  ON CONFLICT ON CONSTRAINT inbox_snooze_pkey DO UPDATE
+  SET delivery = excluded.delivery,
+      attempts = excluded.attempts,
+      reason = excluded.reason,
+      due_at = excluded.due_at,
+      snoozes = CASE WHEN p.due_at < clock_timestamp() - record_snooze.longest THEN 1 ELSE p.snoozes + 1 END,
+      snoozed_at = CASE WHEN p.due_at < clock_timestamp() - record_snooze.longest THEN excluded.snoozed_at ELSE p.snoozed_at END
+  RETURNING p.snoozes, p.snoozed_at INTO snoozes, since;
+END $$;
+
+COMMENT ON FUNCTION oncebox.record_snooze(scope text, tenant text, key text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, pause interval, longest interval, reason text, OUT snoozes bigint, OUT since timestamp with time zone) IS 'A part of snooze(), for the crate oncebox-inbox: how often a message was snoozed, and since when. It checks nothing.';
 
 CREATE FUNCTION oncebox.refuse_lone_entry() RETURNS trigger
     LANGUAGE plpgsql
@@ -5068,8 +5086,7 @@ CREATE FUNCTION oncebox.retry_letter(id bigint, by text, note text) RETURNS TABL
       AND i.tenant = t.tenant
       AND i.key = t.key
       AND i.status = 'dead'
-      AND i.fingerprint =
-        coalesce(t.fingerprint, sha256(convert_to('oncebox payload 1', 'UTF8') || '\x00'::bytea || t.payload))
+      AND i.fingerprint = coalesce(t.fingerprint, "oncebox".inbox_fingerprint(t.payload))
   ),
   noted AS (
     INSERT INTO "oncebox".audit (operator, note, action, message_id, scope, key, subject, reason)
@@ -5335,19 +5352,7 @@ BEGIN
         USING ERRCODE = 'OB011', HINT = 'Store large replies in a table of your own, and settle with a reference.';
     END IF;
   END IF;
-  IF stored IS NULL AND settle.status = 'completed' THEN
-    -- As the claim has stored it.
-    PERFORM
-    FROM "oncebox".inbox AS i
-    WHERE i.scope = settle.scope AND i.tenant = settle.tenant AND i.key = settle.key
-      AND i.status = 'completed' AND i.outcome IS NULL AND (i.xmin = pg_current_xact_id()::xid OR "oncebox".is_own(i.xmin));
-  ELSE
-    UPDATE "oncebox".inbox AS i
-    SET status = settle.status, outcome = stored
-    WHERE i.scope = settle.scope AND i.tenant = settle.tenant AND i.key = settle.key
-      AND i.status = 'completed' AND i.outcome IS NULL AND (i.xmin = pg_current_xact_id()::xid OR "oncebox".is_own(i.xmin));
-  END IF;
-  IF NOT FOUND THEN
+  IF NOT "oncebox".settle_key(settle.scope, settle.tenant, settle.key, settle.status, stored) THEN
     RAISE EXCEPTION 'key % of scope % is not claimed by this transaction, or settled already',
       coalesce('"' || left(settle.key, 300) || '"', 'null'), coalesce('"' || left(settle.scope, 300) || '"', 'null')
       USING ERRCODE = 'OB010', HINT = 'settle() follows once on a claim() that answered "new", in the same transaction and for the same tenant.';
@@ -5416,6 +5421,24 @@ END $$;
 
 COMMENT ON FUNCTION oncebox.settle_batch(scope text, tenants text[], keys text[], outcomes text[], statuses text[], released_tenants text[], released_keys text[]) IS 'Ends a batch, right before COMMIT: stores replies and rejections (a key that just completes need not be named), and gives the released keys back, whose handlers have not run.';
 
+CREATE FUNCTION oncebox.settle_key(scope text, tenant text, key text, status text, outcome bytea) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+  IF settle_key.outcome IS NULL AND settle_key.status = 'completed' THEN
+    PERFORM
+    FROM "oncebox".inbox AS i
+    WHERE i.scope = settle_key.scope AND i.tenant = settle_key.tenant AND i.key = settle_key.key
+      AND i.status = 'completed' AND i.outcome IS NULL AND (i.xmin = pg_current_xact_id()::xid OR "oncebox".is_own(i.xmin));
+  ELSE
+    UPDATE "oncebox".inbox AS i
+    SET status = settle_key.status, outcome = settle_key.outcome
+    WHERE i.scope = settle_key.scope AND i.tenant = settle_key.tenant AND i.key = settle_key.key
+      AND i.status = 'completed' AND i.outcome IS NULL AND (i.xmin = pg_current_xact_id()::xid OR "oncebox".is_own(i.xmin));
+  END IF;
+  RETURN FOUND;
+END $$;
+
 CREATE FUNCTION oncebox.settle_request(scope text, tenant text, key text, is_rejected boolean, status integer, headers jsonb, body bytea) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -5426,11 +5449,8 @@ BEGIN
   IF octet_length(stored) > 1048576 THEN
     stored := "oncebox".encode_response(settle_request.status, '[]', NULL);
   END IF;
-  UPDATE "oncebox".inbox AS i
-  SET status = CASE WHEN settle_request.is_rejected THEN 'rejected' ELSE 'completed' END, outcome = stored
-  WHERE i.scope = settle_request.scope AND i.tenant = settle_request.tenant AND i.key = settle_request.key
-    AND i.status = 'completed' AND i.outcome IS NULL AND (i.xmin = pg_current_xact_id()::xid OR "oncebox".is_own(i.xmin));
-  IF NOT FOUND THEN
+  IF NOT "oncebox".settle_key(settle_request.scope, settle_request.tenant, settle_request.key,
+                             CASE WHEN settle_request.is_rejected THEN 'rejected' ELSE 'completed' END, stored) THEN
     RAISE EXCEPTION 'the request is not claimed by this transaction, or settled already'
       USING ERRCODE = 'OB010', HINT = 'settle_request() follows once on a claim_request() that answered "new", in the same transaction.';
   END IF;
@@ -5504,11 +5524,6 @@ CREATE FUNCTION oncebox.snooze(scope text, key text, pause interval, reason text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
-DECLARE
-  copy text;
-  due timestamptz;
-  tried bigint;
-  since timestamptz;
 BEGIN
   IF snooze.key IS NULL THEN
     PERFORM "oncebox".refuse_null(true, false);
@@ -5519,24 +5534,11 @@ BEGIN
     RAISE EXCEPTION 'pause % is not 0 seconds to 30 days, or longest % not 1 second to 30 days', snooze.pause, snooze.longest
       USING ERRCODE = 'OB011';
   END IF;
-  copy := "oncebox".inbox_copy(snooze.stream, snooze.stream_sequence, snooze.stored_at);
-  due := clock_timestamp() + snooze.pause;
-  UPDATE "oncebox".inbox_attempt AS a
-  SET failures = a.failures + greatest(a.begun - 2, 0), begun = 0, touched_at = clock_timestamp(), due_at = due
-  WHERE a.scope = snooze.scope AND a.tenant = snooze.tenant AND a.key = snooze.key AND a.message = copy
-  RETURNING a.failures INTO tried;
-  INSERT INTO "oncebox".inbox_snooze AS p (scope, tenant, key, message, delivery, attempts, reason, due_at)
-  VALUES (snooze.scope, snooze.tenant, snooze.key, copy, greatest(coalesce(snooze.deliveries, 1), 1), coalesce(tried, 0),
-          "oncebox".bounded_reason(snooze.reason), due)
-  ON CONFLICT ON CONSTRAINT inbox_snooze_pkey DO UPDATE
-  SET delivery = excluded.delivery,
-      attempts = excluded.attempts,
-      reason = excluded.reason,
-      due_at = excluded.due_at,
-      snoozes = CASE WHEN p.due_at < clock_timestamp() - snooze.longest THEN 1 ELSE p.snoozes + 1 END,
-      snoozed_at = CASE WHEN p.due_at < clock_timestamp() - snooze.longest THEN excluded.snoozed_at ELSE p.snoozed_at END
-  RETURNING p.snoozed_at INTO since;
-  RETURN clock_timestamp() - since < snooze.longest;
+  RETURN (
+    SELECT clock_timestamp() - r.since < snooze.longest
+    FROM "oncebox".record_snooze(snooze.scope, snooze.tenant, snooze.key, snooze.stream, snooze.stream_sequence, snooze.stored_at,
+                                snooze.deliveries, snooze.pause, snooze.longest, snooze.reason) AS r
+  );
 END $$;
 
 COMMENT ON FUNCTION oncebox.snooze(scope text, key text, pause interval, reason text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, longest interval) IS 'Records, after its rollback, that a handler wants a message again after a pause, which is no attempt. False: it has been snoozed for longer than longest, so bury it.';
@@ -7939,8 +7941,8 @@ GRANT ALL ON FUNCTION oncebox.arrived_keys(scope text, keys text[]) TO oncebox_r
 
 REVOKE ALL ON FUNCTION oncebox.ask_saga(saga_id bigint, step text, kind text, reply jsonb) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, reason text, subject text, pause double precision, pause_max double precision) FROM PUBLIC;
-GRANT ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, reason text, subject text, pause double precision, pause_max double precision) TO oncebox_consumer;
+REVOKE ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, reason text, subject text, pause double precision, pause_max double precision, failures bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.attempt_failed(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone, reason text, subject text, pause double precision, pause_max double precision, failures bigint) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.backlog() FROM PUBLIC;
 
@@ -8036,6 +8038,11 @@ GRANT ALL ON FUNCTION oncebox.claim_batch(scope text, tenants text[], keys text[
 
 REVOKE ALL ON FUNCTION oncebox.claim_edit_once() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION oncebox.claim_key(scope text, tenant text, key text, fingerprint bytea, message_id bigint, status text, ending bytea, OUT answer text, OUT outcome bytea) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.claim_keys(scope text, locks bigint[], tenants text[], keys text[], fingerprints bytea[], message_ids bigint[]) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.claim_keys(scope text, locks bigint[], tenants text[], keys text[], fingerprints bytea[], message_ids bigint[]) TO oncebox_consumer;
+
 REVOKE ALL ON FUNCTION oncebox.claim_leased(scope text, key text, payload bytea, owner uuid, lease interval, tenant text, message_id bigint, is_alone boolean, OUT answer text, OUT outcome json, OUT reason text, OUT epoch bigint, OUT attempts integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.claim_leased(scope text, key text, payload bytea, owner uuid, lease interval, tenant text, message_id bigint, is_alone boolean, OUT answer text, OUT outcome json, OUT reason text, OUT epoch bigint, OUT attempts integer) TO oncebox_consumer;
 
@@ -8111,6 +8118,7 @@ REVOKE ALL ON FUNCTION oncebox.end_in_line(scope text, id bigint, since bigint) 
 GRANT ALL ON FUNCTION oncebox.end_in_line(scope text, id bigint, since bigint) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.end_leased(scope text, tenant text, key text, owner uuid, epoch bigint, status text, outcome bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.end_leased(scope text, tenant text, key text, owner uuid, epoch bigint, status text, outcome bytea) TO oncebox_consumer;
 
 REVOKE ALL ON FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer, pause_seconds double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.end_turn(span_seconds double precision, wait_ms integer, pause_seconds double precision) TO oncebox_relay;
@@ -8175,6 +8183,10 @@ GRANT ALL ON FUNCTION oncebox.forget_failing(scope text, tenant text, key text, 
 
 REVOKE ALL ON FUNCTION oncebox.forget_kept() FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.forget_kept() TO oncebox_relay;
+
+REVOKE ALL ON FUNCTION oncebox.forget_tries(scope text, tenant text, key text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION oncebox.give_up_leased(scope text, tenant text, key text, owner uuid, epoch bigint, subject text, headers jsonb, payload bytea, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, reason text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.give_up_parked(lane smallint, ids bigint[], by text, note text, kind text) TO oncebox_operator;
@@ -8303,6 +8315,9 @@ GRANT ALL ON FUNCTION oncebox.prune_segment(retention_seconds double precision, 
 
 REVOKE ALL ON FUNCTION oncebox.record_dead_letter(scope text, tenant text, key text, subject text, headers jsonb, payload bytea, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, reason text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION oncebox.record_snooze(scope text, tenant text, key text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, pause interval, longest interval, reason text, OUT snoozes bigint, OUT since timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION oncebox.record_snooze(scope text, tenant text, key text, stream text, stream_sequence bigint, stored_at timestamp with time zone, deliveries bigint, pause interval, longest interval, reason text, OUT snoozes bigint, OUT since timestamp with time zone) TO oncebox_consumer;
+
 REVOKE ALL ON FUNCTION oncebox.refuse_lone_entry() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.refuse_null(no_key boolean, no_subject boolean) FROM PUBLIC;
@@ -8391,6 +8406,8 @@ GRANT ALL ON FUNCTION oncebox.settle(scope text, key text, outcome json, tenant 
 
 REVOKE ALL ON FUNCTION oncebox.settle_batch(scope text, tenants text[], keys text[], outcomes text[], statuses text[], released_tenants text[], released_keys text[]) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.settle_batch(scope text, tenants text[], keys text[], outcomes text[], statuses text[], released_tenants text[], released_keys text[]) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.settle_key(scope text, tenant text, key text, status text, outcome bytea) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.settle_request(scope text, tenant text, key text, is_rejected boolean, status integer, headers jsonb, body bytea) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.settle_request(scope text, tenant text, key text, is_rejected boolean, status integer, headers jsonb, body bytea) TO oncebox_consumer;

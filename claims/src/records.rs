@@ -85,13 +85,20 @@ fn name_values<'a>(scope: &'a str, identity: &'a Identity) -> [Value<'a>; 3] {
     [Value::Text(Some(scope)), Value::Text(Some(&identity.tenant)), Value::Text(Some(identity.key.as_str()))]
 }
 
+/// A key's name, and which copy of its message it is, as the statements take it.
+fn copy_values<'a>(scope: &'a str, identity: &'a Identity, message: Message<'a>) -> [Value<'a>; 6] {
+    let [scope, tenant, key] = name_values(scope, identity);
+    let [stream, sequence, stored_at] = message.place_values();
+    [scope, tenant, key, stream, sequence, stored_at]
+}
+
 /// The microseconds since 1970 at which the stream stored a message.
 fn stored_at(origin: &Origin) -> i64 {
     let stored = origin.stored_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(stored.as_micros()).unwrap_or(i64::MAX)
 }
 
-impl Message<'_> {
+impl<'a> Message<'a> {
     /// The subject, as the tables take it.
     fn subject(&self) -> String {
         self.subject.replace('\0', "\u{fffd}")
@@ -99,8 +106,18 @@ impl Message<'_> {
 
     /// The payload, as a dead letter keeps it.
     #[must_use]
-    pub fn kept_payload(&self) -> &[u8] {
+    pub fn kept_payload(&self) -> &'a [u8] {
         if self.is_fetched { &[] } else { self.payload }
+    }
+
+    /// The stream, the sequence in it, and when it was stored, as the statements take them.
+    fn place_values(&self) -> [Value<'a>; 3] {
+        let origin = self.origin;
+        [
+            Value::Text(origin.map(|origin| origin.stream.as_str())),
+            Value::Integer(origin.map(|origin| bigint(origin.sequence))),
+            Value::Integer(origin.map(stored_at)),
+        ]
     }
 
     /// Which copy of a message: a stream that is recreated counts from 1 again.

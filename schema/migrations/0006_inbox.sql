@@ -174,36 +174,15 @@ COMMENT ON TABLE {schema}.inbox_sweep_range IS 'For each range of blocks: before
 
 -- The actions of operators on inboxes, each with its audit, as in 0004_operations.sql.
 
-CREATE FUNCTION {schema}.discard_letters(ids bigint[], by text, note text) RETURNS SETOF bigint
-LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT {schema}.bound_kept();
-  WITH gone AS (
-    DELETE FROM {schema}.dead_letter
-    WHERE dead_letter.id = ANY ($1)
-    RETURNING dead_letter.*
-  ),
-  noted AS (
-    INSERT INTO {schema}.audit (operator, note, action, message_id, scope, key, subject, reason)
-    SELECT $2, $3, 'discard', g.id, g.scope, g.key, g.subject, g.reason
-    FROM gone AS g
-    RETURNING audit.id, message_id
-  ),
-  kept AS (
-    INSERT INTO {schema}.kept (audit, origin, id, bytes, columns, payload)
-    SELECT n.id, 'dead_letter', g.id, octet_length(g.payload), to_jsonb(g) - 'payload', g.payload
-    FROM noted AS n
-    JOIN gone AS g ON g.id = n.message_id
-  )
-  SELECT n.message_id
-  FROM noted AS n
-$$;
-COMMENT ON FUNCTION {schema}.discard_letters IS 'For operators: takes dead letters out, and keeps them for a day, see undo_discard(); their keys stay settled as dead. Returns their ids.';
+-- Tells a copy from another message with the same key: `fingerprint` in oncebox_claims.
+CREATE FUNCTION {schema}.inbox_fingerprint(payload bytea) RETURNS bytea
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN sha256('oncebox payload 1'::bytea || '\x00'::bytea || payload);
 
 -- The key is freed only where it died of this very payload: a letter about another payload under a
--- used key (a mismatch) leaves the settled key as it is. The fingerprint is computed as in the
--- inbox, see `inbox/src/identity.rs`, unless the payload stays in the Object Store. The number,
--- microseconds since 1970, makes an id for the broker that it has not seen: it must store the
--- message again, however often that was tried.
+-- used key (a mismatch) leaves the settled key as it is. A letter has the fingerprint of a payload
+-- that stays in the Object Store. The number, microseconds since 1970, makes an id for the broker
+-- that it has not seen: it must store the message again, however often that was tried.
 CREATE FUNCTION {schema}.retry_letter(id bigint, by text, note text) RETURNS TABLE (
   outbox text, key text, subject text, headers text, payload bytea, number bigint
 )
@@ -220,8 +199,7 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
       AND i.tenant = t.tenant
       AND i.key = t.key
       AND i.status = 'dead'
-      AND i.fingerprint =
-        coalesce(t.fingerprint, sha256(convert_to('oncebox payload 1', 'UTF8') || '\x00'::bytea || t.payload))
+      AND i.fingerprint = coalesce(t.fingerprint, {schema}.inbox_fingerprint(t.payload))
   ),
   noted AS (
     INSERT INTO {schema}.audit (operator, note, action, message_id, scope, key, subject, reason)
@@ -268,8 +246,8 @@ BEGIN
 END $$;
 
 -- Gives a failing message up for an operator, in either mode of its scope: see bury() in
--- 0008_claims.sql. Under a lease its claim ends as in end.sql of oncebox-claims, unless an owner
--- works on it. Its effects stay, since the dead letter may be retried.
+-- 0008_claims.sql. Under a lease it takes the claim from an owner that does not work on it any
+-- more, and ends it in that one's name: see give_up_leased() in 0018_endings.sql.
 CREATE FUNCTION {schema}.bury_failing(
   scope text, tenant text, key text, payload bytea, subject text, headers jsonb, stream text, stream_sequence bigint,
   stored_at timestamptz, failures bigint, reason text, by text, note text
@@ -294,13 +272,14 @@ BEGIN
     WHERE answer = 'dead';
     RETURN answer;
   END IF;
-  DELETE FROM {schema}.inbox_claim AS c
+  UPDATE {schema}.inbox_claim AS c
+  SET state = 'running', reason = NULL
   WHERE c.scope = bury_failing.scope
     AND c.tenant = bury_failing.tenant
     AND c.key = bury_failing.key
     AND (c.fingerprint = {schema}.inbox_fingerprint(bury_failing.payload) OR is_elsewhere)
     AND (c.state <> 'running' OR c.lease_until < clock_timestamp())
-  RETURNING c.fingerprint, c.message_id INTO claimed;
+  RETURNING c.owner, c.epoch INTO claimed;
   IF NOT FOUND THEN
     RETURN CASE WHEN EXISTS (
       SELECT
@@ -308,19 +287,9 @@ BEGIN
       WHERE i.scope = bury_failing.scope AND i.tenant = bury_failing.tenant AND i.key = bury_failing.key
     ) THEN 'replayed' ELSE 'in_flight' END;
   END IF;
-  UPDATE {schema}.inbox_effect AS e
-  SET epoch = 0
-  WHERE e.scope = bury_failing.scope AND e.tenant = bury_failing.tenant AND e.key = bury_failing.key;
-  INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
-  VALUES (bury_failing.scope, bury_failing.tenant, bury_failing.key, claimed.fingerprint, claimed.message_id, 'dead',
-          convert_to(kept, 'UTF8'));
-  DELETE FROM {schema}.inbox_snooze AS p
-  WHERE p.scope = bury_failing.scope AND p.tenant = bury_failing.tenant AND p.key = bury_failing.key;
-  DELETE FROM {schema}.inbox_attempt AS a
-  WHERE a.scope = bury_failing.scope AND a.tenant = bury_failing.tenant AND a.key = bury_failing.key;
-  PERFORM {schema}.record_dead_letter(bury_failing.scope, bury_failing.tenant, bury_failing.key, bury_failing.subject,
-    bury_failing.headers, bury_failing.payload, bury_failing.stream, bury_failing.stream_sequence, bury_failing.stored_at,
-    bury_failing.failures, kept);
+  PERFORM {schema}.give_up_leased(bury_failing.scope, bury_failing.tenant, bury_failing.key, claimed.owner, claimed.epoch,
+    bury_failing.subject, bury_failing.headers, bury_failing.payload, bury_failing.stream, bury_failing.stream_sequence,
+    bury_failing.stored_at, bury_failing.failures, kept);
   INSERT INTO {schema}.audit (operator, note, action, scope, key, subject, reason)
   VALUES (bury_failing.by, bury_failing.note, 'bury', bury_failing.scope, bury_failing.key, bury_failing.subject,
           bury_failing.reason);

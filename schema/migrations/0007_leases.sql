@@ -376,8 +376,3 @@ RETURN concat_ws(' ',
   (SELECT md5(string_agg(concat_ws(' ', s.scope, coalesce(s.retention_seconds, 0), s.dead_letter_seconds), ', ' ORDER BY s.scope))
    FROM {schema}.inbox_scope AS s)
 );
-
--- Tells a copy from another message with the same key: `fingerprint` in oncebox_claims.
-CREATE FUNCTION {schema}.inbox_fingerprint(payload bytea) RETURNS bytea
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN sha256('oncebox payload 1'::bytea || '\x00'::bytea || payload);

@@ -1,6 +1,6 @@
--- The inbox as functions, for consumers in any language: register_scope, claim, settle, bury,
--- attempt_failed and forget_attempts. Tables, locks and fingerprints are those of the crates
--- oncebox-claims and oncebox-inbox: consumers of both kinds may share a scope.
+-- The inbox as functions, for consumers in any language: register_scope, claim, settle and bury.
+-- Tables, locks and fingerprints are those of the crates oncebox-claims and oncebox-inbox:
+-- consumers of both kinds may share a scope.
 
 -- Stands for a key in advisory locks, with 64 bits: oncebox_claims::identity::lock. Each field goes
 -- in with its length. STABLE, as convert_to() is: a function that is declared IMMUTABLE, and calls
@@ -42,10 +42,12 @@ CREATE FUNCTION {schema}.retention_max() RETURNS double precision
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 100 * 366 * 86400::double precision;
 
--- Registers a consumer, or an HTTP route, and how long it keeps keys and dead letters; register.sql
--- of oncebox-claims does the same. Stored settings stay. A consumer of the other mode is refused.
+-- Registers a consumer, or an HTTP route, how it claims keys, and how long it keeps them and its
+-- dead letters; register.sql of oncebox-claims does the same. Stored settings stay. A consumer of
+-- the other mode is refused.
 CREATE FUNCTION {schema}.register_scope(
-  scope text, retention interval DEFAULT NULL, dead_letter_retention interval DEFAULT NULL, kind text DEFAULT 'consumer'
+  scope text, retention interval DEFAULT NULL, dead_letter_retention interval DEFAULT NULL, kind text DEFAULT 'consumer',
+  mode text DEFAULT 'transaction'
 ) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -54,8 +56,9 @@ DECLARE
   stored record;
 BEGIN
   PERFORM {schema}.check_inbox_names(register_scope.scope, '');
-  IF register_scope.kind IS NULL OR register_scope.kind NOT IN ('consumer', 'http') THEN
-    RAISE EXCEPTION 'kind "%" is neither "consumer" nor "http"', register_scope.kind USING ERRCODE = 'OB011';
+  IF coalesce(register_scope.kind NOT IN ('consumer', 'http'), true) OR coalesce(register_scope.mode NOT IN ('transaction', 'lease'), true) THEN
+    RAISE EXCEPTION 'kind "%" is neither "consumer" nor "http", or mode "%" neither "transaction" nor "lease"', register_scope.kind, register_scope.mode
+      USING ERRCODE = 'OB011';
   END IF;
   IF keys_seconds NOT BETWEEN 1 AND {schema}.retention_max() OR letters_seconds NOT BETWEEN 1 AND {schema}.retention_max()
      OR register_scope.dead_letter_retention IS NOT NULL AND (keys_seconds IS NULL OR letters_seconds < keys_seconds) THEN
@@ -65,13 +68,14 @@ BEGIN
   END IF;
   letters_seconds := CASE WHEN keys_seconds IS NOT NULL THEN greatest(letters_seconds, keys_seconds) END;
   INSERT INTO {schema}.inbox_scope AS s (scope, retention_seconds, dead_letter_seconds, kind, mode)
-  VALUES (register_scope.scope, keys_seconds, letters_seconds, register_scope.kind, 'transaction')
+  VALUES (register_scope.scope, keys_seconds, letters_seconds, register_scope.kind, register_scope.mode)
   ON CONFLICT ON CONSTRAINT inbox_scope_pkey DO UPDATE
   SET mode = excluded.mode
   WHERE s.mode IS NULL OR s.mode = excluded.mode
   RETURNING s.retention_seconds, s.dead_letter_seconds, s.kind INTO stored;
   IF NOT FOUND THEN
-    RAISE EXCEPTION 'scope "%" claims its keys under a lease', register_scope.scope
+    RAISE EXCEPTION 'scope "%" claims its keys %', register_scope.scope,
+      CASE register_scope.mode WHEN 'lease' THEN 'in the transaction of their handlers' ELSE 'under a lease' END
       USING ERRCODE = 'OB010', HINT = 'Use another scope, or stop its processes and call change_inbox_mode().';
   END IF;
   IF stored IS DISTINCT FROM (keys_seconds, letters_seconds, register_scope.kind) THEN
@@ -79,7 +83,7 @@ BEGIN
       USING HINT = 'An operator changes them with change_scope().';
   END IF;
 END $$;
-COMMENT ON FUNCTION {schema}.register_scope IS 'Says that a consumer exists, or a route of kind http, and how long it keeps its keys (NULL: for ever) and dead letters (NULL: 90 days, or as long as keys).';
+COMMENT ON FUNCTION {schema}.register_scope IS 'Says that a consumer exists, or a route of kind http, and how long it keeps its keys (NULL: for ever) and dead letters (NULL: 90 days, or as long as keys). mode: transaction (claim), or lease (claim_leased).';
 
 -- Whether this transaction has written a visible row with that xmin: it is still in progress then,
 -- and rows of other open transactions are not visible. A subtransaction has an id of its own, above
@@ -167,18 +171,47 @@ BEGIN
       ELSE 'BEGIN DEFERRABLE (or SET TRANSACTION DEFERRABLE first), claim(), the writes of the handler, settle(), COMMIT. Where a driver commits each statement by itself, a claim would be lost.' END;
 END $$;
 
--- Claims a key in the transaction that the handler writes through. As claim.sql of oncebox-claims:
--- only the session that has the advisory lock inserts the key, and the lock is taken before the
--- insertion, which sees every row that was committed under an earlier holder. A payload may have
--- any size, since its stream has taken it.
+-- Inserts the row of a key, or answers for it. As claim.sql of oncebox-claims: only the session
+-- that has the advisory lock inserts the key, and the lock is taken before the insertion, which
+-- sees every row that was committed under an earlier holder. claim_keys() does it for many keys:
+-- with arrays of one a claim would cost a fifth more.
+CREATE FUNCTION {schema}.claim_key(
+  scope text, tenant text, key text, fingerprint bytea, message_id bigint, status text, ending bytea,
+  OUT answer text, OUT outcome bytea
+) LANGUAGE plpgsql AS $$
+DECLARE
+  lock bigint := {schema}.inbox_lock(claim_key.scope, claim_key.tenant, claim_key.key);
+BEGIN
+  FOR attempt IN 1 .. 3 LOOP
+    INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
+    SELECT s.scope, claim_key.tenant, claim_key.key, claim_key.fingerprint, claim_key.message_id, claim_key.status, claim_key.ending
+    FROM {schema}.inbox_scope AS s
+    WHERE s.scope = claim_key.scope
+      AND s.mode = 'transaction'
+      AND pg_try_advisory_xact_lock(lock)
+    ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING;
+    IF FOUND THEN
+      answer := 'new';
+      RETURN;
+    END IF;
+    SELECT l.answer, l.outcome INTO answer, outcome
+    FROM {schema}.look_up_key(claim_key.scope, claim_key.tenant, claim_key.key, claim_key.fingerprint, lock) AS l;
+    IF answer IS NOT NULL THEN
+      RETURN;
+    END IF;
+  END LOOP;
+  -- Others register the scope, or replace the row, at this moment.
+  answer := 'in_flight';
+END $$;
+
+-- Claims a key in the transaction that the handler writes through. A payload may have any size,
+-- since its stream has taken it.
 CREATE FUNCTION {schema}.claim(
   scope text, key text, payload bytea, tenant text DEFAULT '', message_id bigint DEFAULT NULL,
   OUT answer text, OUT outcome json, OUT reason text
 ) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  fingerprint bytea;
-  lock bigint;
-  stored bytea;
+  claimed record;
 BEGIN
   IF current_setting('transaction_deferrable') = current_setting('default_transaction_deferrable') THEN
     PERFORM {schema}.refuse_unmarked();
@@ -188,38 +221,37 @@ BEGIN
   END IF;
   IF {schema}.check_inbox_names(claim.scope, claim.tenant)
      AND {schema}.check_key(claim.key) THEN
-    fingerprint := {schema}.inbox_fingerprint(claim.payload);
-    lock := {schema}.inbox_lock(claim.scope, claim.tenant, claim.key);
+    claimed := {schema}.claim_key(claim.scope, claim.tenant, claim.key, {schema}.inbox_fingerprint(claim.payload),
+                                  claim.message_id, 'completed', NULL);
   END IF;
-  FOR attempt IN 1 .. 3 LOOP
-    INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status)
-    SELECT s.scope, claim.tenant, claim.key, fingerprint, claim.message_id, 'completed'
-    FROM {schema}.inbox_scope AS s
-    WHERE s.scope = claim.scope
-      AND s.mode = 'transaction'
-      AND pg_try_advisory_xact_lock(lock)
-    ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING;
-    IF FOUND THEN
-      answer := 'new';
-      RETURN;
-    END IF;
-    SELECT l.answer, l.outcome INTO answer, stored
-    FROM {schema}.look_up_key(claim.scope, claim.tenant, claim.key, fingerprint, lock) AS l;
-    IF answer = 'dead' THEN
-      reason := convert_from(stored, 'UTF8');
-    ELSE
-      outcome := convert_from(stored, 'UTF8')::json;
-    END IF;
-    IF answer IS NOT NULL THEN
-      RETURN;
-    END IF;
-  END LOOP;
-  -- Others register the scope, or replace the row, at this moment.
-  answer := 'in_flight';
+  answer := claimed.answer;
+  IF answer = 'dead' THEN
+    reason := convert_from(claimed.outcome, 'UTF8');
+  ELSE
+    outcome := convert_from(claimed.outcome, 'UTF8')::json;
+  END IF;
 END $$;
 COMMENT ON FUNCTION {schema}.claim IS 'Claims a key in this transaction, begun with BEGIN DEFERRABLE: new (handle the message), replayed or rejected (a copy, with its outcome), dead (given up, with the reason), in_flight (another transaction works on it: later), mismatch (the key of another payload: bury it).';
 
--- Proves, too, that the transaction still holds its claim: a handler may have rolled it back.
+-- Stores how a key ended, if this transaction holds its claim: a handler may have rolled it back.
+-- A row that stays as the claim has stored it is only read.
+CREATE FUNCTION {schema}.settle_key(scope text, tenant text, key text, status text, outcome bytea) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+  IF settle_key.outcome IS NULL AND settle_key.status = 'completed' THEN
+    PERFORM
+    FROM {schema}.inbox AS i
+    WHERE i.scope = settle_key.scope AND i.tenant = settle_key.tenant AND i.key = settle_key.key
+      AND i.status = 'completed' AND i.outcome IS NULL AND (i.xmin = pg_current_xact_id()::xid OR {schema}.is_own(i.xmin));
+  ELSE
+    UPDATE {schema}.inbox AS i
+    SET status = settle_key.status, outcome = settle_key.outcome
+    WHERE i.scope = settle_key.scope AND i.tenant = settle_key.tenant AND i.key = settle_key.key
+      AND i.status = 'completed' AND i.outcome IS NULL AND (i.xmin = pg_current_xact_id()::xid OR {schema}.is_own(i.xmin));
+  END IF;
+  RETURN FOUND;
+END $$;
+
 CREATE FUNCTION {schema}.settle(
   scope text, key text, outcome json DEFAULT NULL, tenant text DEFAULT '', status text DEFAULT 'completed'
 ) RETURNS void
@@ -238,19 +270,7 @@ BEGIN
         USING ERRCODE = 'OB011', HINT = 'Store large replies in a table of your own, and settle with a reference.';
     END IF;
   END IF;
-  IF stored IS NULL AND settle.status = 'completed' THEN
-    -- As the claim has stored it.
-    PERFORM
-    FROM {schema}.inbox AS i
-    WHERE i.scope = settle.scope AND i.tenant = settle.tenant AND i.key = settle.key
-      AND i.status = 'completed' AND i.outcome IS NULL AND (i.xmin = pg_current_xact_id()::xid OR {schema}.is_own(i.xmin));
-  ELSE
-    UPDATE {schema}.inbox AS i
-    SET status = settle.status, outcome = stored
-    WHERE i.scope = settle.scope AND i.tenant = settle.tenant AND i.key = settle.key
-      AND i.status = 'completed' AND i.outcome IS NULL AND (i.xmin = pg_current_xact_id()::xid OR {schema}.is_own(i.xmin));
-  END IF;
-  IF NOT FOUND THEN
+  IF NOT {schema}.settle_key(settle.scope, settle.tenant, settle.key, settle.status, stored) THEN
     RAISE EXCEPTION 'key % of scope % is not claimed by this transaction, or settled already',
       coalesce('"' || left(settle.key, 300) || '"', 'null'), coalesce('"' || left(settle.scope, 300) || '"', 'null')
       USING ERRCODE = 'OB010', HINT = 'settle() follows once on a claim() that answered "new", in the same transaction and for the same tenant.';
@@ -258,66 +278,16 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.settle IS 'Stores how a key ended that this transaction has claimed; its copies are answered with the outcome.';
 
--- Counts a failed attempt at a message, as failed.sql of oncebox-claims. The message is told from
--- its copies by where it is stored. `pause` is the pause in seconds after a first failure,
--- `pause_max` the longest one: the pause doubles with each failure.
-CREATE FUNCTION {schema}.attempt_failed(
-  scope text, key text, tenant text DEFAULT '', stream text DEFAULT NULL, stream_sequence bigint DEFAULT NULL,
-  stored_at timestamptz DEFAULT NULL, reason text DEFAULT NULL, subject text DEFAULT NULL,
-  pause double precision DEFAULT NULL, pause_max double precision DEFAULT NULL
-) RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  failed bigint;
-  longest double precision := CASE WHEN attempt_failed.pause_max IS NOT NULL
-    THEN least(attempt_failed.pause_max, {schema}.retention_max()) END;
-BEGIN
-  IF attempt_failed.key IS NULL THEN
-    PERFORM {schema}.refuse_null(true, false);
-  END IF;
-  PERFORM {schema}.check_inbox_names(attempt_failed.scope, attempt_failed.tenant), {schema}.check_key(attempt_failed.key), {schema}.check_stored_at(attempt_failed.stored_at);
-  IF attempt_failed.pause < 0 OR attempt_failed.pause_max < 0
-     OR num_nulls(attempt_failed.pause, attempt_failed.pause_max) = 1 THEN
-    RAISE EXCEPTION 'pause % and pause_max % are not both 0 seconds or more', attempt_failed.pause, attempt_failed.pause_max
-      USING ERRCODE = 'OB011', HINT = 'Leave them out when you do not know when the message is delivered again.';
-  END IF;
-  INSERT INTO {schema}.inbox_attempt AS a
-    (scope, tenant, key, message, failures, reason, failed_at, due_at, stream, stream_sequence, subject)
-  VALUES (attempt_failed.scope, attempt_failed.tenant, attempt_failed.key,
-          {schema}.inbox_copy(attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.stored_at), 1,
-          {schema}.bounded_reason(attempt_failed.reason), clock_timestamp(),
-          clock_timestamp() + make_interval(secs => least(attempt_failed.pause, longest)),
-          attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.subject)
-  ON CONFLICT ON CONSTRAINT inbox_attempt_pkey DO UPDATE
-  SET failures = a.failures + greatest(a.begun - 1, 1),
-      begun = 0,
-      touched_at = clock_timestamp(),
-      reason = excluded.reason,
-      failed_at = excluded.failed_at,
-      due_at = clock_timestamp() + make_interval(secs => least(
-        attempt_failed.pause * 2::double precision ^ least(a.failures + greatest(a.begun - 1, 1) - 1, 30),
-        longest
-      )),
-      stream = excluded.stream,
-      stream_sequence = excluded.stream_sequence,
-      subject = excluded.subject
-  RETURNING a.failures INTO failed;
-  RETURN failed;
-END $$;
-COMMENT ON FUNCTION {schema}.attempt_failed IS 'Counts a failed attempt at a message, after its rollback; returns how many have failed. The rest is for operators: reason, subject, and when it is delivered again, after pause seconds that double with each failure up to pause_max; for a fixed pause both are the same.';
+-- Whether a payload came from the Object Store, which keeps it; a retry fetches it.
+CREATE FUNCTION {schema}.is_in_store(headers jsonb, payload bytea) RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN (
+  SELECT coalesce(bool_or(lower(h.name) = 'oncebox-object-digest'
+                          AND h.text = 'SHA-256=' || translate(encode(sha256(payload), 'base64'), '+/', '-_')), false)
+  FROM jsonb_each_text(headers) AS h (name, text)
+);
 
--- Forgets how often a message was tried that has ended, as forget_ended.sql of oncebox-claims.
-CREATE FUNCTION {schema}.forget_attempts(scope text, key text, tenant text DEFAULT '') RETURNS void
-LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  DELETE FROM {schema}.inbox_attempt AS a
-  WHERE a.scope = $1
-    AND a.tenant = $3
-    AND a.key = $2
-    AND EXISTS (SELECT FROM {schema}.inbox AS i WHERE i.scope = a.scope AND i.tenant = a.tenant AND i.key = a.key)
-$$;
-COMMENT ON FUNCTION {schema}.forget_attempts IS 'Forgets how often a message was tried, once its key has ended: after the COMMIT of one that had been delivered before.';
-
--- As record.sql of oncebox-claims. A payload of the Object Store stays there; a retry fetches it.
+-- As record.sql of oncebox-claims.
 CREATE FUNCTION {schema}.record_dead_letter(
   scope text, tenant text, key text, subject text, headers jsonb, payload bytea, stream text, stream_sequence bigint,
   stored_at timestamptz, deliveries bigint, reason text
@@ -325,14 +295,17 @@ CREATE FUNCTION {schema}.record_dead_letter(
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   INSERT INTO {schema}.dead_letter
     (scope, tenant, key, subject, headers, payload, stream, stream_sequence, stored_at, deliveries, reason, fingerprint)
-  SELECT $1, $2, $3, $4, $5, CASE WHEN is_in_store THEN '' ELSE $6 END, $7, $8, $9, $10, $11,
-         CASE WHEN is_in_store THEN {schema}.inbox_fingerprint($6) END
-  FROM (
-    SELECT bool_or(lower(h.name) = 'oncebox-object-digest'
-                   AND h.text = 'SHA-256=' || translate(encode(sha256($6), 'base64'), '+/', '-_')) AS is_in_store
-    FROM jsonb_each_text($5) AS h (name, text)
-  ) AS found
+  SELECT $1, $2, $3, $4, $5, CASE WHEN s.is_in_store THEN '' ELSE $6 END, $7, $8, $9, $10, $11,
+         CASE WHEN s.is_in_store THEN {schema}.inbox_fingerprint($6) END
+  FROM {schema}.is_in_store($5, $6) AS s (is_in_store)
   ON CONFLICT ON CONSTRAINT dead_letter_once DO NOTHING
+$$;
+
+-- Forgets the snoozes and the attempts of a key that is given up.
+CREATE FUNCTION {schema}.forget_tries(scope text, tenant text, key text) RETURNS void
+LANGUAGE sql AS $$
+  DELETE FROM {schema}.inbox_snooze AS p WHERE p.scope = $1 AND p.tenant = $2 AND p.key = $3;
+  DELETE FROM {schema}.inbox_attempt AS a WHERE a.scope = $1 AND a.tenant = $2 AND a.key = $3
 $$;
 
 -- Gives a message up, after the rollback of its handler: its key, and its dead letter. A copy that
@@ -347,7 +320,6 @@ CREATE FUNCTION {schema}.bury(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   fingerprint bytea;
-  lock bigint;
   kept text := {schema}.bounded_reason(bury.reason);
   answer text;
 BEGIN
@@ -364,37 +336,23 @@ BEGIN
   PERFORM {schema}.check_inbox_names(bury.scope, bury.tenant), {schema}.check_key(bury.key), {schema}.check_stored_at(bury.stored_at);
   IF bury.key IS NOT NULL THEN
     fingerprint := {schema}.inbox_fingerprint(bury.payload);
-    lock := {schema}.inbox_lock(bury.scope, bury.tenant, bury.key);
     IF bury.committed_by IS NOT NULL THEN
       DELETE FROM {schema}.inbox AS i
       WHERE i.scope = bury.scope AND i.tenant = bury.tenant AND i.key = bury.key AND i.xmin = bury.committed_by::xid;
     END IF;
     answer := {schema}.look_up_leased(bury.scope, bury.tenant, bury.key, fingerprint);
-    FOR attempt IN 1 .. 3 LOOP
-      EXIT WHEN answer IS NOT NULL;
-      INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status, outcome)
-      SELECT s.scope, bury.tenant, bury.key, fingerprint, bury.message_id, 'dead', convert_to(kept, 'UTF8')
-      FROM {schema}.inbox_scope AS s
-      WHERE s.scope = bury.scope
-        AND s.mode = 'transaction'
-        AND pg_try_advisory_xact_lock(lock)
-      ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING;
-      IF FOUND THEN
-        DELETE FROM {schema}.inbox_snooze AS p
-        WHERE p.scope = bury.scope AND p.tenant = bury.tenant AND p.key = bury.key;
-        DELETE FROM {schema}.inbox_attempt AS a
-        WHERE a.scope = bury.scope AND a.tenant = bury.tenant AND a.key = bury.key;
-        answer := 'new';
-      ELSE
-        SELECT l.answer INTO answer
-        FROM {schema}.look_up_key(bury.scope, bury.tenant, bury.key, fingerprint, lock) AS l;
-      END IF;
-    END LOOP;
+    IF answer IS NULL THEN
+      SELECT c.answer INTO answer
+      FROM {schema}.claim_key(bury.scope, bury.tenant, bury.key, fingerprint, bury.message_id, 'dead', convert_to(kept, 'UTF8')) AS c;
+    END IF;
+    IF answer = 'new' THEN
+      PERFORM {schema}.forget_tries(bury.scope, bury.tenant, bury.key);
+    END IF;
   END IF;
   IF bury.key IS NULL OR answer IN ('new', 'mismatch') THEN
     PERFORM {schema}.record_dead_letter(bury.scope, bury.tenant, bury.key, bury.subject, coalesce(bury.headers, '{}'),
       bury.payload, bury.stream, bury.stream_sequence, bury.stored_at, coalesce(bury.deliveries, 1), kept);
   END IF;
-  RETURN CASE WHEN bury.key IS NULL OR answer = 'new' THEN 'dead' ELSE coalesce(answer, 'in_flight') END;
+  RETURN CASE WHEN bury.key IS NULL OR answer = 'new' THEN 'dead' ELSE answer END;
 END $$;
 COMMENT ON FUNCTION {schema}.bury IS 'Gives a message up in a transaction of its own, after its rollback, and records it as a dead letter. Returns the answer to its copies: dead; or the state that forbids it: replayed, rejected, in_flight; or mismatch. A message without a valid key has key NULL. committed_by: the id of the transaction that claimed the key, when the handler has committed it by itself and then failed; its claim is taken back.';

@@ -160,15 +160,13 @@ EXCEPTION WHEN array_subscript_error OR character_not_in_repertoire OR untransla
   status := NULL;
 END $$;
 
--- Claims a request's key in the transaction that its handler writes through. As claim(), whose
--- notes hold here too.
+-- Claims a request's key in the transaction that its handler writes through, as claim().
 CREATE FUNCTION {schema}.claim_request(
   scope text, tenant text, client_key text, fingerprint bytea,
   OUT answer text, OUT key text, OUT status integer, OUT headers jsonb, OUT body bytea
 ) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  lock bigint;
-  stored bytea;
+  claimed record;
 BEGIN
   IF current_setting('transaction_deferrable') = current_setting('default_transaction_deferrable') THEN
     PERFORM {schema}.refuse_unmarked();
@@ -178,30 +176,12 @@ BEGIN
     RAISE EXCEPTION 'a fingerprint has 32 bytes, not %', octet_length(claim_request.fingerprint) USING ERRCODE = 'OB011';
   END IF;
   key := {schema}.request_key(claim_request.tenant, claim_request.client_key);
-  lock := {schema}.inbox_lock(claim_request.scope, claim_request.tenant, key);
-  FOR attempt IN 1 .. 3 LOOP
-    INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, status)
-    SELECT s.scope, claim_request.tenant, claim_request.key, claim_request.fingerprint, 'completed'
-    FROM {schema}.inbox_scope AS s
-    WHERE s.scope = claim_request.scope
-      AND s.mode = 'transaction'
-      AND pg_try_advisory_xact_lock(lock)
-    ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING;
-    IF FOUND THEN
-      answer := 'new';
-      RETURN;
-    END IF;
-    SELECT l.answer, l.outcome INTO answer, stored
-    FROM {schema}.look_up_key(claim_request.scope, claim_request.tenant, claim_request.key, claim_request.fingerprint, lock) AS l;
-    IF answer IN ('replayed', 'rejected', 'dead') THEN
-      answer := 'replayed';
-      SELECT r.status, r.headers, r.body INTO status, headers, body FROM {schema}.decode_response(stored) AS r;
-    END IF;
-    IF answer IS NOT NULL THEN
-      RETURN;
-    END IF;
-  END LOOP;
-  answer := 'in_flight';
+  claimed := {schema}.claim_key(claim_request.scope, claim_request.tenant, key, claim_request.fingerprint, NULL, 'completed', NULL);
+  answer := claimed.answer;
+  IF answer IN ('replayed', 'rejected', 'dead') THEN
+    answer := 'replayed';
+    SELECT r.status, r.headers, r.body INTO status, headers, body FROM {schema}.decode_response(claimed.outcome) AS r;
+  END IF;
 END $$;
 COMMENT ON FUNCTION {schema}.claim_request IS 'Claims a request in this transaction, begun with BEGIN DEFERRABLE: new (handle it), replayed (with the response; without a status it may be done in part, without a body that was not kept), in_flight (another one works on it), mismatch (the key of another request). The client''s key becomes `key`, from which keys of messages are derived.';
 
@@ -215,11 +195,8 @@ BEGIN
   IF octet_length(stored) > 1048576 THEN
     stored := {schema}.encode_response(settle_request.status, '[]', NULL);
   END IF;
-  UPDATE {schema}.inbox AS i
-  SET status = CASE WHEN settle_request.is_rejected THEN 'rejected' ELSE 'completed' END, outcome = stored
-  WHERE i.scope = settle_request.scope AND i.tenant = settle_request.tenant AND i.key = settle_request.key
-    AND i.status = 'completed' AND i.outcome IS NULL AND (i.xmin = pg_current_xact_id()::xid OR {schema}.is_own(i.xmin));
-  IF NOT FOUND THEN
+  IF NOT {schema}.settle_key(settle_request.scope, settle_request.tenant, settle_request.key,
+                             CASE WHEN settle_request.is_rejected THEN 'rejected' ELSE 'completed' END, stored) THEN
     RAISE EXCEPTION 'the request is not claimed by this transaction, or settled already'
       USING ERRCODE = 'OB010', HINT = 'settle_request() follows once on a claim_request() that answered "new", in the same transaction.';
   END IF;

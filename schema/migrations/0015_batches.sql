@@ -1,13 +1,32 @@
--- The inbox as functions, continued: batches of messages (claim_batch, settle_batch), and messages
--- that end their process (begin_attempt, cancel_attempt).
+-- The inbox as functions, continued: batches of messages (claim_batch, settle_batch), and attempts
+-- (attempt_failed, forget_attempts, begin_attempt, cancel_attempt).
+
+-- Inserts the rows of many keys, as claim_key() in 0008_claims.sql does of one, and returns the
+-- keys that were inserted. Of a key that occurs twice the first row is inserted.
+-- Locking: an advisory lock is tried right before its row is inserted, not before all of them, and
+-- never waited for: two batches with the same keys cannot block each other. The order of the keys
+-- matters for the pages of the index only.
+CREATE FUNCTION {schema}.claim_keys(
+  scope text, locks bigint[], tenants text[], keys text[], fingerprints bytea[], message_ids bigint[]
+) RETURNS TABLE (tenant text, key text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RETURN QUERY
+  INSERT INTO {schema}.inbox AS i (scope, tenant, key, fingerprint, message_id, status)
+  SELECT claim_keys.scope, w.tenant, w.key, w.fingerprint, w.message_id, 'completed'
+  FROM unnest(claim_keys.locks, claim_keys.tenants, claim_keys.keys, claim_keys.fingerprints, claim_keys.message_ids)
+    AS w (lock, tenant, key, fingerprint, message_id)
+  WHERE pg_try_advisory_xact_lock(w.lock)
+  ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING
+  RETURNING i.tenant::text, i.key::text;
+END $$;
+COMMENT ON FUNCTION {schema}.claim_keys IS 'A part of claim_batch(), for the crate oncebox-inbox: claims keys, whose locks are those of inbox_lock(), and returns the keys that are new. It checks nothing, and does not keep this transaction from its COMMIT.';
 
 -- Claims keys for a batch of messages, in the transaction that their handlers write through. As
--- claim.sql, stored.sql and open.sql of oncebox-claims for batches. It begins with a guard: a row
--- with a deferred foreign key that nothing fulfils. Until settle_batch() takes it away no COMMIT
--- succeeds, neither a handler's nor that of a driver which commits each statement by itself: the
--- keys are claimed before any handler has run.
--- Locking: an advisory lock is tried right before its row is inserted, and never waited for. The
--- order of the keys matters for the pages of the index only.
+-- stored.sql and open.sql of oncebox-claims for batches. It begins with a guard: a row with a
+-- deferred foreign key that nothing fulfils. Until settle_batch() takes it away no COMMIT succeeds,
+-- neither a handler's nor that of a driver which commits each statement by itself: the keys are
+-- claimed before any handler has run.
 CREATE FUNCTION {schema}.claim_batch(
   scope text, tenants text[], keys text[], fingerprints bytea[], message_ids bigint[] DEFAULT NULL,
   time_limit interval DEFAULT NULL, OUT place integer, OUT answer text, OUT outcome json
@@ -37,22 +56,19 @@ BEGIN
       CASE WHEN current_setting('server_version_num')::integer >= 170000 THEN 'transaction_timeout' ELSE 'idle_in_transaction_session_timeout' END,
       ceil(1000 * extract(epoch FROM claim_batch.time_limit))::bigint || 'ms', true);
   END IF;
-  WITH wanted AS (
-    SELECT DISTINCT ON (w.tenant, w.key) w.*
-    FROM unnest(claim_batch.tenants, claim_batch.keys, claim_batch.fingerprints, claim_batch.message_ids)
-      WITH ORDINALITY AS w (tenant, key, fingerprint, message_id, place)
-    ORDER BY w.tenant, w.key, w.place
-  ), inserted AS (
-    INSERT INTO {schema}.inbox (scope, tenant, key, fingerprint, message_id, status)
-    SELECT s.scope, w.tenant, w.key, w.fingerprint, w.message_id, 'completed'
-    FROM {schema}.inbox_scope AS s, wanted AS w
-    WHERE s.scope = claim_batch.scope
-      AND s.mode = 'transaction'
-      AND pg_try_advisory_xact_lock({schema}.inbox_lock(claim_batch.scope, w.tenant, w.key))
-    ON CONFLICT ON CONSTRAINT inbox_pkey DO NOTHING
-    RETURNING inbox.tenant, inbox.key
-  )
-  SELECT array_agg(w.place::integer) INTO won FROM wanted AS w JOIN inserted AS i USING (tenant, key);
+  IF EXISTS (SELECT FROM {schema}.inbox_scope AS s WHERE s.scope = claim_batch.scope AND s.mode = 'transaction') THEN
+    SELECT array_agg(w.place::integer) INTO won
+    FROM (
+      SELECT f.tenant, f.key, min(f.place) AS place
+      FROM unnest(claim_batch.tenants, claim_batch.keys) WITH ORDINALITY AS f (tenant, key, place)
+      GROUP BY f.tenant, f.key
+    ) AS w
+    JOIN {schema}.claim_keys(
+      claim_batch.scope,
+      ARRAY(SELECT {schema}.inbox_lock(claim_batch.scope, l.tenant, l.key) FROM unnest(claim_batch.tenants, claim_batch.keys) AS l (tenant, key)),
+      claim_batch.tenants, claim_batch.keys, claim_batch.fingerprints, claim_batch.message_ids
+    ) AS n USING (tenant, key);
+  END IF;
   IF cardinality(won) = asked THEN
     RETURN QUERY SELECT n, 'new', NULL::json FROM generate_series(1, asked) AS n;
     RETURN;
@@ -144,6 +160,73 @@ BEGIN
   END IF;
 END $$;
 COMMENT ON FUNCTION {schema}.settle_batch IS 'Ends a batch, right before COMMIT: stores replies and rejections (a key that just completes need not be named), and gives the released keys back, whose handlers have not run.';
+
+-- Counts a failed attempt at a message. Earlier runs that left no trace count too, except the first
+-- one: it ran beside other messages, and one of those may have ended the process. The message is
+-- told from its copies by where it is stored. `pause` is the pause in seconds after a first
+-- failure, `pause_max` the longest one: the pause doubles with each failure.
+-- Index: inbox_attempt_pkey. Locking: the row of this copy of the message.
+CREATE FUNCTION {schema}.attempt_failed(
+  scope text, key text, tenant text DEFAULT '', stream text DEFAULT NULL, stream_sequence bigint DEFAULT NULL,
+  stored_at timestamptz DEFAULT NULL, reason text DEFAULT NULL, subject text DEFAULT NULL,
+  pause double precision DEFAULT NULL, pause_max double precision DEFAULT NULL, failures bigint DEFAULT NULL
+) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  failed bigint;
+  longest double precision := CASE WHEN attempt_failed.pause_max IS NOT NULL
+    THEN least(attempt_failed.pause_max, {schema}.retention_max()) END;
+BEGIN
+  IF attempt_failed.key IS NULL THEN
+    PERFORM {schema}.refuse_null(true, false);
+  END IF;
+  PERFORM {schema}.check_inbox_names(attempt_failed.scope, attempt_failed.tenant), {schema}.check_key(attempt_failed.key), {schema}.check_stored_at(attempt_failed.stored_at);
+  IF attempt_failed.pause < 0 OR attempt_failed.pause_max < 0
+     OR num_nulls(attempt_failed.pause, attempt_failed.pause_max) = 1 THEN
+    RAISE EXCEPTION 'pause % and pause_max % are not both 0 seconds or more', attempt_failed.pause, attempt_failed.pause_max
+      USING ERRCODE = 'OB011', HINT = 'Leave them out when you do not know when the message is delivered again.';
+  END IF;
+  IF attempt_failed.failures < 0 THEN
+    RAISE EXCEPTION 'failures is %, which is no count', attempt_failed.failures
+      USING ERRCODE = 'OB011', HINT = 'Leave it out where nothing else counts the attempts.';
+  END IF;
+  INSERT INTO {schema}.inbox_attempt AS a
+    (scope, tenant, key, message, failures, reason, failed_at, due_at, stream, stream_sequence, subject)
+  VALUES (attempt_failed.scope, attempt_failed.tenant, attempt_failed.key,
+          {schema}.inbox_copy(attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.stored_at), coalesce(attempt_failed.failures, 1),
+          {schema}.bounded_reason(attempt_failed.reason), clock_timestamp(),
+          clock_timestamp() + make_interval(secs => least(attempt_failed.pause, longest)),
+          attempt_failed.stream, attempt_failed.stream_sequence, attempt_failed.subject)
+  ON CONFLICT ON CONSTRAINT inbox_attempt_pkey DO UPDATE
+  SET failures = coalesce(attempt_failed.failures, a.failures + greatest(a.begun - 1, 1)),
+      begun = 0,
+      touched_at = clock_timestamp(),
+      reason = excluded.reason,
+      failed_at = excluded.failed_at,
+      due_at = clock_timestamp() + make_interval(secs => least(
+        attempt_failed.pause * 2::double precision ^ least(a.failures + greatest(a.begun - 1, 1) - 1, 30),
+        longest
+      )),
+      stream = excluded.stream,
+      stream_sequence = excluded.stream_sequence,
+      subject = excluded.subject
+  RETURNING a.failures INTO failed;
+  RETURN failed;
+END $$;
+COMMENT ON FUNCTION {schema}.attempt_failed IS 'Counts a failed attempt at a message, after its rollback; returns how many have failed. The rest is for operators: reason, subject, and when it is delivered again, after pause seconds that double with each failure up to pause_max; for a fixed pause both are the same. failures: how many have failed, where something else counts them, as claim_leased() does.';
+
+-- Forgets how often a message was tried that has ended.
+-- Index: inbox_attempt_pkey, by its first columns; inbox_pkey. Locking: the key's rows. No run
+-- counts attempts at a key that has ended.
+CREATE FUNCTION {schema}.forget_attempts(scope text, key text, tenant text DEFAULT '') RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  DELETE FROM {schema}.inbox_attempt AS a
+  WHERE a.scope = $1
+    AND a.tenant = $3
+    AND a.key = $2
+    AND EXISTS (SELECT FROM {schema}.inbox AS i WHERE i.scope = a.scope AND i.tenant = a.tenant AND i.key = a.key)
+$$;
+COMMENT ON FUNCTION {schema}.forget_attempts IS 'Forgets how often a message was tried, once its key has ended: after the COMMIT of one that had been delivered before.';
 
 -- The rest of the pause that an earlier run of a message has asked for; JetStream forgets it with
 -- its consumer.

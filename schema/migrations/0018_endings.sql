@@ -1,9 +1,11 @@
 -- Leased mode as functions, continued: how a claim ends (finish_leased, release_leased,
 -- bury_leased). And the snoozes of every mode.
 
--- Replaces a claim by how it ended, as end.sql of oncebox-claims; false when the lease is lost.
--- The effects of a key that is given up are kept, with an epoch that no owner has: its next claim
--- counts from 1 again.
+-- Replaces a claim by how it ended, and unless the key is given up forgets its effects. Those of a
+-- key that is given up are kept: an operator may have the message run again. The epochs of its next
+-- claim count from 1 again, so they get an epoch that no owner has: the next one must not take them
+-- for its own.
+-- Locking: the claim's row, until the transaction ends.
 CREATE FUNCTION {schema}.end_leased(
   scope text, tenant text, key text, owner uuid, epoch bigint, status text, outcome bytea
 ) RETURNS boolean
@@ -33,6 +35,22 @@ BEGIN
     DELETE FROM {schema}.inbox_effect AS e
     WHERE e.scope = end_leased.scope AND e.tenant = end_leased.tenant AND e.key = end_leased.key;
   END IF;
+  RETURN true;
+END $$;
+COMMENT ON FUNCTION {schema}.end_leased IS 'A part of finish_leased() and bury_leased(), for the crate oncebox-inbox. False: the lease is lost, so roll back. It checks nothing else.';
+
+-- Ends a claim as dead, and records the dead letter; false when the lease is lost.
+CREATE FUNCTION {schema}.give_up_leased(
+  scope text, tenant text, key text, owner uuid, epoch bigint, subject text, headers jsonb, payload bytea, stream text,
+  stream_sequence bigint, stored_at timestamptz, deliveries bigint, reason text
+) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+  IF NOT {schema}.end_leased(scope, tenant, key, owner, epoch, 'dead', convert_to(reason, 'UTF8')) THEN
+    RETURN false;
+  END IF;
+  PERFORM {schema}.record_dead_letter(scope, tenant, key, subject, headers, payload, stream, stream_sequence, stored_at, deliveries, reason),
+          {schema}.forget_tries(scope, tenant, key);
   RETURN true;
 END $$;
 
@@ -123,18 +141,9 @@ BEGIN
       USING ERRCODE = 'OB011', HINT = 'They say where the message is stored. Leave all of them out for one that is in no stream.';
   END IF;
   PERFORM {schema}.check_stored_at(bury_leased.stored_at);
-  IF NOT {schema}.end_leased(bury_leased.scope, bury_leased.tenant, bury_leased.key, bury_leased.owner, bury_leased.epoch, 'dead',
-                             convert_to(kept, 'UTF8')) THEN
-    RETURN false;
-  END IF;
-  PERFORM {schema}.record_dead_letter(bury_leased.scope, bury_leased.tenant, bury_leased.key, bury_leased.subject,
-    coalesce(bury_leased.headers, '{}'), bury_leased.payload, bury_leased.stream, bury_leased.stream_sequence,
-    bury_leased.stored_at, coalesce(bury_leased.deliveries, 1), kept);
-  DELETE FROM {schema}.inbox_snooze AS p
-  WHERE p.scope = bury_leased.scope AND p.tenant = bury_leased.tenant AND p.key = bury_leased.key;
-  DELETE FROM {schema}.inbox_attempt AS a
-  WHERE a.scope = bury_leased.scope AND a.tenant = bury_leased.tenant AND a.key = bury_leased.key;
-  RETURN true;
+  RETURN {schema}.give_up_leased(bury_leased.scope, bury_leased.tenant, bury_leased.key, bury_leased.owner, bury_leased.epoch,
+    bury_leased.subject, coalesce(bury_leased.headers, '{}'), bury_leased.payload, bury_leased.stream,
+    bury_leased.stream_sequence, bury_leased.stored_at, coalesce(bury_leased.deliveries, 1), kept);
 END $$;
 COMMENT ON FUNCTION {schema}.bury_leased IS 'Gives a message up: ends its claim as dead and records the dead letter, in a transaction of its own. The reason names the effects that may have happened; the records of all stay, so that a retry calls none of them again. False: the lease is lost, and nothing is written. Call bury() for a mismatch, and for a message without a valid key.';
 
@@ -161,18 +170,44 @@ BEGIN
   RETURN answer;
 END $$;
 
--- As snooze.sql of oncebox-claims.
+-- Records that a message is snoozed, which is no attempt: how often it was, and since when. A row
+-- that was not touched for the longest time belongs to an earlier problem: the time counts from now
+-- again, but the attempts do not.
+-- Index: inbox_snooze_pkey, inbox_attempt_pkey. Locking: the rows of this copy of the message; a
+-- process that works on another copy locks other rows.
+CREATE FUNCTION {schema}.record_snooze(
+  scope text, tenant text, key text, stream text, stream_sequence bigint, stored_at timestamptz, deliveries bigint,
+  pause interval, longest interval, reason text, OUT snoozes bigint, OUT since timestamptz
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  copy text := {schema}.inbox_copy(record_snooze.stream, record_snooze.stream_sequence, record_snooze.stored_at);
+  due timestamptz := clock_timestamp() + record_snooze.pause;
+  tried bigint;
+BEGIN
+  UPDATE {schema}.inbox_attempt AS a
+  SET failures = a.failures + greatest(a.begun - 2, 0), begun = 0, touched_at = clock_timestamp(), due_at = due
+  WHERE a.scope = record_snooze.scope AND a.tenant = record_snooze.tenant AND a.key = record_snooze.key AND a.message = copy
+  RETURNING a.failures INTO tried;
+  INSERT INTO {schema}.inbox_snooze AS p (scope, tenant, key, message, delivery, attempts, reason, due_at)
+  VALUES (record_snooze.scope, record_snooze.tenant, record_snooze.key, copy, greatest(record_snooze.deliveries, 1), coalesce(tried, 0),
+          {schema}.bounded_reason(record_snooze.reason), due)
+  ON CONFLICT ON CONSTRAINT inbox_snooze_pkey DO UPDATE
+  SET delivery = excluded.delivery,
+      attempts = excluded.attempts,
+      reason = excluded.reason,
+      due_at = excluded.due_at,
+      snoozes = CASE WHEN p.due_at < clock_timestamp() - record_snooze.longest THEN 1 ELSE p.snoozes + 1 END,
+      snoozed_at = CASE WHEN p.due_at < clock_timestamp() - record_snooze.longest THEN excluded.snoozed_at ELSE p.snoozed_at END
+  RETURNING p.snoozes, p.snoozed_at INTO snoozes, since;
+END $$;
+COMMENT ON FUNCTION {schema}.record_snooze IS 'A part of snooze(), for the crate oncebox-inbox: how often a message was snoozed, and since when. It checks nothing.';
+
 CREATE FUNCTION {schema}.snooze(
   scope text, key text, pause interval, reason text, tenant text DEFAULT '', stream text DEFAULT NULL,
   stream_sequence bigint DEFAULT NULL, stored_at timestamptz DEFAULT NULL, deliveries bigint DEFAULT 1,
   longest interval DEFAULT '24 hours'
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  copy text;
-  due timestamptz;
-  tried bigint;
-  since timestamptz;
 BEGIN
   IF snooze.key IS NULL THEN
     PERFORM {schema}.refuse_null(true, false);
@@ -183,23 +218,10 @@ BEGIN
     RAISE EXCEPTION 'pause % is not 0 seconds to 30 days, or longest % not 1 second to 30 days', snooze.pause, snooze.longest
       USING ERRCODE = 'OB011';
   END IF;
-  copy := {schema}.inbox_copy(snooze.stream, snooze.stream_sequence, snooze.stored_at);
-  due := clock_timestamp() + snooze.pause;
-  UPDATE {schema}.inbox_attempt AS a
-  SET failures = a.failures + greatest(a.begun - 2, 0), begun = 0, touched_at = clock_timestamp(), due_at = due
-  WHERE a.scope = snooze.scope AND a.tenant = snooze.tenant AND a.key = snooze.key AND a.message = copy
-  RETURNING a.failures INTO tried;
-  INSERT INTO {schema}.inbox_snooze AS p (scope, tenant, key, message, delivery, attempts, reason, due_at)
-  VALUES (snooze.scope, snooze.tenant, snooze.key, copy, greatest(coalesce(snooze.deliveries, 1), 1), coalesce(tried, 0),
-          {schema}.bounded_reason(snooze.reason), due)
-  ON CONFLICT ON CONSTRAINT inbox_snooze_pkey DO UPDATE
-  SET delivery = excluded.delivery,
-      attempts = excluded.attempts,
-      reason = excluded.reason,
-      due_at = excluded.due_at,
-      snoozes = CASE WHEN p.due_at < clock_timestamp() - snooze.longest THEN 1 ELSE p.snoozes + 1 END,
-      snoozed_at = CASE WHEN p.due_at < clock_timestamp() - snooze.longest THEN excluded.snoozed_at ELSE p.snoozed_at END
-  RETURNING p.snoozed_at INTO since;
-  RETURN clock_timestamp() - since < snooze.longest;
+  RETURN (
+    SELECT clock_timestamp() - r.since < snooze.longest
+    FROM {schema}.record_snooze(snooze.scope, snooze.tenant, snooze.key, snooze.stream, snooze.stream_sequence, snooze.stored_at,
+                                snooze.deliveries, snooze.pause, snooze.longest, snooze.reason) AS r
+  );
 END $$;
 COMMENT ON FUNCTION {schema}.snooze IS 'Records, after its rollback, that a handler wants a message again after a pause, which is no attempt. False: it has been snoozed for longer than longest, so bury it.';

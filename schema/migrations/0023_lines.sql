@@ -57,15 +57,6 @@ RETURN (
   ) AS k
 );
 
--- Whether a payload came from the Object Store, which keeps it: as in record_dead_letter().
-CREATE FUNCTION {schema}.is_in_store(headers jsonb, payload bytea) RETURNS boolean
-LANGUAGE sql STABLE PARALLEL SAFE
-RETURN (
-  SELECT coalesce(bool_or(lower(h.name) = 'oncebox-object-digest'
-                          AND h.text = 'SHA-256=' || translate(encode(sha256(payload), 'base64'), '+/', '-_')), false)
-  FROM jsonb_each_text(headers) AS h (name, text)
-);
-
 -- Has the first message of a line run, unless a dead letter is before it.
 CREATE FUNCTION {schema}.advance_line(scope text, ordering_key text) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -269,7 +260,7 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {schema}.retry_in_line IS 'For operators: has a dead letter of a line run again, before those that wait for it. False for one of no line: retry_letter().';
 
-CREATE OR REPLACE FUNCTION {schema}.discard_letters(ids bigint[], by text, note text) RETURNS SETOF bigint
+CREATE FUNCTION {schema}.discard_letters(ids bigint[], by text, note text) RETURNS SETOF bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   lined bigint[];

@@ -210,8 +210,9 @@ BEGIN
       {schema}.claim_batch(text, text[], text[], bytea[], bigint[], interval),
       {schema}.settle_batch(text, text[], text[], text[], text[], text[], text[]),
       {schema}.look_up_copies(text, text[], text[], bytea[]),
+      {schema}.claim_keys(text, bigint[], text[], text[], bytea[], bigint[]),
       {schema}.attempt_failed(
-        text, text, text, text, bigint, timestamptz, text, text, double precision, double precision),
+        text, text, text, text, bigint, timestamptz, text, text, double precision, double precision, bigint),
       {schema}.begin_attempt(text, text, text, text, bigint, timestamptz, text, bigint, boolean),
       {schema}.cancel_attempt(text, text, text, text, bigint, timestamptz),
       {schema}.pause_left(text, text, text, text, bigint, timestamptz),
@@ -227,10 +228,12 @@ BEGIN
       {schema}.begin_effect_again(text, text, uuid, bigint, interval, text, text),
       {schema}.end_effect(text, text, uuid, bigint, interval, text, text, json, text, text),
       {schema}.finish_leased(text, text, uuid, bigint, json, text, text),
+      {schema}.end_leased(text, text, text, uuid, bigint, text, bytea),
       {schema}.release_leased(text, text, uuid, bigint, interval, text, boolean, boolean, text),
       {schema}.bury_leased(
         text, text, uuid, bigint, bytea, text, text, jsonb, text, text, bigint, timestamptz, bigint),
       {schema}.snooze(text, text, interval, text, text, text, bigint, timestamptz, bigint, interval),
+      {schema}.record_snooze(text, text, text, text, bigint, timestamptz, bigint, interval, interval, text),
       {schema}.bury(text, text, bytea, text, text, jsonb, text, bigint, text, bigint, timestamptz, bigint, xid8)
       TO "{name}_consumer";
     -- Requests with an Idempotency-Key in other languages.

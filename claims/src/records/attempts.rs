@@ -7,17 +7,17 @@
 
 use std::time::Duration;
 
+use oncebox_schema::{Columns, Driver, SchemaName, Statement, Value};
+
+use super::{Message, Records, bigint, copy_values, name_values};
 use crate::{
+    Error,
     backoff::Backoff,
     database::{failed_through, statement},
     failure::bounded,
     identity::Identity,
     life::Past,
 };
-use oncebox_schema::{Columns, Driver, SchemaName, Statement, Value};
-
-use super::{Message, Records, bigint, name_values};
-use crate::Error;
 
 /// The reason of an attempt that did not live to tell it.
 const LEFT_NO_TRACE: &str = "the attempt left no trace: did it end the process?";
@@ -98,7 +98,7 @@ impl<D: Driver> Records<D> {
         permitted: bool,
     ) -> [Value<'a>; 12] {
         let [scope, tenant, key] = name_values(scope, identity);
-        let origin = message.origin;
+        let [stream, sequence, _] = message.place_values();
         [
             Value::Integer(Some(identity.lock)),
             scope,
@@ -108,8 +108,8 @@ impl<D: Driver> Records<D> {
             Value::Integer(Some(i64::from(permitted))),
             Value::Integer(Some(i64::from(message.has_begun))),
             Value::Float(self.database.retention_seconds()),
-            Value::Text(origin.map(|origin| origin.stream.as_str())),
-            Value::Integer(origin.map(|origin| bigint(origin.sequence))),
+            stream,
+            sequence,
             Value::Text(Some(subject)),
             Value::Text(Some(LEFT_NO_TRACE)),
         ]
@@ -123,29 +123,29 @@ impl<D: Driver> Records<D> {
         message: Message<'_>,
         failed: FailedAttempt<'_>,
     ) -> Result<u64, Error> {
-        let milliseconds = |pause: Duration| Value::Float(Some(pause.as_secs_f64() * 1000.0));
-        let [scope, tenant, key] = name_values(scope, identity);
-        let (copy, origin) = (message.copy_name(), message.origin);
+        let seconds = |pause: Duration| Value::Float(Some(pause.as_secs_f64()));
+        let [scope, tenant, key, stream, sequence, stored_at] = copy_values(scope, identity, message);
         let (reason, subject) = (bounded(failed.reason), message.subject());
         let values = [
             scope,
             tenant,
             key,
-            Value::Text(Some(&copy)),
+            stream,
+            sequence,
+            stored_at,
             Value::Text(Some(&reason)),
-            Value::Text(origin.map(|origin| origin.stream.as_str())),
-            Value::Integer(origin.map(|origin| bigint(origin.sequence))),
             Value::Text(Some(&subject)),
-            milliseconds(failed.pauses.first),
-            milliseconds(failed.pauses.max),
+            seconds(failed.pauses.first),
+            seconds(failed.pauses.max),
             Value::Integer(failed.count.map(bigint)),
         ];
         let row = self.database.alone("record a failed attempt", &self.attempts.failed, &values).await?;
         Ok(row.and_then(|row| row.number(0)).unwrap_or(0))
     }
 
-    /// Forgets how often a key was tried, among the writes of a transaction that gives it up.
-    pub async fn forget_attempts(
+    /// Forgets how often a key was tried or snoozed, among the writes of a transaction that gives
+    /// it up.
+    pub async fn forget_tries(
         &self,
         transaction: &mut D::Transaction,
         scope: &str,

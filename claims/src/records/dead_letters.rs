@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use crate::{
-    database::{failed_through, statement},
-    failure::bounded,
-};
 use oncebox_schema::{Columns, Driver, SchemaName, Value};
 
-use super::{Message, Records, bigint, stored_at};
-use crate::{Error, identity::fingerprint};
+use super::{Message, Records, bigint};
+use crate::{
+    Error,
+    database::{failed_through, statement},
+    failure::bounded,
+    identity::fingerprint,
+};
 
 /// The statements, as this schema has them.
 #[derive(Debug)]
@@ -51,13 +52,11 @@ impl<D: Driver> Records<D> {
         scope: &str,
         message: Message<'_>,
     ) -> Result<Option<DeadLetter>, Error> {
-        let Some(origin) = message.origin else { return Ok(None) };
-        let values = [
-            Value::Text(Some(scope)),
-            Value::Text(Some(&origin.stream)),
-            Value::Integer(Some(bigint(origin.sequence))),
-            Value::Integer(Some(stored_at(origin))),
-        ];
+        if message.origin.is_none() {
+            return Ok(None);
+        }
+        let [stream, sequence, stored_at] = message.place_values();
+        let values = [Value::Text(Some(scope)), stream, sequence, stored_at];
         let row = self.database.alone("read a dead letter", &self.dead_letters.read, &values).await?;
         let text = |row: &Columns, column| row.text(column).map(str::to_owned);
         Ok(row.map(|row| DeadLetter {
@@ -79,7 +78,7 @@ impl<D: Driver> Records<D> {
         message: Message<'_>,
         reason: &str,
     ) -> Result<(), Error> {
-        let origin = message.origin;
+        let [stream, sequence, stored_at] = message.place_values();
         let (subject, headers, reason) = (message.subject(), headers_json(message.headers), bounded(reason));
         let fingerprint = message.is_fetched.then(|| fingerprint(message.payload));
         let values = [
@@ -89,9 +88,9 @@ impl<D: Driver> Records<D> {
             Value::Text(Some(&subject)),
             Value::Text(Some(&headers)),
             Value::Bytes(Some(message.kept_payload())),
-            Value::Text(origin.map(|origin| origin.stream.as_str())),
-            Value::Integer(origin.map(|origin| bigint(origin.sequence))),
-            Value::Integer(origin.map(stored_at)),
+            stream,
+            sequence,
+            stored_at,
             Value::Integer(Some(bigint(message.deliveries))),
             Value::Text(Some(&reason)),
             Value::Bytes(fingerprint.as_ref().map(|bytes| &bytes[..])),

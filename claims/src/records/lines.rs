@@ -2,11 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
-use crate::{database::statement, identity::Identity};
 use oncebox_schema::{Columns, Driver, SchemaName, Value};
 
-use super::{Message, Origin, Records, bigint, dead_letters::headers_json, stored_at};
-use crate::Error;
+use super::{Message, Origin, Records, copy_values, dead_letters::headers_json};
+use crate::{Error, database::statement, identity::Identity};
 
 /// The statements, as this schema has them.
 #[derive(Debug)]
@@ -95,18 +94,21 @@ impl<D: Driver> Records<D> {
         identity: &Identity,
         message: Message<'_>,
     ) -> Result<Place, Error> {
-        let Some(origin) = message.origin else { return Ok(Place::Free) };
+        if message.origin.is_none() {
+            return Ok(Place::Free);
+        }
+        let [scope, tenant, key, stream, sequence, stored_at] = copy_values(scope, identity, message);
         let (subject, headers) = (message.subject(), headers_json(message.headers));
         let values = [
-            Value::Text(Some(scope)),
-            Value::Text(Some(identity.key.as_str())),
+            scope,
+            key,
             Value::Bytes(Some(message.kept_payload())),
             Value::Text(Some(&subject)),
             Value::Text(Some(&headers)),
-            Value::Text(Some(&identity.tenant)),
-            Value::Text(Some(&origin.stream)),
-            Value::Integer(Some(bigint(origin.sequence))),
-            Value::Integer(Some(stored_at(origin))),
+            tenant,
+            stream,
+            sequence,
+            stored_at,
         ];
         let row = self.database.alone("wait behind a dead letter", &self.lines.wait, &values).await?;
         Ok(match row.as_ref().and_then(|row| row.text(0)) {

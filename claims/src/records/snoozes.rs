@@ -3,15 +3,10 @@
 
 use std::time::Duration;
 
-use crate::{
-    database::{failed_through, statement},
-    failure::bounded,
-    identity::Identity,
-};
 use oncebox_schema::{Driver, SchemaName, Value};
 
-use super::{Message, Records, bigint, name_values};
-use crate::Error;
+use super::{Message, Records, bigint, copy_values};
+use crate::{Error, database::statement, failure::bounded, identity::Identity};
 
 const FORGET: &str = "forget the snoozes of messages that have ended";
 
@@ -19,7 +14,6 @@ const FORGET: &str = "forget the snoozes of messages that have ended";
 #[derive(Debug)]
 pub(super) struct Statements {
     snooze: String,
-    forget: String,
     sweep: String,
 }
 
@@ -27,7 +21,6 @@ impl Statements {
     pub(super) fn new(schema: &SchemaName) -> Self {
         Self {
             snooze: statement(schema, include_str!("snoozes/snooze.sql")),
-            forget: statement(schema, include_str!("snoozes/forget.sql")),
             sweep: statement(schema, include_str!("snoozes/sweep_snoozes.sql")),
         }
     }
@@ -55,14 +48,16 @@ impl<D: Driver> Records<D> {
     ) -> Result<SnoozeRecord, Error> {
         let milliseconds =
             |time: Duration| Value::Integer(Some(i64::try_from(time.as_millis()).unwrap_or(i64::MAX)));
-        let [scope, tenant, key] = name_values(scope, identity);
-        let (copy, reason) = (message.copy_name(), bounded(reason));
+        let [scope, tenant, key, stream, sequence, stored_at] = copy_values(scope, identity, message);
+        let reason = bounded(reason);
         let values = [
             scope,
             tenant,
             key,
-            Value::Text(Some(&copy)),
-            Value::Integer(Some(bigint(message.deliveries.max(1)))),
+            stream,
+            sequence,
+            stored_at,
+            Value::Integer(Some(bigint(message.deliveries))),
             milliseconds(after),
             milliseconds(snooze_max),
             Value::Text(Some(&reason)),
@@ -70,18 +65,6 @@ impl<D: Driver> Records<D> {
         let row = self.database.alone("snooze a message", &self.snoozes.snooze, &values).await?;
         let column = |number| row.as_ref().and_then(|row| row.number(number)).unwrap_or(0);
         Ok(SnoozeRecord { count: column(0), since: Duration::from_millis(column(1)) })
-    }
-
-    /// Forgets that a key was snoozed, among the writes of a transaction that gives it up.
-    pub async fn forget_snoozes(
-        &self,
-        transaction: &mut D::Transaction,
-        scope: &str,
-        identity: &Identity,
-    ) -> Result<(), Error> {
-        let forgotten =
-            self.database.query(transaction, &self.snoozes.forget, &name_values(scope, identity)).await;
-        forgotten.map(drop).map_err(failed_through::<D>(FORGET))
     }
 
     /// Deletes a bounded number of rows of messages that are snoozed no more.

@@ -159,8 +159,7 @@ impl Run<'_> {
             records
                 .record_dead_letter(&mut transaction, scope, owner, self.received.record(), &reason)
                 .await?;
-            records.forget_snoozes(&mut transaction, scope, &self.identity).await?;
-            records.forget_attempts(&mut transaction, scope, &self.identity).await?;
+            records.forget_tries(&mut transaction, scope, &self.identity).await?;
             let ended = self.claim.end_in(&transaction, Status::Dead, Some(reason.as_bytes())).await;
             if !ended.map_err(failed("end a claim"))? {
                 return Ok(false);

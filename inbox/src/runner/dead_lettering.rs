@@ -110,8 +110,7 @@ impl<D: Driver> Inbox<D> {
                 }
             };
             ending = Ending { status: Status::Dead.as_str(), xact: Some(claimed), ..ending };
-            self.records.forget_snoozes(transaction, scope, identity).await?;
-            self.records.forget_attempts(transaction, scope, identity).await?;
+            self.records.forget_tries(transaction, scope, identity).await?;
         }
         let key = identity.map(|identity| identity.key.as_str());
         let tenant = identity.map_or("", |identity| identity.tenant.as_str());

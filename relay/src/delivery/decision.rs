@@ -210,21 +210,8 @@ impl fmt::Display for Failure {
                 "stream {stream} is set to acknowledge nothing (no_ack), so nothing is known to be stored; update \
                  the stream without it"
             ),
-            Self::Silent { stream: Some(stream) } => {
-                write!(f, "stream {stream} did not acknowledge in time, though JetStream answers")
-            }
-            Self::Silent { stream: None } => {
-                f.write_str("NATS did not acknowledge this message in time, though it answers others")
-            }
-            Self::Unexplained { stream } => {
-                let stream = stream.as_deref().unwrap_or("its stream");
-                write!(
-                    f,
-                    "{stream} did not acknowledge, and NATS does not let the relay ask why: perhaps no stream has \
-                     the subject, or it has no_ack; let the relay's user publish to $JS.API.STREAM.NAMES and \
-                     $JS.API.STREAM.INFO.*"
-                )
-            }
+            Self::Silent { stream } => write_silent(f, stream.as_deref()),
+            Self::Unexplained { stream } => write_unexplained(f, stream.as_deref()),
             Self::Denied { subject } => {
                 write!(f, "NATS does not let the relay's user publish to {subject:?}; grant it the right")
             }
@@ -260,6 +247,22 @@ impl fmt::Display for Failure {
             Self::BadHeader(name) => write!(f, "NATS cannot carry the header {name:?}"),
         }
     }
+}
+
+fn write_silent(f: &mut fmt::Formatter<'_>, stream: Option<&str>) -> fmt::Result {
+    match stream {
+        Some(stream) => write!(f, "stream {stream} did not acknowledge in time, though JetStream answers"),
+        None => f.write_str("NATS did not acknowledge this message in time, though it answers others"),
+    }
+}
+
+fn write_unexplained(f: &mut fmt::Formatter<'_>, stream: Option<&str>) -> fmt::Result {
+    let stream = stream.unwrap_or("its stream");
+    write!(
+        f,
+        "{stream} did not acknowledge, and NATS does not let the relay ask why: perhaps no stream has the subject, or \
+         it has no_ack; let the relay's user publish to $JS.API.STREAM.NAMES and $JS.API.STREAM.INFO.*"
+    )
 }
 
 /// The outcome of a message.

@@ -139,13 +139,13 @@ impl Fault {
                 "run `oncebox migrate`, which revokes all that ALTER DEFAULT PRIVILEGES has given; revoke the rest by hand"
                     .to_owned(),
             ),
-            _ => return self.explained_around(),
+            _ => return self.explained_if_moved(),
         };
         Explained { what, consequence, remedy }
     }
 
-    /// Faults of the cluster around the schema.
-    fn explained_around(&self) -> Explained {
+    /// Faults of an outbox that has come from another database or cluster.
+    fn explained_if_moved(&self) -> Explained {
         let detail = &self.detail;
         let (what, consequence, remedy) = match self.fault {
             "subscription" => (
@@ -178,6 +178,15 @@ impl Fault {
                 "they are neither due nor settled: they are not delivered",
                 "see \"Moving to another cluster\" in docs/upgrade.md".to_owned(),
             ),
+            _ => return self.explained_around(),
+        };
+        Explained { what, consequence, remedy }
+    }
+
+    /// Faults of the cluster around the schema, and of the relays' work in it.
+    fn explained_around(&self) -> Explained {
+        let detail = &self.detail;
+        let (what, consequence, remedy) = match self.fault {
             "notify-queue" => (
                 format!("PostgreSQL's NOTIFY queue is {detail} % full: a session that listens sleeps in a transaction"),
                 "relays are not notified, and poll; a NOTIFY of others may fail its transaction",

@@ -77,6 +77,20 @@ async fn a_run_does_not_begin_before_the_pause_of_the_last_one_is_over() {
     }
 }
 
+/// Under a lease the claim counts the attempts.
+#[tokio::test]
+async fn a_count_of_attempts_that_is_given_is_the_one_that_is_recorded() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    let counts = async |failures: &str| {
+        let failed = format!("SELECT oncebox.attempt_failed('t:batch', 'a'{failures})");
+        client.query_one(&failed, &[]).await.unwrap().get::<_, i64>(0)
+    };
+    assert_eq!(counts(", failures => 7").await, 7);
+    assert_eq!(counts("").await, 8);
+    assert_eq!(counts(", failures => 3").await, 3);
+}
+
 #[tokio::test]
 async fn wrong_calls_are_refused() {
     let env = TestEnv::new().await;

@@ -103,6 +103,7 @@ const REFUSED: &[(&str, &[&str], &str, &str)] = &[
     ("OB011", &["scope null"], "", "bury(NULL, NULL, 'p', 'no', 's')"),
     ("OB011", &["tenant null"], "", "attempt_failed('s:h', 'k', NULL)"),
     ("OB002", &["key is null"], "", "attempt_failed('s:h', NULL)"),
+    ("OB011", &["failures is -1"], "", "attempt_failed('s:h', 'k', failures => -1)"),
     ("OB011", &["do not fit", "1 second to 100 years"], "", "register_scope('s:h', '0 s')"),
     ("OB011", &["do not fit", "100 years"], "", "register_scope('s:h', '7000 years')"),
     ("OB011", &["do not fit", "100 years"], "", "register_scope('s:h', NULL, '101 years')"),

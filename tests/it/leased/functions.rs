@@ -142,6 +142,37 @@ async fn a_late_owner_writes_nothing() {
     assert_eq!((effects(&env).await, dead_letters(&env).await.len()), (0, 0));
 }
 
+#[tokio::test]
+async fn an_owner_that_has_released_its_claim_cannot_end_it() {
+    let (env, one, _) = fresh().await;
+    let mut first = Owner::new(&one, FIRST);
+    assert_eq!(first.claim().await, "new");
+    assert_eq!(first.ask("oncebox.release_leased({held}, '1 h', 'broke')").await, json!(true));
+    let (message, code) = first.refused("oncebox.finish_leased({held})").await;
+    assert_eq!(code.code(), "OB014", "{message}");
+    let bury = format!("oncebox.bury_leased({{held}}, '{PAYLOAD}', 'broke', 's.t')");
+    assert_eq!(first.ask(&bury).await, json!(false));
+    assert!(dead_letters(&env).await.is_empty());
+}
+
+#[tokio::test]
+async fn an_operator_gives_a_message_up_that_no_owner_works_on() {
+    let (env, one, _) = fresh().await;
+    let mut first = Owner::new(&one, FIRST);
+    assert_eq!((first.claim().await.as_str(), first.begin().await.as_str()), ("new", "begun"));
+    assert_eq!(first.ask("oncebox.renew_lease({held}, '1 h')").await, json!(true));
+    let bury = format!(
+        "oncebox.bury_failing('{SCOPE}', '', 'k', '{PAYLOAD}', 's.t', '{{}}', 'S', 1, now(), 2, 'broke', 'mina', NULL)"
+    );
+    assert_eq!(first.ask(&bury).await, "in_flight");
+    assert_eq!((count(&env, "oncebox.inbox").await, dead_letters(&env).await.len()), (0, 0));
+    assert_eq!(first.ask("oncebox.release_leased({held}, '1 h', 'broke')").await, json!(true));
+    assert_eq!(first.ask(&bury).await, "dead");
+    assert_eq!((count(&env, "oncebox.inbox_claim").await, dead_letters(&env).await.len()), (0, 1));
+    let kept = "SELECT epoch FROM oncebox.inbox_effect";
+    assert_eq!(one.query_one(kept, &[]).await.unwrap().get::<_, i64>(0), 0, "no owner has begun it");
+}
+
 /// A driver without autocommit, whose user has forgotten a COMMIT.
 #[tokio::test]
 async fn what_is_not_committed_is_refused_by_the_next_call() {

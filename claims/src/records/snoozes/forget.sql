@@ -1,8 +1,0 @@
--- Forget that a key was snoozed: it is given up.
--- $1 scope; $2 tenant; $3 key.
--- Index: inbox_snooze_pkey, by its first columns.
--- Locking: the key's rows, until the transaction ends, which is about to commit.
-DELETE FROM {schema}.inbox_snooze
-WHERE scope = $1::text
-  AND tenant = $2::text
-  AND key = $3::text
