@@ -818,13 +818,15 @@ BEGIN
 END $$;
 
 CREATE FUNCTION oncebox.cancel_attempt(scope text, key text, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS void
-    LANGUAGE sql SECURITY DEFINER
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
+BEGIN
+  PERFORM "oncebox".check_stored_at($6);
   UPDATE "oncebox".inbox_attempt AS a
   SET begun = a.begun - 1
-  WHERE a.scope = $1 AND a.tenant = $3 AND a.key = $2 AND a.message = "oncebox".inbox_copy($4, $5, $6) AND a.begun > 0
-$_$;
+  WHERE a.scope = $1 AND a.tenant = $3 AND a.key = $2 AND a.message = "oncebox".inbox_copy($4, $5, $6) AND a.begun > 0;
+END $_$;
 
 COMMENT ON FUNCTION oncebox.cancel_attempt(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) IS 'Takes begin_attempt() back when the run made no attempt: another process works on the key, or PostgreSQL did not answer.';
 
@@ -835,6 +837,9 @@ CREATE FUNCTION oncebox.cancel_delayed(key text) RETURNS boolean
 DECLARE
   cancelled bigint;
 BEGIN
+  IF cancel_delayed.key IS NULL THEN
+    RAISE EXCEPTION 'key is null' USING ERRCODE = 'OB002', HINT = 'Name the delayed message to give up.';
+  END IF;
   -- Waits for a relay that is moving it, which takes milliseconds; a relay never waits here.
   DELETE FROM "oncebox".delayed AS d
   WHERE d.key = cancel_delayed.key
@@ -2064,7 +2069,7 @@ CREATE FUNCTION oncebox.edit_reason(new_key text, old_headers jsonb, old_payload
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
   SELECT format('%s; payload SHA-256 %s to %s; headers changed: %s', $1,
-    encode(sha256($3), 'hex'), encode(sha256($5), 'hex'),
+    "oncebox".payload_digest($2, $3), "oncebox".payload_digest($4, $5),
     coalesce((
       SELECT string_agg(n.name, ', ' ORDER BY n.name)
       FROM (SELECT jsonb_object_keys($2 || $4)) AS n (name)
@@ -4151,22 +4156,41 @@ BEGIN
 END $$;
 
 CREATE FUNCTION oncebox.pause_left(scope text, key text, tenant text DEFAULT ''::text, stream text DEFAULT NULL::text, stream_sequence bigint DEFAULT NULL::bigint, stored_at timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS double precision
-    LANGUAGE sql STABLE SECURITY DEFINER
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
-  SELECT least(coalesce(greatest(extract(epoch FROM max(p.due_at)) - extract(epoch FROM clock_timestamp()), 0), 0), 86400)::double precision
+DECLARE
+  copy text;
+  due_at timestamptz;
+BEGIN
+  PERFORM "oncebox".check_stored_at($6);
+  copy := "oncebox".inbox_copy($4, $5, $6);
+  SELECT max(p.due_at) INTO due_at
   FROM (
     SELECT a.due_at
     FROM "oncebox".inbox_attempt AS a
-    WHERE a.scope = $1 AND a.tenant = $3 AND a.key = $2 AND a.message = "oncebox".inbox_copy($4, $5, $6)
+    WHERE a.scope = $1 AND a.tenant = $3 AND a.key = $2 AND a.message = copy
     UNION ALL
     SELECT z.due_at
     FROM "oncebox".inbox_snooze AS z
-    WHERE z.scope = $1 AND z.tenant = $3 AND z.key = $2 AND z.message = "oncebox".inbox_copy($4, $5, $6)
-  ) AS p
-$_$;
+    WHERE z.scope = $1 AND z.tenant = $3 AND z.key = $2 AND z.message = copy
+  ) AS p;
+  RETURN least(coalesce(greatest(extract(epoch FROM due_at) - extract(epoch FROM clock_timestamp()), 0), 0), 86400);
+END $_$;
 
 COMMENT ON FUNCTION oncebox.pause_left(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) IS 'How many seconds of a message''s pause are left, a day at most: its last run failed, or was snoozed.';
+
+CREATE FUNCTION oncebox.payload_digest(headers jsonb, payload bytea) RETURNS text
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+  SELECT encode(coalesce((
+      SELECT decode(translate(substr(h.value, 9), '-_', '+/'), 'base64')
+      FROM jsonb_each_text($1) AS h (name, value)
+      WHERE $2 = '' AND lower(h.name) = 'oncebox-object-digest' AND h.value ~ '^SHA-256=[A-Za-z0-9_-]{43}=$'
+      LIMIT 1
+    ), sha256($2)), 'hex')
+$_$;
 
 CREATE FUNCTION oncebox.prune_inbox(first_block bigint, end_block bigint, only_count boolean, by text, note text, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
@@ -4461,7 +4485,7 @@ BEGIN
   RETURN FOUND;
 END $$;
 
-COMMENT ON FUNCTION oncebox.renew_lease(scope text, key text, owner uuid, epoch bigint, lease interval, tenant text) IS 'Starts the time of a lease again; false: it is lost, to another owner or by its end. Then call and write nothing more for this message. Call it every third of the lease.';
+COMMENT ON FUNCTION oncebox.renew_lease(scope text, key text, owner uuid, epoch bigint, lease interval, tenant text) IS 'Starts the time of a lease again; false: another owner has the key, or it has ended. Then call and write nothing more for this message. Call it every third of the lease.';
 
 CREATE FUNCTION oncebox.repair_ids(OUT stood_at bigint, OUT raised_to bigint, OUT set_aside bigint) RETURNS record
     LANGUAGE plpgsql SECURITY DEFINER
@@ -8306,6 +8330,8 @@ REVOKE ALL ON FUNCTION oncebox.pause_event() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.pause_left(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.pause_left(scope text, key text, tenant text, stream text, stream_sequence bigint, stored_at timestamp with time zone) TO oncebox_consumer;
+
+REVOKE ALL ON FUNCTION oncebox.payload_digest(headers jsonb, payload bytea) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION oncebox.prune_inbox(first_block bigint, end_block bigint, only_count boolean, by text, note text, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) FROM PUBLIC;
 GRANT ALL ON FUNCTION oncebox.prune_inbox(first_block bigint, end_block bigint, only_count boolean, by text, note text, OUT keys bigint, OUT dead_letters bigint, OUT claims bigint, OUT unknown_effects bigint) TO oncebox_operator;

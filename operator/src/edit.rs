@@ -5,6 +5,7 @@ mod diff;
 
 use std::{collections::BTreeMap, fmt};
 
+use base64::{Engine as _, prelude::BASE64_URL_SAFE};
 use oncebox_connect::{
     config::Config,
     error::{RelayError, StoreError},
@@ -203,12 +204,12 @@ impl Operator {
             true => diff::of_payloads(old, new),
             false => Vec::new(),
         };
-        let sha256 = |payload: &[u8]| hex(&Sha256::digest(payload));
+        let (before, after) = (measured(&content.old, old), measured(&content.headers, new));
         Ok(EditPreview {
             key: row.get("key"),
             headers: diff::of_headers(&content.old, &content.headers),
-            payload_bytes: [old.len(), new.len()],
-            payload_sha256: [sha256(old), sha256(new)],
+            payload_bytes: [before.0, after.0],
+            payload_sha256: [before.1, after.1],
             payload,
         })
     }
@@ -340,12 +341,28 @@ async fn edited(
     transaction.query_typed_one(sql, &typed(parameters)).await.map_err(|error| {
         match error.as_db_error().filter(|refused| refused.code().code().starts_with("OB")) {
             Some(refused) => {
-                let hint = refused.hint().map(|hint| format!(". {hint}")).unwrap_or_default();
+                let hint = refused
+                    .hint()
+                    .map(|hint| format!(". {}", hint.trim_end_matches('.')))
+                    .unwrap_or_default();
                 RelayError::Edit(format!("{}{hint}", refused.message()))
             }
             None => RelayError::store(StoreError::Statement("edit", error)),
         }
     })
+}
+
+/// Size and SHA-256 of a payload, also of one that stays in its bucket: see `payload_digest`.
+fn measured(headers: &BTreeMap<String, Value>, payload: &[u8]) -> (usize, String) {
+    let header = |name: &str| {
+        let found = headers.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
+        found.and_then(|(_, value)| value.as_str()).filter(|_| payload.is_empty())
+    };
+    let bytes = header("Oncebox-Object-Bytes").and_then(|bytes| bytes.parse().ok());
+    let digest = header("Oncebox-Object-Digest").and_then(|digest| digest.strip_prefix("SHA-256="));
+    let digest = digest.and_then(|digest| BASE64_URL_SAFE.decode(digest).ok());
+    let digest = digest.unwrap_or_else(|| Sha256::digest(payload).to_vec());
+    (bytes.unwrap_or(payload.len()), hex(&digest))
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -109,6 +109,9 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   cancelled bigint;
 BEGIN
+  IF cancel_delayed.key IS NULL THEN
+    RAISE EXCEPTION 'key is null' USING ERRCODE = 'OB002', HINT = 'Name the delayed message to give up.';
+  END IF;
   -- Waits for a relay that is moving it, which takes milliseconds; a relay never waits here.
   DELETE FROM {schema}.delayed AS d
   WHERE d.key = cancel_delayed.key

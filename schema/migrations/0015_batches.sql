@@ -234,18 +234,25 @@ CREATE FUNCTION {schema}.pause_left(
   scope text, key text, tenant text DEFAULT '', stream text DEFAULT NULL, stream_sequence bigint DEFAULT NULL,
   stored_at timestamptz DEFAULT NULL
 ) RETURNS double precision
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT least(coalesce(greatest(extract(epoch FROM max(p.due_at)) - extract(epoch FROM clock_timestamp()), 0), 0), 86400)::double precision
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  copy text;
+  due_at timestamptz;
+BEGIN
+  PERFORM {schema}.check_stored_at($6);
+  copy := {schema}.inbox_copy($4, $5, $6);
+  SELECT max(p.due_at) INTO due_at
   FROM (
     SELECT a.due_at
     FROM {schema}.inbox_attempt AS a
-    WHERE a.scope = $1 AND a.tenant = $3 AND a.key = $2 AND a.message = {schema}.inbox_copy($4, $5, $6)
+    WHERE a.scope = $1 AND a.tenant = $3 AND a.key = $2 AND a.message = copy
     UNION ALL
     SELECT z.due_at
     FROM {schema}.inbox_snooze AS z
-    WHERE z.scope = $1 AND z.tenant = $3 AND z.key = $2 AND z.message = {schema}.inbox_copy($4, $5, $6)
-  ) AS p
-$$;
+    WHERE z.scope = $1 AND z.tenant = $3 AND z.key = $2 AND z.message = copy
+  ) AS p;
+  RETURN least(coalesce(greatest(extract(epoch FROM due_at) - extract(epoch FROM clock_timestamp()), 0), 0), 86400);
+END $$;
 COMMENT ON FUNCTION {schema}.pause_left IS 'How many seconds of a message''s pause are left, a day at most: its last run failed, or was snoozed.';
 
 -- Records that a message which was delivered before is run again, as begin.sql of oncebox-claims.
@@ -309,9 +316,11 @@ COMMENT ON FUNCTION {schema}.begin_attempt IS 'Records, in a transaction of its 
 CREATE FUNCTION {schema}.cancel_attempt(
   scope text, key text, tenant text DEFAULT '', stream text DEFAULT NULL, stream_sequence bigint DEFAULT NULL, stored_at timestamptz DEFAULT NULL
 ) RETURNS void
-LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM {schema}.check_stored_at($6);
   UPDATE {schema}.inbox_attempt AS a
   SET begun = a.begun - 1
-  WHERE a.scope = $1 AND a.tenant = $3 AND a.key = $2 AND a.message = {schema}.inbox_copy($4, $5, $6) AND a.begun > 0
-$$;
+  WHERE a.scope = $1 AND a.tenant = $3 AND a.key = $2 AND a.message = {schema}.inbox_copy($4, $5, $6) AND a.begun > 0;
+END $$;
 COMMENT ON FUNCTION {schema}.cancel_attempt IS 'Takes begin_attempt() back when the run made no attempt: another process works on the key, or PostgreSQL did not answer.';

@@ -149,7 +149,7 @@ BEGIN
     AND c.state = 'running';
   RETURN FOUND;
 END $$;
-COMMENT ON FUNCTION {schema}.renew_lease IS 'Starts the time of a lease again; false: it is lost, to another owner or by its end. Then call and write nothing more for this message. Call it every third of the lease.';
+COMMENT ON FUNCTION {schema}.renew_lease IS 'Starts the time of a lease again; false: another owner has the key, or it has ended. Then call and write nothing more for this message. Call it every third of the lease.';
 
 -- Refuses a row that this transaction has written itself: its caller goes on, to a provider that
 -- nothing rolls back, as if it were committed.

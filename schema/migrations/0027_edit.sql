@@ -183,13 +183,24 @@ BEGIN
   PERFORM {schema}.check_payload(payload);
 END $$;
 
+-- The SHA-256 of a payload, also of one that stays in its bucket.
+CREATE FUNCTION {schema}.payload_digest(headers jsonb, payload bytea) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT encode(coalesce((
+      SELECT decode(translate(substr(h.value, 9), '-_', '+/'), 'base64')
+      FROM jsonb_each_text($1) AS h (name, value)
+      WHERE $2 = '' AND lower(h.name) = 'oncebox-object-digest' AND h.value ~ '^SHA-256=[A-Za-z0-9_-]{43}=$'
+      LIMIT 1
+    ), sha256($2)), 'hex')
+$$;
+
 -- The text of an edit in the audit.
 CREATE FUNCTION {schema}.edit_reason(
   new_key text, old_headers jsonb, old_payload bytea, headers jsonb, payload bytea
 ) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
   SELECT format('%s; payload SHA-256 %s to %s; headers changed: %s', $1,
-    encode(sha256($3), 'hex'), encode(sha256($5), 'hex'),
+    {schema}.payload_digest($2, $3), {schema}.payload_digest($4, $5),
     coalesce((
       SELECT string_agg(n.name, ', ' ORDER BY n.name)
       FROM (SELECT jsonb_object_keys($2 || $4)) AS n (name)

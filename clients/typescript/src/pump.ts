@@ -354,7 +354,8 @@ export class Pump<T> {
   #acknowledge(source: JsMsg, name: Verdict["name"]): void {
     if (name === "replayed") {
       this.#copies.areExpected = true;
-      if (source.info.deliveryCount > 2) {
+      // Under a lease a copy may have waited for long.
+      if (source.info.deliveryCount > 2 && !this.#batch.isLeased) {
         const which = `message ${source.seq} of stream ${source.info.stream} comes again, delivery ${source.info.deliveryCount}`;
         this.#batch.inbox.options.log.warn(`${which}: may this user publish to $JS.ACK.>?`);
       }

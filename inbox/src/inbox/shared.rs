@@ -9,6 +9,7 @@ use std::{
 };
 
 use oncebox_claims::{
+    database::Mode,
     failure::text,
     identity::{Identity, fingerprint, lock},
 };
@@ -98,10 +99,12 @@ impl Shared {
                 warn!(scope, key, subject = received.subject(), "dead letter: {MISMATCH}");
             }
             Verdict::InFlight => debug!(scope, key, "duplicate of a message that is in flight"),
-            // A crash costs a delivery or two. NATS tells the client of a right that is missing,
-            // and the client does not tell us.
+            // A crash costs a delivery or two; under a lease a copy may have waited for long. NATS
+            // tells the client of a right that is missing, and the client does not tell us.
             Verdict::Replayed(_)
-                if received.delivery_count() > 2 && !self.come_again.swap(true, Ordering::Relaxed) =>
+                if received.delivery_count() > 2
+                    && self.settings.mode == Mode::Transaction
+                    && !self.come_again.swap(true, Ordering::Relaxed) =>
             {
                 warn!(
                     scope,

@@ -59,6 +59,7 @@ SELECT
   f.snoozes AS times,
   f.snoozed_at AS since,
   f.due_at AS until,
+  false AS is_over,
   f.reason
 FROM snoozing AS h
 CROSS JOIN LATERAL (
@@ -83,7 +84,8 @@ WHERE f.due_at > clock_timestamp()
 UNION ALL
 SELECT
   'lease', f.key::text, f.scope::text, f.tenant::text, f.state, NULL, f.owner::text, f.attempts::bigint,
-  f.created_at, f.lease_until, f.reason
+  f.created_at, f.lease_until,
+  f.state = 'running' AND f.lease_until <= clock_timestamp(), f.reason
 FROM claiming AS h
 CROSS JOIN LATERAL (
   (
@@ -104,7 +106,7 @@ CROSS JOIN LATERAL (
 ) AS f
 UNION ALL
 SELECT
-  'effect', f.key::text, f.scope::text, f.tenant::text, f.state, f.step::text, NULL, 1::bigint, f.started_at, NULL, NULL
+  'effect', f.key::text, f.scope::text, f.tenant::text, f.state, f.step::text, NULL, 1::bigint, f.started_at, NULL, false, NULL
 FROM acting AS h
 CROSS JOIN LATERAL (
   (

@@ -128,6 +128,9 @@ pub struct TracedLease {
     /// No other process may claim the key before: the end of the lease, or of the pause after a
     /// failure.
     pub until: Option<Time>,
+    /// That time is over, and no process has claimed the key again: its owner is suspended, or has
+    /// died.
+    pub is_over: bool,
     /// When the key was first claimed.
     pub since: Time,
     /// How many attempts have begun.
@@ -237,7 +240,8 @@ fn add_open(found: &mut Vec<TracedKey>, row: &Row) {
                 inbox.status = status.to_owned();
             }
             let (owner, reason) = (row.get("owner"), row.get("reason"));
-            inbox.lease = Some(TracedLease { owner, until, since, attempts: times, reason });
+            let is_over = row.get("is_over");
+            inbox.lease = Some(TracedLease { owner, until, is_over, since, attempts: times, reason });
         }
         _ => {
             let inbox = of_row(found, row, "snoozed");

@@ -29,11 +29,14 @@ pub(super) struct Inboxes {
 
 /// A dead letter.
 pub(super) struct Letter {
+    pub(super) id: i64,
     pub(super) key: String,
     pub(super) scope: String,
     pub(super) tenant: String,
     pub(super) deliveries: i64,
     pub(super) reason: String,
+    /// Its inbox knows its key by another message.
+    pub(super) is_other: bool,
 }
 
 /// A session that runs a handler in a transaction.
@@ -46,7 +49,7 @@ pub(super) struct Running {
     pub(super) seconds: Option<f64>,
 }
 
-from_row!(Letter: key, scope, tenant, deliveries, reason);
+from_row!(Letter: id, key, scope, tenant, deliveries, reason, is_other);
 from_row!(Running: key, scope, pid, application_name, seconds);
 
 impl Look {

@@ -20,7 +20,7 @@ pub(super) fn judge(case: &Case<'_>, passed: &mut Vec<Passed>) -> Option<End> {
     let key = case.message.key.as_str();
     let database = &case.placed.database;
     for inbox in case.message.inboxes.iter().filter(|inbox| is_handled(inbox)) {
-        let what = format!("{}{}", ended(inbox), of(inbox));
+        let what = format!("{}{}{}", ended(inbox), of(inbox), others(key, inbox, case.inboxes));
         passed.push(Passed { station: "inbox", what, at: inbox.settled_at });
     }
     let mut open: Vec<&TracedInbox> =
@@ -52,13 +52,20 @@ pub(super) fn of_lone(traced: &TracedKey, database: &String, inboxes: &Inboxes) 
     match is_handled(inbox) {
         true => {
             let at = inbox.settled_at.map(|at| format!(" at {}", text(at))).unwrap_or_default();
-            let whose = match inbox.request.as_ref().map(|request| request.status) {
+            if inbox.request.as_ref().is_some_and(|request| request.status.is_none()) {
+                let what = format!(
+                    "{} has no response for the HTTP request with this key: its handler ended the transaction by itself{at}, \
+                     so a part of the request may be done; a repeated one is answered with 410",
+                    inbox.scope
+                );
+                return End::new("end", Outcome::Done, what);
+            }
+            let whose = match inbox.request.as_ref().and_then(|request| request.status) {
+                Some(status) => format!("it is the key of an HTTP request, answered with {status}"),
                 None if traced.key.contains(":oncebox-edit-") => "it is an edit of a dead letter".to_owned(),
                 None => "its message is from another database".to_owned(),
-                Some(None) => "it is the key of an HTTP request, whose response is not stored".to_owned(),
-                Some(Some(status)) => format!("it is the key of an HTTP request, answered with {status}"),
             };
-            let what = format!("{}{at}; {whose}", ended(inbox));
+            let what = format!("{}{at}; {whose}{}", ended(inbox), others(&traced.key, inbox, inboxes));
             End::new("end", Outcome::Done, what)
         }
         false => held(&traced.key, inbox, database, inboxes),
@@ -110,7 +117,7 @@ fn held(key: &str, inbox: &TracedInbox, database: &String, inboxes: &Inboxes) ->
         "dead" => dead(key, inbox, &who, inboxes),
         "snoozed" => snoozed(key, inbox, &who),
         "leased" => leased(inbox, &who),
-        "behind" => behind(inbox, &who),
+        "behind" => behind(inbox, &who, inboxes),
         "unknown" => {
             let next = inbox.lease.as_ref().and_then(|lease| lease.until);
             let next =
@@ -137,23 +144,53 @@ fn effects(all: &[TracedEffect]) -> String {
     if open.is_empty() { String::new() } else { format!("; open effects: {}", open.join(", ")) }
 }
 
+/// The letters of a key in an inbox, the newest first.
+fn letters<'a>(
+    key: &'a str,
+    inbox: &'a TracedInbox,
+    inboxes: &'a Inboxes,
+) -> impl Iterator<Item = &'a Letter> {
+    inboxes.letters.iter().filter(move |letter| {
+        letter.key == key && letter.scope == inbox.scope && letter.tenant == inbox.tenant
+    })
+}
+
+/// The letters of other messages that used the key too.
+fn others(key: &str, inbox: &TracedInbox, inboxes: &Inboxes) -> String {
+    let others: Vec<String> = letters(key, inbox, inboxes)
+        .filter(|letter| letter.is_other)
+        .map(|letter| letter.id.to_string())
+        .collect();
+    match &others[..] {
+        [] => String::new(),
+        [id] => format!(
+            "; dead letter {id} is of another message with this key, and dies at each retry: enqueue it under a key of its own, \
+             and discard the letter"
+        ),
+        ids => format!(
+            "; dead letters {} are of other messages with this key, and die at each retry: enqueue them under keys of their own, \
+             and discard the letters",
+            ids.join(", ")
+        ),
+    }
+}
+
 fn dead(key: &str, inbox: &TracedInbox, who: &str, inboxes: &Inboxes) -> End {
-    let is_it =
-        |letter: &&Letter| letter.key == key && letter.scope == inbox.scope && letter.tenant == inbox.tenant;
-    let letter = inboxes.letters.iter().find(is_it);
+    let letter = letters(key, inbox, inboxes).find(|letter| !letter.is_other);
+    let others = others(key, inbox, inboxes);
     let at = inbox.settled_at.map(|at| format!(" at {}", text(at))).unwrap_or_default();
     match letter {
         Some(letter) if is_refused(&letter.scope, &letter.reason) => refused(key, letter, who),
         Some(letter) => {
             let count = counted(letter.deliveries, "delivery").replace("deliverys", "deliveries");
-            let what = format!("{who} gave it up{at}, after {count}: {}", letter.reason);
+            let what = format!("{who} gave it up{at}, after {count}: {}{others}", letter.reason);
             let words = "mend the cause, then have it handled again";
-            let selects = [("key", key), ("scope", inbox.scope.as_str())];
-            End::held("inbox", what, Remedy::action(words, Verb::RetryLetters, &selects))
+            let id = letter.id.to_string();
+            End::held("inbox", what, Remedy::action(words, Verb::RetryLetters, &[("id", &id)]))
         }
         None => {
             let what = format!(
-                "{who} gave it up{at}, and its dead letter was discarded, or cannot be read by this role"
+                "{who} gave it up{at}, and its dead letter was discarded, or cannot be read by this role{others}"
             );
             let remedy = Remedy::words(
                 "if it was discarded within the last day, `oncebox undo` brings it back, with the id in the audit; else have \
@@ -197,11 +234,20 @@ fn snoozed(key: &str, inbox: &TracedInbox, who: &str) -> End {
 }
 
 fn leased(inbox: &TracedInbox, who: &str) -> End {
-    let Some(TracedLease { owner, until, since, attempts, .. }) = &inbox.lease else {
+    let Some(TracedLease { owner, until, since, attempts, is_over, .. }) = &inbox.lease else {
         return End::new("inbox", Outcome::OnItsWay, format!("{who} has claimed it"));
     };
     let until = until.map(text).unwrap_or_default();
     let owner = owner.as_deref().unwrap_or("?");
+    if *is_over {
+        let what = format!(
+            "{who} worked on it since {}, in attempt {attempts}: the lease of process {owner} is over since {until}, and no \
+             process has claimed it again: that one is suspended, or has died",
+            text(*since)
+        );
+        let words = "none is needed while a process of this inbox runs, which claims it when the message is delivered again";
+        return End::held("inbox", what, Remedy::words(words));
+    }
     let what = format!(
         "{who} works on it since {}, in attempt {attempts}: process {owner} has the lease until {until}; if it dies, another \
          takes over then",
@@ -210,7 +256,7 @@ fn leased(inbox: &TracedInbox, who: &str) -> End {
     End::new("inbox", Outcome::OnItsWay, what)
 }
 
-fn behind(inbox: &TracedInbox, who: &str) -> End {
+fn behind(inbox: &TracedInbox, who: &str, inboxes: &Inboxes) -> End {
     let Some(line) = &inbox.line else {
         return End::new(
             "inbox",
@@ -239,8 +285,15 @@ fn behind(inbox: &TracedInbox, who: &str) -> End {
     let what = format!(
         "{who} keeps it behind dead letter {letter}{head} of ordering key {name} since {since}{ahead}: {reason}"
     );
-
-    let words = "mend the cause, then have that letter handled again, or discard it: those behind it follow in their order";
+    let follow = "those behind it follow in their order";
+    if inboxes.letters.iter().any(|one| one.id == letter && one.is_other) {
+        let words = format!(
+            "its inbox knows the key of that letter by another message, so it dies at each retry: enqueue it under a key of its \
+             own, then `oncebox inbox dead discard --id {letter}`: {follow}"
+        );
+        return End::held("inbox", what, Remedy::words(words));
+    }
+    let words = format!("mend the cause, then have that letter handled again, or discard it: {follow}");
     End::held("inbox", what, Remedy::action(words, Verb::RetryLetters, &[("id", &letter.to_string())]))
 }
 

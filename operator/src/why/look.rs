@@ -120,6 +120,12 @@ fn keys_of<O>(opened: &[(O, PlacedTrace)]) -> Vec<(String, String)> {
             keys.extend(tenants.chain([String::new()]).map(|tenant| (message.key.clone(), tenant)));
         }
         keys.extend(trace.inboxes.iter().map(|traced| (traced.key.clone(), traced.inbox.tenant.clone())));
+        // The letters that others wait for.
+        let inboxes = trace.messages.iter().flat_map(|message| &message.inboxes);
+        let lines = inboxes.chain(trace.inboxes.iter().map(|traced| &traced.inbox));
+        keys.extend(
+            lines.filter_map(|inbox| Some((inbox.line.as_ref()?.letter_key.clone()?, String::new()))),
+        );
     }
     keys.into_iter().take(KEYS_MAX).collect()
 }

@@ -95,6 +95,8 @@ async fn pay_once(shop: &Shop, cashier: &Path) {
     assert_eq!(lines(&client, left).await, [""; 0]);
     // One may have begun a moment ago, and hear no signal yet.
     for cashier in &mut cashiers {
+        let is_blamed = cashier.log().contains("may this user publish to $JS.ACK.>?");
+        assert!(!is_blamed, "a copy that waits for the end of a lease comes again, and nothing is wrong");
         cashier.kill().await.unwrap();
     }
     gateway.stop().await.unwrap();

@@ -239,6 +239,43 @@ async fn what_an_edit_would_break_is_refused() {
     assert_eq!(text(&client, "SELECT count(*)::text FROM oncebox.audit").await, "0");
 }
 
+/// Its body is empty, and says nothing.
+#[tokio::test]
+async fn the_digest_of_a_payload_in_a_bucket_is_shown_and_stays_in_the_audit() {
+    let env = TestEnv::new().await;
+    let client = env.pg().await;
+    let digest = async |payload: &str| {
+        text(&client, &format!("SELECT encode(sha256(convert_to('{payload}', 'UTF8')), 'hex')")).await
+    };
+    let header = "SELECT 'SHA-256=' || translate(encode(sha256('large'), 'base64'), '+/', '-_')";
+    let headers = serde_json::json!({
+        "Idempotency-Key": "k", "Oncebox-Object": "b/n", "Oncebox-Object-Bytes": "5",
+        "oncebox-object-digest": text(&client, header).await,
+    });
+    letter(&client, Some("k"), &headers.to_string()).await;
+    let [old, new] = [digest("large").await, digest("smaller").await];
+    let (_kept, payload) = file(b"smaller");
+    let dry = ["inbox", "dead", "edit", "1", "--dry-run"];
+    let shown = run_ok(env.database_url(), &[&dry[..], &["--payload", &payload]].concat()).await;
+    let change = format!("payload: 5 bytes, SHA-256 {old}\n     to: 7 bytes, SHA-256 {new}\n");
+    assert!(shown.contains(&change), "{shown}");
+    let shown = run_ok(env.database_url(), &[&dry[..], &["--header", "a=1"]].concat()).await;
+    assert!(shown.contains("payload: as it is"), "{shown}");
+
+    for (payload, digests) in [("d.payload", [&old, &old]), ("'smaller'", [&old, &new])] {
+        let edit = format!(
+            "SELECT (oncebox.edit_letter(d.id, d.headers || '{{\"a\": \"1\"}}', {payload},
+                     oncebox.content_digest(d.headers, d.payload), 'mina', 'n')).key
+             FROM oncebox.dead_letter AS d"
+        );
+        text(&client, &edit).await;
+        let reason = text(&client, "SELECT reason FROM oncebox.audit ORDER BY id DESC LIMIT 1").await;
+        let [from, to] = digests;
+        assert!(reason.contains(&format!("payload SHA-256 {from} to {to}; headers changed: a")), "{reason}");
+        letter(&client, Some("k"), &headers.to_string()).await;
+    }
+}
+
 /// The columns of an edited letter that is published, or run by its consumer.
 #[tokio::test]
 async fn an_edited_letter_keeps_its_payload_in_its_bucket_and_its_line() {

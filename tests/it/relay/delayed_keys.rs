@@ -37,6 +37,8 @@ async fn a_key_is_unique_over_the_log_and_what_is_delayed() {
     ] {
         assert_eq!(conflict(state(other).await.unwrap_err()).as_deref(), Some("OB001"), "{other}");
     }
+    let nobody = client.query_one("SELECT oncebox.cancel_delayed(NULL)", &[]).await.unwrap_err();
+    assert_eq!(conflict(nobody).as_deref(), Some("OB002"), "a reminder that nobody named is not called off");
     assert_eq!((log(&client).await.len(), waiting(&client).await), (0, (1, 1)));
     // And the other way round: a message in the log is not delayed as well.
     state("SELECT oncebox.enqueue('e', 's', 'p')").await.unwrap();

@@ -32,11 +32,15 @@ async fn a_function_answers_for_a_time_without_an_end_or_names_the_fault() {
     let at = "stream => 'S', stream_sequence => 1, stored_at => @";
     let pause = "pause_delivery('subject', 'a', NULL, '{a}', NULL, 'mina', NULL,";
     let failing = "bury_failing('there', '', 'k', 'p', 's', '{}', 'S', 1, @, 1, 'no', 'mina', NULL)";
-    let calls: [(&[&str], String, &str); 21] = [
+    let calls: [(&[&str], String, &str); 25] = [
         (&TIMES, "enqueue_at('k', 's', 'p', @)".to_owned(), ""),
         (&TIMES, "enqueue_json_at('k', 's', '{}', @)".to_owned(), ""),
         (&TIMES, format!("attempt_failed('s', 'k', {at})"), "OB011"),
         (&TIMES, format!("bury('s', 'k', 'p', 'no', 's', {at})"), "OB011"),
+        (&TIMES, format!("begin_attempt('s', 'k', {at})"), "OB011"),
+        (&TIMES, format!("pause_left('s', 'k', {at})"), "OB011"),
+        (&TIMES, format!("cancel_attempt('s', 'k', {at})"), "OB011"),
+        (&TIMES, format!("snooze('s', 'k', '1 s', 'later', {at})"), "OB011"),
         (&TIMES, failing.to_owned(), "OB011"),
         (&TIMES, format!("{pause} @, NULL)"), ""),
         (&TIMES, "count_lost('0', 'S', @)".to_owned(), "ok"),

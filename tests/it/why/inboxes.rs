@@ -132,13 +132,52 @@ async fn a_dead_letter_is_handled_by_the_remedy() {
         answer["what"].as_str().is_some_and(|what| what.contains("gave it up")).then_some(answer)
     };
     let answer = eventually("it is a dead letter", LIMIT, is_dead).await;
-    let retry = format!("oncebox inbox dead retry --key 'order-1' --scope '{SCOPE}'");
-    assert_held(&answer, "inbox", &["gave it up at 20", "the ledger is closed"], &["mend the cause", &retry]);
+    let retry = "oncebox inbox dead retry --id '1'";
+    assert_held(&answer, "inbox", &["gave it up at 20", "the ledger is closed"], &["mend the cause", retry]);
     mended.store(true, SeqCst);
     scene.mend(&answer).await;
     done(&scene).await;
     running.stop().await;
     run_ok(scene.env.database_url(), &["trace", "order-1"]).await;
+}
+
+/// A dead letter of another payload dies at each retry, so it is no remedy, and has its own reason.
+#[tokio::test]
+async fn another_message_with_the_key_is_told_apart_from_the_one_that_died() {
+    let scene = Scene::new().await;
+    let other = |place: u32| format!("'used before', 's', '{{}}', '', NULL, 'S', {place}, now()");
+    let bury = async |key: &str, payload: &str, rest: &str| {
+        let sql = format!("SELECT oncebox.bury('mail:send', '{key}', '{payload}', {rest})");
+        scene.pg.batch_execute(&sql).await.unwrap();
+    };
+    scene.pg.batch_execute("SELECT oncebox.register_scope('mail:send')").await.unwrap();
+    bury("order-1", "first", "'no account', 's'").await;
+    bury("order-1", "other", &other(1)).await;
+    let dies = "dead letter 2 is of another message with this key, and dies at each retry";
+    let what = ["gave it up at 20", "1 delivery: no account; ", dies];
+    scene.assert_held("order-1", "inbox", &what, &["oncebox inbox dead retry --id '1'"]).await;
+    run_ok(scene.env.database_url(), &["inbox", "dead", "discard", "--id", "1"]).await;
+    let answer = scene.answer("order-1").await;
+    let is_told = answer["what"].as_str().unwrap().contains(&format!("by this role; {dies}"));
+    assert!(answer["outcome"] == "given-up" && is_told, "{answer}");
+
+    let handled = "BEGIN DEFERRABLE; SELECT oncebox.claim('mail:send', 'order-2', 'first'); COMMIT";
+    scene.pg.batch_execute(handled).await.unwrap();
+    bury("order-2", "other", &other(2)).await;
+    bury("order-2", "third", &other(3)).await;
+    let answer = scene.answer("order-2").await;
+    let others = "another database; dead letters 4, 3 are of other messages with this key, and die";
+    assert!(answer["outcome"] == "done" && answer["what"].as_str().unwrap().contains(others), "{answer}");
+
+    // It may stop a line, too.
+    scene.pg.batch_execute("SELECT oncebox.follow_lines('mail:send', 10)").await.unwrap();
+    bury("order-2", "fourth", &other(4).replace("{}", r#"{"Oncebox-Ordering-Key": "k"}"#)).await;
+    let wait = r#"SELECT oncebox.wait_in_line('mail:send', 'order-3', 'next', 's', '{"Oncebox-Ordering-Key": "k"}', '', 'S', 5, now())"#;
+    scene.pg.batch_execute(wait).await.unwrap();
+    let remedy = ["by another message, so it dies at each retry", "`oncebox inbox dead discard --id 5`"];
+    let answer =
+        scene.assert_held("order-3", "inbox", &["behind dead letter 5 (key order-2)"], &remedy).await;
+    assert_eq!(answer["remedy"]["command"], Value::Null, "{answer}");
 }
 
 /// The statement reads a few pages, however many letters there are.
@@ -208,6 +247,22 @@ async fn leases_and_effects_are_shown_with_owner_step_and_age() {
     scene.assert_held("order-1", "inbox", &["failed it in attempt 2: no funds"], &["by itself"]).await;
 }
 
+/// Its owner is suspended, or dead; no process has come for the message since.
+#[tokio::test]
+async fn a_lease_that_is_over_is_not_called_work() {
+    let scene = Scene::new().await;
+    let sql = "SELECT oncebox.register_scope('pay:charge', mode => 'lease');
+        SELECT oncebox.claim_leased('pay:charge', 'order-1', 'p', '11111111-2222-3333-4444-555555555555', '1 h');
+        UPDATE oncebox.inbox_claim SET lease_until = now() - interval '1 s'";
+    scene.pg.batch_execute(sql).await.unwrap();
+    let what = ["worked on it since 20", "attempt 1", "process 11111111-2222", "is over since 20"];
+    scene.assert_held("order-1", "inbox", &what, &["when the message is delivered again"]).await;
+    let trace = run_ok(scene.env.database_url(), &["trace", "order-1"]).await;
+    assert!(trace.contains("Z, which is over, attempt 1"), "{trace}");
+    let trace = run_ok(scene.env.database_url(), &["trace", "order-1", "--json"]).await;
+    assert!(trace.contains(r#""is_over":true"#), "{trace}");
+}
+
 #[tokio::test]
 async fn an_attempt_that_is_overdue_waits_for_its_consumer() {
     let scene = Scene::new().await;
@@ -275,4 +330,18 @@ async fn the_key_of_a_request_is_called_so_and_tells_its_response() {
     let told = run_ok(scene.env.database_url(), &["trace", "order-7"]).await;
     assert!(told.contains("KEY WITHOUT A MESSAGE HERE"), "{told}");
     assert!(told.contains("completed in shop:orders, an HTTP request, answered with 201"), "{told}");
+
+    // Its handler has sent COMMIT by itself.
+    let part =
+        "BEGIN DEFERRABLE; SELECT oncebox.claim_request('shop:orders', '', 'order-8', sha256('1')); COMMIT";
+    scene.pg.batch_execute(part).await.unwrap();
+    let answer = scene.answer("order-8").await;
+    let what = answer["what"].as_str().unwrap();
+    assert!(what.starts_with("shop:orders has no response for the HTTP request with this key: "), "{what}");
+    assert!(
+        what.ends_with("so a part of the request may be done; a repeated one is answered with 410"),
+        "{what}"
+    );
+    let told = run_ok(scene.env.database_url(), &["trace", "order-8"]).await;
+    assert!(told.contains("an HTTP request without a response: a part of it may be done"), "{told}");
 }

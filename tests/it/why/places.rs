@@ -63,7 +63,7 @@ async fn an_inbox_in_another_database_is_asked_and_the_remedy_names_it() {
     );
     let (_, told) = why(url, nats, &["order-1", "--also", other.database_url()]).await;
     let answer = &told["answers"][0];
-    let retry = "oncebox inbox dead retry --key 'order-1' --scope 'mail:send'";
+    let retry = "oncebox inbox dead retry --id '1'";
     assert_held(answer, "inbox", &["mail:send in ", "gave it up", "no account"], &[retry]);
     assert!(answer["remedy"]["database"].as_str().unwrap().contains(other.name()), "{answer}");
 

@@ -136,8 +136,10 @@ fn stand(inbox: &TracedInbox) -> String {
     });
     let mut text = format!("{status} in {}{tenant}{database}{}", inbox.scope, failure.unwrap_or_default());
     if let Some(request) = &inbox.request {
-        let status = request.status.map(|status| format!(", answered with {status}")).unwrap_or_default();
-        text += &format!(", an HTTP request{status}");
+        text += &match request.status {
+            Some(status) => format!(", an HTTP request, answered with {status}"),
+            None => ", an HTTP request without a response: a part of it may be done".to_owned(),
+        };
     }
     if let Some(line) = &inbox.line {
         text += &format!(", {}", line.what());
@@ -149,7 +151,8 @@ fn stand(inbox: &TracedInbox) -> String {
     if let Some(lease) = &inbox.lease {
         let until = lease.until.map(time).unwrap_or_default();
         let owner = lease.owner.as_deref().unwrap_or("?");
-        text += &format!(" by {owner} until {until}, attempt {}", lease.attempts);
+        let over = if lease.is_over { ", which is over" } else { "" };
+        text += &format!(" by {owner} until {until}{over}, attempt {}", lease.attempts);
         text += &lease.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
     }
     for effect in &inbox.effects {
