@@ -19,8 +19,8 @@ use crate::{
     relay::support::through_proxy,
 };
 
-/// How long a copy waits for the first request; and how long a handler may take: on a busy machine a
-/// runtime that starts needs seconds.
+/// How long a copy waits for the first request; and how long a handler may take: on a busy machine
+/// a runtime that starts needs seconds.
 const WAIT: Duration = Duration::from_secs(2);
 const HANDLER: Duration = Duration::from_secs(8);
 const BODY_MAX: usize = 1_000;
