@@ -107,9 +107,6 @@ ci: ## Everything that must pass before a change lands; says how long each part 
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=recurse \
 		ci-dist-works ci-model ci-faults ci-demo ci-chaos ci-bench-works
 
-# What is tried is how each artefact is made and used; the release's own workflow optimises what it ships.
-ci-dist-works: export CARGO_PROFILE_SHIPPING_LTO := off
-ci-dist-works: export CARGO_PROFILE_SHIPPING_CODEGEN_UNITS := 16
 ci-%:
 	@began=$$(date +%s); $(MAKE) --no-print-directory $* && echo "ci: $* took $$(($$(date +%s) - began)) s"
 
