@@ -4,6 +4,6 @@
 SELECT count(*) FILTER (WHERE state = 'running') AS running,
        count(*) FILTER (WHERE state = 'failed') AS failed,
        count(*) FILTER (WHERE state = 'unknown') AS unknown,
-       coalesce((1000 * least(greatest(extract(epoch FROM clock_timestamp()) - extract(epoch FROM min(created_at)), -1e12), 1e12))::bigint, 0) AS oldest_milliseconds
+       (1000 * least(greatest(coalesce(extract(epoch FROM clock_timestamp()) - extract(epoch FROM min(created_at)), 0), -1e12), 1e12))::bigint AS oldest_milliseconds
 FROM {schema}.inbox_claim
 WHERE scope = $1::text
